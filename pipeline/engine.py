@@ -124,8 +124,8 @@ class Usage(Struct, frozen=True, kw_only=True):
     """Tokens of one call. The prompt counts once, however many candidates share it."""
 
     input_tokens: int
-    cached_input_tokens: int = 0
-    """Prompt tokens whose keys and values were already in the engine's prefix cache."""
+    cached_input_tokens: int | None = None
+    """Prompt tokens whose keys and values were already in the engine's prefix cache; None where it does not say, or did not look."""
     output_tokens: int = 0
     """Sampled tokens over all candidates, end-of-sequence tokens included."""
 
@@ -154,8 +154,6 @@ class Completion(Struct, frozen=True, kw_only=True):
     """Log probability of each of `scored_ids`, in that order."""
     usage: Usage
     timing: Timing = Timing()
-    cache_stated: bool = True
-    """Whether the engine looked into its prefix cache for this request, and says in `usage` what it found."""
     model: str | None = None
     """The model that answered, by the name that a server gives it; None where none is stated."""
 
@@ -200,8 +198,8 @@ class AnsweredCall(Struct, frozen=True, kw_only=True):
     completion: Completion
 
 
-TOTALS = ("requests", "input_tokens", "cached_input_tokens", "output_tokens", "busy_s", "restarts")
-"""The fields of `EngineStatistics` that only grow."""
+TOTALS = ("requests", "input_tokens", "output_tokens", "busy_s", "restarts")
+"""The fields of `EngineStatistics` that only grow, and are never null."""
 
 
 class EngineStatistics(Struct, frozen=True, kw_only=True):
@@ -211,11 +209,12 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
     """Requests being computed."""
     waiting: int
     """Requests in the engine's own queue."""
-    kv_cache_usage: float
-    """Share of the cache in use, 0 to 1."""
+    kv_cache_usage: float | None
+    """Share of the cache in use, 0 to 1; null where the engine does not say."""
     requests: int
     input_tokens: int
-    cached_input_tokens: int
+    cached_input_tokens: int | None
+    """Of the requests for which the engine said so; null where that were none of those that it answered."""
     output_tokens: int
     busy_s: float
     """Seconds in which the engine computed."""
@@ -232,9 +231,12 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
         sums = {name: sum(getattr(each, name) for each in found) for name in ("running", "waiting", *TOTALS)}
         written = [each.written_tokens for each in found if each.written_tokens is not None]
         speculation = [each.speculation for each in found if each.speculation is not None]
+        usage = [each.kv_cache_usage for each in found if each.kv_cache_usage is not None]
+        cached = [each.cached_input_tokens for each in found if each.cached_input_tokens is not None]
         return cls(
             **sums,
-            kv_cache_usage=sum(each.kv_cache_usage for each in found) / len(found),
+            kv_cache_usage=sum(usage) / len(usage) if usage else None,
+            cached_input_tokens=sum(cached) if cached else None,
             written_tokens=sum(written) if len(written) == len(found) else None,
             speculation=reduce(Speculation.plus, speculation) if len(speculation) == len(found) else None,
         )
@@ -242,6 +244,8 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
     def since(self, before: "EngineStatistics") -> "EngineStatistics":
         """These statistics with only what was counted after `before`, which are earlier ones of the same engine."""
         now = structs.replace(self, **{name: getattr(self, name) - getattr(before, name) for name in TOTALS})
+        if self.cached_input_tokens is not None:
+            now = structs.replace(now, cached_input_tokens=self.cached_input_tokens - (before.cached_input_tokens or 0))
         if self.written_tokens is not None:
             now = structs.replace(now, written_tokens=self.written_tokens - (before.written_tokens or 0))
         if self.speculation is None or before.speculation is None:

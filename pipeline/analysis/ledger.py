@@ -73,7 +73,7 @@ class EngineLedger(Struct, frozen=True, kw_only=True):
     input: dict[str, int]
     """Prompt tokens that were `computed` for the first time, computed again after they had been evicted from the cache (`recomputed`, at
     least: see the column of the calls table), found in the prefix cache (`cached`), or are missing in the trace (`unrecorded`); the sum
-    is `counted_input`, where that is known. Where the engine does not say what was cached, all is `computed`."""
+    is `counted_input`, where that is known. `unstated`: of calls for which the engine does not say what was cached."""
     speculated: dict[str, int]
     """Tokens that the engine's own token-level speculation proposed, `accepted` and `rejected`, by its own count. Accepted ones are in
     `output` too. Empty where the engine does not speculate."""
@@ -127,7 +127,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
         return self._input_share("cached")
 
     def _input_share(self, outcome: str) -> float | None:
-        total = sum(sum(each.input.values()) for each in self.engines.values())
+        total = sum(sum(each.input.values()) - each.input["unstated"] for each in self.engines.values())
         return sum(each.input[outcome] for each in self.engines.values()) / total if total else None
 
     def _share(self, outcomes: tuple[str, ...]) -> float | None:
@@ -160,6 +160,8 @@ class CallSums(NamedTuple):
     """Prompt tokens that were in the prefix cache."""
     recomputed: int
     """Prompt tokens that were computed again."""
+    unstated: int
+    """Prompt tokens of calls for which the engine does not say what was cached."""
 
 
 class CallTokens:
@@ -194,8 +196,10 @@ class CallTokens:
         names: list[Sequence[Any]] = [range(4), self._outline.engines, calls.stages, list(self._purposes), range(3)]
         shape = tuple(map(len, names))
         keys = np.ravel_multi_index((status, calls.engine, calls.stage, purpose, place), shape)
-        numbers = [whole(table, f"{name}_tokens").to_numpy() for name in ("output", "eos", "input", "cached_input")]
-        numbers.append(pc.fill_null(whole(table, "recomputed_input_tokens"), 0).to_numpy())
+        numbers = [whole(table, f"{name}_tokens").to_numpy() for name in ("output", "eos", "input")]
+        cached = whole(table, "cached_input_tokens")
+        numbers += [pc.fill_null(each, 0).to_numpy() for each in (cached, whole(table, "recomputed_input_tokens"))]
+        numbers.append(numbers[2] * cached.is_null().to_numpy(zero_copy_only=False))
         found, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
         sums = [np.bincount(inverse, column, len(found)).astype(np.int64).tolist() for column in numbers]
         for codes, count, *each in zip(np.transpose(np.unravel_index(found, shape)), counts.tolist(), *sums, strict=True):
@@ -206,7 +210,7 @@ class CallTokens:
             self.failed[key.engine] += count
             self.retried[key.engine] += sums.sampled
         else:
-            self.sums[key] = CallSums(*map(sum, zip(self.sums.get(key, (0, 0, 0, 0, 0)), sums, strict=True)))
+            self.sums[key] = CallSums(*map(sum, zip(self.sums.get(key, (0,) * len(sums)), sums, strict=True)))
 
 
 class StepTokens:
@@ -385,8 +389,8 @@ class LedgerAccumulator:
 
     def _engine(self, role: str, output: Counter[str]) -> EngineLedger:
         sums = [sums for key, sums in self._calls.sums.items() if key.engine == role]
-        cached, recomputed = sum(each.cached for each in sums), sum(each.recomputed for each in sums)
-        read = {"computed": sum(each.read for each in sums) - cached - recomputed, "recomputed": recomputed, "cached": cached}
+        read = {name: sum(getattr(each, name) for each in sums) for name in ("recomputed", "cached", "unstated")}
+        read = {"computed": sum(each.read for each in sums) - sum(read.values()), **read}
         counted = self._outline.run.statistics(role)
         counted_output = None if counted is None else sum(each.output_tokens for each in counted)
         counted_input = None if counted is None else sum(each.input_tokens for each in counted)

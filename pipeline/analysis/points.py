@@ -88,7 +88,7 @@ class Point(Coordinates, frozen=True, kw_only=True):
     """Share of the time in which two or more engines were busy, 0 to 1."""
     busy_share: dict[str, float]
     """Share of the time in which the engine had at least one request, by role, 0 to 1."""
-    cached_share: dict[str, float]
+    cached_share: dict[str, float | None]
     """Share of the prompt tokens that were in the prefix cache, by role, 0 to 1."""
     limit_s: dict[str, float]
     """Lower bound of the wall time by device: seconds that it has to compute at least for the run's calls, those of all its engines, in
@@ -150,7 +150,7 @@ def point_of_run(
         wasted_draft_tokens=summary.wasted_draft_tokens,
         overlap_share=summary.overlap_share,
         busy_share={role: engine.busy_share for role, engine in summary.engines.items()},
-        cached_share={role: engine.cached_input_tokens / max(engine.input_tokens, 1) for role, engine in summary.engines.items()},
+        cached_share={role: engine.cached_share for role, engine in summary.engines.items()},
         limit_s=limit_s,
         facts=engine_facts(RunFile.read(folder)),
         cache_kept=cache_kept,

@@ -32,7 +32,7 @@ from pipeline.trace.read import read_batches
 from pipeline.trace.run_file import RunFile
 
 TABLES = ("calls", "steps", "chains")
-RECOMPUTED = "recomputed_input_tokens"
+RECOMPUTED, MODEL = "recomputed_input_tokens", "response_model"
 
 
 class EngineSummary(Struct, frozen=True, kw_only=True):
@@ -41,8 +41,10 @@ class EngineSummary(Struct, frozen=True, kw_only=True):
     calls: int
     input_tokens: int
     """Prompt tokens, cached ones included."""
-    cached_input_tokens: int
-    """Prompt tokens that were in the prefix cache."""
+    cached_input_tokens: int | None
+    """Prompt tokens that were in the prefix cache, of the calls for which the engine says so; null where it does for none."""
+    cached_share: float | None
+    """`cached_input_tokens` over the prompt tokens of those calls, 0 to 1."""
     output_tokens: int
     output_tokens_per_s: float | None
     """`output_tokens` over the wall time."""
@@ -54,14 +56,16 @@ class EngineSummary(Struct, frozen=True, kw_only=True):
     """Requests in flight, averaged over the span of the calls; of several replicas those of all."""
     retried_calls: int
     """Attempts at a call after the first one."""
-    restarts: int
-    """Times that the engine was started again after it died, by its own count."""
+    restarts: int | None
+    """Times that the engine was started again after it died, by its own count; null where a session left no count."""
     speculated_tokens: int | None
     """Tokens that token-level speculation inside the engine proposed, by its own count; null where it does not speculate."""
     accepted_speculated_tokens: int | None
     """Those of `speculated_tokens` that were accepted."""
     speculations: int | None
     """Times that it proposed tokens for a sequence; each time the sequence grows by the accepted ones and one more."""
+    answered_by: dict[str, int] = {}
+    """Answered calls by the model that the server says has answered them; empty where it does not say."""
     recomputed_input_tokens: int | None = None
     """Prompt tokens that were computed again after they had been evicted from the cache, at least; null where no call says."""
 
@@ -207,7 +211,7 @@ def summarize(run: Path) -> Summary:
         overlap_share=times.overlap_share,
         tail_time_s=alone_s if replicas is None else replicas.tail_s,
         replicas=replicas,
-        engines={name: _engine(totals, times, name, wall_s, file.engine_statistics.get(name)) for name, totals in calls.by_engine.items()},
+        engines={name: _engine(calls, times, name, wall_s, file.engine_statistics.get(name)) for name in calls.by_engine},
         stages={name: _stage(calls.by_stage[name], times, name) for name in _in_order(calls.by_stage, file)},
         error_examples=_error_examples(run),
     )
@@ -243,16 +247,29 @@ class _Calls:
     def __init__(self, run: Path) -> None:
         self.by_engine: dict[str, Counter[str]] = {}
         self.by_stage: dict[str, Counter[str]] = {}
-        for batch in read_batches(run, "calls", ["engine", "stage", "error_type", "attempt", *self.SUMS], [RECOMPUTED]):
+        self.models: dict[str, Counter[str]] = {}
+        """Calls by the model that answered, by engine."""
+        for batch in read_batches(run, "calls", ["engine", "stage", "error_type", "attempt", *self.SUMS], [RECOMPUTED, MODEL]):
+            self._add_models(batch)
             columns = {name: pc.fill_null(batch.column(name), 0).to_numpy(zero_copy_only=False) for name in self.SUMS}
             columns["retried_calls"] = batch.column("attempt").to_numpy() > 0
             columns["failed_calls"] = batch.column("error_type").is_valid().to_numpy(zero_copy_only=False)
             columns["calls"] = np.ones(batch.num_rows, int)
+            columns["said_calls"] = batch.column("cached_input_tokens").is_valid().to_numpy(zero_copy_only=False)
+            columns["said_tokens"] = columns["input_tokens"] * columns["said_calls"]
             if RECOMPUTED in batch.schema.names:
                 columns[RECOMPUTED] = pc.fill_null(batch.column(RECOMPUTED), 0).to_numpy()
                 columns["stated_calls"] = batch.column(RECOMPUTED).is_valid().to_numpy(zero_copy_only=False)
             self._add(self.by_engine, batch.column("engine"), columns)
             self._add(self.by_stage, batch.column("stage"), columns)
+
+    def _add_models(self, batch: pa.RecordBatch) -> None:
+        if MODEL not in batch.schema.names or batch.column(MODEL).null_count == batch.num_rows:
+            return
+        found = pa.Table.from_batches([batch]).group_by(["engine", MODEL]).aggregate([([], "count_all")])
+        for row in found.to_pylist():
+            if row[MODEL] is not None:
+                self.models.setdefault(row["engine"], Counter())[row[MODEL]] += row["count_all"]
 
     @staticmethod
     def _add(totals: dict[str, Counter[str]], keys: Any, columns: dict[str, Array]) -> None:
@@ -263,14 +280,18 @@ class _Calls:
                 totals.setdefault(name, Counter())[column] += total
 
 
-def _engine(totals: Counter[str], times: Timeline, name: str, wall_s: float | None, own: EngineStatistics | None) -> EngineSummary:
+def _engine(found: _Calls, times: Timeline, name: str, wall_s: float | None, own: EngineStatistics | None) -> EngineSummary:
+    totals = found.by_engine[name]
     time = times.engines[name]
     speculation = own.speculation if own else None
     calls, tokens, cached, output = (int(totals[key]) for key in ("calls", "input_tokens", "cached_input_tokens", "output_tokens"))
+    says = totals["said_calls"] > 0
     return EngineSummary(
         calls=calls,
         input_tokens=tokens,
-        cached_input_tokens=cached,
+        answered_by=dict(found.models.get(name, {})),
+        cached_input_tokens=cached if says else None,
+        cached_share=_over(cached, totals["said_tokens"]) if says else None,
         recomputed_input_tokens=int(totals[RECOMPUTED]) if totals["stated_calls"] else None,
         output_tokens=output,
         output_tokens_per_s=_over(output, wall_s),
@@ -278,7 +299,7 @@ def _engine(totals: Counter[str], times: Timeline, name: str, wall_s: float | No
         busy_share=time.busy_share,
         mean_in_flight=time.mean_in_flight,
         retried_calls=int(totals["retried_calls"]),
-        restarts=own.restarts if own else 0,
+        restarts=own.restarts if own else None,
         speculated_tokens=speculation.draft_tokens if speculation else None,
         accepted_speculated_tokens=speculation.accepted_tokens if speculation else None,
         speculations=speculation.drafts if speculation else None,

@@ -20,13 +20,12 @@ def engines(summary: Summary) -> Table:
     columns = ("engine", "calls", "input tokens", "cached", "computed again", "output tokens", "tokens/s", "busy", "in flight")
     rows = []
     for name, engine in summary.engines.items():
-        cached = engine.cached_input_tokens / engine.input_tokens if engine.input_tokens else None
         rows.append(
             (
                 name,
                 f"{engine.calls:,}",
                 f"{engine.input_tokens:,}",
-                _percent(cached),
+                _percent(engine.cached_share),
                 "-" if engine.recomputed_input_tokens is None else f"{engine.recomputed_input_tokens:,}",
                 f"{engine.output_tokens:,}",
                 _number(engine.output_tokens_per_s),

@@ -102,7 +102,7 @@ def _timed_call(row: Mapping[str, Any], start_ns: int) -> TimedCall:
         (row["submit_unix_ns"] - start_ns - ROUNDING_NS) / 1e9,
         row["e2e_latency_s"],
         row["input_tokens"],
-        min(row["cached_input_tokens"], row["input_tokens"] - 1),
+        min(row["cached_input_tokens"] or 0, row["input_tokens"] - 1),
         _lengths(row["output_token_ids"], row["output_tokens"]),
     )
 

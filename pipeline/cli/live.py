@@ -248,7 +248,7 @@ def _engine_table(meter: Meter) -> Table:
             f"{lane.in_flight}/{lane.max_in_flight}",
             f"{lane.waiting + statistics.waiting}",
             f"{statistics.running}",
-            f"{statistics.kv_cache_usage:.0%}",
+            "-" if statistics.kv_cache_usage is None else f"{statistics.kv_cache_usage:.0%}",
         )
     return table
 

@@ -66,9 +66,11 @@ class RunMetrics(Collector):
             waiting.add_metric(named, found.waiting)
             if in_lane is not None:
                 queued.add_metric(named, in_lane)
-            usage.add_metric(named, found.kv_cache_usage)
+            if found.kv_cache_usage is not None:
+                usage.add_metric(named, found.kv_cache_usage)
             prompt.add_metric(named, found.input_tokens)
-            cached.add_metric(named, found.cached_input_tokens)
+            if found.cached_input_tokens is not None:
+                cached.add_metric(named, found.cached_input_tokens)
             output.add_metric(named, found.output_tokens)
             requests.add_metric(named, found.requests)
             restarts.add_metric(named, found.restarts)

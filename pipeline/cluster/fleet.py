@@ -258,6 +258,8 @@ class FleetWork:
     def _call(self, member: Member, row: CallRow) -> None:
         self._pool.call(row)
         self.progress.output_tokens[row.engine] += row.output_tokens
+        if row.response_model is not None and row.adapter is None:
+            self.progress.answered(row.engine, row.request_model, row.response_model)
         member.output_tokens[row.engine] = member.output_tokens.get(row.engine, 0) + row.output_tokens
         self._rows.call(structs.replace(row, replica=member.number, node=member.node))
 

@@ -18,7 +18,9 @@ class UsageMeter:
         """Calls that began and have not ended."""
         self._now = now
         self._busy_s = self._busy_since = 0.0
-        self._requests = self._input_tokens = self._cached_input_tokens = self._output_tokens = 0
+        self._requests = self._input_tokens = self._output_tokens = 0
+        self._cached_input_tokens: int | None = 0
+        self._says_cached = False
 
     def begin(self) -> None:
         """Count the beginning of a call."""
@@ -36,7 +38,11 @@ class UsageMeter:
         """Count a request that was answered, and its tokens."""
         self._requests += 1
         self._input_tokens += usage.input_tokens
-        self._cached_input_tokens += usage.cached_input_tokens
+        self._says_cached = self._says_cached or usage.cached_input_tokens is not None
+        if self._says_cached:
+            self._cached_input_tokens = (self._cached_input_tokens or 0) + (usage.cached_input_tokens or 0)
+        else:
+            self._cached_input_tokens = None
         self._output_tokens += usage.output_tokens
 
     @property
@@ -54,7 +60,7 @@ class UsageMeter:
         *,
         running: int = 0,
         waiting: int = 0,
-        kv_cache_usage: float = 0.0,
+        kv_cache_usage: float | None = None,
         busy_s: float | None = None,
         written_tokens: int | None = None,
         speculation: Speculation | None = None,

@@ -135,7 +135,7 @@ def _flaw_in_completion(completion: Completion, request: Request, vocab_size: in
 
 def flaw_in_usage(usage: Usage, request: Request) -> str | None:
     """Why `usage` cannot be that of `request`, in one clause; None where it can be. Raises `TypeError` for what is no whole number."""
-    read, cached, sampled = index(usage.input_tokens), index(usage.cached_input_tokens), index(usage.output_tokens)
+    read, cached, sampled = index(usage.input_tokens), index(usage.cached_input_tokens or 0), index(usage.output_tokens)
     given = len(request.prompt_ids) + len(request.scored_ids)
     if not 0 <= cached <= read <= request.n * (_MOST_COUNTED * given + _SPARE_TOKENS):
         return f"it counts {_shown(read)} prompt tokens, {_shown(cached)} of them cached, for a prompt of {given}"

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from pipeline.data.problems import Problem
 from pipeline.engine import Completion, Request, Usage
+from pipeline.engines.validate import is_another_model
 from pipeline.errors import with_place
 from pipeline.grading.answers import as_kind, form_of
 from pipeline.graph.spec import Purpose
@@ -61,6 +62,15 @@ class Progress:
         self.output_tokens = {role: resume_state.output_tokens.get(role, 0) for role in roles}
         self.oldest: dict[str, float] = {}
         """When each live chain started, by `chain_id`, oldest first."""
+        self.tell: Callable[[str], object] = lambda sentence: None
+        """Is told what a person should read while the run goes on."""
+        self._strangers: set[tuple[str, str]] = set()
+
+    def answered(self, role: str, asked: str, model: str) -> None:
+        """The engine `role` answered as the `model` where it was asked for `asked`: said once, if that is another one."""
+        if (role, model) not in self._strangers and is_another_model(asked, model):
+            self._strangers.add((role, model))
+            self.tell(f"engine {role!r} answers as the model {model!r} where {asked!r} is asked for")
 
 
 class CoveredTime:
@@ -93,6 +103,8 @@ class StageLabel(Struct, frozen=True):
     purpose: Purpose
     role: str
     model: str
+    served: str
+    """The name under which the engine is asked for the model, with the adapter of the stage."""
     context: str | None
     """Under which key of `Chain.contexts` its prompts begin; None: each is a chat of its own."""
 
@@ -158,6 +170,8 @@ class ChainRecorder:
         self._progress.output_tokens[label.role] += usage.output_tokens
         self._rows.call(self._call_row(attempt, completion, usage, error, end))
         self._calls += 1
+        if completion is not None and completion.model is not None:
+            self._progress.answered(label.role, label.served, completion.model)
         if self.called is not None and completion is not None:
             self.called(attempt, completion, end)
 
@@ -336,15 +350,16 @@ class ChainRecorder:
             request.top_k,
             request.min_p,
             request.adapter,
+            answer.model,
         )
 
     def _recomputed(self, label: StageLabel, adapter: str | None, completion: Completion | None) -> int | None:
         """The column `recomputed_input_tokens` of a call."""
-        if completion is None or not completion.cache_stated:
+        if completion is None or (cached := completion.usage.cached_input_tokens) is None:
             return None
         if (key := label.context) is None:
             return 0
-        return self._computed.recomputed((key, adapter), label.role, len(self.contexts[key]), completion.usage.cached_input_tokens)
+        return self._computed.recomputed((key, adapter), label.role, len(self.contexts[key]), cached)
 
 
 def _time_per_token_s(decode_s: float, ids: Sequence[Sequence[int]]) -> float | None:

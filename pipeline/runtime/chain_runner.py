@@ -83,7 +83,11 @@ def bind(
         built, spec = stages[node.name], node.spec
         model = str(getattr(plan.engines.get(built.role), "model", built.role))
         context = None if getattr(built, "alone", False) else getattr(built, "context", built.role)
-        label = StageLabel(name=node.name, kind=spec.kind, purpose=spec.purpose, role=built.role, model=model, context=context)
+        adapters = getattr(plan.engines.get(built.role), "adapters", None)
+        served = adapters.get(spec.adapter, model) if isinstance(adapters, Mapping) and spec.adapter else model
+        label = StageLabel(
+            name=node.name, kind=spec.kind, purpose=spec.purpose, role=built.role, model=model, served=served, context=context
+        )
         return BoundStage(
             stage=built,
             label=label,

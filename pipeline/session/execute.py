@@ -166,6 +166,7 @@ async def execute(run: Begun, site: Site, observer: Observer, stop: Stop) -> Ses
                 for sentence in unknown_caches(checked.settings, run.record.engine_facts):
                     observer.tell(sentence)
                 work = site.work(run, rows, clock)
+                work.progress.tell = observer.tell
                 stop.drained_by(work.drain)
                 with observer.watch(_view(run, site, work, clock, rows)):
                     await work.run()

@@ -89,8 +89,8 @@ class CallRow(Struct, frozen=True):
     """`Request.digest`: equal where prompts are equal. Null where no answer came."""
     input_tokens: Annotated[int, column("{token}", otel="gen_ai.usage.input_tokens", vllm="vllm:prompt_tokens_total")]
     """Tokens of the prompt."""
-    cached_input_tokens: Annotated[int, column("{token}", otel="gen_ai.usage.cache_read.input_tokens", vllm="num_cached_tokens")]
-    """Those of them that were in the engine's prefix cache."""
+    cached_input_tokens: Annotated[int | None, column("{token}", otel="gen_ai.usage.cache_read.input_tokens", vllm="num_cached_tokens")]
+    """Those of them that were in the engine's prefix cache; null where the engine does not say, and where no answer came."""
     output_tokens: Annotated[int, column("{token}", otel="gen_ai.usage.output_tokens", vllm="vllm:generation_tokens_total")]
     """Sampled tokens, end-of-sequence ones included; those are not among `output_token_ids`."""
     eos_tokens: Tokens
@@ -158,6 +158,8 @@ class CallRow(Struct, frozen=True):
     """0: no bound. Null in traces of earlier versions."""
     adapter: str | None = None
     """The adapter that the engine computed the call with, by its name in the engines file; null: the model as it is."""
+    response_model: Annotated[str | None, column(otel="gen_ai.response.model")] = None
+    """The model that answered, by the name that a server gives it; null where it gives none, and for engines that are no servers."""
     replica: Annotated[int | None, column(otel="service.instance.id")] = None
     """The replica whose engines computed the call, from 0; null where the run has one process, and in traces of earlier versions."""
     node: Annotated[str | None, column(otel="host.id")] = None

@@ -115,7 +115,7 @@ def test_by_hand_with_text_that_was_cut_off(tmp_path: Path) -> None:
     assert lines(found.engines["d"]) == {"committed": 18, "not_chosen": 12, "rejected": 18, "cut": 3}
     target = found.engines["t"]
     assert lines(target) == {"fallback": 11, "answer": 7, "verification": 2, "cut": 3 + 1, "retried": 5, "unrecorded": 1}
-    assert target.input == {"computed": 13, "recomputed": 7, "cached": 30, "unrecorded": 10}
+    assert target.input == {"computed": 13, "recomputed": 7, "cached": 30, "unstated": 0, "unrecorded": 10}
     assert target.speculated == {"accepted": 4, "rejected": 5}
     assert len(target.why_unrecorded) == 2
     assert found.cached_share == 0.5

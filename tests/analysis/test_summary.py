@@ -112,7 +112,7 @@ def test_probability_on_valid_options_is_summed_and_flagged(tmp_path: Path, blan
 def engine_summary(*values: Any, **others: Any) -> EngineSummary:
     """Values of the first fields; of a run without repetitions and without speculation inside engines."""
     names = EngineSummary.__struct_fields__
-    rest = {"retried_calls": 0, "restarts": 0, "speculated_tokens": None, "accepted_speculated_tokens": None, "speculations": None}
+    rest = {"retried_calls": 0, "restarts": None, "speculated_tokens": None, "accepted_speculated_tokens": None, "speculations": None}
     return EngineSummary(**dict(zip(names, values, strict=False)) | rest | others)
 
 
@@ -154,8 +154,8 @@ def test_every_number(folder: Path) -> None:
         overlap_share=pytest.approx(0.2),
         tail_time_s=2.0,
         engines={
-            "draft": engine_summary(1, 100, 50, 40, 4.0, 4.0, pytest.approx(0.4), pytest.approx(0.4)),
-            "target": engine_summary(2, 400, 350, 10, 1.0, 8.0, pytest.approx(0.8), pytest.approx(0.8)),
+            "draft": engine_summary(1, 100, 50, 0.5, 40, 4.0, 4.0, pytest.approx(0.4), pytest.approx(0.4)),
+            "target": engine_summary(2, 400, 350, 0.875, 10, 1.0, 8.0, pytest.approx(0.8), pytest.approx(0.8)),
         },
         stages={
             "draft": StageSummary(1, 0, 100, 40, 4.0, 0.5),

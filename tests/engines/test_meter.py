@@ -6,7 +6,7 @@ from pipeline.engine import EngineStatistics, Usage
 from pipeline.engines.meter import UsageMeter
 
 NOTHING = EngineStatistics(
-    running=0, waiting=0, kv_cache_usage=0.0, requests=0, input_tokens=0, cached_input_tokens=0, output_tokens=0, busy_s=0.0
+    running=0, waiting=0, kv_cache_usage=None, requests=0, input_tokens=0, cached_input_tokens=0, output_tokens=0, busy_s=0.0
 )
 
 
@@ -41,6 +41,19 @@ def test_usages_add_up() -> None:
         busy_s=1.5,
         restarts=3,
     )
+
+
+def test_what_no_request_stated_is_unknown_and_sums_are_of_those_that_stated_it() -> None:
+    silent, both = UsageMeter(), UsageMeter()
+    for meter in (silent, both):
+        meter.count(Usage(input_tokens=20, output_tokens=7))
+        assert meter.statistics().cached_input_tokens is None
+    both.count(Usage(input_tokens=10, cached_input_tokens=0, output_tokens=3))
+    assert both.statistics().cached_input_tokens == 0
+    together = EngineStatistics.together([silent.statistics(), both.statistics(kv_cache_usage=0.5)])
+    assert (together.cached_input_tokens, together.kv_cache_usage, together.input_tokens) == (0, 0.5, 50)
+    assert EngineStatistics.together([silent.statistics()] * 2).cached_input_tokens is None
+    assert silent.statistics().since(both.statistics()).cached_input_tokens is None
 
 
 def test_time_counts_while_any_call_is_open() -> None:

@@ -59,6 +59,6 @@ def test_what_was_cached_is_known_once_a_server_has_said_it() -> None:
     prompt = TOKENIZER.encode("How many pens?")
     requests = [Request(request_id=str(number), prompt_ids=prompt, max_tokens=1) for number in range(3)]
     with small_server(VLLM, TOKENIZER) as server:
-        assert [answer.cache_stated for answer in answers(server, *requests)] == [True] * 3
+        assert [answer.usage.cached_input_tokens for answer in answers(server, *requests)] == [3] * 3
         server.always = edited(lambda answer: answer.get("usage", {}).update(prompt_tokens_details=None))
-        assert [answer.cache_stated for answer in answers(server, *requests)] == [False] * 3
+        assert [answer.usage.cached_input_tokens for answer in answers(server, *requests)] == [None] * 3

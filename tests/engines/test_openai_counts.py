@@ -1,6 +1,7 @@
 """What a server states of its prompts is held against what it was sent: before a run, and with every answer."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -8,6 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.analysis import summary_tables
+from pipeline.analysis.ledger import ledger
+from pipeline.analysis.summary import summarize
 from pipeline.doctor import examine
 from pipeline.engine import Fact, Request
 from pipeline.engines.openai.backend import open_openai
@@ -16,9 +20,14 @@ from pipeline.engines.openai.stated import AGREEING, flaw_in_prompt_tokens
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.validate import is_another_model
 from pipeline.errors import GraphError, PipelineError, RequestRefused
+from pipeline.export.otel import export, to_file
 from pipeline.machine import look
+from pipeline.session.observer import Observer
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
 from tests.support.paths import ROOT
-from tests.support.small_server import HOSTED, LLAMA, SGLANG, VLLM, Kind, SmallServer, edited, small_server
+from tests.support.runs import rows, write_problems
+from tests.support.small_server import HOSTED, LLAMA, SGLANG, VLLM, Handler, Kind, SmallServer, edited, small_server
 
 TOKENIZER = HFTokenizer(str(ROOT / "pipeline/models/tiny-target"))
 PROMPT = TOKENIZER.encode(TOKENIZER.render([{"role": "user", "content": "Tom has 3 pens."}]))
@@ -67,6 +76,7 @@ def test_a_server_that_reads_what_it_is_sent_is_none(kind: Kind) -> None:
     assert "doubts" not in opened(replace(kind, bos=True), adds_bos=kind != VLLM)
 
 
+@pytest.mark.slow
 def test_where_nothing_is_stated_a_run_and_doctor_say_that_it_cannot_be_known() -> None:
     silent = replace(SGLANG, counts=False, bos=True)
     facts = opened(silent)
@@ -136,3 +146,37 @@ def test_the_tolerance_is_one_for_all(sent: int, stated: int, exact: bool) -> No
 )
 def test_names_of_models(asked: str, answered: str | None, another: bool) -> None:
     assert is_another_model(asked, answered) is another
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("states", [True, False])
+def test_what_is_not_stated_is_null_in_every_table(tmp_path: Path, states: bool) -> None:
+    """Of the cache, as of a vLLM server without --enable-prompt-tokens-details; another model than asked for is named once."""
+
+    def silent(answer: dict[str, Any]) -> None:
+        answer |= {"model": "other" if states else None}
+        if not states:
+            answer["usage"]["prompt_tokens_details"] = None
+
+    with small_server(VLLM, TOKENIZER) as small:
+        small.always = lambda handler, reply: (edited(silent) if handler.command == "POST" else Handler.send)(handler, reply)
+        engines = tmp_path / "engines.yaml"
+        engines.write_text(f"target: {{backend: openai, model: tiny, base_url: '{small.base_url}', tokenizer: 'bundled:tiny-target'}}\n")
+        told: list[str] = []
+        options = RunOptions(graph=ROOT / "graphs/target.yaml", engines=engines, input=write_problems(tmp_path, 3), output=tmp_path / "run")
+        result = run(options, Observer(tell=told.append))
+    assert result.exit_code == 0
+    calls = rows(result, "calls")
+    assert {row["cached_input_tokens"] for row in calls} == {3 if states else None}
+    assert {row["recomputed_input_tokens"] for row in calls} <= ({0} if states else {None})
+    assert {row["response_model"] for row in calls} == {"other" if states else None}
+    assert [sentence for sentence in told if "'other' where 'tiny' is asked for" in sentence] == told[-2:] * states
+    target = summarize(tmp_path / "run").engines["target"]
+    assert (target.cached_input_tokens, target.answered_by) == ((9, {"other": 3}) if states else (None, {}))
+    assert summary_tables.engines(summarize(tmp_path / "run")).rows[0][3] == (f"{9 / target.input_tokens:.1%}" if states else "-")
+    assert result.run.sessions[-1].engine_statistics["target"].cached_input_tokens == (9 if states else None)
+    tokens = ledger(tmp_path / "run").engines["target"]
+    assert (tokens.input["unstated"] == target.input_tokens) is not states
+    export(tmp_path / "run", to_file(tmp_path / "spans.jsonl"))
+    spans = (tmp_path / "spans.jsonl").read_text()
+    assert ("gen_ai.usage.cache_read.input_tokens" in spans, "gen_ai.response.model" in spans) == (states, states)

@@ -68,7 +68,8 @@ class Silent(SimEngine):
         self.facts = {"answers": "simulated"}
 
     async def generate(self, request: Request) -> Completion:
-        return structs.replace(await super().generate(request), cache_stated=False)
+        found = await super().generate(request)
+        return structs.replace(found, usage=structs.replace(found.usage, cached_input_tokens=None))
 
 
 @pytest.mark.slow

@@ -197,7 +197,6 @@ class ChatEngine:
             candidates=tuple(candidates),
             option_logprobs=logprobs,
             usage=_usage(request, answers, candidates),
-            cache_stated=all(answer.usage.states_cached for answer in answers),
             model=next((answer.model for answer in answers), None),
         )
 
@@ -214,12 +213,19 @@ class ChatEngine:
 
 
 def _usage(request: Request, answers: Sequence[Answer], candidates: list[Candidate]) -> Usage:
-    """The tokens that the server counts, as far as they can be those of `request`, in whose tokens limits are counted."""
+    """The tokens that the server counts, as far as they can be those of `request`, in whose tokens limits are counted; where it counts
+    none, those of `request` and of the candidates."""
     stated = [answer.usage for answer in answers]
-    read = sum(each.prompt_tokens or 0 for each in stated)
-    cached = sum(each.cached_tokens for each in stated)
-    written = sum(each.completion_tokens or 0 for each in stated) or sum(len(each.ids) for each in candidates)
-    return Usage(input_tokens=read, cached_input_tokens=min(cached, read), output_tokens=min(written, request.n * (request.max_tokens + 1)))
+    read = [each.prompt_tokens for each in stated if each.prompt_tokens]
+    cached = [each.cached_tokens for each in stated if each.cached_tokens is not None]
+    written = [each.completion_tokens for each in stated if each.completion_tokens]
+    given = sum(read) if len(read) == len(stated) else len(request.prompt_ids)
+    sampled = sum(written) if len(written) == len(stated) else sum(len(each.ids) for each in candidates)
+    return Usage(
+        input_tokens=given,
+        cached_input_tokens=min(sum(cached), given) if len(cached) == len(stated) else None,
+        output_tokens=min(sampled, request.n * (request.max_tokens + 1)),
+    )
 
 
 @asynccontextmanager

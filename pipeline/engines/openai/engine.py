@@ -113,7 +113,7 @@ class OpenAIEngine:
         """What `interrupt` cancels, by the id of the request."""
         self._meter = UsageMeter()
         self._states_cached = False
-        """Whether an answer said how many tokens of its prompt were cached: vLLM says so only where some were."""
+        """Whether an answer said how many tokens of its prompt were cached: older versions of vLLM say so only where some were."""
         if len(deployment.servers) > 1:
             self._start(self._recovery.watch)
 
@@ -236,9 +236,10 @@ class OpenAIEngine:
         """The completion that the `answers` of a server hold; raises `Failed`."""
         completion = self._understand(request, server, lambda: completion_of(request, answers, self.can, self.tokenizer))
         completion = scrubbed(completion, server.scrub_answer, self.tokenizer)
-        self._states_cached = self._states_cached or completion.cache_stated
-        if self._states_cached and not request.scored_ids:
-            completion = structs.replace(completion, cache_stated=True)
+        usage = completion.usage
+        self._states_cached = self._states_cached or usage.cached_input_tokens is not None
+        if self._states_cached and usage.cached_input_tokens is None and not request.scored_ids:
+            completion = structs.replace(completion, usage=structs.replace(usage, cached_input_tokens=0))
         for candidate in completion.candidates:  # an id that the model has and its tokenizer lacks comes back in a prompt
             self.vocab_size = max(self.vocab_size, min(1 + max(candidate.ids, default=0), self._most_ids))
         if flaw := validate_completion(completion, request, self.vocab_size):

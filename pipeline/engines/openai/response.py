@@ -131,19 +131,16 @@ def completion_of(request: Request, answers: Sequence[ResponseBody], can: Capabi
     _check_counts(request, stated, can, tokenizer, asked // len(answers))
     if request.scored_ids:
         scored, usage = _scored(request, choices[0]), usage_of(request, stated, 0)
-        return Completion(
-            candidates=(), scored_logprobs=scored, usage=usage, cache_stated=False, model=model
-        )  # no server reads its cache for this
-    cache_stated = any(one.states_cached for one in stated)
+        return Completion(candidates=(), scored_logprobs=scored, usage=usage, model=model)  # no server reads its cache for this
     if request.option_ids:
         chosen, options = _choice(request, choices[0], can, tokenizer)
         usage = usage_of(request, stated, 1)
-        return Completion(candidates=(chosen,), option_logprobs=options, usage=usage, timing=timing, cache_stated=cache_stated, model=model)
+        return Completion(candidates=(chosen,), option_logprobs=options, usage=usage, timing=timing, model=model)
     read = _candidate_of_ids if can.returns_ids else _candidate_of_text
     candidates = [read(request, choice, can, tokenizer) for choice in choices]
     usage = usage_of(request, stated, sum(len(candidate.ids) for candidate in candidates))
     candidates *= request.n // asked
-    return Completion(candidates=tuple(candidates), usage=usage, timing=timing, cache_stated=cache_stated, model=model)
+    return Completion(candidates=tuple(candidates), usage=usage, timing=timing, model=model)
 
 
 def _check_counts(request: Request, stated: Sequence[UsageBody], can: Capabilities, tokenizer: Tokenizer, copies: int) -> None:

@@ -37,14 +37,9 @@ class UsageBody(Struct, frozen=True):
     prompt_tokens_details: PromptDetails | None = None
 
     @property
-    def cached_tokens(self) -> int:
-        """Tokens of the prompt that were in the server's prefix cache; 0 where it does not say."""
-        return (self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens) or 0
-
-    @property
-    def states_cached(self) -> bool:
-        """Whether the server says how many tokens were cached."""
-        return self.prompt_tokens_details is not None and self.prompt_tokens_details.cached_tokens is not None
+    def cached_tokens(self) -> int | None:
+        """Tokens of the prompt that were in the server's prefix cache; None where it does not say."""
+        return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
 
 
 class Metrics(Struct, frozen=True):
@@ -109,9 +104,10 @@ def usage_of(request: Request, stated: Sequence[UsageBody], sampled: int) -> Usa
     own = Usage(input_tokens=given, output_tokens=0 if request.scored_ids else sampled)
     read = stated[0].prompt_tokens or given
     counted = [one.completion_tokens for one in stated if one.completion_tokens is not None]
+    cached = [one.cached_tokens for one in stated if one.cached_tokens is not None and not request.scored_ids]
     usage = Usage(
         input_tokens=read,
-        cached_input_tokens=min(max(one.cached_tokens for one in stated), read),
+        cached_input_tokens=min(max(cached), read) if cached else None,  # for a scoring no server reads its cache
         output_tokens=own.output_tokens if request.scored_ids or len(counted) < len(stated) else sum(counted),
     )
     return own if usage.output_tokens < own.output_tokens or flaw_in_usage(usage, request) else usage

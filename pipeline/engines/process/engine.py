@@ -403,7 +403,9 @@ def totals(former: EngineStatistics, now: EngineStatistics) -> EngineStatistics:
         now,
         requests=former.requests + now.requests,
         input_tokens=former.input_tokens + now.input_tokens,
-        cached_input_tokens=former.cached_input_tokens + now.cached_input_tokens,
+        cached_input_tokens=now.cached_input_tokens
+        if former.cached_input_tokens is None
+        else former.cached_input_tokens + (now.cached_input_tokens or 0),
         output_tokens=former.output_tokens + now.output_tokens,
         busy_s=former.busy_s + now.busy_s,
         written_tokens=None if now.written_tokens is None else now.written_tokens + (former.written_tokens or 0),

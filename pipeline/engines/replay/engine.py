@@ -129,11 +129,7 @@ class ReplayEngine:
         if elapsed_s < call.e2e_latency_s:
             output = output.cut(written_after(call, output.lengths, elapsed_s), self.tokenizer)
             timing = timing_until(timing, elapsed_s)
-        usage = Usage(
-            input_tokens=call.usage.input_tokens,
-            cached_input_tokens=call.usage.cached_input_tokens,
-            output_tokens=output.sampled,
-        )
+        usage = Usage(input_tokens=call.usage.input_tokens, output_tokens=output.sampled)  # what was cached is of another run's cache
         self._meter.count(usage)
         return Completion(
             candidates=output.candidates,
@@ -141,7 +137,6 @@ class ReplayEngine:
             scored_logprobs=output.scored_logprobs,
             usage=usage,
             timing=timing,
-            cache_stated=False,  # what was cached is recorded of another run's cache
         )
 
     def interrupt(self, request_id: str) -> None:

@@ -108,7 +108,7 @@ def _sizes(spec: SimSpec, answered: Sequence[AnsweredCall]) -> list[_Call]:
         for candidate, sampled in zip(each.completion.candidates, lengths, strict=False):
             cache.insert(node, candidate.ids[: sampled - 1])
         iterations, rates = _iterations(spec, each, lengths)
-        found.append(_Call(len(prompt), max(length, each.completion.usage.cached_input_tokens), iterations, rates))
+        found.append(_Call(len(prompt), max(length, each.completion.usage.cached_input_tokens or 0), iterations, rates))
     return found
 
 

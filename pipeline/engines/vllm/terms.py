@@ -195,18 +195,18 @@ def completion(request: Request, outputs: Sequence[Any], decode: Decode, eos: fr
     looked_up = [each.num_cached_tokens or 0 for each in outputs if each.outputs[0].token_ids]
     usage = Usage(
         input_tokens=read,
-        cached_input_tokens=min(read, *looked_up) if looked_up else 0,
+        # For log probabilities of a prompt vLLM computes all of it, whatever is cached.
+        cached_input_tokens=min(read, *looked_up) if looked_up and not request.scored_ids else None,
         output_tokens=0 if request.scored_ids else sum(len(one.token_ids) for one in sampled),
     )
     times = timing([each.metrics for each in outputs])
     if request.scored_ids:
-        scored = _scored(request, outputs[0])  # for log probabilities of a prompt vLLM computes all of it, whatever is cached
-        return Completion(candidates=(), scored_logprobs=scored, usage=usage, timing=times, cache_stated=False)
+        return Completion(candidates=(), scored_logprobs=_scored(request, outputs[0]), usage=usage, timing=times)
     candidates = [candidate(request, one, decode, eos) for one in sampled]
     if len(candidates) < request.n:  # greedy: all are the same
         candidates *= request.n
     options = _option_logprobs(request.option_ids, sampled[0])
-    return Completion(candidates=tuple(candidates), option_logprobs=options, usage=usage, timing=times, cache_stated=bool(looked_up))
+    return Completion(candidates=tuple(candidates), option_logprobs=options, usage=usage, timing=times)
 
 
 _FINISH: dict[str | None, FinishReason] = {"stop": "stop", "length": "length", "abort": "interrupted"}

@@ -58,6 +58,7 @@ PROMPT_TOKENS = {
     "cached": ("prefix cache hit", GREEN),
     "computed": ("computed", BLUE),
     "recomputed": ("recomputed after eviction", RED),
+    "unstated": ("not stated by the engine", LIGHT),
     "unrecorded": TOKENS["unrecorded"],
 }
 """A label and a colour for each outcome of prompt tokens (`ledger.EngineLedger.input`)."""

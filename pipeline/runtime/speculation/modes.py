@@ -23,6 +23,7 @@ class CallFacts(Struct, frozen=True, kw_only=True):
     """Candidates that were sampled."""
     input_tokens: int
     cached_input_tokens: int
+    """0 where the engine does not say: then all of the prompt counts as computed."""
     output_tokens: int
     """Over all candidates."""
     submit: float

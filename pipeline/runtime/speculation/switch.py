@@ -110,7 +110,7 @@ class ModeSwitch:
             direct=label.name in (RESPONSE, BOUNDARY),
             n=call.request.n,
             input_tokens=usage.input_tokens,
-            cached_input_tokens=usage.cached_input_tokens,
+            cached_input_tokens=usage.cached_input_tokens or 0,
             output_tokens=usage.output_tokens,
             submit=attempt.submit,
             end=end,
