@@ -22,7 +22,7 @@ import anyio.to_thread
 import msgspec
 from msgspec import Struct
 
-from pipeline.data.in_memory import ProblemList
+from pipeline.data.in_memory import Frame, ProblemList, is_frame, rows_of
 from pipeline.data.obtain import problem_files
 from pipeline.data.part import Part, row_sample, shard_of
 from pipeline.data.problems import Problem, Problems, open_problems
@@ -67,8 +67,9 @@ Graph: TypeAlias = str | Path | Mapping[str, Any] | Plan
 Engines: TypeAlias = str | Path | Mapping[str, Mapping[str, Any] | EngineSpec | Engine]
 """An engines file, the name of a bundled one, or `replay:RUN`; or by role the fields of an engine as a mapping, a spec, or an
 engine that the caller has opened and will close."""
-Input: TypeAlias = str | Path | Iterable[Mapping[str, Any] | Problem]
-"""A file of problems, by path or URL; or mappings with `problem` and, where known, `answer`, `problem_id`, `options`, `grader`."""
+Input: TypeAlias = str | Path | Iterable[Mapping[str, Any] | Problem] | Frame
+"""A file of problems, by path or URL; or mappings with `problem` and, where known, `answer`, `problem_id`, `options`, `grader`; or a data
+frame with such columns, of pandas, polars or Arrow."""
 TABLES: dict[str, type[Struct]] = {"chains": ChainRow, "steps": StepRow, "calls": CallRow}
 """The tables of a result and the types of their rows."""
 UNREAD = 256
@@ -354,14 +355,16 @@ def _prepared(
     `virtual`: whether open engines are on virtual time.
     """
     opened, plan = _opened(engines), load_graph(graph, engines, params)
+    said: list[str] = []
     with ExitStack() as stack:
         if isinstance(options["output"], str):
             folder = written_folder(options["output"], lambda sentence: None, new=not options["resume"])
             options = options | {"output": stack.enter_context(folder)}
         url = problems if isinstance(problems, str) and is_url(problems) else ""
         if url:
-            [problems] = stack.enter_context(problem_files([url], fetch_problems))
+            [problems] = stack.enter_context(problem_files([url], fetch_problems, said.append))
         valid, found = _valid(graph, problems, engines, params, options, plan, url)
+        found.origin = (*said, *found.origin)
         with claimed(valid, plan.name, on_disk=False) as claim:
             checked = preflight(valid, plan, found, claim, virtual=None if opened is None else virtual)
             yield _Job(checked=checked, ready=None if claim.nothing_to_do else take_up(checked), engines=opened)
@@ -404,10 +407,11 @@ def _problems(problems: Input, options: Mapping[str, Any]) -> Problems:
     )
     if isinstance(problems, str | Path):
         return open_problems(Path(problems), options["columns"], part)
-    if isinstance(problems, Mapping) or not isinstance(problems, Iterable):
-        raise UsageError(f"problems: expected a path or an iterable of mappings, got `{type(problems).__name__}`")
+    rows: Any = rows_of(problems) if is_frame(problems) else problems
+    if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
+        raise UsageError(f"problems: expected a path, an iterable of mappings or a data frame, got `{type(problems).__name__}`")
     # Of an iterable that never ends the limit takes what it needs; what is no limit is refused later, by name.
-    return ProblemList(islice(problems, limit) if isinstance(limit, int) and limit > 0 else problems, options["columns"], part)
+    return ProblemList(islice(rows, limit) if isinstance(limit, int) and limit > 0 else rows, options["columns"], part)
 
 
 def _settings(params: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -26,17 +26,20 @@ from msgspec import structs
 from pipeline.api import Engines, Graph, load_graph
 from pipeline.cluster.messages import Assignment, Failure, Orders
 from pipeline.cluster.replica_thread import ReplicaThread
-from pipeline.data.in_memory import ProblemList
+from pipeline.data.in_memory import ProblemList, is_frame, rows_of
 from pipeline.data.part import ALL
 from pipeline.data.problems import Problem
+from pipeline.data.rows import Flaw
 from pipeline.errors import BadRow, RunError, UsageError
 from pipeline.export.answers import OURS
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import BESIDE_ENGINES, Grader
+from pipeline.graph.prompts import OURS as OUR_PROMPTS
 from pipeline.reasoning.chain import chain_id
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import RunSettings
+from pipeline.text import storable
 from pipeline.trace.events import UNFINISHED, ChainRow
 
 ANSWERED = pa.schema(
@@ -95,12 +98,14 @@ class Solver:
     async def __call__(self, batch: Any) -> AsyncIterator[pa.Table]:
         """Solve a batch, a mapping of columns or a table of Arrow or pandas. Gives tables with all of its columns and those of `ANSWERED`,
         in which its rows are as they finish, each once; a problem that cannot be solved is a row with an error."""
-        table = _table(batch)
+        columns = _columns(batch)
+        table = batch if isinstance(batch, pa.Table) else pa.table({name: _array(values) for name, values in columns.items()})
         own = table.rename_columns([f"input_{name}" if name in TAKEN else name for name in table.column_names])
+        rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
         answers: list[Future[ChainRow]] = []
         pending: dict[asyncio.Future[ChainRow], int] = {}
         try:
-            for place, item in enumerate(ProblemList(table.to_pylist(), self._columns, ALL)):
+            for place, item in enumerate(ProblemList(rows, self._columns, ALL)):
                 if isinstance(item, BadRow):
                     yield _joined(own, {place: {"problem_id": item.problem_id, "status": "failed", "error": item.what}})
                 else:
@@ -116,8 +121,8 @@ class Solver:
     def _named(self, problem: Problem) -> Problem:
         """The problem as it is in whatever batch: where it has no name of its own, from which its seeds come, with one made of its text."""
         problem_id = problem.problem_id
-        if problem_id == str(problem.row) and "problem_id" not in self._columns:
-            problem_id = blake2b(problem.problem.encode(), digest_size=12).hexdigest()
+        if problem_id == f"(row {problem.row})" or (problem_id == str(problem.row) and "problem_id" not in self._columns):
+            problem_id = blake2b(problem.told(OUR_PROMPTS).encode(), digest_size=12).hexdigest()
         return structs.replace(problem, row=1, problem_id=problem_id)
 
     def _submit(self, problem: Problem) -> "Future[ChainRow]":
@@ -213,15 +218,23 @@ def _names(problem_id: str) -> Iterator[str]:
     yield from (f"{problem_id}~{number}" for number in count(2))
 
 
-def _table(batch: Any) -> pa.Table:
-    """A batch as Ray Data hands it over, as an Arrow table; raises `UsageError` for what is none."""
-    if isinstance(batch, pa.Table):
-        return batch
+def _columns(batch: Any) -> dict[str, list[Any]]:
+    """The columns of a batch as Ray Data hands it over; raises `UsageError` for what is none."""
     if isinstance(batch, Mapping):
-        return pa.table({name: pa.array(list(values)) for name, values in batch.items()})
-    if hasattr(batch, "to_dict"):
-        return pa.Table.from_pandas(batch, preserve_index=False)
+        return {name: list(values) for name, values in batch.items()}
+    if is_frame(batch):
+        rows = list(rows_of(batch))
+        names = batch.column_names if isinstance(batch, pa.Table) else batch.columns
+        return {str(name): [None if isinstance(row, Flaw) else row[name] for row in rows] for name in names}
     raise UsageError(f"a batch is a `{type(batch).__name__}`; expected columns of numpy, or a table of Arrow or pandas")
+
+
+def _array(values: list[Any]) -> pa.Array:
+    """Values as a column; what Arrow cannot hold, such as half of a surrogate pair, as text that shows it."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, UnicodeError, TypeError):
+        return pa.array([None if value is None else storable(str(value)) for value in values])
 
 
 def _joined(own: pa.Table, answers: Mapping[int, Mapping[str, Any]]) -> pa.Table:

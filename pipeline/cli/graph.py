@@ -12,7 +12,8 @@ from pipeline.cli.main import print_line, print_page
 from pipeline.cli.run import column_option, preset_option, settings_option, with_preset
 from pipeline.cli.runs.folder import print_flaws
 from pipeline.cli.terminal.notices import print_notice
-from pipeline.data.problems import open_problems
+from pipeline.data.many_files import open_files
+from pipeline.data.problems import Problem
 from pipeline.drawing.counts import RunCounts, count_run
 from pipeline.drawing.diagram import diagram
 from pipeline.drawing.dot import dot, svg
@@ -79,9 +80,8 @@ def _prompt(
 ) -> ShownPrompt:
     if (problems is None) == (problem is None):
         raise UsageError("--show-prompt: say for which problem, by --input FILE and --row N, or by --problem TEXT")
-    if problems is not None:
-        problem = problem_in(open_problems(problems, columns), row)
-    return shown_prompt(plan, str(graph), stage, str(problem), thought=thought, candidates=candidates)
+    asked = Problem(1, "1", str(problem), None) if problems is None else problem_in(open_files([problems], columns), row)
+    return shown_prompt(plan, str(graph), stage, asked, thought=thought, candidates=candidates)
 
 
 def _print_prompt(shown: ShownPrompt, as_json: bool) -> None:

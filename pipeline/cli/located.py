@@ -63,7 +63,7 @@ def run_folder(text: str, *, new: bool) -> Path:
 
 def problems_of(*inputs: str) -> list[Path]:
     """The paths of inputs of a command, until it ends; see `problem_files`."""
-    paths = open_until_end.enter_context(problem_files(inputs, fetch_problems))
+    paths = open_until_end.enter_context(problem_files(inputs, fetch_problems, print_notice))
     for text, path in zip(inputs, paths, strict=True):
         if is_url(text) and not text.startswith("file:"):
             call(str(path), text)

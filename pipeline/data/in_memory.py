@@ -1,29 +1,64 @@
-"""Problems that a caller holds in memory: mappings or `Problem`s enter, the same `Problem`s leave as from a JSON lines file.
+"""Problems that a caller holds in memory: mappings, `Problem`s or a data frame enter, the same `Problem`s leave as from a JSON lines file.
 
 They are encoded once and read back line by line, so that a value means what it would mean in a file.
 """
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
+import pyarrow as pa
 from msgspec import Struct
 
+from pipeline.data.columnar import records_of
 from pipeline.data.part import Part
 from pipeline.data.problems import Problem, Problems
-from pipeline.data.rows import JsonLines, Record, Source
+from pipeline.data.rows import Flaw, Record, Source
+from pipeline.data.text_files import JsonLines
+from pipeline.data.values import as_text, plain
 from pipeline.errors import InputError, RunFolderError, boundary
 from pipeline.files import new_file
+
+
+class Frame(Protocol):
+    """A table with the Arrow C stream interface: of Arrow, pandas, polars and others."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The table as a capsule."""
+
+
+def is_frame(problems: Any) -> bool:
+    """Whether `problems` is a table: of Arrow, pandas, polars, or anything else with the Arrow C stream interface or `to_dict`."""
+    return hasattr(problems, "__arrow_c_stream__") or (hasattr(problems, "to_dict") and hasattr(problems, "columns"))
+
+
+def rows_of(frame: Any) -> Iterator[Record]:
+    """The rows of a table."""
+    try:
+        batches = list(pa.RecordBatchReader.from_stream(frame)) if hasattr(frame, "__arrow_c_stream__") else None
+    except (pa.ArrowException, UnicodeError, ValueError, TypeError):  # a column of mixed types, or a text that is no UTF-8
+        if not hasattr(frame, "to_dict"):
+            raise
+        batches = None
+    if batches is not None:
+        yield from (record for batch in batches for record in records_of(batch))
+        return
+    columns = {name: list(values.values()) if isinstance(values, Mapping) else list(values) for name, values in frame.to_dict().items()}
+    yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
 
 
 class ProblemList(Problems):
     """Problems given in memory; like `Problems` of a file they can be iterated any number of times."""
 
-    def __init__(self, problems: Iterable[Mapping[str, Any] | Problem], columns: Mapping[str, str], part: Part) -> None:
+    def __init__(self, problems: Iterable[Mapping[str, Any] | Problem | Flaw], columns: Mapping[str, str], part: Part) -> None:
         super().__init__(Path("problems"), columns, part)
-        self._lines = [_line(row, problem) for row, problem in enumerate(problems, 1)]
+        wanted = frozenset(self._columns.wanted)
+        self._lines = [_line(row, problem, wanted) for row, problem in enumerate(problems, 1)]
 
     def save(self, path: Path) -> None:
         """Write the problems as a JSON lines file, with which the run can be resumed; raises `RunFolderError`."""
@@ -32,7 +67,7 @@ class ProblemList(Problems):
 
     @property
     def _content(self) -> bytes:
-        return b"".join(line + b"\n" for line in self._lines)
+        return b"".join((msgspec.json.encode({"flaw": str(line)}) if isinstance(line, Flaw) else line) + b"\n" for line in self._lines)
 
     def _open(self) -> Source:
         return EncodedLines(self._lines)
@@ -45,33 +80,54 @@ class ProblemList(Problems):
 
 
 class EncodedLines(JsonLines):
-    """A `Source` of JSON lines that are encoded in memory."""
+    """A `Source` of JSON lines that are encoded in memory, or of what is wrong with one."""
 
-    def __init__(self, lines: list[bytes]) -> None:
+    def __init__(self, lines: list[bytes | Flaw]) -> None:
         super().__init__(Path("problems"))
         self._lines = lines
 
     def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
         """See `Source.records`."""
         for row, line in enumerate(self._lines, 1):
-            yield row, self._record(line, wanted)
+            yield row, line if isinstance(line, Flaw) else self._record(line, wanted)
 
 
-def _line(row: int, problem: Mapping[str, Any] | Problem) -> bytes:
+def _line(row: int, problem: Mapping[str, Any] | Problem | Flaw, wanted: frozenset[str]) -> bytes | Flaw:
+    """A problem as a line of JSON, or why its row holds none; raises `InputError` for what is no mapping."""
+    if isinstance(problem, Flaw):
+        return problem
     if not isinstance(problem, Mapping | Struct):
         raise InputError(f"problems, item {row}", f"expected a mapping with the key `problem`, got `{type(problem).__name__}`")
     fields = dict(problem) if isinstance(problem, Mapping) else msgspec.to_builtins(problem)
     try:
-        return msgspec.json.encode(fields, enc_hook=_plain)
+        found = {name: _as_in_a_file(name, value) if name in wanted else _beside(value) for name, value in fields.items()}
+        return msgspec.json.encode(found, enc_hook=plain)
+    except Flaw as flaw:
+        return flaw
+    except UnicodeEncodeError:
+        return Flaw("holds half of a surrogate pair, which is no character")
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"problems, item {row}", f"cannot be written as JSON: {error}") from error
+        return Flaw(f"cannot be written as JSON: {error}")
 
 
-def _plain(value: Any) -> Any:
-    """The builtin value of a number or array of numpy, pandas or Arrow, and the text of a path; raises `TypeError` for other types."""
-    for method in ("tolist", "as_py"):
-        if callable(found := getattr(value, method, None)):
-            return found()
-    if isinstance(value, Path):
+def _as_in_a_file(name: str, value: Any) -> Any:
+    """A value of which JSON would make another one, as a Parquet file would give it; others as they are. Raises `Flaw`."""
+    value = plain(value) if hasattr(value, "dtype") else value
+    if isinstance(value, float) and abs(value) < 2**53:
+        return value
+    return as_text(name, value) if isinstance(value, bytes | Decimal | float | date | time) else value
+
+
+def _beside(value: Any) -> msgspec.Raw:
+    """A value that no problem needs, and that spoils none: what has no form in JSON as text."""
+    try:
+        return msgspec.Raw(msgspec.json.encode(value, enc_hook=_plain_or_text))
+    except (TypeError, ValueError):
+        return msgspec.Raw(json.dumps(value, default=str).encode())
+
+
+def _plain_or_text(value: Any) -> Any:
+    try:
+        return plain(value)
+    except TypeError:
         return str(value)
-    raise TypeError(f"a value is of type `{type(value).__name__}`")

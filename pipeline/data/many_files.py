@@ -5,46 +5,96 @@ Rows are counted on from file to file. Every file must have the columns; `sha256
 
 import glob
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from pipeline.data.formats import FORMS, form_of
 from pipeline.data.part import ALL, Part
-from pipeline.data.problems import Problems
-from pipeline.data.rows import FORMS, Record, Source
+from pipeline.data.problems import MOST_TOLD, Problems
+from pipeline.data.rows import Record, Source
 from pipeline.errors import InputError
 
 MAGIC = "*?["
 """Characters that make a path a pattern, where no file is called so."""
+DEPTH = 3
+"""So deep below a folder its files are looked for: CONFIG/data/FILE of a snapshot of the hub."""
+_ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+"""Files that say something about a data set, as the library `datasets` writes them."""
+_CACHED = re.compile(r"(?:cache|tmp)[\w-]*\.arrow")
+_SPLIT = re.compile(r"(?<![a-z])(?:(train)(?:ing)?|(test)(?:ing)?|(validation|valid|val|dev)|(eval)(?:uation)?)(?![a-z])")
+"""A split in the name of a file, told as the library `datasets` tells it."""
 
 
 def files_of(path: Path) -> list[Path]:
-    """The file at `path`; of a folder all files of a known kind in it, of a pattern such as `data/*.jsonl` all that fit, sorted by name.
+    """The file at `path`; of a folder those of `files_among`, of a pattern such as `data/*.jsonl` all that fit, sorted by name.
 
     Raises `InputError` where there is none.
     """
     text = str(path)
     if path.is_dir():
-        found = [each for each in path.iterdir() if each.is_file() and _known(each)]
-        what = f"has no file that ends in {', '.join(FORMS)}"
-    elif not path.exists() and any(sign in text for sign in MAGIC):
-        found = [Path(each) for each in glob.glob(text, recursive=True) if Path(each).is_file()]
-        what = "no file matches this pattern"
-    else:
+        for depth in range(1, DEPTH + 1):
+            names = [str(each.relative_to(path)) for each in path.glob("/".join("*" * depth)) if each.is_file()]
+            if found := files_among(text, names):
+                return [path / name for name in found]
+        raise InputError(text, f"has no file that ends in {', '.join(FORMS)}")
+    if path.exists() or not any(sign in text for sign in MAGIC):
         return [path]
-    if not found:
-        raise InputError(text, what)
-    return sorted(found)
+    matched = [Path(each) for each in glob.glob(text, recursive=True) if Path(each).is_file()]
+    if not matched:
+        raise InputError(text, "no file matches this pattern")
+    return sorted(matched)
+
+
+def files_among(where: str, names: Iterable[str]) -> list[str]:
+    """Those of the files below a folder, named from there, that hold its problems: all of a known kind that lie least deep, in order.
+
+    Raises `InputError` where they are in several folders or of several splits, one of which has to be named.
+    """
+    known = [name for name in names if is_problems_file(name)]
+    least = min((name.count("/") for name in known), default=0)
+    found = sorted(name for name in known if name.count("/") == least)
+    folders = sorted({name.rpartition("/")[0] for name in found})
+    if len(folders) > 1:
+        raise InputError(where, f"has files in several folders, {', '.join(folders[:10])}; name one: {where.rstrip('/')}/{folders[0]}")
+    splits: dict[str, int] = {}
+    for name in found:
+        splits[_split(name)] = splits.get(_split(name), 0) + 1
+    if len(splits) > 1:
+        told = ", ".join(f"{split or 'others'} ({count} {'file' if count == 1 else 'files'})" for split, count in sorted(splits.items()))
+        one = next(name for name in found if _split(name) in ("test", min(splits, key=lambda split: split != "test")))
+        raise InputError(where, f"has files of several splits, {told}; name one, as a file or a pattern: {where.rstrip('/')}/{one}")
+    return found
+
+
+def is_problems_file(name: str) -> bool:
+    """Whether a file may hold problems, by its name below a folder; what is hidden, and what libraries keep beside data, does not."""
+    *folders, own = name.split("/")
+    hidden = any(part.startswith(".") for part in (*folders, own))
+    return bool(form_of(own)) and not hidden and own not in _ABOUT and not _CACHED.fullmatch(own)
+
+
+def _split(name: str) -> str:
+    """The split that a file is of, by its name; empty where that does not say."""
+    found = _SPLIT.search(name.rpartition("/")[2].lower())
+    return "" if found is None else "validation" if found[3] else str(found[found.lastindex or 0])
 
 
 def open_files(paths: Sequence[Path], columns: Mapping[str, str] | None = None, part: Part = ALL) -> Problems:
     """The problems in the rows of `part` of the files that these paths, folders and patterns name; raises `InputError` as `files_of` does,
     and for an unknown name among `columns`."""
-    files = [file for path in paths for file in files_of(path)]
-    return Problems(files[0], columns or {}, part) if len(files) == 1 else ManyFiles(files, columns or {}, part)
+    found = {path: files_of(path) for path in paths}
+    files = [file for path in paths for file in found[path]]
+    problems = Problems(files[0], columns or {}, part) if len(files) == 1 else ManyFiles(files, columns or {}, part)
+    problems.origin = tuple(_listed(path, here) for path, here in found.items() if here != [path])
+    return problems
 
 
-def _known(path: Path) -> bool:
-    return Path(path.name.lower().removesuffix(".gz")).suffix in FORMS
+def _listed(path: Path, files: Sequence[Path]) -> str:
+    """A sentence about which files a folder or a pattern was taken for."""
+    names = [file.name for file in files]
+    listed = ", ".join(names if len(names) <= 4 else [*names[:2], "...", names[-1]])
+    return f"{path}: {len(names)} {'file' if len(names) == 1 else 'files'}: {listed}"
 
 
 class ManyFiles(Problems):
@@ -73,6 +123,7 @@ class _Joined:
         self._source: Source | None = None
         """That of the file that is being read."""
         self._read: dict[str, None] = {}
+        self.remark = ""
 
     @property
     def names(self) -> Mapping[str, None]:
@@ -80,13 +131,31 @@ class _Joined:
         return self._read if self._source is None else {**self._read, **self._source.names}
 
     def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
-        """See `Source.records`; every file must have the columns, one of JSON lines in any of its rows."""
+        """See `Source.records`; every file must have the columns, one of JSON lines in any of its rows. What is wrong with a file is told
+        with what is wrong with those behind it."""
         before = row = 0
-        for file in self._files:
-            self._source = file._open()
-            for number, record in self._source.records(wanted):
-                row = before + number
-                yield row, record
-            file._check_columns(self._source.names)
+        for place, file in enumerate(self._files):
+            try:
+                self._source = file._open()
+                for number, record in self._source.records(wanted):
+                    row = before + number
+                    yield row, record
+                file._check_columns(self._source.names)
+            except InputError as error:
+                raise InputError(error.where, "; ".join([error.what, *self._also_wrong(place + 1)])) from error
+            if self._source.remark:
+                self.remark = f"{file.path.name}: {self._source.remark}"
             self._read.update(self._source.names)
             before = row
+
+    def _also_wrong(self, place: int) -> list[str]:
+        """What is wrong with the files from `place` on, as far as it shows without reading their rows, a few of them."""
+        told: list[str] = []
+        for file in self._files[place:]:
+            try:
+                file._open()
+            except InputError as error:
+                told.append(str(error))
+            if len(told) == MOST_TOLD - 1:
+                break
+        return told

@@ -4,21 +4,20 @@ All rows are read and checked before a byte is written: the file is whole and ho
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.bundled import FOLDERS
-from pipeline.data.problems import kind_of
-from pipeline.data.recipe import CanonicalRow, Hub, Recipe, RowReader, canonical_digest
-from pipeline.data.rows import DAMAGE, Flaw, Record, Source, open_source
-from pipeline.errors import InputError, UsageError, install_command, reason
+from pipeline.data.formats import open_source
+from pipeline.data.obtain import hub_data
+from pipeline.data.recipe import CanonicalRow, Recipe, RowReader, canonical_digest
+from pipeline.data.rows import DAMAGE, Flaw, Record, Source
+from pipeline.errors import InputError, UsageError, reason
 from pipeline.files import new_file
 from pipeline.text import storable
 
@@ -86,33 +85,14 @@ def _open(recipe: Recipe, origin: str | None) -> _Published:
     if origin == HUB:
         if recipe.hub is None:
             raise UsageError(f"--from hub: {recipe.name} is not on the hub; give a file: --from PATH")
-        return _Published(f"hub: {recipe.hub.id}", {}, enumerate(_hub_rows(recipe.hub), 1))
+        hub = recipe.hub
+        return _Published(f"hub: {hub.id}", {}, enumerate(hub_data(f"hub: {hub.id}", hub.id, hub.config, hub.split, hub.revision), 1))
     if origin is None and recipe.file is None:
-        hub = f", or --from hub to download {recipe.hub.id}" if recipe.hub else ""
-        raise UsageError(f"{recipe.name} is not bundled; give its file as published: --from PATH{hub}")
+        or_hub = f", or --from hub to download {recipe.hub.id}" if recipe.hub else ""
+        raise UsageError(f"{recipe.name} is not bundled; give its file as published: --from PATH{or_hub}")
     path = Path(origin) if origin is not None else FOLDERS["data set"] / str(recipe.file)
-    array = _array(path)
-    if array is not None:
-        return _Published(str(path), {}, enumerate(array, 1))
     source = open_source(path)
     return _Published(str(path), source.names, _records(source, path, recipe.columns()))
-
-
-def _hub_rows(hub: Hub) -> Iterator[dict[str, Any]]:
-    """Rows as published on the hub, downloaded or from the cache of the library `datasets`, an optional extra.
-
-    Raises `UsageError` without the library, `InputError` without the data.
-    """
-    try:
-        load = import_module("datasets").load_dataset
-    except (ImportError, AttributeError) as error:  # AttributeError: where it is not installed, a folder `datasets` passes for it
-        remedy = f"{install_command('data')}, or download the data set and give its file: --from PATH"
-        raise UsageError(f"--from hub: the library `datasets` is not installed; {remedy}") from error
-    try:
-        yield from load(hub.id, hub.config, split=hub.split, revision=hub.revision)
-    except Exception as error:  # whatever its HTTP client, its file systems and its formats raise
-        text = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise InputError(f"hub: {hub.id}", f"cannot be read: {text}; or download it and give its file: --from PATH") from error
 
 
 def _records(source: Source, path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
@@ -122,20 +102,6 @@ def _records(source: Source, path: Path, columns: tuple[str, ...]) -> Iterator[t
             yield row, record
     except DAMAGE as error:
         raise InputError(f"{path}, after row {row}", reason(error)) from error
-
-
-def _array(path: Path) -> list[Record] | None:
-    """The rows of a `.json` file that is one array; None where it is anything else, such as one object a line."""
-    if path.suffix.lower() != ".json" or not path.is_file():
-        return None
-    with path.open("rb") as file:
-        if not file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
-            return None
-    try:
-        items: list[Any] = msgspec.json.decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"), type=list[Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(str(path), f"not JSON: {reason(error)}") from error
-    return [item if isinstance(item, dict) else Flaw(f"is {kind_of(item)}, expected an object") for item in items]
 
 
 def _read(recipe: Recipe, published: _Published) -> tuple[list[CanonicalRow], int]:

@@ -6,24 +6,26 @@ leaves as a `BadRow` in its place, so that the others go on.
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from decimal import Decimal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from pipeline.data.chat import chat_of
+from pipeline.data.columns import Columns
+from pipeline.data.formats import open_source
+from pipeline.data.options import Options, letter_of, options_of, shown_in, shuffled, ways_to_count, whole_number
 from pipeline.data.part import ALL, Part, RowSample
-from pipeline.data.rows import DAMAGE, Flaw, Record, Source, open_source
-from pipeline.errors import BadRow, InputChanged, InputError, boundary, did_you_mean, reason
+from pipeline.data.rows import DAMAGE, Flaw, Record, Source
+from pipeline.data.values import as_text, kind_of
+from pipeline.errors import BadRow, InputChanged, InputError, boundary, reason
 from pipeline.grading.answers import KINDS, Kind
 from pipeline.grading.plugins import grader_names
-from pipeline.graph.prompts import Message, Prompts
-
-COLUMNS = ("problem", "answer", "problem_id", "options", "grader")
-"""Our names of the columns. Only `problem` must be in a file, and every column that `--column` maps."""
+from pipeline.graph.prompts import LETTERS, Message, Prompts
 
 MOST_PROBLEM = 1_000_000
 """Most characters of a problem: more than the context of any model holds."""
@@ -31,10 +33,8 @@ MOST_ANSWER = 100_000
 """Most characters of a reference answer, a worked solution included: it is written into the trace once a sample."""
 MOST_ID = 1000
 """Most characters of a `problem_id`, which is in every row of the trace."""
-MOST_OPTIONS = 100
-"""Most options of a multiple-choice problem."""
-MOST_DIGITS = 4000
-"""Most digits of an integer: Python converts none of more than 4,300 to text."""
+MOST_TOLD = 5
+"""So many flaws of a file are told at most."""
 
 
 class Problem(Struct, frozen=True):
@@ -43,13 +43,14 @@ class Problem(Struct, frozen=True):
     row: int
     """The number of its record in the file, from 1; neither blank lines nor the header of a CSV file are records."""
     problem_id: str
-    """Its name in the run, unique in the file; the row number where the row has none."""
+    """Its name in the run, unique in the file; the row number where the file has none, `(row 7)` where this row alone has none."""
     problem: str
     """The text that the models are asked about."""
     answer: str | None
     """The reference answer as text; of a worked solution that ends in `#### ANSWER` (GSM8K) only what follows the mark."""
     options: tuple[str, ...] = ()
-    """The options of a multiple-choice problem in the order of their letters; else empty."""
+    """The options of a multiple-choice problem that `problem` does not show, in the order of their letters; else empty. Then the answer
+    is a letter."""
     grader: Kind | None = None
     """How the answer is to be graded; None where the row does not say, and the caller chooses."""
     history: tuple[Message, ...] = ()
@@ -81,12 +82,14 @@ class Problems:
     """
 
     def __init__(self, path: Path, columns: Mapping[str, str], part: Part) -> None:
-        for ours in columns.keys() - set(COLUMNS):
-            swapped = columns[ours] in COLUMNS
-            remedy = f"did you mean --column {columns[ours]}={ours!r}?" if swapped else did_you_mean(ours, COLUMNS)
-            raise InputError(f"--column {ours}={columns[ours]}", f"a problem has no field `{ours}`; {remedy}")
-        self.path, self._part, self._mapped = path, part, columns
-        self._theirs = {ours: columns.get(ours, ours) for ours in COLUMNS}
+        self.path, self._part, self._columns = path, part, Columns(columns)
+        self.remarks: tuple[str, ...] = ()
+        """Sentences about what was chosen in reading the file, and what is wrong with rows; known after `check`."""
+        self.origin: tuple[str, ...] = ()
+        """Sentences about which files were taken; the first of the remarks."""
+        self._chosen: dict[str, str] = {}
+        """Clauses about columns that were taken for ours without being mapped, and what else was chosen."""
+        self._ways: frozenset[str] | None = None
         self._taken: set[str] = set()
         self._drawn: frozenset[int] | None = None
         """The numbers of the rows of a sample, after its first row was asked for."""
@@ -96,33 +99,42 @@ class Problems:
     def check(self) -> Fingerprint:
         """Read all rows once; raise `InputError` for any fault of the file as a whole: format, columns, repeated ids."""
         before, source = self._version(), self._open()
-        rows = bad = 0
-        first_bad: BadRow | None = None
-        hashes, items, taken = array("q"), array("q"), set[str]()
-        for rows, item in enumerate(self._items(source), 1):  # noqa: B007
-            items.append(_hash(item))
-            if isinstance(item, BadRow):
-                bad, first_bad = bad + 1, first_bad or item
-                continue
-            hashes.append(hash(item.problem_id))
-            if item.problem_id.startswith("(row "):
-                taken.add(item.problem_id)
+        seen = _Seen()
+        for item in self._items(source):
+            seen.add(item)
         self._check_columns(source.names)
-        if first_bad and bad == rows and self._part.shard is None:
-            raise InputError(str(self.path), f"no row holds a problem; row {first_bad.row}: {first_bad.what}")
-        if not rows:
+        if seen.bad and seen.bad == seen.rows and self._part.shard is None:
+            raise InputError(str(self.path), f"no row holds a problem; {seen.flaws}")
+        if not seen.rows:
             shard = self._part.shard
             raise InputError(str(self.path), "holds no rows" if shard is None else f"none of its problems is in shard {shard}")
-        twice = first_duplicate(self._ids, np.frombuffer(hashes, np.int64))
-        if twice:
-            problem_id, row, again = twice
-            raise InputError(f"{self.path}, row {again}", f"problem_id {problem_id!r} is taken by row {row} already")
+        if twice := duplicates(self._ids, np.frombuffer(seen.hashes, np.int64)):
+            raise self._taken_twice(twice, seen)
         sha256 = self._sha256()
         if self._version() != before:
             raise InputError(str(self.path), "is being written; start the run when it is complete")
-        self._taken = taken if bad else set()
-        self._items_before, self._version_before, self._sha256_before = items, before, sha256
-        return Fingerprint(sha256, rows, bad)
+        self._taken = seen.taken if seen.bad or seen.nameless else set()
+        self._items_before, self._version_before, self._sha256_before = seen.items, before, sha256
+        self.remarks = (*self.origin, *(f"{self.path}: {clause}" for clause in self._clauses(source, seen)))
+        return Fingerprint(sha256, seen.rows, seen.bad)
+
+    def _taken_twice(self, twice: Sequence[tuple[str, int, int]], seen: "_Seen") -> InputError:
+        """The error of ids that occur twice, which tells the other flaws of the file too."""
+        first, *others = (f"row {again}: problem_id {name!r} is taken by row {row} already" for name, row, again in twice)
+        place, _, what = first.partition(": ")
+        return InputError(f"{self.path}, {place}", "; ".join([what, *others, *([seen.flaws] if seen.bad else [])]))
+
+    def _clauses(self, source: Source, seen: "_Seen") -> Iterator[str]:
+        """What was chosen, and what is wrong with rows, in a clause each."""
+        if source.remark:
+            yield source.remark
+        yield from self._chosen.values()
+        if seen.nameless:
+            count, first = seen.nameless, seen.first_nameless
+            rows, called = ("1 row has", "it is called") if count == 1 else (f"{count:,} rows have", "they are called by their numbers, as")
+            yield f"{rows} no `{self._columns.name('problem_id')}`: {called} (row {first})"
+        if seen.bad:
+            yield f"{seen.bad:,} of {seen.rows:,} rows hold no problem and fail: {seen.flaws}"
 
     def unchanged(self) -> Iterator[Problem | BadRow]:
         """The items that `check` read, read anew; raises `InputChanged` in place of the first that is another one."""
@@ -171,9 +183,9 @@ class Problems:
     def _items(self, source: Source) -> Iterator[Problem | BadRow]:
         row, shard = 0, self._part.shard
         try:
-            for row, record in self._asked_for(source, tuple(self._theirs.values())):
+            for row, record in self._asked_for(source, self._columns.wanted):
                 item = self._item(row, record)
-                if shard is None or shard.holds(f"(row {row})" if isinstance(item, BadRow) else item.problem_id):
+                if shard is None or shard.holds(f"(row {row})" if _nameless(item) else item.problem_id):
                     yield item
         except DAMAGE as error:
             raise InputError(f"{self.path}, after row {row}", reason(error)) from error
@@ -188,7 +200,7 @@ class Problems:
         yield from (each for each in records if each[0] in self._drawn)
 
     def _draw(self, sample: RowSample) -> frozenset[int]:
-        count = sum(1 for _ in self._open().records((self._theirs["problem"],)))
+        count = sum(1 for _ in self._open().records((self._columns.name("problem"),)))
         if sample.rows > count:
             raise InputError(str(self.path), f"a sample of {sample.rows:,} rows was asked for, and it has {count:,}")
         return sample.drawn(count)
@@ -197,58 +209,104 @@ class Problems:
         try:
             if isinstance(record, Flaw):
                 raise record
-            return Problem(
-                row, self._id(row, record), self._problem(record), self._answer(record), self._options(record), self._grader(record)
-            )
+            history, text = self._problem(record)
+            grader = self._grader(record)
+            options, answer = self._choice(text, record) if grader in (None, "letter") else ((), None)
+            if options is None:
+                options, grader = (), "letter"  # the text shows them
+            return Problem(row, self._id(row, record), text, answer or self._answer(record), options, grader, history)
         except Flaw as flaw:
-            return BadRow(str(self.path), row, str(flaw), self._bad_row_id(row))
+            return BadRow(str(self.path), row, str(flaw), self._row_name(row))
 
-    def _bad_row_id(self, row: int) -> str:
-        """The name in the run of a row that holds no problem: `(row 7)`, with a mark where a problem of the file has that name."""
+    def _row_name(self, row: int) -> str:
+        """The name in the run of a row that has none: `(row 7)`, with a mark where another problem of the file has that name."""
         name = f"(row {row})"
         while name in self._taken:
             name += "*"
         return name
 
-    def _id(self, row: int, record: Mapping[str, Any]) -> str:
-        theirs = self._theirs["problem_id"]
-        if theirs not in record and "problem_id" not in self._mapped:
-            return str(row)
-        text = as_text(theirs, record.get(theirs))
-        if text is None or not text.strip():
-            raise Flaw(f"`{theirs}` is empty")
-        return _bounded(theirs, text, MOST_ID)
+    def _value(self, ours: str, record: Mapping[str, Any]) -> tuple[str, Any]:
+        """The name in the row of one of our columns and its value; the value None where it has no such column."""
+        found = self._columns.found(ours, record)
+        if not found:
+            return self._columns.name(ours), None
+        if found[0] != self._columns.name(ours):
+            self._chosen[ours] = f"its column `{found[0]}` is taken for `{ours}`"
+        return found[0], self._columns.value(found[0], record)
 
-    def _problem(self, record: Mapping[str, Any]) -> str:
-        theirs = self._theirs["problem"]
-        text = record.get(theirs)
-        if text is not None and not isinstance(text, str):
-            raise Flaw(f"`{theirs}` is {kind_of(text)}, expected text")
-        if text is None or not text.strip():
-            raise Flaw(f"`{theirs}` is empty" if theirs in record else f"has no `{theirs}`")
-        return _bounded(theirs, text, MOST_PROBLEM)
+    def _id(self, row: int, record: Mapping[str, Any]) -> str:
+        if "problem_id" not in self._columns.mapped and "problem_id" not in record:
+            return str(row)
+        name, value = self._value("problem_id", record)
+        if isinstance(value, float) and abs(value) >= 2**53:
+            raise Flaw(
+                f"`{name}` is the float {value!r}, and such large floats do not tell whole numbers apart; write ids as integers or text"
+            )
+        text = as_text(name, value)
+        return _bounded(name, text, MOST_ID) if text and text.strip() else self._row_name(row)
+
+    def _problem(self, record: Mapping[str, Any]) -> tuple[tuple[Message, ...], str]:
+        """The chat before the problem and its text."""
+        name, value = self._value("problem", record)
+        chat = chat_of(name, value)
+        if chat is not None:
+            _bounded(name, "".join(message.content for message in chat), MOST_PROBLEM)
+            return chat[:-1], chat[-1].content
+        if value is not None and not isinstance(value, str):
+            raise Flaw(f"`{name}` is {kind_of(value)}, expected text or the messages of a chat")
+        if value is None or not value.strip():
+            raise Flaw(f"`{name}` is empty" if self._columns.found("problem", record) else f"has no `{name}`")
+        return (), _bounded(name, value, MOST_PROBLEM)
 
     def _answer(self, record: Mapping[str, Any]) -> str | None:
-        theirs = self._theirs["answer"]
-        value = record.get(theirs)
+        name, value = self._value("answer", record)
         if isinstance(value, list):
-            value = ", ".join(as_text(theirs, each) or "" for each in value)
-        text = _bounded(theirs, as_text(theirs, value) or "", MOST_ANSWER).rpartition("####")[2].strip()
+            value = ", ".join(as_text(name, each) or "" for each in value)
+        text = _bounded(name, as_text(name, value) or "", MOST_ANSWER).rpartition("####")[2].strip()
         return text or None
 
-    def _options(self, record: Mapping[str, Any]) -> tuple[str, ...]:
-        """The options of a row; empty where the column holds no array of texts or numbers, as data sets write options in many ways."""
-        value = record.get(self._theirs["options"])
-        if not isinstance(value, list) or not all(isinstance(each, str | int | float) for each in value):
-            return ()
-        if len(value) > MOST_OPTIONS:
-            raise Flaw(f"`options` has {len(value):,} texts, more than {MOST_OPTIONS}")
-        return tuple(_bounded("options", as_text("options", each) or "", MOST_ANSWER) for each in value)
+    def _choice(self, problem: str, record: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, str | None]:
+        """The options of a row, None where the problem shows them, and the letter of its answer; neither where it is no multiple choice."""
+        names = self._columns.found("options", record)
+        if len(names) > 1:
+            self._chosen["options"] = f"its columns {', '.join(f'`{name}`' for name in names)} are taken for the options"
+        options = self._options(names, record)
+        if not options.texts:
+            return (), None
+        name, answer = self._value("answer", record)
+        if name in names:  # the first of them is always right, which must not show
+            texts = shuffled(options.texts, problem, 0)
+            return texts, LETTERS[texts.index(str(as_text(name, answer)).strip())]
+        letter = letter_of(name, answer, options, self._counted() if whole_number(answer, options) is not None else None)
+        return None if shown_in(problem, options.texts) else options.texts, letter
+
+    def _options(self, names: Sequence[str], record: Mapping[str, Any]) -> Options:
+        if len(names) == 1:
+            name, value = self._value("options", record)
+        else:
+            name, value = ", ".join(names), [self._columns.value(each, record) for each in names]
+        options = options_of(name, value)
+        for text in options.texts:
+            _bounded("options", text, MOST_ANSWER)
+        return options
+
+    def _counted(self) -> frozenset[str]:
+        """How numbers as answers may count options, by all rows of the file, which is read once more for that."""
+        if self._ways is None:
+            self._ways = ways_to_count(self._choices())
+            if len(self._ways) == 1:
+                self._chosen["numbers"] = f"numbers as answers are {min(self._ways)}"
+        return self._ways
+
+    def _choices(self) -> Iterator[tuple[Any, Options]]:
+        for _, record in self._open().records(self._columns.wanted):
+            with suppress(Flaw):
+                if not isinstance(record, Flaw):
+                    yield self._value("answer", record)[1], self._options(self._columns.found("options", record), record)
 
     def _grader(self, record: Mapping[str, Any]) -> Kind | None:
-        theirs = self._theirs["grader"]
-        value = record.get(theirs) or None
-        if value is None:
+        theirs, value = self._value("grader", record)
+        if not value:
             return None
         *known, last = *KINDS, *grader_names()
         if value not in (*known, last):
@@ -256,16 +314,11 @@ class Problems:
         return str(value)
 
     def _check_columns(self, names: Iterable[str]) -> None:
-        known = list(names)
-        for ours, theirs in self._theirs.items():
-            if theirs in known or not known or (ours not in self._mapped and ours != "problem"):
-                continue
-            there = ", ".join(f"`{name}`" for name in known[:20]) + (", ..." if len(known) > 20 else "")
-            remedy = did_you_mean(theirs, known) if ours in self._mapped else f"pass --column {ours}=NAME"
-            raise InputError(str(self.path), f"no column `{theirs}`; it has {there}" + (f"; {remedy}" if remedy[:5] != "known" else ""))
+        if what := self._columns.missing(names):
+            raise InputError(str(self.path), what)
 
     def _ids(self) -> Iterator[tuple[int, str]]:
-        return ((item.row, item.problem_id) for item in self if isinstance(item, Problem))
+        return ((item.row, item.problem_id) for item in self if isinstance(item, Problem) and not _nameless(item))
 
     def _version(self) -> tuple[int, ...]:
         """What differs after the file was written, or another one took its name; empty where it cannot be seen."""
@@ -280,33 +333,65 @@ class Problems:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def open_problems(path: Path | str, columns: Mapping[str, str] | None = None, part: Part = ALL) -> Problems:
-    """The problems in the rows of `part` of the file at `path`; `columns` maps our names of columns to the file's.
+class _Seen:
+    """What was seen of the rows of a file while it was read once."""
 
-    Raises `InputError` for an unknown name among `columns`; the file is not touched before `check` or the first row.
-    """
-    return Problems(Path(path), columns or {}, part)
+    def __init__(self) -> None:
+        self.rows = self.bad = self.nameless = self.first_nameless = 0
+        self.hashes, self.items = array("q"), array("q")
+        self.taken: set[str] = set()
+        """Ids that rows without one might have been called by."""
+        self._first_bad: list[BadRow] = []
+
+    def add(self, item: Problem | BadRow) -> None:
+        """One more item."""
+        self.rows += 1
+        self.items.append(_hash(item))
+        if isinstance(item, BadRow):
+            self.bad += 1
+            self._first_bad = [*self._first_bad, item][:MOST_TOLD]
+        elif _nameless(item):
+            self.nameless += 1
+            self.first_nameless = self.first_nameless or item.row
+        else:
+            self.hashes.append(hash(item.problem_id))
+            if item.problem_id.startswith("(row "):
+                self.taken.add(item.problem_id)
+
+    @property
+    def flaws(self) -> str:
+        """What is wrong with bad rows, the first of them."""
+        told = [f"row {item.row}: {item.what}" for item in self._first_bad]
+        more = self.bad - len(told)
+        return "; ".join([*told, *([f"and {more:,} more"] if more else [])])
 
 
-def first_duplicate(
-    ids: Callable[[], Iterable[tuple[int, str]]], hashes: "np.ndarray[Any, np.dtype[np.int64]]"
-) -> tuple[str, int, int] | None:
-    """The first id that occurs twice, and its two rows; None where all ids differ. `hashes` are the 64-bit hashes of all ids.
+def duplicates(ids: Callable[[], Iterable[tuple[int, str]]], hashes: "np.ndarray[Any, np.dtype[np.int64]]") -> list[tuple[str, int, int]]:
+    """The first ids that occur twice, each with its two rows. `hashes` are the 64-bit hashes of all ids.
 
     The `ids` themselves are read again only when a hash repeats, and only those whose hash repeats are kept in memory.
     """
     ordered = np.sort(hashes)
     repeated = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
     rows: dict[str, int] = {}
-    for row, problem_id in ids() if repeated else ():
-        if hash(problem_id) in repeated and rows.setdefault(problem_id, row) != row:
-            return problem_id, rows[problem_id], row
-    return None
+    again = (
+        (problem_id, rows[problem_id], row)
+        for row, problem_id in (ids() if repeated else ())
+        if hash(problem_id) in repeated and rows.setdefault(problem_id, row) != row
+    )
+    return list(islice(again, MOST_TOLD))
+
+
+def _nameless(item: Problem | BadRow) -> bool:
+    """Whether an item is called by its row, as `Problems._row_name` does; one that is called so by the file is none the worse for it."""
+    return item.problem_id.rstrip("*") == f"(row {item.row})"
 
 
 def _hash(item: Problem | BadRow) -> int:
     """Tells items apart, within this process."""
-    return hash((item.row, item.what)) if isinstance(item, BadRow) else hash(item)
+    if isinstance(item, BadRow):
+        return hash((item.row, item.what))
+    return hash(structs.replace(item, problem_id="") if _nameless(item) else item)
 
 
 def _bounded(name: str, text: str, most: int) -> str:
@@ -315,26 +400,9 @@ def _bounded(name: str, text: str, most: int) -> str:
     return text
 
 
-def as_text(name: str, value: Any) -> str | None:
-    """The `value` of the column `name` as text, 27.0 as `27`; None where it is null or NaN. Raises `Flaw` for other types."""
-    match value:
-        case None | str():
-            return value
-        case bool():
-            return "true" if value else "false"
-        case int():
-            if abs(value) >= 10**MOST_DIGITS:
-                raise Flaw(f"`{name}` is a number of more than {MOST_DIGITS:,} digits; write it as text")
-            return str(value)
-        case float() | Decimal():
-            number = float(value)
-            if number != number:
-                return None
-            return str(int(number)) if abs(number) < 2**53 and value == int(number) else str(value)
-    raise Flaw(f"`{name}` is {kind_of(value)}, expected text or a number")
+def open_problems(path: Path | str, columns: Mapping[str, str] | None = None, part: Part = ALL) -> Problems:
+    """The problems in the rows of `part` of the file at `path`; `columns` maps our names of columns to the file's.
 
-
-def kind_of(value: Any) -> str:
-    """The type of a JSON value as an error message names it, with its article: `a number`, `an array`."""
-    kinds: dict[type, str] = {bool: "true or false", int: "a number", float: "a number", list: "an array", dict: "an object"}
-    return kinds.get(type(value), f"a {type(value).__name__}")
+    Raises `InputError` for an unknown name among `columns`; the file is not touched before `check` or the first row.
+    """
+    return Problems(Path(path), columns or {}, part)

@@ -14,8 +14,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from pipeline.bundled import find_file
-from pipeline.data.problems import as_text, kind_of
+from pipeline.data.options import shuffled
 from pipeline.data.rows import Flaw
+from pipeline.data.values import as_text, keys_of, value_at
 from pipeline.errors import GraphError, did_you_mean
 from pipeline.grading.stated import boxed
 from pipeline.graph.loader import load_struct
@@ -27,13 +28,10 @@ COLUMNS = ("problem_id", "problem", "answer", "options", "source", "grader")
 HASHES = "####"
 """The mark before the final answer of a worked solution, as GSM8K writes it."""
 
-_PATH = re.compile(r"[^.\[\]]+(?:\.[^.\[\]]+|\[\d+\])*")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 Rows = Annotated[int, Meta(ge=1, le=1_000_000_000_000)]
 Row = Mapping[str, Any]
-Keys = tuple[str | int, ...]
-"""The place of a value in a row: the column, then names within objects and indices within arrays."""
 
 
 BuiltIn = Literal["math", "numeric", "letter"]
@@ -120,13 +118,6 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def columns(self) -> tuple[str, ...]:
         """The columns of a published file that the recipe reads."""
         return tuple(dict.fromkeys(str(keys_of(path)[0]) for _, path in self.paths()))
-
-
-def keys_of(path: str) -> Keys:
-    """The keys of a path: `final_answer[0]` is `("final_answer", 0)`; raises `ValueError` for what is no path."""
-    if not _PATH.fullmatch(path):
-        raise ValueError(f"{path!r} is not a path; expected a column, then .NAME or [PLACE] for what is inside, such as `final_answer[0]`")
-    return tuple(int(place) if place else name for place, name in re.findall(r"\[(\d+)\]|([^.\[\]]+)", path))
 
 
 def find_recipe(name: str) -> Recipe:
@@ -262,32 +253,13 @@ class RowReader:
 
     def _value(self, path: str, row: Row) -> Any:
         """The value at `path`; raises `Flaw` where the row has none there."""
-        value: Any = row
-        for key in self._keys[path]:
-            if isinstance(key, int):
-                if not isinstance(value, list):
-                    raise Flaw(f"`{path}`: expected an array before `[{key}]`, got {kind_of(value)}")
-                if key >= len(value):
-                    raise Flaw(f"`{path}`: the array holds {len(value)} values")
-                value = value[key]
-                continue
-            if not isinstance(value, Mapping):
-                raise Flaw(f"`{path}`: expected an object with `{key}`, got {kind_of(value)}")
-            if key not in value:
-                raise Flaw(f"has no `{path}`; {self._instead(key, value, value is row)}")
-            value = value[key]
-        return value
+        return value_at(path, self._keys[path], row, lambda name, place: self._instead(name, place, place is row))
 
     def _instead(self, name: str, place: Row, is_row: bool) -> str:
         """A clause that says what the row or the file has in place of `name`."""
         if not is_row or not self._names:
             return did_you_mean(name, place)
         return "other rows have it" if name in self._names else did_you_mean(name, self._names)
-
-
-def shuffled(options: Iterable[str], question: str, seed: int) -> tuple[str, ...]:
-    """The options in an order that depends on seed, question and texts alone, not on the order they come in."""
-    return tuple(sorted(options, key=lambda option: hashlib.blake2b("\0".join((str(seed), question, option)).encode()).digest()))
 
 
 def canonical_digest(rows: Iterable[CanonicalRow]) -> str:

@@ -35,7 +35,7 @@ class ShownPrompt(Struct, frozen=True, kw_only=True):
 
 
 def shown_prompt(
-    plan: Plan, where: str, stage: str, problem: str, *, thought: Sequence[str] = (), candidates: Sequence[str] = ()
+    plan: Plan, where: str, stage: str, problem: Problem, *, thought: Sequence[str] = (), candidates: Sequence[str] = ()
 ) -> ShownPrompt:
     """The first request of `stage` for a `problem` whose chain has committed the steps `thought` and, where the stage judges, has these
     `candidates`, instead of which there are placeholders where there are none.
@@ -60,14 +60,14 @@ def shown_prompt(
     return _shown(stage, role, requests[0], builders[role].tokenizer)
 
 
-def problem_in(problems: Problems, row: int) -> str:
+def problem_in(problems: Problems, row: int) -> Problem:
     """The problem in a row of a file, from 1; raises `InputError`."""
     item = next(islice(iter(problems), row - 1, None), None)
     if item is None:
         raise InputError(str(problems.path), f"has no row {row}")
     if isinstance(item, BadRow):
         raise InputError(str(problems.path), f"row {row}: {item.what}")
-    return item.problem
+    return item
 
 
 def _stage_of(plan: Plan, stage: str) -> StageNode:
@@ -85,11 +85,10 @@ def _tokenizer(plan: Plan, role: str) -> Tokenizer:
     return load(role, spec)
 
 
-def _chain(plan: Plan, builders: dict[str, PromptBuilder], problem: str) -> Chain:
+def _chain(plan: Plan, builders: dict[str, PromptBuilder], problem: Problem) -> Chain:
     tokenizers = {key: builder.tokenizer for key, builder in builders.items() if key == role_of(key)}
     limits = dict.fromkeys(tokenizers, NO_LIMIT)
-    asked = Problem(1, "1", problem, None)
-    return Chain(asked, 0, 0, 0, openings(builders), TokenTranslator(tokenizers, plan.prompts.thought), limits)
+    return Chain(problem, 0, 0, 0, openings(builders), TokenTranslator(tokenizers, plan.prompts.thought), limits)
 
 
 def _span(builder: PromptBuilder, role: str, text: str) -> Span:

@@ -4,8 +4,8 @@ import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from pipeline.data.many_files import MAGIC
-from pipeline.data.rows import FORMS
+from pipeline.data.formats import FORMS
+from pipeline.data.many_files import MAGIC, files_among, is_problems_file
 from pipeline.errors import InputError, RunFolderError, StoreError
 from pipeline.remote.object_store import ObjectStore
 from pipeline.remote.transfer import DOWNLOAD_PATIENCE_S, patiently
@@ -27,12 +27,13 @@ def fetch_problems(text: str, folder: Path) -> Path:
         return _downloaded(store, "", folder / url.name)
     pattern = next((place for place, part in enumerate(url.key.split("/")) if re.search(f"[{re.escape(MAGIC)}]", part)), None)
     if kind == "folder":
-        return _downloaded_all(store, [name for name in store.list(below=False) if _is_known(name)], folder / (url.name or url.bucket))
+        here = files_among(text, store.list(below=False)) or files_among(text, store.list())
+        return _downloaded_all(store, here, folder / (url.name or url.bucket))
     if pattern is None:
         raise InputError(text, "there is no such object")
     parts = url.key.split("/")
     above = ObjectStore(Url(url.scheme, url.bucket, "/".join(parts[:pattern])))
-    found = [name for name in above.list() if _matches(name, parts[pattern:]) and _is_known(name)]
+    found = [name for name in above.list() if _matches(name, parts[pattern:]) and is_problems_file(name)]
     if not found:
         raise InputError(text, "no object matches this pattern")
     return _downloaded_all(above, found, folder / "matched")
@@ -44,10 +45,6 @@ def _matches(name: str, pattern: list[str]) -> bool:
     if "**" in pattern:
         return fnmatchcase(name, "/".join(pattern).replace("**/", "*"))
     return len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern))
-
-
-def _is_known(name: str) -> bool:
-    return Path(name.rpartition("/")[2].lower().removesuffix(".gz")).suffix in FORMS
 
 
 def _downloaded_all(store: ObjectStore, names: list[str], folder: Path) -> Path:

@@ -30,8 +30,8 @@ def take_up(checked: Preflight, command: Sequence[str] = ()) -> Ready:
     """Read what earlier sessions left in the run folder, which this process holds; write-ahead files are made parts first."""
     record = new_record(checked, command)
     if checked.folder is None or checked.old is None:
-        return Ready(checked=checked, record=record, resume_state=ResumeState())
-    remarks = check_files(checked.folder)
+        return Ready(checked=checked, record=record, resume_state=ResumeState(), remarks=checked.problems.remarks)
+    remarks = [*checked.problems.remarks, *check_files(checked.folder)]
     rewritten = recover(checked.folder)
     taken_back = mend_chains(checked.folder, checked.old)
     options = checked.options

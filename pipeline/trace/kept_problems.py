@@ -55,6 +55,9 @@ class KeptProblems(Problems):
     def _open(self) -> Source:
         return _KeptRows(self._folder)
 
+    def _clauses(self, source: Source, seen: object) -> Iterator[str]:
+        return iter(())  # said when the run began
+
     def _item(self, row: int, record: Record) -> Problem | BadRow:
         """The item as it was kept: what its values mean was decided when the run began."""
         if isinstance(record, Flaw) or record["flaw"] is not None:
@@ -80,6 +83,7 @@ class KeptProblems(Problems):
 class _KeptRows:
     """A `Source` of the rows of the table `problems`."""
 
+    remark = ""
     names = dict.fromkeys(("problem", "answer", "problem_id", "options", "grader"))
 
     def __init__(self, folder: Path) -> None:

@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from pipeline.data.formats import open_source
 from pipeline.data.many_files import files_of
-from pipeline.data.rows import DAMAGE, Flaw, open_source
+from pipeline.data.rows import DAMAGE, Flaw
 from pipeline.errors import InputError, UsageError, reason
 
 COLUMNS = ("problem", "question")

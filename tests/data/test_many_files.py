@@ -1,18 +1,21 @@
 """Several files, folders, patterns and stdin as one input."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.data.many_files import files_of, open_files
+from pipeline.data.many_files import files_among, files_of, open_files
 from pipeline.data.obtain import HUB, problem_files, spooled
 from pipeline.data.part import Part
 from pipeline.data.problems import Problem, open_problems
@@ -107,7 +110,7 @@ def test_more_files_than_a_process_may_have_open(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "suffix"),
     [
-        (b'{"problem": "x"}\n', ".jsonl"),
+        (b'{"problem": "x"}\n', ".json"),
         (b'\n[{"problem": "x"}]', ".json"),
         (b"problem\nx\n", ".csv"),
         (b"\xef\xbb\xbfproblem\nx\n", ".csv"),
@@ -125,17 +128,21 @@ def test_parquet_from_stdin(tmp_path: Path) -> None:
     assert [item.problem for item in open_problems(path) if isinstance(item, Problem)] == ["x"]
 
 
-def test_compressed_stdin_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is compressed; unpack it first"):
-        spooled(io.BytesIO(gzip.compress(b"problem\nx\n")), tmp_path)
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, lambda data: pa.compress(data, "zstd", asbytes=True)])
+def test_compressed_stdin(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    path = spooled(io.BytesIO(pack(b"problem\nx\n")), tmp_path)
+    assert [item.problem for item in open_problems(path) if isinstance(item, Problem)] == ["x"]
 
 
 @pytest.mark.parametrize(
     ("address", "parts"),
     [
-        ("hf://openai/gsm8k", ("openai/gsm8k", None, None)),
-        ("hf://openai/gsm8k:main", ("openai/gsm8k", "main", None)),
-        ("hf://openai/gsm8k:main/test", ("openai/gsm8k", "main", "test")),
+        ("hf://openai/gsm8k", ("openai/gsm8k", None, None, None)),
+        ("hf://openai/gsm8k:main", ("openai/gsm8k", None, "main", None)),
+        ("hf://openai/gsm8k:main/test", ("openai/gsm8k", None, "main", "test")),
+        ("hf://squad@v1.0/train", ("squad", "v1.0", None, "train")),
+        ("hf://a/b.c@0123abcd:main/test", ("a/b.c", "0123abcd", "main", "test")),
+        ("hf://a/b@refs/convert/parquet:x", ("a/b", "refs/convert/parquet", "x", None)),
     ],
 )
 def test_addresses_of_the_hub(address: str, parts: tuple[str | None, ...]) -> None:
@@ -149,10 +156,14 @@ def test_two_parts_of_a_data_set_of_the_hub_are_two_inputs(monkeypatch: pytest.M
 
     class Library:
         @staticmethod
-        def load_dataset(name: str, config: str, split: str) -> "Library":
+        def load_dataset(name: str, config: str, split: str, revision: str | None) -> "Library":
             found = Library()
             found.table = pa.table({"problem": [f"{name} {config} {split}"]})
             return found
+
+        @staticmethod
+        def get_dataset_split_names(name: str, config: str, revision: str | None) -> list[str]:
+            return {"main": ["train", "test"], "only": ["train"], "none": ["train", "dev"]}[config]
 
         table: pa.Table
 
@@ -160,17 +171,37 @@ def test_two_parts_of_a_data_set_of_the_hub_are_two_inputs(monkeypatch: pytest.M
             pq.write_table(self.table, path)
 
     monkeypatch.setitem(sys.modules, "datasets", Library)
-    with problem_files(["hf://a/b:main", "hf://a/b:other/train"], fetch_problems) as paths:
-        assert said(open_files(paths)) == [(1, "a/b main test"), (2, "a/b other train")]
-
-
-def test_stdin_can_be_named_once() -> None:
-    with pytest.raises(InputError, match="can be read once"), problem_files(["-", "x.jsonl", "-"], fetch_problems):
+    told: list[str] = []
+    with problem_files(["hf://a/b:main", "hf://a/b@v1:other/train", "hf://a/b:only"], fetch_problems, told.append) as paths:
+        assert said(open_files(paths)) == [(1, "a/b main test"), (2, "a/b other train"), (3, "a/b only train")]
+    newest = "its newest revision, whose commit the library does not state"
+    assert told == [
+        f"hf://a/b:main: split `test`, {newest}",
+        "hf://a/b@v1:other/train: split `train`, revision v1",
+        f"hf://a/b:only: split `train`, {newest}",
+    ]
+    with (
+        pytest.raises(InputError, match="has the splits train, dev; name one: hf://a/b:none/train"),
+        problem_files(["hf://a/b:none"], fetch_problems, print),
+    ):
         pass
 
 
-def test_what_is_no_address_of_the_hub() -> None:
-    with pytest.raises(PipelineError, match="expected hf://OWNER/NAME"), problem_files(["hf://"], fetch_problems):
+def test_stdin_can_be_named_once() -> None:
+    with pytest.raises(InputError, match="can be read once"), problem_files(["-", "x.jsonl", "-"], fetch_problems, print):
+        pass
+
+
+@pytest.mark.parametrize("address", ["hf://", "hf://..", "hf://../x", "hf://.", "hf://a/..", "hf://a/../b", "hf:///etc", "hf://a/b/c/d"])
+def test_what_is_no_address_of_the_hub(address: str) -> None:
+    with pytest.raises(PipelineError, match="expected hf://OWNER/NAME"), problem_files([address], fetch_problems, print):
+        pass
+
+
+def test_a_folder_is_not_taken_for_a_data_set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "openai/gsm8k").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="is here, too"), problem_files(["hf://openai/gsm8k"], fetch_problems, print):
         pass
 
 
@@ -199,5 +230,76 @@ def test_an_array_of_objects(tmp_path: Path) -> None:
     path.write_text(json.dumps([{"problem": "x", "answer": 1}, 7, {"problem": "y"}], indent=2))
     assert said(open_problems(path)) == [(1, "x"), (2, "not a JSON object"), (3, "y")]
     path.write_text("[1, 2")
-    with pytest.raises(InputError, match="not a JSON array"):
+    with pytest.raises(InputError, match="not a JSON document"):
         open_problems(path).check()
+
+
+TEXT = '{"problem": "x"}\n'
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["data/test-00000-of-00001.parquet", "README.md", ".gitattributes"], ["data/test-00000-of-00001.parquet"]),
+        (["data-00000-of-00001.arrow", "dataset_info.json", "state.json", "cache-1a2b.arrow"], ["data-00000-of-00001.arrow"]),
+        (["main/data/a.jsonl", "LICENSE"], ["main/data/a.jsonl"]),
+        (["test-1.jsonl", "test-0.jsonl", "deep/other.jsonl"], ["test-0.jsonl", "test-1.jsonl"]),
+        (["latest.jsonl", "contest.jsonl"], ["contest.jsonl", "latest.jsonl"]),
+        ([".hidden/a.jsonl", "notes.txt"], []),
+    ],
+)
+def test_the_files_of_a_folder_as_data_sets_lie(names: list[str], found: list[str]) -> None:
+    assert files_among("here", names) == found
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (
+            ["train.jsonl", "test.jsonl"],
+            "has files of several splits, test (1 file), train (1 file); name one, as a file or a pattern: here/test.jsonl",
+        ),
+        (
+            ["data/train-0.parquet", "data/train-1.parquet", "data/validation.parquet"],
+            "several splits, train (2 files), validation (1 file)",
+        ),
+        (["a.jsonl", "train.jsonl"], "several splits, others (1 file), train (1 file)"),
+        (["main/test.parquet", "socratic/test.parquet"], "has files in several folders, main, socratic; name one: here/main"),
+        (
+            ["train/data-0.arrow", "test/data-0.arrow", "dataset_dict.json"],
+            "has files in several folders, test, train; name one: here/test",
+        ),
+    ],
+)
+def test_a_folder_of_several_splits_is_not_solved_as_a_whole(names: list[str], sentence: str) -> None:
+    with pytest.raises(InputError) as caught:
+        files_among("here", names)
+    assert sentence in str(caught.value)
+
+
+def test_which_files_were_taken_is_said(tmp_path: Path) -> None:
+    for number in range(6):
+        (tmp_path / f"{number}.jsonl").write_text(TEXT)
+    problems = open_files([tmp_path, tmp_path / "0.jsonl", tmp_path / "[12].jsonl"])
+    problems.check()
+    listed = (f"{tmp_path}: 6 files: 0.jsonl, 1.jsonl, ..., 5.jsonl", f"{tmp_path}/[12].jsonl: 2 files: 1.jsonl, 2.jsonl")
+    assert problems.remarks == listed
+
+
+def test_what_is_wrong_with_several_files_is_told_together(tmp_path: Path) -> None:
+    for name in "abcd":
+        (tmp_path / f"{name}.csv").write_text("question\nx\n" if name != "b" else "problem\nx\n")
+    with pytest.raises(InputError) as caught:
+        open_files([tmp_path]).check()
+    assert [name for name in "abcd" if f"{name}.csv: no column `problem`" in str(caught.value)] == ["a", "c", "d"]
+
+
+@pytest.mark.slow
+def test_a_data_set_as_the_library_saves_it(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="the extra `data` is not installed")
+    rows = datasets.Dataset.from_list([{"problem": "x", "answer": "1"}, {"problem": "y", "answer": "2"}])
+    rows.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "two")
+    assert said(open_files([tmp_path / "one"])) == said(open_files([tmp_path / "two/test"])) == [(1, "x"), (2, "y")]
+    with pytest.raises(InputError, match="several folders, test, train"):
+        open_files([tmp_path / "two"])

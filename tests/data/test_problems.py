@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.data import rows
+from pipeline.data import columnar, rows
 from pipeline.data.part import Part, RowSample
-from pipeline.data.problems import Fingerprint, Problem, first_duplicate, open_problems
+from pipeline.data.problems import Fingerprint, Problem, duplicates, open_problems
 from pipeline.errors import BadRow, InputError
 
 Write = Callable[[str, Any], Path]
@@ -123,7 +123,9 @@ def test_columns_are_mapped(write: Write) -> None:
         (27.0, "27"),
         (0.5, "0.5"),
         (10**30, str(10**30)),
-        (1e300, "1e+300"),
+        (1e300, "1" + 300 * "0"),
+        (1e22, "1" + 22 * "0"),
+        (1e-7, "0.0000001"),
         (-3, "-3"),
         (True, "true"),
         (None, None),
@@ -171,14 +173,19 @@ BAD_LINES = [
     (b'{"problem":""}', "`problem` is empty"),
     (b'{"problem":" \\n"}', "`problem` is empty"),
     (b'{"question":"x"}', "has no `problem`"),
-    (b'{"problem":5}', "`problem` is a number, expected text"),
-    (b'{"problem":["x"]}', "`problem` is an array, expected text"),
+    (b'{"problem":5}', "`problem` is a number, expected text or the messages of a chat"),
+    (b'{"problem":["x"]}', "`problem` is an array, expected text or the messages of a chat"),
     (b'{"problem":"\xff"}', "not UTF-8"),
     (b'{"problem":"x","other":"\xff"}', "not UTF-8"),
     (b'{"problem":"x","answer":{}}', "`answer` is an object, expected text or a number"),
     (b'{"problem":"x","answer":[[1]]}', "`answer` is an array, expected text or a number"),
-    (b'{"problem":"x","problem_id":null}', "`problem_id` is empty"),
-    (b'{"problem":"x","problem_id":" "}', "`problem_id` is empty"),
+    (b'{"problem":"x","answer":Infinity}', "`answer` is infinite, expected text or a number"),
+    (b'{"problem":"x\\ud800"}', "`problem` holds half of a surrogate pair, which is no character"),
+    (
+        b'{"problem":"x","problem_id":9007199254740994.0}',
+        "`problem_id` is the float 9007199254740994.0, and such large floats do not tell whole numbers apart; "
+        "write ids as integers or text",
+    ),
     (b'{"problem":' + b"[" * 20000 + b"]" * 20000 + b"}", "nested too deeply"),
 ]
 
@@ -275,7 +282,8 @@ WRONG_FILES: list[tuple[str, Any, str]] = [
     (
         "p.txt",
         "x",
-        "p.txt: unknown kind of file `.txt`; expected .parquet, .jsonl, .ndjson, .json, .csv or .tsv, the text formats also with .gz",
+        "p.txt: unknown kind of file `.txt`; expected .parquet, .arrow, .feather, .jsonl, .ndjson, .json, .csv or .tsv, "
+        "the text formats also with .gz, .bz2, .zst, .lz4, .xz",
     ),
     ("p.parquet.gz", b"", "p.parquet.gz: unknown kind of file `.parquet.gz`; expected"),
     ("p.jsonl", "", "p.jsonl: holds no rows"),
@@ -286,8 +294,11 @@ WRONG_FILES: list[tuple[str, Any, str]] = [
     ("p.parquet", pa.table({"problem": pa.array([], pa.string())}), "p.parquet: holds no rows"),
     ("p.parquet", b"", "p.parquet: not a complete Parquet file: "),
     ("p.parquet", b"PAR1 and then nothing", "p.parquet: not a complete Parquet file: Parquet magic bytes not found in footer."),
-    ("p.jsonl", '{"problem":"x"}\n'.encode("utf-16"), "p.jsonl: not UTF-8 text, but UTF-16 or something binary"),
-    ("p.csv", "problem\nx\n".encode("utf-16-le"), "p.csv: not UTF-8 text, but UTF-16 or something binary"),
+    (
+        "p.csv",
+        "problem\nx\n".encode("utf-16-le"),
+        "p.csv: not UTF-8 text, but something binary, or UTF-16 without a byte order mark; save it as UTF-8",
+    ),
     ("p.csv", b"probl\xe8me\nx\n", "p.csv: the header is not UTF-8"),
     ("p.csv", "problem,problem\nx,y\n", "p.csv: has the column `problem` twice"),
     ("p.jsonl", "é\n".encode("latin-1") * 3, "p.jsonl: no row holds a problem; row 1: not UTF-8"),
@@ -332,10 +343,7 @@ def test_damaged_gzip(tmp_path: Path, name: str) -> None:
     lines = rows if "csv" in name else "".join(json.dumps({"problem": line}) + "\n" for line in rows.split())
     whole = gzip.compress(lines.encode())
     path.write_bytes(whole[: len(whole) // 2])
-    assert "Compressed file ended before the end-of-stream marker was reached" in wrong(path)
-    assert ", after row " in wrong(path)
-    path.write_bytes(b"plain text")
-    assert "Not a gzipped file" in wrong(path)
+    assert "truncated compressed stream" in wrong(path).lower()
 
 
 @pytest.mark.parametrize(
@@ -362,7 +370,7 @@ def test_a_line_of_csv_that_is_one_blank_field_is_a_row(write: Write) -> None:
 
 
 def test_a_footer_with_too_long_lists_is_refused_unread(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(rows.PARQUET_LIMITS, "thrift_container_size_limit", 50)
+    monkeypatch.setitem(columnar.PARQUET_LIMITS, "thrift_container_size_limit", 50)
     path = write("p.parquet", [{f"c{place}": 1 for place in range(60)}])
     assert wrong(path) == "p.parquet: has more than 50 columns or row groups, or is damaged"
 
@@ -387,6 +395,8 @@ def test_a_mapped_column_that_is_not_there(write: Write, name: str) -> None:
     has = f"{name}: no column `questoin`; it has `question`, `answer`; did you mean `question`?"
     assert wrong(path, {"problem": "questoin"}) == has
     assert wrong(path, {"problem": "question", "problem_id": "zzz"}) == f"{name}: no column `zzz`; it has `question`, `answer`"
+    both = f"{name}: no column `questoin` or `anwser`; it has `question`, `answer`; did you mean `question`?; did you mean `answer`?"
+    assert wrong(path, {"problem": "questoin", "answer": "anwser"}) == both
 
 
 def test_an_unknown_name_of_ours(write: Write) -> None:
@@ -395,25 +405,32 @@ def test_an_unknown_name_of_ours(write: Write) -> None:
         open_problems(path, {"anwser": "x"})
 
 
-def test_a_mapped_id_must_be_in_every_row(write: Write) -> None:
-    first, bad = read(write("p.jsonl", [{"problem": "x", "nr": 1}, {"problem": "y"}]), {"problem_id": "nr"})
-    assert isinstance(first, Problem)
-    assert flaw(bad) == "`nr` is empty"
+@pytest.mark.parametrize("name", ["p.jsonl", "p.parquet", "p.csv"])
+@pytest.mark.parametrize("null", [None, "", " "])
+def test_a_row_without_an_id_is_called_by_its_number_and_that_is_said(write: Write, name: str, null: str | None) -> None:
+    ids = ["a", null, "(row 2)", "(row 2)*", "d"]
+    content: Any = [{"problem": "x", "nr": each} for each in ids]
+    if name == "p.csv":
+        content = "problem,nr\n" + "".join(f"x,{each or ''}\n" for each in ids)
+    source = open_problems(write(name, content), {"problem_id": "nr"})
+    assert source.check().bad_rows == 0
+    assert [item.problem_id for item in source.unchanged()] == ["a", "(row 2)**", "(row 2)", "(row 2)*", "d"]
+    assert source.remarks == (f"{source.path}: 1 row has no `nr`: it is called (row 2)",)
 
 
 def test_a_hash_collision_is_no_duplicate() -> None:
     same = hash("a")
     hashes = np.array([same, hash("b"), same])
-    assert first_duplicate(lambda: [(1, "a"), (2, "b"), (3, "c")], hashes) is None
-    assert first_duplicate(lambda: [(1, "a"), (2, "b"), (3, "a")], hashes) == ("a", 1, 3)
+    assert duplicates(lambda: [(1, "a"), (2, "b"), (3, "c")], hashes) == []
+    assert duplicates(lambda: [(1, "a"), (2, "b"), (3, "a")], hashes) == [("a", 1, 3)]
 
 
 def test_ids_are_read_again_only_when_hashes_repeat() -> None:
     def never() -> list[tuple[int, str]]:
         raise AssertionError
 
-    assert first_duplicate(never, np.arange(5)) is None
-    assert first_duplicate(never, np.array([], np.int64)) is None
+    assert duplicates(never, np.arange(5)) == []
+    assert duplicates(never, np.array([], np.int64)) == []
 
 
 def test_memory_of_the_check_is_flat(write: Write) -> None:
@@ -450,9 +467,9 @@ def test_the_sets_people_use(
 
 BOUNDS = [
     ({"problem": "x" * 1_000_001}, "`problem` has 1,000,001 characters, more than 1,000,000"),
-    ({"answer": "x" * 100_001}, "`answer` has 100,001 characters, more than 100,000"),
+    ({"answer": "x" * 100_001, "options": []}, "`answer` has 100,001 characters, more than 100,000"),
     ({"problem_id": "x" * 1001}, "`problem_id` has 1,001 characters, more than 1,000"),
-    ({"options": ["x"] * 101}, "`options` has 101 texts, more than 100"),
+    ({"options": [f"{place}" for place in range(27)]}, "`options` has 27 texts, more than the 26 that have a letter"),
     ({"options": ["x" * 100_001]}, "`options` has 100,001 characters, more than 100,000"),
 ]
 
@@ -460,7 +477,7 @@ BOUNDS = [
 @pytest.mark.parametrize("name", ["p.jsonl", "p.parquet"])
 @pytest.mark.parametrize(("row", "what"), BOUNDS, ids=[what for _, what in BOUNDS])
 def test_a_text_beyond_its_bound_is_one_bad_row(write: Write, name: str, row: dict[str, Any], what: str) -> None:
-    plain = {"problem": "fine", "answer": "1", "problem_id": "a", "options": ["y"]}
+    plain = {"problem": "fine", "answer": "A", "problem_id": "a", "options": ["y"]}
     first, bad, last = read(write(name, [plain, plain | {"problem_id": "b"} | row, plain | {"problem_id": "c"}]))
     assert flaw(bad) == what
     assert isinstance(first, Problem)
@@ -494,3 +511,21 @@ def test_a_text_that_a_dictionary_repeats_is_not_expanded_at_once(write: Write) 
 def test_too_many_columns(write: Write) -> None:
     header = ",".join(f"c{i}" for i in range(10_001))
     assert wrong(write("p.csv", f"{header}\n")) == "p.csv: has 10,001 columns, more than 10,000"
+
+
+def test_all_flaws_of_a_file_are_told_at_once_and_not_more_than_a_few(write: Write) -> None:
+    rows: list[Any] = [{"problem": "x", "problem_id": number % 3} for number in range(30)]
+    path = write("p.jsonl", rows)
+    path.write_bytes(path.read_bytes() + b"nonsense\n" * 9)
+    text = wrong(path)
+    assert text.startswith("p.jsonl, row 4: problem_id '0' is taken by row 1 already; row 5: problem_id '1' is taken by row 2 already; ")
+    assert text.count("is taken by") == 5
+    assert text.endswith("row 35: not JSON (JSON is malformed: invalid character (byte 4)); and 4 more")
+
+
+def test_rows_without_a_problem_are_named_when_the_file_is_read(write: Write) -> None:
+    source = open_problems(write("p.jsonl", b'nonsense\n{"problem":""}\n{"problem":5}\n{"q":1}\n{"problem":"x"}\n'))
+    assert source.check().bad_rows == 4
+    [said] = source.remarks
+    assert "4 of 5 rows hold no problem and fail: row 1: not JSON" in said
+    assert all(f"row {row}: " in said for row in (1, 2, 3, 4))

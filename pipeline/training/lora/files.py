@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from pipeline.data.rows import DAMAGE, Flaw, open_source
+from pipeline.data.formats import open_source
+from pipeline.data.rows import DAMAGE, Flaw
 from pipeline.errors import InputError, boundary, reason
 from pipeline.training.examples import IGNORED, Origin, SelectionRow, SftRow, SftTokensRow
 from pipeline.training.lora.config import Task

@@ -1,0 +1,47 @@
+"""Problems written as chats: a column of messages enters; the last message of the user and the chat before it leave. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from pipeline.data.rows import Flaw
+from pipeline.data.values import kind_of
+from pipeline.graph.prompts import Message
+
+MOST_MESSAGES = 64
+"""Most messages of a chat: every length is a template of its own, which is cut once."""
+
+
+def chat_of(name: str, value: Any) -> tuple[Message, ...] | None:
+    """The messages in a column: an array of objects with `role` and `content`, or one as JSON; None for what is no such thing. Raises
+    `Flaw` for a chat that does not end with a problem."""
+    if isinstance(value, str) and value.startswith("[{") and '"role"' in value:
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            return None
+    if not isinstance(value, list) or not value or not all(isinstance(each, Mapping) and "role" in each for each in value):
+        return None
+    chat = tuple(_message(name, place, each) for place, each in enumerate(value))
+    roles = [message.role for message in chat]
+    turns = roles[roles[0] == "system" :]
+    if len(chat) > MOST_MESSAGES:
+        raise Flaw(f"`{name}` has {len(chat)} messages, more than {MOST_MESSAGES}")
+    if turns[-1:] == ["assistant"]:
+        remedy = f"end it with the user's, or map that: --column problem='{name}[{len(roles) - 2}].content'"
+        raise Flaw(f"`{name}` ends with a message of the assistant; {remedy}")
+    if not turns or turns != ["user", "assistant"] * (len(turns) // 2) + ["user"]:
+        expected = "expected one of the system or none, then user and assistant in turns, the user last"
+        raise Flaw(f"`{name}` has messages of {', '.join(roles)}; {expected}")
+    return chat
+
+
+def _message(name: str, place: int, message: Mapping[str, Any]) -> Message:
+    role, content = message["role"], message.get("content")
+    role = "system" if role == "developer" else role
+    if isinstance(content, list) and content and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str) or not content.strip():
+        raise Flaw(f"the `content` of `{name}[{place}]` is {'empty' if not content else kind_of(content)}, expected text")
+    return Message(str(role), content)

@@ -1,0 +1,96 @@
+"""Where in a row our columns are: `--column` mappings and the names that data sets use enter, the values of a row leave."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pipeline.data.values import Keys, keys_of, value_at
+from pipeline.errors import InputError, did_you_mean
+
+COLUMNS = ("problem", "answer", "problem_id", "options", "grader")
+"""Our names of the columns. Only `problem` must be in a file, and every column that `--column` maps."""
+GPQA = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+ALSO: dict[str, tuple[tuple[str, ...], ...]] = {
+    "options": (("choices",), GPQA),
+    "answer": (("answerKey",), GPQA[:1]),
+}
+"""Columns that are taken where a row has none of our name and none is mapped: those of MMLU, ARC and GPQA."""
+
+
+class Columns:
+    """Our columns in the rows of one input."""
+
+    def __init__(self, mapped: Mapping[str, str]) -> None:
+        """Raises `InputError` for a name that is none of ours, or a path that is none."""
+        for ours, theirs in mapped.items():
+            if ours not in COLUMNS:
+                remedy = f"did you mean --column {theirs}={ours!r}?" if theirs in COLUMNS else did_you_mean(ours, COLUMNS)
+                raise InputError(f"--column {ours}={theirs}", f"a problem has no field `{ours}`; {remedy}")
+        self.mapped = dict(mapped)
+        self._names: dict[str, tuple[str, ...]] = {ours: (ours,) for ours in COLUMNS}
+        """For each of ours one name; of several columns of options the names joined by commas, and each by itself."""
+        for ours, theirs in mapped.items():
+            self._names[ours] = (theirs, *(theirs.split(",") if ours == "options" and "," in theirs else ()))
+        also = [names for each in ALSO.values() for names in each]
+        self._keys = {name: _keys(name) for names in (*self._names.values(), *also) for name in names}
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """All columns of a file that may be needed."""
+        tops = (str(keys[0]) for keys in self._keys.values())
+        return tuple(dict.fromkeys([*self._keys, *tops]))
+
+    def name(self, ours: str) -> str:
+        """What a column is called in messages."""
+        return str(self._names[ours][0])
+
+    def found(self, ours: str, record: Mapping[str, Any]) -> tuple[str, ...]:
+        """The names in a row of what is our column: one, or of options several; empty where it has none."""
+        whole, *parts = self._names[ours]
+        if self._has(whole, record):
+            return (whole,)
+        if parts:
+            return tuple(name for name in parts if self._has(name, record))
+        if ours in self.mapped:
+            return ()
+        return next((names for names in ALSO.get(ours, ()) if all(name in record for name in names)), ())
+
+    def value(self, name: str, record: Mapping[str, Any]) -> Any:
+        """The value in a row by one of the names that `found` gave; raises `Flaw` for a path that leads nowhere."""
+        if name in record:
+            return record[name]
+        keys = self._keys[name]
+        if record[str(keys[0])] is None:
+            return None
+        return value_at(name, keys, record, did_you_mean)
+
+    def missing(self, known: Iterable[str]) -> str:
+        """What a file with the columns `known` lacks, and what would be right; empty where it lacks nothing."""
+        there = list(known)
+        if not there:
+            return ""
+        lacking = list(self._lacking(dict.fromkeys(there)))
+        if not lacking:
+            return ""
+        remedies = (f"pass --column {ours}=NAME" if ours not in self.mapped else did_you_mean(name, there) for ours, name in lacking)
+        names = " or ".join(f"`{name}`" for _, name in lacking)
+        listed = ", ".join(f"`{name}`" for name in there[:20]) + (", ..." if len(there) > 20 else "")
+        return "; ".join([f"no column {names}", f"it has {listed}", *(each for each in remedies if not each.startswith("known"))])
+
+    def _lacking(self, known: Mapping[str, None]) -> Iterator[tuple[str, str]]:
+        for ours in COLUMNS:
+            if ours != "problem" and ours not in self.mapped:
+                continue
+            whole, *parts = self._names[ours]
+            if not self._has(whole, known):
+                yield from ((ours, name) for name in parts or [whole] if not self._has(name, known))
+
+    def _has(self, name: str, record: Mapping[str, Any]) -> bool:
+        return name in record or (len(self._keys[name]) > 1 and self._keys[name][0] in record)
+
+
+def _keys(name: str) -> Keys:
+    """The keys of a path; of what is none, such as a column with a bracket in its name, the name itself."""
+    try:
+        return keys_of(name)
+    except ValueError:
+        return (name,)
