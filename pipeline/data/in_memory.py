@@ -48,8 +48,19 @@ def rows_of(frame: Any) -> Iterator[Record]:
     if batches is not None:
         yield from (record for batch in batches for record in records_of(batch))
         return
-    columns = {name: list(values.values()) if isinstance(values, Mapping) else list(values) for name, values in frame.to_dict().items()}
+    columns = _columns(frame)
     yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+
+
+def _columns(frame: Any) -> dict[str, list[Any]]:
+    """The columns of a table that Arrow cannot take whole: of pandas with the numbers in their own width."""
+    if hasattr(frame, "items"):
+        return {
+            str(name): [None if null else value for value, null in zip(each.to_numpy(), each.isna(), strict=True)]
+            for name, each in frame.items()
+        }
+    found = frame.to_dict().items()
+    return {str(name): list(values.values() if isinstance(values, Mapping) else values) for name, values in found}
 
 
 class ProblemList(Problems):

@@ -50,6 +50,33 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_row_that_holds_no_text_or_has_no_id_spoils_no_other(folder: Path) -> None:
+    code, found, error = said(
+        folder,
+        """
+import numpy as np, pandas as pd
+solver = Solver("speccot", engines="engines.yaml", columns={"problem_id": "id", "problem": "text"}, batch_size=4)
+columns = {"text": ["half \\ud800", "Two?", "Three?"], "id": ["a", None, "c"], "odd": [1, "x", None]}
+columns["answer"] = np.array([0.3, 0.3, 2], np.float32)
+async def main():
+    frame = pd.DataFrame({name: pd.Series(values, dtype=getattr(values, "dtype", object)) for name, values in columns.items()})
+    say([await rows(solver, columns), await rows(solver, frame)])
+asyncio.run(main())
+""",
+    )
+    assert code == 0, error
+    for rows in found:
+        half, nameless, named = (next(row for row in rows if row["text"].startswith(start)) for start in ("half", "Two", "Three"))
+        assert (half["status"], half["error"]) == ("failed", "holds half of a surrogate pair, which is no character")
+        assert (nameless["status"], nameless["reference_answer"], named["problem_id"], named["reference_answer"]) == (
+            "done",
+            "0.3",
+            "c",
+            "2",
+        )
+    assert len({row["problem_id"] for rows in found for row in rows if row["text"] == "Two?"}) == 1, "its name is that of its text"
+
+
 def test_rows_come_back_with_their_columns_as_they_finish(folder: Path) -> None:
     code, found, error = said(
         folder,
