@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from kept_runs import whole
 from recording import begin
 from tables import accuracy as table
 
@@ -28,9 +29,7 @@ def solve(graph: str, seed: int, limit: int) -> Summary:
     with tempfile.TemporaryDirectory() as folder:
         problems = ROOT / "datasets/arith/test.parquet"
         options = RunOptions(graph=ROOT / f"graphs/{graph}.yaml", input=problems, limit=limit, seed=seed, output=Path(folder) / "run")
-        result = run(options)
-        assert result.exit_code == 0, result.error
-        return summarize(result.folder)
+        return summarize(whole(run(options)).folder)
 
 
 def rows(seeds: list[int], limit: int) -> Iterator[dict[str, Any]]:

@@ -19,8 +19,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from kept_runs import whole
 from msgspec import Struct, structs
-from predictions import predicted
+from predictions import predicted, state
 from recording import begin
 from scipy.optimize import least_squares
 from tables import origin
@@ -178,17 +179,15 @@ def simulated(folder: Path, name: str, specs: dict[str, SimSpec], count: int, ba
     """The summary of SpecCoT on these engines."""
     engines = folder / f"{name}.json"
     engines.write_bytes(msgspec.json.encode({role: {"backend": "sim", **msgspec.to_builtins(spec)} for role, spec in specs.items()}))
-    run(
-        RunOptions(
-            graph=ROOT / "graphs/speccot.yaml",
-            input=problems(folder, count),
-            engines=engines,
-            batch_size=batch_size,
-            schedule=schedule,
-            output=folder / name,
-        )
+    options = RunOptions(
+        graph=ROOT / "graphs/speccot.yaml",
+        input=problems(folder, count),
+        engines=engines,
+        batch_size=batch_size,
+        schedule=schedule,
+        output=folder / name,
     )
-    return summarize(folder / name)
+    return summarize(whole(run(options), name).folder)
 
 
 def pair(cards: float, file: str, tokens: float, fallback: float) -> dict[str, SimSpec]:
@@ -284,7 +283,6 @@ def page(parts: dict[str, Any]) -> Iterator[str]:
     yield markdown_table(parts["systems"])
     yield markdown_table(parts["table_6"])
     yield parts["reading"]
-    yield from parts["predictions"] or ()
 
 
 def reading(ours: dict[str, dict[int, float]]) -> str:
@@ -317,16 +315,19 @@ def main(measured: Path | None) -> None:
             "systems": systems_table(folder),
             "table_6": six,
             "reading": reading(ours),
-            "predictions": list(predicted(measured)) if measured else None,
         }
+        sections, errors = predicted(measured) if measured else ([], {})
     result = {
         "bench": "calibration",
         "reached": parts["fit"][0],
         "overhead_s": parts["fit"][1],
+        **errors,
         "table_6_tokens_per_s": ours,
         "tables": [structs.asdict(parts[each]) for each in ("speeds", "systems", "table_6")],
     }
-    recording.write(ROOT / "bench/results/calibration.json", result, "\n\n".join(page(parts)) + "\n")
+    recording.write(ROOT / "bench/results/calibration.json", result, "\n\n".join([*page(parts), *sections]) + "\n")
+    if errors:
+        state(**errors)
     click.echo(plain(parts["fit"][0]) + f" of the bandwidth, {parts['fit'][1] * 1e3:.2f} ms")
 
 

@@ -26,6 +26,7 @@ import msgspec
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+from kept_runs import whole
 from memory import write_problems
 from msgspec import structs
 from recording import begin
@@ -82,10 +83,7 @@ def options(folder: Path, name: str, problems: Path, engines: Path | None, repli
 
 def solved(chosen: RunOptions, observer: Observer | None = None) -> SessionResult:
     """A finished run on the cluster."""
-    result = run(chosen, observer, carry_out=solve_on_ray)
-    if result.error is not None:
-        raise result.error
-    return result
+    return whole(run(chosen, observer, carry_out=solve_on_ray))
 
 
 # Throughput.

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from cluster_nodes import Nodes, Spent, launcher
 from cpu_shares import shares
+from kept_runs import whole
 from msgspec import Struct, convert, structs, to_builtins
 from recording import begin
 from tables import cluster_sim as table
@@ -134,10 +135,7 @@ def solve(cell: Cell, problems: Path, output: Path, order: str, spent: Spent, be
         seed=cell.seed,
         output=output,
     )
-    result = run(options, carry_out=carry_out)
-    if result.error is not None:
-        raise result.error
-    return result
+    return whole(run(options, carry_out=carry_out))
 
 
 def rss() -> float:

@@ -20,7 +20,7 @@ import click
 from recording import RESULTS, ROOT, Script, declared
 from tables import TABLES, origin
 
-DOCS = ("README.md", "CONTRIBUTING.md", "graphs/README.md", "bench/README.md", "bench/cluster.md")
+DOCS = ("README.md", "CONTRIBUTING.md", "graphs/README.md", "bench/README.md", "bench/cluster.md", "docs/pages/guide/simulation.md")
 BLOCK = re.compile(r"<!-- figures: (\S+) -->\n.*?<!-- /figures -->", re.DOTALL)
 
 

@@ -19,6 +19,7 @@ import click
 import plotly.graph_objects as go
 import pyarrow as pa
 import pyarrow.parquet as pq
+from kept_runs import whole
 from msgspec import Struct, structs
 from plotly.subplots import make_subplots
 from recording import Recording, go_on
@@ -179,11 +180,7 @@ def run_sweep(setup: Setup, repeats: int) -> list[Point]:
         output=BUILD / setup.name,
         resume=True,
     )
-    found = sweep(options, Observer(tell=_say), lambda number, planned, point: _say(f"{setup.name} {number}/{planned}"))
-    if found.error is not None:
-        raise found.error
-    if failed := sum(point.failed for point in found.points):
-        raise click.ClickException(f"{setup.name}: {failed} chains failed, so that the rates cannot be compared")
+    found = whole(sweep(options, Observer(tell=_say), lambda number, planned, point: _say(f"{setup.name} {number}/{planned}")), setup.name)
     return found.points
 
 

@@ -1,13 +1,28 @@
-"""Runs that a script of this folder keeps: what is finished is not done again."""
+"""Runs of the scripts of this folder: one with failed chains that nobody asked for is refused, and what is finished is not done again."""
 
 import shutil
+from typing import TypeVar
 
 import click
 import msgspec
 
+from pipeline.session.execute import SessionResult
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
 from pipeline.session.run import run
+from pipeline.sweep.sweep import SweepResult
+
+R = TypeVar("R", SessionResult, SweepResult)
+
+
+def whole(result: R, name: str = "") -> R:
+    """`result`, where every chain of the run or sweep is done. Raises `click.ClickException` where chains failed: the time of dead chains
+    is no speed, and their answers are no accuracy; and the error that ended it early."""
+    if result.error is not None:
+        raise result.error
+    if result.failed:
+        raise click.ClickException(f"{name or result.folder}: {result.failed} chains failed; no figure is made of such a run")
+    return result
 
 
 def make(options: RunOptions, name: str) -> None:
@@ -17,9 +32,7 @@ def make(options: RunOptions, name: str) -> None:
     assert options.output is not None
     shutil.rmtree(options.output, ignore_errors=True)
     click.echo(f"  {name}", err=True)
-    result = run(options)
-    if result.exit_code not in (0, 3):  # 3: chains failed, which the tables say or count as wrong
-        raise click.ClickException(f"{name}: {result.error}")
+    whole(run(options), name)
 
 
 def is_finished(options: RunOptions) -> bool:

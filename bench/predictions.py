@@ -4,15 +4,18 @@ Twice: with the recorded text, where a run of the same system at another batch s
 text that the fitted engines write themselves, of the lengths of one recorded run.
 """
 
+import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from kept_runs import whole
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.tables import markdown_table
@@ -33,12 +36,16 @@ FITTED = ("speccot candidates=5, pipelined", (1, 64))
 """The curve and the batch sizes that the fit sees."""
 RECORDED_AT = 8
 """Batch size of the runs whose text is replayed."""
+STATED = ("median_error", "own_text_error")
 Key = tuple[str, int]
 
 
-def predicted(measured: Path) -> Iterator[str]:
-    """The section of the page."""
-    found = curves(read_points(measured / "points.parquet"))
+def predicted(measured: Path) -> tuple[list[str], dict[str, float]]:
+    """The section of the page, and the median errors that are stated beside simulated speeds."""
+    points = read_points(measured / "points.parquet")
+    if failed := sum(point.failed for point in points):
+        raise click.ClickException(f"{measured}: {failed} chains failed; nothing is fitted to such runs")
+    found = curves(points)
     name, sizes = FITTED
     runs = [measured / "runs" / _folder(found[name][size][0]) for size in sizes]
     calibration = calibrate(runs)
@@ -47,20 +54,27 @@ def predicted(measured: Path) -> Iterator[str]:
         engines.write_text(engines_file(calibration))
         replayed = dict(_replayed(found, measured, engines, Path(folder)))
         simulated = dict(_simulated(found, measured, engines, Path(folder)))
-    yield "## What was measured here, predicted"
-    yield (
+    table, errors = _table(found, replayed, simulated)
+    held = [key for key in errors if key not in {(name, size) for size in sizes}]
+    medians = {which: float(np.median([abs(errors[key][place]) for key in held])) for place, which in enumerate(STATED)}
+    fit = (
         f"`pipeline calibrate` on two runs of the torch sweep in scaling.md ({name}, batch sizes {' and '.join(map(str, sizes))}): "
         + "; ".join(fit_lines(calibration))
         + ". All other points are held out."
     )
-    table, errors = _table(found, replayed, simulated)
-    yield markdown_table(table)
-    held = [key for key in errors if key not in {(name, size) for size in sizes}]
-    yield (
-        f"Median error of the {len(held)} held-out points: {_median(errors, held, 0)} with recorded text, {_median(errors, held, 1)} with "
+    said = (
+        f"Median error of the {len(held)} held-out points: {medians[STATED[0]]:.0%} with recorded text, {medians[STATED[1]]:.0%} with "
         "text of the fitted engines, which is longer: a simulated step says which one it is, and that alone takes more tokens than most "
         "steps of the bundled models have. What the orchestration costs on the same two cores is not simulated."
     )
+    return ["## What was measured here, predicted", fit, markdown_table(table), said], medians
+
+
+def state(median_error: float, own_text_error: float) -> None:
+    """Write the median errors into the package, which states them beside every simulated speed."""
+    path = ROOT / "pipeline/analysis/simulated.py"
+    text = re.sub(r"^MEDIAN_ERROR = .*$", f"MEDIAN_ERROR = {median_error:.2f}", path.read_text(), flags=re.MULTILINE)
+    path.write_text(re.sub(r"^OWN_TEXT_ERROR = .*$", f"OWN_TEXT_ERROR = {own_text_error:.2f}", text, flags=re.MULTILINE))
 
 
 def _folder(point: Point) -> str:
@@ -85,7 +99,7 @@ def _replayed(found: dict[str, dict[int, list[Point]]], measured: Path, engines:
                 limit=card.options.get("limit"),
                 output=folder / f"{recorded.name}-{size}",
             )
-            yield (points[0].curve, size), float(run(options).run.wall_time_s or 0)
+            yield (points[0].curve, size), float(whole(run(options)).run.wall_time_s or 0)
 
 
 def _simulated(found: dict[str, dict[int, list[Point]]], measured: Path, engines: Path, folder: Path) -> Iterator[tuple[Key, float]]:
@@ -106,7 +120,7 @@ def _simulated(found: dict[str, dict[int, list[Point]]], measured: Path, engines
         engines=(engines,),
         output=folder / "sweep",
     )
-    yield from (((point.curve, point.batch_size), point.wall_s) for point in sweep(options).points)
+    yield from (((point.curve, point.batch_size), point.wall_s) for point in whole(sweep(options)).points)
 
 
 def _table(
@@ -123,7 +137,3 @@ def _table(
             rows.append((f"{name}{seen}", str(size), ranged(spread(point.wall_s for point in points)), *cells))
     columns = ("curve", "batch size", "measured s", "predicted s, recorded text", "error", "predicted s, own text", "error")
     return Table("Wall time of a measured sweep, and of the fitted engines on virtual time", columns, tuple(rows)), errors
-
-
-def _median(errors: dict[Key, tuple[float, float]], keys: list[Key], which: int) -> str:
-    return f"{np.median([abs(errors[key][which]) for key in keys]):.0%}"

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import click
 import msgspec
+from kept_runs import whole
 from recording import begin
 from tables import origin
 
@@ -146,10 +147,8 @@ def batches(folder: Path, own: Path | None) -> Invariance:
     options = RunOptions(graph=ROOT / "graphs/speccot.yaml", input=grounds.ARITH, limit=100, engines=own)
     pair = []
     for size in (1, 32):
-        result = run(msgspec.structs.replace(options, batch_size=size, output=folder / f"{own.stem if own else 'tiny'}-batch-{size}"))
-        if result.exit_code or result.folder is None:
-            raise click.ClickException(f"batch size {size}: {result.error}")
-        pair.append(result.folder)
+        output = folder / f"{own.stem if own else 'tiny'}-batch-{size}"
+        pair.append(whole(run(msgspec.structs.replace(options, batch_size=size, output=output))).folder)
     return invariance(*pair)
 
 

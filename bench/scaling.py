@@ -14,6 +14,7 @@ import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 from calibration import TABLE_6
+from kept_runs import whole
 from msgspec import Struct, structs
 from recording import Recording, go_on
 from tables import origin
@@ -96,10 +97,7 @@ def run_sweep(setup: Setup, problems: int, repeats: int) -> list[Point]:
         output=BUILD / setup.name,
         resume=True,
     )
-    found = sweep(options, Observer(tell=_say), _done)
-    if found.error is not None:
-        raise found.error
-    return found.points
+    return whole(sweep(options, Observer(tell=_say), _done), setup.name).points
 
 
 def _done(number: int, planned: int, point: Point) -> None:

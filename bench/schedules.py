@@ -104,7 +104,10 @@ class Bench(Struct, kw_only=True):
             rows = await stack.enter_async_context(open_inline_grader(recorder, grader, self.virtual))
             clock = Clock(time.time_ns()) if self.virtual else Clock(time.time_ns(), time.monotonic)
             feed = InputFeed(iter(problems), InputOrder(1, lambda order: False), threads=not self.virtual)
-            await Executor(plan, stages, engines, builders, schedule, rows, clock, settings).run(feed)
+            executor = Executor(plan, stages, engines, builders, schedule, rows, clock, settings)
+            await executor.run(feed)
+        if executor.progress.done < len(problems):
+            raise click.ClickException(f"{len(problems) - executor.progress.done} chains failed; no figure is made of such a run")
 
     async def _warm_up(self, engines: Mapping[str, Engine]) -> None:
         """Each engine answers a few requests that the run will not make."""

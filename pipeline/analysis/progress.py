@@ -4,6 +4,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from pipeline.analysis.resources import answers, engine_facts
 from pipeline.trace.events import UNFINISHED, counted
 from pipeline.trace.folder import is_held
 from pipeline.trace.part_file import read_footer
@@ -26,6 +27,8 @@ class RunProgress(Struct, frozen=True, kw_only=True):
     graded: int
     """Chains that count as right or wrong, see `events.counted`."""
     correct: int
+    answers: str | None = None
+    """`simulated` or `recorded` where models do not give the answers; see `resources.answers`."""
     steps: int
     calls: int
 
@@ -59,6 +62,7 @@ def run_progress(folder: Path) -> RunProgress:
         failed=failed,
         graded=graded,
         correct=correct,
+        answers=answers(engine_facts(run).values()),
         steps=_rows(folder, "steps", "step_index"),
         calls=_rows(folder, "calls", "request_id"),
     )

@@ -39,6 +39,8 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     """The run folder whose recorded answers it gives; null for other engines."""
     kv_cache_tokens: int | None = None
     """Tokens whose keys and values fit into its cache."""
+    fit_error: float | None = None
+    """Of a simulated engine with fitted rates: the mean error of its calls' times, |ln|."""
 
 
 class Resources(Struct, frozen=True, order=True):
@@ -120,6 +122,11 @@ def answers(engines: Iterable[EngineFacts]) -> str | None:
     """
     found = {each.answers for each in engines}
     return next((kind for kind in ("simulated", "recorded") if kind in found), None)
+
+
+def of_answers(said: str, made: str | None) -> str:
+    """An accuracy as it is printed, with what gave the answers where models did not; `made` is what `answers` says."""
+    return said if made is None or said == "-" else f"{said} of {made} answers"
 
 
 def devices_of(role: str, engine: EngineFacts) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ def _fact_rows(s: Summary, made: str | None) -> list[tuple[str, str]]:
         *((kind, f"for example: {message}") for kind, message in s.error_examples.items()),
         ("accuracy", _accuracy(s, made) if s.graded else _why_not_graded(s)),
         *([("grading", _grading_errors(s))] if s.graded and s.grading_errors else []),
-        *_sample_rows(s),
+        *_sample_rows(s, made),
         ("wall time", f"{_number(s.wall_time_s)} s ({_number(s.tail_time_s)} s tail: {_tail(s)})"),
         *([("replicas", _replicas(s.replicas))] if s.replicas else []),
         (
@@ -149,13 +149,14 @@ def _grading_errors(s: Summary) -> str:
     return "; ".join(said) + (f"; and {more} other reasons" if more else "")
 
 
-def _sample_rows(s: Summary) -> list[tuple[str, str]]:
+def _sample_rows(s: Summary, made: str | None) -> list[tuple[str, str]]:
     """pass@k and the majority vote; no rows with one sample a problem."""
     if s.samples < 2:
         return []
+    voted = f"the most frequent of their {made} answers" if made else "their most frequent answer"
     return [
         ("samples", ", ".join(f"pass@{k} {share:.1%}" for k, share in s.pass_at.items())),
-        ("majority vote", f"{_percent(s.majority_accuracy)} of problems right by their most frequent answer, of up to {s.samples}"),
+        ("majority vote", f"{_percent(s.majority_accuracy)} of problems right by {voted}, of up to {s.samples}"),
     ]
 
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.analysis.compare.cells import Table, plain, plain_percent, times
 from pipeline.analysis.points import Point, Spread, crossing, curves, opponents, spread
-from pipeline.analysis.resources import shortfall
+from pipeline.analysis.resources import of_answers, shortfall
+from pipeline.analysis.simulated import stated
 
 Curves = dict[str, dict[int, list[Point]]]
 COLUMNS = (
@@ -25,7 +26,7 @@ NOTE = (
     "calls of all its engines together. For simulated devices that is computed, and no schedule is faster: weights are read once for as "
     "many sequences as live chains may have, prompts are cached as if nothing were ever evicted, no call waits for another. For others it "
     "is measured: each engine answers the same calls alone, all ready at once, and engines that share a device take turns. Chains that "
-    "failed count as wrong."
+    "failed count as wrong, and a run with failed chains has no speed."
 )
 ABOVE_LIMIT = "Below 1: the replay gained nothing by having all calls at once, for example because prefixes did not stay in the cache."
 
@@ -41,19 +42,31 @@ def sweep_tables(points: Sequence[Point]) -> tuple[Table, ...]:
 
 
 def crossings(points: Sequence[Point]) -> list[str]:
-    """One sentence for each curve: where it is faster than the target alone, and where not; and one for each whose opponent lacked some of
-    its hardware."""
+    """One sentence for each curve: where it is faster than the target alone, and where not; one for each with failed chains, which has no
+    speed there, and for each whose opponent lacked some of its hardware; and how far simulated speeds may be off."""
     found = curves(points)
     against = opponents(found)
     compared = ((name, crossing(found[name], found[alone])) for name, alone in against.items())
     said = [f"{name}: {where.sentence}{_unlike(found[name])}." for name, where in compared if where is not None]
-    return [*said, *_shortfalls(found, against)]
+    return [*said, *_failures(found), *_shortfalls(found, against), *_simulated(points)]
 
 
 def _unlike(curve: Mapping[int, Sequence[Point]]) -> str:
     """What is not as it is for the target alone, to stand beside a verdict."""
     clauses = dict.fromkeys(clause for points in curve.values() for point in points for clause in point.unlike)
     return f" (not alike: {'; '.join(clauses)})" if clauses else ""
+
+
+def _failures(found: Curves) -> Iterator[str]:
+    for name, curve in found.items():
+        lost = {size: sum(point.failed for point in points) for size, points in curve.items()}
+        if clauses := [f"{count} at batch size {size}" for size, count in lost.items() if count]:
+            yield f"{name}: chains failed, {', '.join(clauses)}: it is not compared there."
+
+
+def _simulated(points: Sequence[Point]) -> Iterator[str]:
+    if any(point.simulated for point in points):
+        yield stated(facts.fit_error for point in points for facts in point.facts.values())
 
 
 def _shortfalls(found: Curves, against: Mapping[str, str]) -> Iterator[str]:
@@ -82,13 +95,13 @@ def _titled(name: str, curve: dict[int, list[Point]]) -> str:
 def _cells(points: Sequence[Point], ratio: Spread | None) -> tuple[str, ...]:
     roles = sorted({role for point in points for role in point.busy_share})
     busy = (spread(point.busy_share.get(role) for point in points) for role in roles)
-    accuracy = plain_percent(_median(spread(point.accuracy for point in points)))
+    accuracy = of_answers(plain_percent(_median(spread(point.accuracy for point in points))), points[0].answers)
     failed = sum(point.failed for point in points)
     return (
         ranged(spread(point.problems_per_s for point in points)),
         ranged(ratio),
         ranged(spread(point.steady_problems_per_s for point in points)),
-        ranged(spread(point.tail_s for point in points)),
+        ranged(spread(None if point.failed else point.tail_s for point in points)),
         ranged(spread(point.chain_p50_s for point in points)),
         plain_percent(_median(spread(point.acceptance_rate for point in points))),
         f"{accuracy} ({failed} chains failed)" if failed else accuracy,
@@ -120,7 +133,7 @@ def _table_6(found: Curves, against: Mapping[str, str]) -> Iterator[Table]:
     """SpecCoT's table 6 for each curve: wall time, committed tokens/s and speed-up over the smallest batch size and the target alone."""
     for name, opponent in against.items():
         curve, alone = found[name], found[opponent]
-        walls = {size: spread(point.wall_s for point in points) for size, points in curve.items()}
+        walls = {size: spread(point.timed_s for point in points) for size, points in curve.items()}
         first = _median(walls[min(walls)])
         rows = tuple(
             (
@@ -128,7 +141,7 @@ def _table_6(found: Curves, against: Mapping[str, str]) -> Iterator[Table]:
                 ranged(walls[size]),
                 ranged(spread(point.committed_tokens_per_s for point in points)),
                 times(first, _median(walls[size])),
-                times(_median(spread(point.wall_s for point in alone.get(size, ()))), _median(walls[size])),
+                times(_median(spread(point.timed_s for point in alone.get(size, ()))), _median(walls[size])),
             )
             for size, points in curve.items()
         )

@@ -21,6 +21,8 @@ from pipeline.trace.run_file import RunFile
 
 MOST_CALLS = 1500
 """Calls of each engine that are fitted by default."""
+WORST_ERROR = 0.5
+"""A fit is too bad to predict from where the times of a device's calls are off by more on average, as the mean of |ln|."""
 UNIT_RATES: dict[str, Any] = {"flops_per_s": 1e12, "bytes_per_s": 1e12, "overhead_s": 1e-3}
 """Rates of a device before the fit, which does not depend on them."""
 
@@ -36,6 +38,11 @@ class Calibration(Struct, frozen=True, kw_only=True):
     """By the device's name."""
     calls: dict[str, int]
     """Number of calls that were fitted, by role."""
+
+    @property
+    def bad(self) -> dict[str, float]:
+        """The errors of devices whose fit is worse than `WORST_ERROR`."""
+        return {device: fit.error for device, fit in self.fits.items() if not fit.error <= WORST_ERROR}
 
 
 def calibrate(folders: Sequence[Path], most: int = MOST_CALLS) -> Calibration:
@@ -55,7 +62,8 @@ def calibrate(folders: Sequence[Path], most: int = MOST_CALLS) -> Calibration:
         sharing = {role: spec for role, spec in specs.items() if spec.device.name == device}
         parts = [{role: calls[role] for role in sharing if role in calls} for calls in traces]
         fits[device] = fit_device(sharing, [calls for calls in parts if calls])
-    fitted = {role: structs.replace(spec, device=fits[spec.device.name].device) for role, spec in specs.items()}
+    devices = {name: structs.replace(fit.device, fit_error=fit.error) for name, fit in fits.items()}
+    fitted = {role: structs.replace(spec, device=devices[spec.device.name]) for role, spec in specs.items()}
     return Calibration(
         runs=runs, specs=fitted, fits=fits, calls={role: sum(len(calls.get(role, ())) for calls in traces) for role in roles}
     )

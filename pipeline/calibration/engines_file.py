@@ -50,7 +50,8 @@ def _role(role: str, spec: SimSpec, found: Calibration) -> Iterator[str]:
     yield f"  max_in_flight: {spec.max_in_flight}"
     yield (
         f"  device: {{name: {_quoted(device.name)}, flops_per_s: {_number(device.flops_per_s)}, "
-        f"bytes_per_s: {_number(device.bytes_per_s)}, overhead_s: {_number(device.overhead_s)}{_shared(device)}}}  # fitted"
+        f"bytes_per_s: {_number(device.bytes_per_s)}, overhead_s: {_number(device.overhead_s)}, "
+        f"fit_error: {_number(device.fit_error)}{_shared(device)}}}  # fitted"
     )
     for name in ("parameters", "bytes_per_parameter", "kv_bytes_per_token"):
         yield f"  {name}: {_number(getattr(spec, name))}"

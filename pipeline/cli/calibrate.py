@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from pipeline.calibration.calibrate import MOST_CALLS
+from pipeline.calibration.calibrate import MOST_CALLS, WORST_ERROR
 from pipeline.calibration.calibrate import calibrate as calibrated
 from pipeline.calibration.engines_file import engines_file, fit_lines
 from pipeline.cli.located import RunFolder
@@ -24,20 +24,28 @@ from pipeline.files import new_file
     show_default=True,
     help="Maximum number of calls per engine and run.",
 )
+@click.option("--force", is_flag=True, help=f"Write the file also where calls are off by more than {WORST_ERROR:.0%} on average.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-def calibrate(runs: tuple[Path, ...], output: Path | None, calls: int, debug: bool) -> None:
+def calibrate(runs: tuple[Path, ...], output: Path | None, calls: int, force: bool, debug: bool) -> None:
     """Fit simulated engines to the traces of RUN..., and report the fit error. A replay of RUN uses the fitted costs.
 
-    Give runs at small and at large batch sizes: one batch size alone does not identify all rates.
+    Give runs at small and at large batch sizes: one batch size alone does not identify all rates. The file keeps the error, which stands
+    beside what is predicted with it. Exit code 2, and no file, where calls are off by more than 50% on average.
     """
     print_flaws(runs)
     found = calibrated(runs, calls)
+    for line in fit_lines(found):
+        print_line(line)
+    if found.bad and not force:
+        worst = ", ".join(f"{device} by {error:.1%}" for device, error in found.bad.items())
+        raise UsageError(
+            f"calls of {worst} are off on average, more than {WORST_ERROR:.0%}: no file was written; fit runs at a small and a large batch "
+            "size without other load, or add --force"
+        )
     path = output or runs[0] / "calibration.yaml"
     try:
         with new_file(path) as draft:
             draft.write_text(engines_file(found), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--output {path}: cannot be written: {reason(error)}") from error
-    for line in fit_lines(found):
-        print_line(line)
     print_line(f"engines file: {path}")

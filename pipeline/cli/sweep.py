@@ -176,4 +176,7 @@ def _print_point(number: int, planned: int, point: Point) -> None:
     limit = f", {point.over_limit:.2f} x limit" if point.over_limit else ""
     tail = f"{point.tail_s:.3g} s of {point.wall_s:.3g} s tail"
     where = f"{point.curve}, batch size {point.batch_size}, repeat {point.repeat}"
-    print_notice(f"{number}/{planned} {where}: {point.problems_per_s:.3g} problems/s, {tail}{limit}")
+    if point.problems_per_s is None:
+        print_notice(f"{number}/{planned} {where}: {point.failed} of {point.chains} chains failed, so that it has no speed")
+    else:
+        print_notice(f"{number}/{planned} {where}: {point.problems_per_s:.3g} problems/s, {tail}{limit}")

@@ -12,6 +12,7 @@ from pipeline.analysis.compare.paper_tables import by_data_set
 from pipeline.analysis.compare.pooling import pool
 from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.compare.tables import INTERVALS, SIMULATED, tables
+from pipeline.analysis.compare.tables import simulated as clock
 from pipeline.analysis.points import Point, read_points
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.errors import InputError, UsageError, reason
@@ -54,7 +55,7 @@ def comparison(runs: Sequence[Path]) -> Section:
     except UsageError as error:
         return Section(title="Comparison", notices=[f"These runs are not compared: {error}."])
     pooled = [f"{run.run} pools {', '.join(run.pooled)}, which differ in the seed alone." for run in found.runs if run.pooled]
-    simulated = [SIMULATED] if any(run.simulated for run in found.runs) else []
+    simulated = [said] if (said := clock(found)) else []
     plot = latency_and_accuracy(found)
     flags = Table("Differences between the runs", ("run", "what"), tuple((flag.run, flag.what) for flag in found.flags))
     return Section(

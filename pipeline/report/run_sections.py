@@ -12,6 +12,7 @@ from pipeline.analysis.quality.reward_agreement import ScoredSteps, agreement, r
 from pipeline.analysis.quality.step_counts import StepCounts, count_steps
 from pipeline.analysis.quality.verdict_values import GOOD, Scores
 from pipeline.analysis.resources import EngineFacts, answers, engine_facts, replica_count
+from pipeline.analysis.simulated import stated
 from pipeline.analysis.study import Analysis, analyse
 from pipeline.analysis.summary import Summary, summarize
 from pipeline.analysis.time.imbalance import Imbalance
@@ -252,7 +253,7 @@ def notices(run: RunFile) -> tuple[str, ...]:
     """What a reader must know before the figures of a run: that its clock was simulated, that it did not finish."""
     said = []
     if run.virtual_time:
-        said.append(clock(run))
+        said += [clock(run), stated(facts.fit_error for facts in engine_facts(run).values())]
     if run.status != "finished":
         ended = f" ({run.error})" if run.error else ""
         said.append(f"This run is {run.status}{ended}: figures count what is in its folder.")

@@ -103,11 +103,16 @@ class SweepResult(Struct, frozen=True, kw_only=True):
     """What kept the other points from being run."""
 
     @property
+    def failed(self) -> int:
+        """Chains that failed, of all finished points."""
+        return sum(point.failed for point in self.points)
+
+    @property
     def exit_code(self) -> int:
         """0 all points are there · 1 an engine or the folder was lost · 3 some chains failed · 130 interrupted."""
         if self.error is not None:
             return 130 if isinstance(self.error, Interrupted) else 1
-        return 3 if any(point.failed for point in self.points) else 0
+        return 3 if self.failed else 0
 
 
 def sweep(

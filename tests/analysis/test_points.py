@@ -7,11 +7,14 @@ import pytest
 
 from pipeline.analysis.points import Coordinates, Point, crossing, curves, opponents, point_of_run, read_points, spread, write_points
 from pipeline.analysis.resources import EngineFacts
+from pipeline.analysis.simulated import stated
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.errors import InputError
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
+from tests.support.paths import SIM
 from tests.support.points import alone, point
+from tests.support.runs import write_problems
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -38,6 +41,36 @@ def test_facts_come_back_from_the_file_and_are_none_in_earlier_ones(tmp_path: Pa
     pq.write_table(table.drop_columns(["facts", "engines"]), tmp_path / "points.parquet")
     [earlier] = read_points(tmp_path / "points.parquet")
     assert (earlier.facts, earlier.engines) == ({}, "")
+
+
+def test_a_run_with_failed_chains_has_no_speed_and_is_not_compared(tmp_path: Path) -> None:
+    for name, extra in (("target", ()), ("speccot", (b'{"problem_id": "lost"}',))):
+        (tmp_path / name).mkdir()
+        problems = write_problems(tmp_path / name, 4, extra)
+        run(RunOptions(graph=ROOT / f"graphs/{name}.yaml", engines=SIM, input=problems, output=tmp_path / name / "run"))
+    made = [
+        point_of_run(
+            tmp_path / name / "run",
+            Coordinates(system=name, graph=name, schedule="pipelined", batch_size=8, baseline=name == "target"),
+            simulated=True,
+            limit_s={"h100": 1.0},
+            cpu_s=None,
+            cache_kept=False,
+        )
+        for name in ("target", "speccot")
+    ]
+    whole, lost = made
+    speeds = ("problems_per_s", "steady_problems_per_s", "output_tokens_per_s", "committed_tokens_per_s", "chain_p50_s", "over_limit")
+    assert (whole.failed, lost.failed) == (0, 1)
+    assert {getattr(lost, name) for name in speeds} == {None}
+    assert None not in {getattr(whole, name) for name in speeds if not name.startswith("steady")}
+    write_points(tmp_path / "points.parquet", made)
+    assert read_points(tmp_path / "points.parquet") == made
+    assert crossings(made)[0] == "speccot, pipelined: chains failed, 1 at batch size 8: it is not compared there."
+    assert crossings(made)[-1] == stated([])
+    cells = [dict(zip(table.columns, table.rows[0], strict=True)) for table in sweep_tables(made)]
+    assert (cells[1]["problems/s"], cells[1]["of target alone"], cells[1]["/ limit"]) == ("-", "-", "-")
+    assert cells[1]["accuracy"].endswith(" of simulated answers (1 chains failed)")
 
 
 def test_another_file_is_no_file_of_points(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """Fitting simulated engines to runs: rates that made a run are found again, lengths come back, the file is one that runs."""
 
+import json
 import math
+import shutil
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
+from pipeline.analysis.resources import engine_facts
 from pipeline.analysis.summary import summarize
 from pipeline.calibration.calibrate import calibrate
 from pipeline.calibration.engines_file import engines_file, fit_lines
@@ -22,8 +25,10 @@ from pipeline.calibration.recorded import (
     text_of,
     undisturbed,
 )
+from pipeline.cli.main import run_command
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import InputError, UsageError
+from pipeline.report.run_sections import notices
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
 from pipeline.session.run import run
@@ -87,6 +92,32 @@ def test_the_file_runs_and_gives_about_the_same_run(recorded: list[Path], tmp_pa
     again, first = summarize(tmp_path / "again"), summarize(recorded[1])
     assert again.acceptance_rate == pytest.approx(first.acceptance_rate, abs=0.08)
     assert again.thought_tokens == pytest.approx(first.thought_tokens, rel=0.35)
+
+
+def test_the_file_keeps_the_error_of_its_fit_which_stands_beside_what_is_predicted(recorded: list[Path], tmp_path: Path) -> None:
+    found = calibrate(recorded, most=60)
+    (tmp_path / "calibration.yaml").write_text(engines_file(found))
+    options = RunOptions(graph=SPECCOT, engines=tmp_path / "calibration.yaml", input=write_problems(tmp_path, 2), output=tmp_path / "run")
+    run(options)
+    errors = {facts.fit_error for facts in engine_facts(RunFile.read(tmp_path / "run")).values()}
+    assert errors == {pytest.approx(found.fits[TRUE.name].error, rel=1e-5)}
+    assert f"off by {errors.pop():.1%} on average" in notices(RunFile.read(tmp_path / "run"))[1]
+
+
+def test_a_bad_fit_is_not_written_without_force(recorded: list[Path], tmp_path: Path) -> None:
+    folder, output = tmp_path / "run", tmp_path / "fit.yaml"
+    shutil.copytree(recorded[1], folder)
+    card = json.loads((folder / "run.json").read_bytes())
+    card["engines"]["draft"] |= {"parameters": 1e14}  # no rates of one device explain it
+    card["engines"]["target"] |= {"parameters": 1.0}
+    (folder / "run.json").write_text(json.dumps(card))
+    arguments = ["calibrate", str(folder), "--calls", "60", "--output", str(output)]
+    assert run_command(arguments) == 2
+    assert not output.exists()
+    assert run_command([*arguments, "--force"]) == 0
+    assert "fit_error: " in output.read_text()
+    assert calibrate([folder], 60).bad.keys() == {TRUE.name}
+    assert calibrate(recorded, 60).bad == {}
 
 
 def test_the_rates_that_made_a_run_explain_it(recorded: list[Path]) -> None:

@@ -23,7 +23,10 @@ def test_a_sweep_prints_its_tables_and_the_crossing(tmp_path: Path, capfd: pytes
     out, err = capfd.readouterr()
     assert "**target (simulated)**" in out
     assert "**speccot, pipelined (simulated): in the form of SpecCoT's table 6**" in out
-    assert out.splitlines()[-1].startswith("speccot, pipelined: faster than the target alone at batch size")
+    verdict, error = out.splitlines()[-2:]
+    assert verdict.startswith("speccot, pipelined: faster than the target alone at batch size")
+    assert verdict.endswith("(not alike: its thoughts also end at max_steps 256, the baseline's at nothing else).")
+    assert error.startswith("Simulated; on our measured points this simulator is off by a median of ")
     assert "1/4 " in err
     assert "target has the memory of the engines that it does not use: --set engines.target.kv_cache_tokens=298611" in err
     assert '"engines.target.kv_cache_tokens=298611"' in (folder / "sweep.json").read_text()

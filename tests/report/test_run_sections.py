@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
+from pipeline.analysis.simulated import stated
 from pipeline.errors import InputError
 from pipeline.report.run_sections import (
     MEASURED,
@@ -57,11 +58,11 @@ def test_scores_stand_against_rewards_where_a_run_has_both(tmp_path: Path) -> No
 
 def test_a_simulated_run_is_marked_before_anything_else(ran: Path) -> None:
     run = RunFile.read(ran)
-    assert notices(run) == (SIMULATED,)
+    assert notices(run) == (SIMULATED, stated([]))
     measured = replace(run, virtual_time=False)
     assert (notices(measured), clock(measured)) == ((), MEASURED)
     replayed = replace(run, engine_facts={"draft": {"answers": "simulated", "replay": "/runs/before"}})
-    assert notices(replayed) == (REPLAYED,)
+    assert notices(replayed) == (REPLAYED, stated([]))
 
 
 def test_a_run_that_did_not_finish_says_why(ran: Path) -> None:

@@ -12,6 +12,7 @@ from pipeline.analysis.quality.reward_agreement import Agreement, agreement
 from pipeline.analysis.quality.selection import Choices
 from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.quality.step_texts import Texts
+from pipeline.analysis.resources import answers
 from pipeline.analysis.time.timeline import Array
 from pipeline.graph.spec import Param
 
@@ -125,6 +126,10 @@ class Compared(Struct, frozen=True, kw_only=True):
     batch_size: int
     resources: str
     simulated: bool
+    answers: str | None = None
+    """`simulated` or `recorded` where models did not give its answers; see `resources.answers`."""
+    fit_error: float | None = None
+    """Of simulated engines with fitted rates: the greatest error of their calls' times, as the mean of |ln|."""
     params: dict[str, Param]
     problems: int
     """Problems with a finished chain."""
@@ -166,8 +171,8 @@ class Compared(Struct, frozen=True, kw_only=True):
     """Steps written by a fallback over steps that were verified (SpecCoT 4.4.2)."""
     draft_share: Estimate
     """Steps by the draft over all steps (SpecReason 5.2)."""
-    wall_time_s: float
-    """Wall time of the whole run; the mean of pooled ones."""
+    wall_time_s: float | None
+    """Wall time of the whole run; the mean of pooled ones. Null where chains failed: their time is no speed."""
     tokens_per_s: float | None
     """Committed tokens over wall time (SpecCoT table 6)."""
     text_tokens: dict[str, Estimate]
@@ -191,6 +196,7 @@ def figures(run: RunTable, base: RunTable) -> Compared:
     """The figures of `run`, and how they differ from those of `base`."""
     tokens = run.thought_tokens + run.answer_tokens
     verified = run.accepted + run.fallbacks
+    wall_s = None if run.failed else run.wall_time_s
     thinking = sum((run.kinds_s[kind] for kind in THINKING), np.zeros(len(run.chains)))
     return Compared(
         run=run.name,
@@ -201,6 +207,8 @@ def figures(run: RunTable, base: RunTable) -> Compared:
         batch_size=run.batch_size,
         resources=run.resources.label,
         simulated=run.simulated,
+        answers=answers(run.facts.values()) if run.facts else "simulated" if run.simulated else None,
+        fit_error=max((each.fit_error for each in run.facts.values() if each.fit_error is not None), default=None),
         params=run.params,
         problems=int(run.finished.sum()),
         samples=run.samples,
@@ -223,8 +231,8 @@ def figures(run: RunTable, base: RunTable) -> Compared:
         fallback_rate=share(run.fallbacks, verified),
         # A graph without drafts has no share, rather than a share of 0.
         draft_share=share(run.accepted, run.steps) if verified.any() else NOTHING,
-        wall_time_s=run.wall_time_s,
-        tokens_per_s=float((tokens * run.chains).sum()) / run.wall_time_s / max(1, len(run.pooled)) if run.wall_time_s else None,
+        wall_time_s=wall_s,
+        tokens_per_s=float((tokens * run.chains).sum()) / wall_s / max(1, len(run.pooled)) if wall_s else None,
         text_tokens={kind: ratio(text.tokens, text.count) for kind, text in run.texts.items()},
         reflective={kind: _per_1000(text) for kind, text in run.texts.items()},
         reflective_gain=_reflective_gain(run.texts),

@@ -222,6 +222,8 @@ def _note(shape: Shape, cells: Sequence[_Cell], hidden: Sequence[str]) -> str:
     said += [f"Pooled runs that differ in the seed alone: {', '.join(map(str, pooled))} a row."] if pooled else []
     failed = sum({each.run.name: each.run.failed for each in cells}.values())
     said += [f"{failed} chains failed: they count as wrong and are in no other figure."] if failed else []
+    made = {kind: None for each in cells if (kind := figures(each.run, each.run).answers)}
+    said += [f"Accuracies are of {' and '.join(made)} answers."] if made else []
     return " ".join(said)
 
 

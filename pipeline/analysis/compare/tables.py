@@ -14,6 +14,8 @@ from pipeline.analysis.compare.figures import THINKING, Compared, Difference
 from pipeline.analysis.quality.estimates import Estimate
 from pipeline.analysis.quality.option_mass import FLAGGED, LOW
 from pipeline.analysis.quality.reward_agreement import BINS
+from pipeline.analysis.resources import of_answers
+from pipeline.analysis.simulated import stated
 from pipeline.text import cell, in_markdown
 
 INTERVALS = (
@@ -54,8 +56,8 @@ def parts(comparison: Comparison, first: Sequence[Table] = ()) -> list[str | Tab
     bases = comparison.baselines
     over = ", ".join(f"{base} over {dataset}" for dataset, base in bases.items()) if len(bases) > 1 else comparison.baseline
     found: list[str | Table] = [f"Baseline: {over}. {INTERVALS}"]
-    if any(run.simulated for run in comparison.runs):
-        found.append(SIMULATED)
+    if clock := simulated(comparison):
+        found.append(clock)
     pooled = [f"- {run.run}: the runs {', '.join(run.pooled)}" for run in comparison.runs if run.pooled]
     if pooled:
         found.append("\n".join(["Pooled, as they differ in the seed alone:", "", *pooled]))
@@ -63,6 +65,12 @@ def parts(comparison: Comparison, first: Sequence[Table] = ()) -> list[str | Tab
     if comparison.flags:
         found.append("\n".join(["Not the same in all runs:", "", *(f"- {flag.run}: {flag.what}" for flag in comparison.flags)]))
     return found
+
+
+def simulated(comparison: Comparison) -> str:
+    """What is to be known of simulated runs, and how far their times may be off; empty where there are none."""
+    runs = [run for run in comparison.runs if run.simulated]
+    return f"{SIMULATED} {stated(run.fit_error for run in runs)}" if runs else ""
 
 
 def markdown(comparison: Comparison, first: Sequence[Table] = ()) -> str:
@@ -142,6 +150,11 @@ def system(run: Compared) -> str:
     return run.graph + (" (simulated)" if run.simulated else "")
 
 
+def accuracy(run: Compared) -> str:
+    """The accuracy of a run with its interval, and what gave the answers where models did not."""
+    return of_answers(percent(run.accuracy), run.answers)
+
+
 def systems(c: Comparison) -> Table:
     """Accuracy, committed tokens, latency and speed-up: SpecCoT table 2 and figure 3, SpecReason figure 3."""
     columns = ("run", "system", "models", "batch", "schedule", "accuracy", "gain", "tokens", "change", "latency s", "r")
@@ -155,7 +168,7 @@ def systems(c: Comparison) -> Table:
                 pair(run),
                 str(run.batch_size),
                 run.schedule,
-                percent(run.accuracy),
+                accuracy(run),
                 "baseline" if is_base else percent(over.accuracy_gain, sign=True),
                 number(run.tokens),
                 "baseline" if is_base else percent(over.token_change, sign=True),
@@ -230,9 +243,9 @@ def samples(c: Comparison) -> Table:
             run.run,
             system(run),
             str(run.samples),
-            percent(run.accuracy),
+            accuracy(run),
             *(plain_percent(run.pass_at.get(str(k))) for k in powers if k > 1),
-            plain_percent(run.majority_accuracy),
+            of_answers(plain_percent(run.majority_accuracy), run.answers),
         )
         for run in runs
     ]
@@ -285,7 +298,7 @@ def by_batch_size(c: Comparison) -> Iterator[Table]:
                 plain(run.wall_time_s),
                 plain(run.tokens_per_s),
                 times(members[0].wall_time_s, run.wall_time_s),
-                percent(run.accuracy),
+                accuracy(run),
                 *([times(peer.wall_time_s, run.wall_time_s) if peer else "-"] if any(peers) else []),
             )
             for member, run, peer in zip(group.members, members, peers, strict=True)
@@ -353,7 +366,7 @@ def pairs(c: Comparison) -> Table:
             run.run,
             system(run),
             pair(run),
-            percent(run.accuracy),
+            accuracy(run),
             number(run.tokens),
             number(run.latency_s),
             percent(run.fallback_rate),
@@ -448,7 +461,7 @@ def _row(c: Comparison, member: Member, run: Compared, first: str) -> tuple[str,
     over = _over(c, run.run, first)
     return (
         member.value,
-        percent(run.accuracy),
+        accuracy(run),
         percent(over.accuracy_gain, sign=True) if over else "-",
         number(run.latency_s),
         number(over.speed_up) if over else "-",

@@ -15,6 +15,8 @@ from msgspec import Struct
 from pipeline.analysis.compare.runs import RunTable, read_run
 from pipeline.analysis.quality.estimates import Estimate, difference
 from pipeline.analysis.quality.samples import Interval, wilson
+from pipeline.analysis.resources import answers as answers_of
+from pipeline.analysis.resources import of_answers
 from pipeline.analysis.time.timeline import Array
 from pipeline.errors import UsageError
 from pipeline.text import in_markdown
@@ -50,6 +52,8 @@ class Invariance(Struct, frozen=True, kw_only=True):
     """Chains that first differ at a step with the same candidates and another verdict."""
     parted_by_writing: int
     """Chains that first differ in a text that was written without candidates, as a fallback, or as the answer."""
+    answers: str | None = None
+    """`simulated` or `recorded` where models did not give the answers; see `resources.answers`."""
     accuracy: tuple[float | None, float | None]
     """Share of right chains among graded ones, in each run, on the problems that both have."""
     accuracy_difference: Estimate
@@ -83,6 +87,7 @@ def invariance(first: Path, second: Path) -> Invariance:
         parted_by_drafts=by["drafts"],
         parted_by_verdict=by["verdict"],
         parted_by_writing=by["writing"],
+        answers=answers_of(each for table in tables for each in table.facts.values()),
         accuracy=(_share(right, graded), _share(right_2, graded_2)),
         accuracy_difference=difference(right_2, graded_2, right, graded),
         differing=_differing(*tables),
@@ -170,7 +175,7 @@ def invariance_markdown(found: Invariance) -> str:
     if gain.value is not None and None not in found.accuracy:
         a, b = found.accuracy
         between = f", 95% interval {gain.low:+.2%} to {gain.high:+.2%}" if gain.low is not None and gain.high is not None else ""
-        lines.append(f"- accuracy {a:.2%} and {b:.2%}, difference {gain.value:+.2%}{between}")
+        lines.append(f"- {of_answers('accuracy', found.answers)} {a:.2%} and {b:.2%}, difference {gain.value:+.2%}{between}")
     if found.differing:
         lines.append(in_markdown("- they differ in: " + "; ".join(f"{name} {a} and {b}" for name, (a, b) in found.differing.items())))
     return "\n".join(lines) + "\n"

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.analysis.progress import RunProgress, run_progress
+from pipeline.analysis.resources import of_answers
 from pipeline.cli.live import duration
 from pipeline.cli.located import RunFolder, refresh
 from pipeline.cli.main import print_line, print_page
@@ -57,7 +58,7 @@ def progress_line(found: RunProgress, rates: RecentRates) -> str:
     """How far the run is, in one line."""
     parts = [f"{found.run}: {found.state}, {found.over:,}/{found.chains:,} chains", f"{found.failed:,} failed", f"{found.steps:,} steps"]
     if found.accuracy is not None:
-        parts.append(f"{found.accuracy:.1%} correct")
+        parts.append(of_answers(f"{found.accuracy:.1%} correct", found.answers))
     per_s = {name: rates.per_s(name) for name in COUNTS}
     if per_s["over"] is not None:
         parts.append(f"{per_s['over']:.3g} problems/s, {per_s['steps']:.3g} steps/s, {per_s['calls']:.3g} calls/s")

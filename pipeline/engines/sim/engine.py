@@ -309,6 +309,7 @@ def _facts(spec: SimSpec) -> dict[str, Fact]:
     name, rate = spec.device.name, float(spec.device.flops_per_s)
     facts: dict[str, Fact] = {"answers": "simulated", "devices": (name,), "device_model": name, "device": name}
     facts |= {"kv_cache_tokens": spec.kv_cache_tokens, "batch_invariant": True}
+    facts |= {} if spec.device.fit_error is None else {"fit_error": spec.device.fit_error}
     return facts | ({"flops_per_s": rate} if math.isfinite(rate) else {})
 
 

@@ -30,6 +30,9 @@ class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     in proportion to what each takes alone, while `overhead_s` runs beside."""
     sharing_efficiency: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Share of these rates that is reached while two or more engines are busy: a factor to measure."""
+    fit_error: Annotated[float, Meta(ge=0)] | None = None
+    """How far the times of calls are from those that these rates were fitted to, by `pipeline calibrate`: the mean of |ln|. Null: they
+    were not fitted."""
 
 
 class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from pipeline.analysis.compare.compare import Comparison
 from pipeline.analysis.points import Point, Spread, crossing, curves, opponents, spread
 from pipeline.analysis.quality.estimates import Estimate
+from pipeline.analysis.resources import of_answers
 from pipeline.report.figures.style import SERIES, axes, drawn, layout
 from pipeline.report.page import Figure
 
@@ -39,7 +40,8 @@ def latency_and_accuracy(comparison: Comparison) -> go.Figure | None:
                 hovertemplate="accuracy %{y:.1%}, %{x:.3~g} s per problem",
             )
     figure.update_xaxes(title="latency per problem (s)", rangemode="tozero")
-    figure.update_yaxes(title="accuracy", tickformat=".0%")
+    made = next((run.answers for run in comparison.runs if run.answers), None)
+    figure.update_yaxes(title=of_answers("accuracy", made), tickformat=".0%")
     return axes(figure) if figure.data else None
 
 
@@ -67,10 +69,11 @@ def sweep_figures(points: Sequence[Point]) -> Iterator[Figure]:
         yield Figure("Acceptance rate", plotted(found, lambda point: point.acceptance_rate, "share of verified steps", percent=True))
     if any(point.accuracy is not None for point in points):
         yield Figure(
-            "Accuracy", plotted(found, lambda point: point.accuracy, "share of graded chains, failed ones count as wrong", percent=True)
+            of_answers("Accuracy", points[0].answers),
+            plotted(found, lambda point: point.accuracy, "share of graded chains, failed ones count as wrong", percent=True),
         )
     if any(point.wall_s for point in points):
-        tail = plotted(found, lambda point: point.tail_s / point.wall_s if point.wall_s else None, "share of the wall time", percent=True)
+        tail = plotted(found, lambda point: point.tail_s / point.timed_s if point.timed_s else None, "share of the wall time", percent=True)
         yield Figure("Tail", tail)
 
 

@@ -1,0 +1,24 @@
+"""How far simulated times are from measured ones, to stand beside every simulated speed."""
+
+from collections.abc import Iterable
+
+MEDIAN_ERROR = 0.12
+"""Median error of the wall times that fitted engines predict of runs that they were not fitted to, with the recorded text.
+bench/calibration.py measures it and writes it here; it is `median_error` of bench/results/calibration.json."""
+OWN_TEXT_ERROR = 1.11
+"""The same where the fitted engines write text of their own: `own_text_error`."""
+
+
+def sentence(median_error: float, own_text_error: float) -> str:
+    """How far simulated speeds are from measured ones, 1.0 being as far as the measured one is long."""
+    return (
+        f"Simulated; on our measured points this simulator is off by a median of {median_error:.0%} with recorded text, "
+        f"{own_text_error:.0%} with text of its own."
+    )
+
+
+def stated(fit_errors: Iterable[float | None]) -> str:
+    """The sentence that stands beside simulated speeds; `fit_errors` are those of devices with fitted rates, None for the others."""
+    worst = max((error for error in fit_errors if error is not None), default=None)
+    fitted = "" if worst is None else f" The rates here were fitted, and times of single calls are off by {worst:.1%} on average."
+    return sentence(MEDIAN_ERROR, OWN_TEXT_ERROR) + fitted
