@@ -6,26 +6,32 @@ Nothing is started and nothing is downloaded; files of models are read, but no m
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 from msgspec import Struct, structs
 
 from pipeline.bundled import find_file
-from pipeline.engine import Availability, Checkpoint, Examination, Finding, MemoryRow
+from pipeline.engine import Availability, Checkpoint, Examination, Finding, MemoryRow, Tokenizer
+from pipeline.engines.chat_template import end_rendering
 from pipeline.engines.checkpoint import ANEW
 from pipeline.engines.model_card import local_folder
 from pipeline.engines.models import resolve
 from pipeline.engines.registry import backend_of, cautions
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.errors import GraphError
-from pipeline.graph.loader import load_engines, load_graph
-from pipeline.graph.plugins import engine_backend, engine_specs, stage_specs
+from pipeline.errors import GraphError, UsageError
+from pipeline.graph.loader import load_engines
+from pipeline.graph.needs import unmet_needs
+from pipeline.graph.plan import Plan
+from pipeline.graph.plugins import engine_backend, engine_specs
 from pipeline.graph.spec import EngineSpec
 from pipeline.graph.yaml_file import read_yaml
 from pipeline.machine import Machine, look, system
 from pipeline.rewards.spec import load_reward_model
+from pipeline.session.preflight import load_plan, notices
+from pipeline.stages.build import build_stages, builders_of
 
 _SIDE_BY_SIDE = (
     "under CUDA MPS, whose control daemon runs: their kernels run side by side and share bandwidth and multipliers; engines that are "
@@ -72,6 +78,8 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     """How drafted text passes between the roles, where their tokenizers are on this machine."""
     sharing: tuple[str, ...] = ()
     """A sentence for each group of roles that share a GPU: how they do, and what would be better."""
+    notices: tuple[str, ...] = ()
+    """What a run of the graph would say before it starts."""
 
     @property
     def healthy(self) -> bool:
@@ -79,38 +87,77 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
         return all(role.could_start for role in self.roles)
 
 
-def diagnose(engines: Path | None, settings: Sequence[str] = ()) -> Diagnosis:
-    """Look at this machine, and at an engines file or the engines of a graph; raises `GraphError` for a bad file."""
-    specs = {} if engines is None else load_roles(engines, settings)
+class Roles(NamedTuple):
+    """The engines to look at, and what they are for."""
+
+    specs: Mapping[str, EngineSpec]
+    plan: Plan | None = None
+    """The graph whose stages they are to compute; None: that is not known."""
+
+
+def diagnose(engines: Path | None, settings: Sequence[str] = (), *, bound: Path | None = None) -> Diagnosis:
+    """Look at this machine, and at an engines file or a graph and its engines, `bound` in their place; raises `UsageError`."""
+    specs, plan = Roles({}) if engines is None else load_roles(engines, settings, bound)
     machine = look(deep=True)
     examined = with_tensors(anyio.run(examine, specs, machine), machine)
-    vocabularies, broken = read_tokenizers(specs)
+    tokenizers, broken = read_tokenizers(specs)
+    vocabularies = {role: tokenizer.vocabulary for role, tokenizer in tokenizers.items()}
+    unsuited = [] if plan is None else [*unmet(plan, examined), *unsuited_tokenizers(plan, tokenizers)]
     memory = tuple(row for role in specs for row in (examined[role] or Examination()).memory if row.role == role)
     return Diagnosis(
         system=system(),
         machine=machine,
         backends=tuple(backend_states(machine)),
         engines_file=None if engines is None else str(engines),
-        roles=tuple(_role_state(role, spec, examined[role], broken.get(role)) for role, spec in specs.items()),
+        roles=tuple(_role_state(role, spec, examined[role], [*broken, *unsuited]) for role, spec in specs.items()),
         memory=memory,
         handover=handover(vocabularies),
         sharing=tuple(sharing(memory, machine)),
+        notices=() if plan is None else tuple(each for each in notices(plan) if each not in cautions(specs)),
     )
 
 
-def load_roles(path: Path, settings: Sequence[str]) -> Mapping[str, EngineSpec]:
-    """The specs by role in an engines file, a graph file or a file for `--prm`, given by path or bundled name; raises `GraphError`."""
+def load_roles(path: Path, settings: Sequence[str], bound: Path | None = None) -> Roles:
+    """The specs by role in an engines file, a graph file or a file for `--prm`, given by path or bundled name; a graph may be `bound` to
+    another engines file. Raises `UsageError`."""
     path = find_file(path, "engines file", "graph", "reward model")
     raw = read_yaml(path)
-    if "prompt" in raw:
-        return {"reward": load_reward_model(path, engine_specs(), settings).reward}
     if "stages" in raw:
-        graph = load_graph(path, stage_specs(), engine_specs(), settings=settings)
-        assert isinstance(graph.engines, dict)
-        return graph.engines
+        plan = load_plan(path, bound, tuple(settings))
+        return Roles(plan.engines, plan)
+    if bound is not None:
+        raise UsageError(f"--engines {bound}: is for a graph, and {path} is none; name the graph whose engines they are to be")
+    if "prompt" in raw:
+        return Roles({"reward": load_reward_model(path, engine_specs(), settings).reward})
     if not any(isinstance(spec, dict) and "backend" in spec for spec in raw.values()):
         raise GraphError(str(path), "is neither an engines file (role: {backend: ...}) nor a graph file (name, engines, stages)")
-    return load_engines(path, engine_specs(), settings)
+    return Roles(load_engines(path, engine_specs(), settings))
+
+
+def unmet(plan: Plan, examined: Mapping[str, Examination | None]) -> Iterator[Finding]:
+    """What the stages of `plan` need that their engines cannot do, as a run would find at its start."""
+    cannot: dict[str, Collection[str]] = {role: spec.cannot for role, spec in plan.engines.items()}
+    for found in examined.values():
+        cannot |= {} if found is None else found.cannot
+    for each in unmet_needs(plan, cannot):
+        yield Finding(role=each.role, what=each.what, remedy=each.remedy, fatal=each.fatal)
+
+
+def unsuited_tokenizers(plan: Plan, tokenizers: Mapping[str, Tokenizer]) -> Iterator[Finding]:
+    """What is wrong with the tokenizers, and their chat templates, for the stages of `plan`."""
+    try:
+        for role, tokenizer in tokenizers.items():
+            stages = [node.name for node in plan.stages() if node.spec.role == role]
+            try:
+                builders = builders_of(plan, {role: tokenizer})
+                for name in stages:
+                    build_stages(plan, builders, f"engine {role!r}", only=name)
+            except GraphError as error:
+                place = error.where.removeprefix(f"engine {role!r}").lstrip(": ")
+                what = f"{place}: {error.what}" if place else error.what
+                yield Finding(role=role, what=what, remedy="take another model, or other prompts", fatal=True)
+    finally:
+        end_rendering()
 
 
 async def examine(specs: Mapping[str, EngineSpec], machine: Machine) -> dict[str, Examination | None]:
@@ -151,10 +198,11 @@ def _ask_transformers(checkpoints: Sequence[Checkpoint]) -> list[str | None]:
     return told
 
 
-def _role_state(role: str, spec: EngineSpec, examined: Examination | None, tokenizer: Finding | None) -> RoleState:
+def _role_state(role: str, spec: EngineSpec, examined: Examination | None, more: Sequence[Finding]) -> RoleState:
+    """`more` is what was found beside `examined`; it says nothing new of a role that could not start anyway."""
     found = tuple(finding for finding in (examined or Examination()).findings if finding.role == role)
-    if tokenizer is not None and examined is not None and not any(finding.fatal for finding in found):
-        found += (tokenizer,)
+    if not any(finding.fatal for finding in found):
+        found += tuple(finding for finding in more if finding.role == role)
     found += tuple(_caution(role, what) for what in cautions({role: spec}))
     return RoleState(
         role=role,
@@ -207,17 +255,17 @@ def sharing(rows: Sequence[MemoryRow], machine: Machine) -> Iterator[str]:
             yield f"{' and '.join(sharers)} share {' and '.join(devices)} {how}"
 
 
-def read_tokenizers(specs: Mapping[str, EngineSpec]) -> tuple[dict[str, str], dict[str, Finding]]:
-    """By role, of the tokenizers that are on this machine as a `tokenizer.json`: the fingerprint of the vocabulary, or what is wrong."""
-    vocabularies: dict[str, str] = {}
-    broken: dict[str, Finding] = {}
+def read_tokenizers(specs: Mapping[str, EngineSpec]) -> tuple[dict[str, Tokenizer], list[Finding]]:
+    """By role the tokenizers that are on this machine as a `tokenizer.json`, and what is wrong with those that cannot be loaded."""
+    tokenizers: dict[str, Tokenizer] = {}
+    broken: list[Finding] = []
     for role, spec in specs.items():
         model = getattr(spec, "tokenizer", None) or getattr(spec, "model", None)
         folder = local_folder(resolve(role, model)) if isinstance(model, str) else None
         if folder is None or not (folder / "tokenizer.json").is_file():
             continue
         try:
-            vocabularies[role] = HFTokenizer(str(folder)).vocabulary
+            tokenizers[role] = HFTokenizer(str(folder), template_arguments=getattr(spec, "chat_template_kwargs", {}))
         except GraphError as error:
-            broken[role] = Finding(role=role, what=f"its tokenizer cannot be loaded: {error}", remedy=ANEW, fatal=True)
-    return vocabularies, broken
+            broken.append(Finding(role=role, what=f"its tokenizer cannot be loaded: {error}", remedy=ANEW, fatal=True))
+    return tokenizers, broken

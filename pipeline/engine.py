@@ -317,8 +317,9 @@ class Engine(Protocol):
         flops_per_s: the matrix rate of a simulated device, FLOP/s. Left out of a simulated engine: without a bound.
         servers: addresses of the servers that compute for it, in place of `devices`.
         replay: the folder of the recorded run that it answers from.
-        continues: whether it writes on in a thought that was begun. Left out: it does.
-        sampling: those of `top_p`, `top_k` and `min_p` that it honours. Left out: all.
+        cannot: what it cannot do of all that stages may need (`StageSpec.needs`). `continues`: write on in a thought that was begun;
+            `options`: give log probabilities of `option_ids`; `scoring`: of `scored_ids`; `marks`: show the token that closes a thought;
+            `top_p`, `top_k`, `min_p`, `seeds`: honour these; `interrupt`: end a request early. Left out: it can do all of it.
         batch_invariant: whether it promises that a request gets the same answer whatever is computed beside it. Left out: it does not.
         kv_cache_tokens: tokens whose keys and values fit into its cache, over all replicas.
         kv_cache_sequences: sequences that fit into its cache, where each takes a place of one size, however short it is.
@@ -447,6 +448,8 @@ class Examination(Struct, frozen=True, kw_only=True):
     memory: tuple[MemoryRow, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
     """The weights that would be loaded, where they are on this machine and their files are whole: their tensors can be compared."""
+    cannot: Mapping[str, Collection[str]] = {}
+    """What the engine of each role cannot do (see the fact `cannot`), where that was found out."""
 
 
 class Availability(Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 LEVELS = [
     ["errors", "redaction"],
-    ["files", "imports", "machine", "tasks", "text", "worker_process"],
+    ["files", "imports", "machine", "proxies", "tasks", "text", "worker_process"],
     ["bundled", "grading"],
     ["graph"],
     ["engine", "data"],

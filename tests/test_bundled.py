@@ -70,8 +70,8 @@ def test_every_loader_takes_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert load_plan(Path("speccot"), Path("sim-instant")).engines == load_engines(Path("sim-instant"), engine_specs())
     assert load_reward_model(Path("prm-tiny"), engine_specs()).reward.backend == "torch"
     assert find_recipe("gsm8k").rows == 1319
-    for name, roles in [("tiny", {"draft", "target"}), ("target", {"draft", "target"}), ("prm-tiny", {"reward"})]:
-        assert load_roles(Path(name), ()).keys() == roles
+    for name, roles in [("tiny", {"draft", "target"}), ("target", {"target"}), ("prm-tiny", {"reward"})]:
+        assert load_roles(Path(name), ()).specs.keys() == roles
 
 
 def test_a_graph_names_engines_beside_it_or_bundled_ones(tmp_path: Path) -> None:

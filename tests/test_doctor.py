@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -25,12 +27,15 @@ from pipeline.doctor import (
 from pipeline.engine import Finding, MemoryRow
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
+from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.spec import VllmSpec
-from pipeline.errors import GraphError
+from pipeline.errors import GraphError, UsageError
 from pipeline.graph.spec import EngineSpec
 from pipeline.machine import GIB, Gpu, Machine
 from tests.support.checkpoints import rewrite
+from tests.support.runs import servers_file, solve_with
+from tests.support.small_server import VLLM, small_server
 
 ROOT = Path(__file__).parent.parent
 GPU = Gpu(index=0, cuda_name="0", name="H100", memory_bytes=80 * GIB, free_bytes=79 * GIB)
@@ -187,7 +192,7 @@ def test_models_that_no_engine_could_serve_are_said(tmp_path: Path) -> None:
 
 
 def test_a_graph_stands_for_its_engines() -> None:
-    assert set(load_roles(ROOT / "graphs/speccot.yaml", ["engines.draft.threads=2"])) == {"draft", "target"}
+    assert set(load_roles(ROOT / "graphs/speccot.yaml", ["engines.draft.threads=2"]).specs) == {"draft", "target"}
 
 
 @pytest.mark.parametrize(
@@ -207,9 +212,9 @@ def test_another_file_is_refused(tmp_path: Path, content: str, said: str) -> Non
 
 
 def told(specs: Mapping[str, EngineSpec]) -> str | None:
-    vocabularies, broken = read_tokenizers(specs)
-    assert broken == {}
-    return handover(vocabularies)
+    tokenizers, broken = read_tokenizers(specs)
+    assert broken == []
+    return handover({role: tokenizer.vocabulary for role, tokenizer in tokenizers.items()})
 
 
 def test_roles_of_one_vocabulary_share_ids(tmp_path: Path) -> None:
@@ -229,3 +234,24 @@ def test_roles_of_one_vocabulary_share_ids(tmp_path: Path) -> None:
 
 def test_models_that_are_not_here_tell_nothing_of_their_tokens() -> None:
     assert told({"a": TorchSpec(model="nobody/model"), "b": TorchSpec(model="bundled:tiny-draft"), "c": SIM}) is None
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("logprobs", "fits"), [(True, True), (False, False)])
+def test_a_graph_s_needs_are_held_against_what_its_servers_can_do(tmp_path: Path, logprobs: bool, fits: bool) -> None:
+    tokenizer = HFTokenizer(str(ROOT / "pipeline/models/tiny-target"))
+    with small_server(replace(VLLM, logprobs=logprobs), tokenizer) as server:
+        engines = servers_file(tmp_path, model="tiny", draft=server.base_url, target=server.base_url)
+        found = diagnose(ROOT / "graphs/speccot.yaml", bound=engines)
+        said = "engine 'target': gives no log probabilities, of which the stage `verify` makes its verdict; take a server that gives them"
+        assert found.healthy is fits
+        assert ([f"{each.what}; {each.remedy}" for role in found.roles for each in role.findings if each.fatal] == []) is fits
+        asked = len(server.bodies)
+        with nullcontext() if fits else pytest.raises(GraphError, match=f"^{said}"):
+            solve_with(engines, tmp_path / "run", limit=1, settings=("max_steps=1",))
+        assert fits or len(server.bodies) <= 2 * asked  # nothing but what the doctor asked is asked
+
+
+def test_engines_are_bound_to_graphs_alone() -> None:
+    with pytest.raises(UsageError, match=r"--engines tiny: is for a graph, and .*/tiny\.yaml is none"):
+        diagnose(Path("tiny"), bound=Path("tiny"))

@@ -12,20 +12,25 @@ from pipeline.cli.terminal.console import PlainConsole
 from pipeline.doctor import Diagnosis, RoleState, diagnose
 from pipeline.engine import Finding, MemoryRow
 from pipeline.engines.cores import ranges
+from pipeline.errors import UsageError
 from pipeline.machine import GIB, Gpu, gib
 
 
 @click.command()
 @click.argument("engines", required=False, type=click.Path(path_type=Path))
+@click.option("--engines", "bound", type=click.Path(path_type=Path), metavar="FILE", help="Of a graph: engines file instead of its own.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="engines.ROLE.NAME=VALUE.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-def doctor(engines: Path | None, settings: tuple[str, ...], as_json: bool, debug: bool) -> int:
-    """Report what this machine has and, for an ENGINES file or a graph, whether each role could start here.
+def doctor(engines: Path | None, bound: Path | None, settings: tuple[str, ...], as_json: bool, debug: bool) -> int:
+    """Report what this machine has and, for an ENGINES file or a graph, whether each role could start here; of a graph also whether the
+    engines can do what its stages need.
 
-    Nothing is started. Exit code 2 if a role could not start, or the file is invalid.
+    No engine is started; servers are asked a few small questions. Exit code 2 if a role could not start, or the file is invalid.
     """
-    diagnosis = diagnose(engines, settings)
+    if bound is not None and engines is None:
+        raise UsageError(f"--engines {bound}: is for a graph; name it too")
+    diagnosis = diagnose(engines, settings, bound=bound)
     if as_json:
         print_page(msgspec.json.encode(diagnosis, order="sorted"))
     else:
@@ -44,6 +49,8 @@ def _print(diagnosis: Diagnosis) -> None:
     if diagnosis.memory:
         console.print(_memory(diagnosis.memory))
         console.print(f"Other (activations, graphs, processes) is assumed. Weights: {_sources(diagnosis.memory)}.")
+    for sentence in diagnosis.notices:
+        console.print(sentence)
     for sentence in diagnosis.sharing:
         console.print(f"Sharing: {sentence}.")
     if diagnosis.handover:

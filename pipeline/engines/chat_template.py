@@ -9,6 +9,7 @@ import json
 import signal
 from collections.abc import Mapping, Sequence
 from threading import Lock
+from typing import Any
 
 from pipeline.errors import GraphError
 from pipeline.worker_process import Program, WorkerProcess, describe
@@ -25,7 +26,7 @@ _RECEIVE_BYTES = 1 << 16
 class ChatTemplate:
     """The chat template of one model."""
 
-    def __init__(self, model: str, source: str, variables: Mapping[str, str]) -> None:
+    def __init__(self, model: str, source: str, variables: Mapping[str, Any]) -> None:
         """`source` is the template in Jinja; `variables` are what it may use beside the messages, such as `bos_token`."""
         self._model, self._source, self._variables = model, source, dict(variables)
 

@@ -17,7 +17,12 @@ _CONFIGS = {"model": "config.json", "adapter": "adapter_config.json"}
 def tokenizer_of(role: str, spec: Any) -> Tokenizer:
     """The tokenizer of the model that the `spec` of an engine names; raises `GraphError`."""
     with boundary(GraphError, f"engine {role!r}", foreign=GraphError):
-        return HFTokenizer(resolve(role, spec.model), trust_remote_code=spec.trust_remote_code)
+        return load_tokenizer(resolve(role, spec.model), spec)
+
+
+def load_tokenizer(model: str, spec: Any) -> HFTokenizer:
+    """The tokenizer of `model`, a folder or a hub name, as the `spec` of an engine has it; raises `GraphError`."""
+    return HFTokenizer(model, trust_remote_code=spec.trust_remote_code, template_arguments=spec.chat_template_kwargs)
 
 
 def resolve(role: str, model: str) -> str:

@@ -2,10 +2,11 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pipeline.engines.chat_template import ChatTemplate
@@ -29,13 +30,18 @@ def count_through_stop(ids: Sequence[int], stop: str, decode: Callable[[Sequence
 class HFTokenizer:
     """The `Tokenizer` of a model on Hugging Face's hub or in a folder, with the chat template published with it."""
 
-    def __init__(self, model: str, *, trust_remote_code: bool = False) -> None:
-        """`model` is a folder or a hub name; raises `GraphError` when its tokenizer cannot be loaded."""
+    def __init__(
+        self, model: str, *, trust_remote_code: bool = False, template_arguments: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """`model` is a folder or a hub name; raises `GraphError` when its tokenizer cannot be loaded.
+
+        `template_arguments` are what its chat template is told beside the messages, such as `enable_thinking`.
+        """
         if (flaw := unusual_file(Path(model).expanduser())) is not None:
             raise GraphError(model, flaw)
         with boundary(GraphError, model, foreign=(OSError, ValueError)):
             self._hf: Any = _loaded(model, trust_remote_code)
-        self._model = model
+        self._model, self._template_arguments = model, template_arguments
         self._backend: Any = self._hf.backend_tokenizer
         added = self._hf.get_added_vocab()
         self.special_ids: dict[str, int] = dict(added)
@@ -100,7 +106,10 @@ class HFTokenizer:
     def _template(self) -> ChatTemplate:
         with boundary(GraphError, f"{self._model}: its chat template fails", foreign=ValueError):
             source = str(self._hf.get_chat_template())
-        return ChatTemplate(self._model, source, self._hf.special_tokens_map)
+        for name in self._template_arguments:
+            if not re.search(rf"\b{re.escape(name)}\b", source):
+                raise GraphError(self._model, f"its chat template does not read `{name}`, which chat_template_kwargs names; leave it out")
+        return ChatTemplate(self._model, source, {**self._hf.special_tokens_map, **self._template_arguments})
 
     @cached_property
     def _marked(self) -> Marked:

@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from pipeline.errors import ExportError, UsageError, reason
 from pipeline.export.output import whole_file
+from pipeline.proxies import is_loopback, proxy_variable
 
 logging.getLogger("opentelemetry").addHandler(logging.NullHandler())  # failures that it logs are raised as `ExportError`
 IDS = ("traceId", "spanId", "parentSpanId")
@@ -34,7 +35,7 @@ class ServerSink:
     """A server that takes OTLP over HTTP; headers and time limits come from the `OTEL_EXPORTER_OTLP_*` variables."""
 
     def __init__(self, endpoint: str) -> None:
-        self._endpoint, self._session = endpoint, _Session()
+        self._endpoint, self._session = endpoint, _Session(endpoint)
         self._exporter = OTLPSpanExporter(endpoint=endpoint, session=self._session)
 
     def send(self, spans: Sequence[ReadableSpan]) -> None:
@@ -96,11 +97,18 @@ class _Session(requests.Session):
     taken = False
     """Whether the server took it."""
 
+    def __init__(self, endpoint: str) -> None:
+        super().__init__()
+        self._endpoint = endpoint
+
     def request(self, *args: Any, **named: Any) -> requests.Response:
+        self.trust_env = not is_loopback(self._endpoint)  # what listens here is never asked through a proxy
         try:
             response = super().request(*args, **named)
         except requests.RequestException as error:
-            self.said, self.taken = f"cannot be reached: {_root(error)}", False
+            variable = proxy_variable(self._endpoint)
+            through = f" through the proxy that {variable} names" if variable else ""
+            self.said, self.taken = f"cannot be reached{through}: {_root(error)}", False
             raise
         self.said = f"answers {response.status_code} {response.reason}"
         self.taken = 200 <= response.status_code < 300

@@ -10,6 +10,7 @@ from pipeline.graph.direct import BOUNDARY, RESPONSE, direct_stages, speculation
 from pipeline.graph.flaws import Flaws
 from pipeline.graph.lines import with_lines
 from pipeline.graph.loader import digest
+from pipeline.graph.needs import check_needs
 from pipeline.graph.plan import Block, Condition, Direct, LoopNode, Plan, StageNode
 from pipeline.graph.spec import EngineSpec, GraphSpec, RepeatSpec, StageSpec, UntilSpec
 
@@ -33,7 +34,7 @@ def compile_graph(graph: GraphSpec, where: str) -> Plan:
     speculate = speculation(graph.stages)
     if any(isinstance(spec, RepeatSpec) and spec.speculate != "always" for spec in graph.stages.values()):
         block, roles = _switched(graph.stages, block, roles, place)
-    return Plan(
+    plan = Plan(
         name=graph.name,
         prompts=graph.prompts,
         block=block,
@@ -42,6 +43,8 @@ def compile_graph(graph: GraphSpec, where: str) -> Plan:
         digest=digest(graph),
         speculate=speculate,
     )
+    check_needs(plan, {role: spec.cannot for role, spec in plan.engines.items()})
+    return plan
 
 
 def _switched(stages: Stages, block: Block, roles: tuple[str, ...], where: str) -> tuple[Block, tuple[str, ...]]:

@@ -73,9 +73,10 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
         return "draft" if self.drafts else "judge" if self.judges else "answer" if self.answers else "write"
 
     @property
-    def continues(self) -> bool:
-        """Whether its engine writes on in a thought that was begun, or scores tokens behind it; a chat cannot carry that."""
-        return False
+    def needs(self) -> Mapping[str, object]:
+        """What it asks of its engine that not every engine can do, by the names of the fact `cannot` (`Engine.facts`), with the value of a
+        parameter or True."""
+        return {}
 
     @property
     def drafted(self) -> int:
@@ -142,6 +143,12 @@ class SamplingSpec(StageSpec, frozen=True, kw_only=True):
         """These keys as fields of a `Request`."""
         return {name: getattr(self, name) for name in PLAIN_SAMPLING}
 
+    @property
+    def needs(self) -> Mapping[str, object]:
+        """See `StageSpec.needs`."""
+        unusual = {name: value for name, value in self.sampling.items() if name != "temperature" and value != PLAIN_SAMPLING[name]}
+        return unusual | ({"seeds": True} if self.temperature else {})
+
 
 class UntilSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What ends a `repeat`; whichever holds first. Reaching the context length always ends it."""
@@ -198,6 +205,11 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
         """The adapters that stages may name, which are those under its key `adapters`, if it has one; None: any, because a recorded run
         tells which calls had one."""
         return tuple(getattr(self, "adapters", ()))
+
+    @property
+    def cannot(self) -> tuple[str, ...]:
+        """What no engine of this spec can do though a stage may need it (`StageSpec.needs`), as far as the spec alone tells."""
+        return ()
 
     def located(self, folder: Path) -> Self:
         """The spec with absolute paths in place of those that count from `folder`, which is that of the file it stands in."""

@@ -85,7 +85,8 @@ class PromptBuilder:
         marks, special = prompts.thought, tokenizer.special_ids
         if marks != Marks() and (missing := {marks.open, marks.close} - special.keys()):
             raise GraphError(where, f"its tokenizer has no token {min(missing)!r}, which `prompts.thought` names")
-        self.thinks = marks.open in special and marks.close in special
+        # A template may be told not to let its model think: then it closes an empty thought before the reply.
+        self.thinks = marks.open in special and marks.close in special and not self._begins_behind(marks.close)
         self.think_close_id: int | None = special[marks.close] if self.thinks else None
         self.close_thought_ids = tokenizer.encode(f"{marks.close}{DELIMITER}" if self.thinks else DELIMITER)
         self._cuts: dict[tuple[str, ...], tuple[list[str], list[Margins]]] = {}
@@ -313,6 +314,10 @@ class PromptBuilder:
     def _alone(self) -> Opening:
         """How the chat of a question begins that stands alone."""
         return self._cut_opening([Message("system", self.prompts.system)] if self.prompts.system is not None else [])
+
+    def _begins_behind(self, mark: str) -> bool:
+        """Whether a reply begins behind this mark."""
+        return self.tokenizer.render([{"role": "user", "content": ASKED}]).rstrip().endswith(mark)
 
     def _cut_opening(self, messages: Sequence[Message]) -> Opening:
         parts, margins = self._cut_chat((*(message.role for message in messages), "user"))

@@ -11,6 +11,8 @@ from msgspec import Struct
 
 from pipeline.engine import Engine, EngineStatistics, Fact
 from pipeline.engines.chat_template import end_rendering
+from pipeline.errors import GraphError
+from pipeline.graph.needs import check_needs, unmet_needs
 from pipeline.graph.plan import Plan
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.admission.admission import Admission
@@ -21,11 +23,11 @@ from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import SCHEDULES
-from pipeline.session.checks.modes import announcements, new_control, recorded_changes
+from pipeline.session.checks.modes import new_control, recorded_changes
 from pipeline.session.observer import Tell
 from pipeline.session.preflight import RunSettings
 from pipeline.stages.base import Stage
-from pipeline.stages.build import build_stages, builders_of, check_engines
+from pipeline.stages.build import build_stages, builders_of, cannot_of, flaw_in_contract
 from pipeline.trace.run_file import ModeChange
 
 Facts = Mapping[str, Mapping[str, Fact]]
@@ -57,11 +59,10 @@ async def prepare(settings: RunSettings, engines: Mapping[str, Engine], tell: Te
     """
     plan = settings.plan
     engines = {role: engines[role] for role in plan.engines}
-    builders = await prompt_builders(plan, engines, virtual=settings.virtual_time)
-    said = (*announcements(plan, settings.options, engines), *doubts(engines))
+    said = (*_suitable(plan, engines, switched=settings.options.modes is None), *doubts(engines))
     for sentence in said:
         tell(sentence)
-    check_engines(plan, engines)
+    builders = await prompt_builders(plan, engines, virtual=settings.virtual_time)
     stages = build_stages(plan, builders, str(settings.options.graph))
     return OpenEngines(engines=engines, builders=builders, stages=stages, notices=said)
 
@@ -70,6 +71,18 @@ def doubts(engines: Mapping[str, Engine]) -> tuple[str, ...]:
     """What the engines say of themselves that could not be found out, or is strange: see the fact `doubts`."""
     stated: list[tuple[str, Any]] = [(role, engine.facts.get("doubts", ())) for role, engine in engines.items()]
     return tuple(f"engine {role!r}: {sentence}" for role, sentences in stated for sentence in sentences)
+
+
+def _suitable(plan: Plan, engines: Mapping[str, Engine], *, switched: bool) -> tuple[str, ...]:
+    """A sentence for each need of the plan without which a run on these engines does its work, but not as well. Raises `GraphError` where
+    it would not, or where an engine is none. `switched`: whether a controller switches chains."""
+    for role, engine in engines.items():
+        if (flaw := flaw_in_contract(Engine, engine)) is not None:
+            raise GraphError(f"engine {role!r}", flaw)
+    cannot = {role: cannot_of(engine) for role, engine in engines.items()}
+    check_needs(plan, cannot)
+    unmet = [each for each in unmet_needs(plan, cannot) if switched or each.need != "interrupt"]
+    return tuple(str(each.error) for each in unmet)
 
 
 async def prompt_builders(plan: Plan, engines: Mapping[str, Engine], *, virtual: bool) -> dict[str, PromptBuilder]:

@@ -1,13 +1,13 @@
 """The stages of a plan, ready to run: a plan, engines and their tokenizers enter, prompt builders and a `Stage` for each node leave."""
 
 from collections.abc import Mapping
+from typing import Any
 
-from pipeline.engine import Engine, Fact, Tokenizer
+from pipeline.engine import Engine, Interruptible, Tokenizer
 from pipeline.errors import GraphError, RequestRefused, boundary
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import stage_kinds
 from pipeline.graph.prompts import Prompts
-from pipeline.graph.spec import PLAIN_SAMPLING, SamplingSpec, StageSpec
 from pipeline.reasoning.prompts import PromptBuilder, builder_key, role_of
 from pipeline.stages.base import Stage
 
@@ -43,38 +43,24 @@ def builders_of(plan: Plan, tokenizers: Mapping[str, Tokenizer]) -> dict[str, Pr
     return {key: _builder(role_of(key), tokenizers[role_of(key)], prompts) for key, prompts in said.items()}
 
 
-def check_engines(plan: Plan, engines: Mapping[str, Engine]) -> None:
-    """Raise `GraphError` for a stage that asks its engine for what that does not do."""
-    for node in plan.stages():
-        if node.spec.role is not None:
-            facts = engines[node.spec.role].facts
-            if (flaw := _continuing_flaw(node.spec, facts) or _sampling_flaw(node.spec, facts)) is not None:
-                raise GraphError(f"engine {node.spec.role!r}", flaw.format(stage=node.name))
+def cannot_of(engine: Engine) -> frozenset[str]:
+    """What an open engine cannot do of all that stages may need; see the fact `cannot`."""
+    stated: Any = engine.facts.get("cannot", ())
+    return frozenset(stated) | (frozenset() if isinstance(engine, Interruptible) else {"interrupt"})
 
 
-def _continuing_flaw(spec: StageSpec, facts: Mapping[str, Fact]) -> str | None:
-    """What is wrong where a stage writes on in a thought and its engine cannot."""
-    if not spec.continues or facts.get("continues") is not False:
-        return None
-    return (
-        "has chat completions alone, and the stage `{stage}` writes on in a thought that was begun; "
-        "take a server with the completions endpoint, or a graph of whole thoughts, such as scot"
-    )
-
-
-def _sampling_flaw(spec: StageSpec, facts: Mapping[str, Fact]) -> str | None:
-    """What is wrong where a stage samples in a way that its engine does not honour."""
-    if not isinstance(spec, SamplingSpec) or (honoured := facts.get("sampling")) is None:
-        return None
-    for name, value in spec.sampling.items():
-        if name != "temperature" and value != PLAIN_SAMPLING[name] and name not in tuple(honoured):  # type: ignore[arg-type]
-            return f"does not honour `{name}`, which the stage `{{stage}}` sets to {value}; leave that out or take another engine"
+def flaw_in_contract(contract: type, thing: object) -> str | None:
+    """What `thing`, written by others, lacks of `contract` (`Engine` or `Tokenizer`), in one clause; None where it has all of it."""
+    members = [*contract.__annotations__, *(name for name in vars(contract) if not name.startswith("_"))]
+    lacking = [name for name in members if not hasattr(thing, name)]
+    if lacking:
+        return f"is a {type(thing).__name__} without `{lacking[0]}`; `pipeline.engine.{contract.__name__}` says what it must have"
     return None
 
 
 def _builder(role: str, tokenizer: Tokenizer, prompts: Prompts) -> PromptBuilder:
     where = f"engine {role!r}"
-    if not hasattr(tokenizer, "encode_parts"):
-        raise GraphError(where, "its tokenizer has no `encode_parts`; `pipeline.engine.Tokenizer` says what it must have")
+    if (flaw := flaw_in_contract(Tokenizer, tokenizer)) is not None:
+        raise GraphError(where, f"its tokenizer {flaw}")
     with boundary(GraphError, where, foreign=RequestRefused):
         return PromptBuilder(tokenizer, prompts, f"{where}: its chat template")

@@ -31,6 +31,11 @@ class ChooseSpec(StageSpec, frozen=True, kw_only=True, tag="choose"):
     judges: ClassVar[bool] = True
 
     @property
+    def needs(self) -> Mapping[str, object]:
+        """See `StageSpec.needs`."""
+        return {"options": True}
+
+    @property
     def may_reject(self) -> bool:
         """See `StageSpec.may_reject`."""
         return self.reject

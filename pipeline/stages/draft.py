@@ -1,6 +1,6 @@
 """`draft`: samples candidates for the next step, or for the whole thought, from one prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
@@ -26,9 +26,9 @@ class DraftSpec(SamplingSpec, frozen=True, kw_only=True, tag="draft"):
     drafts: ClassVar[bool] = True
 
     @property
-    def continues(self) -> bool:
-        """See `StageSpec.continues`."""
-        return self.unit == "step"
+    def needs(self) -> Mapping[str, object]:
+        """See `StageSpec.needs`."""
+        return {**super().needs, "marks": True} | ({"continues": True} if self.unit == "step" else {})
 
     @property
     def drafted(self) -> int:

@@ -34,9 +34,11 @@ class GenerateSpec(SamplingSpec, frozen=True, kw_only=True, tag="generate"):
         return "guide" if self.unit == "tokens" else "write"
 
     @property
-    def continues(self) -> bool:
-        """See `StageSpec.continues`."""
-        return self.unit == "step" or (self.unit == "tokens" and self.max_tokens > 0)
+    def needs(self) -> Mapping[str, object]:
+        """See `StageSpec.needs`."""
+        if not self.max_tokens:
+            return {}
+        return {**super().needs, "marks": True} | ({"continues": True} if self.unit in ("step", "tokens") else {})
 
     @property
     def leading_steps(self) -> int:

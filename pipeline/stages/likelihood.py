@@ -1,7 +1,7 @@
 """`likelihood`: judges each candidate by its log probability under the engine. No question is asked and nothing is generated."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Annotated, ClassVar, Literal
 
@@ -31,9 +31,9 @@ class LikelihoodSpec(StageSpec, frozen=True, kw_only=True, tag="likelihood"):
     judges: ClassVar[bool] = True
 
     @property
-    def continues(self) -> bool:
-        """See `StageSpec.continues`."""
-        return True
+    def needs(self) -> Mapping[str, object]:
+        """See `StageSpec.needs`."""
+        return {"scoring": True}
 
 
 class LikelihoodStage(EngineStage):

@@ -27,6 +27,11 @@ class ScoreSpec(StageSpec, frozen=True, kw_only=True, tag="score"):
 
     judges: ClassVar[bool] = True
 
+    @property
+    def needs(self) -> Mapping[str, object]:
+        """See `StageSpec.needs`."""
+        return {"options": True}
+
     def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
         """See `StageSpec.flaws`."""
         many = pending_drafts(before)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -178,3 +179,35 @@ def test_random_weights_are_made_only_where_they_are_asked_for(tmp_path: Path) -
     assert load_model(Setup.of("target", spec, str(folder))).vocab_size > 0
     with pytest.raises(CannotLoad):
         loaded(folder)
+
+
+class Malicious:
+    """Prints when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return print, ("unpickled",)
+
+
+def test_a_pickle_of_more_than_tensors_is_one_sentence_to_doctor_and_to_the_engine(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    folder = saved(tmp_path / "model", "LlamaForCausalLM")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    assert flaw(folder) is None
+    loaded(folder)
+    torch.save(tensors | {"more": Malicious()}, folder / "pytorch_model.bin")
+    said = "its weights are a pickle of more than tensors, which may run code when it is loaded, and so is not (safetensors cannot)"
+    assert flaw(folder) == said
+    with pytest.raises(CannotLoad, match=f"^{re.escape(said)}; "):
+        loaded(folder)
+    assert "unpickled" not in capfd.readouterr().out
+    torch.save([tensors], folder / "pytorch_model.bin")
+    assert flaw(folder) == "its pytorch_model.bin holds no tensors by name"
+    content = (folder / "pytorch_model.bin").read_bytes()
+    (folder / "pytorch_model.bin").write_bytes(content[: len(content) // 2])
+    assert flaw(folder) == "its pytorch_model.bin cannot be read: it is damaged, or no file of torch's"

@@ -14,7 +14,10 @@ PLAN = load_plan(ROOT / "graphs/speccot.yaml", SIM)
 
 
 def test_a_tokenizer_that_cannot_keep_texts_apart_is_refused() -> None:
-    with pytest.raises(GraphError, match="engine 'draft': its tokenizer has no `encode_parts`"):
+    with pytest.raises(
+        GraphError,
+        match="engine 'draft': its tokenizer is a object without `special_ids`",
+    ):
         builders_of(PLAN, {"draft": object()})  # type: ignore[dict-item]
 
 

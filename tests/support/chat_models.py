@@ -36,6 +36,7 @@ CHATML = (
     "{{ '<|im_start|>' + m.role + '\\n' + content + '<|im_end|>\\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\nOPENED' }}{% endif %}"
 )
+NOT_THINKING = "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
 LLAMA3 = (
     "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\\n\\n' + m['content'] | trim"
     " + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
@@ -73,7 +74,7 @@ MODELS = {
     "r1-distill-qwen": ChatModel(R1, (R1_BOS, R1_EOS, "<|quad_start|>"), (R1_USER, R1_SAYS, "<|EOT|>", *THINK, *TOOLS)),
     "r1-distill-llama": ChatModel(R1, (R1_BOS, R1_EOS, "<|eot_id|>"), (R1_USER, R1_SAYS, *THINK), kind="whole words"),
     "qwq": ChatModel(CHATML.replace("OPENED", "<think>\\n"), QWEN, (*THINK, *TOOLS)),
-    "qwen3": ChatModel(CHATML.replace("OPENED", ""), QWEN, (*THINK, *TOOLS)),
+    "qwen3": ChatModel(CHATML.replace("OPENED", "' }}" + NOT_THINKING + "{{ '"), QWEN, (*THINK, *TOOLS)),
     "llama-3": ChatModel(
         LLAMA3,
         ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>"),

@@ -44,6 +44,13 @@ class Kind:
     unknown_fields: bool = True
     max_logprobs: int = 20
     newer_logprobs: bool = False
+    streams: bool = True
+    logprobs: bool = True
+    """Gives log probabilities; else they are null."""
+    seeds: bool = True
+    """Takes seeds; else it refuses them."""
+    hides: bool = False
+    """Its texts lack special tokens."""
     bos: bool = False
     """Counts a token of its own before a text prompt."""
     wraps: int = 0
@@ -191,6 +198,8 @@ class SmallServer:
         """Released whenever what is to come of a stream is sent."""
         self.adapters: dict[str, str] = {}
         """Further models that it lists, as vLLM lists adapters: by name, with the model that each belongs to."""
+        self.unlisted = False
+        """Whether its list leaves out the model that it serves."""
         self.metrics = ""
         """What `/metrics` says; empty: there is no such page."""
         self.script: Callable[[Sequence[int], int], str] = story
@@ -254,7 +263,7 @@ class SmallServer:
         if seen.path == "/v1/models":
             model = {"id": self.model, "owned_by": self.kind.owned_by, **self.kind.card}
             adapters = [{"id": name, "owned_by": self.kind.owned_by, "parent": parent} for name, parent in self.adapters.items()]
-            return page({"object": "list", "data": [model, *adapters]})
+            return page({"object": "list", "data": [*([] if self.unlisted else [model]), *adapters]})
         if seen.path == "/version":
             return page({"version": "0.32.0"})
         if seen.path == "/metrics" and self.metrics:
@@ -306,6 +315,8 @@ class Writer:
             return refusal(400, f"Unrecognized request argument supplied: {unknown[0]}")
         if isinstance(body["prompt"], list) and not kind.takes_ids:
             return refusal(400, "prompt must be a string")
+        if "seed" in body and not kind.seeds:
+            return refusal(400, "Unrecognized request argument supplied: seed")
         if (body.get("logprobs") or 0) > kind.max_logprobs:
             return refusal(400, f"logprobs must be at most {kind.max_logprobs}")
         if len(self.prompt) + body["max_tokens"] > 512:
@@ -319,7 +330,7 @@ class Writer:
         return page({**about, "choices": choices, "usage": usage if kind.counts else None})
 
     def choice(self, index: int) -> dict[str, Any]:
-        draw = self.body["seed"] + index if self.body["temperature"] else 0
+        draw = self.body.get("seed", 0) + index if self.body.get("temperature") else 0
         ids, finish, stop = self.sample(self.tokenizer.encode(self.server.script(self.prompt, draw)))
         choice: dict[str, Any] = {"index": index, "text": self.text(ids, finish, stop), "finish_reason": finish, "sampled": ids}
         if self.kind.tells:
@@ -329,7 +340,7 @@ class Writer:
             choice["prompt_token_ids"] = self.prompt if self.body.get("return_token_ids") else None
             choice["prompt_logprobs"] = self.scored() if self.kind.exact else None
         if self.body.get("logprobs") is not None:
-            choice["logprobs"] = self.logprobs(ids)
+            choice["logprobs"] = self.logprobs(ids) if self.kind.logprobs else None
         return choice
 
     def sample(self, script: list[int]) -> tuple[list[int], str, str | int | None]:
@@ -337,7 +348,8 @@ class Writer:
         stop_ids = self.body.get("stop_token_ids", []) if self.kind.ids else []
         allowed = self.body.get("allowed_token_ids") if self.kind.ids and self.kind.exact else None
         ids: list[int] = []
-        for token in allowed or script:
+        biased = [int(token) for token in self.body.get("logit_bias", {})]
+        for token in allowed or biased or script:
             ids.append(token)
             if token in self.tokenizer.eos_ids or token in stop_ids:
                 return ids, "stop", token
@@ -351,7 +363,8 @@ class Writer:
     def text(self, ids: Sequence[int], finish: str, stop: str | int | None) -> str:
         """What is shown of it; servers trim the stop unless told otherwise."""
         keeps = self.body.get("include_stop_str_in_output") if self.kind.ids else self.body.get("no_stop_trim")
-        text = self.tokenizer.decode(ids[:-1] if isinstance(stop, int) else ids)
+        shown = [id_ for id_ in ids if not self.kind.hides or id_ not in self.tokenizer.special_ids.values()]
+        text = self.tokenizer.decode(shown[:-1] if isinstance(stop, int) else shown)
         if isinstance(stop, str):
             before, found, _ = text.partition(stop)
             return before + (found if keeps and self.kind.tells else "")
@@ -426,7 +439,9 @@ class Handler(BaseHTTPRequestHandler):
         fault = self.small.always
         if self.command == "POST" and self.small.faults:
             fault = self.small.faults.popleft()
-        if fault is None:
+        if fault is None and body.get("stream") and reply[0] == 200 and self.small.kind.streams:
+            streamed()(self, reply)
+        elif fault is None:
             self.send(reply)
         else:
             fault(self, reply)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import anyio
 import msgspec
-from msgspec import Struct
 
 from pipeline.engine import (
     Availability,
@@ -21,15 +20,17 @@ from pipeline.engine import (
     EngineStatistics,
     Examination,
     Fact,
+    Finding,
     FinishReason,
     Request,
     Tokenizer,
     Usage,
 )
 from pipeline.engines.chat.messages import Asked, ChatTokenizer, asked_of, candidate_of, option_in
+from pipeline.engines.chat.probe import check_model
 from pipeline.engines.chat.spec import ChatSpec
 from pipeline.engines.meter import UsageMeter
-from pipeline.engines.openai.client import UNREADABLE, Broken, Oversized, Server, check_url, read_key
+from pipeline.engines.openai.client import Broken, Oversized, Server, check_url, read_key
 from pipeline.engines.openai.replies import (
     Closed,
     Malformed,
@@ -39,7 +40,6 @@ from pipeline.engines.openai.replies import (
     error_of,
     finish_of,
     refusal_of,
-    refuse_closed,
     said_in,
 )
 from pipeline.engines.openai.request import longest_answer
@@ -79,13 +79,11 @@ class ChatEngine:
         self._tokenizer = ChatTokenizer()
         self.tokenizer: Tokenizer = self._tokenizer
         self.max_model_len, self.vocab_size = spec.max_model_len, VOCAB_SIZE
-        sampling = ("top_p",) if spec.send_sampling else ()
         self.facts: dict[str, Fact] = {
             "answers": "model",
             "servers": (server.url,),
             "api": "chat",
-            "sampling": sampling,
-            "continues": False,
+            "cannot": spec.cannot,
             "doubts": ("whether the server shortens the messages that it is sent cannot be known: its tokens are not",),
         }
         self._meter = UsageMeter()
@@ -178,7 +176,7 @@ class ChatEngine:
         if spec.send_sampling:
             body |= {"temperature": request.temperature, "top_p": request.top_p}
             body |= {"seed": (request.seed + index) % SEEDS} if request.temperature else {}
-        return body | dict(spec.extra)
+        return body | spec.fields
 
     def _completion(self, request: Request, asked: Asked, answers: Sequence[Answer]) -> Completion:
         """The completion that the answers are, a candidate each."""
@@ -240,35 +238,12 @@ async def open_chat(specs: Mapping[str, ChatSpec]) -> AsyncIterator[Mapping[str,
             server = Server(where, url, key, spec.max_in_flight)
             stack.push_async_callback(server.aclose)
             with anyio.move_on_after(spec.startup_timeout_s) as patience:
-                await _check_model(where, server, spec)
+                await check_model(where, server, spec)
             if patience.cancelled_caught:
                 raise GraphError(where, f"{url} did not list its models within startup_timeout_s={spec.startup_timeout_s:g}")
             engines[role] = ChatEngine(role, spec, server)
             tell_phase(role, READY)
         yield engines
-
-
-class _Listed(Struct, frozen=True):
-    id: str
-
-
-class _Models(Struct, frozen=True):
-    data: tuple[_Listed, ...]
-
-
-async def _check_model(where: str, server: Server, spec: ChatSpec) -> None:
-    """Raise `GraphError` where the server cannot be reached, wants another key, or lists models without the spec's."""
-    try:
-        reply = await server.get("/models")
-    except Broken as error:
-        raise GraphError(where, f"the server {error}; start it, or correct base_url") from None
-    refuse_closed(where, server, spec.api_key_env, reply)
-    try:
-        names = [model.id for model in msgspec.json.decode(reply.content, type=_Models).data] if reply.ok else []
-    except UNREADABLE:
-        names = []
-    if names and spec.model not in names:
-        raise GraphError(where, f"{server.url} does not serve {spec.model!r}; it serves {', '.join(map(server.quote, names[:20]))}")
 
 
 def chat_available(machine: Machine) -> Availability:
@@ -279,8 +254,18 @@ def chat_available(machine: Machine) -> Availability:
 
 
 async def examine_chat(specs: Mapping[str, ChatSpec], machine: Machine) -> Examination:
-    """Nothing of a server is looked at before a run; it needs no memory here."""
-    return Examination(findings=(), memory=(), checkpoints=())
+    """Ask the server of every role for a small reply, as a run would at its start."""
+    findings = []
+    for role, spec in specs.items():
+        try:
+            async with open_chat({role: spec}):
+                pass
+            words = f"{spec.base_url} answers a chat with {spec.model!r}"
+            findings.append(Finding(role=role, what=words, remedy="verdicts are read from the text of its replies", fatal=False))
+        except GraphError as error:
+            what, _, remedy = error.what.partition("; ")
+            findings.append(Finding(role=role, what=what, remedy=remedy, fatal=True))
+    return Examination(findings=tuple(findings))
 
 
 BACKEND = Backend(

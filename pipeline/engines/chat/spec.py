@@ -1,13 +1,12 @@
 """The keys that an engines file may hold for an engine `chat`."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
+from pipeline.graph.json_keys import check_json, check_template_arguments
 from pipeline.graph.spec import Count, EngineSpec, PositiveSeconds, Tokens
-
-ExtraNumber = Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
 
 
 class ChatSpec(EngineSpec, frozen=True, kw_only=True, tag="chat"):
@@ -36,7 +35,36 @@ class ChatSpec(EngineSpec, frozen=True, kw_only=True, tag="chat"):
     arrive as a whole: this is also the longest that a call may take while no other is answered."""
     startup_timeout_s: PositiveSeconds = 600.0
     """Longest time that the server may take to list its models, before the run starts."""
-    extra: Mapping[str, bool | ExtraNumber | float | str] = {}
-    """Further fields of every request, such as `reasoning_effort: high`."""
+    chat_template_kwargs: Mapping[str, Any] = {}
+    """What the server tells the model's chat template beside the messages, such as `enable_thinking: false` for Qwen3."""
+    extra: Mapping[str, Any] = {}
+    """Further fields of every request, any JSON, such as `reasoning_effort: high` or `reasoning: {effort: high}`."""
     max_in_flight: Count = 64
     """Most requests sent to the server at once."""
+
+    def __post_init__(self) -> None:
+        """Refuse fields that a request has without them."""
+        check_template_arguments(self.chat_template_kwargs)
+        own = dict.fromkeys(
+            ("model", "messages", "n", "stream", "stream_options", "max_tokens", self.max_tokens_key), "each request has its own"
+        )
+        if self.send_sampling:
+            own |= dict.fromkeys(("temperature", "top_p", "seed"), "the graph says it; `send_sampling: false` leaves it to the server")
+        if self.chat_template_kwargs:
+            own["chat_template_kwargs"] = "it stands beside `extra` as well; name it once"
+        check_json("extra", self.extra, own)
+        if "chat_template_kwargs" in self.extra:
+            told = self.extra["chat_template_kwargs"]
+            if not isinstance(told, Mapping):
+                raise ValueError("extra.chat_template_kwargs must be a mapping, such as {enable_thinking: false}")
+            check_template_arguments(told)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The further fields of every request."""
+        return {**self.extra, **({"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {})}
+
+    @property
+    def cannot(self) -> tuple[str, ...]:
+        """See `EngineSpec.cannot`: a verdict is read from a reply, in place of log probabilities of the options."""
+        return ("continues", "scoring", "top_k", "min_p", "interrupt", *(() if self.send_sampling else ("top_p", "seeds")))

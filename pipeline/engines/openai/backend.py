@@ -3,7 +3,7 @@
 Specs enter, open engines leave: every server is asked what it is and what it can do before anything is run.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial, reduce
 from importlib.metadata import version
@@ -17,7 +17,7 @@ from pipeline.engines.models import resolve
 from pipeline.engines.openai.client import Server, check_url, read_key
 from pipeline.engines.openai.engine import Deployment, OpenAIEngine, ServedTokenizer
 from pipeline.engines.openai.probe import CacheConfig, ProbedServer, ServedModel, context_length, find_model, probe_server
-from pipeline.engines.openai.request import MANY, MIN_P, PRIORITY, SCORING, TOP_K, Capabilities, shared_capabilities
+from pipeline.engines.openai.request import MANY, PRIORITY, Capabilities, shared_capabilities
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.startup import READY, tell_phase
 from pipeline.engines.validate import is_another_model
@@ -101,7 +101,7 @@ async def _survey(role: str, spec: OpenAISpec, servers: Sequence[Server]) -> tup
 
 def _load_tokenizer(role: str, spec: OpenAISpec) -> ServedTokenizer:
     try:
-        tokenizer = ServedTokenizer(resolve(role, spec.tokenizer or spec.model))
+        tokenizer = ServedTokenizer(resolve(role, spec.tokenizer or spec.model), template_arguments=spec.chat_template_kwargs)
     except GraphError as error:
         remedy = "" if spec.tokenizer else "; set tokenizer to the folder or the hub name of the model's own"
         raise GraphError(_where(role), f"{error}{remedy}") from error
@@ -128,8 +128,7 @@ def facts(deployment: Deployment, can: Capabilities, probed: Sequence[ProbedServ
         "priorities": PRIORITY in can.fields,
         "prompt_tokens": "as sent" if can.counts_prompts else "not stated",
         **_doubts(deployment, can, probed),
-        "scoring": SCORING in can.fields,
-        "sampling": ("top_p", *(name for name in (TOP_K, MIN_P) if name in can.fields)),
+        "cannot": can.cannot,
         **_cache_facts([server.cache for server in probed]),
     }
 
@@ -158,19 +157,23 @@ def _cache_facts(caches: Sequence[CacheConfig | None]) -> dict[str, Fact]:
 
 async def examine_openai(specs: Mapping[str, OpenAISpec], machine: Machine) -> Examination:
     """Ask the servers of every role what they can do, as a run would at its start."""
-    return Examination(findings=tuple([await _ask(role, spec) for role, spec in specs.items()]))
+    found = {role: await _ask(role, spec) for role, spec in specs.items()}
+    return Examination(
+        findings=tuple(finding for finding, _ in found.values()), cannot={role: cannot for role, (_, cannot) in found.items()}
+    )
 
 
-async def _ask(role: str, spec: OpenAISpec) -> Finding:
+async def _ask(role: str, spec: OpenAISpec) -> tuple[Finding, Collection[str]]:
+    """What is found of the servers of a role, and what these cannot do."""
     try:
         async with open_openai({role: spec}) as engines:
-            found = engines[role].facts
+            found, cannot = engines[role].facts, engines[role].can.cannot
     except GraphError as error:
         what, _, remedy = error.what.partition("; ")
-        return Finding(role=role, what=what, remedy=remedy, fatal=True)
+        return Finding(role=role, what=what, remedy=remedy, fatal=True), ()
     words = f"{found['server']} {found['server_version']} answers: prompts as {found['prompts']}, outputs as {found['outputs']}"
     how = f"options {found['options']}, stops {found['stops']}, prompt tokens {found['prompt_tokens']}"
-    return Finding(role=role, what=words, remedy=how, fatal=False)
+    return Finding(role=role, what=words, remedy=how, fatal=False), cannot
 
 
 def openai_available(machine: Machine) -> Availability:

@@ -19,6 +19,7 @@ from msgspec import Raw, Struct
 
 from pipeline.engines.openai.request import longest_answer
 from pipeline.errors import GraphError, install_command
+from pipeline.proxies import is_loopback, proxy_variable
 from pipeline.redaction import LEAST_CHARACTERS, declare_secret, redact, without
 
 if TYPE_CHECKING:
@@ -217,8 +218,10 @@ class Server:
         self._key_in_texts = key if key is not None and len(key) >= LEAST_CHARACTERS else None
         self._failures = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, RuntimeError)
         self._unreachable = (httpx2.ConnectError, httpx2.ConnectTimeout)
+        self._proxy = proxy_variable(url)
         self._client = httpx2.AsyncClient(
             base_url=url,
+            trust_env=self._proxy is not None or not is_loopback(url),  # what listens here is never asked through a proxy
             headers={"Accept": "application/json", "Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
             # How long an answer may take is the caller's business.
             timeout=httpx2.Timeout(None, connect=CONNECT_S),
@@ -280,7 +283,8 @@ class Server:
         except self._failures as error:
             failure = Broken
             fate = "cannot be reached" if isinstance(error, self._unreachable) else "broke the connection"
-            words = f"at {self.url} {fate}: {self.quote(_cause(error))}"
+            through = f" through the proxy that {self._proxy} names" if self._proxy else ""
+            words = f"at {self.url} {fate}{through}: {self.quote(_cause(error))}"
         else:
             # Of an answer nothing is replaced: a key such as `1`, for servers that take any, would garble it.
             content = b"".join(pieces)

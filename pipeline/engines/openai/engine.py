@@ -128,7 +128,7 @@ class OpenAIEngine:
         try:
             with anyio.CancelScope() as scope:
                 self._calls[scope] = call
-                completion = await (self._ask_interruptibly(call) if request.interruptible else self._ask(call))
+                completion = await (self._ask_interruptibly(call) if self._is_streamed(request) else self._ask(call))
         except anyio.get_cancelled_exc_class():
             self._given_up(call)
             raise
@@ -204,7 +204,7 @@ class OpenAIEngine:
         call.replica, call.sent = replica, anyio.current_time()
         try:
             bodies = self._bodies(request)
-            if request.interruptible:
+            if self._is_streamed(request):
                 call.arrived = [StreamedAnswer() for _ in bodies]
             completion = await self._answer(request, self._servers[replica], bodies, call.arrived)
         except Failed as failure:
@@ -218,10 +218,13 @@ class OpenAIEngine:
         call.replica = None
         raise await self._settle(request, replica, failed) from None
 
+    def _is_streamed(self, request: Request) -> bool:
+        return request.interruptible and self.can.streams
+
     def _bodies(self, request: Request) -> list[dict[str, Any]]:
         max_tokens = min(request.max_tokens, self.max_model_len - len(request.prompt_ids))
         model = self._spec.model if request.adapter is None else self._spec.adapters[request.adapter]
-        return request_bodies(request, self.can, model, self.tokenizer, max_tokens)
+        return [{**body, **self._spec.extra} for body in request_bodies(request, self.can, model, self.tokenizer, max_tokens)]
 
     async def _answer(
         self, request: Request, server: Server, bodies: Sequence[Mapping[str, Any]], arriving: Sequence[StreamedAnswer] = ()

@@ -16,10 +16,12 @@ from msgspec import UNSET, Meta, Raw, Struct, structs
 from pipeline.engine import Request, Tokenizer
 from pipeline.engines.openai.client import UNREADABLE, Broken, Reply, Server, server_error_of
 from pipeline.engines.openai.replies import Closed, Miscounted, Unanswered, refusal_of, refuse_closed
-from pipeline.engines.openai.request import MANY, SCORING, Capabilities, capability_levels, request_bodies
+from pipeline.engines.openai.request import MANY, SCORING, SEED, Capabilities, capability_levels, request_bodies, streamed
 from pipeline.engines.openai.response import ResponseBody, completion_of, decode_response
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.openai.stated import model_of, read_usage
+from pipeline.engines.openai.stream import StreamedAnswer
+from pipeline.engines.openai.text_mode import close_mark
 from pipeline.errors import GraphError, did_you_mean
 
 T = TypeVar("T")
@@ -37,6 +39,10 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.25, 5.0
 """First and longest wait between two questions to a server that is still loading, whatever it asks for; each wait is twice as long as
 the one before."""
 
+_NOBODY = "which-nobody-serves"
+"""Added to the name of a model, it makes one that no server has."""
+_BIAS = 100
+"""The greatest bias of a token's logit that servers take: it is sampled for certain."""
 _OWN_CONTEXT = ("max_model_len", "context_length", "context_window", "max_context_length")
 """Every key under which servers state the context length of a model, in the order in which they are asked."""
 
@@ -119,34 +125,70 @@ def _readable(content: bytes | Raw, kind: type[T]) -> T | None:
 
 
 async def find_model(where: str, server: Server, spec: OpenAISpec) -> ServedModel:
-    """The spec's model as the server lists it; raises `GraphError` where nothing listens, the key is wrong, or the model or one of its
-    adapters is not served."""
-    try:
-        reply = await _send_until_loaded(lambda: server.get("/models"), spec.reconnect_s)
-    except Broken as error:
-        raise GraphError(where, f"the server {error}; start it, or correct base_url") from None
-    refuse_closed(where, server, spec.api_key_env, reply)
-    models = _model_list(server, reply)
-    if models is None:
-        said = server_error_of(reply).text if not reply.ok else "something else"
-        what = f"{server.url}/models gives no list of models ({said}); base_url goes up to and including /v1"
-        raise GraphError(where, what)
+    """The spec's model as the server lists it, or, where the server does not list it and yet answers for it, by its name alone.
+
+    Raises `GraphError` where nothing listens, the key is wrong, or the model or one of its adapters is not served.
+    """
+
+    async def ask(name: str) -> Reply:
+        return await server.post({"model": name, "prompt": "0 or 1?", "max_tokens": 1, **spec.extra})
+
+    models = await listed_models(where, server, spec.api_key_env, spec.reconnect_s)
     for name, served in spec.adapters.items():
-        found = _served(where, server, models, served, f" as the adapter {name!r}")
+        found = await served_model(where, server, models, served, ask, f" as the adapter {name!r}")
         if found.parent not in (None, spec.model):
             what = f"{server.url} serves {served!r}, which is to be the adapter {name!r} of {spec.model!r},"
             raise GraphError(where, f"{what} as one of {server.quote(found.parent)!r}; name another, or correct model")
-    return _served(where, server, models, spec.model)
+    return await served_model(where, server, models, spec.model, ask)
 
 
-def _served(where: str, server: Server, models: Sequence[ServedModel], name: str, purpose: str = "") -> ServedModel:
-    """The one of a server's `models` that has this name; raises `GraphError` where none has."""
-    model = next((each for each in models if each.id == name), None)
-    if model is None:
-        names = [server.quote(each.id) for each in models]
-        near = did_you_mean(name, names) if len(names) <= _MAX_NAMES else f"it serves {len(names)} others"
-        raise GraphError(where, f"{server.url} does not serve {name!r}{purpose}; {near}")
-    return model
+async def listed_models(where: str, server: Server, api_key_env: str | None, most_s: float) -> list[ServedModel] | Reply:
+    """The models that the server lists, or its reply where that is no list; raises `GraphError` where nothing listens or the key is
+    wrong."""
+    try:
+        reply = await _send_until_loaded(lambda: server.get("/models"), most_s)
+    except Broken as error:
+        raise GraphError(where, f"the server {error}; start it, or correct base_url") from None
+    refuse_closed(where, server, api_key_env, reply)
+    if reply.status in (429, 503):
+        raise GraphError(where, f"{server.url}/models gives no list of models ({server_error_of(reply).text}); wait until it has loaded")
+    models = _model_list(server, reply)
+    return reply if models is None else models
+
+
+async def served_model(
+    where: str, server: Server, models: Sequence[ServedModel] | Reply, name: str, ask: Callable[[str], Awaitable[Reply]], purpose: str = ""
+) -> ServedModel:
+    """The one of the server's `models` (`listed_models`) that has this name. One that is not listed is served where the server answers
+    `ask`, a small request to the model of a name, and does not answer for a name that nobody has beside those that it lists. Raises
+    `GraphError` for any other."""
+    known = [] if isinstance(models, Reply) else models
+    model = next((each for each in known if each.id == name), None)
+    if model is not None:
+        return model
+    try:
+        reply = await ask(name)
+        if reply.ok and (isinstance(models, Reply) or not (await ask(f"{name}-{_NOBODY}")).ok):
+            return ServedModel(name)
+    except Broken as error:
+        raise GraphError(where, f"the server {error}") from None
+    raise GraphError(where, _why_not_served(server, models, name, reply, purpose))
+
+
+def _why_not_served(server: Server, models: Sequence[ServedModel] | Reply, name: str, reply: Reply, purpose: str) -> str:
+    """Why a model that is not listed cannot be used; `reply` is that to a request for it."""
+    said = server_error_of(reply).text
+    if isinstance(models, Reply):
+        listed = "something else" if models.ok else server_error_of(models).text
+        unlisted = f"{server.url}/models gives no list of models ({listed})"
+        if reply.status == 404:
+            return f"{unlisted}, and no completion ({said}); base_url goes up to and including /v1"
+        return f"{unlisted}, and the server refuses a completion of {name!r}{purpose} (status {reply.status}): {said}"
+    names = [server.quote(each.id) for each in models]
+    near = did_you_mean(name, names) if len(names) <= _MAX_NAMES else f"it serves {len(names)} others"
+    if reply.ok or reply.status in (400, 404, 422):
+        return f"{server.url} does not serve {name!r}{purpose}; {near}"
+    return f"{server.url} does not list {name!r}{purpose}, and refuses a completion of it (status {reply.status}): {said}; {near}"
 
 
 def context_length(where: str, server: Server, spec: OpenAISpec, model: ServedModel) -> int:
@@ -160,40 +202,96 @@ def context_length(where: str, server: Server, spec: OpenAISpec, model: ServedMo
     return length
 
 
+class _Prober(NamedTuple):
+    """Asks one server, whose answers are about one model."""
+
+    where: str
+    server: Server
+    spec: OpenAISpec
+    tokenizer: Tokenizer
+
+    async def ask(self, can: Capabilities, request: Request, **fields: object) -> ResponseBody | Reply | Miscounted | None:
+        """The server's answer to `request`, with further `fields`; the reply that refuses it, what is wrong with its count of the prompt,
+        or None for an answer that cannot be read."""
+        [body] = request_bodies(request, can, self.spec.model, self.tokenizer, request.max_tokens)
+        try:
+            reply = await _send_until_loaded(lambda: self.server.post({**body, **self.spec.extra, **fields}), self.spec.reconnect_s)
+        except Broken as error:
+            raise GraphError(self.where, f"the server {error}") from None
+        refuse_closed(self.where, self.server, self.spec.api_key_env, reply)
+        if not reply.ok:
+            return reply
+        try:
+            answer = decode_response(reply.content)
+            completion_of(request, [answer], can, self.tokenizer)
+        except Miscounted as flaw:
+            return flaw
+        except Unanswered:
+            return None
+        return answer
+
+    async def answers(self, can: Capabilities, request: Request) -> bool:
+        """Whether the server answers `request`."""
+        return isinstance(await self.ask(can, request), ResponseBody)
+
+    async def streams(self, can: Capabilities, request: Request) -> bool:
+        """Whether the answer to `request` comes in pieces."""
+        [body] = request_bodies(request, can, self.spec.model, self.tokenizer, request.max_tokens)
+        answer = StreamedAnswer()
+        try:
+            if await self.server.stream({**streamed(body, can), **self.spec.extra}, answer.feed) is not None:
+                return False
+            answer.body()
+        except (Broken, Unanswered):
+            return False
+        return True
+
+    async def shows(self, can: Capabilities, id_: int) -> bool | None:
+        """Whether the server shows the text of a token that it samples; None where it cannot be made to sample it."""
+        request = probe_request(self.tokenizer, structs.replace(can, top_logprobs=0))
+        answer = await self.ask(can, request, logit_bias={str(id_): _BIAS})
+        if not isinstance(answer, ResponseBody):
+            return None
+        choice, text = answer.choices[0], self.tokenizer.decode([id_])
+        if text.strip() in (choice.text or ""):
+            return True
+        return None if choice.text or choice.finish_reason != "length" else False
+
+
 async def probe_server(where: str, server: Server, model: ServedModel, spec: OpenAISpec, tokenizer: Tokenizer) -> ProbedServer:
     """What the server can do: the first of the capability levels at which it answers, refined by further questions.
 
     Raises `GraphError` where it answers at none.
     """
-    reply: Reply | Miscounted | None = None
+    prober, reply = _Prober(where, server, spec, tokenizer), None
     for each in capability_levels(spec.prompts):
         level = structs.replace(each, adds_bos=bool(spec.adds_bos)) if each.prompts == "text" else each
         request = probe_request(tokenizer, level)
-        answer = await _try(where, server, spec, level, request, tokenizer)
+        answer = await prober.ask(level, request)
         if isinstance(answer, Miscounted) and answer.excess == 1 and level.prompts == "text" and spec.adds_bos is None:
             level = structs.replace(level, adds_bos=True)
-            answer = await _try(where, server, spec, level, request, tokenizer)
+            answer = await prober.ask(level, request)
         if isinstance(answer, ResponseBody):
-            can = await _refine(where, server, spec, _observed(level, answer), tokenizer)
-            await _check_reading(where, server, spec, model, can, tokenizer)
+            can = await _refine(prober, _observed(level, answer))
+            await _check_reading(prober, context_length(where, server, spec, model), can)
             version, cache = await _version(server, model, answer), await _cache_config(server, model)
             return ProbedServer(model, can, version, cache, model_of(answer.model))
         reply = reply if isinstance(reply, Miscounted) else answer or reply
     raise GraphError(where, _why_not(server, spec, reply))
 
 
-async def _check_reading(where: str, server: Server, spec: OpenAISpec, model: ServedModel, can: Capabilities, tokenizer: Tokenizer) -> None:
-    """Raise `GraphError` where the server makes other tokens of a text than the tokenizer does, or reads less of a long one than is sent,
-    as Ollama does beyond 4,096 tokens; servers that take ids refuse too many of them."""
+async def _check_reading(prober: _Prober, most: int, can: Capabilities) -> None:
+    """Raise `GraphError` where the server, whose context has `most` tokens, makes other tokens of a text than the tokenizer does, or reads
+    less of a long one than is sent, as Ollama does beyond 4,096 tokens; servers that take ids refuse too many of them."""
     if not can.counts_prompts:
         return
-    length = max(1, min(context_length(where, server, spec, model) - SPARE_TOKENS, LONG_PROMPT))
+    length = max(1, min(most - SPARE_TOKENS, LONG_PROMPT))
     question = f"{QUESTION}\n\n" * (1 + length // 16 if can.prompts == "text" else 1)
-    request = structs.replace(probe_request(tokenizer, can, question), request_id="long probe", option_ids=())
+    request = structs.replace(probe_request(prober.tokenizer, can, question), request_id="long probe", option_ids=())
     request = structs.replace(request, prompt_ids=request.prompt_ids[:length])
-    found = await _try(where, server, spec, structs.replace(can, prompts="text"), request, tokenizer)
+    found = await prober.ask(structs.replace(can, prompts="text"), request)
     if isinstance(found, Miscounted) and not (can.prompts == "ids" and found.excess == 1):
-        raise GraphError(where, _why_not(server, spec, found))
+        raise GraphError(prober.where, _why_not(prober.server, prober.spec, found))
 
 
 def _why_not(server: Server, spec: OpenAISpec, reply: Reply | Miscounted | None) -> str:
@@ -215,29 +313,6 @@ def probe_request(tokenizer: Tokenizer, level: Capabilities, question: str = "0 
     return Request(request_id="probe", prompt_ids=prompt, max_tokens=1, option_ids=options, priority=1)
 
 
-async def _try(
-    where: str, server: Server, spec: OpenAISpec, can: Capabilities, request: Request, tokenizer: Tokenizer
-) -> ResponseBody | Reply | Miscounted | None:
-    """The server's answer to `request`, the reply that refuses it, what is wrong with its count of the prompt, or None for an answer that
-    cannot be read."""
-    [body] = request_bodies(request, can, spec.model, tokenizer, request.max_tokens)
-    try:
-        reply = await _send_until_loaded(lambda: server.post(body), spec.reconnect_s)
-    except Broken as error:
-        raise GraphError(where, f"the server {error}") from None
-    refuse_closed(where, server, spec.api_key_env, reply)
-    if not reply.ok:
-        return reply
-    try:
-        answer = decode_response(reply.content)
-        completion_of(request, [answer], can, tokenizer)
-    except Miscounted as flaw:
-        return flaw
-    except Unanswered:
-        return None
-    return answer
-
-
 def _observed(level: Capabilities, answer: ResponseBody) -> Capabilities:
     """`level` with what `answer` shows beyond that the server answers: whether it reports stops and counts prompts."""
     return structs.replace(
@@ -247,17 +322,31 @@ def _observed(level: Capabilities, answer: ResponseBody) -> Capabilities:
     )
 
 
-async def _refine(where: str, server: Server, spec: OpenAISpec, can: Capabilities, tokenizer: Tokenizer) -> Capabilities:
-    """`can` with what further questions show: whether the server samples several candidates at once and scores a prompt's tokens."""
-    question = structs.replace(probe_request(tokenizer, can), option_ids=())
-    many = structs.replace(can, fields=can.fields | {MANY})
-    if isinstance(await _try(where, server, spec, many, structs.replace(question, n=2, temperature=1.0), tokenizer), ResponseBody):
-        can = many
+async def _refine(prober: _Prober, can: Capabilities) -> Capabilities:
+    """`can` with what further questions show: whether the server takes seeds, samples several candidates at once, scores a prompt's
+    tokens, shows the mark that closes a thought, and gives answers in pieces."""
+    question = structs.replace(probe_request(prober.tokenizer, can), option_ids=())
+    sampled = structs.replace(question, temperature=1.0)
+    for extra in ({SEED, MANY}, {SEED}, {MANY}):
+        able = structs.replace(can, fields=can.fields | extra)
+        if await prober.answers(able, structs.replace(sampled, n=2 if MANY in extra else 1)):
+            can = able
+            break
     scoring = structs.replace(can, fields=can.fields | {SCORING})
     scored = structs.replace(question, prompt_ids=question.prompt_ids[:-1], scored_ids=tuple(question.prompt_ids[-1:]))
-    if can.returns_ids and isinstance(await _try(where, server, spec, scoring, scored, tokenizer), ResponseBody):
+    if can.returns_ids and await prober.answers(scoring, scored):
         can = scoring
-    return can
+    return structs.replace(can, hides_marks=await _hides_marks(prober, can), streams=await prober.streams(can, question))
+
+
+async def _hides_marks(prober: _Prober, can: Capabilities) -> bool:
+    """Whether the texts of the server lack the mark that closes a thought, though it shows a digit that it is made to sample in the same
+    way. False where that cannot be found out, and for a chat that begins behind a thought, which no mark closes."""
+    tokenizer = prober.tokenizer
+    close = close_mark(tokenizer)
+    if can.returns_ids or close is None or tokenizer.render([{"role": "user", "content": "0 or 1?"}]).rstrip().endswith(close):
+        return False
+    return await prober.shows(can, tokenizer.encode("1")[-1]) is True and await prober.shows(can, tokenizer.special_ids[close]) is False
 
 
 async def _version(server: Server, model: ServedModel, answer: ResponseBody) -> str:

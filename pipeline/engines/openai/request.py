@@ -32,7 +32,7 @@ stop from the text, and hide `</think>` where it is a special token."""
 IDS: Mapping[str, Any] = {"return_token_ids": True}
 EXACT = frozenset({"logprob_token_ids", "allowed_token_ids"})
 """Fields with which vLLM chooses among named tokens and gives exactly their log probabilities."""
-MANY, PRIORITY, SCORING, STOP_IDS = "n", "priority", "prompt_logprobs", "stop_token_ids"
+MANY, PRIORITY, SCORING, SEED, STOP_IDS = "n", "priority", "prompt_logprobs", "seed", "stop_token_ids"
 VLLM = frozenset({*NEUTRAL, *IDS, *EXACT, STOP_IDS})
 
 _SEEDS_64, _SEEDS_32 = 1 << 62, 1 << 31
@@ -61,6 +61,24 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     """Whether it puts a beginning-of-sequence token before a text prompt."""
     counts_prompts: bool = False
     """Whether its answers say how many tokens it has read."""
+    hides_marks: bool = False
+    """Whether its texts lack the mark that closes a thought, though the model wrote it."""
+    streams: bool = True
+    """Whether it gives an answer in pieces, so that it can be interrupted."""
+
+    @property
+    def cannot(self) -> tuple[str, ...]:
+        """See the fact of that name (`Engine.facts`)."""
+        able = {
+            "options": bool(self.top_logprobs),
+            "scoring": SCORING in self.fields,
+            "marks": not self.hides_marks,
+            TOP_K: TOP_K in self.fields,
+            MIN_P: MIN_P in self.fields,
+            "seeds": SEED in self.fields,
+            "interrupt": self.streams,
+        }
+        return tuple(name for name, is_able in able.items() if not is_able)
 
     @property
     def returns_ids(self) -> bool:
@@ -106,6 +124,8 @@ def shared_capabilities(one: Capabilities, other: Capabilities) -> Capabilities:
         reports_stop=one.reports_stop and other.reports_stop,
         adds_bos=one.adds_bos and other.adds_bos,
         counts_prompts=one.counts_prompts and other.counts_prompts,
+        hides_marks=one.hides_marks or other.hides_marks,
+        streams=one.streams and other.streams,
     )
 
 
@@ -146,7 +166,7 @@ def request_bodies(request: Request, can: Capabilities, model: str, tokenizer: T
         return [body]
     if MANY in can.fields:
         return [body | {"n": copies}]
-    return [body | {"seed": body["seed"] + index} for index in range(copies)]
+    return [body | {SEED: body[SEED] + index} if SEED in body else body for index in range(copies)]
 
 
 def candidates_asked(request: Request) -> int:
@@ -169,8 +189,8 @@ def _body(request: Request, can: Capabilities, model: str, tokenizer: Tokenizer,
         "temperature": request.temperature,
         "top_p": request.top_p,
     }
-    if request.temperature:
-        body["seed"] = request.seed % (_SEEDS_64 if can.returns_ids else _SEEDS_32)
+    if request.temperature and SEED in can.fields:
+        body[SEED] = request.seed % (_SEEDS_64 if can.returns_ids else _SEEDS_32)
     if stops := stop_texts(request, can, tokenizer):
         body["stop"] = list(dict.fromkeys(stops))
     logprobs = _logprobs(request, can)

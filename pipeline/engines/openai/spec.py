@@ -2,11 +2,23 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from pipeline.graph.json_keys import check_json, check_template_arguments
 from pipeline.graph.spec import AdapterName, EngineSpec, PositiveSeconds
+
+_OWN = (
+    "model prompt max_tokens temperature top_p top_k min_p seed stop n logprobs stream stream_options echo suffix best_of logit_bias "
+    "priority prompt_logprobs skip_special_tokens add_special_tokens include_stop_str_in_output no_stop_trim return_tokens_as_token_ids "
+    "return_token_ids logprob_token_ids allowed_token_ids stop_token_ids"
+)
+RESERVED = {
+    **dict.fromkeys(_OWN.split(), "each request has its own"),
+    "chat_template_kwargs": "the template is rendered here; name it beside `extra`",
+}
+"""The fields that `extra` must not hold, and why."""
 
 
 class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
@@ -22,6 +34,10 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     `--lora-modules NAME=FOLDER`."""
     tokenizer: str | None = None
     """Folder, hub name or `bundled:NAME` of the model's tokenizer and chat template; by default `model`."""
+    chat_template_kwargs: Mapping[str, Any] = {}
+    """What the chat template of `tokenizer` is told beside the messages, such as `enable_thinking: false` for Qwen3."""
+    extra: Mapping[str, Any] = {}
+    """Further fields of every request, any JSON, such as `repetition_penalty: 1.05`."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key, never the key itself; by default no key is sent."""
     max_model_len: Annotated[int, Meta(ge=16, le=1_000_000_000)] | None = None
@@ -45,6 +61,8 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     """Longest time that the servers may take to say what they can do, before the run starts."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be the name of a variable, and may be the key itself, without repeating it."""
+        """Refuse what cannot be the name of a variable, and may be the key itself, without repeating it; and fields that a request has."""
+        check_template_arguments(self.chat_template_kwargs)
+        check_json("extra", self.extra, RESERVED)
         if self.api_key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
             raise ValueError("api_key_env is the name of the environment variable that holds the key, such as OPENAI_API_KEY")

@@ -22,6 +22,11 @@ def answer_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode_parts(["", *parts]))
 
 
+def close_mark(tokenizer: Tokenizer) -> str | None:
+    """The text of the model's token that closes a thought; None where it has none."""
+    return next((text for text in tokenizer.special_ids if _CLOSE.fullmatch(text)), None)
+
+
 def prompt_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """The text of `ids`, which a server makes the same control tokens of, and no more: a space follows the first character of one that a
     text spells out. Raises `RequestRefused` where that does not help."""

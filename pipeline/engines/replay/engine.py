@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import anyio
 from msgspec import structs
@@ -201,7 +202,10 @@ def _facts(role: str, spec: ReplaySpec, recording: Recording) -> dict[str, Fact]
     """The facts (`Engine.facts`) about the replay; a simulated engine adds those about its device itself."""
     answers = "simulated" if recording.answers(role) == "simulated" else "recorded"
     costs = "calibrated" if spec.costs_from is not None and Path(spec.costs_from).name == CALIBRATION else spec.costs
-    return {"answers": answers, "replay": spec.run, "replayed_backend": recording.engine(role).backend, "costs": costs}
+    facts: dict[str, Fact] = {"answers": answers, "replay": spec.run, "replayed_backend": recording.engine(role).backend, "costs": costs}
+    then: Any = recording.file.engine_facts.get(role, {}).get("cannot", ())
+    # A replay interrupts requests by itself, and what needs no seed was recorded.
+    return facts | {"cannot": tuple(need for need in then if need not in ("interrupt", "seeds"))}
 
 
 def least_replay_s(

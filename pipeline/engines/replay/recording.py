@@ -156,4 +156,8 @@ def tokenizer_of(role: str, spec: ReplaySpec, recording: Recording) -> Tokenizer
         what = f"the run {spec.run} does not say which tokenizer its engine of the backend {engine.backend!r} had"
         raise GraphError(f"engine {role!r}", what)
     with boundary(GraphError, f"engine {role!r}", foreign=GraphError):
-        return HFTokenizer(resolve(role, str(name)), trust_remote_code=spec.trust_remote_code)
+        return HFTokenizer(
+            resolve(role, str(name)),
+            trust_remote_code=spec.trust_remote_code,
+            template_arguments=settings.get("chat_template_kwargs") or {},
+        )

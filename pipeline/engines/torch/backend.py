@@ -14,10 +14,9 @@ from pipeline.engines.adapters import VARIANTS, AdapterCard, adapter_findings, r
 from pipeline.engines.checkpoint import Part
 from pipeline.engines.cores import CoreRequest, core_findings, share_cores
 from pipeline.engines.model_card import DTYPE_BYTES, ModelCard, checkpoint_of, missing, read_card, refuse
-from pipeline.engines.models import resolve, tokenizer_of
+from pipeline.engines.models import load_tokenizer, resolve, tokenizer_of
 from pipeline.engines.process.engine import InterruptibleWorkerEngine, WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
-from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.spec import SMALL_PARAMETERS, TorchSpec
 from pipeline.errors import GraphError
 from pipeline.machine import Gpu, Machine, gib
@@ -47,8 +46,7 @@ async def open_torch(specs: Mapping[str, TorchSpec]) -> AsyncIterator[Mapping[st
 
 def _engine(role: str, spec: TorchSpec, cores: tuple[int, ...]) -> WorkerEngine:
     model = resolve(role, spec.model)
-    load_tokenizer = partial(HFTokenizer, model, trust_remote_code=spec.trust_remote_code)
-    return InterruptibleWorkerEngine(Setup.of(role, spec, model, cores), _program(spec), load_tokenizer)
+    return InterruptibleWorkerEngine(Setup.of(role, spec, model, cores), _program(spec), partial(load_tokenizer, model, spec))
 
 
 def _program(spec: TorchSpec) -> Program:

@@ -1,6 +1,7 @@
 """Loads a model: a `Setup` enters, a `BatchRunner` with the model on its device leaves, or `CannotLoad` says why there is none."""
 
 import os
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from transformers.modeling_utils import AttentionInterface
 from pipeline.engine import Fact
 from pipeline.engines.checkpoint import ANEW
 from pipeline.engines.cores import core_facts
+from pipeline.engines.models import load_tokenizer
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.process.worker import CannotLoad
 from pipeline.engines.tokenizer import HFTokenizer
@@ -19,7 +21,7 @@ from pipeline.engines.torch.cache import AttentionShape, BatchLayout, KVCache, P
 from pipeline.engines.torch.runner import BatchRunner, LoadedModel
 from pipeline.engines.torch.slots import Slots
 from pipeline.engines.torch.spec import SMALL_PARAMETERS, TorchSpec
-from pipeline.engines.torch.tensors import flaw_in_conversion, flaw_in_loading
+from pipeline.engines.torch.tensors import flaw_in_conversion, flaw_in_loading, flaw_in_pickle
 from pipeline.errors import PipelineError
 
 _FIRST_CAPACITY = 256
@@ -36,7 +38,7 @@ def load_model(setup: Setup) -> BatchRunner:
             os.sched_setaffinity(0, setup.cores)
         torch.set_num_threads(spec.threads)
     try:
-        tokenizer = HFTokenizer(setup.model, trust_remote_code=spec.trust_remote_code)
+        tokenizer = load_tokenizer(setup.model, spec)
         module = _module(setup.model, spec, device)
         with torch.inference_mode():
             runner = _runner(module, tokenizer, setup, spec)
@@ -78,8 +80,8 @@ def _whole(name: str, **options: Any) -> Any:
     """The model with every one of its weights from its files; raises `CannotLoad` where transformers would make some up."""
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
-    except RuntimeError as error:
-        flaw = flaw_in_conversion(error)
+    except (RuntimeError, UnpicklingError) as error:
+        flaw = flaw_in_pickle(error) or flaw_in_conversion(error)
         raise CannotLoad(f"{flaw}; {ANEW}" if flaw else _first_line(error)) from error
     model, report = loaded
     if (flaw := flaw_in_loading(report)) is not None:

@@ -1,10 +1,11 @@
 """The keys that an engines file may hold for an engine `torch`."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from pipeline.graph.json_keys import check_template_arguments
 from pipeline.graph.spec import AdapterName, RestartableSpec
 
 SMALL_PARAMETERS = 20_000_000
@@ -36,5 +37,11 @@ class TorchSpec(RestartableSpec, frozen=True, kw_only=True, tag="torch"):
     """What a stage may name under `adapter`, and the folder of that LoRA adapter, as PEFT saves it, or `bundled:NAME`."""
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy`: random weights of the model's shape, for throughput work without a download."""
+    chat_template_kwargs: Mapping[str, Any] = {}
+    """What the model's chat template is told beside the messages, such as `enable_thinking: false` for Qwen3."""
     trust_remote_code: bool = False
     """Let code run that comes with the model."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be told to a chat template."""
+        check_template_arguments(self.chat_template_kwargs)

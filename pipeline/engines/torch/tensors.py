@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -23,6 +24,10 @@ _QUANTIZATIONS = ("hf_quant_config.json", "quantize_config.json", "quant_config.
 """Files beside the `config.json` in which some tools describe a quantization."""
 
 
+class Unloadable(Exception):
+    """No engine loads these weights; the text is a clause that says why."""
+
+
 def flaw_in_tensors(folder: str, *, own_class: bool) -> str | None:
     """What is wrong with the tensors of the model in `folder`; None where nothing is, and where only loading it would tell.
 
@@ -30,9 +35,14 @@ def flaw_in_tensors(folder: str, *, own_class: bool) -> str | None:
     """
     try:
         tensors = _tensors(Path(folder))
+    except Unloadable as flaw:
+        return str(flaw)
+    except (Damaged, OSError):
+        return None
+    try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         kind = getattr(transformers, (config.architectures or [""])[0], None) if own_class else CAUSAL.get(type(config), None)
-    except (Damaged, OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     if not tensors or kind is None:
         return None
@@ -56,7 +66,7 @@ def flaw_in_loading(report: Mapping[str, Any]) -> str | None:
     return f"{_count(other)} of its tensors {_is(other)} of another shape than the model's: {listed(other)}" if other else None
 
 
-def flaw_in_conversion(error: RuntimeError) -> str | None:
+def flaw_in_conversion(error: Exception) -> str | None:
     """What is wrong where transformers could not merge tensors, such as those of experts, into one; None for another error."""
     if "automatic conversion" not in str(error):
         return None
@@ -72,15 +82,24 @@ def _tensors(folder: Path) -> Tensors:
 
 
 def _pickled(files: Iterable[Path]) -> Tensors:
-    """The tensors of files that torch wrote, read without their values and without running any code of theirs."""
+    """The tensors of files that torch wrote, read without their values and without running any code of theirs; raises `Unloadable`."""
     tensors: Tensors = {}
     for path in files:
         try:
             read = torch.load(path, map_location="meta", weights_only=True)
-        except Exception:  # torch raises what it likes for a damaged file; the engine will say what it finds
-            return {}
+        except Exception as error:  # torch raises what it likes for a damaged file
+            raise Unloadable(flaw_in_pickle(error) or f"its {path.name} cannot be read: it is damaged, or no file of torch's") from error
+        if not isinstance(read, Mapping):
+            raise Unloadable(f"its {path.name} holds no tensors by name")
         tensors |= {name: tuple(value.shape) for name, value in read.items() if isinstance(value, torch.Tensor)}
     return tensors
+
+
+def flaw_in_pickle(error: BaseException) -> str | None:
+    """What is wrong where torch would not unpickle weights; None for another error."""
+    if isinstance(error, UnpicklingError):
+        return "its weights are a pickle of more than tensors, which may run code when it is loaded, and so is not (safetensors cannot)"
+    return None
 
 
 def _without_quantization(config: Any) -> bool:

@@ -13,11 +13,10 @@ from msgspec import structs
 
 from pipeline.engine import Backend
 from pipeline.engines.cores import CoreRequest, share_cores
-from pipeline.engines.models import resolve, tokenizer_of
+from pipeline.engines.models import load_tokenizer, resolve, tokenizer_of
 from pipeline.engines.process.engine import InterruptibleWorkerEngine, WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.startup import current_listener
-from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.vllm.check import check, examine_vllm, vllm_available
 from pipeline.engines.vllm.memory_plan import build, devices_of, has_room, widened
 from pipeline.engines.vllm.spec import VllmSpec
@@ -47,8 +46,7 @@ async def open_vllm(specs: Mapping[str, VllmSpec]) -> AsyncIterator[Mapping[str,
 
 
 def _engine(setup: Setup, spec: VllmSpec, program: Program) -> WorkerEngine:
-    tokenizer = partial(HFTokenizer, setup.model, trust_remote_code=spec.trust_remote_code)
-    return InterruptibleWorkerEngine(setup, program, tokenizer, lambda: has_room(spec, look()))
+    return InterruptibleWorkerEngine(setup, program, partial(load_tokenizer, setup.model, spec), lambda: has_room(spec, look()))
 
 
 def _queues(specs: Mapping[str, VllmSpec], engines: Mapping[str, WorkerEngine], on_cpu: bool) -> list[list[WorkerEngine]]:

@@ -72,7 +72,8 @@ def promises(environment: Mapping[str, str]) -> str:
 async def examine_vllm(specs: Mapping[str, VllmSpec], machine: Machine) -> Examination:
     """Check whether these roles would start on `machine`, and plan their memory; raises `GraphError` for an unknown bundled model."""
     made = look_up(specs, machine)
-    return Examination(findings=findings(made), memory=made.rows, checkpoints=checkpoints(made))
+    cannot = {role: spec.unable(on_cpu=build(machine) == "cpu") for role, spec in specs.items()}
+    return Examination(findings=findings(made), memory=made.rows, checkpoints=checkpoints(made), cannot=cannot)
 
 
 def checkpoints(plan: MemoryPlan) -> tuple[Checkpoint, ...]:

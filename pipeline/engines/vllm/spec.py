@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from pipeline.graph.json_keys import check_template_arguments
 from pipeline.graph.spec import AdapterName, RestartableSpec
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -113,8 +114,29 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     """Without a GPU: the first of the `threads` cores the engine computes on; by default cores of its own where there are enough."""
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Without a GPU: cores it computes on."""
+    chat_template_kwargs: Mapping[str, Any] = {}
+    """What the model's chat template is told beside the messages, such as `enable_thinking: false` for Qwen3."""
     trust_remote_code: bool = False
     """Run code that the checkpoint brings."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be told to a chat template."""
+        check_template_arguments(self.chat_template_kwargs)
+
+    @property
+    def cannot(self) -> tuple[str, ...]:
+        """See `EngineSpec.cannot`."""
+        return self.unable(on_cpu=False)
+
+    def unable(self, *, on_cpu: bool) -> tuple[str, ...]:
+        """The fact `cannot` of such an engine.
+
+        With token-level speculation vLLM refuses `min_p` (`SamplingParams._validate_spec_decode`), and without a GPU `top_k` kills
+        vLLM 0.32: its rejection sampler looks for the largest k of no sequence.
+        """
+        if self.speculative_config is None:
+            return ()
+        return ("top_k", "min_p") if on_cpu else ("min_p",)
 
     @property
     def adapter_paths(self) -> tuple[str, ...]:

@@ -121,17 +121,6 @@ def _first_params(request: Request, max_model_len: int, speculates: bool) -> Sam
     return SamplingParams(**terms | _options(request.option_ids, speculates) | _scoring(request))
 
 
-def honoured(spec: VllmSpec, *, on_cpu: bool) -> tuple[str, ...]:
-    """The fact `sampling` of an engine with this `spec`.
-
-    With token-level speculation vLLM refuses `min_p` (`SamplingParams._validate_spec_decode`), and without a GPU `top_k` kills
-    vLLM 0.32: its rejection sampler looks for the largest k of no sequence.
-    """
-    if spec.speculative_config is None:
-        return ("top_p", "top_k", "min_p")
-    return ("top_p",) if on_cpu else ("top_p", "top_k")
-
-
 def _options(ids: Sequence[int], speculates: bool) -> dict[str, Any]:
     """Parameters for a choice among `ids`: their log probabilities by id where vLLM can; under speculation that kills vLLM 0.32 (a
     shape mismatch in `RejectionSampler`), so the most likely `MAX_LOGPROBS` are asked for then."""

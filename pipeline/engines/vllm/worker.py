@@ -89,11 +89,11 @@ class VllmServer:
     """Passes requests on to an `AsyncLLM`, and completions and statistics back."""
 
     def __init__(self, engine: "AsyncLLM", spec: "VllmSpec", model: str, gauges: Gauges) -> None:
-        from pipeline.engines.tokenizer import HFTokenizer
+        from pipeline.engines.models import load_tokenizer
         from pipeline.engines.vllm import terms as vllm_terms
 
         self._engine, self._gauges, self._terms = engine, gauges, vllm_terms
-        self._tokenizer = HFTokenizer(model, trust_remote_code=spec.trust_remote_code)
+        self._tokenizer = load_tokenizer(model, spec)
         self._adapters = vllm_terms.lora_requests(spec)
         self._speculates = spec.speculative_config is not None
         self.max_model_len = int(engine.model_config.max_model_len)
@@ -282,7 +282,6 @@ def facts(engine: "AsyncLLM", setup: Setup, spec: "VllmSpec") -> dict[str, Fact]
     from vllm.platforms import current_platform
 
     from pipeline.engines.cores import core_facts
-    from pipeline.engines.vllm.terms import honoured
 
     config = engine.vllm_config
     cache = config.cache_config
@@ -299,7 +298,7 @@ def facts(engine: "AsyncLLM", setup: Setup, spec: "VllmSpec") -> dict[str, Fact]
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
         "model_runner": "V2" if config.use_v2_model_runner else "V1",
         "batch_invariant": bool(envs.VLLM_BATCH_INVARIANT),
-        "sampling": honoured(spec, on_cpu=on_cpu),
+        "cannot": spec.unable(on_cpu=on_cpu),
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from pipeline.data.problems import Fingerprint
-from pipeline.engine import Engine, Interruptible
+from pipeline.engine import Engine
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import UsageError
 from pipeline.graph.direct import BOUNDARY, RESPONSE
@@ -87,16 +87,6 @@ def new_control(plan: Plan, options: RunOptions, engines: Mapping[str, Engine], 
         return Requests(now.running, now.waiting)
 
     return Adaptive(written=lambda: target.statistics().written_tokens, requests=requests, model=costs)
-
-
-def announcements(plan: Plan, options: RunOptions, engines: Mapping[str, Engine]) -> tuple[str, ...]:
-    """A sentence about an engine whose requests cannot be interrupted, so that chains are switched late; none where all is well."""
-    if plan.direct is None or options.modes is not None:
-        return ()
-    role = str(plan.direct.response.spec.role)
-    if isinstance(engines[role], Interruptible):
-        return ()
-    return (f"engine {role!r} cannot interrupt a request: what it writes alone is not switched to speculation before its end",)
 
 
 def recorded_changes(changes: Iterable[Change], clock: Clock) -> tuple[ModeChange, ...]:

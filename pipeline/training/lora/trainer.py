@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, TypeAlias
 
 import torch
@@ -28,7 +29,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from datasets import Dataset
 from pipeline.engines.checkpoint import ANEW
-from pipeline.engines.torch.tensors import flaw_in_conversion, flaw_in_loading
+from pipeline.engines.torch.tensors import flaw_in_conversion, flaw_in_loading, flaw_in_pickle
 from pipeline.errors import GraphError, RunError, UsageError, did_you_mean, reason
 from pipeline.training.lora.config import DraftConfig, SelectConfig, TrainConfig
 from pipeline.training.lora.log import Log, StepRow, ValidationRow
@@ -300,8 +301,9 @@ def _model(job: Job, precision: torch.dtype, arguments: SFTConfig) -> Any:
     options = {"dtype": precision, "trust_remote_code": config.trust_remote_code, "device_map": device_map}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(job.model, output_loading_info=True, ignore_mismatched_sizes=True, **options)
-    except RuntimeError as error:
-        raise UsageError(f"{job.model}: cannot be loaded: {flaw_in_conversion(error) or reason(error)}; {ANEW}") from error
+    except (RuntimeError, UnpicklingError) as error:
+        said = flaw_in_pickle(error) or flaw_in_conversion(error) or reason(error)
+        raise UsageError(f"{job.model}: cannot be loaded: {said}; {ANEW}") from error
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UsageError(f"{job.model}: cannot be loaded: {reason(error)}; {ANEW}") from error
     model, report = loaded

@@ -1,0 +1,94 @@
+"""What the stages of a plan need of their engines, held against what these cannot do. Pure.
+
+A stage names its needs (`StageSpec.needs`). An engine names the same under `cannot`: in its spec, as far as that tells, and among its
+facts, once it is open or its servers were asked. So a run, `pipeline doctor` and `pipeline check` find the same before anything is paid.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+
+from msgspec import Struct
+
+from pipeline.errors import GraphError
+from pipeline.graph.flaws import Flaws
+from pipeline.graph.plan import Plan
+
+_LACKS = {
+    "continues": (
+        "cannot write on in a thought that was begun, as the stage `{stage}` has it do",
+        "take a server with the completions endpoint, or a graph of whole thoughts, such as scot",
+    ),
+    "options": (
+        "gives no log probabilities, of which the stage `{stage}` makes its verdict",
+        "take a server that gives them, `backend: chat`, which asks for a verdict in words, or a judge without an engine, such as `vote`",
+    ),
+    "scoring": (
+        "gives no log probabilities of the tokens of a prompt, by which the stage `{stage}` judges",
+        "take an engine that gives them (torch, vllm, a vLLM server), or judge with `choose` or `score`",
+    ),
+    "marks": (
+        "hides the mark that closes a thought, a special token of its model, at which the stage `{stage}` ends: no thought would",
+        "start it so that it shows special tokens (llama-server: --special), or take a server that returns token ids",
+    ),
+    "interrupt": (
+        "cannot interrupt a request: what it writes alone is not switched to speculation before its end",
+        "take an engine that can, or `--set speculate=always`",
+    ),
+    "seeds": (
+        "takes no seeds: what the stage `{stage}` samples is another text in every run",
+        "take an engine that does where runs are to be repeated",
+    ),
+}
+_BEARABLE = ("interrupt", "seeds")
+"""Needs without which a run does its work, but not as well: a note."""
+
+
+class Unmet(Struct, frozen=True):
+    """A need of a stage that its engine does not meet."""
+
+    role: str
+    need: str
+    what: str
+    """The flaw, in one clause."""
+    remedy: str
+    fatal: bool
+    """False: the run does its work without, but not as well."""
+
+    @property
+    def error(self) -> GraphError:
+        """The same as the error that keeps a run from its start."""
+        return GraphError(f"engine {self.role!r}", f"{self.what}; {self.remedy}")
+
+
+def unmet_needs(plan: Plan, cannot: Mapping[str, Collection[str]]) -> Iterator[Unmet]:
+    """Every need of `plan` that is among what its engine `cannot` do, by role; of stages with the same need the first one is named."""
+    told: set[tuple[str, str]] = set()
+    for role, stage, need, value in _needs(plan):
+        if need not in cannot.get(role, ()) or (role, need) in told:
+            continue
+        told.add((role, need))
+        what, remedy = _LACKS.get(need) or _unhonoured(need, value)
+        yield Unmet(role, need, what.format(stage=stage), remedy, need not in _BEARABLE)
+
+
+def check_needs(plan: Plan, cannot: Mapping[str, Collection[str]]) -> None:
+    """Raise the `GraphError`, or the `GraphErrors`, of all needs without which `plan` cannot do its work."""
+    flaws = Flaws()
+    for unmet in unmet_needs(plan, cannot):
+        if unmet.fatal:
+            flaws.add(unmet.error)
+    flaws.raise_any()
+
+
+def _needs(plan: Plan) -> Iterator[tuple[str, str, str, object]]:
+    """Each need as role, stage, its name and its value."""
+    for node in plan.stages():
+        if node.spec.role is not None:
+            yield from ((node.spec.role, node.name, need, value) for need, value in node.spec.needs.items())
+    if plan.direct is not None:
+        yield str(plan.direct.response.spec.role), plan.direct.response.name, "interrupt", True
+
+
+def _unhonoured(need: str, value: object) -> tuple[str, str]:
+    """What is said of a parameter of sampling, and of the need of a stage of another package."""
+    sets = "" if value is True else f" sets to {value}"
+    return f"does not honour `{need}`, which the stage `{{stage}}`{sets or ' needs'}", "leave that out or take another engine"

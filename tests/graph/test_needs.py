@@ -1,0 +1,81 @@
+"""What stages need of their engines, against what these cannot do: each need of each bundled graph, and what is said of it."""
+
+from collections.abc import Collection
+
+import pytest
+
+from pipeline.errors import GraphError
+from pipeline.graph.needs import check_needs, unmet_needs
+from pipeline.graph.plan import Plan
+from pipeline.session.preflight import load_plan
+from tests.support.paths import ROOT, SIM
+
+EVERYTHING = ("continues", "options", "scoring", "marks", "interrupt", "seeds", "top_p", "top_k", "min_p")
+
+
+def plan(graph: str, *settings: str) -> Plan:
+    return load_plan(ROOT / f"graphs/{graph}.yaml", SIM, settings)
+
+
+def lacking(found: Plan, cannot: Collection[str] = EVERYTHING) -> dict[str, set[str]]:
+    """The needs of each role that an engine without all of `cannot` does not meet."""
+    needs: dict[str, set[str]] = {role: set() for role in found.engines}
+    for unmet in unmet_needs(found, dict.fromkeys(found.engines, cannot)):
+        needs[unmet.role].add(unmet.need)
+    return needs
+
+
+STEPS, THOUGHTS = {"continues", "marks", "seeds"}, {"marks", "seeds"}
+
+
+@pytest.mark.parametrize(
+    ("graph", "settings", "needs"),
+    [
+        ("speccot", (), {"draft": STEPS, "target": STEPS | {"options"}}),
+        ("speccot", ("guidance_tokens=0", "temperature=0.0"), {"draft": STEPS - {"seeds"}, "target": (STEPS | {"options"}) - {"seeds"}}),
+        ("speccot", ("speculate=never",), {"target": THOUGHTS}),
+        ("speccot", ("speculate=auto", "top_k=20"), {"draft": STEPS | {"top_k"}, "target": STEPS | {"options", "interrupt", "top_k"}}),
+        ("specreason", (), {"draft": STEPS, "target": STEPS | {"options"}}),
+        ("likelihood", (), {"draft": STEPS, "target": STEPS | {"scoring"}}),
+        ("scot", ("top_p=1.0", "min_p=0.1"), {"draft": THOUGHTS | {"min_p"}, "target": THOUGHTS | {"min_p", "options"}}),
+        ("self-consistency", (), {"draft": THOUGHTS, "target": THOUGHTS}),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "-".join(each) if isinstance(each, tuple) else "",
+)
+def test_a_graph_needs(graph: str, settings: tuple[str, ...], needs: dict[str, set[str]]) -> None:
+    found = plan(graph, *settings)
+    without = {role: {need for need in each if need != "top_p"} for role, each in lacking(found).items()}
+    assert {role: without[role] for role in needs} == needs
+    assert lacking(found, ()) == {role: set() for role in found.engines}
+
+
+@pytest.mark.parametrize(
+    ("need", "said"),
+    [
+        (
+            "options",
+            "gives no log probabilities, of which the stage `verify` makes its verdict; take a server that",
+        ),
+        (
+            "continues",
+            "cannot write on in a thought that was begun, as the stage `guidance` has it do; take a server with",
+        ),
+        (
+            "marks",
+            "hides the mark that closes a thought, a special token of its model, at which the stage `guidance` ends",
+        ),
+        ("top_k", "does not honour `top_k`, which the stage `guidance` sets to 20; leave that out or take another engine"),
+    ],
+)
+def test_what_is_said_names_engine_stage_and_remedy(need: str, said: str) -> None:
+    with pytest.raises(GraphError) as caught:
+        check_needs(plan("speccot", "top_k=20"), {"target": (need,)})
+    assert str(caught.value).startswith(f"engine 'target': {said}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("need", ["seeds", "interrupt"])
+def test_what_a_run_can_do_without_is_no_error(need: str) -> None:
+    found = plan("speccot", "speculate=auto")
+    check_needs(found, {"target": (need,)})
+    assert [each.fatal for each in unmet_needs(found, {"target": (need,)})] == [False]
