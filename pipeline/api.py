@@ -94,7 +94,7 @@ class Result(Struct, frozen=True, kw_only=True):
     """The run folder, where `output` was given."""
     notices: tuple[str, ...] = ()
     """Sentences that a person should read: which foreign code ran, where replayed engines had their times from, what was found in the
-    run folder that a run went on in, and which engine cannot be interrupted."""
+    run folder that a run went on in, which engine cannot be interrupted, and that every draft was rejected."""
     steps: tuple[StepRow, ...] = ()
     """The committed steps, of a run without a run folder that was given `trace=True`; else empty."""
     calls: tuple[CallRow, ...] = ()

@@ -33,6 +33,7 @@ from pipeline.errors import MissingExtra, UsageError
 from pipeline.graph.loader import PRESET, load_preset
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import SCHEDULES
+from pipeline.session.checks.adapters import rejections
 from pipeline.session.checks.replay import shortfall
 from pipeline.session.execute import SessionResult
 from pipeline.session.loop import rare_collection
@@ -233,7 +234,7 @@ def solve_and_exit(options: RunOptions, as_json: bool, metrics: Address) -> NoRe
         print_notice(f"{result.folder} is finished: there is nothing to resume")
     with optional_print("the summary"):
         _print_summary(result, result.folder, as_json)
-    if sentence := shortfall(result.run):
+    for sentence in filter(None, (shortfall(result.run), rejections(result.run))):
         print_notice(sentence)
     if result.error is not None:
         if result.run.status == "failed":

@@ -25,7 +25,9 @@ from pipeline.runtime.admission.feed import InputFeed
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.rows import RowSink
 from pipeline.session.chains import Chains, OpenEngines, prepare, statistics
+from pipeline.session.checks.adapters import rejections
 from pipeline.session.checks.order import start_order
+from pipeline.session.checks.replay import shortfall
 from pipeline.session.claim import Claim, claimed
 from pipeline.session.execute import Begun, SessionResult, begin, execute
 from pipeline.session.loop import in_loop
@@ -137,7 +139,7 @@ async def solve_on(
     opened = await prepare(ready.checked.settings, engines, observer.tell)
     run = begin(ready, opened.facts, 0.0 if opening is None else time.monotonic() - opening)
     result = await execute(run, Here(opened), observer, stop or Stop())
-    return structs.replace(result, notices=opened.notices)
+    return structs.replace(result, notices=(*opened.notices, *filter(None, (shortfall(result.run), rejections(result.run)))))
 
 
 class Here:

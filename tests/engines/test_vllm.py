@@ -92,7 +92,7 @@ def test_speculation_is_counted(portal: BlockingPortal, speculating: Mapping[str
 
 @pytest.mark.parametrize("kind", ["ngram", "draft_model"])
 def test_speculation_says_what_it_cannot_do(speculating: Mapping[str, Engine], kind: str) -> None:
-    assert speculating[kind].facts["sampling"] == ("top_p",)
+    assert speculating[kind].facts["cannot"] == ("top_k", "min_p")
 
 
 @pytest.mark.parametrize("kind", ["ngram", "draft_model"])
@@ -179,7 +179,7 @@ def test_facts_and_gauges(portal: BlockingPortal, vllm_engines: Mapping[str, Eng
     assert engine.facts["kv_cache_tokens"] == pytest.approx(0.25 * 2**30 / _bytes_per_token(), rel=0.02)
     assert engine.statistics().speculation is None
     assert (engine.facts["model_runner"], engine.facts["batch_invariant"]) == ("V1", False)
-    assert set(engine.facts["sampling"]) == {"top_p", "top_k", "min_p"}
+    assert engine.facts["cannot"] == ()
 
 
 def _bytes_per_token() -> int:

@@ -1,0 +1,32 @@
+"""Whether a run uses what was trained for it, and whether its drafts were of any use: sentences before a run, and after it."""
+
+from collections.abc import Iterator
+
+from pipeline.graph.plan import Plan
+from pipeline.trace.run_file import RunFile
+
+_PARAM = "adapter"
+"""The param of bundled graphs that names the adapter of the verifying stage."""
+
+
+def unused_adapters(plan: Plan) -> Iterator[str]:
+    """A sentence for each engine that has adapters of which no stage of `plan` names any."""
+    for role, spec in plan.engines.items():
+        names = spec.adapter_names or ()
+        stages = [node.spec for node in plan.stages() if node.spec.role == role]
+        if not names or any(stage.adapter is not None for stage in stages):
+            continue
+        known = ", ".join(f"`{name}`" for name in names)
+        first = next(iter(names))
+        remedy = f"`--set {_PARAM}={first}`" if _PARAM in plan.params else f"`adapter: {first}` on a stage of the graph"
+        yield f"engine {role!r} has an adapter, {known}, with which no stage is computed; {remedy} does that"
+
+
+def rejections(run: RunFile) -> str | None:
+    """The sentence that says that every verdict of a run was to reject all candidates; None where one was not, or none was given."""
+    decisions = run.totals.decisions
+    count, judges = decisions.get("fallback", 0), [node for node in run.plan.stages() if node.spec.judges and node.spec.may_reject]
+    if not count or not judges or decisions.get("accepted"):
+        return None
+    unused = next(unused_adapters(run.plan), "no draft was of any use: was the verifier trained to choose, and does it fit the drafts?")
+    return f"all candidates were rejected, 100 % of {count:,} verdicts at stage {judges[0].name}; {unused}"
