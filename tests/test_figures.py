@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 
-from tests.support.paths import ROOT
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
+from tests.support.paths import ROOT, SIM
+from tests.support.runs import write_problems
 
 sys.path.insert(0, str(ROOT / "bench"))
 import figures
+import kept_runs
 import recording
 import tables
 
@@ -135,6 +140,14 @@ def test_a_page_is_written_with_its_results(repository: Path) -> None:
     recording.Recording("page", repository).write(output, {}, "# Speed\n")
     assert (repository / "page.md").read_text() == "# Speed\n"
     assert json.loads(output.read_bytes())["measured"]["page"] == recording.page_digest(repository / "page.md")
+
+
+def test_no_figure_is_made_of_a_run_with_failed_chains(tmp_path: Path) -> None:
+    problems = write_problems(tmp_path, 2, (b'{"problem_id": "lost"}',))
+    options = RunOptions(graph=ROOT / "graphs/target.yaml", engines=SIM, input=problems, output=tmp_path / "run")
+    with pytest.raises(recording.click.ClickException, match="run: 1 chains failed; no figure is made of such a run"):
+        kept_runs.whole(run(options))
+    assert kept_runs.whole(run(structs.replace(options, limit=2, output=tmp_path / "whole"))).done == 2
 
 
 def test_what_is_continued_is_as_old_as_its_beginning(tmp_path: Path) -> None:

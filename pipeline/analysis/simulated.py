@@ -1,6 +1,8 @@
 """How far simulated times are from measured ones, to stand beside every simulated speed."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+
+from pipeline.analysis.resources import EngineFacts
 
 MEDIAN_ERROR = 0.12
 """Median error of the wall times that fitted engines predict of runs that they were not fitted to, with the recorded text.
@@ -22,3 +24,9 @@ def stated(fit_errors: Iterable[float | None]) -> str:
     worst = max((error for error in fit_errors if error is not None), default=None)
     fitted = "" if worst is None else f" The rates here were fitted, and times of single calls are off by {worst:.1%} on average."
     return sentence(MEDIAN_ERROR, OWN_TEXT_ERROR) + fitted
+
+
+def of_engines(engines: Collection[EngineFacts]) -> str:
+    """The same of the engines of a run on virtual time; empty where none is on a simulated device, as those of a replay that take as long
+    as they were recorded to."""
+    return stated(each.fit_error for each in engines) if any(each.devices for each in engines) else ""

@@ -1,7 +1,11 @@
 """The summary of a run as tables: a `Summary` enters, tables to print or to put on a page leave. Pure."""
 
+from collections.abc import Collection
+
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.quality.option_mass import mass_sentence
+from pipeline.analysis.resources import EngineFacts, answers
+from pipeline.analysis.simulated import of_engines
 from pipeline.analysis.summary import Summary
 from pipeline.analysis.time.imbalance import Imbalance
 
@@ -9,10 +13,11 @@ MOST_REASONS = 3
 """How many reasons for missing grades are told."""
 
 
-def facts(summary: Summary, *, simulated: bool, answers: str | None) -> Table:
-    """The main figures of a run, one row each. `simulated`: its clock was simulated; `answers`: see `resources.answers`."""
+def facts(summary: Summary, *, simulated: bool, engines: Collection[EngineFacts]) -> Table:
+    """The main figures of a run, one row each. `simulated`: its clock was simulated; `engines`: what they stated about themselves."""
     title = f"{summary.run}: {summary.status}" + (" (simulated time)" if simulated else "")
-    return Table(title, ("", ""), tuple(_fact_rows(summary, answers)))
+    error = of_engines(engines) if simulated else ""
+    return Table(title, ("", ""), (*_fact_rows(summary, answers(engines)), *([("simulator", error)] if error else [])))
 
 
 def engines(summary: Summary) -> Table:

@@ -17,7 +17,7 @@ from rich import box
 from rich.table import Table as RichTable
 
 from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.resources import answers, engine_facts
+from pipeline.analysis.resources import engine_facts
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.summary_tables import engines, facts, stages
 from pipeline.cli import live
@@ -284,7 +284,7 @@ def _print_summary(result: SessionResult, folder: Path, as_json: bool) -> None:
         print_page(msgspec.json.encode(summary, order="sorted"))
         return
     run, console = result.run, PlainConsole()
-    console.print(_facts(facts(summary, simulated=run.virtual_time, answers=answers(engine_facts(run).values()))))
+    console.print(_facts(facts(summary, simulated=run.virtual_time, engines=engine_facts(run).values())))
     print_table(engines(summary), console)
     print_table(stages(summary), console)
     place = shlex.quote(str(folder))

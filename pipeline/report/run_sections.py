@@ -11,8 +11,8 @@ from pipeline.analysis.compare.cells import Table, plain
 from pipeline.analysis.quality.reward_agreement import ScoredSteps, agreement, read_scored_steps
 from pipeline.analysis.quality.step_counts import StepCounts, count_steps
 from pipeline.analysis.quality.verdict_values import GOOD, Scores
-from pipeline.analysis.resources import EngineFacts, answers, engine_facts, replica_count
-from pipeline.analysis.simulated import stated
+from pipeline.analysis.resources import EngineFacts, engine_facts, replica_count
+from pipeline.analysis.simulated import of_engines
 from pipeline.analysis.study import Analysis, analyse
 from pipeline.analysis.summary import Summary, summarize
 from pipeline.analysis.time.imbalance import Imbalance
@@ -67,7 +67,7 @@ def run_sections(folder: Path, options: ReportOptions) -> list[Section]:
 
 
 def _overview(found: Summary, run: RunFile) -> Section:
-    facts = summary_tables.facts(found, simulated=run.virtual_time, answers=answers(engine_facts(run).values()))
+    facts = summary_tables.facts(found, simulated=run.virtual_time, engines=engine_facts(run).values())
     tables = (facts, summary_tables.engines(found), summary_tables.stages(found))
     return Section(
         title="Summary",
@@ -251,9 +251,9 @@ def clock(run: RunFile) -> str:
 
 def notices(run: RunFile) -> tuple[str, ...]:
     """What a reader must know before the figures of a run: that its clock was simulated, that it did not finish."""
-    said = []
+    said: list[str] = []
     if run.virtual_time:
-        said += [clock(run), stated(facts.fit_error for facts in engine_facts(run).values())]
+        said += filter(None, [clock(run), of_engines(engine_facts(run).values())])
     if run.status != "finished":
         ended = f" ({run.error})" if run.error else ""
         said.append(f"This run is {run.status}{ended}: figures count what is in its folder.")

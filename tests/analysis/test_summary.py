@@ -89,7 +89,7 @@ def test_failed_chains_count_as_wrong_and_are_said(tmp_path: Path, blank: Blank)
     found = summarize(tmp_path)
     assert (found.graded, found.correct, found.failed, found.failed_as_wrong, found.pass_at) == (3, 2, 2, 1, {"1": pytest.approx(2 / 3)})
     assert found.accuracy == pytest.approx(2 / 3)
-    said = dict(facts(found, simulated=False, answers=None).rows)
+    said = dict(facts(found, simulated=False, engines=()).rows)
     assert said["accuracy"].startswith("66.7% (2 of 3 graded, 1 of them failed and count as wrong), 95% interval ")
     compared = read_chains(tmp_path)
     assert (compared.problem_ids, compared.counts.tolist()) == (("p1", "p2", "p3"), [1, 1, 0])
@@ -106,7 +106,7 @@ def test_probability_on_valid_options_is_summed_and_flagged(tmp_path: Path, blan
     found = summarize(tmp_path)
     assert found.option_mass is not None
     assert (found.option_mass.mean, found.option_mass.low_share, found.option_mass.flagged) == (pytest.approx(0.93), 0.1, True)
-    assert dict(facts(found, simulated=False, answers=None).rows)["options"].startswith("93.0% of the probability on valid options, ")
+    assert dict(facts(found, simulated=False, engines=()).rows)["options"].startswith("93.0% of the probability on valid options, ")
 
 
 def engine_summary(*values: Any, **others: Any) -> EngineSummary:

@@ -4,7 +4,7 @@ A `Shape` names the systems, what makes rows, what makes columns, and the figure
 note. Where runs of a cell differ in a setting that the shape does not name, such as a param, that setting makes rows of its own.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -16,6 +16,7 @@ from pipeline.analysis.compare.compare import setting_of
 from pipeline.analysis.compare.figures import Compared, figures
 from pipeline.analysis.compare.paper_shapes import BY_DATA, Metric, Shape, System
 from pipeline.analysis.compare.pooling import data_sets
+from pipeline.analysis.compare.rules import DECIDED, differences
 from pipeline.analysis.compare.runs import RunTable
 from pipeline.analysis.quality.estimates import NOTHING, Estimate
 from pipeline.analysis.resources import Resources
@@ -54,7 +55,9 @@ def paper_table(shape: Shape, runs: Sequence[RunTable]) -> Table:
         for place, (row, values) in enumerate(found.items())
     )
     headings = (*map(_heading, dims), *(", ".join(map(_said, columns[i])) for i in shown), *extra)
-    return Table(f"{shape.title} ({shape.source})", headings, rows, _note(shape, cells, hidden))
+    return Table(
+        f"{shape.title} ({shape.source})", headings, rows, " ".join([_note(shape, cells, hidden), *_unlike(shape, cells, runs)]).strip()
+    )
 
 
 Found = tuple[Metric, Estimate]
@@ -225,6 +228,19 @@ def _note(shape: Shape, cells: Sequence[_Cell], hidden: Sequence[str]) -> str:
     made = {kind: None for each in cells if (kind := figures(each.run, each.run).answers)}
     said += [f"Accuracies are of {' and '.join(made)} answers."] if made else []
     return " ".join(said)
+
+
+def _unlike(shape: Shape, cells: Sequence[_Cell], runs: Sequence[RunTable]) -> Iterator[str]:
+    """What is not the same in a run and in the one that its figures are over, beside what the rows and columns say."""
+    found: dict[str, dict[str, None]] = {}
+    for each, metric in product(cells, shape.metrics):
+        base = _base(metric, each, cells, runs)
+        if metric.over and base is not None and base is not each.run:
+            clauses = (clause for kind, clause in differences(each.run.rules, base.rules) if kind in DECIDED)
+            found.setdefault(f"{each.run.name} over {base.name}", {}).update(dict.fromkeys(clauses))
+    said = "; ".join(f"{pair}: {', '.join(clauses)}" for pair, clauses in found.items() if clauses)
+    if said:
+        yield f"Not the same: {said}."
 
 
 def _asked(system: System) -> str:
