@@ -1,10 +1,12 @@
 """Measures on a machine with a GPU what the simulation assumes; started by bench/gpu_visit.sh, one part at a time.
 
+    python bench/gpu_visit.py interference    iterations of two processes on one GPU, alone and together, in time slices
+    python bench/gpu_visit.py mps             the same under a CUDA MPS daemon
     python bench/gpu_visit.py contract        the tests of the torch engine, on CUDA
     python bench/gpu_visit.py runs            whole runs of the bundled pair on CUDA, with their answers
-    python bench/gpu_visit.py interference    iterations of two processes on one GPU, alone and together
     python bench/gpu_visit.py map             cells of bench/frontier.md with random weights of real shapes
-    python bench/gpu_visit.py vllm            a run on vLLM's CUDA build
+    python bench/gpu_visit.py vllm            a run on vLLM's CUDA build, and what it says of itself
+    python bench/gpu_visit.py vllm-contract   the tests of engine vllm, there
 
 Each part writes bench/results/gpu-PART.json, which says on which device, with which driver and versions. Without a GPU every part
 runs on the CPU with miniature shapes (`--tiny`), which shows that it works and measures nothing.
@@ -54,6 +56,8 @@ CARRIED = (
     "accelerate",
 )
 """Packages that the program or its tests need and that a machine with torch may lack."""
+BROUGHT = re.compile(r"torch|triton|nvidia-|cuda-|transformers==|numpy==")
+"""Packages that vLLM asks for and that a machine with torch has, or has no use for: its own build of torch stays."""
 PART_BYTES = 60 << 20
 """Size of the pieces in which a wheel is carried that is larger than one transfer."""
 SHAPES: dict[str, dict[str, int]] = {
@@ -113,7 +117,7 @@ def prepare(vllm: str | None) -> None:
     for python in PYTHONS:
         _download(wheels, python, _pinned(CARRIED))
     if vllm:
-        _download(HOME / "vllm", PYTHONS[2], [f"vllm=={vllm}"])
+        _download(HOME / "vllm", PYTHONS[-1], [each for each in _resolved(f"vllm=={vllm}", PYTHONS[-1]) if not BROUGHT.match(each)])
         for wheel in (HOME / "vllm").glob("vllm-*.whl"):
             _split(wheel)
     size = sum(path.stat().st_size for path in wheels.iterdir()) >> 20
@@ -133,12 +137,37 @@ def _pinned(names: Iterable[str]) -> list[str]:
 
 def _download(folder: Path, python: str, requirements: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    platform = [word for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014") for word in ("--platform", f"{tag}_x86_64")]
-    command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary=:all:", "--python-version", python, *platform]
+    command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", *_platform(python)]
     for requirement in requirements:
         done = subprocess.run([*command, "--dest", str(folder), requirement], capture_output=True, text=True)
         if done.returncode:
             click.echo(f"Python {python}: {requirement}: {done.stderr.strip().splitlines()[-1:]}", err=True)
+
+
+def _resolved(requirement: str, python: str) -> list[str]:
+    """`requirement` and all that it needs, in the versions that pip would install for that Python; of them only metadata are fetched."""
+    report = HOME / "resolved.json"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-qq",
+        "--dry-run",
+        "--ignore-installed",
+        "--report",
+        str(report),
+        *_platform(python),
+    ]
+    subprocess.run([*command, "--target", str(HOME / "nowhere"), requirement], check=True)
+    found = (each["metadata"] for each in json.loads(report.read_text())["install"])
+    return [f"{each['name']}=={each['version']}" for each in found]
+
+
+def _platform(python: str) -> list[str]:
+    tags = (*(f"manylinux_2_{minor}" for minor in range(35, 4, -1)), "manylinux2014")
+    words = [word for tag in tags for word in ("--platform", f"{tag}_x86_64")]
+    return ["--only-binary=:all:", "--python-version", python, *words]
 
 
 def _split(wheel: Path) -> None:
@@ -152,28 +181,29 @@ def _split(wheel: Path) -> None:
 @main.command()
 def missing() -> None:
     """Print the carried packages that this interpreter lacks."""
-    for name in CARRIED:
-        try:
-            distribution(name)
-        except PackageNotFoundError:
-            normal = re.sub(r"[-_.]+", "_", name).lower()
-            if any(path.name.lower().startswith(f"{normal}-") for path in (HOME / "wheels").glob("*.whl")):
-                click.echo(name)
+    for name in filter(_lacks, CARRIED):
+        normal = re.sub(r"[-_.]+", "_", name).lower()
+        if any(path.name.lower().startswith(f"{normal}-") for path in (HOME / "wheels").glob("*.whl")):
+            click.echo(name)
 
 
 @main.command()
 def contract() -> None:
     """The contract tests and those of the torch engine; its device is CUDA where there is one."""
-    report = HOME / "contract.xml"
+    _test("contract", "torch", "tests/engines/test_contract.py", "tests/engines/test_torch.py", "tests/engines/test_torch_sampling.py")
+
+
+def _test(part: str, marker: str, *files: str) -> None:
+    """Run the tests of these files that are marked so, and write how many there were and which failed."""
+    report = HOME / f"{part}.xml"
     HOME.mkdir(parents=True, exist_ok=True)
-    files = ["tests/engines/test_contract.py", "tests/engines/test_torch.py"]
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "torch", "-p", "no:cacheprovider", f"--junitxml={report}", *files]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", marker, "-p", "no:cacheprovider", f"--junitxml={report}", *files]
     done = subprocess.run(command, cwd=ROOT)
     if not report.exists():
         raise click.ClickException(f"pytest ended with {done.returncode} and left no report")
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     failed = {f"{case.get('classname')}::{case.get('name')}": _first_line(case) for case in cases if _first_line(case)}
-    write("contract", {"tests": len(cases), "failed": failed})
+    write(part, {"tests": len(cases), "failed": failed})
 
 
 def _first_line(case: ElementTree.Element) -> str:
@@ -207,10 +237,21 @@ def _pipeline(*arguments: str) -> dict[str, Any]:
 
 @main.command()
 @click.option("--tiny", is_flag=True, help="Miniature shapes.")
-@click.option("--mps", is_flag=True, help="With a CUDA MPS daemon of this user's, started for this and ended afterwards.")
-def interference(tiny: bool, mps: bool) -> None:
+def interference(tiny: bool) -> None:
     """Seconds of an iteration of each model, alone and while the other one computes in another process."""
+    _share("interference", "time_slices", tiny)
+
+
+@main.command()
+@click.option("--tiny", is_flag=True, help="Miniature shapes.")
+def mps(tiny: bool) -> None:
+    """The same with a CUDA MPS daemon of this user's, started for this and ended afterwards."""
+    _share("mps", "mps", tiny)
+
+
+def _share(part: str, sharing: str, tiny: bool) -> None:
     environment = dict(os.environ)
+    mps = sharing == "mps" and shutil.which("nvidia-cuda-mps-control") is not None
     if mps:
         for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
             environment[name] = str(HOME / "mps")
@@ -221,7 +262,7 @@ def interference(tiny: bool, mps: bool) -> None:
     finally:
         if mps:
             subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, env=environment)
-    write("interference-mps" if mps else "interference", {"sharing": "mps" if mps else "time_slices", "context": CONTEXT, "rows": rows})
+    write(part, {"sharing": sharing if mps else "time_slices", "context": CONTEXT, "rows": rows})
 
 
 def _together(batch: int, tiny: bool, environment: dict[str, str]) -> dict[str, Any]:
@@ -356,20 +397,44 @@ def _shape_folder(role: str, tiny: bool) -> Path:
 
 @main.command()
 def vllm() -> None:
-    """Join and install the carried wheel of vLLM, then solve problems with it."""
+    """Join and install the carried wheels of vLLM and of what it needs, then solve problems with it."""
+    _install_vllm()
+    out = HOME / "vllm-run"
+    shutil.rmtree(out, ignore_errors=True)
+    # A share for each of the two engines on the card; without one it is said to have no effect.
+    files = ["run", "graphs/speccot.yaml", "--engines", "graphs/engines/tiny-vllm.yaml", "--input", "datasets/arith/test.parquet"]
+    files += ["--set", "engines.*.gpu_memory_utilization=0.2"]
+    found = _pipeline(*files, "--limit", "64", "--output", str(out), "--json")
+    facts = json.loads((out / "run.json").read_text())["engine_facts"]
+    write("vllm", {name: found.get(name) for name in ("accuracy", "wall_time_s", "problems_per_s", "failed")} | {"facts": facts})
+
+
+@main.command("vllm-contract")
+def vllm_contract() -> None:
+    """The tests of engine vllm, which start engines on the GPU where there is one."""
+    _install_vllm()
+    files = ("tests/engines/test_contract.py", "tests/engines/test_vllm.py", "tests/engines/test_vllm_terms.py")
+    _test("vllm-contract", "vllm", *files, "tests/engines/test_vllm_worker.py")
+
+
+def _install_vllm() -> None:
+    """Join the pieces of vLLM's wheel and install those of the carried wheels whose packages this interpreter lacks."""
     for first in (HOME / "vllm").glob("*.part00"):
         pieces = sorted(first.parent.glob(f"{first.name.removesuffix('00')}*"))
         with first.with_suffix("").open("wb") as whole:
             for piece in pieces:
                 whole.write(piece.read_bytes())
-    wheels = list((HOME / "vllm").glob("*.whl"))
+    wheels = [wheel for wheel in (HOME / "vllm").glob("*.whl") if _lacks(wheel.name.partition("-")[0])]
     if wheels:
         subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", *map(str, wheels)], check=True)
-    out = HOME / "vllm-run"
-    shutil.rmtree(out, ignore_errors=True)
-    files = ["run", "graphs/speccot.yaml", "--engines", "graphs/engines/tiny-vllm.yaml", "--input", "datasets/arith/test.parquet"]
-    found = _pipeline(*files, "--limit", "64", "--output", str(out), "--json")
-    write("vllm", {name: found.get(name) for name in ("accuracy", "wall_time_s", "problems_per_s", "failed")})
+
+
+def _lacks(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return True
+    return False
 
 
 if __name__ == "__main__":

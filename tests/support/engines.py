@@ -9,6 +9,7 @@ import anyio
 from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimTextSpec
 from pipeline.engines.torch.spec import TorchSpec
+from pipeline.machine import look
 from pipeline.session.preflight import load_plan
 from tests.support.paths import ROOT
 
@@ -29,8 +30,9 @@ class EnginesFile(NamedTuple):
     settings: tuple[str, ...]
 
     def specs(self) -> Mapping[str, Any]:
-        """The spec of each role."""
-        return load_plan(ROOT / "graphs/speccot.yaml", self.path, self.settings).engines
+        """The spec of each role. On a GPU each engine has a share: five of them are open at a time."""
+        shares = ("engines.*.gpu_memory_utilization=0.15",) if look().gpus and "vllm" in self.path.stem else ()
+        return load_plan(ROOT / "graphs/speccot.yaml", self.path, (*self.settings, *shares)).engines
 
 
 def vllm_file(name: str, *settings: str) -> EnginesFile:

@@ -150,7 +150,7 @@ def _cache_facts(caches: Sequence[CacheConfig | None]) -> dict[str, Fact]:
     if not known or len(known) < len(caches):
         return {}
     return {
-        "kv_cache_tokens": sum(cache.blocks * cache.block_size for cache in known),
+        "kv_cache_tokens": sum(cache.tokens for cache in known),
         "block_size": max(cache.block_size for cache in known),
     }
 

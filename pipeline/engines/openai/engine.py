@@ -26,6 +26,7 @@ from pipeline.engines.openai.request import SCORING, Capabilities, candidates_as
 from pipeline.engines.openai.response import ResponseBody, completion_of, decode_response, scrubbed
 from pipeline.engines.openai.routing import Router
 from pipeline.engines.openai.spec import OpenAISpec
+from pipeline.engines.openai.stated import states_what_was_cached
 from pipeline.engines.openai.stream import StreamedAnswer
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.validate import validate_completion, validate_request
@@ -241,7 +242,7 @@ class OpenAIEngine:
         completion = scrubbed(completion, server.scrub_answer, self.tokenizer)
         usage = completion.usage
         self._states_cached = self._states_cached or usage.cached_input_tokens is not None
-        if self._states_cached and usage.cached_input_tokens is None and not request.scored_ids:
+        if self._states_cached and usage.cached_input_tokens is None and states_what_was_cached(request, len(answers)):
             completion = structs.replace(completion, usage=structs.replace(usage, cached_input_tokens=0))
         for candidate in completion.candidates:  # an id that the model has and its tokenizer lacks comes back in a prompt
             self.vocab_size = max(self.vocab_size, min(1 + max(candidate.ids, default=0), self._most_ids))

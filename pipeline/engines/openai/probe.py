@@ -84,8 +84,8 @@ class CacheConfig(NamedTuple):
 
     block_size: int
     """Tokens in a block."""
-    blocks: int
-    """Blocks over all of its engines."""
+    tokens: int
+    """Tokens that fit, over all of its engines."""
 
 
 def _model_list(server: Server, reply: Reply) -> list[ServedModel] | None:
@@ -371,14 +371,16 @@ async def _cache_config(server: Server, model: ServedModel) -> CacheConfig | Non
 
 def cache_config(metrics: str) -> CacheConfig | None:
     """What `metrics`, in Prometheus' text format, say in `vllm:cache_config_info`, which has a line for each engine of a server."""
-    sizes, blocks = set(), 0
+    sizes, tokens = set(), 0
     for labels in re.findall(r"^vllm:cache_config_info\{(.*)\}", metrics, re.MULTILINE):
         found = dict(re.findall(r'(\w+)="(\d{1,12})"', labels))
         if not int(found.get("block_size", 0)) or not int(found.get("num_gpu_blocks", 0)):
             return None
-        sizes.add(int(found["block_size"]))
-        blocks += int(found["num_gpu_blocks"])
-    return CacheConfig(sizes.pop(), blocks) if len(sizes) == 1 else None
+        size = int(found.get("effective_attention_block_size") or found["block_size"])
+        sizes.add(size)
+        # Where layers have caches of their own kinds, a block is shared out among them: vLLM works out what fits.
+        tokens += int(found.get("kv_cache_size_tokens") or size * int(found["num_gpu_blocks"]))
+    return CacheConfig(sizes.pop(), tokens) if len(sizes) == 1 else None
 
 
 def _beside(server: Server, page: str) -> str:

@@ -131,7 +131,7 @@ def completion_of(request: Request, answers: Sequence[ResponseBody], can: Capabi
     _check_counts(request, stated, can, tokenizer, asked // len(answers))
     if request.scored_ids:
         scored, usage = _scored(request, choices[0]), usage_of(request, stated, 0)
-        return Completion(candidates=(), scored_logprobs=scored, usage=usage, model=model)  # no server reads its cache for this
+        return Completion(candidates=(), scored_logprobs=scored, usage=usage, model=model)
     if request.option_ids:
         chosen, options = _choice(request, choices[0], can, tokenizer)
         usage = usage_of(request, stated, 1)

@@ -12,6 +12,7 @@ from msgspec import Meta, Raw, Struct
 
 from pipeline.engine import Request, Timing, Usage
 from pipeline.engines.openai.client import UNREADABLE
+from pipeline.engines.openai.request import candidates_asked
 from pipeline.engines.validate import flaw_in_timing, flaw_in_usage
 
 T = TypeVar("T")
@@ -97,17 +98,26 @@ def flaw_in_prompt_tokens(sent: int, stated: int, copies: int = 1, *, exact: boo
     return f"states {stated:,} tokens of a prompt of {sent:,}: {fewer}, or `tokenizer` is not that of its model"
 
 
+def states_what_was_cached(request: Request, answers: int) -> bool:
+    """Whether what a server states with so many `answers` to `request` is what was cached before it. For a scoring no server reads its
+    cache; of several candidates in one answer vLLM states what the last of them found, which the others had just computed."""
+    return not request.scored_ids and candidates_asked(request) == answers
+
+
 def usage_of(request: Request, stated: Sequence[UsageBody], sampled: int) -> Usage:
     """The counts that the server stated with its answers to `request`; where it states none, or some that cannot be true, those of the
-    request and of the `sampled` tokens. The prompt counts once, however often it was sent."""
+    request and of the `sampled` tokens. The prompt counts once, however often it was sent, and the answer that had the least of it in the
+    cache says what was there before all of them."""
     given = len(request.prompt_ids) + len(request.scored_ids)
     own = Usage(input_tokens=given, output_tokens=0 if request.scored_ids else sampled)
     read = stated[0].prompt_tokens or given
     counted = [one.completion_tokens for one in stated if one.completion_tokens is not None]
-    cached = [one.cached_tokens for one in stated if one.cached_tokens is not None and not request.scored_ids]
+    cached = None
+    if states_what_was_cached(request, len(stated)) and any(one.cached_tokens is not None for one in stated):
+        cached = min(read, *(one.cached_tokens or 0 for one in stated))
     usage = Usage(
         input_tokens=read,
-        cached_input_tokens=min(max(cached), read) if cached else None,  # for a scoring no server reads its cache
+        cached_input_tokens=cached,
         output_tokens=own.output_tokens if request.scored_ids or len(counted) < len(stated) else sum(counted),
     )
     return own if usage.output_tokens < own.output_tokens or flaw_in_usage(usage, request) else usage
