@@ -122,7 +122,7 @@ def _share(device: SimDevice, spec: SimSpec) -> Share:
 def _job(number: int, call: TimedCall) -> Job:
     key = (max(call.lengths), call.submit_s, "", number)  # about the priority that lanes give to calls: shortest expected service first
     prompt: Any = range(call.input_tokens)
-    return Job(key, prompt, call.cached_tokens, call.lengths, (), lambda: None)
+    return Job(key, prompt, call.cached_tokens or 0, call.lengths, (), lambda: None)
 
 
 def _grid(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> list[Array]:

@@ -47,7 +47,8 @@ class TimedCall(Struct, frozen=True):
     duration_s: float
     """Seconds in flight, the engine's queue included."""
     input_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None
+    """Null where the engine did not say; then all of the prompt is taken as computed, and the time of the call counts for nothing."""
     lengths: tuple[int, ...]
     """Tokens sampled for each candidate; a call that only scores has one."""
 
@@ -86,14 +87,19 @@ def _one_replica(rows: Sequence[Mapping[str, Any]]) -> int | None:
 
 
 def undisturbed(calls: Mapping[str, Sequence[TimedCall]]) -> dict[str, Array]:
-    """For each call, whether it took time, and ended before the last of `calls` was sent: later ones met calls that are not among these.
+    """For each call, whether it took time, what it computed is known, and it ended before the last of `calls` was sent: later ones met
+    calls that are not among these.
 
-    Where no call of a role did, all of them that took time.
+    Where no call of a role did, all of them of which it is known; where it is known of none, all that took time.
     """
     last = max(call.submit_s for listed in calls.values() for call in listed)
-    took = {role: durations(listed) >= RESOLUTION_S for role, listed in calls.items()}
-    ended = {role: took[role] & [call.submit_s + call.duration_s <= last for call in listed] for role, listed in calls.items()}
-    return {role: which if which.any() else took[role] for role, which in ended.items()}
+    found = {}
+    for role, listed in calls.items():
+        took = durations(listed) >= RESOLUTION_S
+        known = took & [call.cached_tokens is not None for call in listed]
+        ended = known & [call.submit_s + call.duration_s <= last for call in listed]
+        found[role] = next((which for which in (ended, known) if which.any()), took)
+    return found
 
 
 def _timed_call(row: Mapping[str, Any], start_ns: int) -> TimedCall:
@@ -102,7 +108,7 @@ def _timed_call(row: Mapping[str, Any], start_ns: int) -> TimedCall:
         (row["submit_unix_ns"] - start_ns - ROUNDING_NS) / 1e9,
         row["e2e_latency_s"],
         row["input_tokens"],
-        min(row["cached_input_tokens"] or 0, row["input_tokens"] - 1),
+        None if (cached := row["cached_input_tokens"]) is None else min(cached, row["input_tokens"] - 1),
         _lengths(row["output_token_ids"], row["output_tokens"]),
     )
 

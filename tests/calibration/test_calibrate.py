@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -233,6 +234,19 @@ def test_calls_that_took_no_time_are_left_out_of_the_fit() -> None:
     calls = {"a": [TimedCall("s", start, took, 10, 0, (5,)) for start, took in ((0.0, 0.0), (1.0, 0.5), (2.0, 0.5))]}
     assert undisturbed(calls)["a"].tolist() == [False, True, False]
     assert undisturbed({"a": calls["a"][1:2]})["a"].tolist() == [True]
+
+
+@pytest.mark.parametrize(
+    ("cached", "counted"),
+    [
+        ((0, None, 3, 0), [True, False, True, False]),  # the last one met calls that are not among these
+        ((None, None, None, 0), [False, False, False, True]),
+        ((None, None, None, None), [True, True, True, True]),
+    ],
+)
+def test_a_call_of_which_nobody_knows_what_it_computed_counts_for_nothing(cached: Sequence[int | None], counted: list[bool]) -> None:
+    calls = {"a": [TimedCall("s", float(start), 0.5, 10, each, (5,)) for start, each in enumerate(cached)]}
+    assert undisturbed(calls)["a"].tolist() == counted
 
 
 def test_what_the_target_wrote_at_a_stretch_is_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
