@@ -13,7 +13,7 @@ from msgspec import Struct
 from pipeline.grading.notation import clean, compact
 from pipeline.grading.numbers import number
 from pipeline.grading.plugins import grader_names
-from pipeline.grading.stated import WHOLE, Form, Stated, declared
+from pipeline.grading.stated import WHOLE, Form, Stated, declared, only_option, segments
 
 Kind = str
 """How a problem's answers are graded: one of `KINDS`, or the name of an announced grader (`grading.plugins`)."""
@@ -59,7 +59,12 @@ def taken(kind: Kind, answer: str) -> Stated:
     if kind not in KINDS or len(answer) > LONGEST:
         return Stated(answer, WHOLE)
     form: Form | None = {"numeric": "number", "letter": "letter"}.get(kind)  # type: ignore[assignment]
-    return declared(answer, form) or Stated(answer, WHOLE)
+    found = declared(answer, form)
+    if found is None and kind == "math" and len(formulas := segments(answer)) == 1 and _is_sentence(clean(answer)):
+        found = Stated(formulas[0], "the one formula in it")
+    if found is None and kind == "letter" and choice(answer) is None and (option := only_option(answer[:_MOST_NUMERIC])) is not None:
+        found = Stated(option, "the one option named in it")
+    return found or Stated(answer, WHOLE)
 
 
 def same_answer(a: str, b: str) -> bool:

@@ -20,16 +20,16 @@ from pipeline.imports import without_collections
 with without_collections():
     from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
     from math_verify import LatexExtractionConfig, parse, verify  # type: ignore[import-untyped]
-    from sympy import Add, And, Expr, Float, I, Integer, Interval, Mul, Pow, Rational, Symbol, Union  # type: ignore[import-untyped]
+    from sympy import Add, And, Expr, Float, I, Integer, Interval, Mul, Pow, Rational, Symbol, Union, binomial, factorial  # type: ignore[import-untyped]
     from sympy.core.relational import Equality, Relational, Unequality  # type: ignore[import-untyped]
 
     gc.freeze()
 
 PARSED = 256
 """Parsed expressions kept in memory: many answers are compared with the same reference."""
-DIGITS = 40
+DIGITS = 100
 """Significant digits to which values are compared that are not rational."""
-GUARD = 12
+GUARD = 20
 """Digits that are computed beyond those."""
 LEAST_FIGURES = 6
 """Significant figures from which on a decimal stands for the irrational number that it rounds."""
@@ -149,6 +149,8 @@ def _rational(value: Any) -> Any:
     """The exact value of sums, products and integer powers of rational numbers; None for anything else."""
     if isinstance(value, Rational):
         return value
+    if isinstance(value, factorial | binomial) and all(isinstance(each, Integer) and abs(each) < 5000 for each in value.args):
+        return value.doit()
     if not isinstance(value, Add | Mul | Pow):
         return None
     parts = [_rational(each) for each in value.args]

@@ -29,20 +29,21 @@ DEEPEST = 60
 """Texts with more deeply nested brackets are taken to differ: parsers recurse and would overflow the stack."""
 
 _MATRIX = re.compile(r"^[\[(]?\s*\\begin\{matrix\}(.*)\\end\{matrix\}\s*[\])]?$", re.DOTALL)
-_TOKEN = re.compile(r"\\begin\{|\\end\{|\\[{}]|\\[a-zA-Z]+|\\.|[(\[{}\])]|[,;]|\b(?:and|or)\b", re.DOTALL)
+_TOKEN = re.compile(r"\\begin\{|\\end\{|\\[{}]|\\[a-zA-Z]+|\\.|[(\[{}\])]|[,;]|(?<![<>!])=|\b(?:and|or)\b", re.DOTALL)
 _GROUPED = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])", re.ASCII)
 _BUILDER = re.compile(r"^\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\{?\s*R\s*\}?\s*)?(?:\||:|\\mid|\\vert)(.*)\\\}$", re.DOTALL)
 _MEMBER = re.compile(r"^[a-zA-Z]\s*\\in\b\s*")
 _NAME = re.compile(r"^(?!\d)(?=.*[A-Za-z])[A-Za-z\\{}_'(), 0-9]+$")
 _INVERSE = re.compile(r"\^\s*\{?\s*-1\s*\}?")
 _HEAD = re.compile(r"^([A-Za-z])\s*\(\s*[a-z]\s*\)$")
+_CALL = re.compile(r"^(?:Matrix|array|np\.array)\((.*)\)$", re.DOTALL)
 _BASE = re.compile(r"^(\d[\dA-F]*)_\{?(\d+)\}?$")
 _WORDS, _WORD = re.compile(r"[A-Za-z' -]+", re.ASCII), re.compile(r"[A-Za-z]{4}", re.ASCII)
 _SCIENTIFIC = re.compile(r"(?<![\w.}])(\d+(?:\.\d+)?)[eE](\+?\d+|-\d+)(?![\w.(])", re.ASCII)
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}")
 _SAYINGS = {
     "none": "∅", "no solution": "∅", "no solutions": "∅", "no real solution": "∅", "no real solutions": "∅", "empty set": "∅",
-    "the empty set": "∅", r"\emptyset": "∅", r"\varnothing": "∅", r"\{\}": "∅", "all real numbers": "R", "all reals": "R",
+    "the empty set": "∅", r"\emptyset": "∅", r"\varnothing": "∅", "all real numbers": "R", "all reals": "R",
     r"\mathbb{r}": "R", r"\mathbb r": "R", r"(-\infty,\infty)": "R", r"(-\infty,+\infty)": "R", "infinity": r"\infty",
     "undefined": "undefined", "does not exist": "undefined", "dne": "undefined",
 }  # fmt: skip
@@ -79,9 +80,13 @@ def _readings(text: str) -> list[tuple[str, ...]]:
 def _parts(text: str) -> list[str]:
     """The parts of `text` between commas, semicolons, `and` and `or` outside brackets; of a set, its elements."""
     text = text.strip()
+    if re.fullmatch(r"\\\{\s*\\\}", text):
+        return [r"\emptyset"]
     if text.startswith(r"\{") and _closes_at_end(text) and not _BUILDER.match(text):
         text = text[2:].removesuffix(r"\}")
     pieces = [piece.strip() for piece in split(text)]
+    if len(pieces) == 1 and text.startswith("{") and _closes_at_end(text):  # a set whose braces are not escaped
+        pieces = [piece.strip() for piece in split(text[1:-1], (",", ";"))] if "," in text else pieces
     return [each for piece in pieces if piece for each in _signs(piece)] or [text]
 
 
@@ -117,6 +122,12 @@ def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bar
 
     With `bare` (no side is a set) a tuple may be written without its brackets.
     """
+    if (
+        {len(answer), len(reference)} != {1}
+        and (unions := [_union(parts) for parts in (answer, reference)])
+        and len(unions[0]) == len(unions[1])
+    ):
+        answer, reference = unions
     if bare and len(answer) == 1 < len(reference):
         answer = _items(answer[0], "(")
         return _in_order(answer, reference, leaf)
@@ -131,6 +142,12 @@ def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bar
     if (any(names[0]) != any(names[1])) and any(len(set(filter(None, own))) > 1 for own in names):
         return _in_order(answer, reference, leaf)
     return _in_any_order(answer, reference, leaf)
+
+
+def _union(parts: Sequence[str]) -> Sequence[str]:
+    """The intervals of a union that is the only part, which another side may write as `x < 2 or x > 3`; `parts` where there is none."""
+    pieces = [piece.strip() for piece in parts[0].split(r"\cup")] if len(parts) == 1 else []
+    return pieces if len(pieces) > 1 else parts
 
 
 def _in_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> Found:
@@ -253,7 +270,7 @@ def _matrices(a: str, b: str, leaf: Leaf) -> Found | None:
     if not rows[0] or not rows[1]:
         return None
     vectors = [len(each) == 1 or all(len(row) == 1 for row in each) for each in rows]
-    if all(vectors) and any(not _MATRIX.match(text) and text[1:2] != "[" for text in (a, b)):
+    if all(vectors) and any(not _MATRIX.match(text) and text[1:2] not in ("[", "(") for text in (a, b)):
         rows = [[[cell] for row in each for cell in row] for each in rows]  # a tuple is no row and no column
     if [len(row) for row in rows[0]] != [len(row) for row in rows[1]] or sum(map(len, rows[0])) > MOST_PARTS:
         return Found(False, "matrices of different sizes")
@@ -265,10 +282,14 @@ def _rows(text: str) -> list[list[str]]:
     """The cells of a matrix, row by row; of a tuple one row. Empty where `text` is neither."""
     if found := _MATRIX.match(text):
         return [row.split("&") for row in re.split(r"\\\\(?:\[[^\]]*\])?", found[1].strip().removesuffix("\\\\"))]
+    text = _CALL.sub(r"\1", text)
     if text[:1] not in ("(", "[") or not _closes_at_end(text):
         return []
+    rows = [row.strip() for row in split(text[1:-1], (";",))]
+    if len(rows) > 1 and text[0] == "[":
+        return [[cell.strip() for cell in split(row, (",",))] if "," in row else row.split() for row in rows]
     items = [item.strip() for item in split(text[1:-1], (",", ";"))]
-    if not all(item[:1] == "[" and item[-1:] == "]" for item in items):
+    if not all(item[:1] + item[-1:] in ("[]", "()") for item in items):
         return [items]
     return [[cell.strip() for cell in split(item[1:-1], (",",))] for item in items]
 
@@ -303,7 +324,8 @@ def _has_letters(text: str) -> bool:
 
 
 def _sides(text: str) -> list[str]:
-    return [side.strip() for side in re.split(r"(?<![<>!\\])=", text)]
+    """The sides of an equation; an equals sign in brackets, as in `\\sum_{k=1}^n`, makes none."""
+    return [side.strip() for side in split(text, ("=",))]
 
 
 def _name(part: str) -> str | None:

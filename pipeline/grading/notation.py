@@ -13,19 +13,23 @@ _CHARACTERS = {
     "\u2260": r"\ne ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in ", "\u00b1": r"\pm ", "\u2213": r"\mp ",
     "\u00b0": r"^\circ ", "\u2205": r"\emptyset ", "\u221a": r"\sqrt", "\u03b8": r"\theta ",
     "\u03b1": r"\alpha ", "\u03b2": r"\beta ", "\u211d": r"\mathbb{R}",
-    "\u2220": r"\angle ", "\u2032": "'", "\u2019": "'", "\u200b": "", "\ufeff": "", "\u2060": "",
+    "\u2220": r"\angle ", "\u221b": r"\sqrt[3]", "\u2248": r"\approx ", "\u2026": "...", "\u201c": '"', "\u201d": '"',
+    "\u2018": "'", "\u2019": "'", "\u2032": "'", "\u200b": "", "\ufeff": "", "\u2060": "",
 }  # fmt: skip
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b]+")
 _LOWERED = re.compile("[\u2080-\u2089]+")
 _GAP = "(?:[\u00a0\u2009\u202f\u2007\u2008\u205f]|\\\\[,;: ]|~)"
 _GROUPED_BY_GAPS = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{_GAP}\d{{3}})+(?!\d)", re.ASCII)
-_BOLD = re.compile(r"(?<![\w*)}\]])(\*{2,3}|__)(?=[^\s*_])([^\n]*?[^\s*_])\1(?![\w*({\[])")
+_BOLD = re.compile(r"(?<![\w*)}\]])(\*{2,3}|__)(?=[^\s*_])([^\n]{0,500}?[^\s*_])\1(?![\w*({\[])")
 _SLANTED = re.compile(r"([*_`])([^*_`\n]+)\1([.!]?)")
 _POWER = re.compile(r"(?<=[\w)}])\s?\*\*\s?(?=[\w({\\-])")
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
 _ROOT = re.compile(r"\\?(?<![A-Za-z])sqrt\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?)|([A-Za-z]))", re.ASCII)
+_NTH_ROOT = re.compile(r"(\\sqrt\[\d+\])\s*(\d+|[A-Za-z])", re.ASCII)
 _PI = re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])")
 _SEPARATING_DOLLARS = re.compile(r"(?<!\\)\$\s*(,|;|and|or)\s*(?<!\\)\$")
+_STYLE = re.compile(r"\\(?:underline|emph|texttt)\s*\{([^{}]*)\}|\\(?:text)?color\s*\{[^{}]*\}")
+_AGAIN = re.compile(r"(?<![\d.])(\d{0,20}\.\d{0,20}?)(?:(\d)\2\2+\s?(?:\.\.\.|\\l?dots)|\((\d+)\)|\\(?:bar|dot)\s*\{(\d+)\})", re.ASCII)
 _LAYOUT = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![a-zA-Z])|\\!")
 _SPACES = re.compile(r"(?<!\\)\\(?:[,;: ]|q?quad(?![a-zA-Z]))|~|\s+")
 _TEXT = re.compile(r"\\(text(?:bf|it|rm)?|mbox|mathrm|mathbf|mathit|boldsymbol)\s*\{([^{}]*)\}")
@@ -33,8 +37,8 @@ _THIN_COMMA = re.compile(r",\\!\s*(?=\d)")
 _FRAC = re.compile(r"\\[dtc]?frac(?![a-zA-Z])\s*")
 _SHORT_FRAC = re.compile(r"\\frac(?:([0-9a-zA-Z])|(\{[^{}]*\}))\s*(?:([0-9a-zA-Z])|(\{))")
 _LEAD = re.compile(
-    r"^(?:(?:so|thus|therefore|hence|then),?\s+)?(?:(?:it|this|that)\s+(?:is|equals)\s+|"
-    r"(?:the\s+)?(?:final\s+|correct\s+)?(?:answer|solution|result)s?\s*(?:is|are|equals)?\s*:?\s+)",
+    r"^(?:(?:so|thus|therefore|hence|then)(?:,|\b)\s+)?(?:(?:it|this|that)\s+(?:is|equals)\s+|"
+    r"(?:the\s+)?(?:final\s+|correct\s+)?(?:answer|solution|result)s?\s*(?:is|are|equals)?\s*:?\s+)?",
     re.IGNORECASE,
 )
 _ARRAY = re.compile(r"\\begin\{array\}\s*\{[^{}]*\}|\\begin\{[pbvBV]?(?:small)?matrix\}")
@@ -55,13 +59,22 @@ def clean(text: str) -> str:
     text = without_emphasis(in_ascii(text))
     text = _SEPARATING_DOLLARS.sub(r" \1 ", text)
     text = _THIN_COMMA.sub(",", text).replace(r"\$", r"\dollar ").replace("$", "").replace(r"\%", "%").replace("{,}", ",")
-    text = _DELIMITERS.sub("", text).replace(r"\langle", "(").replace(r"\rangle", ")")
+    text = _AGAIN.sub(lambda found: rf"{found[1]}\overline{{{found[2] or found[3] or found[4]}}}", _STYLE.sub(r"\1", text))
+    text = _DELIMITERS.sub("", text).replace(r"\cr ", r"\\ ").replace(r"\langle", "(").replace(r"\rangle", ")")
     text = _fractions(_LAYOUT.sub("", text))
     text = _ARRAY_END.sub(r"\\end{matrix}", _ARRAY.sub(r"\\begin{matrix}", text))
     text = _TEXT.sub(_unwrapped, _SPACES.sub(" ", text)).strip()
     text = _PI.sub(r"\\pi ", _ROOT.sub(lambda found: rf"\sqrt{{{found[1] or found[2] or found[3] or ''}}}", text))
+    text = _NTH_ROOT.sub(r"\1{\2}", text)
     text = re.sub(r"\s*\bpercent\b", "%", text.replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne "))
-    return _LEAD.sub("", text).lstrip(" ,;:").rstrip(" .,;:")
+    return _stripped(_LEAD.sub("", text).lstrip(" ,;:").rstrip(" .,;:"))
+
+
+def _stripped(text: str) -> str:
+    """`text` without quotation marks around it, `=` or `\\approx` before it, and line breaks or a number in words behind it."""
+    text = re.sub(r"^(?:=|\\approx)\s*", "", text).removesuffix(r"\\")
+    text = text[1:-1] if len(text) > 2 and text[0] == text[-1] and text[0] in "\"'" else text
+    return re.sub(r"(?<=\d)\s\([A-Za-z -]{3,30}\)$", "", text).strip()
 
 
 def compact(cleaned: str) -> str:

@@ -14,9 +14,10 @@ MOST_EXPONENT = 1000
 
 _DECIMAL = r"(?:\d+\.?\d*|\.\d+)"
 _GROUPED = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?:\.\d+)?|\d{1,3}(?:'\d{3})+(?:\.\d+)?|\d{1,3}(?:_\d{3})+(?:\.\d+)?"
+_SEPARATORS = re.compile("[ ,'_]")
 _TIMES = r"\s*(?:\\times|\\cdot|\*|x)\s*"
 _TEN = r"10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|([+-]?\d+))"
-_SIGNED = rf"[+-]?\s?{_DECIMAL}"
+_SIGNED = rf"[+-]?\s?(?:{_GROUPED}|{_DECIMAL})"
 _NUMBER = re.compile(
     rf"(?P<sign>[+-]?)(?:(?P<decimal>{_DECIMAL})(?:[eE](?P<exponent>[+-]?\d+)|{_TIMES}{_TEN})?"
     rf"|{_TEN}|(?P<grouped>{_GROUPED})"
@@ -31,20 +32,20 @@ def number(text: str) -> Fraction | None:
     """The number that `text` is, as a whole; None where it is none, or too long to be one."""
     if len(text) > MOST_DIGITS or not any(char.isdigit() for char in text):
         return None
-    if found := _RATIO.fullmatch(text):
-        over, under = (Fraction(each.replace(" ", "")) for each in (found[2] or found[4], found[3] or found[5]))
-        return None if not under else -over / under if found[1] == "-" else over / under
-    found = _NUMBER.fullmatch(text)
-    value = _unsigned(found) if found else None
-    return -value if value is not None and found is not None and found["sign"] == "-" else value
+    if (found := _NUMBER.fullmatch(text)) and (value := _unsigned(found)) is not None:
+        return -value if found["sign"] == "-" else value
+    if ratio := _RATIO.fullmatch(text):
+        over, under = (Fraction(_SEPARATORS.sub("", each)) for each in (ratio[2] or ratio[4], ratio[3] or ratio[5]))
+        return None if not under else -over / under if ratio[1] == "-" else over / under
+    return None
 
 
 def _unsigned(found: re.Match[str]) -> Fraction | None:
     if found["grouped"]:
-        return Fraction(re.sub("[ ,'_]", "", found["grouped"]))
+        return Fraction(_SEPARATORS.sub("", found["grouped"]))
     if whole := found["whole"] or found["whole_"]:
         over, under = found["over"] or found["over_"], int(found["under"] or found["under_"])
-        return int(whole) + Fraction(int(over), under) if under else None
+        return int(whole) + Fraction(int(over), under) if int(over) < under and over[0] != "0" else None
     if found["again"]:
         places = len(found["start"].partition(".")[2])
         repeated = Fraction(int(found["again"]), (10 ** len(found["again"]) - 1) * 10**places)

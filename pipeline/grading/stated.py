@@ -23,12 +23,12 @@ MOST_PHRASES = 4
 _BRACE = re.compile(r"\\boxed\s*\{|\\\\(?!boxed)|\\[{}]|[{}]")
 _HASHES = re.compile(r"^[ \t]*####[ \t]+(\S[^\n]*)$", re.MULTILINE)
 _PHRASE = re.compile(
-    r"(?<![-\w])(?:answer|final result|final solution)(?:\s+(?:to|of|for|here)\b[^\n.,:=?!]{0,80}?)?"
+    r"(?<![-\w])(?:answer|ans|final result|final solution)(?:\s+(?:to|of|for|here)\b[^\n.,:=?!]{0,80}?)?"
     r"(?:,?\s+(?:which\s+)?(?:is|(?:should|would|must|will|has to) be|equals|comes to)\b:?|[ \t]*[:=])\s*|\bfinal answer[^\w\n]{0,8}\n\s*",
     re.IGNORECASE,
 )
 _NO_ANSWER = re.compile(r"(?:not|n't|un\w+|wrong|incorrect|correct|right|the same|that|in)\b", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|\n|,? (?:because|since|as|which|where|so|but)\b")
+_SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|\n|,? (?:because|since|as|which|where|so|but|not|rather)\b")
 _DISPLAY = re.compile(r"(?:\\\[|\$\$)\s*")
 _DISPLAY_END = re.compile(r"\s*(?:\\\]|\$\$)")
 _MATH = re.compile(r"\\\(([^\n]{1,500}?)\\\)|\\\[\s*([^\[\]]{1,500}?)\s*\\\]|(?<![\\$])\$\$?([^$\n]{1,500}?)(?<!\\)\$\$?")
@@ -47,6 +47,7 @@ _OPTION = re.compile(
     r"(?:\b(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s+\(?|\()([A-Z])\b\)?|(?<![\w\\'])([B-HJ-Z]|[AI](?!\s+(?!or\b|and\b)[a-z]))(?![\w'])", re.ASCII
 )
 _FIRST_OPTION = re.compile(r"(?:\\text(?:bf)?\{)?\(?([A-Z])(?:[).:}]|\s*$)", re.ASCII)
+_NEGATION = re.compile(r"\b(?:not|no|neither|nor|except|wrong)\b|n't\b", re.IGNORECASE)
 _SEVERAL = re.compile(r"\b(?:or|and|to|between)\b|[=<>+*]")
 _WRAPPED = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}")
 
@@ -142,7 +143,7 @@ def _of_form(text: str, form: Form | None, whole: bool = False) -> str | None:
     if form == "number" and numbers and (len(numbers) == 1 or not _SEVERAL.search(text)):
         return str(numbers[0]).strip()
     if form == "expression":
-        math = _segments(text)
+        math = segments(text)
         return math[0] if len(math) == 1 else None if whole else text.strip(" .,;:") or None
     return str(option[1]) if option else str(numbers[0]).strip() if len(numbers) == 1 else None
 
@@ -165,7 +166,7 @@ def _last_option(text: str) -> Stated | None:
 
 
 def _last_formula(text: str) -> Stated | None:
-    if math := _segments(text):
+    if math := segments(text):
         return Stated(math[-1], "the last formula")
     last = re.split(r"\.\s|\n", text.rpartition("=")[2].strip(), maxsplit=1)[0].strip(" .,;:$") if "=" in text else ""
     return Stated(last, "what follows the last `=`") if last else None
@@ -179,10 +180,16 @@ _ENDINGS = {
 }
 
 
+def only_option(text: str) -> str | None:
+    """The one option that a sentence names, as in `I choose C.`; None where it names none, several, or says what is not right."""
+    named = set(_options(text))
+    return named.pop() if len(named) == 1 and not _NEGATION.search(text) else None
+
+
 def _options(text: str) -> list[str]:
     return [one or other for one, other in _OPTION.findall(text)]
 
 
-def _segments(text: str) -> list[str]:
+def segments(text: str) -> list[str]:
     """The formulas of a text that stand between dollars or LaTeX's delimiters."""
     return [segment.strip(" .,;:") for groups in _MATH.findall(text) for segment in groups if segment.strip(" .,;:")]

@@ -45,6 +45,12 @@ _SYNONYMS = {
     "v": "volt",
     "hz": "hertz",
     "mol": "mole",
+    "c": "coulomb",
+    "pa": "pascal",
+    "kw": "kilowatt",
+    "kj": "kilojoule",
+    "ev": "electronvolt",
+    "ohm": "",
     "acre": "",
 }
 _NAMES = {synonym: name for name, synonyms in _SYNONYMS.items() for synonym in (name, *synonyms.split())}
