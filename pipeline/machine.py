@@ -21,6 +21,8 @@ from typing import Any
 import psutil
 from msgspec import Struct, structs
 
+from pipeline.cgroup import cpu_quota, memory_limits
+
 GIB = 1 << 30
 PACKAGES = (
     "pipeline", "torch", "transformers", "tokenizers", "huggingface_hub",
@@ -60,7 +62,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     cores: tuple[int, ...]
     """CPU cores this process may use, by their numbers."""
     memory_bytes: int
-    """Main memory, or what this container may have of it."""
+    """Main memory, or what this container, batch job or unit may have of it."""
     free_memory_bytes: int
     """Main memory that was free when the machine was looked at."""
     gpus: tuple[Gpu, ...] = ()
@@ -76,6 +78,13 @@ class Machine(Struct, frozen=True, kw_only=True):
     """Whether the control daemon of CUDA MPS runs, so that processes that share a GPU compute on it side by side; None without a GPU."""
     versions: dict[str, str] = {}
     """Version of Python and of each installed package in `PACKAGES`, by name."""
+    cpu_quota: float | None = None
+    """The time of how many cores it may use, where a container, a batch job or a unit limits that."""
+
+    @property
+    def core_count(self) -> int:
+        """How many cores this process may keep busy."""
+        return _busy(len(self.cores), self.cpu_quota)
 
 
 def look(deep: bool = False) -> Machine:
@@ -86,6 +95,7 @@ def look(deep: bool = False) -> Machine:
     told = _ask_torch() if deep else {}
     return Machine(
         cores=cores(),
+        cpu_quota=cpu_quota(),
         memory_bytes=memory_bytes,
         free_memory_bytes=free_memory_bytes,
         gpus=gpus,
@@ -114,16 +124,24 @@ def cores() -> tuple[int, ...]:
     return tuple(sorted(affinity(0))) if affinity else tuple(range(os.cpu_count() or 1))
 
 
-def memory(groups: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
-    """Main memory and what is free of it, in bytes; a container's limit counts."""
-    found = psutil.virtual_memory()
-    total, free = int(found.total), int(found.available)
-    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
-        cap, taken = _number_in(groups / limit), _number_in(groups / used)
-        if cap is not None and taken is not None and cap < total:
-            kept = _file_cache(groups / limit)
-            return cap, max(0, min(free, cap - taken + kept))
-    return total, free
+def bindable_cores() -> tuple[int, ...]:
+    """CPU cores that a process can be bound to; none where the system binds no processes, as macOS."""
+    return cores() if hasattr(os, "sched_setaffinity") else ()
+
+
+def core_count() -> int:
+    """How many cores this process may keep busy: those it may use, or fewer where a CPU quota leaves it the time of fewer."""
+    return _busy(len(cores()), cpu_quota())
+
+
+def _busy(cores: int, quota: float | None) -> int:
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def memory() -> tuple[int, int]:
+    """Main memory and what is free of it, in bytes; limits of a container, a batch job or a unit count."""
+    found, limits = psutil.virtual_memory(), memory_limits()
+    return min([int(found.total), *(most for most, _ in limits)]), min([int(found.available), *(free for _, free in limits)])
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
@@ -271,21 +289,3 @@ def _ask_torch() -> Mapping[str, Any]:
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return {}
     return told
-
-
-def _number_in(path: Path) -> int | None:
-    """The number that a file of the system holds; None where there is no such file or it holds a word such as `max`."""
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
-
-
-def _file_cache(limit: Path) -> int:
-    """Bytes of the container's memory that are files read before: the system gives them back when asked."""
-    try:
-        rows = [line.split() for line in limit.with_name("memory.stat").read_text().splitlines()]
-    except OSError:
-        return 0
-    return next((int(row[1]) for row in rows if len(row) == 2 and row[0] in ("inactive_file", "total_inactive_file")), 0)

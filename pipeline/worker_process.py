@@ -18,6 +18,7 @@ from pathlib import Path
 from msgspec import Struct
 
 import pipeline
+from pipeline.cgroup import memory_kills, memory_limits
 from pipeline.redaction import is_secret
 
 _STDERR_BYTES = 1 << 16
@@ -73,6 +74,7 @@ class WorkerProcess:
         finally:
             theirs.close()
             os.close(their_stderr)
+        self._kills = memory_kills()
         self._said = b""
         self._line = b""
         """The beginning of a line that it has not ended."""
@@ -118,6 +120,20 @@ class WorkerProcess:
         self.kill()
         self._process.wait()
 
+    def ending(self) -> str:
+        """How it ended, for a person: its exit status or signal, and whether the kernel killed here for lack of memory meanwhile."""
+        status = self._process.poll()
+        if status != -signal.SIGKILL:
+            return "it still runs" if status is None else describe(status)
+        kills = memory_kills()
+        if kills is None or self._kills is None:
+            return f"{describe(status)}, often for lack of memory"
+        if kills > self._kills:
+            limit = min((most for most, _ in memory_limits()), default=None)
+            may_have = "" if limit is None else f", of which its cgroup may have {limit / (1 << 30):.1f} GiB"
+            return f"{describe(status)} for lack of memory{may_have}"
+        return describe(status)
+
     def last_error(self) -> str:
         """The error that the worker died of, read from its stderr, or the last line there; empty where it wrote nothing."""
         if not self.stderr.closed:
@@ -127,8 +143,8 @@ class WorkerProcess:
     def exit_reason(self) -> str:
         """Why the worker ended: its last error, and its exit status or signal. Kills it and its processes where they still run."""
         self.kill()
-        status = self._process.wait()
-        said, ending = self.last_error(), describe(status)
+        self._process.wait()
+        said, ending = self.last_error(), self.ending()
         return f"{said} ({ending})" if said else ending
 
     def close_files(self) -> None:

@@ -14,7 +14,7 @@ FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 LEVELS = [
-    ["errors", "redaction"],
+    ["cgroup", "errors", "redaction", "worker_limits"],
     ["files", "imports", "machine", "proxies", "tasks", "text", "worker_process"],
     ["bundled", "grading"],
     ["graph"],

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from pipeline import machine
 from pipeline.machine import GIB, Gpu, _gpu, cuda_mps_runs, gib, look, memory, versions, visible
 
 TWO = [
@@ -86,13 +87,12 @@ def test_cuda_visible_devices_maps_indices(wanted: str | None, expected: list[st
     assert [gpu.index for gpu in shown] == list(range(len(expected)))
 
 
-def test_a_container_s_limit_counts(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text(f"{GIB}\n")
-    (tmp_path / "memory.current").write_text(f"{GIB // 2}\n")
-    (tmp_path / "memory.stat").write_text(f"anon {GIB // 4}\ninactive_file {GIB // 8}\n")
-    assert memory(tmp_path) == (GIB, GIB // 2 + GIB // 8)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory(tmp_path)[0] == psutil.virtual_memory().total
+def test_a_limit_counts_where_it_is_below_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = psutil.virtual_memory().total
+    for limits, expected in (([], total), ([(GIB, GIB // 2), (2 * GIB, 1)], GIB), ([(1 << 62, 1 << 62)], total)):
+        monkeypatch.setattr(machine, "memory_limits", lambda limits=limits: limits)
+        assert memory()[0] == expected
+        assert memory()[1] <= min([total, *(free for _, free in limits)])
 
 
 def test_a_look_finds_cores_memory_and_packages() -> None:

@@ -13,7 +13,7 @@ from pipeline.doctor import Diagnosis, RoleState, diagnose
 from pipeline.engine import Finding, MemoryRow
 from pipeline.engines.cores import ranges
 from pipeline.errors import UsageError
-from pipeline.machine import GIB, Gpu, gib
+from pipeline.machine import GIB, Gpu, Machine, gib
 
 
 @click.command()
@@ -59,12 +59,17 @@ def _print(diagnosis: Diagnosis) -> None:
     console.print(f"{' and '.join(failing)} could not start." if failing else "Every role could start.", style="bold")
 
 
+def _cores(machine: Machine) -> str:
+    limited = machine.core_count < len(machine.cores)
+    return f"{len(machine.cores)}" + (f", of which a CPU quota leaves the time of {machine.core_count}" if limited else "")
+
+
 def _machine_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     machine = diagnosis.machine
     shown = [f"{name} {version}" for name, version in machine.versions.items()]
     return [
         ("system", diagnosis.system),
-        ("cores", str(len(machine.cores))),
+        ("cores", _cores(machine)),
         ("memory", f"{gib(machine.memory_bytes)}, {gib(machine.free_memory_bytes)} free"),
         *((f"GPU {gpu.index}", _gpu(gpu)) for gpu in machine.gpus),
         *([] if machine.gpus else [("GPU", "none that the NVIDIA driver and CUDA_VISIBLE_DEVICES show")]),

@@ -27,6 +27,7 @@ from pipeline.cluster.run import solve_on_replicas
 from pipeline.engines.registry import gpus
 from pipeline.errors import ReplicaLost, UsageError, reason
 from pipeline.graph.plan import Plan
+from pipeline.machine import core_count
 from pipeline.session.execute import SessionResult
 from pipeline.session.observer import Attend, Observer, Tell
 from pipeline.session.options import RunOptions
@@ -87,7 +88,7 @@ def _init(address: str | None, quiet: dict[str, Any], replicas: int) -> None:
     try:
         ray.init(address="auto", **quiet)
     except ConnectionError:  # none runs on this machine
-        ray.init(address="local", num_cpus=max(replicas, os.cpu_count() or 1), include_dashboard=False, **quiet)
+        ray.init(address="local", num_cpus=max(replicas, core_count()), include_dashboard=False, **quiet)
 
 
 def _answering(cluster: str) -> str:

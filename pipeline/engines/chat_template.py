@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Any
 
 from pipeline.errors import GraphError
-from pipeline.worker_process import Program, WorkerProcess, describe
+from pipeline.worker_process import Program, WorkerProcess
 
 LIMIT_S = 2.0
 """Most seconds of computing for one prompt; templates take less than a millisecond."""
@@ -88,7 +88,7 @@ class _Renderer:
         process.close_files()
         if status == -signal.SIGPROF:
             return f"it computes for more than {LIMIT_S:g} s"
-        return f"its worker was lost ({said or describe(status or 0)})"
+        return f"its worker was lost ({said or process.ending()})"
 
 
 def _line(process: WorkerProcess) -> bytes:

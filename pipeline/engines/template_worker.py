@@ -7,7 +7,6 @@ the other side closes the socket.
 """
 
 import json
-import resource
 import signal
 import socket
 import sys
@@ -19,6 +18,8 @@ from typing import Any
 from jinja2 import TemplateError, ext, nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from pipeline.worker_limits import leave_signals, limit_memory
 
 
 class Generation(ext.Extension):
@@ -53,11 +54,10 @@ def refuse(message: str) -> None:
 
 def main() -> None:
     """Entry point of the process: limit its resources and render until the socket is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_signals()
     channel = socket.socket(fileno=int(sys.argv[1]))
     limit_s, memory, most = float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(memory)
     serve(limit_s, most, channel.makefile("r", encoding="utf-8"), lambda said: channel.sendall(said.encode()))
 
 

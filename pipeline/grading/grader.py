@@ -6,7 +6,6 @@ its question is answered all the same. A `Grader` blocks, and may be used from s
 """
 
 import json
-import os
 import signal
 import time
 from collections import OrderedDict
@@ -17,7 +16,8 @@ import msgspec
 from msgspec import Struct
 
 from pipeline.grading.answers import BROKEN, KINDS, Kind, Ruling, ruling, taken
-from pipeline.worker_process import Program, WorkerProcess, describe
+from pipeline.machine import core_count
+from pipeline.worker_process import Program, WorkerProcess
 
 LIMIT_S = 5.0
 """Most seconds of computing for one grade."""
@@ -37,7 +37,7 @@ CACHED = 4096
 
 def default_workers() -> int:
     """How many workers to use beside engines: a quarter of the cores, at least 1 and at most 4."""
-    return max(1, min(4, (os.cpu_count() or 1) // 4))
+    return max(1, min(4, core_count() // 4))
 
 
 class Grade(Struct, frozen=True):
@@ -221,13 +221,13 @@ class _Worker:
     def _why_lost(self, process: WorkerProcess) -> TooLong | WorkerLost:
         """Close a process that gave no answer; the error that says why it gave none."""
         process.wait(0.2)
-        status = process.exit_status
+        status, ending = process.exit_status, process.ending()
         self.clear()
         if status == -signal.SIGPROF:
             return TooLong()
         if status is None:
             return WorkerLost(f"did not answer for {self._patience_s:g} s")
-        return WorkerLost(f"was lost ({describe(status)})")
+        return WorkerLost(f"was lost ({ending})")
 
 
 def _line(process: WorkerProcess, wait_s: float) -> str:

@@ -9,11 +9,11 @@ busy machine nor code that never checks for signals changes that. It ends when t
 
 import json
 import os
-import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -22,19 +22,20 @@ from pipeline.grading.answers import BROKEN, KINDS, Kind, Ruling
 from pipeline.grading.expressions import equal
 from pipeline.grading.forms import Leaf, same_form
 from pipeline.grading.plugins import load_grader
+from pipeline.worker_limits import leave_signals, limit_memory
 
 
 def main() -> None:
     """Entry point of the process: limit its resources, load math-verify and answer questions until the socket is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_signals()
     channel = socket.socket(fileno=int(sys.argv[1]))
     limit_s, memory, nice = float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    os.nice(nice)
+    with suppress(OSError):
+        os.nice(nice)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # what libraries print must not fill a pipe that nobody reads
         os.dup2(nowhere, stream)
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(memory)
     serve(equal, limit_s, channel.makefile("r", encoding="utf-8"), lambda said: channel.sendall(f"{said}\n".encode()))
 
 

@@ -4,7 +4,6 @@ Answers and references are taken from the folder; nothing is solved again. Write
 the parts of `chains` that change are replaced whole, then the totals in `run.json`.
 """
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, RunError
 from pipeline.grading.answers import as_kind, is_kind
 from pipeline.grading.grader import LIMIT_S, Grade, Grader
+from pipeline.machine import core_count
 from pipeline.trace.events import UNFINISHED, counted
 from pipeline.trace.folder import hold
 from pipeline.trace.read import files, read_batches
@@ -74,7 +74,7 @@ def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, lim
     """
     if not files(run, "chains"):
         raise InputError(str(run), "is not a run folder with finished chains; expected chains/part-*.parquet in it")
-    count = workers or max(1, min(8, os.cpu_count() or 1))
+    count = workers or max(1, min(8, core_count()))
     alone = nullcontext() if dry_run else hold(run)
     with alone, Grader(count, limit_s) as grader, ThreadPoolExecutor(count) as threads:
         tally = Tally(run, grader, threads)

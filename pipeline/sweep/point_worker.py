@@ -5,7 +5,6 @@ It ignores interrupts, and ends when the other side closes the socket or is gone
 """
 
 import pickle
-import signal
 import socket
 import sys
 from functools import partial
@@ -21,11 +20,12 @@ from pipeline.session.observer import Observer
 from pipeline.sweep.plan import PlannedPoint
 from pipeline.sweep.side_by_side import LENGTH_BYTES, Failure
 from pipeline.sweep.sweep import Prepared, SweepRunner, run_options
+from pipeline.worker_limits import leave_signals
 
 
 def main() -> None:
     """Entry point of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides when this one ends
+    leave_signals()
     channel = socket.socket(fileno=int(sys.argv[1]))
     end_with_main_process(channel.fileno())
     messages = channel.makefile("rb")

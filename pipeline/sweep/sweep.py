@@ -26,7 +26,7 @@ from pipeline.errors import Interrupted, PipelineError, UsageError
 from pipeline.files import new_file
 from pipeline.graph.plan import settings_of
 from pipeline.graph.spec import EngineSpec
-from pipeline.machine import cores
+from pipeline.machine import core_count
 from pipeline.session.checks.modes import calibrated_costs
 from pipeline.session.checks.order import Thoughts, earlier_thoughts
 from pipeline.session.checks.replay import check_replay
@@ -184,7 +184,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     @property
     def processes(self) -> int:
         """Most points that run side by side."""
-        return (self.options.processes or len(cores())) if self.virtual_time else 1
+        return (self.options.processes or core_count()) if self.virtual_time else 1
 
     def preflight(self, system: System, folder: Path, **changes: Any) -> Preflight:
         """The preflight of one run of `system` in `folder`, a new one that is the sweep's; `changes` are options of that run alone."""

@@ -3,13 +3,15 @@
 A folder is checked under its lock, so that what was found to be so stays so until the lock is released.
 """
 
+import errno
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from weakref import WeakSet
+from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 from filelock import FileLock, Timeout
 
@@ -23,6 +25,8 @@ PROBLEMS = "problems.jsonl"
 """The file in a run folder that holds the problems of a run to which they were given as values."""
 BEFORE_A_RUN = {LOCK, PROBLEMS}
 """The files that a run writes into its folder before its engines are open; a folder with others is in use."""
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+"""Errors of the system that say that a file system has no locks."""
 ATTEMPTS = 20
 """How often a folder is made again when another process, which found no use for it, removes it in the same moment."""
 
@@ -36,7 +40,7 @@ def hold(folder: Path) -> Iterator[None]:
     try:
         lock = _locked(folder)
     except OSError as error:
-        raise RunFolderError(f"{folder}: cannot be written: {reason(error)}") from error
+        raise RunFolderError(_without_locks(folder, error) or f"{folder}: cannot be written: {reason(error)}") from error
     try:
         yield
     finally:
@@ -56,7 +60,7 @@ def hold_output(folder: Path, card: str = "run.json", *, resume: bool = False) -
         lock = _locked(folder)
     except (OSError, RecursionError) as error:
         if not missing and (folder / card).is_file():
-            raise RunFolderError(f"{folder}: cannot be written: {reason(error)}") from error
+            raise RunFolderError(_without_locks(folder, error) or f"{folder}: cannot be written: {reason(error)}") from error
         raise _cannot_be_created(folder, missing, error) from error
     with _released_at_the_end(lock, folder, missing):
         _check_output(folder, card, resume)
@@ -118,8 +122,18 @@ def _cannot_be_created(folder: Path, missing: list[Path], error: BaseException) 
         with suppress(OSError):
             place.rmdir()
     parent = next(place for place in folder.absolute().parents if place not in missing)
+    if (no_locks := _without_locks(folder, error)) is not None:
+        return UsageError(no_locks)
     why = "too many folders in one another" if isinstance(error, RecursionError) else reason(error)
     return UsageError(f"{folder}: cannot be created in {parent}: {why}; choose another directory with --output")
+
+
+def _without_locks(folder: Path, error: BaseException) -> str | None:
+    """The sentence for an error that says that there are no locks; None for any other."""
+    if not isinstance(error, OSError) or error.errno not in NO_LOCKS:
+        return None
+    why = f"its file system locks no files ({reason(error)}), and two processes could write one run"
+    return f"{folder}: {why}; choose a directory on another one, or mount it with locks (NFS: with its lock service)"
 
 
 def _make(folder: Path) -> None:
@@ -133,26 +147,52 @@ def _make(folder: Path) -> None:
                 raise
 
 
-_LOCKS: WeakSet[FileLock] = WeakSet()
-"""The locks of this process."""
+_SIGNED: WeakKeyDictionary[FileLock, bytes] = WeakKeyDictionary()
+"""The locks of this process, and what it wrote into the lock file of each."""
+
+
+def check_still_held(folder: Path) -> None:
+    """Raise `RunFolderError` where this process holds `folder` and another one has taken it all the same, as it can where the locks of a
+    file system exclude nobody."""
+    for lock, signature in list(_SIGNED.items()):
+        if not lock.is_locked or lock.lock_file != str(folder / LOCK):
+            continue
+        with suppress(OSError):
+            found = Path(lock.lock_file).read_bytes()
+            if found and found != signature:
+                what = f"process {_pid(found)} has taken this run over, as the locks of its file system exclude nobody"
+                raise RunFolderError(f"{folder}: {what}; this process writes no more to it: let one process at a time work on a run")
+
+
+def _acquire(lock: FileLock) -> None:
+    """Take a lock; a lock file that was made for it is removed where its file system has no locks."""
+    there = os.path.lexists(lock.lock_file)
+    try:
+        lock.acquire()
+    except OSError as error:
+        if not there and error.errno in NO_LOCKS:
+            Path(lock.lock_file).unlink(missing_ok=True)
+        raise
 
 
 def _locked(folder: Path) -> FileLock:
     """A lock of `folder`, which is created where it is missing. Raises `UsageError` while another process has it, and `OSError`."""
 
+    signature = f"{os.getpid()} {uuid4().hex}\n".encode()
+
     def sign(file: int) -> None:
         if os.fstat(file).st_nlink > 1:
             raise OSError(f"{LOCK} is a second name of another file")
         os.truncate(file, 0)
-        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(file, signature, 0)
 
     lock = FileLock(folder / LOCK, mode=0o644, blocking=False, thread_local=False, on_acquired=sign)
     for attempt in range(1, ATTEMPTS + 1):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             check_own(folder / LOCK)
-            lock.acquire()
-            _LOCKS.add(lock)
+            _acquire(lock)
+            _SIGNED[lock] = signature
             return lock
         except NotRegular as error:
             raise RunFolderError(f"{folder / LOCK}: {error}; remove it") from error
@@ -167,10 +207,15 @@ def _locked(folder: Path) -> FileLock:
 
 def _at_work(folder: Path) -> str:
     """Who is at work in a folder that is locked, and what to do."""
-    if any(lock.is_locked and os.path.samefile(lock.lock_file, folder / LOCK) for lock in list(_LOCKS)):
+    if any(lock.is_locked and os.path.samefile(lock.lock_file, folder / LOCK) for lock in list(_SIGNED)):
         return "this process is at work in it; wait for the end of its earlier run, or close the iterator of that (contextlib.aclosing)"
-    pid = (folder / LOCK).read_text(errors="replace")[:20].strip()
-    return f"process {pid or 'unknown'} is at work in it; wait for its end"
+    return f"process {_pid((folder / LOCK).read_bytes())} is at work in it; wait for its end"
+
+
+def _pid(signature: bytes) -> str:
+    """The process that wrote a lock file."""
+    words = signature[:20].decode(errors="replace").split()
+    return words[0] if words else "unknown"
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 `RunFile` is its only form in Python: whatever writes or reads `run.json` uses it.
 """
 
-import os
 import platform
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-import psutil
 from msgspec import Meta, Struct, structs
 
 from pipeline.data.part import Part, RowSample, Shard
@@ -21,8 +19,10 @@ from pipeline.files import new_file, open_file
 from pipeline.graph.plan import Block, Plan, RecordedPlan, decode_plan, encode_plan, settings_of
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import OURS
+from pipeline.machine import core_count, memory
 from pipeline.machine import versions as installed
 from pipeline.redaction import redact_all
+from pipeline.trace.folder import check_still_held
 
 FILE = "run.json"
 Status = Literal["running", "finished", "failed", "interrupted"]
@@ -79,7 +79,7 @@ class Host(Struct, frozen=True, kw_only=True):
     """The architecture, such as `x86_64`."""
     processor: str = "unknown"
     cores: int | None = None
-    """The cores that this process may use."""
+    """The cores that this process may keep busy."""
     memory_bytes: int | None = None
 
 
@@ -244,6 +244,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
 
     def write(self, folder: Path) -> None:
         """Replace `run.json` in `folder`; raises `RunFolderError`."""
+        check_still_held(folder)
         _write(folder, self.encode())
 
     @property
@@ -390,8 +391,8 @@ def host() -> Host:
         system=f"{platform.system()} {platform.release()}",
         machine=platform.machine(),
         processor=_processor(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        memory_bytes=psutil.virtual_memory().total,
+        cores=core_count(),
+        memory_bytes=memory()[0],
     )
 
 

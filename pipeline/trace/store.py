@@ -21,6 +21,7 @@ from pipeline.files import create_own, publish, sync_folder
 from pipeline.trace.checking.inventory import complete_manifest, misplaced, open_manifest
 from pipeline.trace.columns import columns_of, schema_of
 from pipeline.trace.events import CallRow, ChainRow, StepRow
+from pipeline.trace.folder import check_still_held
 from pipeline.trace.manifest import Label, Manifest
 from pipeline.trace.wal import Wal, locked, read_wal
 
@@ -59,10 +60,12 @@ class TraceStore:
 
     def append(self, table: str, rows: Sequence[Struct]) -> None:
         """Append `rows` to `table` and make them durable; an append that fails leaves earlier rows durable."""
+        check_still_held(self.folder)
         self._tables[table].append(rows)
 
     def append_batch(self, table: str, batch: pa.RecordBatch) -> None:
         """Append a batch with the columns of `table`, as `append` does rows."""
+        check_still_held(self.folder)
         self._tables[table].append_batch(batch)
 
     def close(self) -> None:
@@ -70,6 +73,7 @@ class TraceStore:
 
         The rows of a part that cannot be finished stay in the write-ahead file.
         """
+        check_still_held(self.folder)
         errors = []
         for table in self._tables.values():
             try:
@@ -281,4 +285,6 @@ def _as_folder_error(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
+        for place in (folder, folder.parent):
+            check_still_held(place)
         raise RunFolderError(f"{folder}: cannot write the trace: {reason(error)}") from error

@@ -17,7 +17,8 @@ from pipeline.cli.terminal.interrupts import keep, kept
 from pipeline.cli.terminal.notices import print_notice
 from pipeline.session.stop import Stop
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""The last two are what batch systems announce the end of a job's time with, as Slurm does with `--signal=USR1@120`."""
 DRAIN_S = 10.0
 """Most seconds, by the run's clock, that live chains get to end in. Those that do not end are solved further on resume."""
 DRAINING = f"interrupted: waiting up to {DRAIN_S:g} s for running chains; interrupt again to stop now"

@@ -34,6 +34,7 @@ from pipeline.engines.process.wire import (
 )
 from pipeline.engines.startup import Listener, listening
 from pipeline.errors import RequestRefused
+from pipeline.worker_limits import leave_signals
 
 REPORT_EVERY_S = 0.25
 """Statistics are sent at least this often, in seconds, while anything is computed: the main process kills a silent worker."""
@@ -91,7 +92,7 @@ class ParentConnection:
     """
 
     def __init__(self, *, exit_on_close: bool = True) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides when a worker ends
+        leave_signals()
         self.socket = socket.socket(fileno=int(sys.argv[1]))
         # Whatever this process is at then, loading for minutes or waiting for one of its own: the socket is read in between alone.
         end_with_main_process(self.socket.fileno(), 0.0 if exit_on_close else SHUTDOWN_S)

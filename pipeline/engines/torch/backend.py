@@ -4,7 +4,6 @@ Engines are opened here, and checked before a worker starts: devices, limits, me
 the main process shares the machine's cores with the engines. `pipeline.engines.torch.worker` is the other side.
 """
 
-import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -19,7 +18,7 @@ from pipeline.engines.process.engine import InterruptibleWorkerEngine, WorkerEng
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.torch.spec import SMALL_PARAMETERS, TorchSpec
 from pipeline.errors import GraphError
-from pipeline.machine import Gpu, Machine, gib
+from pipeline.machine import Gpu, Machine, bindable_cores, gib
 from pipeline.worker_process import Program
 
 _PROCESS_BYTES = 3 << 28
@@ -39,7 +38,7 @@ async def open_torch(specs: Mapping[str, TorchSpec]) -> AsyncIterator[Mapping[st
         if (flaw := _flaw_in_slots(spec)) is not None:
             raise GraphError(f"engine {role!r}", flaw)
     core_requests = {role: CoreRequest(spec.core, spec.threads, not spec.device.startswith("cuda")) for role, spec in specs.items()}
-    cores = share_cores(core_requests, sorted(os.sched_getaffinity(0)))
+    cores = share_cores(core_requests, bindable_cores())
     async with open_workers([[_engine(role, spec, cores[role])] for role, spec in specs.items()]) as opened:
         yield opened
 
@@ -98,7 +97,7 @@ def torch_examination(
     found_rows = (_row(role, spec, machine, cards[role], beside.get(role, {})) for role, spec in specs.items())
     rows = [row for row in found_rows if row is not None]
     core_requests = {role: CoreRequest(spec.core, spec.threads, True) for role, spec in specs.items() if gpu_of(spec, machine) is None}
-    found += [*core_findings(core_requests, machine.cores), *_memory(rows)]
+    found += [*core_findings(core_requests, machine.cores, machine.core_count), *_memory(rows)]
     weights = [checkpoint_of(role, cards[role], own_class=False) for role, spec in specs.items() if spec.load_format != "dummy"]
     return Examination(findings=tuple(found), memory=tuple(rows), checkpoints=tuple(filter(None, weights)))
 

@@ -34,7 +34,7 @@ def load_model(setup: Setup) -> BatchRunner:
     spec = setup.spec_as(TorchSpec)
     device = _device(spec)
     if device == "cpu":
-        if setup.cores:
+        if setup.cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, setup.cores)
         torch.set_num_threads(spec.threads)
     try:

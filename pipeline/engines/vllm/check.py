@@ -238,7 +238,7 @@ def _without_gpu(plan: MemoryPlan) -> Iterator[Finding]:
             remedy = f"leave it out, or set it to at least max_model_len, which is {context}"
             yield Finding(role=role, what=what, remedy=remedy, fatal=True)
     core_requests = {role: CoreRequest(spec.core, spec.threads, True) for role, spec in plan.specs.items()}
-    yield from core_findings(core_requests, plan.machine.cores)
+    yield from core_findings(core_requests, plan.machine.cores, plan.machine.core_count)
     yield from main_memory_findings(plan)
 
 
