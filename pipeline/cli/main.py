@@ -94,14 +94,26 @@ def print_page(page: str | bytes) -> None:
     print(sanitize(with_urls(text)), end="" if text.endswith("\n") else "\n", flush=True)
 
 
+class Printed:
+    """Whether something could be printed."""
+
+    lost = False
+
+    def exit_code(self, code: int) -> int:
+        """The exit code of a command that ends with `code` otherwise: 1 in place of 0 where its output is lost."""
+        return 1 if self.lost and code == 0 else code
+
+
 @contextmanager
-def optional_print(what: str) -> Iterator[None]:
-    """A body that prints `what`, which is also in files: where stdout cannot be written a notice says so, and the command goes on."""
+def printing(what: str) -> Iterator[Printed]:
+    """A body that prints `what`, which is also in files: where stdout cannot be written an error says so, and the command goes on."""
+    printed = Printed()
     try:
-        yield
+        yield printed
     except OSError as error:
-        print_notice(f"{what} could not be printed: {reason(error)}")
+        print_error(f"{what} could not be printed: {reason(error)}")
         discard_stdout()
+        printed.lost = True
 
 
 def exit_now(code: int) -> NoReturn:

@@ -22,7 +22,7 @@ from pipeline.analysis.summary import summarize
 from pipeline.analysis.summary_tables import engines, facts, stages
 from pipeline.cli import live
 from pipeline.cli.located import RunFolder, input_urls, problems_of, run_folder
-from pipeline.cli.main import optional_print, print_line, print_page
+from pipeline.cli.main import print_line, print_page, printing
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.notices import notice_options, print_error, print_notice
 from pipeline.cli.terminal.signals import restored_handlers, stop_on_signal
@@ -181,8 +181,9 @@ def run(
 ) -> None:
     """Solve the problems of a file with GRAPH: a graph file, or the name of a bundled one, such as speccot.
 
-    Exit codes: 0 all chains finished, 1 the run could not go on, 2 graph, options or input are wrong and nothing was
-    started, 3 some chains failed and are recorded as such, 130 interrupted. After 1 and 130 use `pipeline resume`.
+    Exit codes: 0 all chains finished, 1 the run could not go on, or its summary could not be printed, 2 graph, options or
+    input are wrong and nothing was started, 3 some chains failed and are recorded as such, 130 interrupted. After 1 and
+    130 use `pipeline resume`.
     """
     first, *more = problems_of(*inputs)
     folder = None if output is None else run_folder(output, new=not options["resume"])
@@ -232,7 +233,7 @@ def solve_and_exit(options: RunOptions, as_json: bool, metrics: Address) -> NoRe
     assert result.folder is not None, "the run of a command has a folder"
     if result.nothing_to_do:
         print_notice(f"{result.folder} is finished: there is nothing to resume")
-    with optional_print("the summary"):
+    with printing("the summary") as printed:
         _print_summary(result, result.folder, as_json)
     for sentence in filter(None, (shortfall(result.run), rejections(result.run))):
         print_notice(sentence)
@@ -240,7 +241,7 @@ def solve_and_exit(options: RunOptions, as_json: bool, metrics: Address) -> NoRe
         if result.run.status == "failed":
             print_error(str(result.error))
         print_notice(f"{result.run.status}; to resume: pipeline resume {result.folder}")
-    sys.exit(result.exit_code)
+    sys.exit(printed.exit_code(result.exit_code))
 
 
 @contextmanager

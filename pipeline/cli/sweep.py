@@ -13,7 +13,7 @@ from pipeline.analysis.points import Point
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.cli import live
 from pipeline.cli.located import ProblemFile
-from pipeline.cli.main import optional_print, print_page
+from pipeline.cli.main import Printed, print_page, printing
 from pipeline.cli.run import (
     CALIBRATION_HELP,
     column_option,
@@ -145,8 +145,9 @@ def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -
         result = start(
             SweepOptions(graphs=graphs, input=input_, **with_preset(options)), observer, _print_point, attend=stop_at_first_signal
         )
+    printed = Printed()
     if result.points:
-        with optional_print("the tables"):
+        with printing("the tables") as printed:
             parts: list[str | Table] = [*sweep_tables(result.points), "\n".join(crossings(result.points))]
             if PlainConsole().is_terminal:
                 print_parts(parts)
@@ -157,7 +158,7 @@ def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -
     if result.error is not None:
         print_error(str(result.error))
         print_notice(f"to resume: the same command with --output {result.folder} --resume")
-    sys.exit(result.exit_code)
+    sys.exit(printed.exit_code(result.exit_code))
 
 
 def _write_report(folder: Path) -> None:

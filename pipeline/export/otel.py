@@ -16,6 +16,7 @@ from itertools import chain, islice
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 from opentelemetry.sdk.resources import Resource
@@ -23,13 +24,13 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from pipeline.export.sinks import Sink, check_endpoint, to_file, to_server
+from pipeline.export.sinks import Sink, address_of, to_file, to_server
 from pipeline.export.source import open_run
 from pipeline.trace.events import CallRow, ChainRow, StepRow, names_in
-from pipeline.trace.read import read_batches
+from pipeline.trace.read import files, read_batches
 from pipeline.trace.run_file import RunFile
 
-__all__ = ["Sent", "check_endpoint", "export", "to_file", "to_server"]
+__all__ = ["Sent", "address_of", "export", "to_file", "to_server"]
 
 SERVICE = "pipeline"
 TEXTS = {"answer", "answer_text", "reference_answer", "step_text", "candidate_texts"}
@@ -55,7 +56,7 @@ BATCH = 512
 """Spans that are sent together."""
 CALL = ("chain_id", "step_index", "call_index", "engine", "stage", "request_model", "submit_unix_ns", "end_unix_ns", "error_message")
 STEP = ("chain_id", "step_index", "decision", "start_unix_ns", "end_unix_ns")
-CHAIN = ("chain_id", "start_unix_ns", "end_unix_ns", "error_message")
+CHAIN = ("chain_id", "input_row", "start_unix_ns", "end_unix_ns", "error_message")
 """Columns of each table that a span needs; other columns are read where they are there."""
 Ids: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -66,6 +67,8 @@ class Sent(Struct, frozen=True):
     chains: int
     steps: int
     calls: int
+    remark: str = ""
+    """What the destination said about spans that it took, as a sentence."""
 
     @property
     def spans(self) -> int:
@@ -79,12 +82,14 @@ def export(run: Path, sink: AbstractContextManager[Sink], texts: bool = False) -
     Raises `InputError` where there is nothing to send, and `ExportError` as the sink does.
     """
     file, _ = open_run(run)
-    reader = SpanReader(run, Spans(file, texts), texts)
+    reader = SpanReader(run, Spans(file, texts, Problems(run) if texts else None), texts)
     with sink as place:
         spans = chain(reader.chains(), reader.steps(), reader.calls())
         while batch := list(islice(spans, BATCH)):
             place.send(batch)
-    return Sent(*reader.counts)
+        remark = place.remark
+    chains, steps, calls = reader.counts
+    return Sent(chains, steps, calls, remark)
 
 
 def columns(row: type[Struct], texts: bool) -> list[str]:
@@ -95,8 +100,9 @@ def columns(row: type[Struct], texts: bool) -> list[str]:
 class Spans:
     """Makes spans of the rows of one run; `texts`: with the texts of answers and steps."""
 
-    def __init__(self, run: RunFile, texts: bool) -> None:
-        self._run = run
+    def __init__(self, run: RunFile, texts: bool, problems: "Problems | None" = None) -> None:
+        """`problems`: with texts, those that the run has kept."""
+        self._run, self._problems = run, problems
         self._key = f"{run.run_id}\0{run.started_unix_ns}\0"
         self._resources: dict[tuple[int | None, str | None], Resource] = {(None, None): Resource(_resource(run))}
         self._scope = InstrumentationScope(SERVICE, run.versions.get("pipeline"))
@@ -105,13 +111,17 @@ class Spans:
 
     def chain(self, row: Row) -> ReadableSpan:
         """The root span of a trace: a whole chain."""
-        said = {"gen_ai.operation.name": "invoke_workflow", "gen_ai.workflow.name": self._run.graph} | self._attributes(ChainRow, row)
+        said = {"gen_ai.operation.name": "invoke_workflow", "gen_ai.agent.name": self._run.graph} | self._attributes(ChainRow, row)
+        if self._problems is not None:
+            said |= _messages(self._problems.of(row["input_row"]), row["answer_text"], row.get("stop_reason"))
         return self._span(f"invoke_workflow {self._run.graph}", row, row["start_unix_ns"], (row["chain_id"],), (), said)
 
     def step(self, row: Row) -> ReadableSpan:
         """The span of a committed step, from the commit of the step before it until its own."""
-        place = (row["chain_id"], row["step_index"])
-        return self._span(f"step {row['decision']}", row, row["start_unix_ns"], place, place[:1], self._attributes(StepRow, row))
+        place, said = (row["chain_id"], row["step_index"]), self._attributes(StepRow, row)
+        if self._problems is not None:
+            said |= _messages([], row["step_text"])
+        return self._span(f"step {row['decision']}", row, row["start_unix_ns"], place, place[:1], said)
 
     def call(self, row: Row, in_step: bool) -> ReadableSpan:
         """The span of an attempt at a call: within its step or, where it led to none (`in_step` false), within its chain."""
@@ -170,6 +180,50 @@ class Spans:
         """The attributes of a row, by their names; without nulls and empty lists."""
         found = {name: _value(row.get(column)) for column, name in self._names[table].items() if column not in OF_RESOURCE}
         return {name: value for name, value in found.items() if value is not None}
+
+
+class Problems:
+    """The messages of the problems that a run has kept, by the rows of the input; as Arrow holds them, not as objects."""
+
+    def __init__(self, run: Path) -> None:
+        batches = list(read_batches(run, "problems", ("input_row", "problem"), ("history",))) if files(run, "problems") else []
+        self._batches = [batch for batch in batches if batch.num_rows]
+        self._firsts = np.array([batch.column("input_row")[0].as_py() for batch in self._batches], np.int64)
+
+    def of(self, input_row: int) -> list[dict[str, Any]]:
+        """What the problem in a row of the input says; empty where that was not kept."""
+        number = int(np.searchsorted(self._firsts, input_row, side="right")) - 1
+        if number < 0:
+            return []
+        batch = self._batches[number]
+        place = int(np.searchsorted(batch.column("input_row").to_numpy(), input_row))
+        if place == batch.num_rows or batch.column("input_row")[place].as_py() != input_row:
+            return []
+        row = batch.slice(place, 1).to_pylist()[0]
+        return [*({"role": each["role"], "content": each["content"]} for each in row.get("history") or ()), *_user(row["problem"])]
+
+
+def _user(problem: str | None) -> list[dict[str, Any]]:
+    return [] if problem is None else [{"role": "user", "content": problem}]
+
+
+def _messages(asked: Sequence[Mapping[str, Any]], answer: str | None, stop_reason: str | None = None) -> dict[str, str]:
+    """What was asked and answered, in the JSON of the GenAI conventions, which is what viewers of traces show."""
+    said: dict[str, str] = {}
+    if asked:
+        said["gen_ai.input.messages"] = _json([{"role": each["role"], "parts": [_text(each["content"])]} for each in asked])
+    if answer is not None:
+        reason = "error" if stop_reason == "error" else "stop"
+        said["gen_ai.output.messages"] = _json([{"role": "assistant", "parts": [_text(answer)], "finish_reason": reason}])
+    return said
+
+
+def _text(content: Any) -> dict[str, Any]:
+    return {"type": "text", "content": content}
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _value(value: Any) -> Any:

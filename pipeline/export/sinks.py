@@ -10,25 +10,34 @@ from urllib.parse import urlsplit
 
 import msgspec
 import requests
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.json_format import MessageToDict, Parse, ParseError
+from google.protobuf.message import DecodeError
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTracePartialSuccess, ExportTraceServiceResponse
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 from pipeline.errors import ExportError, UsageError, reason
 from pipeline.export.output import whole_file
 from pipeline.proxies import is_loopback, proxy_variable
+from pipeline.text import one_line
 
 logging.getLogger("opentelemetry").addHandler(logging.NullHandler())  # failures that it logs are raised as `ExportError`
 IDS = ("traceId", "spanId", "parentSpanId")
+PATH = "/v1/traces"
+"""The path of spans in OTLP over HTTP (https://opentelemetry.io/docs/specs/otlp/#otlphttp-request)."""
+TOO_LARGE = 413
 
 
 class Sink(Protocol):
     """A destination of spans, which get there some hundred at a time."""
 
+    remark: str
+    """What the destination has said about spans that it took, as a sentence; empty where it said nothing."""
+
     def send(self, spans: Sequence[ReadableSpan]) -> None:
-        """Send `spans`; raises `ExportError` where the destination does not take them."""
+        """Send `spans`; raises `ExportError` where the destination takes none of them."""
 
 
 class ServerSink:
@@ -36,21 +45,66 @@ class ServerSink:
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint, self._session = endpoint, _Session(endpoint)
-        self._exporter = OTLPSpanExporter(endpoint=endpoint, session=self._session)
+        # Too large is what the server says, not the exporter, which would drop the spans: they are halved then.
+        self._exporter = OTLPSpanExporter(endpoint=endpoint, session=self._session, max_request_size=0)
+        self._sent = self._rejected = 0
+        self._why = self.remark = ""
 
     def send(self, spans: Sequence[ReadableSpan]) -> None:
-        """See `Sink.send`."""
+        """See `Sink.send`. What the server rejects of spans that it takes otherwise is told by `check`."""
         result = self._exporter.export(spans)
+        if self._session.status == TOO_LARGE and len(spans) > 1:
+            for half in (spans[: len(spans) // 2], spans[len(spans) // 2 :]):
+                self.send(half)
+            return
         if result is not SpanExportResult.SUCCESS or not self._session.taken:
-            raise ExportError(self._endpoint, self._session.said)
+            raise ExportError(self._endpoint, self._session.said + (self._hint() if self._session.status in (404, 405) else ""))
+        answer = self._answer()
+        self._sent += len(spans)
+        self._rejected += answer.rejected_spans
+        if answer.rejected_spans:
+            self._why = answer.error_message or self._why
+        elif answer.error_message:
+            self.remark = f"{self._endpoint} says: {answer.error_message}"
+
+    def check(self) -> None:
+        """Raise `ExportError` where the server has rejected spans."""
+        if self._rejected:
+            what = f"rejects {self._rejected:,} of {self._sent:,} spans: {self._why or 'it does not say why'}"
+            raise ExportError(self._endpoint, one_line(what))
 
     def close(self) -> None:
         """Close the connection."""
         self._session.close()
 
+    def _answer(self) -> ExportTracePartialSuccess:
+        """What the server says about the spans that it was sent last; raises `ExportError` where it answers as no receiver of OTLP does."""
+        kind, content = self._session.kind, self._session.content
+        answer = ExportTraceServiceResponse()
+        try:
+            if kind == "application/json":
+                Parse(content, answer, ignore_unknown_fields=True)
+            elif kind in ("application/x-protobuf", "application/protobuf", "application/octet-stream", ""):
+                answer.MergeFromString(content)
+            else:
+                raise DecodeError
+            said: ExportTracePartialSuccess = answer.partial_success
+            return said
+        except (DecodeError, ParseError):
+            pass
+        if kind == "text/html":
+            raise ExportError(self._endpoint, f"answers with a page for people, not as a receiver of OTLP{self._hint()}")
+        self.remark = f"{self._endpoint} does not say in OTLP what it took"
+        return ExportTracePartialSuccess()
+
+    def _hint(self) -> str:
+        return "" if self._endpoint.endswith(PATH) else f"; the address for spans usually ends in {PATH}"
+
 
 class JsonLinesSink:
     """A file with one export request a line, in OTLP's JSON: ids as hexadecimal digits, enumerations as numbers."""
+
+    remark = ""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -65,11 +119,17 @@ class JsonLinesSink:
         self._file.write(msgspec.json.encode(request) + b"\n")
 
 
-def check_endpoint(endpoint: str) -> None:
-    """Raise `UsageError` where `endpoint` is no HTTP address."""
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"--endpoint {endpoint}: expected the whole address, such as http://127.0.0.1:4318/v1/traces")
+def address_of(endpoint: str) -> str:
+    """The address that spans are sent to: of an `endpoint` without a path the one that OTLP has for them. Raises `UsageError` where it is
+    no HTTP address."""
+    try:
+        parts = urlsplit(endpoint)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise UsageError(f"--endpoint {endpoint}: expected an address, such as http://127.0.0.1:4318")
+    return endpoint if parts.path.strip("/") or parts.query else f"{endpoint.rstrip('/')}{PATH}"
 
 
 @contextmanager
@@ -78,6 +138,7 @@ def to_server(endpoint: str) -> Iterator[Sink]:
     server = ServerSink(endpoint)
     try:
         yield server
+        server.check()
     finally:
         server.close()
 
@@ -96,6 +157,8 @@ class _Session(requests.Session):
     """How the last request ended, as a clause about the server."""
     taken = False
     """Whether the server took it."""
+    status, kind, content = 0, "", b""
+    """The status, the media type and the body of the answer."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__()
@@ -108,10 +171,11 @@ class _Session(requests.Session):
         except requests.RequestException as error:
             variable = proxy_variable(self._endpoint)
             through = f" through the proxy that {variable} names" if variable else ""
-            self.said, self.taken = f"cannot be reached{through}: {_root(error)}", False
+            self.said, self.taken, self.status = f"cannot be reached{through}: {_root(error)}", False, 0
             raise
         self.said = f"answers {response.status_code} {response.reason}"
-        self.taken = 200 <= response.status_code < 300
+        self.taken, self.status, self.content = 200 <= response.status_code < 300, response.status_code, response.content
+        self.kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         return response
 
 

@@ -11,10 +11,15 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from google.protobuf.json_format import MessageToJson
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTracePartialSuccess,
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 
 from pipeline.errors import ExportError, UsageError
-from pipeline.export.otel import check_endpoint, export, to_file, to_server
+from pipeline.export.otel import address_of, export, to_file, to_server
 
 
 class Collector(ThreadingHTTPServer):
@@ -22,7 +27,9 @@ class Collector(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Answer)
-        self.status = 200
+        self.status, self.most = 200, 1 << 30
+        """`most`: bytes of a request that are not too many."""
+        self.kind, self.body = "application/x-protobuf", b""
         self.requests: list[Any] = []
         self.endpoint = f"http://127.0.0.1:{self.server_port}/v1/traces"
 
@@ -31,10 +38,17 @@ class _Answer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         collector: Any = self.server
+        if len(body) > collector.most:
+            self.send_response(413)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         collector.requests.append((self.path, ExportTraceServiceRequest.FromString(body)))
         self.send_response(collector.status)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Type", collector.kind)
+        self.send_header("Content-Length", str(len(collector.body)))
         self.end_headers()
+        self.wfile.write(collector.body)
 
     def log_message(self, *args: object) -> None:
         """Nothing is printed."""
@@ -128,7 +142,7 @@ def test_attributes_have_the_names_of_the_columns_metadata(spans: list[dict[str,
 
 def test_the_root_names_the_workflow_and_the_resource_the_run(spans: list[dict[str, Any]], file: Path) -> None:
     root = next(span for span in spans if "parentSpanId" not in span)
-    assert root["attributes"]["gen_ai.workflow.name"] == "speccot"
+    assert root["attributes"]["gen_ai.agent.name"] == "speccot"
     assert root["attributes"]["gen_ai.evaluation.score.label"] in ("true", "false")
     resource = attributes(json.loads(file.read_text().splitlines()[0])["resourceSpans"][0]["resource"])
     assert (resource["service.name"], resource["pipeline.run_id"], resource["pipeline.graph"]) == ("pipeline", "run", "speccot")
@@ -169,6 +183,7 @@ def test_equal_runs_give_equal_files(file: Path, run_folder: Path, tmp_path: Pat
     assert (tmp_path / "again").read_bytes() == file.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_server_gets_every_span_once(run_folder: Path, collector: Collector, spans: list[dict[str, Any]]) -> None:
     sent = export(run_folder, to_server(collector.endpoint))
     got = [s for _, request in collector.requests for one in request.resource_spans for scope in one.scope_spans for s in scope.spans]
@@ -189,6 +204,7 @@ def test_a_server_that_does_not_take_them_is_named(run_folder: Path, collector: 
     assert len(collector.requests) == 1
 
 
+@pytest.mark.slow
 def test_where_nobody_listens_the_error_says_so(run_folder: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "0.5")
     collector.server_close()
@@ -196,7 +212,89 @@ def test_where_nobody_listens_the_error_says_so(run_folder: Path, collector: Col
         export(run_folder, to_server(collector.endpoint))
 
 
-@pytest.mark.parametrize("endpoint", ["127.0.0.1:4318", "ftp://host/v1/traces", "http://", ""])
+def partial(rejected: int, message: str) -> ExportTraceServiceResponse:
+    return ExportTraceServiceResponse(partial_success=ExportTracePartialSuccess(rejected_spans=rejected, error_message=message))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_a_server_rejects_is_an_error_with_its_reason(run_folder: Path, collector: Collector, as_json: bool) -> None:
+    answer = partial(3, "no\nroom")
+    if as_json:  # some receivers answer so whatever they were asked in
+        collector.kind, collector.body = "application/json; charset=utf-8", MessageToJson(answer).encode()
+    else:
+        collector.body = answer.SerializeToString()
+    with pytest.raises(ExportError) as caught:
+        export(run_folder, to_server(collector.endpoint))
+    got = sum(len(scope.spans) for _, request in collector.requests for one in request.resource_spans for scope in one.scope_spans)
+    said = f"{collector.endpoint}: rejects {3 * len(collector.requests)} of {got:,} spans: no\\nroom"
+    assert str(caught.value) == said, "all were sent, and all rejections counted"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "body", "remark"),
+    [
+        ("application/x-protobuf", b"", ""),
+        ("application/json", b"{}", ""),
+        ("application/x-protobuf", partial(0, "deprecated").SerializeToString(), "{} says: deprecated"),
+        ("text/plain", b"ok", "{} does not say in OTLP what it took"),
+    ],
+)
+def test_a_server_may_say_something_about_what_it_took(run_folder: Path, collector: Collector, kind: str, body: bytes, remark: str) -> None:
+    collector.kind, collector.body = kind, body
+    assert export(run_folder, to_server(collector.endpoint)).remark == remark.format(collector.endpoint)
+
+
+@pytest.mark.slow
+def test_a_web_page_is_no_receiver(run_folder: Path, collector: Collector) -> None:
+    collector.kind, collector.body = "text/html; charset=utf-8", b"<html></html>"
+    place = collector.endpoint.removesuffix("/v1/traces") + "/ui"
+    with pytest.raises(ExportError, match=r"/ui: answers with a page .*; the address for spans usually ends in /v1/traces"):
+        export(run_folder, to_server(place))
+
+
+@pytest.mark.slow
+def test_what_is_too_large_is_halved(run_folder: Path, collector: Collector, spans: list[dict[str, Any]]) -> None:
+    collector.most = 20_000
+    assert export(run_folder, to_server(collector.endpoint)).spans == len(spans)
+    got = [s for _, request in collector.requests for one in request.resource_spans for scope in one.scope_spans for s in scope.spans]
+    assert sorted(span.span_id.hex() for span in got) == sorted(span["spanId"] for span in spans)
+    collector.most = 10
+    with pytest.raises(ExportError, match="answers 413"):
+        export(run_folder, to_server(collector.endpoint))
+
+
+@pytest.mark.slow
+def test_texts_are_messages_as_viewers_show_them(run_folder: Path, tmp_path: Path) -> None:
+    export(run_folder, to_file(tmp_path / "t"), texts=True)
+    chains = {row["chain_id"]: row for row in pq.read_table(run_folder / "chains").to_pylist()}
+    problems = {row["problem_id"]: row["problem"] for row in pq.read_table(run_folder / "problems").to_pylist()}
+    roots = [span["attributes"] for span in read(tmp_path / "t") if "parentSpanId" not in span]
+    assert len(roots) == len(chains)
+    for said in roots:
+        row = chains[said["gen_ai.conversation.id"]]
+        [asked], [answered] = json.loads(said["gen_ai.input.messages"]), json.loads(said["gen_ai.output.messages"])
+        assert asked == {"role": "user", "parts": [{"type": "text", "content": problems[row["problem_id"]]}]}
+        assert answered == {"role": "assistant", "parts": [{"type": "text", "content": row["answer_text"]}], "finish_reason": "stop"}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "address"),
+    [
+        ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
+        ("http://127.0.0.1:4318/", "http://127.0.0.1:4318/v1/traces"),
+        ("https://[::1]:4318/v1/traces", "https://[::1]:4318/v1/traces"),
+        ("https://host/api/public/otel/v1/traces", "https://host/api/public/otel/v1/traces"),
+    ],
+)
+def test_an_address_without_a_path_gets_that_of_spans(endpoint: str, address: str) -> None:
+    assert address_of(endpoint) == address
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["127.0.0.1:4318", "ftp://host/v1/traces", "http://", "", "http://[::1", "http://host:port", "http://host:0"]
+)
 def test_what_is_no_address_is_refused(endpoint: str) -> None:
-    with pytest.raises(UsageError, match="expected the whole address"):
-        check_endpoint(endpoint)
+    with pytest.raises(UsageError, match="expected an address"):
+        address_of(endpoint)

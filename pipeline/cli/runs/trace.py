@@ -9,6 +9,7 @@ import click
 from pipeline.cli.located import RunFolder
 from pipeline.cli.main import print_line
 from pipeline.cli.runs.folder import print_flaws
+from pipeline.cli.terminal.notices import print_notice
 from pipeline.errors import MissingExtra, UsageError
 from pipeline.export.output import check_output
 from pipeline.trace.read import check_folder
@@ -28,7 +29,11 @@ def trace() -> None:
 @click.option(
     "--output", type=click.Path(path_type=Path), metavar="FILE", help="Output file, compressed if it ends in .gz.  [default: in RUN]"
 )
-@click.option("--endpoint", metavar="URL", help="otel: send to this OTLP/HTTP endpoint, such as http://127.0.0.1:4318/v1/traces.")
+@click.option(
+    "--endpoint",
+    metavar="URL",
+    help="otel: send to this OTLP/HTTP endpoint, such as http://127.0.0.1:4318 (to /v1/traces there).",
+)
 @click.option("--texts", is_flag=True, help="otel: include the texts of steps and answers.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
@@ -81,8 +86,11 @@ def _write(exporter: Any, form: str, run: Path, target: Path, texts: bool) -> No
 
 
 def _send(exporter: Any, run: Path, endpoint: str, texts: bool) -> None:
-    exporter.check_endpoint(endpoint)
-    print_line(f"{endpoint}: {_count(exporter.export(run, exporter.to_server(endpoint), texts))}")
+    address = exporter.address_of(endpoint)
+    sent = exporter.export(run, exporter.to_server(address), texts)
+    print_line(f"{address}: {_count(sent)}")
+    if sent.remark:
+        print_notice(sent.remark)
 
 
 def _count(sent: Any) -> str:
