@@ -46,6 +46,13 @@ def check_own(path: Path) -> None:
         _refuse(path, _flaw(found) or ("has a second name elsewhere (a hard link)" if found.st_nlink > 1 else None))
 
 
+def check_own_folder(path: Path) -> None:
+    """Raise `NotRegular` where `path` is a link: what is read or written there would be another folder's."""
+    with suppress(FileNotFoundError):
+        if stat.S_ISLNK(os.lstat(path).st_mode):
+            raise NotRegular(f"{path.name} is a link, not a folder of the run's own")
+
+
 def open_regular(path: Path, *, follow: bool = False) -> BufferedReader:
     """The regular file `path` open for reading; see `flaw_of`. Raises `NotRegular` for a link or a pipe, or another `OSError`."""
     _refuse(path, flaw_of(path, follow=follow))

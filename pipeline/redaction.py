@@ -17,9 +17,18 @@ MARK = "***"
 """What stands in place of a secret."""
 LEAST_CHARACTERS = 8
 """Shorter values are not taken for secrets: replacing a `1` would garble every number."""
-_SECRET = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?($|_)", re.IGNORECASE)
+_WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])")
+"""The words of a name: `OPENAI_APIKEY`, `openaiApiKey`."""
+_SECRET = re.compile(
+    r"""(?:api|access|secret|private|public|auth|account|master|admin|client|service|encryption|signing|license|ssh|ssl|tls|pgp|gpg)?key
+    |\w*(?:token|secret|password|passwd|passphrase|credential)|(?!old)\w*pwd|(?:db|my|pg|sql|user|admin|root)?pass|pat|jwt|bearer""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""A word, without an `s` at its end, that says that a value is a secret."""
+WORKING_FOLDER = "PWD"
+"""The variable in which a shell keeps it."""
 _URL_PASSWORD = re.compile(r"(?<=://)[^\s/@'\"]+(?=@)")
-_URL_KEY = re.compile(r"(?<=[?&])((?:[\w.-]+[_-])?(?:key|token|secret|password|signature)=)[^\s&#'\"]+", re.IGNORECASE)
+_URL_KEY = re.compile(r"(?<=[?&])((?:[\w.-]*(?:key|token|secret|password|passwd|pwd|signature)|sig|pass)=)[^\s&#'\"]+", re.IGNORECASE)
 _declared: set[str] = set()
 """Names of environment variables that hold secrets though their names do not say so."""
 
@@ -61,7 +70,11 @@ def redact_all(value: Any) -> Any:
 
 def is_secret(name: str) -> bool:
     """Whether the value of an environment variable of this name is a secret."""
-    return name in _declared or _SECRET.search(name) is not None
+    return name in _declared or (name != WORKING_FOLDER and any(map(_says_secret, _WORDS.findall(name))))
+
+
+def _says_secret(word: str) -> bool:
+    return any(_SECRET.fullmatch(each) for each in (word, word.rstrip("sS")))
 
 
 def _secrets() -> Iterator[str]:

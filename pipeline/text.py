@@ -11,8 +11,11 @@ _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 """Control characters except tab and line feed, characters that change the direction of writing, and lone surrogates."""
 _MARKDOWN = re.compile(r"<|&(?=#?\w+;)|\||\](?=[(:])|\\(?=[!-/:-@\[-`{-~])")
 """What begins HTML or an entity, ends a cell or the text of a link or picture, and backslashes that would make the next character plain."""
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""Beginnings that make a spreadsheet compute a cell of text (OWASP, CSV injection)."""
+_FORMULA = re.compile(r"(?:\A|(?<=[;|\t\n]))(?=[\s\"']*[=@+\-\uff1d\uff20\uff0b\uff0d])")
+"""Where a spreadsheet would compute what follows (OWASP, CSV injection): at the beginning of a cell, and behind what separates cells where
+the separator is not the comma."""
+_PLAIN = re.compile(r"[\s\"']*(?:[+\-](?:\d+(?:[.,]\d*)*|[.,]\d+)(?:[eE][+\-]?\d+)?%?[\s\"']*(?:[;|\t\n]|\Z)|[+\-] )")
+"""A signed number by itself, and the mark of an item in a list, which are no formulas."""
 
 
 def sanitize(text: str) -> str:
@@ -26,8 +29,14 @@ def one_line(text: str) -> str:
 
 
 def cell(text: str) -> str:
-    """`text` as a cell of a table, with an apostrophe in front where a spreadsheet would compute it."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    """`text` as a cell of a table, sanitized, with an apostrophe wherever a spreadsheet would compute what follows."""
+
+    def guarded(found: "re.Match[str]") -> str:
+        plain = _PLAIN.match(text, found.start())
+        return "" if plain and not (found.start() == 0 and plain[0].endswith(" ")) else "'"
+
+    text = sanitize(text.replace("\r\n", "\n"))
+    return _FORMULA.sub(guarded, text)
 
 
 def in_markdown(text: str) -> str:

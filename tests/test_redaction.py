@@ -29,6 +29,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (f"got {KEY!r}", "got '***'"),
         ("http://host/v1?a=1&api_key=abc&b=2 and ?Token=xyz#end", "http://host/v1?a=1&api_key=***&b=2 and ?Token=***#end"),
         ("is it ok?key=", "is it ok?key="),
+        ("http://h/x?apikey=abcdef&pwd=x&sig=y", "http://h/x?apikey=***&pwd=***&sig=***"),
         ("1 of 11, some-editor, mail me@home, http://host/a@b", "1 of 11, some-editor, mail me@home, http://host/a@b"),
     ],
 )
@@ -41,8 +42,14 @@ def test_texts_within_are_redacted_and_keys_stay() -> None:
 
 
 def test_a_name_says_whether_its_value_is_a_secret() -> None:
-    names = ("AWS_SECRET_ACCESS_KEY", "db_password", "HF_TOKEN", "TOKENIZERS_PARALLELISM", "MONKEY")
-    assert [is_secret(name) for name in names] == [True, True, True, False, False]
+    secret = (
+        "AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID db_password HF_TOKEN OPENAI_APIKEY DB_PWD PGPASSWORD MYSQL_PWD GITHUB_PAT DB_PASS"
+        " AUTHTOKEN CLIENTSECRET openaiApiKey SSH_PASSPHRASE API_KEYS OPENAI_API_KEY_2 ACCESSTOKENS AZURE_CREDENTIALS SERVICE_JWT"
+        " MYSQLPASSWD KEY"
+    )
+    plain = "TOKENIZERS_PARALLELISM MONKEY PWD OLDPWD PATH KEYBOARD TURKEY BYPASS COMPASS PATTERN HOTKEYS SECRETARY PASSENGER PYTHONPATH"
+    assert [name for name in secret.split() if not is_secret(name)] == []
+    assert [name for name in plain.split() if is_secret(name)] == []
 
 
 def test_a_variable_whose_name_says_nothing_can_be_declared_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:

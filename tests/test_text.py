@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from pipeline.text import cell, in_markdown, one_line, sanitize, storable
@@ -34,13 +36,41 @@ def test_one_line_stays_one() -> None:
     assert one_line("a\nerror: forged\u2028b") == "a\\nerror: forged\\u2028b"
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1", "\uff1d1"])
-def test_a_formula_is_text(text: str) -> None:
-    assert cell(text) == f"'{text}"
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        *(
+            (text, f"'{text}")
+            for text in ("=1+1", "+1+1", "-1-1", "- cmd|' /C calc'!A0", "@x", " =1", '"=1"', "\uff1d1", "\uff0b1", "\uff0d1", "\uff20x")
+        ),
+        ("\t=1", "'\t'=1"),
+        ("\n=1", "'\n'=1"),
+        ("\r=1", "\\u000d=1"),
+        ("a;=1+1;b", "a;'=1+1;b"),
+        ("a; =1;@x", "a;' =1;'@x"),
+        ('a;"=1"', 'a;\'"=1"'),
+        ("a\t\uff1d1\n+cmd|-1-1", "a\t'\uff1d1\n'+cmd|'-1-1"),
+        ("\x1b[2J\u202e", "\\u001b[2J\\u202e"),
+        ("a\r\nb", "a\nb"),
+    ],
+)
+def test_what_a_spreadsheet_would_compute_or_a_terminal_obey_is_text(text: str, shown: str) -> None:
+    assert cell(text) == shown
 
 
-def test_other_cells_stay() -> None:
-    assert [cell(text) for text in ("", "1", "a=b", " =")] == ["", "1", "a=b", " ="]
+@pytest.mark.parametrize(
+    "text", ["", "1", "a=b", "-7", "+7.5%", "-1,200.50", "1e-5", "a;-1;+2", "x = 1; y = 2", "Steps:\n- one\n- two", "a,=1", "é→日"]
+)
+def test_other_cells_stay(text: str) -> None:
+    assert cell(text) == text
+
+
+@given(st.text(st.sampled_from("=+-@\uff1d\uff0b;|\t\n\r\x00 '\"1a,")))
+def test_no_part_of_a_cell_is_computed_whatever_separates_cells(text: str) -> None:
+    for separator in ";|\t\n":
+        for part in cell(text).split(separator):
+            computed = part.strip(' "').startswith(("=", "@", "\uff1d", "\uff0b"))
+            assert not computed
 
 
 LINKS = [

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -13,15 +12,13 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import UsageError
 from pipeline.export.output import whole_file
+from pipeline.text import cell
 
 Row = dict[str, Any]
 Form = Literal["jsonl", "csv", "parquet"]
 SUFFIXES: dict[str, Form] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 AT_ONCE = 4096
 """Rows that are encoded together."""
-FORMULA = re.compile(r"\s*[=+\-@]")
-"""How a cell begins that a spreadsheet would compute."""
-NUMBER = re.compile(r"[+\-]?(\d+([.,]\d*)*|[.,]\d+)([eE][+\-]?\d+)?%?")
 EXACT = 2**53
 """Up to which floating-point numbers hold every integer."""
 SCALARS: dict[type, pa.DataType] = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
@@ -86,11 +83,7 @@ def _write_csv(file: BinaryIO, names: Sequence[str], rows: Iterable[Row]) -> int
 
 
 def _cell(value: Any) -> str:
-    """A value as the text of a cell, which no spreadsheet takes for a formula."""
-    if value is None:
-        return ""
-    text = value if isinstance(value, str) else _json(value)
-    return f"'{text}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else text
+    return "" if value is None else cell(value if isinstance(value, str) else _json(value))
 
 
 def _json(value: Any) -> str:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from msgspec import Struct, structs
 
 from pipeline.errors import InputError, reason
+from pipeline.files import check_own_folder
 from pipeline.trace.checking.inventory import our_files
 from pipeline.trace.columns import schema_of
 from pipeline.trace.conform import conformed
@@ -95,6 +96,7 @@ def files(run: Path, table: str) -> list[Path]:
     `InputError` for a link or a pipe, and where the folder cannot be read.
     """
     with readable(run / table), suppress(FileNotFoundError):
+        check_own_folder(run / table)
         os.scandir(run / table).close()  # which says why it cannot be read: a listing then finds nothing
     return our_files(run, table)
 

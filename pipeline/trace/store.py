@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import RunFolderError, reason
-from pipeline.files import create_own, publish, sync_folder
+from pipeline.files import check_own_folder, create_own, publish, sync_folder
 from pipeline.trace.checking.inventory import complete_manifest, misplaced, open_manifest
 from pipeline.trace.columns import columns_of, schema_of
 from pipeline.trace.events import CallRow, ChainRow, StepRow
@@ -108,6 +108,7 @@ class _Table:
         self._synced = time.monotonic()
         self._closed = False
         with _as_folder_error(folder):
+            check_own_folder(folder)
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK):
                 raise PermissionError(errno.EACCES, "not writable")

@@ -1,6 +1,7 @@
 """A run folder that others have prepared: links in it never lead to a write elsewhere, and nothing waits at a pipe."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,23 @@ def test_a_graph_comes_from_a_process_too() -> None:
     done = pipeline("check", f"/dev/fd/{reader}")
     os.close(reader)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", ["calls", "steps", "chains"])
+def test_a_table_that_is_a_link_to_that_of_another_run_is_refused(folder: Path, table: str) -> None:
+    """Its rows would be read as this run's, and those of this run written there."""
+    other = folder.with_name("other")
+    folder.rename(other)
+    shutil.copytree(other, folder)
+    shutil.rmtree(folder / table)
+    (folder / table).symlink_to(other / table)
+    before = {place: place.read_bytes() for place in other.rglob("*") if place.is_file()}
+    said = {
+        name: pipeline(*arguments) for name, arguments in (commands(folder) | {"fsck": ("fsck", folder), "show": ("show", folder)}).items()
+    }
+    reads = {name: done for name, done in said.items() if table == "chains" or name in ("run", "fsck")}
+    assert {name: done.returncode for name, done in reads.items()} == dict.fromkeys(reads, 2)
+    for name, done in reads.items():
+        assert f"{table} is a link, not a folder of the run's own" in done.stderr, name
+    assert {place: place.read_bytes() for place in other.rglob("*") if place.is_file()} == before

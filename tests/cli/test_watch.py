@@ -1,13 +1,15 @@
 """`pipeline watch`: how far a run is, from its folder alone; and the metrics that Prometheus asks for while it goes on."""
 
 import json
+import socket
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipeline.analysis.progress import run_progress
-from pipeline.cli.metrics import metrics_served
+from pipeline.cli.metrics import MOST_CONNECTIONS, metrics_served
 from pipeline.session.observer import Observer, View
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run as start
@@ -80,9 +82,36 @@ def test_metrics_of_a_run_that_goes_on(tmp_path: Path) -> None:
         asked()
 
 
-def free_port() -> int:
-    import socket
+@pytest.mark.slow
+def test_slow_clients_take_no_more_than_their_share(tmp_path: Path) -> None:
+    """Clients that send half a request: they are closed for those that ask, and the process keeps its descriptors."""
+    port = free_port()
+    with metrics_served("127.0.0.1", port, Observer()):
+        before, clients = psutil.Process().num_fds(), []
+        for _ in range(60):
+            clients.append(socket.create_connection(("127.0.0.1", port)))
+            clients[-1].sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
+            assert reply.status == 200
+        held = psutil.Process().num_fds() - before - len(clients)
+        assert held <= 2 * MOST_CONNECTIONS
+        for client in clients[: 60 - 2 * MOST_CONNECTIONS]:
+            client.settimeout(60)
+            assert client.recv(1) == b"", "it was closed"
+        for client in clients:
+            client.close()
 
+
+@pytest.mark.slow
+def test_a_silent_client_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.cli.metrics._Handler.timeout", 0.1)
+    port = free_port()
+    with metrics_served("127.0.0.1", port, Observer()), socket.create_connection(("127.0.0.1", port)) as client:
+        client.settimeout(60)
+        assert client.recv(1) == b""
+
+
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -14,7 +14,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.errors import InputError, boundary, reason
-from pipeline.files import flaw_of
+from pipeline.files import check_own_folder, flaw_of
 from pipeline.trace.manifest import Entry, Label, Manifest, Tables, number_of, stands
 from pipeline.trace.part_file import Fingerprint, fingerprint, read_footer
 from pipeline.trace.wal import wal_schema
@@ -154,7 +154,10 @@ def label_of(file: Path) -> Label | None:
 def _present_tables(folder: Path) -> list[str]:
     """The tables that have a folder; raises `OSError` where one cannot be listed."""
     found = sorted(place.name for place in folder.iterdir() if place.is_dir() and not place.name.startswith(".")) if folder.is_dir() else []
-    return [name for name in found if name in MAIN or _names(folder / name)]
+    tables = [name for name in found if name in MAIN or _names(folder / name)]
+    for name in tables:
+        check_own_folder(folder / name)
+    return tables
 
 
 def _names(place: Path) -> list[str]:
