@@ -3,10 +3,13 @@
 Engines and the grader compute in workers. Here they are started, ended together with every process that they started, and
 asked what they died of. Nothing here reads from the socket or writes to it. Every method blocks, and only `wait` and `end` for
 longer than a moment.
+
+A worker's own program begins with `leave_signals`, and with `limit_memory` where it computes what strangers wrote.
 """
 
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -151,6 +154,29 @@ class WorkerProcess:
         """Close the socket and the pipe, once nothing reads from them. A second call does nothing."""
         self.socket.close()
         self.stderr.close()
+
+
+LEFT_TO_MAIN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that a terminal, a batch system or a service manager sends to all processes of a job to let it end in order."""
+
+
+def leave_signals() -> None:
+    """Ignore what asks a run to stop: the main process decides when a worker ends."""
+    for number in LEFT_TO_MAIN:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def limit_memory(most: int) -> None:
+    """Let this process have at most so many bytes of address space, or what it may have anyway if that is less, and leave no core file.
+
+    As far as the system can: macOS refuses a limit on address space (`ValueError: current limit exceeds maximum limit`). The limit on
+    computing time, of which workers die themselves, is on all systems.
+    """
+    for limit, size in ((resource.RLIMIT_AS, most), (resource.RLIMIT_CORE, 0)):
+        with suppress(OSError, ValueError):
+            _, hard = resource.getrlimit(limit)
+            size = size if hard == resource.RLIM_INFINITY else min(size, hard)
+            resource.setrlimit(limit, (size, size))
 
 
 def describe(exit_status: int) -> str:

@@ -14,7 +14,7 @@ FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 LEVELS = [
-    ["cgroup", "errors", "redaction", "worker_limits"],
+    ["cgroup", "errors", "redaction"],
     ["files", "imports", "machine", "proxies", "tasks", "text", "worker_process"],
     ["bundled", "grading"],
     ["graph"],

@@ -19,7 +19,7 @@ from jinja2 import TemplateError, ext, nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pipeline.worker_limits import leave_signals, limit_memory
+from pipeline.worker_process import leave_signals, limit_memory
 
 
 class Generation(ext.Extension):

@@ -32,6 +32,8 @@ from pipeline.engines.sim.spec import SimSpec, SimTextSpec
 from pipeline.engines.sim.tokenizer import ASSISTANT, END, USER, VOCAB_SIZE, SimTokenizer
 from pipeline.graph.prompts import DELIMITER, THINK_CLOSE, THINK_OPEN
 
+KEPT = 8192
+"""Problems, and parts of texts, that are kept: live chains ask for the same ones again."""
 _TOKENIZER = SimTokenizer()
 _SPECIAL = _TOKENIZER.special_ids
 _OPEN, _CLOSE, _USER, _ASSISTANT, _END = (_SPECIAL[text] for text in (THINK_OPEN, THINK_CLOSE, USER, ASSISTANT, END))
@@ -95,7 +97,7 @@ class ThoughtState(Struct, frozen=True):
     """Whether the last step is written but for the blank line that ends it."""
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=KEPT)
 def _problem(text: str) -> SimProblem:
     digest = blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
     answer, steps = struct.unpack("<QQ", digest)
@@ -112,7 +114,7 @@ def _asked(problem: str) -> str:
     return problem.partition("\n")[0].strip()
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=KEPT)
 def _problem_asked(packed: bytes) -> SimProblem:
     """The problem in the ids of a user's first turn, which are packed, as so many are kept; what follows its first line is taken for the
     instruction."""
@@ -125,13 +127,13 @@ def _piece(text: str) -> Piece:
     return tuple(_encode(text)), text
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=KEPT)
 def _marker(step: int, total: int, word: str) -> Piece:
     """The marker that ends a step, with `</think>` after the last step and a blank line after any other."""
     return _piece(f"; step {step} of {total} {word}{THINK_CLOSE if step == total else DELIMITER}")
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=KEPT)
 def _short_marker(step: int, total: int, word: str) -> Piece:
     """What stands for `_marker` in a step that is too short for it, in `SHORTEST_STEP` tokens."""
     return _piece(f"{_letters(step)}{_letters(total)} {word}{THINK_CLOSE if step == total else DELIMITER}")
@@ -162,7 +164,7 @@ def _draws(key: str) -> tuple[float, float, float, float]:
     return (first >> 11) * 2.0**-53, (second >> 11) * 2.0**-53, (third >> 11) * 2.0**-53, (fourth >> 11) * 2.0**-53
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=KEPT)
 def _difficulty(problem: str, step: int) -> tuple[float, float]:
     """Two uniform numbers for a step: the first decides whether all its candidates share one draw, the second is that draw."""
     share, common, _, _ = _draws(f"{problem}/{step}")

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.engines.chat_template import ChatTemplate, end_rendering
 from pipeline.grading.grader import Grade, Grader
-from pipeline.worker_limits import LEFT_TO_MAIN
+from pipeline.worker_process import LEFT_TO_MAIN
 
 pytestmark = pytest.mark.slow
 SYSTEMS = {
