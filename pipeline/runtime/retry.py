@@ -27,6 +27,10 @@ _SHORTEST_S = 1e-6
 """A clock may not show a shorter sleep than this many seconds."""
 
 
+UNREADABLE = 4
+"""Most repetitions of a request that got an invalid answer: with its seed it mostly gets the same one again."""
+
+
 class CallTimeout(EngineUnavailable):
     """A call was given up: its engine made no progress for `hang_s`, or did not answer it within `timeout_s`."""
 
@@ -93,11 +97,11 @@ class RetryingCaller:
         """The engine's answer to `request`, checked to be valid; raises what the engine raises.
 
         After an `EngineUnavailable` (the engine is busy, the attempt timed out, or the answer was invalid) the request is sent again,
-        up to `max_retries` times, after pauses that grow; at once and as often as it is `moved`. When no repetition is left and a
-        `Remote` engine answers nobody, one more is made as soon as it does. After an `EngineDead` it is sent again as often as the
-        engine is restarted.
+        up to `max_retries` times, after invalid answers up to `UNREADABLE` times, after pauses that grow; at once and as often as it is
+        `moved`. When no repetition is left and a `Remote` engine answers nobody, one more is made as soon as it does. After an `EngineDead`
+        it is sent again as often as the engine is restarted.
         """
-        failures, spared = 0, False
+        failures, invalid, spared = 0, 0, False
         while True:
             restarts = self.supervisor.restarts
             try:
@@ -105,9 +109,10 @@ class RetryingCaller:
             except EngineDead as death:
                 pause: Awaitable[None] = self.supervisor.wait_restarted(restarts, death)
             except EngineUnavailable as refusal:
+                invalid += isinstance(refusal, BadCompletion) and not refusal.moved
                 if refusal.moved:
                     pause = anyio.lowlevel.checkpoint()
-                elif failures < self._max_retries:
+                elif failures < self._max_retries and invalid <= UNREADABLE:
                     pause = anyio.sleep(backoff_s(request.request_id, failures, refusal.retry_after_s))
                     failures += 1
                 elif spared or not isinstance(self._engine, Remote):

@@ -13,7 +13,7 @@ from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.errors import LONGEST_RETRY_AFTER_S, BadCompletion, EngineDead, EngineUnavailable, RequestRefused
 from pipeline.runtime.backoff import backoff_s
 from pipeline.runtime.chain_recorder import Clock
-from pipeline.runtime.retry import CHECKS, UNOBSERVED, CallTimeout, Observer, RetryingCaller
+from pipeline.runtime.retry import CHECKS, UNOBSERVED, UNREADABLE, CallTimeout, Observer, RetryingCaller
 from pipeline.runtime.supervisor import STEADY_S
 
 pytestmark = pytest.mark.anyio
@@ -159,6 +159,14 @@ async def test_it_is_sent_again_as_often_as_the_spec_says(reaction: Reaction, er
     engine = Scripted(*[reaction] * 9)
     assert type(await outcome(engine)) is error
     assert len(engine.sent) == 1 + SPEC.max_retries
+
+
+async def test_what_is_no_answer_is_asked_for_again_a_few_times_only() -> None:
+    """A request with its seed mostly gets the same one; what may pass is waited for as long as the spec says."""
+    patient = structs.replace(SPEC, max_retries=20)
+    engine = Scripted(*[NONE, BUSY] * 20)
+    assert type(await outcome(engine, spec=patient)) is BadCompletion
+    assert len(engine.sent) == 2 * UNREADABLE + 1
 
 
 @pytest.mark.parametrize(
