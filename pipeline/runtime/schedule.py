@@ -61,7 +61,13 @@ class Pipelined:
 
     async def turn(self, rank: int, member: Member | None = None, contexts: Contexts = NO_CONTEXTS) -> None:
         """See `Schedule.turn`: waits only while the chain pauses."""
-        if self._admission is not None and member is not None and not self._admission.turn(member, contexts):
+        if self._admission is None or member is None:
+            return
+        is_first = not member.starts
+        goes_on = self._admission.turn(member, contexts)
+        if is_first:  # it may be shorter than was expected of it
+            self._open_entrance()
+        if not goes_on:
             await self._pause(member)
 
     def leave(self, member: Member | None = None) -> None:
@@ -80,6 +86,7 @@ class Pipelined:
         if self._admission is not None:
             for resumed in self._admission.limit(most):
                 self._resume(resumed)
+            self._open_entrance()
 
     async def _pause(self, member: Member) -> None:
         member.gate = anyio.Event()
@@ -169,6 +176,11 @@ class Lockstep(Pipelined):
     def exhausted(self) -> None:
         """See `Schedule.exhausted`: rounds need not be full any more."""
         self._no_more = True
+        self._advance()
+
+    def limit(self, most: int | None) -> None:
+        """See `Schedule.limit`: a round that waited to be full may be full now."""
+        super().limit(most)
         self._advance()
 
     async def _pause(self, member: Member) -> None:
