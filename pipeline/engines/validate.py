@@ -38,16 +38,16 @@ _VERSION = re.compile(r"|[-:@](\d{3,}[\d.-]*|preview|free)", re.ASCII)
 def validate_request(request: Request, max_model_len: int, vocab_size: int, adapters: Collection[str] | None = ()) -> None:
     """Raise an error for a flaw in `request`, before anything is computed: every engine refuses the same requests.
 
-    Raises `ContextOverflow` where the prompt leaves no room for one token, `RequestRefused` for ids outside the vocabulary, options
-    and sampling parameters that contradict each other or are out of range, and an adapter that is none of `adapters` (None: any is). An
-    engine adds only what its own memory forbids.
+    Raises `ContextOverflow` where the prompt, with the tokens to be scored, leaves no room for one token, `RequestRefused` for ids outside
+    the vocabulary, options and sampling parameters that contradict each other or are out of range, and an adapter that is none of
+    `adapters` (None: any is). An engine adds only what its own memory forbids.
     """
     flaw = (
         _flaw_in_ids(request, vocab_size) or _flaw_in_options(request) or _flaw_in_sampling(request) or _flaw_in_adapter(request, adapters)
     )
     if flaw:
         raise RequestRefused(f"request {request.request_id!r}: {flaw}")
-    if len(request.prompt_ids) + max(len(request.scored_ids), 1) > max_model_len:
+    if len(request.prompt_ids) + len(request.scored_ids) + 1 > max_model_len:  # engines that score sample a token, too
         raise ContextOverflow(len(request.prompt_ids) + len(request.scored_ids), max_model_len)
 
 

@@ -207,22 +207,46 @@ class Chain:
         text = f"{self._seed_prefix}{len(self.thought)}\0{stage}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
-    def room(self, max_tokens: int) -> int:
-        """The least of `max_tokens` and what is left of the thought's token budget; at least 1."""
-        return max_tokens if self.budget is None else max(1, min(max_tokens, self.budget - self.thought_tokens))
+    def room(self, max_tokens: int, key: str) -> int:
+        """The least of `max_tokens`, what is left of the thought's token budget, and what all contexts have room for beside an answer; at
+        least 1. `key`: of the context that is written on; another one may take more tokens for the same text, as it did so far."""
+        found = max_tokens if self.budget is None else min(max_tokens, self.budget - self.thought_tokens)
+        own = len(self.contexts[key]) - self.begins[key]
+        for other, ids in self.contexts.items():
+            left, grown = self._limits[self._roles[other]] - len(ids) - ANSWER_RESERVE, len(ids) - self.begins[other]
+            if left < found or (grown > own and left * own < found * grown):
+                found = left * own // grown if grown > own > 0 else left
+        return max(1, found)
+
+    @property
+    def rest_of_delimiter(self) -> str:
+        """What ends a step that was cut within the delimiter behind it; empty where none was."""
+        tail = "".join(span.text for span in self.thought[-2:])
+        if tail.endswith(self._delimiter):
+            return ""
+        parts = (self._delimiter[:size] for size in range(len(self._delimiter) - 1, 0, -1))
+        return next((self._delimiter[len(part) :] for part in parts if tail.endswith(part)), "")
 
     def fits(self, role: str, tokens: int) -> bool:
         """Whether a prompt and its answer of so many tokens together fit into the context of the engine `role`."""
         return tokens <= self._limits[role]
 
     def distinct_candidates(self) -> list[int]:
-        """Indices of the pending candidates in the order in which they were drafted; of identical ones only the first."""
+        """Indices of the pending candidates in the order in which they were drafted; of identical ones only the first.
+
+        Where some of these close the thought and some do not, it is the first of the majority, and of those that do not where both are
+        as many: a thought that goes on may be closed at the next step.
+        """
         if self._distinct is None:
-            first: dict[tuple[str, tuple[int, ...]], int] = {}
+            identical: dict[tuple[str, tuple[int, ...]], list[int]] = {}
             for i, candidate in enumerate(self.candidates[self.pending_from :], self.pending_from):
-                first.setdefault((candidate.role, candidate.ids), i)
-            self._distinct = list(first.values())
+                identical.setdefault((candidate.role, candidate.ids), []).append(i)
+            self._distinct = [same[0] if len(same) == 1 else self._majority(same) for same in identical.values()]
         return self._distinct
+
+    def _majority(self, same: Sequence[int]) -> int:
+        closes = sum(self.candidates[i].closes for i in same) * 2 > len(same)
+        return next(i for i in same if self.candidates[i].closes == closes)
 
     def translate(self, span: Span, role: str) -> Sequence[int]:
         """The token ids of `span` in the vocabulary of the engine `role`."""

@@ -240,6 +240,8 @@ class PromptBuilder:
             places.append((start, len(shown)))
             tail = tuple(candidate[-2:])
             if (ended := ends.get(tail)) is None:
+                if len(ends) >= MOST_KNOWN:
+                    ends.clear()
                 ended = ends[tail] = self.tokenizer.decode(tail).endswith(after)
             if not ended:
                 shown += behind

@@ -90,6 +90,16 @@ class EngineStage:
             **fields,
         )
 
+    def step(self, candidate: Candidate, chain: Chain) -> Span:
+        """`candidate` as the next step of `chain`. An engine looks for the delimiter in what it writes alone: where the step before was cut
+        within it, what completes it ends this step."""
+        whole, rest = self.span(candidate), chain.rest_of_delimiter
+        if not rest or not candidate.text.startswith(rest):
+            return whole
+        decode = self.builder.tokenizer.decode
+        size = next(size for size in range(1, len(whole.ids) + 1) if decode(whole.ids[:size]).startswith(rest))
+        return whole if size == len(whole.ids) else Span(self.role, whole.ids[:size], decode(whole.ids[:size]))
+
     def span(self, candidate: Candidate) -> Span:
         """`candidate` as a span of the thought; it closes the thought when it ends in `</think>` or an end-of-sequence token, or where
         all that the engine sampled is hidden, as it would be the next time."""

@@ -48,7 +48,7 @@ class DraftStage(EngineStage):
             self.request(
                 chain,
                 chain.contexts[self.context],
-                chain.room(spec.max_tokens),
+                chain.room(spec.max_tokens, self.context),
                 n=spec.candidates,
                 stop=self.step_stop if spec.unit == "step" else (),
                 stop_ids=self.close_ids,
@@ -58,7 +58,8 @@ class DraftStage(EngineStage):
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """See `Stage.apply`."""
-        return Outcome(candidates=tuple([self.span(candidate) for candidate in completions[0].candidates]))
+        candidates, steps = completions[0].candidates, self.spec.unit == "step"
+        return Outcome(candidates=tuple([self.step(each, chain) if steps else self.span(each) for each in candidates]))
 
 
 KIND = StageKind(spec=DraftSpec, build=DraftStage)

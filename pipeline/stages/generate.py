@@ -71,7 +71,7 @@ class GenerateStage(EngineStage):
         stop = self.step_stop if spec.unit == "step" else ()
         stop_ids = () if spec.unit == "response" else self.close_ids
         prompt = chain.contexts[self.context]
-        return [self.request(chain, prompt, chain.room(spec.max_tokens), stop=stop, stop_ids=stop_ids, **self.sampling)]
+        return [self.request(chain, prompt, chain.room(spec.max_tokens, self.context), stop=stop, stop_ids=stop_ids, **self.sampling)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """See `Stage.apply`."""
@@ -80,7 +80,8 @@ class GenerateStage(EngineStage):
         [candidate] = completions[0].candidates
         if self.spec.unit == "response":
             return self._response(candidate)
-        return Outcome(step=self.span(candidate), decision=self._decision(chain))
+        step = self.step(candidate, chain) if self.spec.unit == "step" else self.span(candidate)
+        return Outcome(step=step, decision=self._decision(chain))
 
     def _decision(self, chain: Chain) -> str:
         if self.spec.unit == "tokens" and not chain.thought:

@@ -1,13 +1,15 @@
 """Which completions are answers: what the contract promises, and nothing else."""
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pipeline.engine import Candidate, Completion, Request, Timing, Usage
-from pipeline.engines.validate import validate_completion
+from pipeline.engines.validate import validate_completion, validate_request
+from pipeline.errors import ContextOverflow
 
 NAN = math.nan
 
@@ -131,3 +133,12 @@ def test_values_of_wrong_types_are_no_answer(given: Any) -> None:
 def test_a_log_probability_beyond_all_numbers_is_of_a_wrong_type() -> None:
     given: Any = (-(10**400), -1.0)
     assert str(flaw(CHOICE, candidates=(said(3),), option_logprobs=given)).startswith("it holds a value of a wrong type: ")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "scored", "fits"), [(9, 0, True), (10, 0, False), (4, 5, True), (5, 5, False), (9, 1, False), (9, 2, False)]
+)
+def test_a_prompt_leaves_room_for_one_token_behind_all_that_is_read(prompt: int, scored: int, fits: bool) -> None:
+    request = Request(request_id="r", prompt_ids=[1] * prompt, max_tokens=1, scored_ids=(1,) * scored)
+    with nullcontext() if fits else pytest.raises(ContextOverflow):
+        validate_request(request, 10, 100)

@@ -80,6 +80,43 @@ def test_a_thought_leaves_room_for_its_answer(world: World, spare: int, reason: 
     assert world(limit=prompt + ANSWER_RESERVE + spare).chain().exit(UntilSpec()) == reason
 
 
+def test_a_step_leaves_room_for_the_answer_in_every_context(world: World) -> None:
+    """Also where an engine takes more tokens for the same text than the one that writes it."""
+    plain = world().chain()
+    begun = len(plain.contexts["target"])
+    chain = world(limit=begun + ANSWER_RESERVE + 30).chain()
+    assert (chain.room(20, "draft"), chain.room(50, "draft")) == (20, 30)
+    here = world("sim", "tiny", limit=1000)
+    chain = here.chain()
+    here.write(chain, "Tom has 3 pens and buys 2 more. " * 3, role="draft")
+    grown = {role: len(ids) - chain.begins[role] for role, ids in chain.contexts.items()}
+    left = {role: 1000 - ANSWER_RESERVE - len(ids) for role, ids in chain.contexts.items()}
+    writer, other = sorted(grown, key=grown.__getitem__)
+    assert grown[writer] < grown[other]
+    assert chain.room(1000, writer) == left[other] * grown[writer] // grown[other] < left[writer]
+    assert chain.room(1000, other) == min(left.values())
+
+
+@pytest.mark.parametrize(("closing", "closes"), [([0], False), ([1], False), ([0, 1, 2], True), ([1, 2, 4], True), ([0, 1], False)])
+def test_identical_candidates_end_as_most_of_them_do(world: World, closing: list[int], closes: bool) -> None:
+    here = world()
+    chain, many = here.chain(), 4 if closing == [0, 1] else 5
+    same = [here.span("draft", "So it is 5.", closes=i in closing) for i in range(many)]
+    chain.apply("draft", Outcome(candidates=(*same, here.span("draft", "Or 6."))))
+    shown, other = chain.distinct_candidates()
+    assert (chain.candidates[shown].closes, other) == (closes, many)
+
+
+@pytest.mark.parametrize(
+    ("texts", "rest"), [(["a\n"], "\n"), (["a", "\n"], "\n"), (["a\n", "\n"], ""), (["a\n\n"], ""), (["a\n\n\n"], ""), (["a"], "")]
+)
+def test_what_is_left_of_a_delimiter_is_known(world: World, texts: list[str], rest: str) -> None:
+    here = world()
+    chain = here.chain()
+    here.write(chain, *texts)
+    assert chain.rest_of_delimiter == rest
+
+
 def test_an_overflow_ends_the_thought_whatever_until_says(world: World) -> None:
     chain = world().chain()
     chain.overflowed = True
@@ -99,15 +136,15 @@ def test_saying_nothing_after_the_end_ends_the_thought_whatever_until_says(world
 def test_room_is_what_the_budget_leaves(world: World) -> None:
     here = world()
     chain = here.chain()
-    assert chain.room(8) == 8
+    assert chain.room(8, "target") == 8
     chain.enter(UntilSpec(token_budget=10))
-    assert chain.room(8) == 8
+    assert chain.room(8, "target") == 8
     here.write(chain, "12345")
-    assert (chain.thought_tokens, chain.room(8)) == (5, 5)
+    assert (chain.thought_tokens, chain.room(8, "target")) == (5, 5)
     here.write(chain, "6789")
-    assert chain.room(8) == 1
+    assert chain.room(8, "target") == 1
     chain.enter(UntilSpec(max_steps=3))
-    assert chain.room(8) == 8
+    assert chain.room(8, "target") == 8
 
 
 def test_seeds_depend_on_run_problem_sample_step_and_stage(world: World) -> None:

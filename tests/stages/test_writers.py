@@ -56,6 +56,27 @@ def test_a_draft_continues_the_context(world: World, unit: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("role", ["draft", "target"])
+@pytest.mark.parametrize(
+    ("before", "text", "step"),
+    [
+        ("It is\n", "\nSo 5.\n\n", "\n"),
+        ("It is\n", "\n\n", "\n"),
+        ("It is\n", "so 5.\n\n", "so 5.\n\n"),
+        ("It is\n\n", "\nSo 5.", "\nSo 5."),
+    ],
+)
+def test_what_completes_a_delimiter_that_was_cut_ends_the_step(world: World, role: str, before: str, text: str, step: str) -> None:
+    here = world()
+    chain = here.chain()
+    here.write(chain, before)
+    if role == "target":
+        span = written(here, "step", text, chain).step
+    else:
+        [span] = draft(here).apply(chain, [here.said(text)]).candidates
+    assert span == here.span(role, step)
+
+
 def test_a_request_does_not_change_with_its_chain(world: World) -> None:
     here = world()
     chain = here.chain()

@@ -19,13 +19,14 @@ class SwitchedResponse:
         self.name: str = stage.name
         self.spec: Any = stage.spec
         self.role: str = stage.role
+        self._key: str = getattr(stage, "context", stage.role)
 
     def requests(self, chain: Chain) -> list[Request]:
         """See `Stage.requests`; none where the chain is to speculate by now."""
         if not self._switch.send(chain):
             return []
         limit, [request] = self._switch.limit(chain), self._stage.requests(chain)
-        most = chain.room(request.max_tokens)  # what a whole response may have, less the steps before it
+        most = chain.room(request.max_tokens, self._key)  # what a whole response may have, less the steps before it
         if limit is None:
             return [structs.replace(request, max_tokens=most, interruptible=self._switch.interrupts)]
         return [structs.replace(request, max_tokens=min(most, limit), interruptible=True)]  # a recorded answer may be an interrupted one
