@@ -61,7 +61,7 @@ def test_a_draft_continues_the_context(world: World, unit: Any) -> None:
     ("before", "text", "step"),
     [
         ("It is\n", "\nSo 5.\n\n", "\n"),
-        ("It is\n", "\n\n", "\n"),
+        ("It is\n", "\n\n", "\n\n"),
         ("It is\n", "so 5.\n\n", "so 5.\n\n"),
         ("It is\n\n", "\nSo 5.", "\nSo 5."),
     ],
