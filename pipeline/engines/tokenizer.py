@@ -90,7 +90,8 @@ class HFTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """See `Tokenizer.decode`. Raises `RequestRefused` where the tokenizer fails on the ids."""
         try:
-            return str(self._backend.decode(list(ids), skip_special_tokens=False))
+            before, length = self._before
+            return self._text([*before, *ids])[length:]
         except BaseException as error:
             self._refuse(error)
             raise
@@ -101,6 +102,17 @@ class HFTokenizer:
         if not self._hf.chat_template:
             raise GraphError(self._model, "its tokenizer has no chat template; use an instruction or reasoning model")
         return self._template.render(messages)
+
+    @cached_property
+    def _before(self) -> tuple[list[int], int]:
+        """Ids that are decoded before others, and the length of their text: SentencePiece takes the first space from every text, and a part
+        of a text has the space that it begins with. None for all other tokenizers."""
+        ids = self._backend.encode("a", add_special_tokens=False).ids
+        text = self._text(ids)
+        return ([], 0) if self._text([*ids, *ids]) == text * 2 else (ids, len(text))
+
+    def _text(self, ids: list[int]) -> str:
+        return str(self._backend.decode(ids, skip_special_tokens=False))
 
     @cached_property
     def _template(self) -> ChatTemplate:

@@ -58,7 +58,7 @@ class AnswerStage(EngineStage):
         """See `Stage.apply`."""
         if not completions:
             return Outcome()
-        [candidate] = completions[0].candidates
+        candidate = self.whole(completions[0].candidates[0])
         if chain.answer is None:
             return Outcome(answer=Span(self.role, candidate.ids, candidate.text))
         begun = tuple(chain.translate(chain.answer, self.role))

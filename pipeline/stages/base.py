@@ -8,12 +8,17 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.engine import Candidate, Completion, Content, Request
 from pipeline.graph.spec import SamplingSpec, StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.reasoning.prompts import PromptBuilder, builder_key, openings
+
+REPLACEMENT = "\ufffd"
+"""What tokenizers decode the bytes of a part of a character to."""
+LONGEST_CHARACTER = 4
+"""Bytes of a character in UTF-8, and so the most tokens of one."""
 
 
 class Stage(Protocol):
@@ -91,18 +96,30 @@ class EngineStage:
         )
 
     def step(self, candidate: Candidate, chain: Chain) -> Span:
-        """`candidate` as the next step of `chain`. An engine looks for the delimiter in what it writes alone: where the step before was cut
-        within it, what completes it ends this step."""
-        whole, rest = self.span(candidate), chain.rest_of_delimiter
-        if not rest or not candidate.text.startswith(rest):
-            return whole
+        """`candidate` as the next step of `chain`. An engine looks for the delimiter only in what it writes: where the step before was
+        cut within it, what completes it ends this step."""
+        span, rest = self.span(candidate), chain.rest_of_delimiter
+        if not rest or not span.text.startswith(rest):
+            return span
         decode = self.builder.tokenizer.decode
-        size = next(size for size in range(1, len(whole.ids) + 1) if decode(whole.ids[:size]).startswith(rest))
-        return whole if size == len(whole.ids) else Span(self.role, whole.ids[:size], decode(whole.ids[:size]))
+        size = next(size for size in range(1, len(span.ids) + 1) if decode(span.ids[:size]).startswith(rest))
+        return span if size == len(span.ids) else Span(self.role, span.ids[:size], decode(span.ids[:size]))
+
+    def whole(self, candidate: Candidate) -> Candidate:
+        """`candidate` without the first tokens of a character that it was cut in: whoever goes on writes that anew, whatever its
+        vocabulary. One that would be empty stays as it is."""
+        ids, decode = candidate.ids, self.builder.tokenizer.decode
+        if candidate.finish_reason == "stop" or not candidate.text.endswith(REPLACEMENT):
+            return candidate
+        for size in range(len(ids) - 1, max(len(ids) - LONGEST_CHARACTER, 0), -1):
+            if not (text := decode(ids[:size])).endswith(REPLACEMENT):
+                return structs.replace(candidate, ids=ids[:size], text=text)
+        return candidate
 
     def span(self, candidate: Candidate) -> Span:
         """`candidate` as a span of the thought; it closes the thought when it ends in `</think>` or an end-of-sequence token, or where
         all that the engine sampled is hidden, as it would be the next time."""
+        candidate = self.whole(candidate)
         ids = candidate.ids
         hidden = not ids and candidate.finish_reason == "length"
         closes = candidate.ended or hidden or (ids[-1:] == self.close_ids != ())

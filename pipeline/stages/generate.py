@@ -92,7 +92,7 @@ class GenerateStage(EngineStage):
 
     def _response(self, candidate: Candidate) -> Outcome:
         """The outcome of a response; one that was interrupted, or cut at its last token, leaves what it wrote, and the chain goes on."""
-        thought, answer = self._split(candidate)
+        thought, answer = self._split(self.whole(candidate))
         if candidate.finish_reason != "interrupted":
             whole = candidate.finish_reason == "stop"
             return Outcome(step=thought, decision="written", answer=answer, finishes=whole)
@@ -103,7 +103,10 @@ class GenerateStage(EngineStage):
         most = self.spec.answer_tokens
         if most is None or len(answer.ids) <= most:
             return answer
-        return Span(self.role, answer.ids[:most], self.builder.tokenizer.decode(answer.ids[:most]))
+        ids = answer.ids[:most]
+        text = self.builder.tokenizer.decode(ids)
+        cut = self.whole(Candidate(ids=ids, text=text, cumulative_logprob=None, finish_reason="length"))
+        return Span(self.role, cut.ids, cut.text)
 
     def _split(self, candidate: Candidate) -> tuple[Span, Span | None]:
         """The thought and the answer of a response, as far as it came. Without `</think>` there is no answer, unless the model marks no

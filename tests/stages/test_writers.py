@@ -77,6 +77,37 @@ def test_what_completes_a_delimiter_that_was_cut_ends_the_step(world: World, rol
     assert span == here.span(role, step)
 
 
+@pytest.mark.parametrize("finish", ["length", "interrupted"])
+def test_no_text_ends_within_a_character_wherever_it_is_cut(world: World, finish: Any) -> None:
+    """Steps, candidates, responses and answers: whoever goes on writes the character anew."""
+    here, text = world("tiny", "tiny"), "It is 5\u20ac \u2212 \\boxed{√π°} 汉𝒙"
+    decode, ids = here.tokenizers["draft"].decode, here.tokenizers["draft"].encode(text)
+    cuts = [tuple(ids[:size]) for size in range(1, len(ids) + 1)]
+    assert sum("\ufffd" in decode(cut) for cut in cuts) > 5
+    for cut in cuts:
+        candidate = Candidate(ids=cut, text=decode(cut), cumulative_logprob=None, finish_reason=finish)
+        said = [Completion(candidates=(candidate,), usage=Usage(input_tokens=1))]
+        chain = here.chain()
+        spans = [
+            draft(here).apply(chain, said).candidates[0],
+            generate(here, "tokens").apply(chain, said).step,
+            generate(here, "response", answer_tokens=4).apply(chain, said).step,
+            answer(here).apply(chain, said).answer,
+        ]
+        assert {(span.ids, span.text) for span in spans} == {(spans[0].ids, decode(spans[0].ids))}
+        assert text.startswith(spans[0].text)
+        assert len(cut) - len(spans[0].ids) < 4
+
+
+def test_a_character_that_is_all_there_is_stays_and_so_does_what_the_model_itself_ended(world: World) -> None:
+    here = world("tiny", "tiny")
+    ids = tuple(here.tokenizers["draft"].encode("€"))[:-1]
+    for finish, kept in (("length", ids), ("stop", (*here.tokenizers["draft"].encode("a"), *ids))):
+        candidate = Candidate(ids=kept, text=here.tokenizers["draft"].decode(kept), cumulative_logprob=None, finish_reason=finish)
+        [span] = draft(here).apply(here.chain(), [Completion(candidates=(candidate,), usage=Usage(input_tokens=1))]).candidates
+        assert span.ids == kept
+
+
 def test_a_request_does_not_change_with_its_chain(world: World) -> None:
     here = world()
     chain = here.chain()
