@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.analysis.capabilities import read_steps
+from pipeline.analysis.capabilities import PURPOSE_FROM, read_steps, with_purpose
 from pipeline.analysis.order import order_correlation
 from pipeline.analysis.quality.option_mass import COLUMNS as MASS
 from pipeline.analysis.quality.option_mass import OptionMass, masses, option_mass
@@ -155,7 +155,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     draft_share: float | None
     """Share of `thought_tokens` that are in accepted candidates, 0 to 1."""
     draft_tokens: int
-    """Tokens of all candidates of committed steps."""
+    """Tokens that were sampled for candidates, also where no step came of them."""
     wasted_draft_tokens: int
     """Those of `draft_tokens` that were not committed."""
     span_s: float
@@ -204,6 +204,8 @@ def summarize(run: Path) -> Summary:
         **_chain_counts(chains, wall_s),
         **_sample_counts(run, chains),
         **_step_counts(steps, wall_s),
+        draft_tokens=calls.drafted,
+        wasted_draft_tokens=calls.drafted - steps["kept_draft_tokens"],
         option_mass=option_mass(mass),
         output_tokens_per_s=_over(tokens, wall_s),
         span_s=times.span_s,
@@ -249,8 +251,13 @@ class _Calls:
         self.by_stage: dict[str, Counter[str]] = {}
         self.models: dict[str, Counter[str]] = {}
         """Calls by the model that answered, by engine."""
-        for batch in read_batches(run, "calls", ["engine", "stage", "error_type", "attempt", *self.SUMS], [RECOMPUTED, MODEL]):
+        self.drafted = 0
+        """Tokens that were sampled for drafts."""
+        read = ["engine", "stage", "error_type", "attempt", *PURPOSE_FROM, *self.SUMS]
+        for batch in map(with_purpose, read_batches(run, "calls", read, [RECOMPUTED, MODEL, "purpose"])):
             self._add_models(batch)
+            drafts = pc.equal(batch.column("purpose"), "draft")
+            self.drafted += pc.sum(batch.column("output_tokens").filter(drafts)).as_py() or 0
             columns = {name: pc.fill_null(batch.column(name), 0).to_numpy(zero_copy_only=False) for name in self.SUMS}
             columns["retried_calls"] = batch.column("attempt").to_numpy() > 0
             columns["failed_calls"] = batch.column("error_type").is_valid().to_numpy(zero_copy_only=False)
@@ -326,13 +333,13 @@ def _read_steps(run: Path) -> tuple[Counter[str], Array]:
         totals["fallback_steps"] += pc.sum(pc.equal(batch.column("decision"), "fallback")).as_py() or 0
         totals["thought_tokens"] += int(length.sum())
         totals["drafted"] += int(length[accepted].sum())
-        totals["draft_tokens"] += pc.sum(batch.column("draft_tokens")).as_py() or 0
-        totals["wasted_draft_tokens"] += pc.sum(batch.column("draft_tokens_wasted")).as_py() or 0
+        kept = pc.subtract(batch.column("draft_tokens"), batch.column("draft_tokens_wasted"))
+        totals["kept_draft_tokens"] += pc.sum(kept).as_py() or 0
     return totals, np.concatenate(mass)
 
 
 def _step_counts(totals: Counter[str], wall_s: float | None) -> dict[str, Any]:
-    counted = ("steps", "verified_steps", "accepted_steps", "fallback_steps", "thought_tokens", "draft_tokens", "wasted_draft_tokens")
+    counted = ("steps", "verified_steps", "accepted_steps", "fallback_steps", "thought_tokens")
     return {name: totals[name] for name in counted} | {
         "steps_per_s": _over(totals["steps"], wall_s),
         "acceptance_rate": _over(totals["accepted_steps"], totals["verified_steps"]),

@@ -40,7 +40,7 @@ def folder(tmp_path: Path, blank: Blank) -> Path:
     store.append(
         "calls",
         [
-            call(blank, "draft", "draft", 0, 4, (100, 50, 40), client_wait_s=0.5),
+            call(blank, "draft", "draft", 0, 4, (100, 50, 40), client_wait_s=0.5, purpose="draft"),
             call(blank, "target", "verify", 2, 6, (200, 150, 1), client_wait_s=1.5),
             call(blank, "target", "fallback", 6, 10, (200, 200, 9), error_type="RequestRefused"),
         ],
@@ -147,8 +147,8 @@ def test_every_number(folder: Path) -> None:
         fallback_rate=1 / 3,
         thought_tokens=60,
         draft_share=40 / 60,
-        draft_tokens=85,
-        wasted_draft_tokens=45,
+        draft_tokens=40,
+        wasted_draft_tokens=0,
         span_s=10.0,
         overlap_s=2.0,
         overlap_share=pytest.approx(0.2),

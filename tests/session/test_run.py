@@ -128,6 +128,31 @@ def test_a_bad_row_is_a_failed_chain_and_the_others_go_on(tmp_path: Path) -> Non
     assert sum(row["error_type"] is None for row in rows(result, "chains")) == 3
 
 
+REJECTED = """
+name: rejected
+engines: none
+stages:
+  draft: {kind: draft, engine: draft, unit: thought, candidates: 3, max_tokens: 2000}
+  verify: {kind: choose, engine: target, unit: thought, after: draft}
+  answer: {kind: answer, engine: target, after: verify}
+"""
+
+
+@pytest.mark.parametrize(
+    ("graph", "settings"),
+    [("speccot", ()), ("speccot", ("engines.*.max_model_len=400",)), ("scot", ()), ("", ("engines.*.text.step_accuracy=0.2",))],
+)
+def test_every_drafted_token_is_counted_and_those_of_no_step_are_unused(tmp_path: Path, graph: str, settings: tuple[str, ...]) -> None:
+    (tmp_path / "rejected.yaml").write_text(REJECTED)
+    path = ROOT / f"graphs/{graph}.yaml" if graph else tmp_path / "rejected.yaml"
+    result = run(RunOptions(graph=path, engines=SIM, input=write_problems(tmp_path), output=tmp_path / "run", settings=settings))
+    found = summarize(result.folder)
+    drafted = sum(row["output_tokens"] for row in rows(result, "calls") if row["purpose"] == "draft")
+    assert found.draft_tokens == drafted > 0
+    assert found.wasted_draft_tokens == sum(row["wasted_draft_tokens"] for row in rows(result, "chains"))
+    assert graph or any(not row["steps"] for row in rows(result, "chains"))
+
+
 def test_a_call_that_takes_too_long_fails_its_chain(tmp_path: Path) -> None:
     result = solve(tmp_path, settings=("engines.target.timeout_s=0.2",))
     assert result.exit_code == 3
