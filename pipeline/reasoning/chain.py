@@ -82,6 +82,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
     candidates: tuple[Span, ...] = ()
     """Candidates that join the pending ones."""
+    withheld: bool = False
+    """Nothing was drafted, because a judge's question about it would not fit into its context."""
     verdict: Verdict | None = None
     """A verdict on the pending candidates; the one that it accepts becomes a step."""
     step: Span | None = None
@@ -154,6 +156,7 @@ class Chain:
         "thought_closed",
         "thought_tokens",
         "verdicts",
+        "withheld",
     )  # fmt: skip
 
     def __init__(
@@ -192,6 +195,8 @@ class Chain:
         self.budget: int | None = None
         self.thought_tokens = 0
         self.thought_closed = self.overflowed = self.finished = False
+        self.withheld = False
+        """Whether candidates of this round were not drafted, because a judge could not be shown them."""
         self.mode = mode
         """The mode in which its next step is written."""
         self.cut = False
@@ -211,12 +216,15 @@ class Chain:
         """The least of `max_tokens`, what is left of the thought's token budget, and what all contexts have room for beside an answer; at
         least 1. `key`: of the context that is written on; another one may take more tokens for the same text, as it did so far."""
         found = max_tokens if self.budget is None else min(max_tokens, self.budget - self.thought_tokens)
-        own = len(self.contexts[key]) - self.begins[key]
         for other, ids in self.contexts.items():
-            left, grown = self._limits[self._roles[other]] - len(ids) - ANSWER_RESERVE, len(ids) - self.begins[other]
-            if left < found or (grown > own and left * own < found * grown):
-                found = left * own // grown if grown > own > 0 else left
+            left = self._limits[self._roles[other]] - len(ids) - ANSWER_RESERVE
+            found = min(found, self.written(left, key, other))
         return max(1, found)
+
+    def written(self, tokens: int, key: str, other: str) -> int:
+        """How many tokens of the context `key` are no more than `tokens` of another one, by what the thought takes in both so far."""
+        own, grown = len(self.contexts[key]) - self.begins[key], len(self.contexts[other]) - self.begins[other]
+        return tokens * own // grown if grown > own > 0 else tokens
 
     @property
     def rest_of_delimiter(self) -> str:
@@ -227,9 +235,14 @@ class Chain:
         parts = (self._delimiter[:size] for size in range(len(self._delimiter) - 1, 0, -1))
         return next((self._delimiter[len(part) :] for part in parts if tail.endswith(part)), "")
 
-    def fits(self, role: str, tokens: int) -> bool:
-        """Whether a prompt and its answer of so many tokens together fit into the context of the engine `role`."""
-        return tokens <= self._limits[role]
+    def left(self, role: str, tokens: int) -> int:
+        """How many tokens the context of the engine `role` has room for beside so many; below 0: not even these fit."""
+        return self._limits[role] - tokens
+
+    @property
+    def mean_step(self) -> int:
+        """Tokens of a step of the thought so far, at least 1."""
+        return max(1, self.thought_tokens // max(1, len(self.thought)))
 
     def distinct_candidates(self) -> list[int]:
         """Indices of the pending candidates in the order in which they were drafted; of identical ones only the first.
@@ -273,7 +286,8 @@ class Chain:
             return "token_budget"
         if until.max_steps and self.next_index > until.max_steps:
             return "max_steps"
-        return "context_length" if self.overflowed or self._is_full(ANSWER_RESERVE) else None
+        # Drafts were withheld and nobody wrote a step instead: the next round would be the same.
+        return "context_length" if self.overflowed or self.withheld or self._is_full(ANSWER_RESERVE) else None
 
     def apply(self, stage: str, outcome: Outcome) -> Step | None:
         """Carry out the `outcome` of the stage called `stage`; returns the step that this committed, None where it did not."""
@@ -285,6 +299,7 @@ class Chain:
         if outcome.answer is not None:
             self.answer = outcome.answer
         self.finished = outcome.finishes
+        self.withheld = self.withheld or outcome.withheld
         if outcome.verdict is not None:
             self.verdicts[stage] = outcome.verdict
             if outcome.verdict.chosen is not None:
@@ -297,6 +312,7 @@ class Chain:
     def begin_round(self) -> None:
         """Begin one pass of a loop's body: drop candidates and verdicts that led to no step."""
         self.candidates, self.verdicts, self._distinct, self.pending_from = (), {}, None, 0
+        self.withheld = False
 
     def default_stop_reason(self) -> str:
         """The stop reason of a thought that was written without a loop."""
@@ -334,4 +350,5 @@ class Chain:
         self._last = said
         self.cut = decision == "interrupted" and not (span.closes or span.text.endswith(self._delimiter))
         self.candidates, self._distinct, self.pending_from = (), None, 0
+        self.withheld = False
         return step

@@ -6,15 +6,17 @@ retries or records; the runtime does that once for all stages.
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct, structs
 
 from pipeline.engine import Candidate, Completion, Content, Request
 from pipeline.graph.spec import SamplingSpec, StageSpec
-from pipeline.reasoning.chain import Chain, Outcome, Span
+from pipeline.reasoning.chain import Chain, Outcome, Span, Verdict
 from pipeline.reasoning.prompts import PromptBuilder, builder_key, openings
 
+TOO_LONG = "too long"
+"""Label of the verdict on candidates that do not fit into the engine's context together."""
 REPLACEMENT = "\ufffd"
 """What tokenizers decode the bytes of a part of a character to."""
 LONGEST_CHARACTER = 4
@@ -40,6 +42,17 @@ class Stage(Protocol):
         """Why the engine's tokenizer does not suit this stage where up to `candidates` are drafted, in one clause; None where it does."""
 
 
+@runtime_checkable
+class ShowingStage(Stage, Protocol):
+    """A judge that shows its engine the candidates in a prompt."""
+
+    context: str
+    """The key of the context that its prompts begin with."""
+
+    def room_for(self, chain: Chain, candidates: int) -> int:
+        """Most tokens that each of so many candidates may have, so that the question about them fits; below 1: it does not fit at all."""
+
+
 class StageKind(Struct, frozen=True, kw_only=True):
     """A kind of stage: its spec and how it is built. An entry point of the group `pipeline.stages` names one of these."""
 
@@ -60,6 +73,8 @@ class EngineStage:
         self.builder = builders.get(key, builders[self.role])
         self.context = key if key in openings(builders) else self.role
         """Under which key of `Chain.contexts` the stage's prompts begin."""
+        self.judges: tuple[ShowingStage, ...] = ()
+        """The judges that are shown what this stage drafts; `build_stages` fills them in."""
         self.alone = False
         """Whether each of its prompts is a chat of its own, and does not begin with a context."""
         self.close_ids = () if self.builder.think_close_id is None else (self.builder.think_close_id,)
@@ -94,6 +109,12 @@ class EngineStage:
             content=chain.content if judged is None else Content(chain.content.problem, tuple(judged)),
             **fields,
         )
+
+    def unjudged(self, chain: Chain) -> Outcome:
+        """The outcome of a judge without candidates: those that were withheld count as rejected."""
+        if not (chain.withheld and self.spec.may_reject):
+            return Outcome()
+        return Outcome(verdict=Verdict(kind=self.spec.kind, chosen=None, label=TOO_LONG, value=0.0, mass=0.0))
 
     def step(self, candidate: Candidate, chain: Chain) -> Span:
         """`candidate` as the next step of `chain`. An engine looks for the delimiter only in what it writes: where the step before was

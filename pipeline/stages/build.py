@@ -9,7 +9,8 @@ from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import stage_kinds
 from pipeline.graph.prompts import Prompts
 from pipeline.reasoning.prompts import PromptBuilder, builder_key, role_of
-from pipeline.stages.base import Stage
+from pipeline.stages.base import ShowingStage, Stage
+from pipeline.stages.draft import DraftStage
 
 
 def build_stages(plan: Plan, builders: Mapping[str, PromptBuilder], where: str, only: str | None = None) -> dict[str, Stage]:
@@ -27,6 +28,11 @@ def build_stages(plan: Plan, builders: Mapping[str, PromptBuilder], where: str, 
         if (flaw := stage.check(most)) is not None:
             raise GraphError(f"{where}: stage {node.name}", flaw)
         built[node.name] = stage
+    repeated = (built[node.name] for node in plan.repeated if node.name in built)
+    judges = tuple(stage for stage in repeated if isinstance(stage, ShowingStage))
+    for stage in built.values():
+        if isinstance(stage, DraftStage):
+            stage.judges = judges
     return built
 
 

@@ -10,11 +10,9 @@ from pipeline.engine import Completion, Request
 from pipeline.graph.spec import Name, StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Span, Verdict
 from pipeline.reasoning.prompts import PromptBuilder
-from pipeline.stages.base import EngineStage, StageKind
+from pipeline.stages.base import TOO_LONG, EngineStage, StageKind
 from pipeline.stages.draft import DraftSpec
 
-TOO_LONG = "too long"
-"""Label of the verdict on thoughts that do not fit into the engine's context together."""
 SCALE = Scale("probability of the chosen option", 0.0, 1.0)
 
 
@@ -51,7 +49,7 @@ class ChooseStage(EngineStage):
     """Takes the option of highest probability: one of the candidates, or `0` for none (SpecCoT 3.4, eq. 4; SCoT 3.4, eq. 3).
 
     Where the stage may not reject, 0 is no option and the question does not mention it (SCoT 4.3). Identical candidates are
-    shown once. Where there are no candidates nothing is asked and no verdict given. Whole thoughts that do not fit into the engine's
+    shown once. Where there are no candidates nothing is asked and no verdict given. Candidates that do not fit into the engine's
     context together are all rejected where the stage may reject, without a call.
     """
 
@@ -60,6 +58,8 @@ class ChooseStage(EngineStage):
     def __init__(self, name: str, spec: ChooseSpec, builders: Mapping[str, PromptBuilder]) -> None:
         super().__init__(name, spec, builders)
         self.alone = self.builder.asked_of(spec.unit).form == "alone"
+        self._around: dict[int, int] = {}
+        """Tokens of the question beside the context and so many candidates; of one that stands alone, those of the last chain."""
 
     def check(self, candidates: int) -> str | None:
         """See `Stage.check`."""
@@ -85,9 +85,25 @@ class ChooseStage(EngineStage):
             problem=chain.problem.told(self.builder.prompts),
             begin=chain.begins[self.context],
         )
-        if self.spec.unit == "thought" and self.spec.reject and not chain.fits(self.role, len(prompt.ids) + 1):
+        if self.spec.reject and chain.left(self.role, len(prompt.ids)) < 1:
             return []
         return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids, judged=prompt.judged)]
+
+    def room_for(self, chain: Chain, candidates: int) -> int:
+        """See `ShowingStage.room_for`."""
+        context = chain.contexts[self.context]
+        around = self._around.get(candidates)
+        if around is None or self.alone:
+            asked = self.builder.choose(
+                context,
+                [()] * candidates,
+                unit=self.spec.unit,
+                reject=self.spec.reject,
+                problem=chain.problem.told(self.builder.prompts),
+                begin=chain.begins[self.context],
+            )
+            around = self._around[candidates] = len(asked.ids) - len(context)
+        return (chain.left(self.role, len(context) + around) - 1) // candidates
 
     def _unclosed(self, candidate: Span) -> Span:
         """A whole thought without the mark that closes it, as the verifier sees it (SCoT figure 3)."""
@@ -99,7 +115,7 @@ class ChooseStage(EngineStage):
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """See `Stage.apply`."""
         if not chain.candidates:
-            return Outcome()
+            return self.unjudged(chain)
         if not completions:
             too_long = Verdict(kind="choose", chosen=None, label=TOO_LONG, value=0.0, scale=SCALE, mass=0.0)
             return Outcome(verdict=structs.replace(too_long, distinct=len(chain.distinct_candidates())))

@@ -43,12 +43,14 @@ class DraftStage(EngineStage):
 
     def requests(self, chain: Chain) -> list[Request]:
         """See `Stage.requests`."""
-        spec = self.spec
+        spec, most = self.spec, self._most(chain)
+        if most < 1:
+            return []
         return [
             self.request(
                 chain,
                 chain.contexts[self.context],
-                chain.room(spec.max_tokens, self.context),
+                most,
                 n=spec.candidates,
                 stop=self.step_stop if spec.unit == "step" else (),
                 stop_ids=self.close_ids,
@@ -56,8 +58,20 @@ class DraftStage(EngineStage):
             )
         ]
 
+    def _most(self, chain: Chain) -> int:
+        """Most tokens of a candidate; 0 where the judges cannot be shown steps as long as the chain's are: its last ones are written
+        without drafts, none of which is then paid for in vain."""
+        most = chain.room(self.spec.max_tokens, self.context)
+        if self.spec.unit == "thought":
+            return most
+        shown = [chain.written(judge.room_for(chain, self.spec.candidates), self.context, judge.context) for judge in self.judges]
+        least = min([most, *shown])
+        return least if least >= min(most, chain.mean_step) else 0
+
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """See `Stage.apply`."""
+        if not completions:
+            return Outcome(withheld=True)
         candidates, steps = completions[0].candidates, self.spec.unit == "step"
         return Outcome(candidates=tuple([self.step(each, chain) if steps else self.span(each) for each in candidates]))
 

@@ -54,7 +54,7 @@ class LikelihoodStage(EngineStage):
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """See `Stage.apply`."""
         if not chain.candidates:
-            return Outcome()
+            return self.unjudged(chain)
         distinct, answers = self._distinct(chain), iter(completions)
         logprobs = [next(answers).scored_logprobs if ids else () for ids in distinct.values()]
         values = [self._statistic(each) for each in logprobs]

@@ -65,10 +65,16 @@ class ScoreStage(EngineStage):
         prompt = self.builder.score(chain.contexts[self.context], candidate, problem=told, begin=chain.begins[self.context])
         return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids, judged=prompt.judged)]
 
+    def room_for(self, chain: Chain, candidates: int) -> int:
+        """See `ShowingStage.room_for`."""
+        context, told = chain.contexts[self.context], chain.problem.told(self.builder.prompts)
+        asked = self.builder.score(context, (), problem=told, begin=chain.begins[self.context])
+        return (chain.left(self.role, len(asked.ids)) - 1) // candidates
+
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """See `Stage.apply`."""
         if not completions:
-            return Outcome()
+            return self.unjudged(chain)
         probs, mass = probabilities(completions[0].option_logprobs)
         best = max(range(len(probs)), key=probs.__getitem__)
         value = sum(i * p for i, p in enumerate(probs)) if self.spec.method == "expected" else float(best)

@@ -187,6 +187,17 @@ def test_a_full_context_ends_the_thought_and_is_no_error(tmp_path: Path) -> None
     assert any(row["stop_reason"] == "context_length" and row["answer"] for row in rows(result, "chains"))
 
 
+@pytest.mark.parametrize("graph", ["target-steps", "target", "likelihood", "specreason", "speccot"])
+def test_a_thought_that_fills_the_context_is_answered_and_nothing_is_drafted_in_vain(tmp_path: Path, graph: str) -> None:
+    result = solve(tmp_path, graph=graph, settings=("engines.*.max_model_len=360", "engines.*.text.steps_mean=30"))
+    assert result.exit_code == 0
+    calls, full = rows(result, "calls"), [row for row in rows(result, "chains") if row["stop_reason"] == "context_length"]
+    assert graph == "target" or len(full) > 9
+    assert all(row["answer"] for row in rows(result, "chains"))
+    assert {row["error_type"] for row in calls} == {None}
+    assert all(row["thought_tokens"] > 200 for row in full)  # 16 to 20 tokens of problem and 64 for the answer
+
+
 def test_a_problem_that_does_not_fit_at_all_is_a_failed_chain(tmp_path: Path) -> None:
     result = solve(tmp_path, settings=("engines.target.max_model_len=16",))
     assert result.exit_code == 3
