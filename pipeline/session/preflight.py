@@ -18,6 +18,7 @@ from pipeline.graph.plugins import broken_plugins, engine_specs, stage_specs
 from pipeline.graph.spec import GraphSpec
 from pipeline.runtime.speculation.cost_model import CostModel
 from pipeline.session.checks.adapters import unused_adapters
+from pipeline.session.checks.call_time import time_notices
 from pipeline.session.checks.modes import calibrated_costs, check_modes
 from pipeline.session.checks.order import Thoughts, earlier_thoughts
 from pipeline.session.checks.replay import announcements, check_replay, resolved
@@ -162,11 +163,12 @@ def _input(run: Preflight) -> RunInput:
 
 def notices(plan: Plan) -> list[str]:
     """Sentences for a person before the run: which foreign code runs, which plugins cannot be loaded, where replayed engines have their
-    times from, which limits cut simulated thoughts, which adapters are there for nothing."""
+    times from, which limits cut simulated thoughts, which adapters are there for nothing, which calls cannot end in time."""
     return [
         *(f"warning: {each}" for each in broken_plugins()),
         *cautions(plan.engines),
         *announcements(plan),
         *room_notices(plan),
         *unused_adapters(plan),
+        *time_notices(plan),
     ]
