@@ -41,6 +41,7 @@ def test_of_a_server_it_is_said_how_fast_it_must_be(tmp_path: Path, more: str, r
     assert time_notices(load_plan(TARGET, engines, ("token_budget=250", "answer_tokens=20"))) == []
 
 
+@pytest.mark.slow
 def test_what_is_foreseen_happens(tmp_path: Path) -> None:
     """And where nothing is foreseen nothing expires."""
     slow = ("engines.*.device.overhead_s=1", "token_budget=200", "answer_tokens=20")
