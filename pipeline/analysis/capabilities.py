@@ -48,12 +48,13 @@ def with_purpose(calls: Rows) -> Rows:
     return calls.append_column("purpose", pc.if_else(guides, "guide", purpose))
 
 
-def read_steps(run: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Read the steps table of the run folder `run` in batches, with `columns`, `verify_kind` and all `SCALE_COLUMNS`.
+def read_steps(run: Path, columns: Sequence[str], maybe: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+    """Read the steps table of the run folder `run` in batches, with `columns`, those of `maybe` that it has, `verify_kind` and all
+    `SCALE_COLUMNS`.
 
     The `SCALE_COLUMNS` are null in steps that were not verified. Raises `InputError` as `read_batches` does.
     """
-    for batch in read_batches(run, "steps", tuple(dict.fromkeys((*columns, "verify_kind"))), maybe=tuple(SCALE_COLUMNS)):
+    for batch in read_batches(run, "steps", tuple(dict.fromkeys((*columns, "verify_kind"))), maybe=(*SCALE_COLUMNS, *maybe)):
         yield _with_scale(batch)
 
 

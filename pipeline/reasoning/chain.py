@@ -29,6 +29,8 @@ class Span(Struct, frozen=True):
     text: str
     closes: bool = False
     """Whether the thought ends with this text."""
+    cut: bool = False
+    """Whether it ended at its limit, and not where a text of its kind ends."""
 
 
 class Scale(Struct, frozen=True):

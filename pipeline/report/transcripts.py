@@ -4,7 +4,7 @@ Only the chains asked for are held. All text is sanitized: control characters ar
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from pipeline.analysis.capabilities import is_share, read_steps, scale_of
 from pipeline.analysis.time.queued import COLUMNS as QUEUED
 from pipeline.analysis.time.queued import queued_s
 from pipeline.data.problems import Problems, open_problems
-from pipeline.errors import BadRow, InputError
+from pipeline.engines.registry import backend_of
+from pipeline.errors import BadRow, InputError, PipelineError
 from pipeline.files import open_file
 from pipeline.report.chain_list import ChainList
 from pipeline.text import sanitize
@@ -96,6 +97,8 @@ class Step(Struct, frozen=True, kw_only=True):
     wait_s: float
     verdict: str | None
     """The verdict in words; null for a step that was not verified."""
+    cut: bool
+    """Whether it ended at its limit; guidance always does, and is not meant."""
     candidates: tuple[Candidate, ...]
 
 
@@ -141,7 +144,7 @@ def transcripts_of(folder: Path, run: RunFile, why: Mapping[str, tuple[str, ...]
     rows = {row["chain_id"]: row for row in _rows(read_batches(folder, "chains", CHAIN_COLUMNS), list(why))}
     steps: dict[str, list[Step]] = {}
     size = 0
-    for row in _rows(read_steps(folder, STEP_COLUMNS), list(why)):
+    for row in _rows(read_steps(folder, STEP_COLUMNS, ["cut"]), list(why)):
         if size < MOST_TRANSCRIPTS or row["chain_id"] in steps:
             step = step_of(row)
             steps.setdefault(row["chain_id"], []).append(step)
@@ -151,6 +154,27 @@ def transcripts_of(folder: Path, run: RunFile, why: Mapping[str, tuple[str, ...]
     queued = queued_s(read_batches(folder, "calls", QUEUED), kept)
     transcripts = [_transcript(rows[name], why[name], problems, steps.get(name, []), queued[name]) for name in kept]
     return Transcripts(tuple(transcripts), len(why) - len(kept))
+
+
+def unused_drafts(folder: Path, run: RunFile, chain: str) -> list[str]:
+    """What was drafted after the last step of `chain`, so that it is in none; a number of tokens where the tokenizer cannot be had."""
+    last = max((row["calls"] or 0 for row in _rows(read_batches(folder, "steps", ["chain_id", "calls"]), [chain])), default=0)
+    columns = ["chain_id", "call_index", "purpose", "engine", "error_type", "output_token_ids"]
+    found = []
+    for row in _rows(read_batches(folder, "calls", columns), [chain]):
+        if row["purpose"] == "draft" and row["error_type"] is None and row["call_index"] >= last:
+            decode = _decoder(row["engine"], run)
+            found += [f"({len(ids)} tokens)" if decode is None else shown(decode(ids)) for ids in row["output_token_ids"]]
+    return found
+
+
+def _decoder(role: str, run: RunFile) -> Callable[[Sequence[int]], str] | None:
+    spec = run.plan.engines[role]
+    try:
+        make = backend_of(spec).tokenizer
+        return None if make is None else make(role, spec).decode
+    except PipelineError:
+        return None
 
 
 def _rows(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -237,6 +261,7 @@ def step_of(row: Mapping[str, Any]) -> Step:
         time_s=row["step_time_s"],
         wait_s=row["wait_time_s"],
         verdict=_said(row),
+        cut=bool(row.get("cut")) and row["decision"] != "guidance",
         candidates=tuple(_candidates(row)),
     )
 

@@ -230,6 +230,7 @@ class ChainRecorder:
                 self._clock.unix_ns(now),
                 self._calls,
                 step.mode,
+                step.span.cut,
             )
         )
         self._step_started, self._round = now, RoundTotals()

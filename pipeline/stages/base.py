@@ -144,4 +144,4 @@ class EngineStage:
         ids = candidate.ids
         hidden = not ids and candidate.finish_reason == "length"
         closes = candidate.ended or hidden or (ids[-1:] == self.close_ids != ())
-        return Span(self.role, ids, candidate.text, closes)
+        return Span(self.role, ids, candidate.text, closes, candidate.finish_reason == "length" and not closes)

@@ -115,7 +115,9 @@ class GenerateStage(EngineStage):
         finished = candidate.finish_reason == "stop"
         if not self.close_ids or self.close_ids[0] not in ids:
             answers = finished and not self.close_ids
-            return Span(self.role, ids, text, finished), Span(self.role, ids, text) if answers else None
+            return Span(self.role, ids, text, finished, candidate.finish_reason == "length"), Span(
+                self.role, ids, text
+            ) if answers else None
         cut = ids.index(self.close_ids[0]) + 1
         mark = self.builder.prompts.thought.close
         closed = self.builder.tokenizer.decode(ids[:cut]).count(mark)  # the thought may spell it out before

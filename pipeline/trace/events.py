@@ -251,6 +251,9 @@ class StepRow(Struct, frozen=True):
     mode: str | None = None
     """`speculative`: the loop wrote it, or the guidance before it; `direct`: the target alone. Null of graphs in whose loops nothing
     is drafted, and in traces of earlier versions."""
+    cut: bool | None = None
+    """Whether it ended at a limit of tokens (its stage's, the budget's or the context's), and not at a blank line, the end of the thought
+    or of the sequence. Null in traces of earlier versions."""
 
 
 class ChainRow(Struct, frozen=True):

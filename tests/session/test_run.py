@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pipeline.analysis.compare.runs import read_run
 from pipeline.analysis.summary import summarize
 from pipeline.errors import GraphError, InputError, UsageError
+from pipeline.report.transcripts import unused_drafts
 from pipeline.session.options import RunOptions
 from pipeline.session.regrade import regrade
 from pipeline.session.run import run
@@ -150,7 +151,20 @@ def test_every_drafted_token_is_counted_and_those_of_no_step_are_unused(tmp_path
     drafted = sum(row["output_tokens"] for row in rows(result, "calls") if row["purpose"] == "draft")
     assert found.draft_tokens == drafted > 0
     assert found.wasted_draft_tokens == sum(row["wasted_draft_tokens"] for row in rows(result, "chains"))
-    assert graph or any(not row["steps"] for row in rows(result, "chains"))
+    if not graph:
+        empty = next(row["chain_id"] for row in rows(result, "chains") if not row["steps"])
+        drafts = unused_drafts(result.folder, result.run, empty)
+        assert len(drafts) == 3
+        assert all("step 1 of" in draft for draft in drafts)
+
+
+def test_a_step_that_was_cut_at_its_limit_is_marked_and_no_other(tmp_path: Path) -> None:
+    result = solve(tmp_path, settings=("step_tokens=30",))
+    steps = [row for row in rows(result, "steps") if row["decision"] != "guidance"]
+    cut = [row for row in steps if not row["step_text"].endswith(("\n\n", "</think>"))]
+    assert 0 < len(cut) < len(steps)
+    assert [row for row in steps if row["cut"]] == cut
+    assert all(len(row["step_token_ids"]) == 30 for row in cut)
 
 
 def test_a_call_that_takes_too_long_fails_its_chain(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """`pipeline show RUN [PROBLEM]`: one chain of a run in the terminal, step by step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -10,7 +10,7 @@ from pipeline.cli.located import RunFolder
 from pipeline.cli.runs.folder import print_flaws
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.errors import UsageError, did_you_mean
-from pipeline.report.transcripts import Candidate, Step, Transcript, transcripts_of
+from pipeline.report.transcripts import Candidate, Step, Transcript, transcripts_of, unused_drafts
 from pipeline.trace.read import check_folder, read_batches
 from pipeline.trace.run_file import RunFile
 
@@ -35,7 +35,8 @@ def show(run: Path, problem: str | None, sample: int, candidates: bool, debug: b
     chain = _chain(run, problem, sample)
     [transcript] = transcripts_of(run, RunFile.read(run), {chain: ()}).transcripts
     console = PlainConsole()
-    for line in _lines(transcript, candidates):
+    unused = unused_drafts(run, RunFile.read(run), chain) if candidates else []
+    for line in _lines(transcript, candidates, unused):
         console.print(line)
 
 
@@ -60,12 +61,16 @@ def _chain(run: Path, problem: str | None, sample: int) -> str:
     raise UsageError(f"{run}: no finished chain of problem {problem!r}, sample {sample}; {did_you_mean(problem, list(known))}")
 
 
-def _lines(transcript: Transcript, candidates: bool) -> Iterator[Text]:
+def _lines(transcript: Transcript, candidates: bool, unused: Sequence[str]) -> Iterator[Text]:
     yield Text(transcript.chain_id, "bold")
     yield Text(transcript.facts, "dim")
     yield Text(f"\n{transcript.problem or '(the text of the problem was not kept, and its file is gone or has changed)'}\n")
     for step in transcript.steps:
         yield from _step(step, candidates)
+    if unused:
+        yield Text(f"drafts of which no step came: {len(unused)}", "dim")
+        yield from (Text(f"    ({number}) {draft.rstrip()}", "dim red") for number, draft in enumerate(unused, 1))
+        yield Text()
     if transcript.answer_text:
         yield Text(transcript.answer_text)
     yield Text.assemble(
@@ -80,7 +85,7 @@ def _verdict(transcript: Transcript) -> tuple[str, str]:
 
 def _step(step: Step, candidates: bool) -> Iterator[Text]:
     head = f"[{step.index}] {step.decision} · {step.engine} · {step.tokens} token{'' if step.tokens == 1 else 's'} · {step.time_s:.3g} s"
-    yield Text(f"{head} · {step.verdict}" if step.verdict else head, "dim")
+    yield Text(" · ".join(filter(None, (head, step.verdict, "cut at its limit" if step.cut else ""))), "dim")
     yield Text(step.text.rstrip("\n"), STYLES.get(step.decision, "blue"))
     for number, each in enumerate(step.candidates, 1):
         if candidates and not each.chosen:
