@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from pipeline.analysis.resources import EngineFacts, answers, engine_facts, facts_of
 from pipeline.analysis.summary import Summary, summarize
 from pipeline.analysis.time.timeline import Array
-from pipeline.errors import InputError
+from pipeline.errors import BadRow, InputError
 from pipeline.files import new_file
 from pipeline.graph.spec import Param
 from pipeline.trace.events import UNFINISHED
@@ -65,8 +65,8 @@ class Point(Coordinates, frozen=True, kw_only=True):
     """The last part of `wall_s`, in which fewer chains lived than the batch size."""
     orchestrator_cpu_s: float | None
     problems_per_s: float | None
-    """Finished problems over the wall time, the tail included. Null, as are the other speeds of the run, where chains failed: their time
-    is no speed."""
+    """Finished problems over the wall time, the tail included. Null, as are the other speeds of the run, where chains failed that an
+    engine worked for: their time is no speed. Rows that hold no problem fail at once."""
     steady_problems_per_s: float | None
     """Problems that ended before the tail, over the time before it; null where all of the run was tail."""
     output_tokens_per_s: float | None
@@ -101,8 +101,8 @@ class Point(Coordinates, frozen=True, kw_only=True):
 
     @property
     def timed_s(self) -> float | None:
-        """The wall time as a figure of speed: None where chains failed."""
-        return None if self.failed else self.wall_s
+        """The wall time as a figure of speed: None where chains failed, see `problems_per_s`."""
+        return None if self.problems_per_s is None else self.wall_s
 
     @property
     def answers(self) -> str | None:
@@ -139,7 +139,7 @@ def point_of_run(
     chains = _chains(folder)
     wall_s = summary.wall_time_s or summary.span_s
     tail_s = min(summary.tail_time_s or 0.0, wall_s)
-    whole = not summary.failed
+    whole = summary.failed == summary.errors.get(BadRow.__name__, 0)
     return Point(
         **structs.asdict(coordinates),
         simulated=simulated,

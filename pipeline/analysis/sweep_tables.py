@@ -59,7 +59,7 @@ def _unlike(curve: Mapping[int, Sequence[Point]]) -> str:
 
 def _failures(found: Curves) -> Iterator[str]:
     for name, curve in found.items():
-        lost = {size: sum(point.failed for point in points) for size, points in curve.items()}
+        lost = {size: sum(point.failed for point in points if point.timed_s is None) for size, points in curve.items()}
         if clauses := [f"{count} at batch size {size}" for size, count in lost.items() if count]:
             yield f"{name}: chains failed, {', '.join(clauses)}: it is not compared there."
 
@@ -101,7 +101,7 @@ def _cells(points: Sequence[Point], ratio: Spread | None) -> tuple[str, ...]:
         ranged(spread(point.problems_per_s for point in points)),
         ranged(ratio),
         ranged(spread(point.steady_problems_per_s for point in points)),
-        ranged(spread(None if point.failed else point.tail_s for point in points)),
+        ranged(spread(None if point.timed_s is None else point.tail_s for point in points)),
         ranged(spread(point.chain_p50_s for point in points)),
         plain_percent(_median(spread(point.acceptance_rate for point in points))),
         f"{accuracy} ({failed} chains failed)" if failed else accuracy,

@@ -118,7 +118,7 @@ def test_differences_are_over_the_problems_both_have(table: Make) -> None:
         ({"batch_size": 1}, "batch_size is 1, the baseline's 8"),
         ({"replicas": 4}, "replicas is 4, the baseline's 1"),
         ({"status": "interrupted"}, "it is interrupted: only finished chains count"),
-        ({"failed": 2}, "2 chains failed: they count as wrong, are in no other figure, and the run has no wall time to compare"),
+        ({"failed": 2}, "2 chains failed: they count as wrong and are in no other figure"),
         ({"simulated": True}, "one of the two is simulated, the other measured"),
         (
             {"host": Host(processor="another")},

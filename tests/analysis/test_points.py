@@ -44,10 +44,10 @@ def test_facts_come_back_from_the_file_and_are_none_in_earlier_ones(tmp_path: Pa
 
 
 def test_a_run_with_failed_chains_has_no_speed_and_is_not_compared(tmp_path: Path) -> None:
-    for name, extra in (("target", ()), ("speccot", (b'{"problem_id": "lost"}',))):
-        (tmp_path / name).mkdir()
-        problems = write_problems(tmp_path / name, 4, extra)
-        run(RunOptions(graph=ROOT / f"graphs/{name}.yaml", engines=SIM, input=problems, output=tmp_path / name / "run"))
+    problems = write_problems(tmp_path, 8, (b'{"problem_id": "no problem"}',))  # which fails at once, on both sides
+    faulty = ("engines.target.faults.garbage_share=0.02", "engines.target.max_retries=0")
+    for name, settings in (("target", ()), ("speccot", faulty)):
+        run(RunOptions(graph=ROOT / f"graphs/{name}.yaml", engines=SIM, input=problems, settings=settings, output=tmp_path / name / "run"))
     made = [
         point_of_run(
             tmp_path / name / "run",
@@ -61,16 +61,17 @@ def test_a_run_with_failed_chains_has_no_speed_and_is_not_compared(tmp_path: Pat
     ]
     whole, lost = made
     speeds = ("problems_per_s", "steady_problems_per_s", "output_tokens_per_s", "committed_tokens_per_s", "chain_p50_s", "over_limit")
-    assert (whole.failed, lost.failed) == (0, 1)
+    assert (whole.failed, whole.problems) == (1, 9)
+    assert 1 < lost.failed < 9
     assert {getattr(lost, name) for name in speeds} == {None}
     assert None not in {getattr(whole, name) for name in speeds if not name.startswith("steady")}
     write_points(tmp_path / "points.parquet", made)
     assert read_points(tmp_path / "points.parquet") == made
-    assert crossings(made)[0] == "speccot, pipelined: chains failed, 1 at batch size 8: it is not compared there."
+    assert crossings(made)[0] == f"speccot, pipelined: chains failed, {lost.failed} at batch size 8: it is not compared there."
     assert crossings(made)[-1] == stated([])
     cells = [dict(zip(table.columns, table.rows[0], strict=True)) for table in sweep_tables(made)]
     assert (cells[1]["problems/s"], cells[1]["of target alone"], cells[1]["/ limit"]) == ("-", "-", "-")
-    assert cells[1]["accuracy"].endswith(" of simulated answers (1 chains failed)")
+    assert cells[1]["accuracy"].endswith(f" of simulated answers ({lost.failed} chains failed)")
 
 
 def test_another_file_is_no_file_of_points(tmp_path: Path) -> None:

@@ -225,7 +225,9 @@ def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
     if run.status != "finished":
         said.append(f"it is {run.status}: only finished chains count")
     if run.failed:
-        said.append(f"{run.failed} chains failed: they count as wrong, are in no other figure, and the run has no wall time to compare")
+        said.append(f"{run.failed} chains failed: they count as wrong and are in no other figure")
+    if run.lost:
+        said.append("as chains failed, it has no wall time to compare")
     if run.cancelled:
         said.append(f"{run.cancelled} chains were cancelled and are in no figure")
     if (mass := option_mass(run.masses)) and mass.flagged:

@@ -196,7 +196,7 @@ def figures(run: RunTable, base: RunTable) -> Compared:
     """The figures of `run`, and how they differ from those of `base`."""
     tokens = run.thought_tokens + run.answer_tokens
     verified = run.accepted + run.fallbacks
-    wall_s = None if run.failed else run.wall_time_s
+    wall_s = None if run.lost else run.wall_time_s
     thinking = sum((run.kinds_s[kind] for kind in THINKING), np.zeros(len(run.chains)))
     return Compared(
         run=run.name,

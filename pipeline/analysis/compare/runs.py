@@ -175,6 +175,11 @@ class RunTable(Struct, frozen=True, kw_only=True):
     """Null for runs without a rewards table."""
 
     @property
+    def lost(self) -> int:
+        """Chains that failed although their rows held problems: what an engine worked for them is in the wall time."""
+        return max(0, self.failed - self.input.bad_rows * self.samples * max(1, len(self.pooled)))
+
+    @property
     def finished(self) -> Array:
         """1 for each problem with a finished chain, else 0: the weights of figures that failed chains are not in."""
         return (self.chains > 0).astype(float)
