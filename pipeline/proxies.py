@@ -31,3 +31,14 @@ def proxy_variable(url: str) -> str | None:
     scheme = next((each for each in (parts.scheme, "all") if proxies.get(each)), None)
     names = () if scheme is None else (f"{scheme}_proxy", f"{scheme.upper()}_PROXY")
     return next((name for name in names if os.environ.get(name)), None)
+
+
+def ask_directly(url: str) -> None:
+    """Let libraries that read the environment themselves ask the host of `url` without a proxy, where it is this machine."""
+    host = urlsplit(url).hostname
+    if host is None or not is_loopback(url):
+        return
+    for name in ("no_proxy", "NO_PROXY"):
+        known = os.environ.get(name, "")
+        if host not in known.split(","):
+            os.environ[name] = ",".join(filter(None, (known, host)))

@@ -1,11 +1,13 @@
 """Through which proxy a URL is asked: never one on this machine, and of others the variable is known."""
 
+import os
+
 import anyio
 import pytest
 
 from pipeline.engines.openai.client import Broken, Server
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.proxies import is_loopback, proxy_variable
+from pipeline.proxies import ask_directly, is_loopback, proxy_variable
 from tests.support.paths import MODELS
 from tests.support.small_server import VLLM, small_server
 
@@ -65,3 +67,11 @@ def test_a_server_here_is_asked_directly_and_another_s_error_names_the_variable(
         assert anyio.run(status, small.base_url) == 200
     with pytest.raises(Broken, match="cannot be reached through the proxy that HTTP_PROXY names: "):
         anyio.run(status, "http://models.invalid/v1")
+
+
+def test_a_store_here_is_asked_directly_by_a_library_that_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "a.org")
+    monkeypatch.setenv("NO_PROXY", "")
+    for url in ("http://127.0.0.1:9000", "http://127.0.0.1:9000", "http://b.org", "http://"):
+        ask_directly(url)
+    assert (os.environ["no_proxy"], os.environ["NO_PROXY"]) == ("a.org,127.0.0.1", "127.0.0.1")

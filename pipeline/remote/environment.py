@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import StoreError
+from pipeline.proxies import ask_directly
 from pipeline.remote.url import Url
 
 CONNECT_S, ANSWER_S = 5.0, 20.0
@@ -85,6 +86,7 @@ def _gs(url: Url) -> Any:
     if not anonymous and not _has_gs_credentials(environment):
         raise StoreError(str(url), NO_GS)
     scheme, _, host = server.rpartition("://")
+    ask_directly(f"http://{host}")
     return fs.GcsFileSystem(
         anonymous=anonymous,
         scheme=(scheme or "http") if server else None,

@@ -60,7 +60,7 @@ def flaw_in_contract(contract: type, thing: object) -> str | None:
     members = [*contract.__annotations__, *(name for name in vars(contract) if not name.startswith("_"))]
     lacking = [name for name in members if not hasattr(thing, name)]
     if lacking:
-        return f"is a {type(thing).__name__} without `{lacking[0]}`; `pipeline.engine.{contract.__name__}` says what it must have"
+        return f"has no `{lacking[0]}` (a {type(thing).__name__}); `pipeline.engine.{contract.__name__}` says what it must have"
     return None
 
 

@@ -93,6 +93,16 @@ def test_a_server_that_lists_nothing_and_answers_nothing_is_quoted(listed: int |
             found(server)
 
 
+def test_a_server_that_closes_the_connection_behind_its_failure_is_asked_once_more() -> None:
+    def fails(handler: Any, reply: Any) -> None:
+        handler.close_connection = handler.path.endswith("/models")
+        (status(500) if handler.close_connection else handler.__class__.send)(handler, reply)
+
+    with small_server(VLLM, TOKENIZER) as server:
+        server.always = fails
+        assert found(server) == ("interrupt",)
+
+
 def test_a_server_without_a_list_is_asked_for_a_completion() -> None:
     with small_server(VLLM, TOKENIZER) as server:
         server.always = lambda handler, reply: (status(500) if handler.path.endswith("/models") else handler.__class__.send)(handler, reply)

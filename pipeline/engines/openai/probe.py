@@ -166,9 +166,15 @@ async def served_model(
     model = next((each for each in known if each.id == name), None)
     if model is not None:
         return model
+
+    async def asked(other: str) -> Reply:
+        with suppress(Broken):
+            return await ask(other)
+        return await ask(other)  # once more: a server that failed may close the connection behind its answer
+
     try:
-        reply = await ask(name)
-        if reply.ok and (isinstance(models, Reply) or not (await ask(f"{name}-{_NOBODY}")).ok):
+        reply = await asked(name)
+        if reply.ok and (isinstance(models, Reply) or not (await asked(f"{name}-{_NOBODY}")).ok):
             return ServedModel(name)
     except Broken as error:
         raise GraphError(where, f"the server {error}") from None
