@@ -23,7 +23,8 @@ _LACKS = {
     ),
     "scoring": (
         "gives no log probabilities of the tokens of a prompt, by which the stage `{stage}` judges",
-        "take an engine that gives them (torch, vllm, a vLLM server), or judge with `choose` or `score`",
+        "take an engine that gives them (torch, a vLLM server, vllm: on a GPU under its model runner V1 with "
+        "`max_num_batched_tokens: 2048` or less), or judge with `choose` or `score`",
     ),
     "marks": (
         "hides the mark that closes a thought, a special token of its model, at which the stage `{stage}` ends: no thought would",

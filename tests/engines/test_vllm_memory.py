@@ -14,6 +14,7 @@ from pipeline.engines.vllm.memory_plan import (
     batched_tokens,
     build,
     has_room,
+    may_score,
     memory_plan,
     on_cpu,
     overhead_bytes,
@@ -242,6 +243,18 @@ def test_an_iteration_is_as_long_as_vllm_makes_it(gib: int, name: str, tokens: i
     gpu = Gpu(index=0, cuda_name="0", name=name, memory_bytes=gib * GIB, free_bytes=gib * GIB)
     assert batched_tokens(VllmSpec(model="big"), gpu) == tokens
     assert batched_tokens(VllmSpec(model="big", max_num_batched_tokens=1000), gpu) == 1000
+
+
+@pytest.mark.parametrize(
+    ("runner", "tokens", "gpus", "fits"),
+    [("V2", 8192, 1, True), ("V1", 2048, 1, True), ("V1", 8192, 1, False), ("V1", 8192, 0, True)],
+)
+def test_scoring_under_the_older_runner_needs_memory_that_no_share_counts(runner: str, tokens: int, gpus: int, fits: bool) -> None:
+    """Of an 80 GiB card 4 GiB belong to no engine; a token takes 0.87 MiB with a vocabulary of 152,064."""
+    made = plan_of(pair(target={"gpu_memory_utilization": 0.85}, draft={"gpu_memory_utilization": 0.1}), machine(gpus, total=80))
+    facts = {"model_runner": runner, "max_num_batched_tokens": tokens}
+    assert may_score(made, "target", 152_064, 32_768, facts) is fits
+    assert may_score(made, "target", 152_064, 512, facts)  # no prompt is longer than that
 
 
 @pytest.mark.parametrize(("free", "fits"), [(8.1, True), (7.9, False)])

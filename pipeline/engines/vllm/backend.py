@@ -18,7 +18,7 @@ from pipeline.engines.process.engine import InterruptibleWorkerEngine, WorkerEng
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.startup import current_listener
 from pipeline.engines.vllm.check import check, examine_vllm, vllm_available
-from pipeline.engines.vllm.memory_plan import build, devices_of, has_room, widened
+from pipeline.engines.vllm.memory_plan import build, devices_of, has_room, may_score, widened
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.machine import Machine, bindable_cores, look
 from pipeline.worker_process import Program
@@ -35,13 +35,16 @@ async def open_vllm(specs: Mapping[str, VllmSpec]) -> AsyncIterator[Mapping[str,
     cannot be loaded; `EngineDead` when a worker dies while loading.
     """
     machine = look()
-    check(specs, machine)
+    plan = check(specs, machine)
     on_cpu = build(machine) == "cpu"
     core_requests = {role: CoreRequest(spec.core, spec.threads, on_cpu) for role, spec in specs.items()}
     cores = share_cores(core_requests, bindable_cores())
     programs = {role: program(spec, cores[role] if on_cpu else None, machine) for role, spec in specs.items()}
     engines = {role: _engine(setup(role, spec, cores[role]), spec, programs[role]) for role, spec in specs.items()}
     async with open_workers(_queues(specs, engines, on_cpu)) as opened:
+        for role, engine in engines.items():
+            if not may_score(plan, role, engine.vocab_size, engine.max_model_len, engine.facts):
+                engine.facts["cannot"] = (*engine.facts["cannot"], "scoring")  # type: ignore[misc]
         yield opened
 
 

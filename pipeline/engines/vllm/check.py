@@ -45,9 +45,11 @@ _FULL = 0.95
 _LEAST_SHARE = 0.1
 
 
-def check(specs: Mapping[str, VllmSpec], machine: Machine) -> None:
-    """Raise `GraphError` for the first reason why these roles cannot start on `machine`."""
-    refuse(findings(look_up(specs, machine)))
+def check(specs: Mapping[str, VllmSpec], machine: Machine) -> MemoryPlan:
+    """The memory plan of these roles; raises `GraphError` for the first reason why they cannot start on `machine`."""
+    plan = look_up(specs, machine)
+    refuse(findings(plan))
+    return plan
 
 
 def vllm_available(machine: Machine) -> Availability:

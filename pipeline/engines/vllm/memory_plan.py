@@ -4,6 +4,7 @@ Weights are what the model cards say; activations, graphs and workspaces are ass
 role's share is its cache. Sizes are bytes.
 """
 
+import math
 from collections.abc import Collection, Mapping
 
 from msgspec import Struct
@@ -31,6 +32,8 @@ CPU_BATCHED_TOKENS = 8192
 MOST_RANK = 512
 """The largest rank of a LoRA adapter that vLLM takes."""
 _RANKS = (16, 32, 64, 128, 256, 320, MOST_RANK)
+_SCORING_BYTES = 6
+"""For each token of a prompt that is scored and of the vocabulary, under model runner V1: logits, and their log-softmax in float32."""
 _SAMPLING_BYTES = 16
 """For each sequence and token of the vocabulary: the logits in float32, sorted, with their indices."""
 
@@ -161,6 +164,23 @@ def lora_bytes(spec: VllmSpec, shape: Shape | None, adapters: Mapping[str, Adapt
     if shape is None:
         return sum(adapter.parameters for adapter in mine) * _value_bytes(spec)
     return lora_slots(spec, cpu=cpu) * slot_parameters(shape, lora_rank(mine) or 0) * _value_bytes(spec)
+
+
+def may_score(plan: MemoryPlan, role: str, vocab_size: int, max_model_len: int, facts: Mapping[str, object]) -> bool:
+    """Whether an engine with these `facts` has the memory for log probabilities of the tokens of a prompt (`Request.scored_ids`).
+
+    On a GPU model runner V1 makes those of all tokens of an iteration at once, which no share counts: they must fit into what no engine
+    on its GPUs has. V2 makes few at a time.
+    """
+    spec, tokens = plan.specs[role], facts.get("max_num_batched_tokens")
+    if plan.on_cpu or facts.get("model_runner") != "V1" or not isinstance(tokens, int):
+        return True
+    spare = [
+        (1 - sum(share_of(plan.specs[other]) for other in gpu_roles(plan, gpu.index))) * gpu.memory_bytes
+        for gpu in plan.machine.gpus
+        if gpu.index in devices_of(spec) and gpu.memory_bytes is not None
+    ]
+    return min(tokens, max_model_len) * vocab_size * _SCORING_BYTES <= min(spare, default=math.inf)
 
 
 def weights_bytes(spec: VllmSpec, cards: Mapping[str, ModelCard], adapters: Mapping[str, AdapterCard], *, cpu: bool) -> int | None:
