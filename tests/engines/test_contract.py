@@ -472,7 +472,8 @@ def test_usage_and_statistics_add_up(converse: Converse) -> None:
         after = engine.statistics()
         assert after.requests - before.requests == len(OTHERS)
         for name in ("input_tokens", "cached_input_tokens", "output_tokens"):
-            assert getattr(after, name) - getattr(before, name) == sum(getattr(a.usage, name) for a in answers)
+            counted = (getattr(after, name) or 0) - (getattr(before, name) or 0)
+            assert counted == sum(getattr(a.usage, name) or 0 for a in answers)  # a server does not say what several candidates found
         assert after.busy_s > before.busy_s
         for answer, problem in zip(answers, OTHERS, strict=True):
             assert answer.usage.input_tokens == len(prompt_of(engine, problem))
