@@ -66,7 +66,7 @@ column_option = click.option(
     multiple=True,
     callback=_column,
     metavar="OURS=THEIRS",
-    help="Column of problem, answer, problem_id, options or grader.",
+    help="Column of problem, answer, problem_id, options or grader, or a path in one: problem=body.messages.",
 )
 
 
@@ -108,8 +108,8 @@ PRESET_HELP = "Settings of a paper: speccot, specreason, scot, or a file. --set 
 preset_option = click.option("--preset", type=click.Path(path_type=Path), metavar="NAME", help=PRESET_HELP)
 SAMPLES_HELP = "Samples per problem.  [default: that of --preset, else 1]"
 INPUT_HELP = (
-    "Problems: a Parquet, JSON lines, JSON or CSV file, a folder or 'pattern*' of them, by path or s3:// or gs:// URL; hf://OWNER/NAME;"
-    " or - for stdin. May be repeated."
+    "Problems: a Parquet, Arrow, JSON lines, JSON or CSV file, a folder or 'pattern*' of them, by path or s3:// or gs:// URL;"
+    " hf://OWNER/NAME[@REVISION][:CONFIG][/SPLIT]; or - for stdin. May be repeated."
 )
 input_option = click.option("--input", "inputs", required=True, multiple=True, metavar="FILE", help=INPUT_HELP)
 limit_option = click.option("--limit", type=click.IntRange(1, MOST_ROWS), help="Only the first N rows.")

@@ -1,19 +1,28 @@
 """Where in a row our columns are: `--column` mappings and the names that data sets use enter, the values of a row leave."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.data.values import Keys, keys_of, value_at
 from pipeline.errors import InputError, did_you_mean
 
 COLUMNS = ("problem", "answer", "problem_id", "options", "grader")
 """Our names of the columns. Only `problem` must be in a file, and every column that `--column` maps."""
+MOST_SHAPES = 1000
+"""So many sets of columns that rows have are remembered at most."""
 GPQA = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 ALSO: dict[str, tuple[tuple[str, ...], ...]] = {
     "options": (("choices",), GPQA),
     "answer": (("answerKey",), GPQA[:1]),
 }
 """Columns that are taken where a row has none of our name and none is mapped: those of MMLU, ARC and GPQA."""
+
+
+class Fields(NamedTuple):
+    """A row, and by our names what its columns are called: one, of options also several, none where it has no such column."""
+
+    names: Mapping[str, tuple[str, ...]]
+    record: Mapping[str, Any]
 
 
 class Columns:
@@ -31,6 +40,7 @@ class Columns:
         for ours, theirs in mapped.items():
             self._names[ours] = (theirs, *(theirs.split(",") if ours == "options" and "," in theirs else ()))
         also = [names for each in ALSO.values() for names in each]
+        self._shapes: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}
         self._keys = {name: _keys(name) for names in (*self._names.values(), *also) for name in names}
 
     @property
@@ -43,8 +53,17 @@ class Columns:
         """What a column is called in messages."""
         return str(self._names[ours][0])
 
-    def found(self, ours: str, record: Mapping[str, Any]) -> tuple[str, ...]:
-        """The names in a row of what is our column: one, or of options several; empty where it has none."""
+    def of(self, record: Mapping[str, Any]) -> Fields:
+        """The fields of a row. Rows with the same columns are looked at once."""
+        shape = tuple(record)
+        known = self._shapes.get(shape)
+        if known is None:
+            if len(self._shapes) >= MOST_SHAPES:
+                self._shapes.clear()
+            known = self._shapes[shape] = {ours: self._found(ours, record) for ours in COLUMNS}
+        return Fields(known, record)
+
+    def _found(self, ours: str, record: Mapping[str, Any]) -> tuple[str, ...]:
         whole, *parts = self._names[ours]
         if self._has(whole, record):
             return (whole,)
@@ -55,7 +74,7 @@ class Columns:
         return next((names for names in ALSO.get(ours, ()) if all(name in record for name in names)), ())
 
     def value(self, name: str, record: Mapping[str, Any]) -> Any:
-        """The value in a row by one of the names that `found` gave; raises `Flaw` for a path that leads nowhere."""
+        """The value in a row by one of the names that `Fields` has; raises `Flaw` for a path that leads nowhere."""
         if name in record:
             return record[name]
         keys = self._keys[name]

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from pipeline.data.chat import chat_of
-from pipeline.data.columns import Columns
+from pipeline.data.columns import Columns, Fields
 from pipeline.data.formats import open_source
 from pipeline.data.options import Options, letter_of, options_of, shown_in, shuffled, ways_to_count, whole_number
 from pipeline.data.part import ALL, Part, RowSample
@@ -209,12 +209,13 @@ class Problems:
         try:
             if isinstance(record, Flaw):
                 raise record
-            history, text = self._problem(record)
-            grader = self._grader(record)
-            options, answer = self._choice(text, record) if grader in (None, "letter") else ((), None)
+            fields = self._columns.of(record)
+            history, text = self._problem(fields)
+            grader = self._grader(fields)
+            options, answer = self._choice(text, fields) if grader in (None, "letter") else ((), None)
             if options is None:
                 options, grader = (), "letter"  # the text shows them
-            return Problem(row, self._id(row, record), text, answer or self._answer(record), options, grader, history)
+            return Problem(row, self._id(row, fields), text, answer or self._answer(fields), options, grader, history)
         except Flaw as flaw:
             return BadRow(str(self.path), row, str(flaw), self._row_name(row))
 
@@ -225,29 +226,29 @@ class Problems:
             name += "*"
         return name
 
-    def _value(self, ours: str, record: Mapping[str, Any]) -> tuple[str, Any]:
+    def _value(self, ours: str, fields: Fields) -> tuple[str, Any]:
         """The name in the row of one of our columns and its value; the value None where it has no such column."""
-        found = self._columns.found(ours, record)
+        found, own = fields.names[ours], self._columns.name(ours)
         if not found:
-            return self._columns.name(ours), None
-        if found[0] != self._columns.name(ours):
-            self._chosen[ours] = f"its column `{found[0]}` is taken for `{ours}`"
-        return found[0], self._columns.value(found[0], record)
+            return own, None
+        name = found[0]
+        if name != own:
+            self._chosen[ours] = f"its column `{name}` is taken for `{ours}`"
+        return name, fields.record[name] if name in fields.record else self._columns.value(name, fields.record)
 
-    def _id(self, row: int, record: Mapping[str, Any]) -> str:
-        if "problem_id" not in self._columns.mapped and "problem_id" not in record:
+    def _id(self, row: int, fields: Fields) -> str:
+        if not fields.names["problem_id"] and "problem_id" not in self._columns.mapped:
             return str(row)
-        name, value = self._value("problem_id", record)
+        name, value = self._value("problem_id", fields)
         if isinstance(value, float) and abs(value) >= 2**53:
-            raise Flaw(
-                f"`{name}` is the float {value!r}, and such large floats do not tell whole numbers apart; write ids as integers or text"
-            )
+            what = "and such large floats do not tell whole numbers apart; write ids as integers or text"
+            raise Flaw(f"`{name}` is the float {value!r}, {what}")
         text = as_text(name, value)
         return _bounded(name, text, MOST_ID) if text and text.strip() else self._row_name(row)
 
-    def _problem(self, record: Mapping[str, Any]) -> tuple[tuple[Message, ...], str]:
+    def _problem(self, fields: Fields) -> tuple[tuple[Message, ...], str]:
         """The chat before the problem and its text."""
-        name, value = self._value("problem", record)
+        name, value = self._value("problem", fields)
         chat = chat_of(name, value)
         if chat is not None:
             _bounded(name, "".join(message.content for message in chat), MOST_PROBLEM)
@@ -255,36 +256,37 @@ class Problems:
         if value is not None and not isinstance(value, str):
             raise Flaw(f"`{name}` is {kind_of(value)}, expected text or the messages of a chat")
         if value is None or not value.strip():
-            raise Flaw(f"`{name}` is empty" if self._columns.found("problem", record) else f"has no `{name}`")
+            raise Flaw(f"`{name}` is empty" if fields.names["problem"] else f"has no `{name}`")
         return (), _bounded(name, value, MOST_PROBLEM)
 
-    def _answer(self, record: Mapping[str, Any]) -> str | None:
-        name, value = self._value("answer", record)
+    def _answer(self, fields: Fields) -> str | None:
+        name, value = self._value("answer", fields)
         if isinstance(value, list):
             value = ", ".join(as_text(name, each) or "" for each in value)
         text = _bounded(name, as_text(name, value) or "", MOST_ANSWER).rpartition("####")[2].strip()
         return text or None
 
-    def _choice(self, problem: str, record: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, str | None]:
+    def _choice(self, problem: str, fields: Fields) -> tuple[tuple[str, ...] | None, str | None]:
         """The options of a row, None where the problem shows them, and the letter of its answer; neither where it is no multiple choice."""
-        names = self._columns.found("options", record)
-        if len(names) > 1:
-            self._chosen["options"] = f"its columns {', '.join(f'`{name}`' for name in names)} are taken for the options"
-        options = self._options(names, record)
+        options = self._options(fields)
         if not options.texts:
             return (), None
-        name, answer = self._value("answer", record)
-        if name in names:  # the first of them is always right, which must not show
+        name, answer = self._value("answer", fields)
+        if name in fields.names["options"]:  # of which the right one is always the same, which must not show
             texts = shuffled(options.texts, problem, 0)
             return texts, LETTERS[texts.index(str(as_text(name, answer)).strip())]
         letter = letter_of(name, answer, options, self._counted() if whole_number(answer, options) is not None else None)
         return None if shown_in(problem, options.texts) else options.texts, letter
 
-    def _options(self, names: Sequence[str], record: Mapping[str, Any]) -> Options:
+    def _options(self, fields: Fields) -> Options:
+        names = fields.names["options"]
+        if not names:
+            return Options()
         if len(names) == 1:
-            name, value = self._value("options", record)
+            name, value = self._value("options", fields)
         else:
-            name, value = ", ".join(names), [self._columns.value(each, record) for each in names]
+            name, value = ", ".join(names), [self._columns.value(each, fields.record) for each in names]
+            self._chosen["options"] = f"its columns {', '.join(f'`{each}`' for each in names)} are taken for the options"
         options = options_of(name, value)
         for text in options.texts:
             _bounded("options", text, MOST_ANSWER)
@@ -302,10 +304,11 @@ class Problems:
         for _, record in self._open().records(self._columns.wanted):
             with suppress(Flaw):
                 if not isinstance(record, Flaw):
-                    yield self._value("answer", record)[1], self._options(self._columns.found("options", record), record)
+                    fields = self._columns.of(record)
+                    yield self._value("answer", fields)[1], self._options(fields)
 
-    def _grader(self, record: Mapping[str, Any]) -> Kind | None:
-        theirs, value = self._value("grader", record)
+    def _grader(self, fields: Fields) -> Kind | None:
+        theirs, value = self._value("grader", fields)
         if not value:
             return None
         *known, last = *KINDS, *grader_names()
@@ -384,7 +387,8 @@ def duplicates(ids: Callable[[], Iterable[tuple[int, str]]], hashes: "np.ndarray
 
 def _nameless(item: Problem | BadRow) -> bool:
     """Whether an item is called by its row, as `Problems._row_name` does; one that is called so by the file is none the worse for it."""
-    return item.problem_id.rstrip("*") == f"(row {item.row})"
+    name = item.problem_id
+    return name.startswith("(row ") and name.rstrip("*") == f"(row {item.row})"
 
 
 def _hash(item: Problem | BadRow) -> int:

@@ -15,6 +15,9 @@ class Flaws:
     def __init__(self) -> None:
         self._found: list[GraphError] = []
 
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
     def add(self, error: GraphError) -> None:
         """Note `error`, or each of them where it is several."""
         self._found += error.errors if isinstance(error, GraphErrors) else [error]

@@ -98,9 +98,12 @@ def load_graph(
     for name, value in raw["params"].items():
         if isinstance(value, float) and not math.isfinite(value):
             flaws.add(GraphError(f"{path}: $.params.{name}", f"is {value}; expected a number that `run.json` can hold, which is finite"))
-    filled = _filled(raw, roles if inline else {}, path, flaws)
-    flaws.raise_any()
-    return _decoded({**raw, **filled}, filled["roles"] if inline else roles, roles_file, kinds, backends, path)
+    unknown = Flaws()
+    filled = _filled(raw, roles if inline else {}, path, unknown)
+    flaws.check(unknown.raise_any)
+    if unknown:  # of what lacks a value nothing more is known
+        flaws.raise_any()
+    return _decoded({**raw, **filled}, filled["roles"] if inline else roles, roles_file, kinds, backends, path, flaws)
 
 
 def _filled(raw: Mapping[str, Any], roles: Mapping[str, Any], path: Path, flaws: Flaws) -> dict[str, Any]:
@@ -114,9 +117,10 @@ def _filled(raw: Mapping[str, Any], roles: Mapping[str, Any], path: Path, flaws:
     }
 
 
-def _decoded(raw: dict[str, Any], roles: Mapping[str, Any], roles_file: Path, kinds: Kinds, backends: Backends, path: Path) -> GraphSpec:
-    """The spec of a graph whose params are filled in."""
-    flaws = Flaws()
+def _decoded(
+    raw: dict[str, Any], roles: Mapping[str, Any], roles_file: Path, kinds: Kinds, backends: Backends, path: Path, flaws: Flaws
+) -> GraphSpec:
+    """The spec of a graph whose params are filled in; what is wrong with it is told with the `flaws` that were found before."""
     engines: dict[str, EngineSpec] = {}
     for role, each in roles.items():
         with flaws.noted():
@@ -403,9 +407,10 @@ def _with_prompts(stages: Mapping[str, Any], under: Mapping[str, Any], marks: Ma
 
 
 def _checked_prompts(raw: dict[str, Any], path: Path, where: str) -> Prompts:
-    prompts = convert(raw, Prompts, path, where)
-    if (flaw := next(flaws_in_prompts(prompts), None)) is not None:
-        raise GraphError(f"{path}: {where}.{flaw[0]}", flaw[1])
+    prompts, flaws = convert(raw, Prompts, path, where), Flaws()
+    for key, what in flaws_in_prompts(prompts):
+        flaws.add(GraphError(f"{path}: {where}.{key}", what))
+    flaws.raise_any()
     return prompts
 
 

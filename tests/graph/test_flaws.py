@@ -36,26 +36,20 @@ def flaws(text: str, tmp_path: Path) -> list[str]:
     return [str(error).removeprefix(f"{graph}, ") for error in errors]
 
 
-def test_names_and_params_at_once(tmp_path: Path) -> None:
-    assert flaws(BAD.replace("{engines}", "engines.yaml").replace("{{", "{").replace("}}", "}"), tmp_path) == [
+def test_names_params_keys_and_values_of_all_stages_at_once(tmp_path: Path) -> None:
+    found = flaws(BAD.replace("{engines}", "engines.yaml").replace("{{", "{").replace("}}", "}"), tmp_path)
+    assert found[:2] == [
         "line 1: $.name: 'Odd Name' is not a valid name of a graph; expected lower-case letters, digits, - and _, a letter first",
         "line 2: $.params.unused: nothing uses this param; write `$unused` where it belongs or drop it",
     ]
-
-
-def test_keys_and_values_of_all_stages_at_once(tmp_path: Path) -> None:
-    text = (
-        BAD.replace("Odd Name", "odd").replace(", unused: 1", "").replace("{engines}", "engines.yaml").replace("{{", "{").replace("}}", "}")
-    )
-    found = flaws(text, tmp_path)
-    assert [each.split(": ", 2)[:2] for each in found] == [
+    assert [each.split(": ", 2)[:2] for each in found[2:]] == [
         ["line 5", "$.stages.guidance"],
         ["line 11", "$.stages.reason.stages.draft.max_tokens"],
         ["line 12", "$.stages.reason.stages.verify.kind"],
         ["line 9", "$.stages.reason.until.max_steps"],
         ["line 13", "$.stages.answer"],
     ]
-    assert found[2].endswith("unknown kind `chose`; did you mean `choose`?")
+    assert found[4].endswith("unknown kind `chose`; did you mean `choose`?")
 
 
 @pytest.mark.parametrize("sampling", ["0.7", "greedy", "[1]"])
@@ -160,3 +154,29 @@ def test_a_file_that_cannot_be_read_has_no_lines(tmp_path: Path) -> None:
     assert place_of(str(tmp_path / "nothing.yaml"), ".a") is None
     (tmp_path / "odd.yaml").write_text("a: [")
     assert place_of(str(tmp_path / "odd.yaml"), ".a") is None
+
+
+def test_params_engines_stages_and_prompts_at_once(tmp_path: Path) -> None:
+    (tmp_path / "graph.yaml").write_text(
+        "name: x\n"
+        "engines: {draft: {backend: sim, modle: a}, target: {backend: sim, max_in_flight: many}}\n"
+        "params: {n: 3}\n"
+        'prompts: {problem: "x", option: "{{option}}", choose: {turn: "{{cand}}"}}\n'
+        "stages:\n"
+        "  d: {kind: draft, engine: draft, candidatez: 3}\n"
+        "  v: {kind: chose, engine: target}\n"
+    )
+    with pytest.raises(GraphErrors) as caught:
+        load_plan(tmp_path / "graph.yaml")
+    text = str(caught.value)
+    for flaw in (
+        "$.params.n",
+        "`modle`",
+        "max_in_flight",
+        "$.prompts.problem",
+        "$.prompts.option",
+        "$.prompts.choose.turn",
+        "`candidatez`",
+        "`chose`",
+    ):
+        assert flaw in text, flaw
