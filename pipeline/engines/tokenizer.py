@@ -15,6 +15,9 @@ from pipeline.engines.plain_text import Marked
 from pipeline.errors import GraphError, RequestRefused, boundary, reason
 from pipeline.imports import without_collections
 
+_BEFORE = ("\n", ".")
+"""Texts of which a tokenizer that puts a space before a text makes one token with few others; where it does with the first, it does not
+with the second."""
 _MARKUP = re.compile(r"[<>\[\]|#~@^=*_]")
 """A character that markup has and words have not."""
 
@@ -76,16 +79,36 @@ class HFTokenizer:
             raise
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
-        """See `Tokenizer.encode_parts`. Raises `RequestRefused` where the tokenizer fails on the text."""
+        """See `Tokenizer.encode_parts`. Raises `RequestRefused` where the tokenizer fails on the text.
+
+        Without a template's part in front others' text follows other text: no space is put before it, as SentencePiece does.
+        """
         try:
-            encoding = self._backend.encode("".join(parts), add_special_tokens=False)
-            ids: list[int] = encoding.ids
-            if self.control_ids.isdisjoint(ids) or self._controls_are_ours(encoding, parts):
-                return ids
-            return self._marked.encode(parts)
+            for text, before in self._before_texts if parts and not parts[0] else ():
+                ids = self._encoded(["", text + "".join(parts[1:2]), *parts[2:]])
+                if ids[: len(before)] == before:
+                    return ids[len(before) :]
+            return self._encoded(parts)
         except BaseException as error:
             self._refuse(error)
             raise
+
+    def _encoded(self, parts: Sequence[str]) -> list[int]:
+        encoding = self._backend.encode("".join(parts), add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        if self.control_ids.isdisjoint(ids) or self._controls_are_ours(encoding, parts):
+            return ids
+        return self._marked.encode(parts)
+
+    @cached_property
+    def _before_texts(self) -> list[tuple[str, list[int]]]:
+        """Texts that may stand before one that follows other text, and their ids; none where the tokenizer puts no space before a text."""
+        found = []
+        for text in _BEFORE:
+            before, both, alone = (self._backend.encode(each, add_special_tokens=False).ids for each in (text, f"{text}a", "a"))
+            if both[: len(before)] == before and both[len(before) :] != alone:
+                found.append((text, before))
+        return found
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Tokenizer.decode`. Raises `RequestRefused` where the tokenizer fails on the ids."""

@@ -11,9 +11,6 @@ from collections.abc import Mapping, Sequence
 from pipeline.engine import Tokenizer
 from pipeline.graph.prompts import OURS, Marks
 
-_BEFORE = "\n"
-"""A text that no tokenizer that puts a space before a text makes one token with what follows."""
-
 
 class TokenTranslator:
     """Translates spans of ids between the engines of one run, by role."""
@@ -45,7 +42,6 @@ class _Pair:
         """Ids that do not stay as they are."""
         self._controls = source.control_ids
         self._known: dict[int, list[int]] = {}
-        self._before: list[int] = [] if self._shared else _before(target)
 
     def translate(self, ids: Sequence[int], text: str) -> Sequence[int]:
         """See `TokenTranslator.translate`."""
@@ -54,7 +50,7 @@ class _Pair:
         closes = bool(ids) and ids[-1] == self._close
         end = self._mark if closes else ""
         if not self._shared:
-            return self._following(text.removesuffix(end), end)
+            return self._target.encode_parts(["", text.removesuffix(end), end])
         out: list[int] = []
         for token in ids[:-1] if closes else ids:
             if token in self._changed:
@@ -62,15 +58,6 @@ class _Pair:
             else:
                 out.append(token)
         return out + self._target.encode(end)
-
-    def _following(self, text: str, end: str) -> Sequence[int]:
-        """The target's ids for `text` and the mark `end` behind it, where other text stands before them."""
-        before = self._before
-        if before and text:
-            ids = self._target.encode_parts(["", _BEFORE + text, end])
-            if ids[: len(before)] == before:
-                return ids[len(before) :]
-        return self._target.encode_parts(["", text, end])
 
     def _ids_of(self, token: int) -> list[int]:
         """The target's ids for a token that does not stay as it is."""
@@ -81,9 +68,3 @@ class _Pair:
             said = self._source.decode([token]) if text is None else text
             known = self._known[token] = self._target.encode_parts(["", said]) if own is None else [own]
         return known
-
-
-def _before(tokenizer: Tokenizer) -> list[int]:
-    """The ids of `_BEFORE`, where the tokenizer puts a space before every text, as SentencePiece does; empty where it does not."""
-    before, both, alone = (tokenizer.encode_parts(["", text]) for text in (_BEFORE, f"{_BEFORE}a", "a"))
-    return before if both[: len(before)] == before and both[len(before) :] != alone else []
