@@ -36,7 +36,7 @@ def test_an_export_is_in_the_run_folder_and_not_written_over(run_folder: Path, f
         (("tests", "--format", "jaeger"), "'jaeger' is not one of 'perfetto', 'otel'"),
         (("tests", "--texts"), "--texts has no effect with --format perfetto; add --format otel"),
         (("tests", "--endpoint", "http://x"), "--endpoint has no effect with --format perfetto; add --format otel"),
-        (("tests", "--format", "otel", "--endpoint", "x"), "--endpoint x: expected the whole address"),
+        (("tests", "--format", "otel", "--endpoint", "x"), "--endpoint x: expected an address"),
         (("tests", "--format", "otel", "--endpoint", "http://x", "--output", "y"), "--output has no effect with --endpoint"),
         (("tests", "--output", "nowhere/at/all"), "nowhere/at/all: not writable; choose another file with --output"),
     ],
