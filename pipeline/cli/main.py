@@ -16,7 +16,7 @@ import click
 
 from pipeline.cli.terminal.defects import sentence_of
 from pipeline.cli.terminal.interrupts import ignore_interrupts, keep_interrupts
-from pipeline.cli.terminal.limits import TO_RUN, TO_START, fit_address_space, let_arrow_return_memory
+from pipeline.cli.terminal.limits import TO_RUN, TO_START, fit_address_space, give_memory_back, let_arrow_return_memory
 from pipeline.cli.terminal.notices import notices_end, print_error, print_notice
 from pipeline.cli.terminal.places import forget_urls, opening, with_urls
 from pipeline.cli.terminal.streams import discard_stdout, guard_streams
@@ -68,6 +68,7 @@ class Commands(click.Group):
         fit_address_space(TO_START if name in ("check", "data", "doctor", "graph") else TO_RUN)
         if name in ("run", "resume", "sweep"):
             let_arrow_return_memory()
+            give_memory_back()
         module, _ = COMMANDS[name]
         command: click.Command = getattr(import_module(f"pipeline.cli.{module}"), name)
         return command

@@ -5,9 +5,13 @@ Short of address space some libraries end the process at once, and some wait for
 
 import os
 import resource
+from contextlib import suppress
+from ctypes import CDLL
 
 from pipeline.errors import RunError
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+"""Numbers of malloc.h."""
 TO_START = 256 << 20
 """Bytes that a command takes at least."""
 TO_RUN = 1 << 30
@@ -16,8 +20,17 @@ TO_RUN = 1 << 30
 
 def let_arrow_return_memory() -> None:
     """Let Arrow take memory from the C library, which gives it back: its own allocator keeps some 60 MiB of the rows that a run writes
-    (bench/workloads.py). To be called before Arrow is imported; reading tables is a little slower then."""
+    (bench/overhead.py). To be called before Arrow is imported; reading tables is a little slower then."""
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+
+
+def give_memory_back() -> None:
+    """Let glibc give memory back to the system as it is freed, rather than keep what lies between longer-lived objects: a quarter of the
+    memory of a simulated run of 40,000 chains. Other C libraries have no such settings. See mallopt(3)."""
+    with suppress(OSError, AttributeError):
+        set_option = CDLL(None).mallopt
+        for option, value in ((M_ARENA_MAX, 1), (M_TRIM_THRESHOLD, 1 << 17), (M_MMAP_THRESHOLD, 1 << 16)):
+            set_option(option, value)
 
 
 def fit_address_space(least: int) -> None:
