@@ -635,7 +635,7 @@ def test_statistics_count_what_was_answered() -> None:
             for seed in range(8):
                 tasks.start_soon(engine.generate, ask(n=2, temperature=0.5, seed=seed))
         statistics = engine.statistics()
-        assert (statistics.requests, statistics.input_tokens, statistics.cached_input_tokens) == (8, 8 * len(PROMPT), 24)
+        assert (statistics.requests, statistics.input_tokens, statistics.cached_input_tokens) == (8, 8 * len(PROMPT), None)
         assert statistics.busy_s > 0
 
     with small_server(VLLM, TOKENIZER) as server:

@@ -171,7 +171,7 @@ class Asked:
     def _open(self) -> Any:
         if self.backend == "chat":
             return open_chat({"target": ChatSpec(model="tiny", base_url=self.small.base_url, max_model_len=512)})
-        spec = OpenAISpec(model="tiny", base_url=self.small.base_url, tokenizer="bundled:tiny-target", max_model_len=512, reconnect_s=0.3)
+        spec = OpenAISpec(model="tiny", base_url=self.small.base_url, tokenizer="bundled:tiny-target", max_model_len=512, reconnect_s=1.0)
         return open_openai({"target": spec})
 
 
@@ -341,15 +341,6 @@ def test_a_budget_that_all_went_into_reasoning_is_no_failure(ask: Callable[[str]
     assert {(row["answer"], row["correct"]) for row in rows(result, "chains")} == {(None, False)}
     assert {reason for row in rows(result, "calls") for reason in row["finish_reason"]} == {"length"}
     assert {row["attempt"] for row in rows(result, "calls")} == {0}
-
-
-@pytest.mark.slow
-def test_a_chat_server_that_refuses_every_field_alike_ends_the_run(ask: Callable[[str], Asked], tmp_path: Path) -> None:
-    small = ask("chat").small
-    small.always = lambda handler, reply: (status(400, WORDS) if handler.command == "POST" else Handler.send)(handler, reply)
-    result = run(over(small, "chat", tmp_path))
-    assert (result.exit_code, result.failed) == (1, 0)
-    assert "it refuses a request of a few words, too" in str(result.error)
 
 
 def over(small: SmallServer, backend: str, folder: Path, problems: int = 4) -> RunOptions:

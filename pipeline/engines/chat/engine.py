@@ -32,11 +32,9 @@ from pipeline.engines.chat.spec import ChatSpec
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.openai.client import Broken, Oversized, Server, check_url, read_key
 from pipeline.engines.openai.replies import (
-    Closed,
     Malformed,
     Said,
     Unanswered,
-    Withheld,
     error_of,
     finish_of,
     refusal_of,
@@ -49,7 +47,6 @@ from pipeline.engines.sim.tokenizer import VOCAB_SIZE
 from pipeline.engines.startup import READY, tell_phase
 from pipeline.engines.validate import validate_completion, validate_request
 from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused, install_command
-from pipeline.graph.prompts import Message
 from pipeline.machine import Machine
 from pipeline.tasks import gather
 
@@ -58,8 +55,6 @@ TEMPLATE_TOKENS = 32
 SEEDS = 1 << 31
 NEVER = -1e9
 """The log probability of an option that a reply does not name."""
-_TRIED = (Message("user", "0 or 1?"),)
-"""What a server is asked that has refused its first request, to learn whether it refuses them all."""
 
 
 class Answer(NamedTuple):
@@ -87,9 +82,6 @@ class ChatEngine:
             "doubts": ("whether the server shortens the messages that it is sent cannot be known: its tokens are not",),
         }
         self._meter = UsageMeter()
-        self._answered = False
-        """Whether the server has answered any request."""
-        self._trying = anyio.Lock()
         self._exit_reason: str | None = None
         """Why the server will answer nothing any more; None: it may."""
 
@@ -132,11 +124,8 @@ class ChatEngine:
         body = self._body(request, asked, index)
         try:
             found = await self._send(body)
-            if isinstance(found, Withheld) and await self._refuses_all(body):
-                raise Closed(f"{found}; it refuses a request of a few words, too")
             if isinstance(found, Unanswered):
                 raise found
-            self._answered = True
             if not found.choices:
                 raise Malformed("holds no reply")
             choice = found.choices[0]
@@ -158,15 +147,6 @@ class ChatEngine:
         longest = longest_answer({"max_tokens": body[self._spec.max_tokens_key], "prompt": ()})
         reply = await self._server.send("/chat/completions", body, longest)
         return decode_response(reply.content) if reply.ok else refusal_of(reply)
-
-    async def _refuses_all(self, body: Mapping[str, Any]) -> bool:
-        """Whether the server, which has refused `body` and answered none yet, refuses its fields whatever is asked with them."""
-        async with self._trying:
-            if self._answered or self._exit_reason is not None:
-                return not self._answered
-            found = await self._send({**body, "messages": msgspec.to_builtins(_TRIED)})
-            self._answered = isinstance(found, ResponseBody)
-            return isinstance(found, Withheld | Closed)
 
     def _body(self, request: Request, asked: Asked, index: int) -> dict[str, Any]:
         spec = self._spec
