@@ -277,7 +277,8 @@ class Tokenizer(Protocol):
         """Ids of all `parts` as one text, with nothing added. The first, third, ... are a template's, as `encode` takes it; the second,
         fourth, ... were written by others, and none of their characters becomes part of a token of `control_ids`.
 
-        Where they hold no text of such a token the ids are those of `encode` for the joined parts.
+        Where they hold no text of such a token the ids are those of `encode` for the joined parts; where the first part is empty, those
+        that they have behind other text.
         """
 
     def decode(self, ids: Sequence[int]) -> str:

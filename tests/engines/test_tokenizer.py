@@ -104,7 +104,12 @@ def test_parts_without_control_tokens_keep_their_ids(name: str, data: st.DataObj
     said = st.lists(st.sampled_from([*words, "< ", "3 > 2", "汉字"]), max_size=6).map("".join)
     before, after = data.draw(st.sampled_from([("", ""), *((text, text) for text in controls_of(tokenizer))]))
     parts = [before, data.draw(said), after]
-    assert tokenizer.encode_parts(parts) == tokenizer.encode("".join(parts))
+    text = "".join(parts)
+    if before or name not in ("mistral", "phi-3"):
+        assert tokenizer.encode_parts(parts) == tokenizer.encode(text)
+    else:  # without a template's part it follows other text, which takes SentencePiece's space
+        following = (tokenizer.encode(other + text)[len(tokenizer.encode(other)) :] for other in ("\n", "."))
+        assert tokenizer.encode_parts(parts) in following
 
 
 def test_a_text_that_a_control_token_is_spelled_out_in_has_its_other_ids_as_ever() -> None:
