@@ -15,7 +15,7 @@ from pipeline.engines.plain_text import Marked
 from pipeline.errors import GraphError, RequestRefused, boundary, reason
 from pipeline.imports import without_collections
 
-_BEFORE = ("\n", ".")
+_BEFORE = ("\n", "0")
 """Texts of which a tokenizer that puts a space before a text makes one token with few others; where it does with the first, it does not
 with the second."""
 _MARKUP = re.compile(r"[<>\[\]|#~@^=*_]")
