@@ -37,9 +37,9 @@ def calibrate(runs: tuple[Path, ...], output: Path | None, calls: int, force: bo
     for line in fit_lines(found):
         print_line(line)
     if found.bad and not force:
-        worst = ", ".join(f"{device} by {error:.1%}" for device, error in found.bad.items())
+        worst = ", ".join(f"calls of {device} are off by {error:.1%}" for device, error in found.bad.items())
         raise UsageError(
-            f"calls of {worst} are off on average, more than {WORST_ERROR:.0%}: no file was written; fit runs at a small and a large batch "
+            f"{worst} on average, more than {WORST_ERROR:.0%}: no file was written; fit runs at a small and a large batch "
             "size without other load, or add --force"
         )
     path = output or runs[0] / "calibration.yaml"

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -246,7 +247,7 @@ def test_rewards_beside_a_run_are_table_5(folders: dict[str, Path], tmp_path: Pa
     folder = tmp_path / "speccot"
     folder.mkdir()
     for name in ("run.json", "chains", "steps", "calls"):
-        (folder / name).symlink_to(folders["speccot"] / name)
+        copied(folders["speccot"] / name, folder / name)
     (folder / "rewards").mkdir()
     pq.write_table(pa.Table.from_pylist(rows), folder / "rewards/part-00000.parquet")
     quality = compare([read_run(folder)]).runs[0].quality
@@ -255,16 +256,21 @@ def test_rewards_beside_a_run_are_table_5(folders: dict[str, Path], tmp_path: Pa
     assert quality.selected_from.value == pytest.approx((0.9 + 4 * 0.4) / 5)
 
 
+def copied(item: Path, to: Path) -> None:
+    """Copy a file or a folder."""
+    (shutil.copytree if item.is_dir() else shutil.copy)(item, to)
+
+
 def test_runs_of_one_name_are_told_apart(folders: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "later").mkdir()
     (tmp_path / "later/target").symlink_to(folders["target"])
     with pytest.raises(UsageError, match="target is given twice; name each run once"):
         read_runs([folders["target"], tmp_path / "later/target"])
-    copied = tmp_path / "copied/target"
-    copied.mkdir(parents=True)
+    other = tmp_path / "copied/target"
+    other.mkdir(parents=True)
     for name in ("run.json", "chains", "steps", "calls"):
-        (copied / name).symlink_to(folders["target"] / name)
-    first, second = read_runs([folders["target"], copied])
+        copied(folders["target"] / name, other / name)
+    first, second = read_runs([folders["target"], other])
     assert (first.name, second.name) == (f"{folders['target'].parent.name}/target", "copied/target")
 
 

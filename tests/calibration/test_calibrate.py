@@ -95,16 +95,18 @@ def test_the_file_runs_and_gives_about_the_same_run(recorded: list[Path], tmp_pa
     assert again.thought_tokens == pytest.approx(first.thought_tokens, rel=0.35)
 
 
+@pytest.mark.slow
 def test_the_file_keeps_the_error_of_its_fit_which_stands_beside_what_is_predicted(recorded: list[Path], tmp_path: Path) -> None:
     found = calibrate(recorded, most=60)
     (tmp_path / "calibration.yaml").write_text(engines_file(found))
     options = RunOptions(graph=SPECCOT, engines=tmp_path / "calibration.yaml", input=write_problems(tmp_path, 2), output=tmp_path / "run")
     run(options)
-    errors = {facts.fit_error for facts in engine_facts(RunFile.read(tmp_path / "run")).values()}
-    assert errors == {pytest.approx(found.fits[TRUE.name].error, rel=1e-5)}
-    assert f"off by {errors.pop():.1%} on average" in notices(RunFile.read(tmp_path / "run"))[1]
+    [error] = {facts.fit_error for facts in engine_facts(RunFile.read(tmp_path / "run")).values()}
+    assert error == pytest.approx(found.fits[TRUE.name].error, rel=1e-5)
+    assert f"off by {error:.1%} on average" in notices(RunFile.read(tmp_path / "run"))[1]
 
 
+@pytest.mark.slow
 def test_a_bad_fit_is_not_written_without_force(recorded: list[Path], tmp_path: Path) -> None:
     folder, output = tmp_path / "run", tmp_path / "fit.yaml"
     shutil.copytree(recorded[1], folder)
@@ -218,7 +220,7 @@ def test_a_model_that_is_not_here_has_no_size(recorded: list[Path], tmp_path: Pa
     copy.mkdir()
     (copy / "run.json").write_bytes(msgspec.json.encode(card))
     for table in ("calls", "steps", "chains"):
-        (copy / table).symlink_to(recorded[0] / table)
+        shutil.copytree(recorded[0] / table, copy / table)
     with pytest.raises(InputError, match=r"engine 'target': the size of 'nobody/nothing' is not known on this machine"):
         calibrate([copy])
 

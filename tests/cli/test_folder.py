@@ -66,7 +66,7 @@ def test_a_folder_in_use_is_examined_and_not_repaired(run: Path) -> None:
     with hold(run):
         assert "a process is at work in it" in pipeline("fsck", run).stdout
         done = pipeline("fsck", run, "--repair")
-    assert (done.returncode, "is at work in it; wait for its end" in done.stderr) == (2, True)
+    assert (done.returncode, "this process is at work in it; wait for the end of its earlier run" in done.stderr) == (2, True)
 
 
 def _swap(run: Path, one: str, other: str) -> None:

@@ -270,6 +270,7 @@ async def test_it_states_what_simulates_and_no_number_that_json_lacks() -> None:
     async with opened() as engine:
         assert engine.facts == {
             "answers": "simulated",
+            "batch_invariant": True,
             "devices": ("d",),
             "device_model": "d",
             "device": "d",

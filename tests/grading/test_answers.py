@@ -248,4 +248,4 @@ def test_hostile_text_takes_no_time(text: str) -> None:
     boxed(text)
     for kind in KINDS:
         quick_grade(kind, text, text[:-1] + "x")
-    assert time.process_time() - start < 0.5
+    assert time.process_time() - start < 2.0, "quadratic time would be minutes"

@@ -200,7 +200,6 @@ def test_likelihood_asks_no_question(tmp_path: Path) -> None:
     ("settings", "decision"),
     [
         (("min_logprob=-100.0",), "accepted"),
-        (("min_logprob=-.inf",), "accepted"),
         (("min_logprob=0.0",), "fallback"),
         (("min_logprob=-0.0001", "statistic=minimum"), "fallback"),
     ],

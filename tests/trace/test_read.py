@@ -132,5 +132,5 @@ def test_a_table_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None
         files(tmp_path, "steps")
     (tmp_path / "steps").unlink()
     (tmp_path / "steps").symlink_to("steps")
-    with pytest.raises(InputError, match=r"steps: cannot be read: too many levels of symbolic links$"):
+    with pytest.raises(InputError, match=r"steps: cannot be read: steps is a link, not a folder of the run's own$"):
         list(read_batches(tmp_path, "steps", ["stage"]))
