@@ -411,9 +411,9 @@ def test_a_server_that_redirects_at_the_start_is_named() -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (DEEP.encode(), "does not answer a completion of 'tiny' (its answers cannot be read)"),
-        (b"\xff", "does not answer a completion of 'tiny' (its answers cannot be read)"),
-        (b'{"data": 5}', "does not answer a completion of 'tiny' (its answers cannot be read)"),
+        (DEEP.encode(), "does not answer a completion of 'tiny' (it sent an answer that is not a completion: "),
+        (b"\xff", "does not answer a completion of 'tiny' (it sent an answer that is not JSON: "),
+        (b'{"data": 5}', "does not answer a completion of 'tiny' (it sent an answer that is not a completion: "),
         (b'{"data": [5, null, {"id": 5}, {"id": "b"}]}', "does not serve 'tiny'; known are `b`"),
         (b'{"data": [{"id": "' + b"tinny" * 10_000 + b'"}]}', "does not serve 'tiny'; known are `tinnytinny"),
     ],

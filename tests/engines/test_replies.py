@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Lock
 from time import monotonic
 from typing import Any
 
@@ -36,7 +37,7 @@ from pipeline.engines.openai.replies import (
 )
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.errors import BadCompletion, ContextOverflow, EngineDead, EngineUnavailable, PipelineError, RequestRefused
+from pipeline.errors import BadCompletion, ContextOverflow, EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 from tests.support.paths import ROOT
@@ -167,6 +168,11 @@ class Asked:
                     except PipelineError as error:
                         if not getattr(error, "moved", False):
                             return error
+
+    async def opened(self) -> None:
+        """Open an engine, and close it."""
+        async with self._open():
+            pass
 
     def _open(self) -> Any:
         if self.backend == "chat":
@@ -321,6 +327,49 @@ def test_what_ends_in_mid_run_ends_the_run_at_once(ask: Callable[[str], Asked], 
     small.always = None
     assert (again := run(structs.replace(options, resume=True))).exit_code == 0
     assert again.done == 20
+
+
+NONSENSE: dict[str, tuple[Fault, str]] = {
+    "20 MB": (raw(b'{"choices": "' + b"x" * (20 << 20) + b'"}'), "sent an answer of more than "),
+    "surrogates": (raw(b'{"choices": [{"text": "\\ud800", "message": {"content": "\\ud800"}}]}'), "is not JSON: "),
+    "digits": (raw(b'{"choices": %s, "usage": %s}' % (b"9" * 5000, b"9" * 5000)), "is not a completion: "),
+    "another page": (raw(b"<html><h1>Sign in</h1></html>"), "is not JSON: "),
+}
+
+
+@pytest.mark.parametrize("backend", ["chat", "openai"])
+@pytest.mark.parametrize("name", NONSENSE)
+def test_a_server_that_answers_nonsense_is_refused_before_the_start(ask: Callable[[str], Asked], backend: str, name: str) -> None:
+    asked, (fault, says) = ask(backend), NONSENSE[name]
+    asked.small.always = fault
+    with pytest.raises(GraphError) as caught:
+        asked.portal.call(asked.opened)
+    assert says in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["chat", "openai"])
+@pytest.mark.parametrize("name", NONSENSE)
+def test_a_server_that_answers_nonsense_ends_the_run(ask: Callable[[str], Asked], tmp_path: Path, backend: str, name: str) -> None:
+    """Long before `reconnect_s`, the 180 s after which one that answers nothing is gone, and with no chain failed."""
+    small, (fault, says) = ask(backend).small, NONSENSE[name]
+
+    def after_five(handler: Handler, reply: Reply) -> None:
+        with lock:
+            answered.append(handler.body.get("max_tokens", 0) > 16)
+            wrong = sum(answered) > 5
+        (fault if wrong else Handler.send)(handler, reply)
+
+    answered, lock = list[bool](), Lock()
+    small.always = after_five
+    options = over(small, backend, tmp_path, 20)
+    began = monotonic()
+    result = run(options)
+    assert (result.exit_code, result.failed) == (1, 0), result.error
+    assert says in str(result.error)
+    assert monotonic() - began < 60
+    small.always = None
+    assert run(structs.replace(options, resume=True)).done == 20
 
 
 @pytest.mark.slow

@@ -27,14 +27,16 @@ from pipeline.engine import (
     Usage,
 )
 from pipeline.engines.chat.messages import Asked, ChatTokenizer, asked_of, candidate_of, option_in
-from pipeline.engines.chat.probe import check_model
+from pipeline.engines.chat.probe import check_model, lasting_nonsense
 from pipeline.engines.chat.spec import ChatSpec
 from pipeline.engines.meter import UsageMeter
+from pipeline.engines.openai.breaker import FAILURES_IN_ROW
 from pipeline.engines.openai.client import Broken, Oversized, Server, check_url, read_key
 from pipeline.engines.openai.replies import (
     Malformed,
     Said,
     Unanswered,
+    Unreadable,
     error_of,
     finish_of,
     refusal_of,
@@ -84,6 +86,9 @@ class ChatEngine:
         self._meter = UsageMeter()
         self._exit_reason: str | None = None
         """Why the server will answer nothing any more; None: it may."""
+        self._nonsense = 0
+        """How many answers in a row were none."""
+        self._examining = anyio.Lock()
 
     async def generate(self, request: Request) -> Completion:
         """See `Engine.generate`."""
@@ -122,6 +127,7 @@ class ChatEngine:
     async def _answer(self, request: Request, asked: Asked, index: int) -> Answer:
         """The server's answer to one candidate of `request`; raises the error to raise where there is none."""
         body = self._body(request, asked, index)
+        failure: PipelineError
         try:
             found = await self._send(body)
             if isinstance(found, Unanswered):
@@ -133,14 +139,30 @@ class ChatEngine:
             if choice.message is None:
                 raise Malformed("holds no message")
             said = Said(*map(self._server.scrub_answer, said_in(choice.message, finish)))
+            self._nonsense = 0
             return Answer(said, finish, read_usage(found.usage), model_of(found.model))
         except Oversized as error:
-            raise BadCompletion(self.role, request.request_id, str(error)) from None
+            nonsense, failure = True, BadCompletion(self.role, request.request_id, str(error))
         except Broken as error:
             raise EngineUnavailable(self.role, f"cannot ask: the server {error}") from None
         except Unanswered as reply:
-            failure: PipelineError = error_of(reply, self.role, request, self._server, self.max_model_len)
+            nonsense = isinstance(reply, Malformed | Unreadable)
+            failure = error_of(reply, self.role, request, self._server, self.max_model_len)
+        if nonsense:
+            await self._examine()
         raise failure
+
+    async def _examine(self) -> None:
+        """Count an answer that was none; raises `EngineDead` where there are too many of them, and the server has no other."""
+        self._nonsense += 1
+        async with self._examining:
+            if self._nonsense < FAILURES_IN_ROW:
+                return
+            if self._exit_reason is None and (words := await lasting_nonsense(self._server, self._spec)) is not None:
+                self._exit_reason = f"the server {words}"
+            if self._exit_reason is not None:
+                raise EngineDead(self.role, self._exit_reason)
+            self._nonsense = 0
 
     async def _send(self, body: Mapping[str, Any]) -> ResponseBody | Unanswered:
         """The body of the server's answer, or what its refusal means; raises `Broken`, and what `decode_response` does."""

@@ -21,7 +21,7 @@ from pipeline.engines.openai.breaker import Cause
 from pipeline.engines.openai.client import ASK_S, Broken, Oversized, Server
 from pipeline.engines.openai.probe import probe_request
 from pipeline.engines.openai.recovery import Owner, Probe, Recovery
-from pipeline.engines.openai.replies import Aborted, Closed, Overflowing, Unanswered, Withheld, error_of, refusal_of
+from pipeline.engines.openai.replies import Aborted, Closed, Malformed, Overflowing, Unanswered, Unreadable, Withheld, error_of, refusal_of
 from pipeline.engines.openai.request import SCORING, Capabilities, candidates_asked, request_bodies, streamed
 from pipeline.engines.openai.response import ResponseBody, completion_of, decode_response, scrubbed
 from pipeline.engines.openai.routing import Router
@@ -248,14 +248,14 @@ class OpenAIEngine:
             self.vocab_size = max(self.vocab_size, min(1 + max(candidate.ids, default=0), self._most_ids))
         if flaw := validate_completion(completion, request, self.vocab_size):
             error = BadCompletion(self.role, request.request_id, flaw)
-            raise Failed("errors", f"at {server.url} gave no answer to request {request.request_id!r}: {flaw}", error)
+            raise Failed("nonsense", f"at {server.url} gave no answer to request {request.request_id!r}: {flaw}", error)
         return completion
 
     async def _post(self, request: Request, server: Server, body: Mapping[str, Any], arriving: StreamedAnswer | None) -> ResponseBody:
         try:
             reply = await (server.post(body) if arriving is None else server.stream(streamed(body, self.can), arriving.feed))
         except Oversized as error:
-            raise Failed("errors", str(error), BadCompletion(self.role, request.request_id, str(error))) from None
+            raise Failed("nonsense", str(error), BadCompletion(self.role, request.request_id, str(error))) from None
         except Broken as error:
             self._check_alive()
             raise Failed("silence", str(error), EngineUnavailable(self.role, str(error))) from None
@@ -291,6 +291,8 @@ class OpenAIEngine:
         what = f"at {server.url} {server.quote(str(reply))}"
         if isinstance(reply, Closed):  # not for another server behind the same address, perhaps
             return Failed("closure" if reply.final else "refusal", what, EngineUnavailable(self.role, what))
+        if isinstance(reply, Malformed | Unreadable):
+            return Failed("nonsense", what, error)
         busy = isinstance(reply, Aborted) and reply.busy
         return Failed("busy" if busy else "refusal" if isinstance(reply, Withheld) else "errors", what, error)
 

@@ -216,9 +216,8 @@ class _Prober(NamedTuple):
     spec: OpenAISpec
     tokenizer: Tokenizer
 
-    async def ask(self, can: Capabilities, request: Request, **fields: object) -> ResponseBody | Reply | Miscounted | None:
-        """The server's answer to `request`, with further `fields`; the reply that refuses it, what is wrong with its count of the prompt,
-        or None for an answer that cannot be read."""
+    async def ask(self, can: Capabilities, request: Request, **fields: object) -> ResponseBody | Reply | Unanswered:
+        """The server's answer to `request`, with further `fields`; the reply that refuses it, or what is wrong with its answer."""
         [body] = request_bodies(request, can, self.spec.model, self.tokenizer, request.max_tokens)
         try:
             reply = await _send_until_loaded(lambda: self.server.post({**body, **self.spec.extra, **fields}), self.spec.reconnect_s)
@@ -230,10 +229,8 @@ class _Prober(NamedTuple):
         try:
             answer = decode_response(reply.content)
             completion_of(request, [answer], can, self.tokenizer)
-        except Miscounted as flaw:
+        except Unanswered as flaw:
             return flaw
-        except Unanswered:
-            return None
         return answer
 
     async def answers(self, can: Capabilities, request: Request) -> bool:
@@ -269,7 +266,7 @@ async def probe_server(where: str, server: Server, model: ServedModel, spec: Ope
 
     Raises `GraphError` where it answers at none.
     """
-    prober, reply = _Prober(where, server, spec, tokenizer), None
+    prober, refusals = _Prober(where, server, spec, tokenizer), list[Reply | Unanswered]()
     for each in capability_levels(spec.prompts):
         level = structs.replace(each, adds_bos=bool(spec.adds_bos)) if each.prompts == "text" else each
         request = probe_request(tokenizer, level)
@@ -282,8 +279,8 @@ async def probe_server(where: str, server: Server, model: ServedModel, spec: Ope
             await _check_reading(prober, context_length(where, server, spec, model), can)
             version, cache = await _version(server, model, answer), await _cache_config(server, model)
             return ProbedServer(model, can, version, cache, model_of(answer.model))
-        reply = reply if isinstance(reply, Miscounted) else answer or reply
-    raise GraphError(where, _why_not(server, spec, reply))
+        refusals.append(answer)
+    raise GraphError(where, _why_not(server, spec, max(reversed(refusals), key=_tells)))
 
 
 async def _check_reading(prober: _Prober, most: int, can: Capabilities) -> None:
@@ -300,12 +297,17 @@ async def _check_reading(prober: _Prober, most: int, can: Capabilities) -> None:
         raise GraphError(prober.where, _why_not(prober.server, prober.spec, found))
 
 
-def _why_not(server: Server, spec: OpenAISpec, reply: Reply | Miscounted | None) -> str:
-    """Why a server that answers at no level cannot be used; `reply` is its last refusal."""
+def _tells(reply: Reply | Unanswered) -> int:
+    """How much a reply at one level tells of why a server cannot be used."""
+    return 2 if isinstance(reply, Miscounted) else 1 if isinstance(reply, Reply) else 0
+
+
+def _why_not(server: Server, spec: OpenAISpec, reply: Reply | Unanswered) -> str:
+    """Why a server that answers at no level cannot be used; `reply` is the most telling one."""
     if isinstance(reply, Miscounted):
         return f"{server.url} {reply}"
-    said = server_error_of(reply).text if reply is not None and not reply.ok else "its answers cannot be read"
-    if reply is not None and reply.status in (404, 405):
+    said = server_error_of(reply).text if isinstance(reply, Reply) else f"it {server.quote(str(reply))}"
+    if isinstance(reply, Reply) and reply.status in (404, 405):
         return f"{server.url} has no /completions ({said}); a server that only chats cannot go on from a thought"
     if spec.prompts != "auto":
         return f"{server.url} does not take `prompts: {spec.prompts}` ({said}); leave it out to let the server decide"

@@ -15,7 +15,8 @@ from pipeline.engines.openai.routing import Router
 LOOK_EVERY_S = 0.5
 """How often it is looked whether a replica is silent."""
 REFUSED_S = 5.0
-"""When all replicas have refused everything for this long, the engine is dead: a key that has expired does not become valid again."""
+"""When all replicas have refused everything for this long, or answered nonsense, the engine is dead: a key that has expired does not become
+valid again, and what speaks another language is another server."""
 _SLICES = 8
 _SLICE_S = 1.0
 """A wait with a limit is cut into at least `_SLICES`, none longer than `_SLICE_S` seconds: what one of them takes longer, because this
@@ -158,16 +159,19 @@ class Recovery:
 
     @property
     def _refused(self) -> Cause | None:
-        """Whether all replicas refuse everything, and say that it will stay so (`closure`), or may not (`refusal`)."""
+        """Whether every replica refuses everything or answers nonsense, and says that it will stay so (`closure`), or may not."""
         breakers = [replica.breaker for replica in self._router.replicas]
-        if not all(breaker.cause in ("refusal", "closure") and breaker.confirmed for breaker in breakers):
+        if not all(breaker.cause in ("refusal", "closure", "nonsense") and breaker.confirmed for breaker in breakers):
             return None
-        return "closure" if all(breaker.cause == "closure" for breaker in breakers) else "refusal"
+        causes = {breaker.cause for breaker in breakers}
+        return causes.pop() if len(causes) == 1 else "refusal"
 
     def _reason(self, refused: Cause | None, limit_s: float) -> str:
         words = next((replica.breaker.words for replica in self._router.replicas if replica.breaker.words), "it does not answer")
         if refused == "closure":
             return words
+        if refused == "nonsense":
+            return f"{words}; no server of it has sent a valid answer for {limit_s:g} s"
         if refused:
             return f"{words}; every server of it has refused everything for {limit_s:g} s"
         return f"{words}; no server of it has answered for reconnect_s={limit_s:g}"

@@ -41,6 +41,10 @@ class Aborted(Unanswered):
         self.retry_after_s, self.busy = retry_after_s, busy
 
 
+class Unreadable(Aborted):
+    """The answer is not JSON: it was cut short, or what answers is no such server."""
+
+
 class Withheld(Unanswered):
     """The server refuses this request, or keeps its answer to itself, as it would if it were asked again: the chain ends."""
 

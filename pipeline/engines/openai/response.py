@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Tokenizer
 from pipeline.engines.openai.client import UNREADABLE
-from pipeline.engines.openai.replies import NULL, Aborted, ChatMessage, Malformed, Miscounted, error_within, finish_of
+from pipeline.engines.openai.replies import NULL, ChatMessage, Malformed, Miscounted, Unreadable, error_within, finish_of
 from pipeline.engines.openai.request import Capabilities, candidates_asked, prompt_of, stop_texts
 from pipeline.engines.openai.stated import UsageBody, flaw_in_prompt_tokens, model_of, read_usage, timing_of, usage_of
 from pipeline.engines.openai.text_mode import answer_ids
@@ -103,8 +103,8 @@ _decode_ids = msgspec.json.Decoder(list[int] | None).decode
 
 
 def decode_response(content: bytes, kind: type[ResponseBody] = ResponseBody, prefix: str = "") -> ResponseBody:
-    """Decode an answer, or a piece of one. Raises `Malformed` for JSON that is no completion, `Aborted` for what is not JSON and so was cut
-    short, and what `error_within` finds in it, with `prefix` before its words."""
+    """Decode an answer, or a piece of one. Raises `Malformed` for JSON that is no completion, `Unreadable` for what is not JSON, and what
+    `error_within` finds in it, with `prefix` before its words."""
     if (error_inside := error_within(content, prefix)) is not None:
         raise error_inside
     try:
@@ -114,7 +114,7 @@ def decode_response(content: bytes, kind: type[ResponseBody] = ResponseBody, pre
     except RecursionError:
         failure = Malformed("is not a completion: it is nested too deeply")
     except UNREADABLE as error:
-        failure = Aborted(f"sent an answer that is not JSON: {error}")
+        failure = Unreadable(f"sent an answer that is not JSON: {error}")
     raise failure
 
 

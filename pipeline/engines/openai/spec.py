@@ -55,8 +55,8 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     """Calls that have been in flight for this many seconds are given up once nothing has arrived from the servers for as long. Answers
     arrive as a whole, unless they may be interrupted: this is also the longest that a call may take while no other is answered."""
     reconnect_s: PositiveSeconds = 180.0
-    """When no replica has answered for this long, or all have refused everything (a key that has expired) for this long or 5 s, the
-    engine counts as dead: the run stops and can be resumed."""
+    """When no replica has answered for this long, or all have refused everything (a key that has expired) or sent no valid answer (a page
+    to sign in) for this long or 5 s, the engine counts as dead: the run stops and can be resumed."""
     startup_timeout_s: PositiveSeconds = 600.0
     """Longest time that the servers may take to say what they can do, before the run starts."""
 
