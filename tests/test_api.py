@@ -169,6 +169,9 @@ def test_params_reach_the_graph_and_the_engines() -> None:
     assert max(row.steps for row in result) == 3
 
 
+GRAPH = {"name": "x", "engines": "tiny", "stages": {"a": {"kind": "answer", "engine": "target"}}}
+
+
 def wrong(**changes: Any) -> Any:
     given: dict[str, Any] = {"graph": "speccot", "problems": PROBLEMS, "engines": "sim-2xh100"} | changes
     return pipeline.solve(given.pop("graph"), given.pop("problems"), **given)
@@ -179,7 +182,11 @@ def wrong(**changes: Any) -> Any:
     [
         ({"graph": "specot"}, "did you mean `speccot`"),
         ({"graph": {"name": "x", "engines": "tiny", "stages": {}}}, "graph: \\$.stages: holds no stage"),
-        ({"graph": {"nmae": "x", "engines": "tiny", "stages": {"a": {"kind": "answer", "engine": "target"}}}}, "key .*`name`"),
+        *(
+            ({"graph": {names.get(key, key): value for key, value in GRAPH.items()}}, f"^graph: unknown key `{wrong}`; did you mean .*$")
+            for names in ({"name": "nmae"}, {"stages": "stags"}, {"engines": "engins"})
+            for wrong in names.values()
+        ),
         ({"engines": "sim-2xh10"}, "did you mean `sim-2xh100`"),
         ({"engines": {"draft": {"backend": "sym"}}}, "unknown backend `sym`"),
         ({"engines": {"draft": 5, "target": 5}}, "'draft' is a `int`; expected a mapping, a spec or an open engine"),

@@ -16,7 +16,7 @@ import msgspec
 import msgspec.structs
 
 from pipeline.bundled import find_file
-from pipeline.errors import GraphError, UsageError, boundary, did_you_mean
+from pipeline.errors import GraphError, UsageError, boundary, did_you_mean, nearest
 from pipeline.graph.convert import convert, mapping, tagged, unknown_key
 from pipeline.graph.flaws import Flaws
 from pipeline.graph.lines import with_lines
@@ -76,9 +76,12 @@ def load_graph(
         path = find_file(graph, "graph")
         raw = read_yaml(path)
     flaws = Flaws()
-    for key in sorted(raw.keys() - {field.name for field in msgspec.structs.fields(GraphSpec)}):
-        flaws.add(unknown_key(str(path), key, GraphSpec))
-        del raw[key]
+    names = {field.name for field in msgspec.structs.fields(GraphSpec)}
+    for key in sorted(raw.keys() - names, key=str):
+        flaws.add(unknown_key(str(path), str(key), GraphSpec))
+        value = raw.pop(key)
+        if (meant := nearest(str(key), names)) is not None:  # taken for it, so that it is not told to be missing as well
+            raw.setdefault(meant, value)
     raw["params"] = dict(mapping(raw.get("params") or {}, f"{path}: $.params"))
     roles, roles_file = _read_engines(raw, path, engines)
     inline = roles_file == path
