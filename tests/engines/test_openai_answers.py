@@ -132,7 +132,6 @@ def spec_of(small: SmallServer) -> OpenAISpec:
         tokenizer="bundled:tiny-target",
         max_model_len=512,
         api_key_env="SMALL_LOGIN",
-        reconnect_s=0.25,
     )
 
 
@@ -504,10 +503,11 @@ def test_whatever_is_said_at_the_start_opens_the_engine_or_is_one_sentence(cases
 
 
 async def _start(case: Case) -> ProbedServer | GraphError:
-    """What a run finds out about the server at its start."""
+    """What a run finds out about the server at its start, which waits for one that says that it is loading."""
+    spec = structs.replace(case.spec, reconnect_s=1.0)
     with anyio.fail_after(WAIT_S):
         try:
-            model = await find_model("engine 'draft'", case.server, case.spec)
-            return await probe_server("engine 'draft'", case.server, model, case.spec, TOKENIZER)
+            model = await find_model("engine 'draft'", case.server, spec)
+            return await probe_server("engine 'draft'", case.server, model, spec, TOKENIZER)
         except GraphError as error:
             return error
