@@ -366,10 +366,10 @@ def _read_chains(run: Path) -> dict[str, Any]:
         parts["replica"].append(replicas_of(batch))
         written = "grading_error" in batch.schema.names  # which earlier versions did not
         parts["grading_error"].append(whys.codes(batch.column("grading_error") if written else pa.nulls(batch.num_rows, pa.string())))
-    columns = {name: np.concatenate(column) for name, column in parts.items()}
+    columns = {name: np.concatenate(parts.pop(name)) for name in [*parts]}
     last = _last_rows(columns)
     names = {"reasons": list(reasons), "types": list(types), "whys": list(whys)}
-    return {name: column[last] for name, column in columns.items()} | {"place": last} | names
+    return {name: columns.pop(name)[last] for name in [*columns]} | {"place": last} | names  # of a million chains no column twice
 
 
 def _error_examples(run: Path) -> dict[str, str]:

@@ -93,7 +93,7 @@ def _answered(chains: Sequence[Mapping[str, Any]], samples: int, same: Any) -> R
     """What the `chains` of one problem came to."""
     done = [chain for chain in chains if chain["stop_reason"] not in UNFINISHED]
     failed = [chain for chain in chains if chain["stop_reason"] == "error"]
-    answers = ballot([Sample(bool(chain["correct"]), chain["answer"]) for chain in done], same)
+    answers = ballot([Sample(bool(chain["correct"]), chain["answer"]) for chain in done], same) if samples > 1 else []
     chosen = done[answers[0].first] if answers else next(iter((*done, *failed)), None)
     found: Row = {
         "answer": chosen["answer"] if chosen else None,

@@ -2,8 +2,12 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import pickle
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain, islice
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO, Literal
 
 import msgspec
@@ -37,17 +41,21 @@ def form_of(path: Path) -> Form:
     return form
 
 
-def write_answers(path: Path, rows: Callable[[], Iterable[Row]]) -> int:
-    """Write the rows to a file in the format of its name; the number of rows. `rows` may be called twice: columns first, then values.
+def write_answers(path: Path, rows: Iterable[Row]) -> int:
+    """Write the rows to a file in the format of its name; the number of rows.
 
-    Raises `UsageError` for an unknown format, `OSError` where the file cannot be written; then nothing is left behind.
+    CSV and Parquet name their columns before the first row: until all are known the rows are kept in a nameless file beside it. Raises
+    `UsageError` for an unknown format, `OSError` where the file cannot be written; then nothing is left behind.
     """
     form = form_of(path)
     with whole_file(path) as file:
         if form == "jsonl":
-            return write_json_lines(file, rows())
-        names = list(dict.fromkeys(name for row in rows() for name in row))
-        return _write_csv(file, names, rows()) if form == "csv" else _write_parquet(file, names, rows)
+            return write_json_lines(file, rows)
+        with TemporaryFile(dir=path.absolute().parent) as kept:
+            met = _keep(kept, rows)
+            kept.seek(0)
+            chunks = _kept_chunks(kept)
+            return _write_csv(file, [*met], chain.from_iterable(chunks)) if form == "csv" else _write_parquet(file, met, chunks)
 
 
 def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
@@ -90,27 +98,32 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value, enc_hook=str).decode()
 
 
-def _write_parquet(file: BinaryIO, names: Sequence[str], rows: Callable[[], Iterable[Row]]) -> int:
-    schema = pa.schema([(name, kind) for name, kind in _kinds(names, rows()).items()])
+def _write_parquet(file: BinaryIO, met: Mapping[str, set[type]], chunks: Iterable[list[Row]]) -> int:
+    """`met`: the types of the values of each column. The type of a column is the one that they have in common, else text."""
+    schema = pa.schema([(name, _common(kinds)) for name, kinds in met.items()])
     count = 0
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        for some in _chunks(rows()):
+        for some in chunks:
             columns = [pa.array([_fitting(row.get(field.name), field.type) for row in some], field.type) for field in schema]
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
             count += len(some)
     return count
 
 
-def _kinds(names: Sequence[str], rows: Iterable[Row]) -> dict[str, pa.DataType]:
-    """The type of each column: that of its values where they have one in common, else text."""
-    met: dict[str, set[type]] = {name: set() for name in names}
-    for row in rows:
-        for name, value in row.items():
-            if value is not None:
-                met[name].add(_Large if type(value) is int and abs(value) > EXACT else type(value))
-                if type(value) is int and not -(2**63) <= value < 2**63:
-                    met[name].add(str)
-    return {name: _common(kinds) for name, kinds in met.items()}
+def _keep(file: BinaryIO, rows: Iterable[Row]) -> dict[str, set[type]]:
+    """Write the rows so that `_kept_chunks` reads the same values; the types of the values of each column, in the order of the columns."""
+    met: dict[str, set[type]] = {}
+    rows = iter(rows)
+    while chunk := list(islice(rows, AT_ONCE)):
+        for row in chunk:
+            for name, value in row.items():
+                kinds = met.setdefault(name, set())
+                if value is not None:
+                    kinds.add(_Large if type(value) is int and abs(value) > EXACT else type(value))
+                    if type(value) is int and not -(2**63) <= value < 2**63:
+                        kinds.add(str)
+        pickle.dump(chunk, file, pickle.HIGHEST_PROTOCOL)
+    return met
 
 
 def _common(kinds: set[type]) -> pa.DataType:
@@ -125,12 +138,7 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
     return _json(value) if kind == pa.string() and value is not None and not isinstance(value, str) else value
 
 
-def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    chunk: list[Row] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == AT_ONCE:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+def _kept_chunks(file: BinaryIO) -> Iterator[list[Row]]:
+    with suppress(EOFError):
+        while True:
+            yield pickle.load(file)  # what `_keep` has just written

@@ -117,8 +117,11 @@ class Tally:
             raise InputError(str(self._run / "chains"), f"has no column {', '.join(f'`{name}`' for name in sorted(missing))}")
         self._check_graders(rows)
         questions = [_question(row) for row in rows]
-        asked = list(dict.fromkeys(question for question in questions if question is not None))
-        grades = dict(zip(asked, self._threads.map(lambda question: self._grader.grade(*question), asked), strict=True))
+        asked = dict.fromkeys(question for question in questions if question is not None)
+        quick = {question: self._grader.quick_grade(*question) for question in asked}
+        slow = [question for question, grade in quick.items() if grade is None]  # which take a worker process, and a thread that waits
+        grades = {question: grade for question, grade in quick.items() if grade is not None}
+        grades |= zip(slow, self._threads.map(lambda question: self._grader.grade(*question), slow), strict=True)
         if broken := next((grade.why for grade in grades.values() if grade.correct is None), None):
             raise RunError(f"{self._run}: cannot be graded: {broken}; the grades that it has stay")
         return [self._note(row, question and grades[question]) for row, question in zip(rows, questions, strict=True)]

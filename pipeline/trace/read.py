@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 from msgspec import Struct, structs
 
 from pipeline.errors import InputError, reason
@@ -25,8 +26,9 @@ Row = TypeVar("Row", bound=Struct)
 Value = Callable[[int], Any]
 """Finds the value of a column by the index of the row."""
 BATCH_ROWS = 8192
-BATCH_BYTES = 16 << 20
-"""Batches of write-ahead files are joined until they have this many rows (`BATCH_ROWS`) or bytes (`BATCH_BYTES`)."""
+BATCH_BYTES = 4 << 20
+"""A batch of a part has at most this many rows (`BATCH_ROWS`), and about as many bytes (`BATCH_BYTES`) at most; batches of write-ahead
+files are joined until they have one or the other."""
 GROUPS = 8
 """How many row groups `read_backwards` reads together: as many as a full part has."""
 
@@ -133,7 +135,18 @@ def _pieces_backwards(file: Path, columns: Sequence[str], encoded: Sequence[str]
 def _part_batches(part: Path, columns: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.RecordBatch]:
     # Without a buffer: Arrow would make it as large as a damaged file says that a page is, up to 2 GiB.
     with open_part(part, pre_buffer=False) as file:
-        yield from file.iter_batches(BATCH_ROWS, columns=_present(part, file.schema_arrow, columns, maybe))
+        present = _present(part, file.schema_arrow, columns, maybe)
+        yield from file.iter_batches(_batch_rows(file.metadata, present), columns=present)
+
+
+def _batch_rows(footer: pq.FileMetaData, names: Sequence[str]) -> int:
+    """How many rows a batch of these columns has: fewer than `BATCH_ROWS` where a row group says that they have too many bytes."""
+    places = [place for place in range(footer.num_columns) if footer.schema.column(place).path.partition(".")[0] in names]
+    rows = BATCH_ROWS
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        size = sum(group.column(place).total_uncompressed_size for place in places)
+        rows = min(rows, BATCH_BYTES * group.num_rows // max(size, 1)) if group.num_rows else rows
+    return max(rows, 1)
 
 
 def _part_tables(part: Path, columns: Sequence[str], encoded: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.Table]:

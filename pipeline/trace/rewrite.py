@@ -33,18 +33,20 @@ ChangeRows = Callable[[Sequence[Row]], Sequence[Mapping[str, Any]]]
 
 
 def rewrite(run: Path, table: str, columns: Sequence[str], change: ChangeRows) -> None:
-    """Pass the `columns` of every part's rows through `change`, one part at a time, and replace the parts that it changes.
+    """Pass the `columns` of every part's rows through `change`, one part at a time, and replace the parts that it changes: of the others
+    no other column is read.
 
     Raises `InputError` for a part that cannot be read, `RunFolderError` for one that cannot be written.
     """
     for part in parts(run, table):
         with readable(part), open_part(part) as file:
-            content = file.read()
-        there = [name for name in columns if name in content.column_names]
-        rows = conformed(content.select(there), part).to_pylist()
-        changed = _changed(content, rows, change(rows))
-        if changed is not content:
-            _replace(run, part, changed)
+            there = [name for name in columns if name in file.schema_arrow.names]
+            rows = conformed(file.read(there), part).to_pylist()
+            changes = change(rows)
+            named = {name for each in changes for name in each}.intersection(there)
+            content = file.read() if named else None
+        if content is not None:
+            _replace(run, part, _changed(content, sorted(named), rows, changes))
 
 
 def remove(run: Path, table: str, columns: Sequence[str], gone: Callable[[pa.Table], Sequence[bool]]) -> int:
@@ -97,10 +99,9 @@ def replacing(run: Path, table: str, row: type[Struct]) -> Iterator[Callable[[Se
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _changed(content: pa.Table, rows: Sequence[Row], changes: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """`content` with the `changes` of its `rows` applied; `content` itself where no change concerns a column that it has."""
-    named = {name for change in changes for name in change} & set(content.column_names)
-    for name in sorted(named):
+def _changed(content: pa.Table, names: Sequence[str], rows: Sequence[Row], changes: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """`content` with the `changes` of its `rows` in the columns `names`, which these rows have."""
+    for name in names:
         values = [change.get(name, row[name]) for row, change in zip(rows, changes, strict=True)]
         place = content.column_names.index(name)
         content = content.set_column(place, content.schema.field(place), pa.array(values, content.schema.field(place).type))

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import UsageError
+from pipeline.export import answers_file
 from pipeline.export.answers_file import form_of, write_answers
 
 ROWS: list[dict[str, Any]] = [
@@ -22,7 +24,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 def written(path: Path, rows: list[dict[str, Any]]) -> Path:
-    assert write_answers(path, lambda: iter(rows)) == len(rows)
+    assert write_answers(path, iter(rows)) == len(rows)
     return path
 
 
@@ -125,6 +127,17 @@ def test_any_rows_come_back(tmp_path_factory: pytest.TempPathFactory, rows: list
     written(folder / "x.csv", rows)
 
 
+def test_values_are_kept_as_they_are_until_all_columns_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers_file, "AT_ONCE", 2)
+    rows: list[dict[str, Any]] = [{"day": date(2026, 11, 25), "tags": ["a", number]} for number in range(3)]
+    rows.append({"late": 2**53 + 1})
+    assert [row["day"] for row in cells(written(tmp_path / "x.csv", rows))] == ['"2026-11-25"'] * 3 + [""]
+    table = pq.read_table(written(tmp_path / "x.parquet", rows))
+    assert table.column("tags").to_pylist() == ['["a",0]', '["a",1]', '["a",2]', None]
+    assert table.column("late").to_pylist() == [None, None, None, 2**53 + 1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.csv", "x.parquet"]
+
+
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     def broken() -> Iterator[dict[str, Any]]:
         yield ROWS[0]
@@ -132,7 +145,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
 
     for name in ("a.jsonl", "a.csv", "a.parquet"):
         with pytest.raises(ValueError, match="the second row"):
-            write_answers(tmp_path / name, broken)
+            write_answers(tmp_path / name, broken())
     assert list(tmp_path.iterdir()) == []
 
 

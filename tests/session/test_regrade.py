@@ -208,6 +208,23 @@ def test_a_grader_that_cannot_start_is_said_and_grading_is_made_up_for(tmp_path:
     assert (regrade(run).graded, summarize(run).grading_errors) == (3, {})
 
 
+def test_a_part_without_a_changed_grade_is_read_no_further(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[list[str] | None] = []
+
+    def noted(file: pq.ParquetFile, columns: list[str] | None = None, **more: Any) -> pa.Table:
+        read.append(columns)
+        return whole(file, columns, **more)
+
+    whole = pq.ParquetFile.read
+    monkeypatch.setattr(pq.ParquetFile, "read", noted)
+    regrade(run)
+    assert read.count(None) == 1  # of the second part
+    read.clear()
+    regrade(run)
+    assert len(read) == 2
+    assert all(columns is not None and "answer_text" not in columns for columns in read)
+
+
 def test_grades_of_a_grader_that_is_not_installed_are_kept(tmp_path: Path) -> None:
     result = solve(tmp_path)
     rewrite(tmp_path / "run", "chains", ["grader"], lambda rows: [{"grader": "sql"}] * len(rows))

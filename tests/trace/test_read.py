@@ -1,6 +1,7 @@
 """Tables are read from parts and write-ahead files alike, while a run goes on and after it died."""
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,20 @@ def test_parts_come_first_and_small_batches_are_joined(run: tuple[Path, TraceSto
     monkeypatch.setattr(read, "BATCH_ROWS", 2)
     assert indices(read_batches(folder, "calls", ["call_index"])) == [[0, 1], [2, 3], [4]]
     monkeypatch.setattr(read, "BATCH_BYTES", 1)
-    assert indices(read_batches(folder, "calls", ["call_index"])) == [[0, 1], [2], [3], [4]]
+    assert indices(read_batches(folder, "calls", ["call_index"])) == [[0], [1], [2], [3], [4]]
     store.close()
     assert [file.name for file in files(folder, "calls")] == ["part-00000.parquet", "part-00001.parquet"]
+
+
+def test_batches_of_long_rows_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "steps").mkdir()
+    table = pa.table({"call_index": range(1000), "step_token_ids": [list(range(500))] * 1000})
+    pq.write_table(table, tmp_path / "steps/part-00000.parquet", row_group_size=500, use_dictionary=False)
+    monkeypatch.setattr(read, "BATCH_BYTES", 1 << 20)
+    batches = list(read_batches(tmp_path, "steps", ["call_index", "step_token_ids"]))
+    assert [*chain.from_iterable(indices(batches))] == list(range(1000))
+    assert max(batch.get_total_buffer_size() for batch in batches) < 2 << 20
+    assert [batch.num_rows for batch in read_batches(tmp_path, "steps", ["call_index"])] == [1000]
 
 
 def test_backwards_the_last_rows_come_first(run: tuple[Path, TraceStore], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """`pipeline export RUN -o FILE`: the answers of a run as JSON lines, CSV or Parquet, a table of its trace, or training data."""
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +94,9 @@ def _export_run(run: Path, output: Path, table: str | None, thoughts: bool, forc
     if table is not None:
         _export_table(run, table, output, thoughts, force)
         return
-    rows = partial(answer_rows, run, thoughts=thoughts)
+    rows = answer_rows(run, thoughts=thoughts)
     if str(output) == "-":
-        for row in rows():
+        for row in rows:
             print_page(msgspec.json.encode(row, enc_hook=str))
         return
     form_of(output)

@@ -15,7 +15,8 @@ SPECIALS = (THINK_OPEN, THINK_CLOSE, USER, ASSISTANT, END)
 _LENGTH_SHIFT = 24
 VOCAB_SIZE = 4 << _LENGTH_SHIFT
 """One more than the largest id."""
-_REMEMBERED = 1 << 20
+_REMEMBERED = 1 << 16
+"""So many pieces of text are remembered at most: more than texts of lower-case words have."""
 # A piece never reaches over a digit, a capital, a line feed, a `<` or the first byte of a character.
 _TEXT = re.escape(DELIMITER).encode() + rb"|[0-9A-Z\n]|[^0-9A-Z\n][^0-9A-Z\n<\xc0-\xff]{0,2}"
 _TEXT_PIECE = re.compile(_TEXT)
