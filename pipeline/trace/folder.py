@@ -207,15 +207,17 @@ def _locked(folder: Path) -> FileLock:
 
 def _at_work(folder: Path) -> str:
     """Who is at work in a folder that is locked, and what to do."""
-    if any(lock.is_locked and os.path.samefile(lock.lock_file, folder / LOCK) for lock in list(_SIGNED)):
+    holder = _pid((folder / LOCK).read_bytes())
+    if holder == str(os.getpid()):
         return "this process is at work in it; wait for the end of its earlier run, or close the iterator of that (contextlib.aclosing)"
-    return f"process {_pid((folder / LOCK).read_bytes())} is at work in it; wait for its end"
+    return f"process {holder} is at work in it; wait for its end"
 
 
 def _pid(signature: bytes) -> str:
-    """The process that wrote a lock file."""
-    words = signature[:20].decode(errors="replace").split()
-    return words[0] if words else "unknown"
+    """The process that wrote a lock file: its number, or where it is."""
+    said = signature[:60].decode(errors="replace").strip()
+    number = said.partition(" ")[0]
+    return number if number.isdecimal() else said or "unknown"
 
 
 @contextmanager

@@ -202,7 +202,7 @@ def test_no_secret_is_in_anything_that_is_kept_or_printed(tmp_path: Path, monkey
         (tmp_path / "engines.yaml").write_text(f"target: {engine}\n")
         slashed = json.dumps({"error": {"message": words}}).replace("/", "\\/").encode()
         answered = [lambda handler, reply: handler.send(reply)]
-        server.faults.extend(answered * 3)  # while it is asked what it can do
+        server.faults.extend(answered * 5)  # while it is asked what it can do
         for fault in (
             small_server.status(400, words),
             small_server.status(422, words),

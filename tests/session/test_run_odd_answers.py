@@ -80,7 +80,7 @@ def test_a_run_goes_on_whatever_some_answers_are(tmp_path: Path) -> None:
     assert sometimes.odd > len(ODD)
     calls = pq.read_table(tmp_path / "run/calls").to_pylist()
     for row in calls:
-        assert 0 <= row["cached_input_tokens"] <= row["input_tokens"] <= 512
+        assert 0 <= (row["cached_input_tokens"] or 0) <= row["input_tokens"] <= 512
         assert 0 <= row["output_tokens"] <= row["choice_count"] * row["max_tokens"]
     assert len({row["error_message"] for row in calls if row["error_type"]}) >= 6
     summary = summarize(tmp_path / "run")

@@ -93,9 +93,10 @@ def same_name(ground: Ground, folder: Path, strikes: int, rivals: int = 3) -> To
 
 
 def mute(ground: Ground, folder: Path) -> Toll:
-    """Nobody takes what a run prints: its standard output is closed, full, or read by nobody."""
+    """Nobody takes what a run prints: its standard output is closed, full (it says so by its exit code), or read by nobody."""
     folder.mkdir(parents=True)
-    tolls = [_mute(ground, folder, "closed", None), _mute(ground, folder, "full", "/dev/full")]
+    full = _judged(ground, folder, "full", _begun(ground, folder, "full", "/dev/full"), code=1)
+    tolls = [_judged(ground, folder, "closed", _begun(ground, folder, "closed", None)), full]
     os.mkfifo(pipe := folder / "fifo")
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # so that it can be opened for writing
     command = _begun(ground, folder, "unread", str(pipe))
@@ -104,14 +105,10 @@ def mute(ground: Ground, folder: Path) -> Toll:
     return summed([*tolls, _judged(ground, folder, "unread", command)])
 
 
-def _mute(ground: Ground, folder: Path, name: str, stdout: str | None) -> Toll:
-    return _judged(ground, folder, name, _begun(ground, folder, name, stdout))
-
-
 def _begun(ground: Ground, folder: Path, name: str, stdout: str | None) -> Command:
     return Command([*ground.begin, "--output", str(folder / name)], folder / f"{name}.log", stdout=stdout)
 
 
-def _judged(ground: Ground, folder: Path, name: str, command: Command) -> Toll:
-    wrong = command.wait() != 0
+def _judged(ground: Ground, folder: Path, name: str, command: Command, code: int = 0) -> Toll:
+    wrong = command.wait() != code
     return toll("standard output that nobody takes", ground, folder / name, folder / f"{name}.log", wrong_ends=int(wrong))
