@@ -11,7 +11,7 @@ from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, RequestRefused
 from tests.support.paths import ROOT
-from tests.support.small_server import VLLM, SmallServer, edited, hang, small_server
+from tests.support.small_server import VLLM, SmallServer, edited, hang, small_server, status
 
 TOKENIZER = HFTokenizer(str(ROOT / "pipeline/models/tiny-target"))
 
@@ -33,6 +33,14 @@ def test_a_server_that_never_answers_is_not_waited_for(asked: str) -> None:
         server.always = lambda handler, reply: hang(handler, reply) if handler.path.endswith(asked) else handler.send(reply)
         with pytest.raises(GraphError, match=r"^engine 'draft': its servers did not say .* within startup_timeout_s=0\.3; set more where"):
             opened(server, startup_timeout_s=0.3)
+
+
+def test_what_a_busy_server_can_do_is_not_known() -> None:
+    with small_server(VLLM, TOKENIZER) as server:
+        busy = status(429, "later")
+        server.always = lambda handler, reply: busy(handler, reply) if handler.path.endswith("/completions") else handler.send(reply)
+        with pytest.raises(GraphError, match=r"answered 429: later; it has been busy for reconnect_s=0\.2$"):
+            opened(server, reconnect_s=0.2)
 
 
 @pytest.mark.parametrize("length", [-5, 0])

@@ -208,6 +208,10 @@ def context_length(where: str, server: Server, spec: OpenAISpec, model: ServedMo
     return length
 
 
+_COME_BACK = (429, 503)
+"""Statuses of a server that is busy, or still loads its model."""
+
+
 class _Prober(NamedTuple):
     """Asks one server, whose answers are about one model."""
 
@@ -224,6 +228,11 @@ class _Prober(NamedTuple):
         except Broken as error:
             raise GraphError(self.where, f"the server {error}") from None
         refuse_closed(self.where, self.server, self.spec.api_key_env, reply)
+        if reply.status in _COME_BACK:  # what a busy server can do is not known, and each question would wait as long
+            busy = self.server.quote(str(refusal_of(reply)))
+            raise GraphError(
+                self.where, f"the server at {self.server.url} {busy}; it has been busy for reconnect_s={self.spec.reconnect_s:g}"
+            )
         if not reply.ok:
             return reply
         try:
@@ -405,7 +414,7 @@ async def _send_until_loaded(send: Callable[[], Awaitable[Reply]], most_s: float
     with anyio.move_on_after(most_s):
         while True:
             reply = await send()
-            if reply.status not in (429, 503) or isinstance(refusal_of(reply), Closed):
+            if reply.status not in _COME_BACK or isinstance(refusal_of(reply), Closed):
                 return reply
             await anyio.sleep(min(reply.retry_after_s or delay, LONGEST_DELAY_S))
             delay = min(2 * delay, LONGEST_DELAY_S)
