@@ -19,9 +19,13 @@ from pathlib import Path
 import click
 from recording import RESULTS, ROOT, Script, declared
 from tables import TABLES, origin
+from views import PICTURE, VIEWS, picture
 
-DOCS = ("README.md", "CONTRIBUTING.md", "graphs/README.md", "bench/README.md", "bench/cluster.md", "docs/pages/guide/simulation.md")
 BLOCK = re.compile(r"<!-- figures: (\S+) -->\n.*?<!-- /figures -->", re.DOTALL)
+DOCS = (
+    *("README.md", "CONTRIBUTING.md", "graphs/README.md", "bench/README.md", "bench/cluster.md"),
+    *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs/pages").rglob("*.md")) if "<!-- figures:" in page.read_text()),
+)
 
 
 def scripts(root: Path = ROOT) -> dict[str, tuple[str, Script]]:
@@ -31,6 +35,8 @@ def scripts(root: Path = ROOT) -> dict[str, tuple[str, Script]]:
 
 def block(name: str, root: Path = ROOT) -> str:
     """What stands in the docs for the table `name`, with its markers."""
+    if name in VIEWS:
+        return f"<!-- figures: {name} -->\n{VIEWS[name](root)}\n<!-- /figures -->"
     if name not in scripts(root):
         raise click.ClickException(f"figures: {name}: no such table; bench/figures.toml has {', '.join(sorted(scripts(root)))}")
     key, script = scripts(root)[name]
@@ -55,6 +61,8 @@ def render(root: Path = ROOT) -> None:
     for path in (root / name for name in DOCS):
         if path.exists() and (text := path.read_text()) != (new := rendered(text, root)):
             path.write_text(new)
+    if (root / PICTURE).exists():
+        (root / PICTURE).write_text(picture(root))
 
 
 def measure(name: str, root: Path = ROOT) -> bool:

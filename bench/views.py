@@ -1,0 +1,123 @@
+"""Short tables and the picture of the front pages: figures of results files that other tables show in full.
+
+`bench/figures.py` writes them between the same markers as all others.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from recording import RESULTS
+from tables import grid
+
+from pipeline.analysis.simulated import MEDIAN_ERROR, OWN_TEXT_ERROR, sentence
+
+Cells = list[dict[str, Any]]
+"""The cells of bench/frontier.py: a machine, a length of thoughts and a batch size each."""
+PICTURE = Path("docs/pages/concepts/over-target.svg")
+SIZES = (1, 8, 32, 128)
+"""Batch sizes that were measured as well as simulated."""
+ROWS = {
+    ("torch", "arith"): "toy pair, PyTorch on two CPU cores, measured",
+    ("torch-inflated", "arith"): "toy draft, target of 100 million parameters, the same machine, measured",
+    ("vllm", "arith"): "toy pair, vLLM's CPU build, the same machine, measured",
+    ("sim-2xh100", "math"): "QwQ-32B and R1-Distill-Qwen-1.5B, two H100 in time slices, MATH lengths, **simulated**",
+    ("sim-2xh100-mps", "math"): "the same under CUDA MPS, **simulated**",
+}
+MACHINES = {"sim-2xh100": "two H100", "sim-1xh200": "one H200", "sim-2xa6000": "two A6000"}
+AIM = 0.98
+"""From this ratio on `auto` counts as no slower than the target alone."""
+
+
+def frontier(root: Path) -> Cells:
+    """The cells, each with its ratios to the target alone: `always`, of the best system that always drafts, and `auto`."""
+    cells: Cells = json.loads((root / RESULTS / "frontier.json").read_bytes())["cells"]
+    return [cell | {mode: max(cell[key].values()) / cell["target"] for mode, key in (("always", "static"), ("auto", "auto"))} for cell in cells]
+
+
+def _ratio(cells: Cells, machine: str, lengths: str, size: int, mode: str = "always") -> str:
+    found = [cell for cell in cells if (cell["machine"], cell["lengths"], cell["batch_size"]) == (machine, lengths, size)]
+    return f"{found[0][mode]:.2f}" if found else "-"
+
+
+def _rows(cells: Cells, mode: str) -> Iterator[Sequence[str]]:
+    for (machine, lengths), title in ROWS.items():
+        yield title, *(_ratio(cells, machine, lengths, size, mode) for size in SIZES)
+
+
+def _error() -> str:
+    return f"No GPU has been measured yet. {sentence(MEDIAN_ERROR, OWN_TEXT_ERROR)}"
+
+
+def over_target(root: Path) -> str:
+    """SpecReason against the target alone, by batch size."""
+    columns = ("throughput over the target alone, same hardware", *(f"batch size {size}" for size in SIZES))
+    table = grid(columns, _rows(frontier(root), "always"))
+    return f"{table}\n\nSpecReason, every step drafted; above 1, two models are faster. {_error()}"
+
+
+def auto(root: Path) -> str:
+    """The same with `speculate=auto`, and how often that is no slower."""
+    cells = frontier(root)
+    table = grid(("`auto` over the target alone", *(f"batch size {size}" for size in SIZES)), _rows(cells, "auto"))
+    simulated = [cell for cell in cells if cell["simulated"]]
+    least = min(simulated, key=lambda cell: cell["auto"])
+    reached = sum(cell["auto"] >= AIM for cell in simulated)
+    where = f"{least['machine'].removeprefix('sim-')}, {least['lengths']} lengths, batch size {least['batch_size']}"
+    said = f"In simulation, `auto` reached at least {AIM} in {reached} of {len(simulated)} settings; the worst is {least['auto']:.2f} ({where})."
+    return f"{table}\n\n{said} {_error()}"
+
+
+def mps(root: Path) -> str:
+    """What CUDA MPS is worth: the ratio in time slices and under MPS."""
+    cells, sizes = frontier(root), (1, 8, 64, 256)
+    rows = [
+        (title, *(" → ".join(_ratio(cells, name, "math", size) for name in (machine, f"{machine}-mps")) for size in sizes))
+        for machine, title in MACHINES.items()
+    ]
+    columns = ("over the target alone, time slices → MPS", *(f"batch size {size}" for size in sizes))
+    return f"{grid(columns, rows)}\n\nQwQ-32B and R1-Distill-Qwen-1.5B, SpecReason, MATH lengths. {_error()}"
+
+
+VIEWS: dict[str, Callable[[Path], str]] = {"over-target": over_target, "auto": auto, "mps": mps}
+"""By the name between the markers."""
+
+LEFT, CELL, ROW, TOP = 250, 62, 26, 56
+
+
+def picture(root: Path) -> str:
+    """All ratios of systems that always draft, as an SVG heat map: green is faster than the target alone."""
+    cells = frontier(root)
+    sizes = sorted({cell["batch_size"] for cell in cells})
+    rows = list(dict.fromkeys((cell["simulated"], cell["machine"], cell["lengths"]) for cell in cells))
+    width, height = LEFT + CELL * len(sizes) + 10, TOP + ROW * len(rows) + 30
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        _text(10, 22, "Throughput over the target alone, SpecReason, by batch size", "start", weight="bold"),
+        *(_text(LEFT + CELL * (place + 0.5), TOP - 10, str(size)) for place, size in enumerate(sizes)),
+    ]
+    for place, (simulated, machine, lengths) in enumerate(rows):
+        y = TOP + ROW * place
+        kind = "simulated" if simulated else "measured"
+        parts.append(_text(10, y + 18, f"{machine.removeprefix('sim-')}, {lengths} ({kind})", "start"))
+        here = [cell for cell in cells if (cell["simulated"], cell["machine"], cell["lengths"]) == (simulated, machine, lengths)]
+        for cell in here:
+            parts += _cell(LEFT + CELL * sizes.index(cell["batch_size"]), y, cell["always"])
+    parts.append(_text(10, height - 10, "Names without -mps: time slices. gsm8k, math, aime: how long the reasoning is.", "start"))
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _cell(x: float, y: float, ratio: float) -> Iterator[str]:
+    strength = min(1.0, abs(math.log2(ratio)))
+    tint = (26, 127, 55) if ratio >= 1 else (180, 35, 24)
+    colour = "#" + "".join(f"{round(255 + (channel - 255) * strength):02x}" for channel in tint)
+    yield f'<rect x="{x}" y="{y}" width="{CELL - 2}" height="{ROW - 2}" fill="{colour}"/>'
+    yield _text(x + CELL / 2 - 1, y + 17, f"{ratio:.2f}", fill="#ffffff" if strength > 0.6 else "#1c2530")
+
+
+def _text(x: float, y: float, text: str, anchor: str = "middle", *, fill: str = "#1c2530", weight: str = "normal") -> str:
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{fill}" font-weight="{weight}">{escape(text)}</text>'
