@@ -35,7 +35,9 @@ AIM = 0.98
 def frontier(root: Path) -> Cells:
     """The cells, each with its ratios to the target alone: `always`, of the best system that always drafts, and `auto`."""
     cells: Cells = json.loads((root / RESULTS / "frontier.json").read_bytes())["cells"]
-    return [cell | {mode: max(cell[key].values()) / cell["target"] for mode, key in (("always", "static"), ("auto", "auto"))} for cell in cells]
+    return [
+        cell | {mode: max(cell[key].values()) / cell["target"] for mode, key in (("always", "static"), ("auto", "auto"))} for cell in cells
+    ]
 
 
 def _ratio(cells: Cells, machine: str, lengths: str, size: int, mode: str = "always") -> str:

@@ -18,11 +18,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from tests.support.patience import HANGS_S
 from tests.support.paths import ROOT
+from tests.support.patience import HANGS_S
 
 PIECE = re.compile(
-    r"<!-- (?P<remark>not run|run first): (?P<said>.*?) -->[^\S\n]*\n(?:[^\S\n]*\n)*|^(?P<indent> *)```(?P<info>[^\n]*)\n(?P<body>.*?)^(?P=indent)```$\s*",
+    r"<!-- (?P<remark>not run|run first): (?P<said>.*?) -->[^\S\n]*\n(?:[^\S\n]*\n)*"
+    r"|^(?P<indent> *)```(?P<info>[^\n]*)\n(?P<body>.*?)^(?P=indent)```$\s*",
     re.DOTALL | re.MULTILINE,
 )
 END = "END_OF_THE_BLOCK"
@@ -72,7 +73,7 @@ class Page(Struct, frozen=True, dict=True):
         """The `pipeline` commands of its blocks, each on one line; also of those that are not run."""
         for block in self.blocks:
             for line in block.body.replace("\\\n", " ").splitlines() if block.language == "sh" else ():
-                if line.strip().startswith("pipeline "):
+                if re.match(r"\s*pipeline \w", line):
                     yield line.strip()
 
     def script(self) -> str:
@@ -132,7 +133,10 @@ def run_page(page: Page, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run all that `page` shows in a folder of `newcomers_folder`, without the network."""
     paths = [str(folder.parent / "bin"), os.environ["PATH"]]
     modules = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(ROOT)]
-    environment = {**os.environ, "PATH": os.pathsep.join(paths), "PYTHONPATH": os.pathsep.join(filter(None, modules)), "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(
-        ["bash", "-c", page.script()], cwd=folder, env=environment, capture_output=True, text=True, timeout=4 * HANGS_S
-    )
+    environment = {
+        **os.environ,
+        "PATH": os.pathsep.join(paths),
+        "PYTHONPATH": os.pathsep.join(filter(None, modules)),
+        "HF_HUB_OFFLINE": "1",
+    }
+    return subprocess.run(["bash", "-c", page.script()], cwd=folder, env=environment, capture_output=True, text=True, timeout=4 * HANGS_S)
