@@ -68,8 +68,8 @@ def auto(root: Path) -> str:
     simulated = [cell for cell in cells if cell["simulated"]]
     least = min(simulated, key=lambda cell: cell["auto"])
     reached = sum(cell["auto"] >= AIM for cell in simulated)
-    where = f"{least['machine'].removeprefix('sim-')}, {least['lengths']} lengths, batch size {least['batch_size']}"
-    said = f"In simulation, `auto` reached at least {AIM} in {reached} of {len(simulated)} settings; the worst is {least['auto']:.2f} ({where})."
+    where = f"{least['machine'].removeprefix('sim-')} with {least['lengths']} lengths at batch size {least['batch_size']}"
+    said = f"In simulation, `auto` reached at least {AIM} in {reached} of {len(simulated)} settings, at worst {least['auto']:.2f}, {where}."
     return f"{table}\n\n{said} {_error()}"
 
 
