@@ -34,7 +34,7 @@ from pipeline.errors import BadRow, RunError, UsageError
 from pipeline.export.answers import OURS
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import BESIDE_ENGINES, Grader
-from pipeline.graph.prompts import OURS as OUR_PROMPTS
+from pipeline.graph.prompts import DEFAULT_PROMPTS
 from pipeline.reasoning.chain import chain_id
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.session.options import RunOptions
@@ -122,7 +122,7 @@ class Solver:
         """The problem as it is in whatever batch: where it has no name of its own, from which its seeds come, with one made of its text."""
         problem_id = problem.problem_id
         if problem_id == f"(row {problem.row})" or (problem_id == str(problem.row) and "problem_id" not in self._columns):
-            problem_id = blake2b(problem.told(OUR_PROMPTS).encode(), digest_size=12).hexdigest()
+            problem_id = blake2b(problem.told(DEFAULT_PROMPTS).encode(), digest_size=12).hexdigest()
         return structs.replace(problem, row=1, problem_id=problem_id)
 
     def _submit(self, problem: Problem) -> "Future[ChainRow]":

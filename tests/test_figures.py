@@ -20,7 +20,6 @@ import figures
 import kept_runs
 import recording
 import tables
-import views
 
 UNITS = r"(?:%|s|us|ms|MB|MiB|GiB|times|points|minutes|tokens/s|problems/s|requests/s)"
 FIGURE = re.compile(rf"(?<![\w@=<>.-])\d[\d.,]*\s?{UNITS}(?![\w/])")
@@ -79,7 +78,7 @@ def test_docs_have_what_the_results_files_have(name: str) -> None:
 
 @pytest.mark.parametrize("name", figures.DOCS)
 def test_no_figure_is_typed_in(name: str) -> None:
-    manual = name in ("CONTRIBUTING.md", "graphs/README.md") or name.startswith("docs/")  # their sentences say what is set, such as limits
+    manual = name in ("CONTRIBUTING.md", "graphs/README.md")  # their sentences say what is set, such as limits
     assert typed_in((ROOT / name).read_text(), sentences=not manual) == []
 
 
@@ -93,7 +92,7 @@ def test_every_results_file_and_script_is_declared_and_every_table_shown() -> No
     known = figures.scripts()
     shown = [name for doc in figures.DOCS for name in figures.BLOCK.findall((ROOT / doc).read_text())]
     assert sorted({path.stem for path in (ROOT / recording.RESULTS).iterdir()} - known.keys()) == []
-    assert sorted(set(shown) ^ {name for name, (key, _) in known.items() if key in tables.TABLES} ^ views.VIEWS.keys()) == []
+    assert sorted(set(shown) ^ {name for name, (key, _) in known.items() if key in tables.TABLES}) == []
     for name, (key, script) in known.items():
         assert (ROOT / f"bench/{key}.py").exists()
         assert key in tables.TABLES or script.tables[name].page, f"{name} has neither a table nor a page"
@@ -162,7 +161,3 @@ def test_what_is_continued_is_as_old_as_its_beginning(tmp_path: Path) -> None:
     (folder / "target").mkdir()
     with pytest.raises(recording.click.ClickException, match="of a state of the code that is not recorded: move it away"):
         recording.go_on("bench/papers.py", folder)
-
-
-def test_the_picture_of_the_docs_is_of_the_results() -> None:
-    assert (ROOT / views.PICTURE).read_text() == views.picture(ROOT), "`python bench/figures.py --render` draws it"

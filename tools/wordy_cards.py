@@ -13,18 +13,18 @@ import click
 
 MODELS = Path("pipeline/models")
 CONTEXT = (
-    "Made for the claims of the papers, which the pair `tiny` cannot test: the target thinks at length, with second thoughts, of which "
-    "some talk it out of a right total; the draft is terse, and leaves the product out in three of ten steps that have one. A step is "
-    "scored 9, 7, 5, 4, 3, 2 or 0 by how much of it is right (`tools/make_wordy.py`), and a choice has up to 10 candidates. It knows the "
-    "word problems of `datasets/wordy` and nothing else. Any UTF-8 text can be encoded (byte fallback) and comes back exactly."
+    "A toy model for testing the papers' claims, which the pair `tiny` cannot show: the target thinks at length and has second thoughts, "
+    "some of which talk it out of a correct total; the draft is terse and leaves the product out in three of ten steps that have one. A "
+    "step is scored 9, 7, 5, 4, 3, 2 or 0 by how much of it is correct (`tools/make_wordy.py`); a choice has up to 10 candidates. It "
+    "solves the word problems of `datasets/wordy` and nothing else. Any UTF-8 text can be encoded (byte fallback) and decodes exactly."
 )
 ABOUT = {
-    "wordy-draft": "The draft. It learnt the terse and the sloppy way, and to go on from the target's first tokens; it was stopped "
-    "early, on purpose.",
+    "wordy-draft": "The draft. It learnt terse and sloppy reasoning, and to continue from the target's first tokens; its training was "
+    "stopped early on purpose.",
     "wordy-target": "The target. It reasons, scores a step with one digit and chooses among up to 10 candidates with one token.",
-    "wordy-prm": "The process reward model (`pipeline grade RUN --prm graphs/rewards/prm-wordy.yaml`). The reward is P(`+`) / (P(`+`) + "
-    "P(`-`)) as next token after a step's blank line. It learnt to reason from random weights and on sequences of its own: it shares "
-    "no weights with the target whose choices it judges. Both learnt from the same generator what a right step is.",
+    "wordy-prm": "The process reward model (`pipeline score RUN --prm prm-wordy`). The reward is P(`+`) / (P(`+`) + P(`-`)) for the token "
+    "after a step's blank line. It was trained from random weights on sequences of its own: it shares no weights with the target whose "
+    "choices it judges. Both learnt from the same generator what a correct step is.",
 }
 REWARD = "wordy-prm"
 COMMANDS = {
@@ -44,16 +44,17 @@ COMMANDS = {
     ),
 }
 
-UNSEEN = "Other problems and other wordings were never seen."
+UNSEEN = "It has never seen other problems or other prompts."
 LIMITS = {
     "wordy-draft": UNSEEN,
     "wordy-target": f"{UNSEEN} Scores are trained on the seven values above.",
-    "wordy-prm": f"{UNSEEN} Before the judged step all are right in training, so rewards after an accepted wrong step mean less.",
+    "wordy-prm": f"{UNSEEN} In training all steps before the judged one are correct, so rewards after an accepted wrong step mean less.",
 }
 
 REMARKS = {
-    "wordy-target": "The first training that verifies had labels that contradicted each other: a step about another event counted as right "
-    "if its equations were, and a thought before the judged step never ended a doubt with a wrong total. The script is that of the second.",
+    "wordy-target": "The labels of the first `verify` training contradicted each other: a step about another event counted as correct if "
+    "its equations were, and a thought before the judged step never ended a doubt with a wrong total. The script is that of the second "
+    "training.",
 }
 
 

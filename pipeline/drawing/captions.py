@@ -6,7 +6,7 @@ from msgspec import structs
 
 from pipeline.drawing.counts import RunCounts
 from pipeline.graph.plan import Condition, LoopNode, Plan
-from pipeline.graph.prompts import OURS
+from pipeline.graph.prompts import DEFAULT_PROMPTS
 from pipeline.graph.spec import PLAIN_SAMPLING, StageSpec
 from pipeline.text import one_line
 
@@ -39,7 +39,7 @@ def settings_line(spec: StageSpec) -> str:
 
 def problem_line(plan: Plan) -> str:
     """How a problem is asked, where the graph has its own words for that; else empty."""
-    return f"asked: {shortened(plan.prompts.problem.strip())}" if plan.prompts.problem != OURS.problem else ""
+    return f"asked: {shortened(plan.prompts.problem.strip())}" if plan.prompts.problem != DEFAULT_PROMPTS.problem else ""
 
 
 def condition_line(when: Condition | None) -> str:

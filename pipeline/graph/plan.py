@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.graph.prompts import OURS, Prompts
+from pipeline.graph.prompts import DEFAULT_PROMPTS, Prompts
 from pipeline.graph.spec import EngineSpec, Param, Purpose, Speculate, StageSpec, UntilSpec
 
 S = TypeVar("S", bound=Struct)
@@ -280,7 +280,7 @@ def decode_plan(recorded: RecordedPlan, kinds: Mapping[str, type[StageSpec]], ba
 def _recorded_prompts(recorded: RecordedPlan) -> Prompts:
     if recorded.prompts is not None:
         return recorded.prompts
-    return OURS if recorded.instruction is None else Prompts(problem=f"{{{{problem}}}}{recorded.instruction}")
+    return DEFAULT_PROMPTS if recorded.instruction is None else Prompts(problem=f"{{{{problem}}}}{recorded.instruction}")
 
 
 def decode_engine(settings: Mapping[str, Any], backends: Mapping[str, type[EngineSpec]]) -> EngineSpec:

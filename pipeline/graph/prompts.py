@@ -177,7 +177,7 @@ class Prompts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return problem + filled(self.options, {"options": "\n".join(lines), "letters": letters})
 
 
-OURS = Prompts()
+DEFAULT_PROMPTS = Prompts()
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from msgspec import Meta, Struct
 
-from pipeline.graph.prompts import OURS, Prompts
+from pipeline.graph.prompts import DEFAULT_PROMPTS, Prompts
 
 Temperature = Annotated[float, Meta(ge=0.0, le=5.0)]
 TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
@@ -235,7 +235,7 @@ class GraphSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Named values; `$NAME` elsewhere in the file takes one, `--set NAME=VALUE` replaces it."""
     engines: str | dict[Name, EngineSpec]
     """The roles: an engines file, by its path from this one or by a bundled name, or the mapping itself."""
-    prompts: Prompts = OURS
+    prompts: Prompts = DEFAULT_PROMPTS
     """What is said to the models."""
     sampling: Sampling = Sampling()
     """How text is sampled by stages that do not say otherwise."""

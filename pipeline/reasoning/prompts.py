@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from pipeline.engine import Tokenizer
 from pipeline.errors import GraphError, RequestRefused
-from pipeline.graph.prompts import DELIMITER, OURS, ChoosePrompt, Marks, Message, Options, Prompts, Question, filled, pieces
+from pipeline.graph.prompts import DEFAULT_PROMPTS, DELIMITER, ChoosePrompt, Marks, Message, Options, Prompts, Question, filled, pieces
 from pipeline.reasoning.template import ASKED, SAID, Margins, parts_of, stripped_margins
 
 MOST_KNOWN = 4096
@@ -78,7 +78,7 @@ class Around(NamedTuple):
 class PromptBuilder:
     """Builds the prompts of one engine with its tokenizer, its chat template and the texts of a graph."""
 
-    def __init__(self, tokenizer: Tokenizer, prompts: Prompts = OURS, where: str = "its chat template") -> None:
+    def __init__(self, tokenizer: Tokenizer, prompts: Prompts = DEFAULT_PROMPTS, where: str = "its chat template") -> None:
         """Raises `GraphError` at `where` for a template that cannot ask a problem, or a tokenizer without the marks of a thought that
         `prompts` names."""
         self.tokenizer, self.prompts, self._where = tokenizer, prompts, where

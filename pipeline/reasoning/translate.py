@@ -9,13 +9,13 @@ of the thought.
 from collections.abc import Mapping, Sequence
 
 from pipeline.engine import Tokenizer
-from pipeline.graph.prompts import OURS, Marks
+from pipeline.graph.prompts import DEFAULT_PROMPTS, Marks
 
 
 class TokenTranslator:
     """Translates spans of ids between the engines of one run, by role."""
 
-    def __init__(self, tokenizers: Mapping[str, Tokenizer], thought: Marks = OURS.thought) -> None:
+    def __init__(self, tokenizers: Mapping[str, Tokenizer], thought: Marks = DEFAULT_PROMPTS.thought) -> None:
         """`thought`: the marks of a thought."""
         self._pairs = {
             (source, target): _Pair(tokenizers[source], tokenizers[target], thought, same=source == target)

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 
 from pipeline.engine import Tokenizer
 from pipeline.errors import GraphError
-from pipeline.graph.prompts import OURS, Prompts
+from pipeline.graph.prompts import DEFAULT_PROMPTS, Prompts
 from pipeline.reasoning.template import Margins, parts_of, stripped_margins
 from pipeline.rewards.spec import ChatPrompt, TextPrompt
 
@@ -21,7 +21,7 @@ _PLACE = re.compile(r"\{(problem|step|number)\}")
 class Thought:
     """The committed text of one chain, cut into steps. `thought_end` is put in place of the mark that closes its thought."""
 
-    def __init__(self, thought_end: str = "", said: Prompts = OURS) -> None:
+    def __init__(self, thought_end: str = "", said: Prompts = DEFAULT_PROMPTS) -> None:
         """`said`: the prompts of the run, which name what ends a step and a thought."""
         self.steps: list[str] = []
         """The steps that the delimiter has ended, without it."""

@@ -18,7 +18,7 @@ from pipeline.errors import InputError, RunFolderError, boundary, reason
 from pipeline.files import new_file, open_file
 from pipeline.graph.plan import Block, Plan, RecordedPlan, decode_plan, encode_plan, settings_of
 from pipeline.graph.plugins import engine_specs, stage_specs
-from pipeline.graph.prompts import OURS
+from pipeline.graph.prompts import DEFAULT_PROMPTS
 from pipeline.machine import core_count, memory
 from pipeline.machine import versions as installed
 from pipeline.redaction import redact_all
@@ -301,7 +301,7 @@ UNKNOWN = RunFile(
     run_id="",
     status="unknown",
     graph_file="",
-    plan=Plan("", OURS, Block(()), {}, {}, ""),
+    plan=Plan("", DEFAULT_PROMPTS, Block(()), {}, {}, ""),
     schedule="",
     batch_size=0,
     samples=0,

@@ -50,7 +50,7 @@ def test_errors_of_a_config_are_exit_code_2(tmp_path: Path) -> None:
 
 def test_a_folder_in_use_is_exit_code_2(tmp_path: Path) -> None:
     data = published_choices(tmp_path / "choices.jsonl", 6)
-    config = write_config(tmp_path / "train.yaml", model="bundled:tiny-target", data=[str(data)], prompts="ours")
+    config = write_config(tmp_path / "train.yaml", model="bundled:tiny-target", data=[str(data)], prompts="default")
     (tmp_path / "out").mkdir()
     (tmp_path / "out/notes").write_text("mine")
     done = pipeline("train", "select", config, "--output", tmp_path / "out")

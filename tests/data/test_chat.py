@@ -12,7 +12,7 @@ from pipeline.data.chat import chat_of
 from pipeline.data.problems import Problem, open_problems
 from pipeline.data.rows import Flaw
 from pipeline.drawing.prompt import problem_in, shown_prompt
-from pipeline.graph.prompts import OURS, Message
+from pipeline.graph.prompts import DEFAULT_PROMPTS, Message
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
 from pipeline.session.run import run
@@ -44,7 +44,7 @@ def test_a_nested_column_of_messages(tmp_path: Path, name: str) -> None:
     assert first == Problem(1, "1", "2+2?", "4", history=said(SYSTEM, ONE, TWO))
     assert second == Problem(2, "2", "2+2?", "4")
     assert isinstance(first, Problem)
-    assert first.told(OURS) == "system: Be brief.\n\nuser: 1+1?\n\nassistant: 2\n\nuser: 2+2?"
+    assert first.told(DEFAULT_PROMPTS) == "system: Be brief.\n\nuser: 1+1?\n\nassistant: 2\n\nuser: 2+2?"
 
 
 @pytest.mark.parametrize(
@@ -93,4 +93,4 @@ def test_a_run_asks_after_the_chat_and_keeps_it(tmp_path: Path) -> None:
     assert list(kept) == list(open_problems(path, {"problem": "messages"}))
     plan = load_plan(ROOT / "graphs/target.yaml", SIM)
     text = shown_prompt(plan, "target", "response", problem_in(kept, 1)).text
-    assert text.startswith(f"<|user|>Be brief.<|user|>1+1?<|assistant|>2<|end|><|user|>{OURS.asked('2+2?')}<|assistant|>")
+    assert text.startswith(f"<|user|>Be brief.<|user|>1+1?<|assistant|>2<|end|><|user|>{DEFAULT_PROMPTS.asked('2+2?')}<|assistant|>")

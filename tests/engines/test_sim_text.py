@@ -13,7 +13,7 @@ from pipeline.engine import Candidate, Content, Request
 from pipeline.engines.sim.spec import SimSpec, SimTextSpec
 from pipeline.engines.sim.text import TextModel, sim_answer
 from pipeline.engines.sim.tokenizer import SPECIALS, VOCAB_SIZE, SimTokenizer
-from pipeline.graph.prompts import DELIMITER, LABELS, OURS, WORDINGS
+from pipeline.graph.prompts import DEFAULT_PROMPTS, DELIMITER, LABELS, WORDINGS
 from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
 
 TOKENIZER = SimTokenizer()
@@ -66,7 +66,11 @@ def test_a_token_is_about_three_characters() -> None:
 
 
 def test_the_dialect_has_all_its_labels() -> None:
-    assert (DIALECT.thinks, DIALECT.flaw(OURS.choose, LABELS), DIALECT.flaw(OURS.score, OURS.score.labels)) == (True, None, None)
+    assert (
+        DIALECT.thinks,
+        DIALECT.flaw(DEFAULT_PROMPTS.choose, LABELS),
+        DIALECT.flaw(DEFAULT_PROMPTS.score, DEFAULT_PROMPTS.score.labels),
+    ) == (True, None, None)
 
 
 def test_a_step_has_the_drawn_number_of_tokens() -> None:

@@ -9,7 +9,7 @@ from pipeline.bundled import bundled_files
 from pipeline.errors import GraphError
 from pipeline.graph.loader import load_prompts
 from pipeline.graph.plan import Plan
-from pipeline.graph.prompts import CHOOSE_QUESTION, OURS, Example, Prompts, filled, flaws
+from pipeline.graph.prompts import CHOOSE_QUESTION, DEFAULT_PROMPTS, Example, Prompts, filled, flaws
 from pipeline.session.preflight import load_plan
 from tests.support.paths import ROOT
 
@@ -34,10 +34,10 @@ def test_a_setting_may_name_a_file_in_the_working_folder(tmp_path: Path, monkeyp
     assert load_plan(Path("speccot"), settings=("prompts=mine.yaml",)).prompts.system == "Be brief."
 
 
-def test_without_a_block_the_texts_are_ours(tmp_path: Path) -> None:
+def test_without_a_block_the_texts_are_the_default_ones(tmp_path: Path) -> None:
     plan = graph_with(tmp_path)
-    assert (plan.prompts, stage_of(plan, "verify").prompts) == (OURS, None)
-    asked = OURS.choose
+    assert (plan.prompts, stage_of(plan, "verify").prompts) == (DEFAULT_PROMPTS, None)
+    asked = DEFAULT_PROMPTS.choose
     assert filled(asked.turn.partition("{{candidates}}")[2], {"none": filled(asked.none, {"label": "0"})}) == CHOOSE_QUESTION
 
 
@@ -45,7 +45,7 @@ def test_without_a_block_the_texts_are_ours(tmp_path: Path) -> None:
 def test_every_bundled_file_is_whole_and_is_a_preset_of_a_graph(tmp_path: Path, name: str) -> None:
     prompts = load_prompts(bundled_files("prompts file")[name])
     assert not list(flaws(prompts))
-    assert (prompts == OURS) == (name == "ours")
+    assert (prompts == DEFAULT_PROMPTS) == (name == "default")
     assert graph_with(tmp_path, f"prompts: {name}").prompts == prompts
 
 
@@ -60,7 +60,7 @@ def test_a_stage_s_block_goes_before_that_of_its_graph(tmp_path: Path) -> None:
     plan = graph_with(tmp_path, 'prompts: {system: "Be brief.", choose: {prefill: "Best: "}}', '{choose: {turn: "{{candidates}}Which?"}}')
     own = stage_of(plan, "verify").prompts
     assert (own.system, own.choose.prefill, own.choose.turn) == ("Be brief.", "Best: ", "{{candidates}}Which?")
-    assert plan.prompts.choose.turn == OURS.choose.turn
+    assert plan.prompts.choose.turn == DEFAULT_PROMPTS.choose.turn
 
 
 def test_a_text_may_begin_with_a_dollar_sign(tmp_path: Path) -> None:
@@ -156,8 +156,8 @@ def test_examples_are_pairs(tmp_path: Path) -> None:
     ],
 )
 def test_options_are_lettered_behind_their_problem(options: tuple[str, ...], text: str) -> None:
-    assert OURS.with_options("True?", options) == text
-    assert OURS.asked("True?", options).startswith(text)
+    assert DEFAULT_PROMPTS.with_options("True?", options) == text
+    assert DEFAULT_PROMPTS.asked("True?", options).startswith(text)
     assert Prompts(options="").with_options("True?", options) == "True?", "who wants none has none"
     own = Prompts(options=" Choices:\n{{options}}", option="{{letter}}. {{option}}")
     assert own.with_options("True?", options) == (

@@ -10,10 +10,10 @@ from pipeline.graph.prompts import (
     CHOOSE_INTRO,
     CHOOSE_PREFILL,
     CHOOSE_QUESTION,
+    DEFAULT_PROMPTS,
     DELIMITER,
     INSTRUCTION,
     LABELS,
-    OURS,
     SCORE_PREFILL,
     SCORE_QUESTION,
     Example,
@@ -98,8 +98,8 @@ def test_r1_s_template_keeps_the_thought_in_a_verification(r1: PromptBuilder) ->
 
 def test_every_label_and_digit_is_one_token(tokenizer: HFTokenizer) -> None:
     builder = PromptBuilder(tokenizer)
-    assert builder.flaw(OURS.choose, LABELS) is None
-    assert builder.flaw(OURS.score, OURS.score.labels) is None
+    assert builder.flaw(DEFAULT_PROMPTS.choose, LABELS) is None
+    assert builder.flaw(DEFAULT_PROMPTS.score, DEFAULT_PROMPTS.score.labels) is None
 
 
 def test_a_template_without_thoughts_needs_none(tokenizer: HFTokenizer) -> None:
@@ -166,7 +166,11 @@ def test_a_template_that_drops_or_doubles_a_problem_is_refused_at_the_start(tmp_
 def test_a_template_without_turns_can_draft_and_cannot_judge(tmp_path: Path, template: str, what: str) -> None:
     builder = PromptBuilder(HFTokenizer(str(folder_with(tmp_path, template))))
     assert builder.tokenizer.decode(builder.generation("Hi")) == f"Hi{INSTRUCTION}<think>\n"
-    for judge in (lambda: builder.flaw(OURS.score, OURS.score.labels), lambda: builder.choose([], [[1]]), lambda: builder.score([], [1])):
+    for judge in (
+        lambda: builder.flaw(DEFAULT_PROMPTS.score, DEFAULT_PROMPTS.score.labels),
+        lambda: builder.choose([], [[1]]),
+        lambda: builder.score([], [1]),
+    ):
         with pytest.raises(GraphError, match=f"its chat template: {what}"):
             judge()
 
@@ -204,7 +208,7 @@ def test_the_chat_before_a_problem_is_said_as_the_template_says_it(root: Path) -
     builder = PromptBuilder(tokenizer, Prompts(system="The graph's.", examples=(Example(problem="0?", reply="0"),)))
     text = tokenizer.decode(builder.generation("2+2?", ("3", "4"), HISTORY))
     example = f"<|user|>0?{INSTRUCTION}<|assistant|>0<|end|>"
-    asked = f"<|user|>1+1?\n<|assistant|>2<|end|><|user|>{OURS.asked('2+2?', ('3', '4'))}<|assistant|><think>\n"
+    asked = f"<|user|>1+1?\n<|assistant|>2<|end|><|user|>{DEFAULT_PROMPTS.asked('2+2?', ('3', '4'))}<|assistant|><think>\n"
     assert text == f"[Be brief.]{example}{asked}", "its message of the system stands in place of the graph's"
     assert tokenizer.decode(builder.generation("2+2?")).startswith("[The graph's.]")
 

@@ -61,7 +61,7 @@ def test_a_graph_says_first_where_it_comes_from(name: str) -> None:
     head = path_of(name).read_text().partition("\nname: ")[0]
     assert all(line.startswith("# ") for line in head.splitlines())
     assert re.search(r"(SpecCoT|SpecReason|SCoT)\b.*? ([1-5]\.\d|A\.\d|section 3)", " ".join(head.splitlines()[1:4]))
-    assert name in ("target", "draft") or f"# pipeline run graphs/{name}.yaml --input datasets/arith/test.parquet\n" in head
+    assert name in ("target", "draft") or f"# pipeline run {name} --input datasets/arith/test.parquet\n" in head
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -118,7 +118,7 @@ def test_failed_chains_are_tried_again_when_asked(tmp_path: Path) -> None:
         ),
         ({"limit": 3}, r"limit is 3, was None; add --allow-drift limit"),
         ({"graph": ROOT / "graphs/specreason.yaml"}, r"param .* is .*, was .*"),
-        ({"settings": ("prompts=specreason",)}, r"param prompts is specreason, was ours; start a new run"),
+        ({"settings": ("prompts=specreason",)}, r"param prompts is specreason, was default; start a new run"),
         (
             {"allow_drift": ("seed",)},
             r"--allow-drift seed: what may be other than before is engines, batch_size, schedule, admission, order, limit",

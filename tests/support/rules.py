@@ -1,7 +1,7 @@
 """Rules of runs that are made up."""
 
 from pipeline.analysis.compare.rules import Rules
-from pipeline.graph.prompts import OURS
+from pipeline.graph.prompts import DEFAULT_PROMPTS
 
 RULES = Rules(
     thought_tokens=100,
@@ -10,6 +10,6 @@ RULES = Rules(
     exits=(),
     sampling={"write": "temperature 0.6"},
     asked=(),
-    prompts=OURS,
+    prompts=DEFAULT_PROMPTS,
     engines={"target": {"backend": "torch", "model": "large"}},
 )

@@ -54,7 +54,7 @@ def training(folder: Path, **values: object) -> Training:
         "model": "bundled:tiny-target",
         "data": [str(choices)],
         "output": str(folder / "straight"),
-        "prompts": "ours",
+        "prompts": "default",
     }
     said |= {"device": "cpu", "learning_rate": 3e-3, "epochs": 2, "batch_size": 8, "validation": 0.2}
     said |= {"log_every": 2, "evaluate_every": 6, "save_every": 4}
@@ -73,7 +73,7 @@ def carried_out(folder: Path) -> Training:
 def draft_config(folder: Path, count: int = 24, **values: object) -> Path:
     """A config of a short training of the bundled draft."""
     data = published_thoughts(folder / "thoughts.jsonl", count)
-    said = {"model": "bundled:tiny-draft", "data": [str(data)], "output": str(folder / "out"), "prompts": "ours", "device": "cpu"}
+    said = {"model": "bundled:tiny-draft", "data": [str(data)], "output": str(folder / "out"), "prompts": "default", "device": "cpu"}
     return write_config(folder / "draft.yaml", **{**said, "epochs": 1, "log_every": 1, "save_every": 2, **values})
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.graph.prompts import DELIMITER, LABELS, OURS, WORDINGS
+from pipeline.graph.prompts import DEFAULT_PROMPTS, DELIMITER, LABELS, WORDINGS
 from pipeline.reasoning.prompts import PromptBuilder
 
 ROOT = Path(__file__).parents[2]
@@ -65,8 +65,8 @@ def test_fixed_texts_are_one_token_each(tokenizer):
 
 def test_every_label_of_a_verification_is_one_token(tokenizer):
     builder = PromptBuilder(tokenizer)
-    assert builder.flaw(OURS.choose, LABELS[:10]) is None
-    assert builder.flaw(OURS.score, OURS.score.labels) is None
+    assert builder.flaw(DEFAULT_PROMPTS.choose, LABELS[:10]) is None
+    assert builder.flaw(DEFAULT_PROMPTS.score, DEFAULT_PROMPTS.score.labels) is None
 
 
 @settings(max_examples=200, deadline=None)

@@ -75,16 +75,16 @@ def test_it_is_served_with_the_prompts_of_its_data() -> None:
     assert serving("select", Asking(graph="scot", prompts=None)) == [unknown]
     assert serving("select") == [unknown], "a record of an earlier version"
     for graph in ("cascade", "my graph"):  # no param for it, and no bundled graph
-        [command] = serving("select", Asking(graph=graph, prompts="ours"))
+        [command] = serving("select", Asking(graph=graph, prompts="default"))
         assert command == (
-            "pipeline run FILE --engines FILE --set prompts=ours --input FILE  "
+            "pipeline run FILE --engines FILE --set prompts=default --input FILE  "
             f"# the graph {graph!r}, with `adapter: selection` at the stage that judges"
         )
     merge = "pipeline train merge adapters/mine -o adapters/mine-merged"
     for graph in ("scot", "target"):
-        assert serving("draft", Asking(graph=graph, prompts="ours")) == [
+        assert serving("draft", Asking(graph=graph, prompts="default")) == [
             merge,
-            "pipeline run scot --engines FILE --set prompts=ours --input FILE",
+            "pipeline run scot --engines FILE --set prompts=default --input FILE",
         ]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.graph.prompts import OURS
+from pipeline.graph.prompts import DEFAULT_PROMPTS
 from pipeline.training.held_out import HeldOutProblems
 from pipeline.training.lora.config import DraftConfig, SelectConfig
 from pipeline.training.lora.data import Data, prepare
@@ -26,7 +26,7 @@ def prepared(path: Path, held_out: HeldOutProblems | None = None, longest: int =
 def prepared_of(*paths: Path, held_out: HeldOutProblems | None = None, longest: int = 10_000, **values: Any) -> Data:
     config = DraftConfig(model=NAME, data=tuple(path.name for path in paths), **values)
     files = read_files("draft", [(path.name, path) for path in paths])
-    return prepare(files, config, held_out or HeldOutProblems({}), Encoder(chat_model("tiny-draft"), NAME, OURS), longest)
+    return prepare(files, config, held_out or HeldOutProblems({}), Encoder(chat_model("tiny-draft"), NAME, DEFAULT_PROMPTS), longest)
 
 
 def asked(problem: str, **values: Any) -> dict[str, Any]:
@@ -113,12 +113,14 @@ def test_published_data_beside_exported_ones_with_another_share(tmp_path: Path) 
 def test_how_problems_were_asked_is_known(tmp_path: Path) -> None:
     files = [
         published_thoughts(tmp_path / "published.jsonl", 2),
-        write_lines(tmp_path / "exported.jsonl", [asked("A?", graph="target", prompts="ours"), asked("B?", graph="target", prompts=None)]),
+        write_lines(
+            tmp_path / "exported.jsonl", [asked("A?", graph="target", prompts="default"), asked("B?", graph="target", prompts=None)]
+        ),
     ]
     data = prepared_of(*files, validation=0.0, prompts="specreason")
     assert [[(each.graph, each.prompts) for each in file.asked] for file in data.files] == [
         [("scot", "specreason")],
-        [("target", None), ("target", "ours")],
+        [("target", None), ("target", "default")],
     ]
 
 
@@ -132,6 +134,6 @@ def test_choices_of_several_files(tmp_path: Path) -> None:
     paths = [published_choices(tmp_path / f"{name}.jsonl", 5, begin) for name, begin in (("a", 0), ("b", 100))]
     config = SelectConfig(model="bundled:tiny-target", data=("a", "b"), validation=0.0)
     files = read_files("select", [(path.name, path) for path in paths])
-    data = prepare(files, config, HeldOutProblems({}), Encoder(chat_model("tiny-target"), "bundled:tiny-target", OURS), 4096)
+    data = prepare(files, config, HeldOutProblems({}), Encoder(chat_model("tiny-target"), "bundled:tiny-target", DEFAULT_PROMPTS), 4096)
     assert [file.train for file in data.files] == [5, 5]
     assert len(data.train) == 10

@@ -15,7 +15,7 @@ from pipeline.engine import Tokenizer
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import InputError
 from pipeline.graph.loader import load_prompts
-from pipeline.graph.prompts import OURS, Prompts
+from pipeline.graph.prompts import DEFAULT_PROMPTS, Prompts
 from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
@@ -33,7 +33,7 @@ SCOT = load_prompts(find_file("scot", "prompts file"))
 PROBLEM = "Tom has 3 pens and buys 2. How many?"
 
 
-def encoder(name: str = "tiny-target", prompts: Prompts = OURS, **options: Any) -> Encoder:
+def encoder(name: str = "tiny-target", prompts: Prompts = DEFAULT_PROMPTS, **options: Any) -> Encoder:
     return Encoder(chat_model(name), f"bundled:{name}", prompts, **options)
 
 
@@ -53,7 +53,7 @@ def served(tokenizer: Tokenizer, prompts: Prompts, thoughts: Sequence[str]) -> t
 
 
 @pytest.mark.parametrize("name", ["tiny-target", "r1-distill-qwen", "qwq", "qwen3", "llama-3", "phi-3"])
-@pytest.mark.parametrize("prompts", [OURS, SCOT], ids=["ours", "scot"])
+@pytest.mark.parametrize("prompts", [DEFAULT_PROMPTS, SCOT], ids=["default", "scot"])
 def test_a_published_choice_is_asked_as_in_serving(name: str, prompts: Prompts) -> None:
     thoughts = ["Tom has 3 + 2 = 5.", "Tom has 3 - 2 = 1 pens <|im_end|>.", "So 3.\n\nThen 5."]
     example = encoder(name, prompts).example("here", Choice(PROBLEM, tuple(thoughts), (0, 2)))
@@ -64,7 +64,7 @@ def test_a_published_choice_is_asked_as_in_serving(name: str, prompts: Prompts) 
     assert named == ["1", "3"]
 
 
-@pytest.mark.parametrize(("prompts", "none", "label"), [(OURS, 0, "0"), (SCOT, 2, "3")], ids=["ours", "scot"])
+@pytest.mark.parametrize(("prompts", "none", "label"), [(DEFAULT_PROMPTS, 0, "0"), (SCOT, 2, "3")], ids=["default", "scot"])
 def test_where_none_is_right_the_option_that_rejects_all_is(prompts: Prompts, none: int, label: str) -> None:
     example = encoder(prompts=prompts).example("here", Choice(PROBLEM, ("a", "b"), ()))
     assert isinstance(example, SelectExample)
@@ -137,7 +137,7 @@ def test_exported_text_gives_the_exported_token_ids(tmp_path: Path, whole: Any) 
         path = tmp_path / f"{tokens}.parquet"
         write_training_data(path, [folder], Wanted(format="sft", tokens=tokens, completion=whole), HeldOutProblems({}))
         rows[tokens] = pq.read_table(path).to_pylist()
-    make = Encoder(SimTokenizer(), "sim", OURS, same=[rows[True][0]["model"]])
+    make = Encoder(SimTokenizer(), "sim", DEFAULT_PROMPTS, same=[rows[True][0]["model"]])
     for text, ids in zip(rows[False], rows[True], strict=True):
         said, exported = make.example("text", msgspec.convert(text, SftRow)), make.example("ids", msgspec.convert(ids, SftTokensRow))
         assert said == exported
@@ -146,7 +146,7 @@ def test_exported_text_gives_the_exported_token_ids(tmp_path: Path, whole: Any) 
 def test_exported_choices_stay_as_they_are(tmp_path: Path) -> None:
     folder = solve(tmp_path, graph="scot", input=write_problems(tmp_path, 4)).folder
     write_training_data(tmp_path / "data.parquet", [folder], Wanted(format="selection"), HeldOutProblems({}))
-    make = Encoder(SimTokenizer(), "sim", OURS)
+    make = Encoder(SimTokenizer(), "sim", DEFAULT_PROMPTS)
     for row in pq.read_table(tmp_path / "data.parquet").to_pylist():
         example = make.example("row", msgspec.convert(row, SelectionRow))
         expected = SelectExample(array("I", row["input_ids"]), tuple(row["option_ids"]), tuple(row["right"]), row["none"])
@@ -159,7 +159,7 @@ def row_of(**values: Any) -> SelectionRow | SftTokensRow:
     if "labels" in values:
         return msgspec.convert(tokens_row(**values), SftTokensRow)
     tokenizer = chat_model("tiny-target")
-    ids, option_ids = served(tokenizer, OURS, [thought(["3 + 2 = 5."]), thought(["3 - 2 = 1."])])
+    ids, option_ids = served(tokenizer, DEFAULT_PROMPTS, [thought(["3 + 2 = 5."]), thought(["3 - 2 = 1."])])
     said: dict[str, Any] = {"input_ids": ids, "option_ids": option_ids, "options": ["0", "1", "2"], "right": [1], "none": 0}
     return msgspec.convert(selection_row(**{**said, "prompt": tokenizer.decode(ids), **values}), SelectionRow)
 
@@ -187,7 +187,7 @@ def test_a_tokenizer_that_can_be_looked_at_is_compared(tmp_path: Path) -> None:
     row = msgspec.convert(tokens_row(model="bundled:tiny-draft"), SftTokensRow)
     assert encoder("tiny-target").example("here", row).length == 3  # both bundled models have one tokenizer
     with pytest.raises(InputError, match="its token ids were made for bundled:tiny-draft, whose tokenizer is not that of qwq"):
-        Encoder(chat_model("qwq"), "qwq", OURS).example("here", row)
+        Encoder(chat_model("qwq"), "qwq", DEFAULT_PROMPTS).example("here", row)
     assert encoder("qwq", same=["bundled:tiny-draft"]).example("here", row).length == 3
 
 

@@ -14,7 +14,7 @@ from tests.support.training_data import arith, published_choices, published_thou
 
 def asked(folder: Path, data: Path | None = None, test_set: Path | None = None, **values: Any) -> TrainRequest:
     path = data or published_choices(folder / "choices.jsonl", 6)
-    said = {"model": "bundled:tiny-target", "data": (path.name,), "output": str(folder / "out"), "prompts": "ours"}
+    said = {"model": "bundled:tiny-target", "data": (path.name,), "output": str(folder / "out"), "prompts": "default"}
     config = SelectConfig(**{**said, **values})
     test_sets = {} if test_set is None else {test_set.name: [test_set]}
     return TrainRequest(task="select", config=config, files=[(path.name, path)], test_sets=test_sets, command="pipeline train")
@@ -38,7 +38,7 @@ def refused(folder: Path, request: TrainRequest) -> UsageError:
         ),
         ({"model": "/no/folder"}, "model: /no/folder: no such directory: /no/folder; name a folder with the model's files"),
         ({"max_length": 5000}, "max_length: is 5,000, and bundled:tiny-target was made for 4,096 tokens"),
-        ({"prompts": "our"}, "no prompts file is named `our` and there is no such file; did you mean `ours`?"),
+        ({"prompts": "defualt"}, "no prompts file is named `defualt` and there is no such file; did you mean `default`?"),
     ],
 )
 def test_a_config_that_does_not_fit(tmp_path: Path, values: dict[str, Any], says: str) -> None:

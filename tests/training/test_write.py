@@ -147,7 +147,7 @@ def test_several_runs_in_one_file_with_the_same_splits(tmp_path: Path) -> None:
     assert (found.problems, set(found.rows)) == (len(by_problem), {"train", "validation"})
 
 
-@pytest.mark.parametrize("prompts", ["ours", "scot", "mine.yaml"])
+@pytest.mark.parametrize("prompts", ["default", "scot", "mine.yaml"])
 def test_rows_name_the_prompts_of_their_run(prompts: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("system: Be brief.")
     setting = f"prompts={tmp_path / prompts if '.' in prompts else prompts}"

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 
 from pipeline.graph.plan import LoopNode, Plan, StageNode, settings_of
-from pipeline.graph.prompts import OURS, Prompts
+from pipeline.graph.prompts import DEFAULT_PROMPTS, Prompts
 from pipeline.graph.spec import PLAIN_SAMPLING, SamplingSpec
 
 WRITING = ("write", "draft", "guide", "answer")
@@ -76,7 +76,7 @@ def rules_of(plan: Plan) -> Rules:
         closes=bool(own),
         exits=tuple(_exits(plan)),
         sampling={purpose: said for purpose in WRITING if (said := _sampling(nodes, purpose))},
-        asked=tuple(name for name in ASKED if getattr(plan.prompts, name) != getattr(OURS, name)),
+        asked=tuple(name for name in ASKED if getattr(plan.prompts, name) != getattr(DEFAULT_PROMPTS, name)),
         prompts=plan.prompts,
         candidates=len(plan.drafters),
         engines={role: _engine(settings_of(spec)) for role, spec in plan.engines.items()},
