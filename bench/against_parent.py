@@ -2,8 +2,8 @@
 
     python bench/against_parent.py [--parent HEAD~1] [--rounds 7]
 
-The parent's tree is checked out beside this one, and its `pipeline` and `bench/workloads.py` are imported apart from those of this tree.
-Prints, for each workload, the least microseconds of CPU in any round, which other work on the machine changes least; fails where this
+The parent's tree is checked out next to this one, and its `pipeline` and `bench/workloads.py` are imported apart from those of this tree.
+Prints, for each workload, the minimum of microseconds of CPU over the rounds, which other work changes least; fails where this
 tree's is above the bound.
 """
 

@@ -3,7 +3,7 @@
     python bench/calibration.py
 
 Published: the speeds of single models in SpecCoT's tables 1 and 4 give the two figures of the simulated A100s that are fitted,
-here again, and everything else that the papers print of these machines is simulated and set beside it. Measured here: with
+here again, and everything else that the papers print of these machines is simulated and set next to it. Measured here: with
 --measured FOLDER, which `bench/scaling.py` leaves, simulated engines are fitted to some points of its sweep on the torch engine and
 predict the others. Writes bench/calibration.md and bench/results/calibration.json.
 """
@@ -19,15 +19,17 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from grids import origin
 from kept_runs import whole
 from msgspec import Struct, structs
 from predictions import predicted, state
+from published import TABLE_6, TABLE_6_PROBLEMS
 from recording import begin
 from scipy.optimize import least_squares
-from tables import origin
 
 from pipeline.analysis.compare.cells import Table, plain
 from pipeline.analysis.compare.tables import markdown_table
+from pipeline.analysis.simulated import sentence
 from pipeline.analysis.summary import summarize
 from pipeline.calibration.recorded import CORRELATION, accuracy_for
 from pipeline.engines.sim.roofline import Roofline
@@ -108,11 +110,6 @@ SYSTEMS = (
     System("MATH-500", 4, 16.17, 92.46, 0.145),
 )
 """Table 3's headings are taken to be exchanged: its times and tokens under MATH-500 are those of table 2 under GSM8K."""
-TABLE_6 = {1: (416.47, 65.42), 8: (276.67, 88.37), 32: (324.10, 96.97), 64: (254.64, 130.18), 128: (170.16, 154.02)}
-"""Wall seconds and tokens/s by batch size: SpecCoT on two H100, GSM8K, number of problems not given."""
-TABLE_6_PROBLEMS = 128
-"""At least the largest batch; 128 of table 2's 239.1 tokens (target RQwen-32B) are 30,605, its wall times times its rates
-24,450 to 33,149."""
 
 
 def a100(cards: int, reached: float, overhead_s: float, model: Model) -> SimSpec:
@@ -163,7 +160,7 @@ def speeds_table() -> Table:
         ours = speed(a100(s.cards, reached, overhead_s, MODELS[s.model]), s.tokens)
         rows.append((s.source, s.model, f"{s.cards}xA100", f"{s.tokens_per_s:.2f}", f"{ours:.2f}", error(ours, s.tokens_per_s)))
     return Table(
-        "Speed of single models at batch size 1, tokens/s", ("SpecCoT's", "model", "on", "theirs", "ours, simulated", "error"), tuple(rows)
+        "Speed of single models at batch size 1, tokens/s", ("SpecCoT's", "model", "on", "paper", "simulated", "error"), tuple(rows)
     )
 
 
@@ -231,10 +228,10 @@ def systems_table(folder: Path) -> Table:
             )
         )
     by = {(row[0], row[1]): (float(row[2]), float(row[3])) for row in rows}
-    gains = [f"{data}: theirs {_gain(by, data, 0)}, ours {_gain(by, data, 1)}" for data in ("GSM8K", "MATH-500")]
+    gains = [f"{data}: paper {_gain(by, data, 0)}, simulated {_gain(by, data, 1)}" for data in ("GSM8K", "MATH-500")]
     return Table(
-        "SpecCoT at batch size 1 (table 4), committed tokens/s",
-        ("data", "on", "theirs", "ours, simulated", "error", "fallback, theirs", "ours"),
+        "SpecCoT at batch size 1 (table 4), kept tokens/s",
+        ("data", "on", "paper", "simulated", "error", "fallback, paper", "fallback, simulated"),
         tuple(rows),
         f"From 2 to 4 cards: {'; '.join(gains)}. Steps of {STEP_TOKENS} tokens, which the paper does not print, assumed.",
     )
@@ -260,16 +257,17 @@ def table_6(folder: Path) -> tuple[Table, dict[str, dict[int, float]]]:
             found = ours[schedule][size]
             cells += [f"{found:.1f}", error(found, rate), f"{found / ours[schedule][1]:.2f}"]
         rows.append(tuple(cells))
-    names = [f"{each}, {schedule}" for schedule in ours for each in ("ours", "error", "speed-up")]
-    title = f"SpecCoT on 2xH100 (table 6), committed tokens/s; {TABLE_6_PROBLEMS} problems of {tokens:.0f} tokens"
-    return Table(title, ("batch size", "theirs", "speed-up", *names), tuple(rows)), ours
+    names = [f"{each}, {schedule}" for schedule in ours for each in ("simulated", "error", "speed-up")]
+    title = f"SpecCoT on 2xH100 (table 6), kept tokens/s; {TABLE_6_PROBLEMS} problems of {tokens:.0f} tokens"
+    return Table(title, ("batch size", "paper", "speed-up", *names), tuple(rows)), ours
 
 
 def page(parts: dict[str, Any]) -> Iterator[str]:
     reached, overhead_s, residuals = parts["fit"]
     rms, most = np.sqrt(np.mean(residuals**2)), np.abs(residuals).max()
     yield "# Calibration of the simulated engines"
-    yield f"{origin(parts['measured'])[:-1]}. What is called ours is simulated, what is theirs is printed in SpecCoT (Shi et al.)."
+    yield f"{origin(parts['measured'])[:-1]}."
+    yield "Columns *paper* are printed in SpecCoT (Shi et al.), columns *simulated* come from engines `sim`." + parts["stated"]
     yield "## Published speeds: 2 and 4 A100"
     yield (
         f"Two figures are fitted to 14 printed speeds (least squares of logarithms): the share of the datasheet's bandwidth that is "
@@ -317,6 +315,7 @@ def main(measured: Path | None) -> None:
             "reading": reading(ours),
         }
         sections, errors = predicted(measured) if measured else ([], {})
+        parts["stated"] = f" {sentence(**errors)}" if errors else ""
     result = {
         "bench": "calibration",
         "reached": parts["fit"][0],

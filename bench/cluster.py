@@ -203,7 +203,7 @@ class Faults:
         self.nodes.remove(self.nodes.nodes[0])
 
     def hopeless(self, view: View) -> None:
-        """Whatever process replica has is killed, until it is given up."""
+        """Whatever process the replica has is killed, until it is dropped."""
 
         def kill() -> None:
             while not any(state.what.startswith("given up") for state in view.replicas()) and view.progress.done < len(self.ground.chains):
@@ -219,7 +219,7 @@ class Faults:
             self.luck.choice(actors).send_signal(number)
 
     def driver(self, fault: str, number: signal.Signals) -> Toll:
-        """The driver is hit, and the run goes on on another number of replicas."""
+        """The driver is killed, and the run continues on another number of replicas."""
         self.count += 1
         out, log = self.folder / f"run-{self.count}", self.folder / f"run-{self.count}.log"
         words = ["run", "speccot", "--engines", str(self.engines), "--input", str(self.problems), "--output", str(out)]

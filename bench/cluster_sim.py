@@ -200,7 +200,7 @@ def measured(cell: Cell) -> dict[str, Any]:
 
 
 def wrong(row: dict[str, Any]) -> bool:
-    """Whether a run lost or doubled a chain, or has rows that do not hang together."""
+    """Whether a run lost or doubled a chain, or has inconsistent rows."""
     return bool(row["lost"] or row["doubled"] or row["failed"] or row["flaws"])
 
 

@@ -1,7 +1,7 @@
 """Measures the figures of the docs and writes them there: every table between markers is what its results file says.
 
     python bench/figures.py [NAME...]      measure these tables, by default all, and write them into the docs
-    python bench/figures.py --render       write the docs from the results files as they are
+    python bench/figures.py --render       write docs and pages from the results files as they are
     python bench/figures.py --list         the tables, and the minutes that each takes
 
 bench/figures.toml declares the tables. A machine that does something else at the same time measures that, too.
@@ -12,20 +12,22 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
 import click
-from recording import RESULTS, ROOT, Script, declared
-from tables import TABLES, origin
+import frontier_page
+import scaling_page
+from grids import Results, origin
+from recording import RESULTS, ROOT, Script, declared, results_of
+from tables import TABLES
 from views import PICTURE, VIEWS, picture
 
+PAGES: dict[str, Callable[[Results], str]] = {"scaling": scaling_page.page, "frontier": frontier_page.page}
+"""Pages that are written from their results files alone."""
+MARK = "<!-- figures: "
 BLOCK = re.compile(r"<!-- figures: (\S+) -->\n.*?<!-- /figures -->", re.DOTALL)
-DOCS = (
-    *("README.md", "CONTRIBUTING.md", "graphs/README.md", "bench/README.md", "bench/cluster.md"),
-    *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs/pages").rglob("*.md")) if "<!-- figures:" in page.read_text()),
-)
 
 
 def scripts(root: Path = ROOT) -> dict[str, tuple[str, Script]]:
@@ -33,10 +35,16 @@ def scripts(root: Path = ROOT) -> dict[str, tuple[str, Script]]:
     return {name: (key, script) for key, script in declared(root).items() for name in script.tables}
 
 
+def docs(root: Path = ROOT) -> list[Path]:
+    """The documents that have tables."""
+    found = [*root.glob("*.md"), *root.glob("graphs/*.md"), *root.glob("bench/*.md"), *root.glob("docs/pages/**/*.md")]
+    return sorted(path for path in found if MARK in path.read_text())
+
+
 def block(name: str, root: Path = ROOT) -> str:
     """What stands in the docs for the table `name`, with its markers."""
     if name in VIEWS:
-        return f"<!-- figures: {name} -->\n{VIEWS[name](root)}\n<!-- /figures -->"
+        return f"{MARK}{name} -->\n{VIEWS[name](root)}\n<!-- /figures -->"
     if name not in scripts(root):
         raise click.ClickException(f"figures: {name}: no such table; bench/figures.toml has {', '.join(sorted(scripts(root)))}")
     key, script = scripts(root)[name]
@@ -48,7 +56,7 @@ def block(name: str, root: Path = ROOT) -> str:
         text = "\n\n".join(parts)
     else:
         text = f"Not measured yet: `python bench/figures.py {name}` takes {script.tables[name].minutes:g} minutes."
-    return f"<!-- figures: {name} -->\n{text}\n<!-- /figures -->"
+    return f"{MARK}{name} -->\n{text}\n<!-- /figures -->"
 
 
 def rendered(text: str, root: Path = ROOT) -> str:
@@ -57,10 +65,13 @@ def rendered(text: str, root: Path = ROOT) -> str:
 
 
 def render(root: Path = ROOT) -> None:
-    """Write the tables into the docs."""
-    for path in (root / name for name in DOCS):
-        if path.exists() and (text := path.read_text()) != (new := rendered(text, root)):
+    """Write the tables into the docs, and the pages."""
+    for path in docs(root):
+        if (text := path.read_text()) != (new := rendered(text, root)):
             path.write_text(new)
+    for name, (_, script) in scripts(root).items():
+        if name in PAGES and (page := script.tables[name].page):
+            (root / page).write_text(PAGES[name](results_of(name, root)))
     if (root / PICTURE).exists():
         (root / PICTURE).write_text(picture(root))
 

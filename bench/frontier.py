@@ -1,12 +1,12 @@
-"""Is a run with `speculate: auto` ever slower than the target alone, or than the better of `always` and `never`?
+"""Is a run with `speculate: auto` ever slower than the target alone, or than the faster of `always` and `never`?
 
-    python bench/frontier.py [--only sim] [--as-is]
+    python bench/frontier.py [--as-is]
 
 The map is SIMULATED: machines x lengths of thoughts x batch sizes, each cell the target alone, SpecReason with `always`, and `auto`, with
 more than one seed where thoughts are short and a run ends with the longest of them. The other setups are measured: the bundled pair and an
 inflated target on the torch engine, and vLLM's CPU engine, repeats interleaved, so many problems that a run takes some seconds. Each
-sweep goes to build/frontier/NAME and goes on there when it is started again, so that points that are finished are not run twice. Writes
-bench/frontier.md and its pictures (they need Chromium, which kaleido drives), and bench/results/frontier.json.
+sweep is kept in build/frontier/NAME and continued when it is started again, so that finished points are not run twice. Writes
+bench/results/frontier.json, and from that bench/frontier.md and its charts (they need Chromium, which kaleido drives).
 """
 
 import statistics
@@ -16,24 +16,22 @@ from itertools import product
 from pathlib import Path
 
 import click
-import plotly.graph_objects as go
+import frontier_page
 import pyarrow as pa
 import pyarrow.parquet as pq
 from kept_runs import whole
 from msgspec import Struct, structs
-from plotly.subplots import make_subplots
-from recording import Recording, go_on
-from tables import grid, origin
+from recording import go_on, results_of
 
-from pipeline.analysis.points import Point, read_points
+from pipeline.analysis.points import Point
 from pipeline.engines.sim.text import sim_answer
-from pipeline.report.figures.style import SERIES, axes, layout
 from pipeline.session.observer import Observer
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.sweep import sweep
 
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build/frontier"
+GRAPH = "specreason"
 MACHINES = ("sim-2xh100", "sim-2xh100-mps", "sim-1xh200", "sim-1xh200-mps", "sim-2xa6000", "sim-2xa6000-mps")
 LENGTHS = ("gsm8k", "math", "aime")
 SIZES = {16: (1, 2, 4), 64: (8, 16, 32), 384: (64, 128, 256)}
@@ -49,8 +47,6 @@ MEASURED_PROBLEMS = {
     "vllm": {1: 64, 8: 250, 32: 500, 128: 500},
 }
 """By machine and batch size."""
-AIM_OVER_TARGET, AIM_OVER_STATIC = 0.98, 0.95
-MEASURED_AIM = 0.97
 
 
 class Setup(Struct, frozen=True, kw_only=True):
@@ -59,7 +55,6 @@ class Setup(Struct, frozen=True, kw_only=True):
     name: str
     machine: str
     lengths: str
-    graphs: tuple[str, ...]
     batch_sizes: tuple[int, ...]
     problems: int
     simulated: bool
@@ -69,40 +64,20 @@ class Setup(Struct, frozen=True, kw_only=True):
 
 
 class Cell(Struct, frozen=True, kw_only=True):
-    """The systems at one batch size of one machine; all rates in problems per second: medians over the repeats, or all seeds together."""
+    """One batch size of one machine; all rates in problems per second: medians over the repeats, or all seeds together."""
 
     machine: str
     lengths: str
     batch_size: int
+    problems: int
+    """Of each run."""
+    seeds: int
     simulated: bool
     target: float
-    static: dict[str, float]
-    """By system: those that speculate always."""
-    auto: dict[str, float]
-    """By graph."""
+    always: float
+    auto: float
     low: float
-    """Of the first graph's `auto` over the target alone: the least of all pairs of repeats."""
-
-    @property
-    def best_static(self) -> tuple[float, str]:
-        """The fastest static system, the target alone among them, and its name."""
-        return max([(self.target, "target"), *((rate, name) for name, rate in self.static.items())])
-
-    @property
-    def over_target(self) -> float:
-        """`auto` of the first graph over the target alone."""
-        return next(iter(self.auto.values())) / self.target
-
-    @property
-    def over_own(self) -> float:
-        """`auto` of the first graph over the better of `always` with the same graph and the target alone."""
-        graph, rate = next(iter(self.auto.items()))
-        return rate / max([self.target, *(static for name, static in self.static.items() if name == graph)])
-
-    @property
-    def over_static(self) -> float:
-        """The best `auto` over the best static system."""
-        return max(self.auto.values()) / self.best_static[0]
+    """Of `auto` over the target alone: the minimum over all pairs of repeats."""
 
 
 def simulated_setups() -> Iterator[Setup]:
@@ -113,7 +88,6 @@ def simulated_setups() -> Iterator[Setup]:
             name=f"{machine}-{lengths}-{problems}-{seed}",
             machine=machine,
             lengths=lengths,
-            graphs=("specreason",),
             batch_sizes=sizes,
             problems=problems,
             seed=seed,
@@ -136,7 +110,6 @@ def measured_setups() -> Iterator[Setup]:
                 name=f"{name}-{size}",
                 machine=name,
                 lengths="arith",
-                graphs=("specreason",),
                 batch_sizes=(size,),
                 problems=problems,
                 engines=engines,
@@ -159,7 +132,7 @@ def problems_file(setup: Setup) -> Path:
 def missing(setup: Setup) -> str | None:
     """What keeps a setup from being run here; None: nothing."""
     if setup.engines is not None and not setup.engines.exists():
-        return f"there is no {setup.engines.relative_to(ROOT)}; `python tools/inflate.py` makes it"
+        return f"there is no {setup.engines.relative_to(ROOT)}; `make build/inflated.yaml` makes it"
     if setup.machine == "vllm" and find_spec("vllm") is None:
         return "vLLM is not installed"
     return None
@@ -168,7 +141,7 @@ def missing(setup: Setup) -> str | None:
 def run_sweep(setup: Setup, repeats: int) -> list[Point]:
     """All points of one setup, those of earlier starts included."""
     options = SweepOptions(
-        graphs=tuple(ROOT / f"graphs/{graph}.yaml" for graph in setup.graphs),
+        graphs=(ROOT / f"graphs/{GRAPH}.yaml",),
         input=problems_file(setup),
         batch_sizes=setup.batch_sizes,
         vary={"speculate": ("always", "auto")},
@@ -184,8 +157,8 @@ def run_sweep(setup: Setup, repeats: int) -> list[Point]:
     return found.points
 
 
-def _say(sentence: str) -> None:
-    click.echo(sentence, err=True)
+def _say(line: str) -> None:
+    click.echo(line, err=True)
 
 
 def cells(setup: Setup, points: Sequence[Point]) -> Iterator[Cell]:
@@ -194,154 +167,51 @@ def cells(setup: Setup, points: Sequence[Point]) -> Iterator[Cell]:
     for size in setup.batch_sizes:
         here = [point for point in points if point.batch_size == size]
         alone = [point.problems_per_s for point in here if point.baseline]
-        rates = {mode: _rates(here, mode) for mode in ("always", "auto")}
-        first = rates["auto"][setup.graphs[0]]
+        always, auto = ([each.problems_per_s for each in here if each.params.get("speculate") == mode] for mode in ("always", "auto"))
         yield Cell(
             machine=setup.machine,
             lengths=setup.lengths,
             batch_size=size,
+            problems=setup.problems,
+            seeds=SEEDS.get(setup.lengths, 1),
             simulated=setup.simulated,
             target=together(alone),
-            static={graph: together(each) for graph, each in rates["always"].items()},
-            auto={graph: together(each) for graph, each in rates["auto"].items()},
-            low=min(first) / max(alone),
+            always=together(always),
+            auto=together(auto),
+            low=min(auto) / max(alone),
         )
 
 
-def _rates(points: Sequence[Point], mode: str) -> dict[str, list[float]]:
-    """The rates of the systems that speculate in this `mode`, by graph."""
-    found: dict[str, list[float]] = {}
-    for point in points:
-        if point.params.get("speculate") == mode:
-            found.setdefault(point.graph, []).append(point.problems_per_s)
-    return found
-
-
-def verdict(found: Sequence[Cell]) -> Iterator[str]:
-    """Whether the aims are met, and where not."""
-    simulated = [cell for cell in found if cell.simulated]
-    for name, aim, ratio in (
-        ("the target alone", AIM_OVER_TARGET, lambda cell: cell.over_target),
-        ("the best static system", AIM_OVER_STATIC, lambda cell: cell.over_static),
-    ):
-        if not simulated:
+def measure(repeats: int, only: tuple[str, ...]) -> list[Cell]:
+    """Run what is missing of the sweeps whose names begin so."""
+    found: dict[object, tuple[Setup, list[Point]]] = {}
+    for setup in (setup for setup in (*simulated_setups(), *measured_setups()) if setup.name.startswith(only or "")):
+        if lack := missing(setup):
+            _say(f"{setup.name}: left out, {lack}")
             continue
-        least = min(simulated, key=ratio)
-        reached = sum(ratio(cell) >= aim for cell in simulated)
-        yield (
-            f"- Simulated, `auto` over {name}: at least {aim} in {reached} of {len(simulated)} cells; least {ratio(least):.3f} "
-            f"({least.lengths}, {least.machine}, batch size {least.batch_size})."
-        )
-    for machine, sizes, aim in (("sim-2xh100", (64, 128), 1.5), ("sim-2xh100-mps", (64, 128), 2.2), ("sim-2xh100", (1,), 1.9)):
-        for cell in simulated:
-            if (cell.machine, cell.lengths) == (machine, "math") and cell.batch_size in sizes:
-                most = max(cell.auto.values()) / cell.target
-                yield f"- math, {machine}, batch size {cell.batch_size}: {most:.2f} times the target alone (aim {aim})."
-    for machine in dict.fromkeys(cell.machine for cell in found if not cell.simulated):
-        ratios = ", ".join(f"{cell.over_target:.2f} at {cell.batch_size}" for cell in found if cell.machine == machine)
-        yield f"- Measured, {machine}: `auto` over the target alone {ratios} (aim {MEASURED_AIM})."
-
-
-def section(cells_of: Sequence[Cell], title: str) -> str:
-    """One machine's table."""
-    rows = []
-    for cell in cells_of:
-        rate, best = cell.best_static
-        always = ", ".join(f"{value / cell.target:.2f}" for value in cell.static.values())
-        auto = ", ".join(f"{value / cell.target:.2f}" for value in cell.auto.values())
-        rows.append(
-            (
-                cell.lengths,
-                str(cell.batch_size),
-                f"{cell.target:.3g}",
-                always,
-                f"{best} {rate / cell.target:.2f}",
-                auto,
-                f"{cell.over_own:.2f}",
-                f"{cell.over_static:.2f}",
-            )
-        )
-    graphs = ", ".join(cells_of[0].auto)
-    columns = (
-        "thoughts",
-        "batch size",
-        "target alone, problems/s",
-        f"always ({graphs})",
-        "best static",
-        f"auto ({graphs})",
-        f"auto over its own best ({next(iter(cells_of[0].auto))})",
-        "best auto over best static",
-    )
-    return f"## {title}\n\n{grid(columns, rows)}"
-
-
-def picture(cells_of: Sequence[Cell], name: str) -> str:
-    """Draw the ratios to the target alone, one panel for each length of thoughts; the line that shows them."""
-    kinds = list(dict.fromkeys(cell.lengths for cell in cells_of))
-    figure = make_subplots(cols=len(kinds), subplot_titles=kinds, shared_yaxes=True, horizontal_spacing=0.03)
-    lines = [(graph, mode) for graph in cells_of[0].auto for mode in ("always", "auto")]
-    for column, kind in enumerate(kinds, 1):
-        here = [cell for cell in cells_of if cell.lengths == kind]
-        for place, (graph, mode) in enumerate(lines):
-            rates = [(cell.static if mode == "always" else cell.auto)[graph] / cell.target for cell in here]
-            line = {"color": SERIES[place // 2], "dash": "dot" if mode == "always" else "solid", "width": 2}
-            sizes = [cell.batch_size for cell in here]
-            label = f"{graph}, {mode}"
-            figure.add_trace(
-                go.Scatter(x=sizes, y=rates, name=label, legendgroup=label, showlegend=column == 1, mode="lines+markers", line=line),
-                row=1,
-                col=column,
-            )
-        figure.add_hline(y=1, line={"color": "#222b36", "width": 2}, row=1, col=column)
-    sizes = sorted({cell.batch_size for cell in cells_of})
-    axes(figure.update_layout(layout(420)))
-    figure.update_layout(margin={"t": 90}, legend={"y": 1.25, "orientation": "h"})
-    figure.update_xaxes(type="log", tickvals=sizes, ticktext=list(map(str, sizes)), title="batch size")
-    figure.update_yaxes(title="times the target alone", col=1, rangemode="tozero")
-    path = ROOT / f"bench/frontier/{name}.png"
-    path.parent.mkdir(exist_ok=True)
-    figure.write_image(path, width=1100, height=460, scale=1.5)
-    return f"![{name}: throughput over the target alone](frontier/{path.name})"
-
-
-def write(found: Sequence[Cell], recording: Recording) -> None:
-    """bench/frontier.md and the cells as JSON."""
-    parts = [
-        "# Where speculation pays, and whether `auto` knows",
-        f"{origin(recording.measured)[:-1]}. Throughput is problems per second, the tail included. The opponent is the target alone at the "
-        "same batch size, with the memory that the draft leaves it. `always` and `auto` are pipelined, admitted by cache. "
-        + "Simulated: "
-        + "; ".join(f"batch sizes {', '.join(map(str, sizes))}: {problems} problems" for problems, sizes in SIZES.items())
-        + f"; {', '.join(f'{count} seeds of {lengths}' for lengths, count in SEEDS.items() if count > 1)}, together. "
-        "Rates of different numbers of problems are not comparable, and with few of them one long thought can be most of a run.",
-        "\n".join(verdict(found)),
-    ]
-    for machine in dict.fromkeys(cell.machine for cell in found):
-        here = [cell for cell in found if cell.machine == machine]
-        kind = "simulated" if here[0].simulated else "measured"
-        parts += [section(here, f"{machine}: {kind}"), picture(here, machine)]
-    results = {"bench": "frontier", "verdict": list(verdict(found)), "cells": [structs.asdict(cell) for cell in found]}
-    recording.write(ROOT / "bench/results/frontier.json", results, "\n\n".join(parts) + "\n")
+        points = run_sweep(setup, 1 if setup.simulated else repeats)
+        found.setdefault((setup.machine, setup.lengths, setup.batch_sizes), (setup, []))[1].extend(points)
+    return [cell for setup, points in found.values() for cell in cells(setup, points)]
 
 
 @click.command()
 @click.option("--repeats", default=3, show_default=True, help="Of the measured sweeps.")
-@click.option("--as-is", is_flag=True, help="Run nothing; write what is there.")
+@click.option("--as-is", is_flag=True, help="Run nothing; write page and charts from bench/results/frontier.json.")
 @click.option("--only", multiple=True, help="Run only sweeps whose names begin so, and write nothing.")
 def main(repeats: int, as_is: bool, only: tuple[str, ...]) -> None:
-    """Run what is missing, then write the page."""
-    recording = go_on(__file__, BUILD)
-    setups = [setup for setup in (*simulated_setups(), *measured_setups()) if setup.name.startswith(only or "")]
-    found: dict[object, tuple[Setup, list[Point]]] = {}
-    for setup in setups:
-        path = BUILD / setup.name / "points.parquet"
-        if lack := "it has not been run" if as_is and not path.exists() else None if as_is else missing(setup):
-            _say(f"{setup.name}: left out, {lack}")
-            continue
-        points = read_points(path) if as_is else run_sweep(setup, 1 if setup.simulated else repeats)
-        found.setdefault((setup.machine, setup.lengths, setup.batch_sizes), (setup, []))[1].extend(points)
-    if not only:
-        write([cell for setup, points in found.values() for cell in cells(setup, points)], recording)
+    """Run what is missing, then write results, page and charts."""
+    if as_is:
+        results = results_of("frontier")
+    else:
+        recording = go_on(__file__, BUILD)
+        found = measure(repeats, only)
+        if only:
+            return
+        results = recording.write(
+            ROOT / "bench/results/frontier.json", {"bench": "frontier", "cells": [structs.asdict(cell) for cell in found]}
+        )
+    (ROOT / "bench/frontier.md").write_text(frontier_page.page(results))
+    frontier_page.draw(results)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@
     python bench/gpu_visit.py vllm-contract   the tests of engine vllm, there
 
 Each part writes bench/results/gpu-PART.json, which says on which device, with which driver and versions. Without a GPU every part
-runs on the CPU with miniature shapes (`--tiny`), which shows that it works and measures nothing.
+runs on the CPU with toy shapes (`--tiny`), which shows that it works and measures nothing.
 """
 
 import json
@@ -236,14 +236,14 @@ def _pipeline(*arguments: str) -> dict[str, Any]:
 
 
 @main.command()
-@click.option("--tiny", is_flag=True, help="Miniature shapes.")
+@click.option("--tiny", is_flag=True, help="Toy shapes.")
 def interference(tiny: bool) -> None:
     """Seconds of an iteration of each model, alone and while the other one computes in another process."""
     _share("interference", "time_slices", tiny)
 
 
 @main.command()
-@click.option("--tiny", is_flag=True, help="Miniature shapes.")
+@click.option("--tiny", is_flag=True, help="Toy shapes.")
 def mps(tiny: bool) -> None:
     """The same with a CUDA MPS daemon of this user's, started for this and ended afterwards."""
     _share("mps", "mps", tiny)
@@ -341,7 +341,7 @@ def decode(role: str, batch: int, tiny: bool) -> None:
             iteration()
         print("ready", flush=True)
         for _ in sys.stdin:
-            # The slower model decides how long both compute: the faster one goes on for as many seconds, at most.
+            # The slower model decides how long both compute: the faster one continues for as many seconds at most.
             seconds, until = [iteration() for _ in range(ITERATIONS // 4)], time.monotonic() + (0.2 if tiny else 4.0)
             while time.monotonic() < until:
                 seconds.append(iteration())
@@ -357,7 +357,7 @@ def _config(role: str, tiny: bool) -> Any:
 
 
 @main.command("map")
-@click.option("--tiny", is_flag=True, help="Miniature shapes.")
+@click.option("--tiny", is_flag=True, help="Toy shapes.")
 @click.option("--batch-sizes", default="1,8,32,64", show_default=True)
 @click.option("--tokens", default=400, show_default=True, help="Token budget of a thought.")
 def cells(tiny: bool, batch_sizes: str, tokens: int) -> None:

@@ -40,13 +40,13 @@ class Claim(Struct, frozen=True, kw_only=True):
     timed: bool = False
     """A ratio of times by a real clock: its interval over problems does not hold what other work on the machine did to a run."""
     lacks: str = ""
-    """What the claim rests on and `lacked_by` do not have, as a sentence: whatever is measured, it is not tested. Empty: nothing."""
+    """What the claim rests on and `lacked_by` do not have, as a clause: whatever is measured, it is not tested. Empty: nothing."""
     lacked_by: tuple[PairName, ...] = ("tiny",)
     note: str = ""
 
     @property
     def simulated(self) -> bool:
-        """Whether it takes simulated runs alone, which are of neither pair."""
+        """Whether it needs simulated runs only, which are of neither pair."""
         return all(name.startswith("sim-") for name in self.runs)
 
     def remark(self, pair: PairName) -> str:
@@ -114,7 +114,7 @@ def widened(ours: Estimate, noise: float | None) -> Estimate:
 
 
 def missing(claim: Claim, runs: Runs) -> list[str]:
-    """Runs that the claim takes and that are not there."""
+    """Runs that the claim needs and that are missing."""
     return [name for name in claim.runs if name not in runs]
 
 

@@ -20,11 +20,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from claims import CLAIMS
+from grids import origin
 from judging import PREFIX, Found, PairName, Verdict, judge, noise_of
 from kept_runs import make
 from msgspec import Struct
 from recording import go_on
-from tables import origin
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import Comparison, compare
@@ -349,13 +349,13 @@ def section_part(section: Section, runs: Mapping[str, RunTable]) -> Iterator[str
 
 
 VERDICTS = (
-    "A claim holds where the whole 95 % interval is on its side, does not hold where it is on the other, and cannot be said where it lies "
-    "across or where there is none. Not testable here is a claim that rests on something that the pair `tiny` does not have, which its "
-    "note says: its number with `tiny` is shown for completeness, and the pair `wordy`, which was trained to have all of that, tests it. "
-    "What holds there says that the systems, as they are run here, do what the claim says where models have what it rests on; it does not "
-    "say that other models have it. The interval of a ratio of measured times is wider than in the tables below: by how much runs of the "
-    "same work with the same pair differ among themselves. Both pairs are miniatures for one kind of problem each: what does not hold here "
-    "says nothing of the papers' own models. What SCoT's two trainings bring, table 2 among it, is in [training.md](training.md)."
+    "A claim *holds* where the whole 95 % interval is on its side, *does not hold* where the whole interval is on the other, and *cannot "
+    "be said* where it includes the bound or there is no interval. *Not testable here* is a claim that relies on a property that the pair "
+    "`tiny` lacks, as its note says; its number with `tiny` is shown for completeness, and the pair `wordy`, trained to have these "
+    "properties, tests it. A claim that holds for `wordy` shows that this implementation reproduces the effect when the models have the "
+    "property the claim relies on. It says nothing about other models: both pairs are toy models for one kind of problem each. The "
+    "interval of a ratio of measured times is wider than in the tables below, by how much runs of the same work with the same pair "
+    "differ. What SCoT's two trainings bring, table 2 included, is in [training.md](training.md)."
 )
 
 

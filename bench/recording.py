@@ -87,6 +87,12 @@ def begin(file: str) -> Recording:
     return Recording(Path(file).stem)
 
 
+def results_of(name: str, root: Path = ROOT) -> dict[str, Any]:
+    """What the results file of the table `name` holds."""
+    found: dict[str, Any] = json.loads((root / RESULTS / f"{name}.json").read_bytes())
+    return found
+
+
 def go_on(file: str, folder: Path) -> Recording:
     """The recording of a script that keeps what it finished in `folder`: how things were when the first of it was begun.
 
@@ -104,9 +110,9 @@ def go_on(file: str, folder: Path) -> Recording:
 
 
 def _command(script: str) -> str:
-    """As it was typed, without the file that the results go to."""
+    """As it was typed, without the file that the results go to and the part that one start was limited to: what is written is of all."""
     words = iter(sys.argv[1:])
-    kept = [word for word in words if not (word == "--output" and next(words))]
+    kept = [word for word in words if not (word in ("--output", "--only") and next(words))]
     return shlex.join(["python", f"bench/{script}.py", *kept])
 
 

@@ -3,8 +3,8 @@
     python bench/reliability.py             every kind, about 20 minutes on two quiet cores; root, for the small file systems
     python bench/reliability.py --share 0.05 --no-vllm --no-torch --output /tmp/reliability.md
 
-Strikes runs on engines that answer the same twice and on engines that never do, takes each up until it is done, and looks at what
-is left (`tools/drills`); puts batch sizes beside each other; and writes bench/reliability.md and results/reliability.json.
+Strikes runs on engines that answer the same twice and on engines that never do, resumes each until it is done, and looks at what
+is left (`tools/drills`); compares batch sizes; and writes bench/reliability.md and results/reliability.json.
 """
 
 import random
@@ -18,9 +18,9 @@ from pathlib import Path
 
 import click
 import msgspec
+from grids import origin
 from kept_runs import whole
 from recording import begin
-from tables import origin
 
 from pipeline.analysis.quality.invariance import Invariance, invariance
 from pipeline.session.options import RunOptions
@@ -177,12 +177,13 @@ def faults_part(tolls: list[Toll]) -> Iterator[str]:
     total = sum(toll.faults for toll in tolls)
     yield f"{total:,} faults, {varying:,} of them on engines that never answer the same twice; {sum(t.runs for t in tolls):,} runs."
     yield (
-        "A struck run is taken up until it is done. *Lost*: chains that are missing. *Doubled*: rows of a chain, a step or an answered "
-        "call that are there twice. *Torn*: chains without some of the steps or calls that they rest on. *Changed*: chains that say "
-        "something else than an undisturbed run or, where engines vary, than they had said before; `-`: cannot be told. *Failed*: chains "
-        "that ended in an error. *Wrong ends*: commands with another exit code than they should have, or without a sentence. *Refused*: "
-        "run folders that were refused with a sentence, kept what they held, and were repaired. *Resume*: median seconds from the start of "
-        "the process until chains could start. Real models may round differently in other batches, which may change a chain."
+        "An interrupted run is resumed until it is done. *Lost*: chains that are missing. *Doubled*: rows of a chain, a step or an "
+        "answered call that are there twice. *Torn*: chains without some of the steps or calls that they rest on. *Changed*: chains that "
+        "say something else than an undisturbed run or, where engines vary, than they had said before; `-`: cannot be told. *Failed*: "
+        "chains that ended in an error. *Wrong ends*: commands with another exit code than they should have, or without an error message. "
+        "*Refused*: run folders that were refused with an error message, kept what they held, and were repaired. *Resume*: median seconds "
+        "from the start of the process until chains could start. Real models may round differently in other batches, which may change a "
+        "chain."
     )
     head = ["| " + " | ".join(name for name, _ in COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
     yield "\n".join([*head, *("| " + " | ".join(str(show(toll)) for _, show in COLUMNS) + " |" for toll in tolls)])
@@ -214,7 +215,7 @@ def _batches_row(name: str, found: Invariance) -> str:
 @click.option("--folder", type=click.Path(path_type=Path), default=ROOT / "build/reliability", show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), default=PAGE, show_default=True)
 def main(share: float, torch: bool, vllm: bool, folder: Path, output: Path) -> None:
-    """Inject the faults and write the page, and beside it the figures as results/reliability.json."""
+    """Inject the faults and write the page, and the figures as results/reliability.json."""
     shutil.rmtree(folder, ignore_errors=True)
     recording = begin(__file__)
     tolls = list(Bench(folder, share, torch).tolls())

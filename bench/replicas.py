@@ -75,7 +75,7 @@ class Replica:
         writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request; whether the connection goes on."""
+        """Answer one request; whether the connection stays open."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         if head.startswith("get"):
             writer.write(response(200, {"data": [{"id": "small", "max_model_len": LENGTH}]}))
@@ -216,7 +216,7 @@ def measure(found: Servers, way: str, chains: int) -> dict[str, Any]:
 @click.option("--replicas", default="2", show_default=True, help="How many there are, one of them bad.")
 @click.option("--ways", default=",".join(WAYS), help="How it is bad.")
 @click.option("--chains", default=60, help="Chains of a run, for each healthy replica.")
-@click.option("--service-s", default=0.2, help="Seconds that a server takes for a request.")
+@click.option("--service-s", default=0.2, help="Seconds that a server needs for a request.")
 @click.option("--output", type=click.Path(path_type=Path), default=ROOT / "bench/results/replicas-2.json")
 @click.option("--serve", "count", type=int, hidden=True)
 def main(replicas: str, ways: str, chains: int, service_s: float, output: Path, count: int | None) -> None:

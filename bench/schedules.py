@@ -120,7 +120,7 @@ class Bench(Struct, kw_only=True):
                     )
 
     async def _replay(self, plan: Plan, role: str, requests: list[Request]) -> float:
-        """Seconds that one engine takes for `requests`, all ready at once, with nothing beside it."""
+        """Seconds that one engine needs for `requests`, all ready at once, with nothing next to it."""
         async with open_engines({role: plan.engines[role]}) as engines:
             await self._warm_up(engines)
             return await replay_s(engines[role], requests, plan.engines[role].max_in_flight)

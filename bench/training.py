@@ -23,10 +23,10 @@ import click
 import msgspec
 import pyarrow.parquet as pq
 import training_tables
+from grids import origin
 from kept_runs import make
 from msgspec import Struct
 from recording import go_on
-from tables import origin
 from training_tables import UNTUNED, Agreement, PairResults, Selecting, System, Thinking, Trained
 
 from pipeline.analysis.compare.runs import RunTable, read_run
@@ -50,7 +50,7 @@ RESULTS = ROOT / "bench/results/training.json"
 BATCH_SIZE = 16
 """Examples of a step of a training that chooses."""
 VALIDATIONS = 10
-"""Of a training that chooses, beside the one before it."""
+"""Of a training that chooses, next to the one before it."""
 AGREEMENT = 100
 """Most choices that are asked of two engines."""
 PAPERS_LORA = ("lora.rank=8", "lora.targets=[q_proj,v_proj]")
@@ -129,7 +129,7 @@ class Study:
         return count if self.most is None else min(count, self.most)
 
     def measured(self, *, vllm: bool) -> PairResults:
-        """What choosing, the systems beside each other, alignment and two engines came to; what is kept is not done again."""
+        """What choosing, the systems side by side, alignment and two engines came to; what is kept is not done again."""
         untuned = self.solve(UNTUNED, "scot")
         most = self.lessons[-1]
         selecting = [
@@ -222,7 +222,7 @@ class Study:
     def adapter(self, count: int, name: str = "", settings: Sequence[str] = ()) -> tuple[Path, Trained]:
         """The adapter that learnt from `count` problems. Those of fewer ones are the first of more, solved once.
 
-        `name` is what its folder's name has beside the problems and steps, `settings` are those of its training that differ.
+        `name` is what its folder's name has besides problems and steps, `settings` are those of its training that differ.
         """
         sizes = [0, *(each for each in self.lessons if each <= count)]
         runs = [self.run(f"train-{start}-{end}", "scot", self.problems(start, end)) for start, end in pairwise(sizes)]
@@ -242,7 +242,7 @@ class Study:
         return training_tables.selecting(trained.name, self.solve(folder.name, "scot", *with_adapter(folder)), trained)
 
     def systems(self, untuned: RunTable) -> Iterator[System]:
-        """Systems beside each other; `untuned` is scot without an adapter."""
+        """Systems side by side; `untuned` is scot without an adapter."""
         folder, _ = self.adapter(self.lessons[-1])
         tuned = with_adapter(folder)
         yield training_tables.system("scot with the adapter", self.solve(folder.name, "scot", *tuned))
@@ -307,7 +307,7 @@ async def answers(spec: EngineSpec, requests: Sequence[Request]) -> list[tuple[f
 
 
 def pictures(found: PairResults, folder: Path, output: Path) -> Iterator[str]:
-    """Draw the curves of a pair beside the page `output`, from the logs in `folder`; the lines that show them."""
+    """Draw the curves of a pair next to the page `output`, from the logs in `folder`; the lines that show them."""
     lessons = [each.trained for each in found.selecting if each.trained is not None]
     aligned = [found.alignment] if found.alignment is not None else []
     kinds = (("selection", lessons, training_tables.draw_selecting), ("alignment", aligned, training_tables.draw_losses))
@@ -318,8 +318,8 @@ def pictures(found: PairResults, folder: Path, output: Path) -> Iterator[str]:
             yield f"![{found.pair}: curves of the {name}]({path.parent.name}/{path.name})"
 
 
-def _say(sentence: str) -> None:
-    click.echo(f"  {sentence}", err=True)
+def _say(line: str) -> None:
+    click.echo(f"  {line}", err=True)
 
 
 def _command(*words: str) -> None:

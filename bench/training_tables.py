@@ -239,7 +239,7 @@ def trained_cells(trained: Trained | None) -> tuple[str, ...]:
 
 
 def systems_table(rows: Sequence[System]) -> Table:
-    """Systems beside each other."""
+    """Systems side by side."""
     cells = [
         (
             each.name,

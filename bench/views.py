@@ -3,15 +3,14 @@
 `bench/figures.py` writes them between the same markers as all others.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from recording import RESULTS
-from tables import grid
+from grids import grid
+from recording import results_of
 
 from pipeline.analysis.simulated import MEDIAN_ERROR, OWN_TEXT_ERROR, sentence
 
@@ -33,11 +32,9 @@ AIM = 0.98
 
 
 def frontier(root: Path) -> Cells:
-    """The cells, each with its ratios to the target alone: `always`, of the best system that always drafts, and `auto`."""
-    cells: Cells = json.loads((root / RESULTS / "frontier.json").read_bytes())["cells"]
-    return [
-        cell | {mode: max(cell[key].values()) / cell["target"] for mode, key in (("always", "static"), ("auto", "auto"))} for cell in cells
-    ]
+    """The cells, with `always` and `auto` as ratios to the target alone."""
+    cells: Cells = results_of("frontier", root)["cells"]
+    return [cell | {mode: cell[mode] / cell["target"] for mode in ("always", "auto")} for cell in cells]
 
 
 def _ratio(cells: Cells, machine: str, lengths: str, size: int, mode: str = "always") -> str:

@@ -113,7 +113,7 @@ async def solved(
 
 
 async def controller(engines: dict[str, Instant], live: int, chains: int) -> float:
-    """CPU seconds that the controller of `speculate: auto` takes for as many calls: rounds of three, or direct requests, as it decides."""
+    """CPU seconds that the controller of `speculate: auto` needs for as many calls: rounds of three, or direct requests, as it decides."""
     control, now, tick = Adaptive(written=lambda: int(now * WRITTEN_PER_S)), 0.0, 1.0 / (live * WRITTEN_PER_S / STEP_TOKENS)
     answered, turn, cpu = 0, 0, time.process_time()
     for order in range(live):
@@ -146,7 +146,7 @@ def _facts(role: str, purpose: Purpose, direct: bool, begun: float, now: float, 
 
 
 class NoWal:
-    """A write-ahead file that takes nothing."""
+    """A write-ahead file that keeps nothing."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.path = path
@@ -182,7 +182,7 @@ async def recorded_calls(engines: dict[str, Instant]) -> list[Struct]:
 
 
 def written(rows: Sequence[Struct], durable: bool) -> float:
-    """Microseconds of CPU a row that a store takes for `rows`, `ROWS_AT_ONCE` with each append."""
+    """Microseconds of CPU a row that a store needs for `rows`, `ROWS_AT_ONCE` with each append."""
     with tempfile.TemporaryDirectory(dir=ROOT) as folder, nullcontext() if durable else patch("pipeline.trace.store.Wal", NoWal):
         cpu = time.process_time()
         store = TraceStore(Path(folder))

@@ -20,9 +20,11 @@ import figures
 import kept_runs
 import recording
 import tables
+import views
 
 UNITS = r"(?:%|s|us|ms|MB|MiB|GiB|times|points|minutes|tokens/s|problems/s|requests/s)"
 FIGURE = re.compile(rf"(?<![\w@=<>.-])\d[\d.,]*\s?{UNITS}(?![\w/])")
+DOCS = [path.relative_to(ROOT).as_posix() for path in figures.docs()]
 MINI = """
 [mini]
 tables.mini = { minutes = 0 }
@@ -69,17 +71,16 @@ def command(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     return run
 
 
-@pytest.mark.parametrize("name", figures.DOCS)
+@pytest.mark.parametrize("name", DOCS)
 def test_docs_have_what_the_results_files_have(name: str) -> None:
     text = (ROOT / name).read_text()
     assert figures.rendered(text) == text, "`python bench/figures.py --render` writes it"
     assert text.count("<!-- figures:") == len(figures.BLOCK.findall(text)), "a marker is not closed"
 
 
-@pytest.mark.parametrize("name", figures.DOCS)
+@pytest.mark.parametrize("name", DOCS)
 def test_no_figure_is_typed_in(name: str) -> None:
-    manual = name in ("CONTRIBUTING.md", "graphs/README.md")  # their sentences say what is set, such as limits
-    assert typed_in((ROOT / name).read_text(), sentences=not manual) == []
+    assert typed_in((ROOT / name).read_text(), sentences=not name.startswith("docs/")) == []  # a guide says what is set, such as limits
 
 
 @pytest.mark.parametrize("line", ["It takes 7.3 s.", "| run | 1,815 |", "with 410 MiB at most", "91.3% of the time", "1.21 times as fast"])
@@ -90,9 +91,9 @@ def test_a_figure_that_is_typed_in_is_found(line: str) -> None:
 
 def test_every_results_file_and_script_is_declared_and_every_table_shown() -> None:
     known = figures.scripts()
-    shown = [name for doc in figures.DOCS for name in figures.BLOCK.findall((ROOT / doc).read_text())]
+    shown = [name for doc in DOCS for name in figures.BLOCK.findall((ROOT / doc).read_text())]
     assert sorted({path.stem for path in (ROOT / recording.RESULTS).iterdir()} - known.keys()) == []
-    assert sorted(set(shown) ^ {name for name, (key, _) in known.items() if key in tables.TABLES}) == []
+    assert sorted(set(shown) - views.VIEWS.keys() ^ {name for name, (key, _) in known.items() if key in tables.TABLES}) == []
     for name, (key, script) in known.items():
         assert (ROOT / f"bench/{key}.py").exists()
         assert key in tables.TABLES or script.tables[name].page, f"{name} has neither a table nor a page"
@@ -101,8 +102,17 @@ def test_every_results_file_and_script_is_declared_and_every_table_shown() -> No
 def test_pages_are_as_their_scripts_wrote_them() -> None:
     for name, (_, script) in figures.scripts().items():
         if page := script.tables[name].page:
-            measured = json.loads((ROOT / recording.RESULTS / f"{name}.json").read_bytes())["measured"]
-            assert recording.page_digest(ROOT / page) == measured["page"], f"{page} was edited"
+            results = recording.results_of(name)
+            if name in figures.PAGES:
+                assert figures.PAGES[name](results) == (ROOT / page).read_text(), "`python bench/figures.py --render` writes it"
+            else:
+                assert recording.page_digest(ROOT / page) == results["measured"]["page"], f"{page} was edited"
+
+
+def test_every_chart_of_a_page_is_there_and_no_other() -> None:
+    for page in ("scaling", "frontier"):
+        shown = re.findall(rf"\]\(({page}/[^)]+)\)", (ROOT / f"bench/{page}.md").read_text())
+        assert sorted(shown) == sorted(f"{page}/{path.name}" for path in (ROOT / "bench" / page).iterdir())
 
 
 @pytest.mark.slow
@@ -142,6 +152,7 @@ def test_a_page_is_written_with_its_results(repository: Path) -> None:
     assert json.loads(output.read_bytes())["measured"]["page"] == recording.page_digest(repository / "page.md")
 
 
+@pytest.mark.slow
 def test_no_figure_is_made_of_a_run_with_failed_chains(tmp_path: Path) -> None:
     problems = write_problems(tmp_path, 2, (b'{"problem_id": "lost"}',))
     options = RunOptions(graph=ROOT / "graphs/target.yaml", engines=SIM, input=problems, output=tmp_path / "run")

@@ -4,7 +4,7 @@
 
 Every target of `tests/fuzzing.py` gets an equal share of the time, in a process of its own: half of it with random
 examples of hypothesis and half under atheris, which follows the code that was reached, where that is installed (`pip
-install atheris`). What breaks a promise is kept in the folder of finds with its traceback, and the search goes on; put it
+install atheris`). What breaks a promise is kept in the folder of finds with its traceback, and the search continues; put it
 into `tests/fuzz_finds/TARGET/` once it is mended. Exit code 1 when anything was found.
 """
 

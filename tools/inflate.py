@@ -2,8 +2,8 @@
 
     python tools/inflate.py pipeline/models/tiny-target build/inflated-target --width 4 --layers 30
 
-A pair of miniatures costs 3 to 1, a real pair about 20 to 1; benchmarks of scheduling need the latter. The result is
-never committed, and always named as what it is: an inflated miniature.
+A pair of toy models costs 3 to 1, a real pair about 20 to 1; benchmarks of scheduling need the latter. The result is
+never committed, and always named as what it is: an inflated toy model.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""Makes a copy of a draft model whose vocabulary has the target's size: vLLM's method `draft_model` takes no other.
+"""Makes a copy of a draft model whose vocabulary has the target's size: vLLM's method `draft_model` accepts no other.
 
     python tools/pad_vocabulary.py deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B Qwen/QwQ-32B ./padded/DeepSeek-R1-Distill-Qwen-1.5B-152064
 
@@ -44,7 +44,7 @@ from pipeline.reasoning.prompts import PromptBuilder
 EMBEDDINGS = ("embed_tokens.weight", "lm_head.weight")
 """Ends of the names of the tensors with a row for each id."""
 BESIDE = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
-"""Files of a model beside its weights: configuration, tokenizer, chat template."""
+"""Files of a model next to its weights: configuration, tokenizer, chat template."""
 INDEX = "model.safetensors.index.json"
 SAMPLING: tuple[Mapping[str, Any], ...] = ({"temperature": 0.6, "seed": 1, "n": 4}, {"temperature": 1.0, "seed": 2, "n": 4})
 SAME = 0.9

@@ -48,7 +48,7 @@ def build(words: Sequence[str] = (), candidates: int = 9) -> PreTrainedTokenizer
 
 
 def save(folder: Path, words: Sequence[str] = (), candidates: int = 9) -> PreTrainedTokenizerFast:
-    """Build it and write it beside a model, in files that transformers 4 and 5 read alike: template and class name inside."""
+    """Build it and write it next to a model, in files that transformers 4 and 5 read alike: template and class name inside."""
     tokenizer = build(words, candidates)
     tokenizer.save_pretrained(folder, save_jinja_files=False)
     path = folder / "tokenizer_config.json"

@@ -139,7 +139,7 @@ def figures(logits: Tensor, right: Tensor) -> dict[str, float]:
 
 
 def choose(heads: Sequence[Head]) -> Head:
-    """Of each depth the decay of least loss; of these the fewest layers that are as good as the best."""
+    """Of each depth the decay of minimum loss; of these the fewest layers that are as good as the best."""
     best = {depth: min((h for h in heads if h.layers == depth), key=lambda h: h.figures["log_loss"]) for depth in DEPTHS}
     most = max(head.figures["auc"] for head in best.values())
     return next(head for head in best.values() if head.figures["auc"] >= most - SLACK)

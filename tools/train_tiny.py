@@ -290,7 +290,7 @@ def main(**given: Any) -> None:
 
 
 def new_examples(options: Options) -> tuple[Any, Any]:
-    """The tokenizer of the pair, which is written beside the model, and what draws its training sequences."""
+    """The tokenizer of the pair, which is written next to the model, and what draws its training sequences."""
     if options.pair == "tiny":
         return tiny_tokenizer.save(options.out), Examples(HFTokenizer(str(options.out)), options.seed)
     fast = tiny_tokenizer.save(options.out, WORDS, MOST)

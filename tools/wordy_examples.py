@@ -108,7 +108,7 @@ class WordyExamples:
             whole = self._encode(make_wordy.plain(problem, 0, "First") + DELIMITER)
             begun, rest = whole[:GUIDANCE], [whole[GUIDANCE:]]
             event, text = problem.events[0], self._decode(begun)
-            if text.endswith(event.told):  # a terse step may go on from there
+            if text.endswith(event.told):  # a terse step may continue from there
                 rest += [self._encode(way(event).removeprefix(event.told) + DELIMITER) for way in (make_wordy.terse, make_wordy.sloppy)]
             return Situation(problem, (*context, *begun), tuple(map(tuple, rest)), place, text, (*labels, *whole[: GUIDANCE + 1]))
         steps = [tuple(self._encode(text + DELIMITER)) for text in ways.values()]

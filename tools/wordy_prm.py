@@ -4,7 +4,7 @@
     python tools/wordy_prm.py --start build/wordy-prm-reasoning --out pipeline/models/wordy-prm
 
 It shares no weights and no training sequences with the target whose choices it is to judge. It learns to reason first, from
-another seed, then how likely `+` and `-` are behind a step's blank line; beside that, as the target does, what a right step says next and
+another seed, then how likely `+` and `-` are after a step's blank line; besides that, as the target does, what a right step says next and
 whether a step says it. Right and wrong steps are the generator's and what `wordy-draft` samples. The test problems are measured at the end.
 """
 

@@ -1,0 +1,47 @@
+"""Errors about a missing package name the extra that brings it, and every extra is named by something that needs it."""
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+
+from tests.support.paths import ROOT
+
+EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+PACKAGES = {extra: {re.split(r"[\[<>=~ ]", each, maxsplit=1)[0] for each in needed} for extra, needed in EXTRAS.items()}
+
+
+def calls(name: str) -> Iterator[tuple[str, list[ast.expr]]]:
+    """The calls of a function of this name in the package: where they stand, and their arguments."""
+    for path in sorted((ROOT / "pipeline").rglob("*.py")):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if name in text else ():
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", node.args
+
+
+def constant(value: ast.expr) -> str | None:
+    return str(value.value) if isinstance(value, ast.Constant) else None
+
+
+MISSING = [(where, constant(package), constant(extra)) for where, (_, package, extra) in calls("MissingExtra")]
+COMMANDS = [(where, constant(extra)) for where, (extra,) in calls("install_command")]
+
+
+def test_each_error_names_an_extra_that_brings_the_package() -> None:
+    assert len(MISSING) > 4
+    for where, package, extra in MISSING:
+        assert extra in EXTRAS, where
+        assert package is None or package in PACKAGES[extra], where
+    assert {extra for where, extra in COMMANDS if extra} <= EXTRAS.keys()
+
+
+def test_every_extra_is_named_where_it_is_needed() -> None:
+    named = {extra for _, _, extra in MISSING} | {extra for _, extra in COMMANDS}
+    assert EXTRAS.keys() - named == {"dev"}
+
+
+def test_the_training_packages_that_are_looked_for_are_those_of_the_extra() -> None:
+    from pipeline.training.lora.train import NEEDED
+
+    assert set(NEEDED) <= PACKAGES["train"]
