@@ -26,7 +26,14 @@ ROWS = {
     ("sim-2xh100", "math"): "QwQ-32B and R1-Distill-Qwen-1.5B, two H100 in time slices, MATH lengths, **simulated**",
     ("sim-2xh100-mps", "math"): "the same under CUDA MPS, **simulated**",
 }
-MACHINES = {"sim-2xh100": "two H100", "sim-1xh200": "one H200", "sim-2xa6000": "two A6000"}
+MACHINES = {
+    "torch": "toy pair, PyTorch",
+    "torch-inflated": "toy draft, 100 M target",
+    "vllm": "toy pair, vLLM on CPU",
+    "sim-2xh100": "two H100",
+    "sim-1xh200": "one H200",
+    "sim-2xa6000": "two A6000",
+}
 AIM = 0.98
 """From this ratio on `auto` counts as no slower than the target alone."""
 
@@ -76,6 +83,7 @@ def mps(root: Path) -> str:
     rows = [
         (title, *(" → ".join(_ratio(cells, name, "math", size) for name in (machine, f"{machine}-mps")) for size in sizes))
         for machine, title in MACHINES.items()
+        if machine.startswith("sim-")
     ]
     columns = ("over the target alone, time slices → MPS", *(f"batch size {size}" for size in sizes))
     return f"{grid(columns, rows)}\n\nQwQ-32B and R1-Distill-Qwen-1.5B, SpecReason, MATH lengths. {_error()}"
@@ -84,14 +92,14 @@ def mps(root: Path) -> str:
 VIEWS: dict[str, Callable[[Path], str]] = {"over-target": over_target, "auto": auto, "mps": mps}
 """By the name between the markers."""
 
-LEFT, CELL, ROW, TOP = 250, 62, 26, 56
+LEFT, CELL, ROW, TOP = 300, 62, 26, 56
 
 
 def picture(root: Path) -> str:
     """All ratios of systems that always draft, as an SVG heat map: green is faster than the target alone."""
     cells = frontier(root)
     sizes = sorted({cell["batch_size"] for cell in cells})
-    rows = list(dict.fromkeys((cell["simulated"], cell["machine"], cell["lengths"]) for cell in cells))
+    rows = sorted(dict.fromkeys((cell["simulated"], cell["machine"], cell["lengths"]) for cell in cells), key=lambda row: row[0])
     width, height = LEFT + CELL * len(sizes) + 10, TOP + ROW * len(rows) + 30
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13">',
@@ -101,13 +109,26 @@ def picture(root: Path) -> str:
     ]
     for place, (simulated, machine, lengths) in enumerate(rows):
         y = TOP + ROW * place
-        kind = "simulated" if simulated else "measured"
-        parts.append(_text(10, y + 18, f"{machine.removeprefix('sim-')}, {lengths} ({kind})", "start"))
+        parts.append(_text(10, y + 18, _label(simulated, machine, lengths), "start"))
         here = [cell for cell in cells if (cell["simulated"], cell["machine"], cell["lengths"]) == (simulated, machine, lengths)]
         for cell in here:
             parts += _cell(LEFT + CELL * sizes.index(cell["batch_size"]), y, cell["always"])
-    parts.append(_text(10, height - 10, "Names without -mps: time slices. gsm8k, math, aime: how long the reasoning is.", "start"))
+    parts.append(
+        _text(
+            10,
+            height - 10,
+            "GSM8K, MATH, AIME: how long the reasoning is. Compare within batch sizes 1 to 4, 8 to 32 and 64 to 256: more problems each.",
+            "start",
+        )
+    )
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _label(simulated: bool, machine: str, lengths: str) -> str:
+    if not simulated:
+        return f"measured: {MACHINES[machine]}"
+    sharing = "MPS" if machine.endswith("-mps") else "time slices"
+    return f"simulated: {MACHINES[machine.removesuffix('-mps')]}, {sharing}, {lengths.upper()}"
 
 
 def _cell(x: float, y: float, ratio: float) -> Iterator[str]:
