@@ -63,15 +63,3 @@ def test_no_text_installs_the_project_of_another_that_is_called_pipeline() -> No
     texts += [*ROOT.glob("*.md"), ROOT / "Makefile", ROOT / "pyproject.toml"]
     stranger = re.compile(r"(?<![\w./-])pipeline\[\w|pip install \S*\bpipeline\b(?<!speculative-pipeline)")
     assert [str(path.relative_to(ROOT)) for path in texts if stranger.search(path.read_text())] == []
-
-
-def test_contributing_names_what_is_there() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    named = re.findall(r"`([\w./-]+(?:\.py|/))`", text)
-    assert len(named) > 20
-    places = [ROOT, ROOT / "pipeline", ROOT / "pipeline/stages", ROOT / "pipeline/engines"]
-    assert [name for name in named if not any((place / name).exists() for place in places)] == []
-    rows = re.findall(r"^\| `(\w+/)` \|(.*)\|$", text, re.MULTILINE)
-    modules = [folder + name for folder, what in rows for names in re.findall(r"\(`([^)]*)`\)", what) for name in names.split("`, `")]
-    assert len(modules) > 15
-    assert [name for name in modules if not (ROOT / f"pipeline/{name}.py").exists()] == []

@@ -1,0 +1,52 @@
+"""Reference pages that are written by hand say what the source says: environment variables, errors, where the code is."""
+
+import re
+from functools import cache
+
+from tests.support.paths import ROOT
+
+PAGES = ROOT / "docs/pages"
+NO_VARIABLES = {
+    *("ACCESS_DENIED", "DEADLINE_EXCEEDED", "INVALID_ACCESS_KEY_ID", "INVALID_CLIENT_TOKEN", "NETWORK_CONNECTION", "NO_SUCH_BUCKET"),
+    *("CAUSAL_LM", "PCI_BUS_ID", "PERMISSION_DENIED"),
+}
+"""Texts in capitals that mean something else: replies of object stores, values."""
+OF_LIBRARIES = {
+    *("HF_HOME", "HF_TOKEN", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TIMEOUT"),
+    "PIPELINE_COMMAND_OPTION",
+}
+"""Variables that libraries read, and the pattern of those of options."""
+
+
+@cache
+def source() -> str:
+    """All of the package's source."""
+    return "\n".join(path.read_text() for path in (ROOT / "pipeline").rglob("*.py"))
+
+
+def test_every_environment_variable_is_on_its_page() -> None:
+    page = (PAGES / "reference/environment.md").read_text()
+    known = set(re.findall(r'"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)"', source())) - NO_VARIABLES
+    named = {name for name in re.findall(r"`([A-Z][A-Z0-9_]+)`", page) if "_" in name}
+    assert known - named == set()
+    assert named - known - OF_LIBRARIES == set()
+
+
+def test_errors_that_are_explained_exist() -> None:
+    page = (PAGES / "troubleshooting.md").read_text()
+    explained = [part for said in re.findall(r"^\*\*`([^`]+)`", page, re.MULTILINE) for part in said.split(" ... ")]
+    assert len(explained) > 5
+    assert [each for each in explained if each not in source()] == []
+
+
+def test_the_architecture_names_what_is_there() -> None:
+    page = (PAGES / "dev/architecture.md").read_text()
+    rows = re.findall(r"^\| `(\w+/)` \|(.*)\|$", page, re.MULTILINE)
+    modules = [folder + name for folder, what in rows for names in re.findall(r"\(`([^)]*)`\)", what) for name in names.split("`, `")]
+    assert len(modules) > 15
+    assert [name for name in modules if not (ROOT / f"pipeline/{name}.py").exists()] == []
+    for text in (page, (ROOT / "CONTRIBUTING.md").read_text()):
+        named = re.findall(r"`([\w./-]+(?:\.py|/))`", text)
+        places = [ROOT, ROOT / "pipeline", ROOT / "pipeline/stages", ROOT / "pipeline/engines"]
+        assert len(named) > 10
+        assert [name for name in named if not any((place / name).exists() for place in places)] == []
