@@ -1,6 +1,6 @@
 """What `pipeline doctor` reports: what this machine has, which engines could start on it, and what would have to change.
 
-Nothing is started and nothing is downloaded; files of models are read, but no model is loaded.
+Nothing is started and no weights are downloaded; files of models are read, but no model is loaded.
 """
 
 import json
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 from msgspec import Struct, structs
@@ -19,7 +19,9 @@ from pipeline.engines.chat_template import end_rendering
 from pipeline.engines.checkpoint import ANEW
 from pipeline.engines.model_card import local_folder
 from pipeline.engines.models import resolve
+from pipeline.engines.placement.machines import described
 from pipeline.engines.registry import backend_of, cautions
+from pipeline.engines.sharing import side_by_side, taking_turns
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.loader import load_engines
@@ -32,16 +34,9 @@ from pipeline.machine import Machine, look, system
 from pipeline.rewards.spec import load_reward_model
 from pipeline.session.preflight import load_plan, notices
 from pipeline.stages.build import build_stages, builders_of
+from pipeline.trace.run_file import FILE as RUN_FILE
+from pipeline.trace.run_file import RunFile
 
-_SIDE_BY_SIDE = (
-    "under CUDA MPS, whose control daemon runs: their kernels run side by side and share bandwidth and multipliers; engines that are "
-    "started in another environment (CUDA_MPS_PIPE_DIRECTORY) would take turns"
-)
-_IN_TURN = (
-    "in time slices, for no control daemon of CUDA MPS runs: while both compute, their kernels take turns, and each takes about twice as "
-    "long; under MPS they run side by side, and the time between kernels costs nothing: start it before the engines with "
-    "`nvidia-cuda-mps-control -d`"
-)
 _TENSORS_S = 120.0
 """How long transformers may take to compare the tensors of all roles: seconds to be imported, then less than one for each model."""
 
@@ -80,6 +75,10 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     """A sentence for each group of roles that share a GPU: how they do, and what would be better."""
     notices: tuple[str, ...] = ()
     """What a run of the graph would say before it starts."""
+    assumed: bool = False
+    """The machine is one that was named, and not this one."""
+    engines: dict[str, dict[str, Any]] = {}
+    """The engines that were chosen for models which the user named, as an engines file would hold them."""
 
     @property
     def healthy(self) -> bool:
@@ -95,31 +94,45 @@ class Roles(NamedTuple):
     """The graph whose stages they are to compute; None: that is not known."""
 
 
-def diagnose(engines: Path | None, settings: Sequence[str] = (), *, bound: Path | None = None) -> Diagnosis:
-    """Look at this machine, and at an engines file or a graph and its engines, `bound` in their place; raises `UsageError`."""
+def diagnose(
+    engines: Path | None,
+    settings: Sequence[str] = (),
+    *,
+    bound: Path | Mapping[str, Any] | None = None,
+    elsewhere: Machine | None = None,
+) -> Diagnosis:
+    """Look at this machine, or another one `elsewhere`, and at an engines file, a run folder or a graph and its engines, `bound` in their
+    place; raises `UsageError`."""
     specs, plan = Roles({}) if engines is None else load_roles(engines, settings, bound)
-    machine = look(deep=True)
-    examined = with_tensors(anyio.run(examine, specs, machine), machine)
+    machine = elsewhere or look(deep=True)
+    examined = anyio.run(examine, specs, machine)
+    if elsewhere is None:
+        examined = with_tensors(examined, machine)
     tokenizers, broken = read_tokenizers(specs)
     vocabularies = {role: tokenizer.vocabulary for role, tokenizer in tokenizers.items()}
     unsuited = [] if plan is None else [*unmet(plan, examined), *unsuited_tokenizers(plan, tokenizers)]
     memory = tuple(row for role in specs for row in (examined[role] or Examination()).memory if row.role == role)
     return Diagnosis(
-        system=system(),
+        system=system() if elsewhere is None else described(elsewhere),
         machine=machine,
-        backends=tuple(backend_states(machine)),
+        backends=tuple(backend_states(machine)) if elsewhere is None else (),
         engines_file=None if engines is None else str(engines),
         roles=tuple(_role_state(role, spec, examined[role], [*broken, *unsuited]) for role, spec in specs.items()),
         memory=memory,
         handover=handover(vocabularies),
-        sharing=tuple(sharing(memory, machine)),
+        sharing=(*taking_turns(specs, machine), *side_by_side(specs, machine)),
         notices=() if plan is None else tuple(each for each in notices(plan) if each not in cautions(specs)),
+        assumed=elsewhere is not None,
+        engines=dict(bound) if isinstance(bound, Mapping) else {},
     )
 
 
-def load_roles(path: Path, settings: Sequence[str], bound: Path | None = None) -> Roles:
-    """The specs by role in an engines file, a graph file or a file for `--prm`, given by path or bundled name; a graph may be `bound` to
-    another engines file. Raises `UsageError`."""
+def load_roles(path: Path, settings: Sequence[str], bound: Path | Mapping[str, Any] | None = None) -> Roles:
+    """The specs by role in a run folder, an engines file, a graph file or a file for `--prm`, given by path or bundled name; a graph may
+    be `bound` to other engines. Raises `UsageError`."""
+    if (path / RUN_FILE).is_file():
+        plan = RunFile.read(path).plan
+        return Roles(plan.engines, plan)
     path = find_file(path, "engines file", "graph", "reward model")
     raw = read_yaml(path)
     if "stages" in raw:
@@ -238,21 +251,6 @@ def handover(vocabularies: Mapping[str, str]) -> str | None:
         return f"{' and '.join(vocabularies)} have one vocabulary: steps pass as token ids"
     named = " | ".join(" and ".join(roles) for roles in groups.values())
     return f"different vocabularies ({named}): steps pass as text, which each side encodes anew"
-
-
-def sharing(rows: Sequence[MemoryRow], machine: Machine) -> Iterator[str]:
-    """A sentence for each group of roles that share a GPU of `machine`, by the `rows` of their memory plan: how their kernels do."""
-    roles: dict[str, list[str]] = {}
-    for row in rows:
-        if row.device.startswith("GPU "):
-            roles.setdefault(row.device, []).append(row.role)
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for device, names in roles.items():
-        groups.setdefault(tuple(names), []).append(device)
-    for sharers, devices in groups.items():
-        if len(sharers) > 1:
-            how = _SIDE_BY_SIDE if machine.cuda_mps else _IN_TURN
-            yield f"{' and '.join(sharers)} share {' and '.join(devices)} {how}"
 
 
 def read_tokenizers(specs: Mapping[str, EngineSpec]) -> tuple[dict[str, Tokenizer], list[Finding]]:

@@ -22,10 +22,10 @@ from pipeline.doctor import (
     handover,
     load_roles,
     read_tokenizers,
-    sharing,
 )
-from pipeline.engine import Finding, MemoryRow
+from pipeline.engine import Finding
 from pipeline.engines.openai.spec import OpenAISpec
+from pipeline.engines.sharing import shared_gpus, side_by_side, taking_turns
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.spec import TorchSpec
@@ -124,17 +124,12 @@ def test_engines_that_share_a_gpu_are_told_how(backend: str) -> None:
 
     def said(cuda_mps: bool) -> list[str]:
         here = structs.replace(machine(GPU, usable=True, torch="2.13.0", vllm="0.32.0"), cuda_mps=cuda_mps)
-        return [*sharing(memory_of(specs, here), here)]
+        return [*taking_turns(specs, here), *side_by_side(specs, here)]
 
-    [turns], [side_by_side] = said(False), said(True)
-    assert turns.startswith("draft and target share GPU 0 in time slices, for no control daemon of CUDA MPS runs")
+    [turns], [beside] = said(False), said(True)
+    assert turns.startswith("draft and target share GPU 0 and take turns, because CUDA MPS is not running")
     assert "`nvidia-cuda-mps-control -d`" in turns
-    assert side_by_side.startswith("draft and target share GPU 0 under CUDA MPS, whose control daemon runs: their kernels run side by side")
-
-
-def memory_of(specs: Mapping[str, EngineSpec], where: Machine) -> list[MemoryRow]:
-    examined = anyio.run(examine, specs, where)
-    return [row for role, found in examined.items() if found is not None for row in found.memory if row.role == role]
+    assert beside.startswith("draft and target share GPU 0 under CUDA MPS: their kernels run side by side")
 
 
 def test_engines_on_gpus_of_their_own_or_on_the_cpu_share_nothing() -> None:
@@ -144,10 +139,10 @@ def test_engines_on_gpus_of_their_own_or_on_the_cpu_share_nothing() -> None:
         "target": VllmSpec(model=model, devices=(1,), tensor_parallel_size=1),
     }
     two = structs.replace(machine(GPU, structs.replace(GPU, index=1), vllm="0.32.0"), cuda_mps=False)
-    assert [*sharing(memory_of(apart, two), two)] == []
+    assert shared_gpus(apart, two) == {}
     here = machine(torch="2.13.0+cpu")
     together: dict[str, EngineSpec] = {role: TorchSpec(model=model) for role in ("draft", "target")}
-    assert [*sharing(memory_of(together, here), here)] == []
+    assert shared_gpus(together, here) == {}
 
 
 @pytest.mark.torch

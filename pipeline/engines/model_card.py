@@ -161,7 +161,7 @@ def missing(role: str, card: ModelCard, needs: Collection[Part] = get_args(Part)
     if not is_hub_name(card.model):
         what, remedy = f"no such directory: {card.model}", "name a folder with the model's files, or a model on the hub"
         yield Finding(role=role, what=what, remedy=remedy, fatal=True)
-    elif _is_offline():
+    elif is_offline():
         what = f"{card.model} is not in the local Hugging Face cache, and HF_HUB_OFFLINE forbids a download"
         yield Finding(role=role, what=what, remedy="unset HF_HUB_OFFLINE, or name a folder with the model's files", fatal=True)
     else:
@@ -183,7 +183,8 @@ def checkpoint_of(role: str, card: ModelCard, *, own_class: bool) -> Checkpoint 
     return Checkpoint(role=role, folder=card.folder, own_class=own_class)
 
 
-def _is_offline() -> bool:
+def is_offline() -> bool:
+    """Whether the user forbids downloads from the hub."""
     return os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on")
 
 
@@ -240,7 +241,7 @@ def _expert_parameters(config: Mapping[str, Any], hidden: int) -> int | None:
 
 def _from_folder(model: str, folder: Path) -> ModelCard:
     # Of a model on the hub, what is missing in the cache is downloaded at the start.
-    flaws = tuple(flaws_in(folder)) if _is_offline() or folder == Path(model).expanduser() else ()
+    flaws = tuple(flaws_in(folder)) if is_offline() or folder == Path(model).expanduser() else ()
     card = _from_config(model, read_json(folder / "config.json"), "its config.json")
     card = structs.replace(card, folder=str(folder), flaws=flaws)
     size, parameters = _files(folder, DTYPE_BYTES.get(card.dtype or ""))

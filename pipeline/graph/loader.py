@@ -185,9 +185,30 @@ def load_struct(path: Path, to: type[T]) -> T:
     return convert(read_yaml(path), to, path, "$")
 
 
-def stage_names(graph: Path) -> set[str]:
-    """The names of all stages of a graph file, loops and those within them included."""
-    return {name for name, _ in _every_stage(mapping(read_yaml(find_file(graph, "graph")).get("stages"), f"{graph}: $.stages"))}
+def stage_names(graph: Graph) -> set[str]:
+    """The names of all stages of a graph, loops and those within them included."""
+    return {name for name, _ in _raw_stages(graph)}
+
+
+def param_names(graph: Graph) -> set[str]:
+    """The names of the params of a graph."""
+    return set(mapping(_raw(graph).get("params") or {}, f"{graph}: $.params"))
+
+
+def roles_in(graph: Graph) -> list[str]:
+    """The roles that stages of a graph name, in the order of the file."""
+    params = _raw(graph).get("params") or {}
+    named = [str(stage["engine"]) for _, stage in _raw_stages(graph) if "engine" in stage]
+    return list(dict.fromkeys(str(params.get(name[1:], name)) if name.startswith("$") else name for name in named))
+
+
+def _raw(graph: Graph) -> Mapping[str, Any]:
+    return graph if isinstance(graph, Mapping) else read_yaml(find_file(graph, "graph"))
+
+
+def _raw_stages(graph: Graph) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every stage of a graph that is not decoded yet, by name."""
+    return _every_stage(mapping(_raw(graph).get("stages"), f"{'graph' if isinstance(graph, Mapping) else graph}: $.stages"))
 
 
 def digest(spec: GraphSpec) -> str:

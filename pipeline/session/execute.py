@@ -55,15 +55,22 @@ class SessionResult(Struct, frozen=True, kw_only=True):
     """Sentences that a person should read, about the engines as they opened."""
     nothing_to_do: bool = False
     """The run was to be resumed and was finished already."""
+    fail_on_error: float = 0.0
+    """See `RunOptions.fail_on_error`."""
 
     @property
     def exit_code(self) -> int:
-        """0: all chains finished, 1: the run could not go on, 3: some chains failed, 130: interrupted."""
+        """0: all chains finished, 1: the run could not continue, 3: more chains failed than `fail_on_error` allows, 130: interrupted."""
         if self.run.status == "interrupted":
             return 130
         if self.run.status == "failed":
             return 1
-        return 3 if self.failed else 0
+        return 3 if failed_too_often(self.done, self.failed, self.fail_on_error) else 0
+
+
+def failed_too_often(done: int, failed: int, share: float) -> bool:
+    """Whether more than this share of the chains that are over failed."""
+    return failed > share * (done + failed)
 
 
 class Begun(Struct, frozen=True, kw_only=True):
@@ -192,7 +199,8 @@ async def execute(run: Begun, site: Site, observer: Observer, stop: Stop) -> Ses
     if work is None:
         raise Interrupted
     assert error is None or isinstance(error, PipelineError)
-    return SessionResult(folder=checked.folder, run=record, done=work.progress.done, failed=work.progress.failed, error=error)
+    progress, share = work.progress, checked.options.fail_on_error
+    return SessionResult(folder=checked.folder, run=record, done=progress.done, failed=progress.failed, error=error, fail_on_error=share)
 
 
 def _graded(grading: InlineGrader | None) -> GradingStatistics:

@@ -32,6 +32,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """Where the inputs came from: the URL of each that was downloaded, empty for the others; nothing where none was."""
     engines: Path | None = None
     """An engines file, the name of a bundled one, or `replay:RUN`; None: the engines that the graph names."""
+    planned_engines: dict[str, dict[str, Any]] = {}
+    """By role the fields of engines that were chosen for the models which the user named; they go before `engines`."""
     settings: tuple[str, ...] = ()
     """`NAME=VALUE` for params, `engines.ROLE.NAME=VALUE` for engines."""
     columns: dict[str, str] = {}
@@ -72,10 +74,17 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """Go on with the run in `output`, if there is one."""
     retry_failed: bool = False
     """On resume: solve failed chains again too."""
+    fail_on_error: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """The run counts as failed (exit code 3) only if a larger share of its chains failed."""
     allow_drift: tuple[str, ...] = ()
     """On resume: those of `MAY_DRIFT` that may differ from the earlier sessions."""
     in_memory: tuple[str, ...] = ()
     """Which of `graph` and `engines` are in no file, because a caller of the Python API gave them as values."""
+
+    @property
+    def bound_engines(self) -> Path | dict[str, dict[str, Any]] | None:
+        """The engines in place of those that the graph names."""
+        return self.planned_engines or self.engines
 
     @property
     def most_live(self) -> int:
@@ -126,8 +135,12 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
     return {name: value for name, value in (structs.asdict(options) | recorded).items() if name not in own and value is not None}
 
 
-def resume_options(folder: Path, *, retry_failed: bool = False, input_file: Path | None = None) -> RunOptions:
+def resume_options(
+    folder: Path, *, retry_failed: bool = False, input_file: Path | None = None, fail_on_error: float | None = None
+) -> RunOptions:
     """The options to resume the run in `folder` as it was started, over its input, which may have moved to `input_file`.
+
+    Without `fail_on_error` the share is the one that it was started with.
 
     Raises `InputError` where there is no such run.
     """
@@ -139,7 +152,8 @@ def resume_options(folder: Path, *, retry_failed: bool = False, input_file: Path
         raise InputError(str(folder), f"{what}; go on with pipeline.solve(..., output={str(folder)!r}, resume=True)")
     if input_file is not None:
         options = structs.replace(options, input=input_file, more_inputs=(), input_urls=())
-    return structs.replace(options, output=folder, resume=True, retry_failed=retry_failed)
+    share = options.fail_on_error if fail_on_error is None else fail_on_error
+    return structs.replace(options, output=folder, resume=True, retry_failed=retry_failed, fail_on_error=share)
 
 
 def check_resume(options: RunOptions) -> None:

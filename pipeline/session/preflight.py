@@ -3,8 +3,9 @@
 Files are read and nothing is written.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct, structs
 
@@ -84,9 +85,10 @@ class Preflight(Struct, frozen=True, kw_only=True):
         return self.fingerprint.rows * self.options.samples
 
 
-def load_plan(graph: Path, engines: Path | None = None, settings: tuple[str, ...] = ()) -> Plan:
-    """The compiled plan of a graph file on an engines file or `replay:RUN`; raises `UsageError`."""
-    return compiled(load_graph(graph, stage_specs(), engine_specs(), engines=bindings(engines), settings=settings), str(graph))
+def load_plan(graph: Path, engines: Path | Mapping[str, Any] | None = None, settings: tuple[str, ...] = ()) -> Plan:
+    """The compiled plan of a graph file on an engines file, on what one would hold, or on `replay:RUN`; raises `UsageError`."""
+    bound = engines if isinstance(engines, Mapping) else bindings(engines)
+    return compiled(load_graph(graph, stage_specs(), engine_specs(), engines=bound, settings=settings), str(graph))
 
 
 def compiled(spec: GraphSpec, where: str) -> Plan:

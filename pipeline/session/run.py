@@ -26,6 +26,7 @@ from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.rows import RowSink
 from pipeline.session.chains import Chains, OpenEngines, prepare, statistics
 from pipeline.session.checks.adapters import rejections
+from pipeline.session.checks.gpus import gpu_notices
 from pipeline.session.checks.order import start_order
 from pipeline.session.checks.replay import shortfall
 from pipeline.session.claim import Claim, claimed
@@ -57,15 +58,15 @@ def run(
     `attend` is a task beside the run that may stop it; `command` is recorded in `run.json`; `carry_out` solves, by default on the
     engines of this process. Not for use in a running event loop.
     """
-    plan, observer = load_plan(options.graph, options.engines, options.settings), observer or Observer()
-    for sentence in notices(plan):
+    plan, observer = load_plan(options.graph, options.bound_engines, options.settings), observer or Observer()
+    for sentence in (*notices(plan), *gpu_notices(plan)):
         observer.tell(sentence)
     with claimed(options, plan.name) as claim:
         # The replicas of a cluster share no simulated clock.
         virtual = None if options.cluster is None else False
         checked = preflight(options, plan, problems_of(options, claim), claim, virtual=virtual)
         if claim.nothing_to_do:
-            return nothing_to_do(claim)
+            return nothing_to_do(claim, options.fail_on_error)
         ready = take_up(checked, command)
         for sentence in ready.remarks:
             observer.tell(sentence)
@@ -86,11 +87,18 @@ def problems_of(options: RunOptions, claim: Claim) -> Problems:
     return open_files(options.inputs, options.columns, options.part)
 
 
-def nothing_to_do(claim: Claim) -> SessionResult:
+def nothing_to_do(claim: Claim, fail_on_error: float = 0.0) -> SessionResult:
     """The result of resuming a run that is finished."""
     assert claim.old is not None, "only what is there can be finished"
     totals = claim.old.totals
-    return SessionResult(folder=claim.folder, run=claim.old, done=totals.chains_done, failed=totals.chains_failed, nothing_to_do=True)
+    return SessionResult(
+        folder=claim.folder,
+        run=claim.old,
+        done=totals.chains_done,
+        failed=totals.chains_failed,
+        nothing_to_do=True,
+        fail_on_error=fail_on_error,
+    )
 
 
 async def solve(ready: Ready, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None) -> SessionResult:

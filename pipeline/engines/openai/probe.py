@@ -58,6 +58,8 @@ class ServedModel(Struct, frozen=True):
     """The context length that the model was trained for; None where the server does not say."""
     parent: str | None = None
     """Of an adapter, as vLLM lists it: the name of the model that it belongs to."""
+    root: str | None = None
+    """As vLLM lists it: the folder or the hub name of the model."""
 
 
 class ModelList(Struct, frozen=True):
@@ -109,6 +111,7 @@ def _model_of(server: Server, raw: Raw) -> ServedModel | None:
         own_context=next((length for length in stated if length is not None), None) or _field(meta, "n_ctx", ContextLength),
         trained_context=_field(meta, "n_ctx_train", ContextLength),
         parent=_field(card, "parent", str),
+        root=_field(card, "root", str),
     )
 
 

