@@ -1,11 +1,14 @@
-"""The documentation is built without a warning, its commands exist with the options that it gives them, and its notebooks run."""
+"""The documentation: its commands and programs run, its links lead somewhere, its site is built without a warning, its notebooks run.
+
+How the blocks of a page are run: `tests/support/pages.py`.
+"""
 
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+import tomllib
 from pathlib import Path
 
 import click
@@ -13,9 +16,12 @@ import nbformat
 import pytest
 
 from pipeline.cli.main import cli
+from tests.support.pages import Page, newcomers_folder, run_page
 from tests.support.paths import ROOT
 
-PAGES = sorted((ROOT / "docs/pages").rglob("*.md"))
+SITE = ROOT / "docs/pages"
+PAGES = [Page.read(path) for path in sorted(SITE.rglob("*.md")) if not path.is_relative_to(SITE / "dev/log")]
+TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(page.path for page in PAGES), *ROOT.glob("bench/*.md"), *ROOT.glob("graphs/*.md")]
 QUIET = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
 """Of what the next versions of the packages will be."""
 EXECUTE = """
@@ -26,62 +32,69 @@ NotebookClient(book, timeout=300, kernel_name="python3").execute()
 nbformat.write(book, sys.argv[2])
 """
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+COMMANDS = [(page.name, line) for page in PAGES for line in page.commands()]
 
 
-def commands(page: Path) -> Iterator[str]:
-    """The `pipeline` commands in the code blocks of a page, each on one line."""
-    for block in re.findall(r"^ *```[^\n]*\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE):
-        for line in block.replace("\\\n", " ").splitlines():
-            if line.strip().startswith("pipeline ") and "..." not in line:
-                yield line.strip().partition("   #")[0]
+def found(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The command that these words name, and the words after its name."""
+    command: click.Command = cli
+    while isinstance(command, click.Group) and words:
+        inner = command.get_command(click.Context(command), words[0])
+        assert inner is not None, words[0]
+        command, words = inner, words[1:]
+    return command, words
 
 
-ALL = [(page.relative_to(ROOT).as_posix(), line) for page in PAGES for line in commands(page)]
-
-
-@pytest.mark.parametrize(("page", "line"), ALL, ids=lambda value: value)
+@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=lambda value: value)
 def test_commands_are_understood(page: str, line: str) -> None:
-    _, name, *arguments = shlex.split(line, comments=True)
-    context = click.Context(cli, info_name="pipeline")
-    command = cli.get_command(context, name)
-    assert command is not None, name
-    if isinstance(command, click.Group):
-        inner = command.get_command(context, arguments[0])
-        assert inner is not None
-        command, arguments = inner, arguments[1:]
-    command.make_context(name, arguments)
+    command, words = found(shlex.split(line, comments=True)[1:])
+    command.make_context(line, words)
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_options_that_sentences_name_exist(text: Path) -> None:
+    for said in re.findall(r"`pipeline ([a-z][^`\n]*)`", text.read_text()):
+        command, words = found([word for word in said.split() if not word.startswith("-")][:1] + said.split()[1:])
+        known = {name for param in command.params for name in param.opts} | {"-h", "--help"}
+        assert {word for word in words if re.match(r"-{1,2}[a-z]", word)} <= known, said
 
 
 def test_there_are_commands() -> None:
-    assert len(ALL) > 20
+    assert len(COMMANDS) > 40
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("page", [page for page in PAGES if page.is_run], ids=lambda page: page.name)
+def test_what_a_page_shows_runs(page: Page, tmp_path: Path) -> None:
+    done = run_page(page, newcomers_folder(tmp_path))
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_link_leads_somewhere(text: Path) -> None:
+    prose = re.sub(r"```.*?```", "", text.read_text(), flags=re.DOTALL)
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", prose) if "://" not in link and not link.startswith("mailto:")]
+    assert [link for link in links if not (text.parent / link).exists()] == []
+    if text.is_relative_to(SITE):
+        assert [link for link in links if not (text.parent / link).resolve().is_relative_to(SITE)] == [], "the site has no such page"
+
+
+def test_extras_that_are_named_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = re.findall(r"(?:speculative-pipeline|\.)\[([\w,]+)\]", "".join(path.read_text() for path in TEXTS))
+    assert {extra for names in named for extra in names.split(",")} - {"dev"} <= extras.keys()
+    assert named
 
 
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--quiet",
-        "-f",
-        str(ROOT / "docs/mkdocs.yml"),
-        "-d",
-        str(tmp_path / "site"),
-    ]
+    options = ["--strict", "--quiet", "-f", str(ROOT / "docs/mkdocs.yml"), "-d", str(tmp_path / "site")]
+    command = [sys.executable, "-m", "mkdocs", "build", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, **QUIET})
     assert (done.returncode, done.stderr) == (0, "")
-    for page in (
-        "index",
-        "reference/commands",
-        "reference/graph",
-        "reference/engines",
-        "reference/training",
-        "reference/run-folder",
-        "reference/api",
-    ):
-        assert (tmp_path / f"site/{page}.html").stat().st_size > 5000, page
+    for page in PAGES:
+        assert (tmp_path / "site" / page.path.relative_to(SITE).with_suffix(".html")).stat().st_size > 5000, page.name
 
 
 @pytest.mark.slow
