@@ -110,8 +110,9 @@ def _lines(block: Block, number: int) -> str:
     return f"{shown}\n{block.body}"
 
 
-def newcomers_folder(place: Path) -> Path:
-    """An empty folder with some problems of the kind that the toy models know, and a command `pipeline` beside it."""
+def newcomers_folder(place: Path, environment: Path | None = None) -> Path:
+    """An empty folder with some problems of the kind that the toy models know, and next to it the commands `pipeline` and `python`: of an
+    `environment` into which the package was installed, or of this checkout."""
     import pyarrow.csv
     import pyarrow.parquet
 
@@ -124,7 +125,9 @@ def newcomers_folder(place: Path) -> Path:
     problems.to_pandas().to_json(folder / "data.jsonl", orient="records", lines=True)
     (folder / "datasets").symlink_to(ROOT / "datasets")
     for name, arguments in (("pipeline", "-m pipeline.cli.main"), ("python", "")):
-        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
+        checkout = f'PYTHONPATH="{ROOT}:$PYTHONPATH" exec {sys.executable} {arguments} "$@"'
+        installed = f'unset PYTHONPATH\nexec {environment}/bin/{name} "$@"'
+        (programs / name).write_text(f"#!/bin/sh\n{installed if environment else checkout}\n")
         (programs / name).chmod(0o755)
     return folder
 
@@ -132,11 +135,5 @@ def newcomers_folder(place: Path) -> Path:
 def run_page(page: Page, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run all that `page` shows in a folder of `newcomers_folder`, without the network."""
     paths = [str(folder.parent / "bin"), os.environ["PATH"]]
-    modules = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(ROOT)]
-    environment = {
-        **os.environ,
-        "PATH": os.pathsep.join(paths),
-        "PYTHONPATH": os.pathsep.join(filter(None, modules)),
-        "HF_HUB_OFFLINE": "1",
-    }
+    environment = {**os.environ, "PATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
     return subprocess.run(["bash", "-c", page.script()], cwd=folder, env=environment, capture_output=True, text=True, timeout=4 * HANGS_S)
