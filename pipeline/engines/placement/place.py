@@ -4,13 +4,13 @@ hold leaves, with sentences that say what was chosen.
 Models are looked up on this machine, else at the hub; servers are asked which model they have; no engine starts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, structs
 
-from pipeline.bundled import find_file
+from pipeline.bundled import bundled_files, find_file
 from pipeline.engine import Finding
 from pipeline.engines.adapters import read_adapter
 from pipeline.engines.cores import ranges
@@ -29,7 +29,7 @@ from pipeline.engines.vllm.memory_plan import MemoryPlan, build, devices_of
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import UsageError, did_you_mean
 from pipeline.graph.convert import tagged
-from pipeline.graph.loader import Graph, apply_setting
+from pipeline.graph.loader import Graph, apply_setting, load_preset
 from pipeline.graph.plan import settings_of
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import EngineSpec
@@ -211,6 +211,7 @@ class _Placer:
     def _remarks(self) -> list[str]:
         """What to know about the engines."""
         said = [f"the size of {card.model} is assumed, by its name: {card.parameters:,} parameters" for card in self._guessed()]
+        said += self._papers_prompts()
         if self._torch and self._machine.gpus and not self._uses_vllm:
             said.append(f"vLLM is not installed, so that PyTorch computes, which is slower: {CUDA_INSTALL}")
         if self._vllm is None:
@@ -223,6 +224,15 @@ class _Placer:
         if idle := [gpu.index for gpu in self._machine.gpus if gpu.index not in used]:
             said.append(f"{_gpus(idle)} will be idle; a second run with --shard can use it (CUDA_VISIBLE_DEVICES)")
         return said
+
+    def _papers_prompts(self) -> Iterator[str]:
+        """A sentence for each graph whose paper says something else to models than the prompts that it has."""
+        if not self._served and all(bundled_name(model) for model in self._cards):
+            return
+        for plan in self._asked.plans:
+            own = load_preset(plan.name).set.get("prompts") if plan.name in bundled_files("preset") else None
+            if own is not None and plan.params.get("prompts") != own:
+                yield f"{plan.name}: the prompts are this package's; those of its paper: --set prompts={own}"
 
     def _guessed(self) -> list[ModelCard]:
         return [card for card in self._cards.values() if card.rough and card.parameters is not None]

@@ -1,14 +1,16 @@
-"""What a server that plays a role is asked before its engine is described: the name of its one model, and its context length.
+"""What a server that plays a role is asked before its engine is described: which model it has, the tokenizer of that, its context length.
 
-A choice enters, the fields of an engine leave. A server whose model is named is not asked.
+A choice enters, the fields of an engine leave. A server of which nothing is missing is not asked.
 """
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import anyio
 
+from pipeline.engines.model_card import is_hub_name
 from pipeline.engines.openai.client import Server, check_url, read_key
 from pipeline.engines.openai.probe import ServedModel, listed_models
 from pipeline.engines.placement.choices import Served
@@ -20,34 +22,39 @@ _MOST_NAMES = 10
 
 def served_fields(role: str, choice: Served, said: Mapping[str, Any]) -> dict[str, Any]:
     """The engine of a role that a server plays; `said` are fields that the user sets. Raises `UsageError` and `GraphError`."""
-    backend = "chat" if choice.chat else "openai"
-    fields: dict[str, Any] = {"backend": backend, "model": choice.model, "base_url": choice.url}
-    if choice.model is not None and (not choice.chat or "max_model_len" in said):
-        return fields
-    listed = _ask(role, choice.url, said.get("api_key_env"))
-    model = _model(role, choice, listed)
-    fields["model"] = model.id
-    if model.root is not None and model.root != model.id and not choice.chat:
-        fields["tokenizer"] = model.root
-    if choice.chat and "max_model_len" not in said:
+    missing = "max_model_len" if choice.chat else "tokenizer"
+    known = missing in said or (not choice.chat and "/" in (choice.model or ""))
+    if choice.model is not None and known:
+        return _fields(choice, choice.model)
+    model = _model(role, choice, _ask(role, choice.url, said.get("api_key_env")))
+    fields = _fields(choice, model.id)
+    if choice.chat and missing not in said:
         if model.own_context is None:
             what = f"{choice.url} does not say the context length of {model.id!r}"
             raise UsageError(f"--model {role}=...: {what}; add --set engines.{role}.max_model_len=TOKENS")
-        fields["max_model_len"] = model.own_context
-    return fields
+        return fields | {"max_model_len": model.own_context}
+    return fields | ({"tokenizer": model.root} if not choice.chat and model.root != model.id and _is_here(model.root) else {})
+
+
+def _fields(choice: Served, model: str) -> dict[str, Any]:
+    return {"backend": "chat" if choice.chat else "openai", "model": model, "base_url": choice.url}
+
+
+def _is_here(root: str | None) -> bool:
+    """Whether what a server loads its model from is something that can be found from here too."""
+    return root is not None and (Path(root).is_dir() or ("/" in root and is_hub_name(root)))
 
 
 def _model(role: str, choice: Served, listed: list[ServedModel]) -> ServedModel:
     """The model that is meant: the one that is named, else the only one."""
     if choice.model is not None:
         return next((each for each in listed if each.id == choice.model), ServedModel(choice.model))
-    models = [each for each in listed if each.parent is None]
+    models = [each for each in listed if not each.parent]
     if len(models) != 1:
-        prefix = "chat+" if choice.chat else ""
         names = ", ".join(each.id for each in models[:_MOST_NAMES]) + (", ..." if len(models) > _MOST_NAMES else "")
         what = f"{choice.url} serves {names}" if models else f"{choice.url} does not list its models"
-        example = models[0].id if models else "MODEL"
-        raise UsageError(f"--model {role}=...: {what}; name one: --model {role}={prefix}{choice.url}#{example}")
+        url = ("chat+" if choice.chat else "") + choice.url
+        raise UsageError(f"--model {role}={url}: {what}; name one: {role}={url}#{models[0].id if models else 'MODEL'}")
     return models[0]
 
 

@@ -97,6 +97,14 @@ def test_a_size_that_nothing_tells_is_an_error() -> None:
         placed("2xH100-80GB", PAIR | {"target": "nobody/model"})
 
 
+@pytest.mark.parametrize(("graph", "said"), [("speccot", []), ("specreason", ["specreason"]), ("scot", ["scot"])])
+def test_prompts_that_are_not_those_of_the_paper_are_said_where_models_are_not_bundled(graph: str, said: list[str]) -> None:
+    found = placed("8xH200", graph=graph)
+    ending = [f"{graph}: the prompts are this package's; those of its paper: --set prompts={name}" for name in said]
+    assert [sentence for sentence in found.sentences if "paper" in sentence] == ending
+    assert not any("paper" in sentence for sentence in placed(LAPTOP, SMALL, graph=graph).sentences)
+
+
 def test_without_a_gpu_torch_computes_on_the_cpu() -> None:
     found = placed(LAPTOP, SMALL)
     assert {role: engine["backend"] for role, engine in found.engines.items()} == {"target": "torch", "draft": "torch"}
