@@ -90,7 +90,7 @@ class Machine(Struct, frozen=True, kw_only=True):
 def look(deep: bool = False) -> Machine:
     """This machine as it is now. `deep` also asks torch, which takes seconds."""
     found, driver = _gpus()
-    gpus = visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    shown = visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
     memory_bytes, free_memory_bytes = memory()
     told = _ask_torch() if deep else {}
     return Machine(
@@ -98,14 +98,19 @@ def look(deep: bool = False) -> Machine:
         cpu_quota=cpu_quota(),
         memory_bytes=memory_bytes,
         free_memory_bytes=free_memory_bytes,
-        gpus=gpus,
+        gpus=shown,
         driver=driver,
         cuda=told.get("cuda"),
         cuda_usable=told.get("cuda_usable"),
         mps=told.get("mps"),
-        cuda_mps=cuda_mps_runs(_process_names(), os.environ.get("CUDA_MPS_PIPE_DIRECTORY")) if gpus else None,
+        cuda_mps=cuda_mps_runs(_process_names(), os.environ.get("CUDA_MPS_PIPE_DIRECTORY")) if shown else None,
         versions=versions(),
     )
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """The NVIDIA GPUs that this process may use."""
+    return visible(_gpus()[0], os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def gib(size: int) -> str:

@@ -117,7 +117,7 @@ def read_card(model: str) -> ModelCard:
     if folder is not None:
         return _from_folder(model, folder)
     if (published := PUBLISHED.get(model)) is not None:
-        return _from_config(model, published, "its config.json as published")
+        return card_from_config(model, published, "its config.json as published")
     guess = parameters_in(model)
     return ModelCard(model=model, source="its name" if guess else "nothing is known", rough=True, parameters=guess)
 
@@ -242,7 +242,7 @@ def _expert_parameters(config: Mapping[str, Any], hidden: int) -> int | None:
 def _from_folder(model: str, folder: Path) -> ModelCard:
     # Of a model on the hub, what is missing in the cache is downloaded at the start.
     flaws = tuple(flaws_in(folder)) if is_offline() or folder == Path(model).expanduser() else ()
-    card = _from_config(model, read_json(folder / "config.json"), "its config.json")
+    card = card_from_config(model, read_json(folder / "config.json"), "its config.json")
     card = structs.replace(card, folder=str(folder), flaws=flaws)
     size, parameters = _files(folder, DTYPE_BYTES.get(card.dtype or ""))
     if size is None:
@@ -252,7 +252,8 @@ def _from_folder(model: str, folder: Path) -> ModelCard:
     return structs.replace(card, source="its files", rough=False, file_bytes=size, parameters=counted or card.parameters)
 
 
-def _from_config(model: str, config: Mapping[str, Any], source: str) -> ModelCard:
+def card_from_config(model: str, config: Mapping[str, Any], source: str) -> ModelCard:
+    """What a `config.json` says of a model; `source` is where it is from."""
     shape = shape_of(config)
     guess = parameters_in(model)
     inner = config.get("text_config") if isinstance(config.get("text_config"), dict) else None

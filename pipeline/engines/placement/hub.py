@@ -1,33 +1,48 @@
 """What the Hugging Face hub says of a model before it is downloaded: a name enters, a `ModelCard` leaves.
 
-Of a model that is not on this machine only its `config.json` is fetched, a few kilobytes, and only where no published configuration of it
-is known here.
+Of a model that is not on this machine only its `config.json` is asked for, a few kilobytes, and only where no published configuration of
+it is known here. Nothing is stored.
 """
 
-from pipeline.engines.model_card import ModelCard, is_hub_name, is_offline, read_card
+import json
+from http.client import HTTPException
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from pipeline.engines.model_card import ModelCard, card_from_config, is_hub_name, is_offline, read_card
 from pipeline.errors import UsageError
 
 _ANSWER_S = 5.0
+_MOST_BYTES = 1 << 20
+_ABSENT = ("RepoNotFound", "GatedRepo")
+"""How the hub names, in a header, why a model cannot be had."""
 
 
 def card_of(role: str, model: str) -> ModelCard:
     """What is known of `model`, a folder or a hub name; raises `UsageError` for a name that the hub does not know."""
     card = read_card(model)
-    if card.shape is None and card.folder is None and is_hub_name(model) and not is_offline():
-        _fetch(role, model)
-        card = read_card(model)
-    return card
+    if card.shape is not None or card.folder is not None or not is_hub_name(model) or is_offline():
+        return card
+    config = _config(role, model)
+    return card if config is None else card_from_config(model, config, "its config.json on the hub")
 
 
-def _fetch(role: str, model: str) -> None:
-    """Fetch the configuration of `model` into the local cache, where the hub can be reached."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import RepositoryNotFoundError
+def _config(role: str, model: str) -> dict[str, object] | None:
+    """The configuration of a model on the hub; None where the hub cannot be reached, or there is none."""
+    from huggingface_hub import get_token
+    from huggingface_hub.constants import ENDPOINT
 
+    asked = Request(f"{ENDPOINT}/{model}/resolve/main/config.json")
+    if token := get_token():
+        asked.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
-        hf_hub_download(model, "config.json", etag_timeout=_ANSWER_S)
-    except RepositoryNotFoundError:
-        what = "the Hugging Face hub has no such model, or not for you (HF_TOKEN)"
-        raise UsageError(f"--model {role}={model}: {what}") from None
-    except (OSError, ValueError, RuntimeError):
-        return
+        with urlopen(asked, timeout=_ANSWER_S) as answer:
+            found = json.loads(answer.read(_MOST_BYTES))
+    except HTTPError as error:
+        if error.headers.get("X-Error-Code") in _ABSENT:
+            what = "the Hugging Face hub has no such model, or not for you (HF_TOKEN)"
+            raise UsageError(f"--model {role}={model}: {what}") from None
+        return None
+    except (OSError, ValueError, HTTPException):
+        return None
+    return found if isinstance(found, dict) else None
