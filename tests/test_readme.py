@@ -1,4 +1,4 @@
-"""The README: short, and what it shows is so."""
+"""The README: short, and what it shows is so. Its commands are run by `tests/test_wheel.py`."""
 
 import re
 from pathlib import Path
@@ -9,25 +9,11 @@ from tests.support.pages import Page, newcomers_folder, run_page
 from tests.support.paths import ROOT
 
 README = Page.read(ROOT / "README.md")
-OURS = {"Qwen/QwQ-32B": "bundled:tiny-target", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": "bundled:tiny-draft"}
-"""What plays the roles where its models cannot be had."""
 SHOWN = "run speccot --input datasets/arith/test.parquet --limit 30 --output runs/shown --quiet"
 
 
 def test_it_is_short() -> None:
     assert len(README.text.splitlines()) <= 100
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_the_commands_for_your_models_run_with_the_bundled_ones(tmp_path: Path) -> None:
-    (block,) = [block for block in README.blocks if "--model" in block.body]
-    body = "".join(line for line in block.body.splitlines(keepends=True) if not line.startswith("nvidia-"))
-    for theirs, ours in OURS.items():
-        body = body.replace(theirs, ours)
-    done = run_page(Page(README.path, f"```sh\n{body}```\n"), newcomers_folder(tmp_path))
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert (tmp_path / "folder/answers.csv").exists()
 
 
 @pytest.mark.slow
