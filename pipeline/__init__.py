@@ -2,7 +2,7 @@
 
     import pipeline
 
-    result = pipeline.solve("speccot", "problems.parquet", engines="tiny", batch_size=32)
+    result = pipeline.solve("speccot", "problems.parquet", engines="engines.yaml", batch_size=32)
     for chain in result:
         print(chain.problem_id, chain.answer, chain.correct)
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pipeline.data.problems import Problem
     from pipeline.engine import Candidate, Completion, Engine, Request, Usage
     from pipeline.errors import PipelineError
+    from pipeline.grading.plugins import grader
     from pipeline.reasoning.chain import Verdict
     from pipeline.stages.base import Stage
     from pipeline.stages.function_judge import judge
@@ -37,6 +38,7 @@ __all__ = [
     "StepRow",
     "Usage",
     "Verdict",
+    "grader",
     "judge",
     "load_graph",
     "solve",
@@ -47,6 +49,7 @@ _MODULES = {
     "pipeline.data.problems": ("Problem",),
     "pipeline.engine": ("Candidate", "Completion", "Engine", "Request", "Usage"),
     "pipeline.errors": ("PipelineError",),
+    "pipeline.grading.plugins": ("grader",),
     "pipeline.reasoning.chain": ("Verdict",),
     "pipeline.stages.base": ("Stage",),
     "pipeline.stages.function_judge": ("judge",),

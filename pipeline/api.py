@@ -7,15 +7,17 @@ that. `solve` and `solve_async` carry out the same session as `pipeline run` and
     solve_async     gives chains as they finish, on asyncio or trio (with open engines: on asyncio); how far the run may be ahead of its
                     reader is bounded
     load_graph      the compiled plan of a graph, to look at or to solve with
+    RunKeywords     what they take by keyword, which are the options of `pipeline run` by the same words
 """
 
 import math
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
 import anyio
 import anyio.to_thread
@@ -23,15 +25,16 @@ import msgspec
 from msgspec import Struct
 
 from pipeline.data.in_memory import Frame, ProblemList, is_frame, rows_of
-from pipeline.data.obtain import problem_files
-from pipeline.data.part import Part, row_sample, shard_of
-from pipeline.data.problems import Problem, Problems, open_problems
+from pipeline.data.obtain import STDIN, problem_files
+from pipeline.data.problems import Problem
 from pipeline.engine import Engine
 from pipeline.engines.replay.recording import bindings
-from pipeline.errors import Unfinished, UsageError
+from pipeline.errors import MissingExtra, Unfinished, UsageError, did_you_mean
+from pipeline.grading.plugins import FunctionGrader, Same, register_grader
+from pipeline.graph.loader import PRESET, load_preset
 from pipeline.graph.loader import load_graph as load_spec
 from pipeline.graph.plan import Plan
-from pipeline.graph.plugins import engine_specs, stage_specs
+from pipeline.graph.plugins import engine_specs, register, stage_specs
 from pipeline.graph.spec import EngineSpec
 from pipeline.graph.yaml_file import setting
 from pipeline.remote.folder import written_folder
@@ -48,10 +51,13 @@ from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import Preflight, compiled, notices, preflight
 from pipeline.session.ready import Ready, take_up
-from pipeline.session.run import nothing_to_do, solve_on
+from pipeline.session.run import nothing_to_do, problems_of, solve_on
 from pipeline.session.run import solve as open_and_solve
 from pipeline.session.stop import Stop
 from pipeline.session.stream import ChainStream
+from pipeline.stages.base import StageKind
+from pipeline.stages.build import flaw_in_contract
+from pipeline.stages.function_judge import JudgeFunction, as_judge
 from pipeline.trace.columns import table_of
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 from pipeline.trace.folder import PROBLEMS
@@ -67,13 +73,65 @@ Graph: TypeAlias = str | Path | Mapping[str, Any] | Plan
 Engines: TypeAlias = str | Path | Mapping[str, Mapping[str, Any] | EngineSpec | Engine]
 """An engines file, the name of a bundled one, or `replay:RUN`; or by role the fields of an engine as a mapping, a spec, or an
 engine that the caller has opened and will close."""
-Input: TypeAlias = str | Path | Iterable[Mapping[str, Any] | Problem] | Frame
-"""A file of problems, by path or URL; or mappings with `problem` and, where known, `answer`, `problem_id`, `options`, `grader`; or a data
-frame with such columns, of pandas, polars or Arrow."""
+Input: TypeAlias = str | Path | Sequence[Path] | Iterable[str | Mapping[str, Any] | Problem] | Frame
+"""Problems: a file, folder or pattern by path or URL, `hf://OWNER/NAME`, or several paths; or the texts of problems; or mappings with
+`problem` and, where known, `answer`, `problem_id`, `options`, `grader`; or a table with such columns, of pandas, polars or Arrow."""
 TABLES: dict[str, type[Struct]] = {"chains": ChainRow, "steps": StepRow, "calls": CallRow}
 """The tables of a result and the types of their rows."""
 UNREAD = 256
 """While this many finished chains are unread, `solve_async` starts no further chain."""
+
+
+class GraphKeywords(TypedDict, total=False):
+    """What `load_graph` takes by keyword: what a graph is compiled with beside its engines."""
+
+    set: Mapping[str, Any] | None
+    """Values for the graph's params by name, and for fields as `engines.ROLE.NAME` and `stages.STAGE.NAME`."""
+    preset: str | Path | None
+    """Settings of a paper, by name or as a file; `set` overrides them."""
+    judges: Sequence[JudgeFunction | StageKind]
+    """Functions that the graph names as kinds of stages: what `@pipeline.judge` made, or plain functions, by their own names."""
+
+
+class RunKeywords(GraphKeywords, total=False):
+    """What `solve` and `solve_async` take by keyword: the options of `pipeline run`, by the same words and with the same defaults."""
+
+    engines: Engines | None
+    """The engines of the graph's roles; by default those that the graph names."""
+    columns: Mapping[str, str] | None
+    """The names of columns in the problems by field: `{"problem": "question"}`."""
+    batch_size: int
+    """Maximum number of chains in flight; default 64."""
+    schedule: ScheduleName
+    """`pipelined` (the default), `lockstep` or `sequential`."""
+    admission: AdmissionName
+    """`cache` (the default): the youngest chains pause while not all contexts fit into the engines' caches; `batch`: none does."""
+    order: str
+    """Which chains begin first: `input` (the default), `longest` (those of the longest problems), or `longest:RUN` (of the problems whose
+    thoughts were longest in the run folder RUN); with the latter two all problems are held in memory at once."""
+    samples: int | None
+    """Samples of every problem; by default those of the preset, else 1."""
+    limit: int | None
+    """Only the first problems."""
+    random: int | str | None
+    """Only so many problems, drawn at random, the same ones whatever `seed` is; `"N:SEED"` draws others."""
+    shard: str | None
+    """One of 8 parts of the problems, `"0/8"`; see `pipeline runs merge`."""
+    seed: int
+    """Every random number derives from it; default 0."""
+    graders: Sequence[Same | FunctionGrader]
+    """Functions that grade answers: what `@pipeline.grader` made, or plain functions, by their own names. Problems name them in their
+    column `grader`; a single one grades all problems that name none."""
+    output: str | Path | None
+    """The run folder to write, or its URL; without it nothing is written to disk."""
+    keep_input: bool
+    """Keep a copy of the problems in the run folder; default True."""
+    resume: bool
+    """Resume the run in `output`, if there is one."""
+    retry_failed: bool
+    """On resume: solve failed chains again."""
+    allow_drift: Sequence[str]
+    """On resume: what may differ from the run so far, such as `engines` and `batch_size`."""
 
 
 class OpenSpec(EngineSpec, frozen=True, kw_only=True, tag="open"):
@@ -127,75 +185,43 @@ class Result(Struct, frozen=True, kw_only=True):
         return table_of(TABLES[table], rows)
 
     def to_pandas(self, table: str = "chains") -> "pandas.DataFrame":
-        """The table `to_arrow` gives, as a data frame; needs pandas."""
-        return self.to_arrow(table).to_pandas()
+        """The table `to_arrow` gives, as a data frame; raises `MissingExtra`, which holds this `result`, without pandas."""
+        found = self.to_arrow(table)
+        try:
+            import_module("pandas")
+        except ImportError as error:
+            raise MissingExtra("to_pandas", "pandas", "pandas", self) from error
+        return found.to_pandas()
 
 
-def load_graph(graph: Graph, engines: Engines | None = None, params: Mapping[str, Any] | None = None) -> Plan:
-    """The compiled plan of `graph`, bound to `engines` or to those that the graph names.
-
-    `params` replaces values of the graph's params by name, and engine fields as `engines.ROLE.NAME`. Raises `GraphError`.
-    """
+def load_graph(graph: Graph, engines: Engines | None = None, **bound: Unpack[GraphKeywords]) -> Plan:
+    """The compiled plan of `graph`, bound to `engines` or to those that the graph names. Raises `GraphError`."""
+    given = _known(bound, GraphKeywords)
     if isinstance(graph, Plan):
-        if engines is not None or params:
-            raise UsageError("a plan is compiled already: give its engines and params to load_graph")
+        if found := [name for name, value in {"engines": engines, **given}.items() if value]:
+            raise UsageError(f"{found[0]}: the plan is compiled already; give this to load_graph")
         return graph
     source = Path(graph) if isinstance(graph, str) else graph
-    bound = bindings(Path(engines)) if isinstance(engines, str | Path) else engines and _roles(engines)
+    for judge in given.get("judges", ()):
+        register(as_judge(judge))
+    named = bindings(Path(engines)) if isinstance(engines, str | Path) else engines and _roles(engines)
     backends = engine_specs() | {"open": OpenSpec}
-    spec = load_spec(source, stage_specs(), backends, engines=bound, settings=_settings(params))
+    spec = load_spec(source, stage_specs(), backends, engines=named, settings=_settings(given))
     return compiled(spec, str(source) if isinstance(source, Path) else "graph")
 
 
-def solve(
-    graph: Graph,
-    problems: Input,
-    *,
-    engines: Engines | None = None,
-    params: Mapping[str, Any] | None = None,
-    batch_size: int = 64,
-    schedule: ScheduleName = "pipelined",
-    admission: AdmissionName = "cache",
-    order: str = "input",
-    samples: int = 1,
-    limit: int | None = None,
-    sample: int | str | None = None,
-    shard: str | None = None,
-    seed: int = 0,
-    columns: Mapping[str, str] | None = None,
-    modes: str | Path | None = None,
-    calibration: str | Path | None = None,
-    output: str | Path | None = None,
-    resume: bool = False,
-    trace: bool = False,
-) -> Result:
+def solve(graph: Graph, problems: Input, *, trace: bool = False, **options: Unpack[RunKeywords]) -> Result:
     """Solve `problems` with `graph` and wait for all chains.
 
-    engines: the engines of the graph's roles; by default those that the graph names. Open engines are called from an event
-        loop of the run's own; where they belong to a running event loop, use `solve_async` there. `max_in_flight` and the
-        other fields that every engine has are set for them by `params`.
-    params: values for the graph's params, and engine fields as `engines.ROLE.NAME`.
-    batch_size: chains that live at once. schedule: `pipelined`, `lockstep` or `sequential`.
-    admission: `cache` lets the youngest chains pause where not all contexts fit into the engines' caches; `batch` lets none.
-    order: which chains begin first: `input`, `longest` (of the longest problems), or `longest:RUN` (of the problems whose thoughts
-        were longest in the run folder RUN); with the latter two all problems are held in memory at once.
-    samples: attempts at every problem. seed: every random number derives from it. shard: one of 8 parts, `"0/8"`; see `pipeline merge`.
-    limit: only the first problems. sample: only so many, drawn at random, the same ones whatever `seed` is; `"N:SEED"` draws others.
-    columns: the names of columns in `problems` by ours: `{"problem": "question"}`.
-    modes: a finished run with `speculate: auto`, in whose modes the steps of this one are written (`pipeline run --modes`).
-    calibration: with `speculate: auto`, a file that `pipeline calibrate` wrote, with whose costs the controller begins.
-    output: the run folder to write, or its URL, as `pipeline run --output` does; without it nothing is written to disk. resume: go on with
-        the run in that folder, if there is one.
+    options: those of `RunKeywords`. Open engines are called from an event loop of the run's own; where they belong to a running event
+        loop, use `solve_async` there. `max_in_flight` and the other fields that every engine has are set for them by `set`.
     trace: keep the rows of steps and calls in memory too, where there is no run folder.
 
     Raises `UsageError` before an engine starts where an argument is wrong, `RunError` where no chain could start, and
     `Unfinished`, which holds what was finished, where the run could not go on.
     """
-    options = _options(
-        batch_size, schedule, admission, order, samples, limit, sample, shard, seed, columns, modes, calibration, output, resume
-    )
     kept = _MemorySink(trace=trace)
-    with _prepared(graph, problems, engines, params, options) as job:
+    with _prepared(graph, problems, options) as job:
         if job.ready is None:
             return _result(nothing_to_do(job.checked.claim).run, job.checked, None)
         run = ThreadRun(partial(job.carry_out, job.ready, kept), virtual=job.checked.virtual_time)
@@ -209,27 +235,7 @@ def solve(
     return result
 
 
-async def solve_async(
-    graph: Graph,
-    problems: Input,
-    *,
-    engines: Engines | None = None,
-    params: Mapping[str, Any] | None = None,
-    batch_size: int = 64,
-    schedule: ScheduleName = "pipelined",
-    admission: AdmissionName = "cache",
-    order: str = "input",
-    samples: int = 1,
-    limit: int | None = None,
-    sample: int | str | None = None,
-    shard: str | None = None,
-    seed: int = 0,
-    columns: Mapping[str, str] | None = None,
-    modes: str | Path | None = None,
-    calibration: str | Path | None = None,
-    output: str | Path | None = None,
-    resume: bool = False,
-) -> AsyncIterator[ChainRow]:
+async def solve_async(graph: Graph, problems: Input, **options: Unpack[RunKeywords]) -> AsyncIterator[ChainRow]:
     """Solve `problems` with `graph`; gives each chain as soon as it is finished and graded. The arguments are those of `solve`.
 
     While `UNREAD` chains wait to be read no further chain is started. To end the run early, leave the loop or cancel the task
@@ -238,14 +244,11 @@ async def solve_async(
     are called in the running event loop; others run in a thread of their own. Raises as `solve` does before
     the first chain, and at the end the `RunError` that kept the run from its own. Of a resumed run only new chains are given.
     """
-    options = _options(
-        batch_size, schedule, admission, order, samples, limit, sample, shard, seed, columns, modes, calibration, output, resume
-    )
-    opened = _opened(engines) is not None
+    opened = _opened(options.get("engines")) is not None
     if opened and not on_asyncio():
         raise UsageError("engines: open engines are called in the running event loop, which has to be asyncio's; elsewhere give specs")
     virtual = opened and time_is_virtual()
-    prepared = _prepared(graph, problems, engines, params, options, virtual=virtual)
+    prepared = _prepared(graph, problems, options, virtual=virtual)
     with ExitStack() as stack:
         prepare = partial(stack.enter_context, prepared)
         job = prepare() if virtual else await anyio.to_thread.run_sync(prepare)
@@ -303,126 +306,111 @@ def _started(job: _Job, ready: Ready, chains: ChainStream, held: ExitStack) -> B
     return ThreadRun(main, virtual=job.checked.virtual_time) if job.engines is None else TaskRun(main)
 
 
-def _options(
-    batch_size: int,
-    schedule: str,
-    admission: str,
-    order: str,
-    samples: int,
-    limit: int | None,
-    sample: int | str | None,
-    shard: str | None,
-    seed: int,
-    columns: Mapping[str, str] | None,
-    modes: str | Path | None,
-    calibration: str | Path | None,
-    output: str | Path | None,
-    resume: bool,
-) -> dict[str, Any]:
-    """The fields of `RunOptions` other than graph, engines and problems; raises `UsageError`."""
-    if resume and output is None:
-        raise UsageError("resume: name the run folder with output")
-    return {
-        "batch_size": batch_size,
-        "schedule": schedule,
-        "admission": admission,
-        "order": order,
-        "samples": samples,
-        "limit": limit,
-        "sample": None if sample is None else str(sample),
-        "shard": shard,
-        "seed": seed,
-        "columns": dict(columns or {}),
-        "modes": None if modes is None else str(modes),
-        "calibration": None if calibration is None else Path(calibration),
-        "output": output if output is None or (isinstance(output, str) and is_url(output)) else Path(output),
-        "resume": resume,
-    }
+def _known(options: Mapping[str, Any], keywords: type) -> dict[str, Any]:
+    """The `options` that were given; raises `UsageError` for one that is none of the `keywords`."""
+    for name in options:
+        if name not in (known := keywords.__annotations__):
+            raise UsageError(f"{name}: there is no such option; {did_you_mean(name, known)}")
+    return dict(options)
 
 
 @contextmanager
-def _prepared(
-    graph: Graph,
-    problems: Input,
-    engines: Engines | None,
-    params: Mapping[str, Any] | None,
-    options: dict[str, Any],
-    *,
-    virtual: bool = False,
-) -> Iterator[_Job]:
+def _prepared(graph: Graph, problems: Input, options: RunKeywords, *, virtual: bool = False) -> Iterator[_Job]:
     """Hold the run folder until the end, and make all checks before an engine starts; raises `UsageError`.
 
     `virtual`: whether open engines are on virtual time.
     """
-    opened, plan = _opened(engines), load_graph(graph, engines, params)
+    given = _known(options, RunKeywords)
+    engines = given.pop("engines", None)
+    bound: Any = {name: given.pop(name) for name in GraphKeywords.__annotations__ if name in given}
+    graders = [register_grader(each) for each in given.pop("graders", ())]
+    opened, plan = _opened(engines), load_graph(graph, engines, **bound)
     said: list[str] = []
     with ExitStack() as stack:
-        if isinstance(options["output"], str):
-            folder = written_folder(options["output"], lambda sentence: None, new=not options["resume"])
-            options = options | {"output": stack.enter_context(folder)}
-        url = problems if isinstance(problems, str) and is_url(problems) else ""
-        if url:
-            [problems] = stack.enter_context(problem_files([url], fetch_problems, said.append))
-        valid, found = _valid(graph, problems, engines, params, options, plan, url)
-        found.origin = (*said, *found.origin)
+        names = _input_names(problems)
+        here = not any(name == STDIN or "://" in name for name in names)
+        files = [Path(name) for name in names] if here else stack.enter_context(problem_files(names, fetch_problems, said.append))
+        output = given.pop("output", None)
+        if isinstance(output, str) and is_url(output):
+            output = stack.enter_context(written_folder(output, lambda sentence: None, new=not given.get("resume")))
+        valid = _valid(graph, plan, engines, bound, given, output, files, names)
+        listed = None if names else _listed(problems, valid)
         with claimed(valid, plan.name, on_disk=False) as claim:
+            found = problems_of(valid, claim) if listed is None else listed
+            found.origin = (*said, *found.origin)
+            found.grader = graders[0] if len(graders) == 1 else None
             checked = preflight(valid, plan, found, claim, virtual=None if opened is None else virtual)
             yield _Job(checked=checked, ready=None if claim.nothing_to_do else take_up(checked), engines=opened)
 
 
 def _valid(
     graph: Graph,
-    problems: Input,
-    engines: Engines | None,
-    params: Mapping[str, Any] | None,
-    options: dict[str, Any],
     plan: Plan,
-    url: str,
-) -> tuple[RunOptions, Problems]:
-    """The options of a run and its problems, which came from `url` if that is not empty; raises `UsageError`."""
+    engines: Engines | None,
+    bound: Mapping[str, Any],
+    given: Mapping[str, Any],
+    output: str | Path | None,
+    files: Sequence[Path],
+    names: Sequence[str],
+) -> RunOptions:
+    """The options of a run over `files`, which are what `names` stand for; raises `UsageError`."""
+    if given.get("resume") and output is None:
+        raise UsageError("resume: name the run folder with output")
     values = {"graph": not isinstance(graph, str | Path), "engines": not isinstance(engines, str | Path | None) or isinstance(graph, Plan)}
-    found = _problems(problems, options)
-    given = options | {
+    first, *more = files or [Path("problems") if output is None else Path(output) / PROBLEMS]
+    urls = tuple(name if is_url(name) and not name.lower().startswith("file:") else "" for name in names)
+    random = given.get("random")
+    options = {name: value for name, value in given.items() if name != "random"} | {
         "graph": plan.name if values["graph"] else str(graph),
-        "input": str(found.path if options["output"] is None or not isinstance(found, ProblemList) else options["output"] / PROBLEMS),
-        "input_urls": (url,) if url and not url.startswith("file:") else (),
+        "input": str(first),
+        "more_inputs": tuple(map(str, more)),
+        "input_urls": urls if any(urls) else (),
         "engines": None if values["engines"] or engines is None else str(engines),
-        "settings": _settings(params),
-        "output": None if options["output"] is None else str(options["output"]),
+        "settings": _settings(bound),
+        "output": None if output is None else str(output),
         "in_memory": tuple(name for name, value in values.items() if value),
+        "columns": dict(given.get("columns") or {}),
+        "samples": _preset_samples(bound.get("preset")) if given.get("samples") is None else given["samples"],
+        "sample": None if random is None else str(random),
     }
     try:
-        return msgspec.convert(given, RunOptions, dec_hook=lambda kind, value: kind(value)), found
+        return msgspec.convert(options, RunOptions, dec_hook=lambda kind, value: kind(value))
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         raise UsageError(f"{where.rstrip('`')}: {what[0].lower()}{what[1:]}") from error
 
 
-def _problems(problems: Input, options: Mapping[str, Any]) -> Problems:
-    limit, sample, shard = (options[name] for name in ("limit", "sample", "shard"))
-    part = Part(
-        limit=limit if isinstance(limit, int) else None,
-        sample=None if sample is None else row_sample(sample),
-        shard=None if shard is None else shard_of(shard),
-    )
+def _input_names(problems: Input) -> list[str]:
+    """The paths and URLs of `problems`; none where these are the problems themselves."""
     if isinstance(problems, str | Path):
-        return open_problems(Path(problems), options["columns"], part)
-    rows: Any = rows_of(problems) if is_frame(problems) else problems
+        return [str(problems)]
+    paths = isinstance(problems, list | tuple) and bool(problems) and all(isinstance(each, Path) for each in problems)
+    return list(map(str, problems)) if paths else []
+
+
+def _listed(problems: Any, options: RunOptions) -> ProblemList:
+    """The problems that a caller holds in memory."""
+    rows = rows_of(problems) if is_frame(problems) else problems
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
-        raise UsageError(f"problems: expected a path, an iterable of mappings or a data frame, got `{type(problems).__name__}`")
-    # Of an iterable that never ends the limit takes what it needs; what is no limit is refused later, by name.
-    return ProblemList(islice(rows, limit) if isinstance(limit, int) and limit > 0 else rows, options["columns"], part)
+        raise UsageError(f"problems: expected a path, texts, mappings or a table, got `{type(problems).__name__}`")
+    # Of an iterable that never ends the limit takes what it needs.
+    return ProblemList(islice(rows, options.limit), options.columns, options.part)
 
 
-def _settings(params: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """`params` in the form of `--set`; raises `UsageError` for a value that no file could hold."""
-    found = []
-    for name, value in (params or {}).items():
+def _settings(bound: Mapping[str, Any]) -> tuple[str, ...]:
+    """The preset and the values of `set` in the form of `--set`; raises `UsageError` for a value that no file could hold."""
+    preset = bound.get("preset")
+    found = [] if preset is None else [f"{PRESET}{preset}"]
+    for name, value in (bound.get("set") or {}).items():
         try:
             found.append(setting(name, value))
         except TypeError as error:
-            raise UsageError(f"params[{name!r}]: {error}; expected a number, a text, a boolean or None") from error
+            raise UsageError(f"set[{name!r}]: {error}; expected a number, a text, a boolean or None") from error
     return tuple(found)
+
+
+def _preset_samples(preset: str | Path | None) -> int:
+    return (load_preset(preset).samples if preset is not None else None) or 1
 
 
 def _opened(engines: Engines | None) -> dict[str, Any] | None:
@@ -448,6 +436,8 @@ def _role(role: str, engine: Any) -> Any:
         return msgspec.to_builtins(engine)
     if not hasattr(engine, "generate"):
         raise UsageError(f"engines: {role!r} is a `{type(engine).__name__}`; expected a mapping, a spec or an open engine")
+    if (flaw := flaw_in_contract(Engine, engine)) is not None:
+        raise UsageError(f"engines: {role!r} {flaw}")
     return {"backend": "open", "model": str(getattr(engine, "model", ""))}
 
 

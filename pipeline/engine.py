@@ -205,18 +205,18 @@ TOTALS = ("requests", "input_tokens", "output_tokens", "busy_s", "restarts")
 class EngineStatistics(Struct, frozen=True, kw_only=True):
     """What an engine is doing now, and its totals since it opened."""
 
-    running: int
+    running: int = 0
     """Requests being computed."""
-    waiting: int
+    waiting: int = 0
     """Requests in the engine's own queue."""
-    kv_cache_usage: float | None
+    kv_cache_usage: float | None = None
     """Share of the cache in use, 0 to 1; null where the engine does not say."""
-    requests: int
-    input_tokens: int
-    cached_input_tokens: int | None
+    requests: int = 0
+    input_tokens: int = 0
+    cached_input_tokens: int | None = None
     """Of the requests for which the engine said so; null where that were none of those that it answered."""
-    output_tokens: int
-    busy_s: float
+    output_tokens: int = 0
+    busy_s: float = 0.0
     """Seconds in which the engine computed."""
     written_tokens: int | None = None
     """Tokens sampled since it opened, those of running requests included; null where the engine does not know."""

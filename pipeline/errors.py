@@ -69,11 +69,12 @@ class GraphErrors(GraphError):
 
 
 class MissingExtra(UsageError):
-    """`what` was asked for and needs `package`, which comes with the optional `extra` of this package."""
+    """`what` was asked for and needs `package`, which comes with the optional `extra` of this package. `result` is what there is without
+    it."""
 
-    def __init__(self, what: str, package: str, extra: str) -> None:
+    def __init__(self, what: str, package: str, extra: str, result: Any = None) -> None:
         super().__init__(f"{what} needs the package `{package}`, which is not installed: {install_command(extra)}")
-        self.what, self.package, self.extra = what, package, extra
+        self.what, self.package, self.extra, self.result = what, package, extra, result
 
 
 class InputError(UsageError):

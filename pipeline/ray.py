@@ -18,12 +18,12 @@ from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 from threading import Lock, Thread
-from typing import Any
+from typing import Any, Unpack
 
 import pyarrow as pa
 from msgspec import structs
 
-from pipeline.api import Engines, Graph, load_graph
+from pipeline.api import Engines, Graph, GraphKeywords, load_graph
 from pipeline.cluster.messages import Assignment, Failure, Orders
 from pipeline.cluster.replica_thread import ReplicaThread
 from pipeline.data.in_memory import ProblemList, is_frame, rows_of
@@ -63,7 +63,7 @@ TAKEN = (*ANSWERED.names, *OURS)
 class Solver:
     """Solves problems with a graph on engines of its own, for Ray Data's `map_batches` or for any caller on asyncio.
 
-    graph, engines, params: as of `pipeline.solve`. columns: names of the columns of a batch by ours, `{"problem": "question"}`.
+    graph, engines, set, preset, judges: as of `pipeline.solve`. columns: names of a batch's columns by field, `{"problem": "question"}`.
     batch_size: chains in flight. seed: every random number derives from it and from a row's `problem_id`; where a batch has no such
     column, from the text of the problem. Raises `UsageError` or `RunError` where the engines cannot be opened.
 
@@ -76,14 +76,14 @@ class Solver:
         graph: Graph,
         *,
         engines: Engines | None = None,
-        params: Mapping[str, Any] | None = None,
         columns: Mapping[str, str] | None = None,
         batch_size: int = 64,
         admission: AdmissionName = "cache",
         seed: int = 0,
         exits: bool = True,
+        **bound: Unpack[GraphKeywords],
     ) -> None:
-        plan = load_graph(graph, engines, params)
+        plan = load_graph(graph, engines, **bound)
         ProblemList([], columns or {}, ALL)  # refuses what is no name of a column
         options = RunOptions(graph=Path(plan.name), input=Path("batches"), batch_size=batch_size, admission=admission, seed=seed)
         self._columns, self._exits = dict(columns or {}), exits

@@ -76,7 +76,7 @@ class Echo:
 
 
 def test_public_names_are_there_and_few() -> None:
-    assert len(pipeline.__all__) <= 17
+    assert len(pipeline.__all__) <= 18
     assert all(getattr(pipeline, name) is not None for name in pipeline.__all__)
     assert set(pipeline.__all__) <= set(dir(pipeline))
     with pytest.raises(AttributeError, match="no attribute 'slove'"):
@@ -129,7 +129,10 @@ def test_problems_may_be_a_file_mappings_or_problems(tmp_path: Path, solved: pip
     of_file = pipeline.solve("speccot", tmp_path / "p.parquet", engines="sim-2xh100", columns={"problem": "question"})
     typed = [Problem(row=1, problem_id=row["problem_id"], problem=row["problem"], answer=row["answer"]) for row in PROBLEMS]
     of_problems = pipeline.solve("speccot", iter(typed), engines="sim-2xh100")
-    assert spoken(of_file) == spoken(of_problems) == spoken(solved)
+    of_files = pipeline.solve("speccot", [tmp_path / "p.parquet"], engines="sim-2xh100", columns={"problem": "question"})
+    assert spoken(of_file) == spoken(of_files) == spoken(of_problems) == spoken(solved)
+    of_texts = pipeline.solve("speccot", [row["problem"] for row in PROBLEMS], engines="sim-2xh100")
+    assert [(row.problem_id, row.stop_reason) for row in of_texts] == [(str(place), "thought_closed") for place in range(1, 13)]
     assert {row.correct for row in of_file} == {None}
     assert [row.correct for row in of_problems] == [row.correct for row in solved]
 
@@ -162,8 +165,8 @@ def test_graph_and_engines_may_be_values(solved: pipeline.Result) -> None:
 
 
 def test_params_reach_the_graph_and_the_engines() -> None:
-    params = {"candidates": 2, "max_steps": 3, "engines.draft.max_in_flight": 1}
-    result = pipeline.solve("speccot", PROBLEMS, engines="sim-2xh100", params=params, trace=True)
+    values = {"candidates": 2, "max_steps": 3, "engines.draft.max_in_flight": 1}
+    result = pipeline.solve("speccot", PROBLEMS, engines="sim-2xh100", set=values, trace=True)
     assert {row.choice_count for row in result.calls if row.purpose == "draft"} == {2}
     assert max(row.in_flight_engine for row in result.calls if row.engine == "draft") == 1
     assert max(row.steps for row in result) == 3
@@ -188,14 +191,22 @@ def wrong(**changes: Any) -> Any:
             for wrong in names.values()
         ),
         ({"engines": "sim-2xh10"}, "did you mean `sim-2xh100`"),
-        ({"engines": {"draft": {"backend": "sym"}}}, "unknown backend `sym`"),
+        ({"graph": "draft", "engines": {"draft": {"backend": "sym"}}}, "unknown backend `sym`"),
         ({"engines": {"draft": 5, "target": 5}}, "'draft' is a `int`; expected a mapping, a spec or an open engine"),
         ({"graph": "target", "engines": {"draft": Echo("draft")}}, "no engine named `target`"),
         ({"engines": {"draft": Echo("draft"), "target": {"backend": "sim"}}}, "draft are open already and the others are specs"),
-        ({"params": {"candidatez": 3}}, "no param `candidatez`; did you mean `candidates`"),
-        ({"problems": 5}, "expected a path, an iterable of mappings or a data frame, got `int`"),
-        ({"problems": PROBLEMS[0]}, "expected a path, an iterable of mappings or a data frame, got `dict`"),
-        ({"problems": ["What?"]}, "item 1: expected a mapping with the key `problem`, got `str`"),
+        ({"set": {"candidatez": 3}}, "no param `candidatez`; did you mean `candidates`"),
+        ({"set": {"candidates": object()}}, r"set\['candidates'\]: .*expected a number"),
+        ({"batchsize": 3}, "batchsize: there is no such option; did you mean `batch_size`?"),
+        ({"preset": "spekcot"}, "did you mean `speccot`"),
+        ({"judges": [5]}, "judges: expected functions, got a `int`"),
+        ({"graders": [lambda answer: True]}, r"cannot be called as function\(answer, reference\)"),
+        ({"random": "x"}, "x: expected a number of rows"),
+        ({"random": 2, "limit": 2}, "give one of them"),
+        ({"retry_failed": True}, "only where a run is resumed"),
+        ({"problems": 5}, "expected a path, texts, mappings or a table, got `int`"),
+        ({"problems": PROBLEMS[0]}, "expected a path, texts, mappings or a table, got `dict`"),
+        ({"problems": [5]}, "item 1: expected the text of a problem or a mapping with the key `problem`, got `int`"),
         ({"problems": [{"problem": object()}]}, "no row holds a problem; row 1: cannot be written as JSON: a value is of type `object`"),
         ({"problems": []}, "holds no rows"),
         ({"problems": [PROBLEMS[0], PROBLEMS[0]]}, "problem_id 'p0' is taken by row 1 already"),
@@ -267,7 +278,7 @@ def test_engines_of_the_caller_serve_the_plain_call_too() -> None:
     engine = Echo()
     result = pipeline.solve("target", PROBLEMS[:3], engines={"target": engine})
     assert {row.answer for row in result} == {"7"}
-    one_by_one = pipeline.solve("target", PROBLEMS, engines={"target": Echo()}, params={"engines.target.max_in_flight": 1}, trace=True)
+    one_by_one = pipeline.solve("target", PROBLEMS, engines={"target": Echo()}, set={"engines.target.max_in_flight": 1}, trace=True)
     assert {row.in_flight_engine for row in one_by_one.calls} == {1}
     assert engine.asked == result.run.engine_statistics["target"].requests == 3
 
@@ -384,7 +395,7 @@ def test_a_run_of_values_is_refused_by_the_command_that_could_not_go_on_with_it(
 def test_a_plan_takes_no_engines_or_params() -> None:
     plan = pipeline.load_graph("speccot", "sim-2xh100")
     with pytest.raises(UsageError, match="compiled already"):
-        pipeline.solve(plan, PROBLEMS, params={"candidates": 2})
+        pipeline.solve(plan, PROBLEMS, set={"candidates": 2})
     with pytest.raises(GraphError, match="the key `model` is missing"):
         pipeline.load_graph("speccot", {"draft": {"backend": "sim"}})
 

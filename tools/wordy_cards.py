@@ -123,7 +123,8 @@ def rewards(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def card(name: str, minutes: Mapping[str, float], measured: Mapping[str, Any]) -> str:
     """The whole card of one model."""
     folder = MODELS / name
-    parts = [f"# {name}", ABOUT[name], CONTEXT, shape(folder)]
+    trained_on = "" if name == REWARD else "---\ndatasets: [wordy]\n---\n"
+    parts = [f"{trained_on}# {name}", ABOUT[name], CONTEXT, shape(folder)]
     rows = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
     parts += rewards(rows) if name == REWARD else accuracies(measured)
     parts += ["## Training", "```\n" + "\n".join(COMMANDS[name]).format(**minutes) + "\n```"]

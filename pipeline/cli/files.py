@@ -21,7 +21,12 @@ GRAPH, ENGINES, PROBLEMS = "graph.yaml", "engines.yaml", "problems.csv"
 TRAINING: dict[str, Task] = {"training-draft": "draft", "training-select": "select"}
 SCHEMAS = (*get_args(FileName), *TRAINING)
 """Files that have a schema."""
-EXAMPLE = 'problem,answer\n"What is 12 + 30?",42\n"Tom has 7 pens and buys 5 more. How many pens has he?",12\n'
+EXAMPLE = """\
+problem,answer
+Zoe has 9 pens. Zoe collects 2. Zoe buys 2 packs of 5. How many pens has Zoe now?,21
+Anna has 10 figs. Anna loses 5. Anna finds 9. Anna sells 7. How many figs has Anna now?,7
+"""
+"""Problems of the kind that the bundled models know."""
 HINT = "# yaml-language-server: $schema={schema}\n"
 
 

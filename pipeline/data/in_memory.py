@@ -1,4 +1,4 @@
-"""Problems that a caller holds in memory: mappings, `Problem`s or a data frame enter, the same `Problem`s leave as from a JSON lines file.
+"""Problems that a caller holds in memory: texts, mappings, `Problem`s or a table enter, the same `Problem`s leave as from JSON lines.
 
 They are encoded once and read back line by line, so that a value means what it would mean in a file.
 """
@@ -66,10 +66,11 @@ def _columns(frame: Any) -> dict[str, list[Any]]:
 class ProblemList(Problems):
     """Problems given in memory; like `Problems` of a file they can be iterated any number of times."""
 
-    def __init__(self, problems: Iterable[Mapping[str, Any] | Problem | Flaw], columns: Mapping[str, str], part: Part) -> None:
+    def __init__(self, problems: Iterable[str | Mapping[str, Any] | Problem | Flaw], columns: Mapping[str, str], part: Part) -> None:
         super().__init__(Path("problems"), columns, part)
-        wanted = frozenset(self._columns.wanted)
-        self._lines = [_line(row, problem, wanted) for row, problem in enumerate(problems, 1)]
+        wanted, text = frozenset(self._columns.wanted), self._columns.name("problem")
+        rows = ({text: each} if isinstance(each, str) else each for each in problems)
+        self._lines = [_line(row, problem, wanted) for row, problem in enumerate(rows, 1)]
 
     def save(self, path: Path) -> None:
         """Write the problems as a JSON lines file, with which the run can be resumed; raises `RunFolderError`."""
@@ -108,7 +109,8 @@ def _line(row: int, problem: Mapping[str, Any] | Problem | Flaw, wanted: frozens
     if isinstance(problem, Flaw):
         return problem
     if not isinstance(problem, Mapping | Struct):
-        raise InputError(f"problems, item {row}", f"expected a mapping with the key `problem`, got `{type(problem).__name__}`")
+        what = f"expected the text of a problem or a mapping with the key `problem`, got `{type(problem).__name__}`"
+        raise InputError(f"problems, item {row}", what)
     fields = dict(problem) if isinstance(problem, Mapping) else msgspec.to_builtins(problem)
     try:
         found = {name: _as_in_a_file(name, value) if name in wanted else _beside(value) for name, value in fields.items()}

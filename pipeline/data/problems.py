@@ -87,6 +87,10 @@ class Problems:
         """Sentences about what was chosen in reading the file, and what is wrong with rows; known after `check`."""
         self.origin: tuple[str, ...] = ()
         """Sentences about which files were taken; the first of the remarks."""
+        self.grader: Kind | None = None
+        """How answers to problems are graded that do not say it."""
+        self.graders: frozenset[Kind] = frozenset()
+        """The graders that problems name; known after `check`."""
         self._chosen: dict[str, str] = {}
         """Clauses about columns that were taken for ours without being mapped, and what else was chosen."""
         self._ways: frozenset[str] | None = None
@@ -115,6 +119,7 @@ class Problems:
             raise InputError(str(self.path), "is being written; start the run when it is complete")
         self._taken = seen.taken if seen.bad or seen.nameless else set()
         self._items_before, self._version_before, self._sha256_before = seen.items, before, sha256
+        self.graders = frozenset(seen.graders)
         self.remarks = (*self.origin, *(f"{self.path}: {clause}" for clause in self._clauses(source, seen)))
         return Fingerprint(sha256, seen.rows, seen.bad)
 
@@ -310,7 +315,7 @@ class Problems:
     def _grader(self, fields: Fields) -> Kind | None:
         theirs, value = self._value("grader", fields)
         if not value:
-            return None
+            return self.grader
         *known, last = *KINDS, *grader_names()
         if value not in (*known, last):
             raise Flaw(f"`{theirs}` is {value!r}, expected {', '.join(known)} or {last}")
@@ -344,6 +349,7 @@ class _Seen:
         self.hashes, self.items = array("q"), array("q")
         self.taken: set[str] = set()
         """Ids that rows without one might have been called by."""
+        self.graders: set[Kind] = set()
         self._first_bad: list[BadRow] = []
 
     def add(self, item: Problem | BadRow) -> None:
@@ -353,7 +359,10 @@ class _Seen:
         if isinstance(item, BadRow):
             self.bad += 1
             self._first_bad = [*self._first_bad, item][:MOST_TOLD]
-        elif _nameless(item):
+            return
+        if item.grader is not None:
+            self.graders.add(item.grader)
+        if _nameless(item):
             self.nameless += 1
             self.first_nameless = self.first_nameless or item.row
         else:

@@ -12,15 +12,13 @@ from msgspec import Struct
 
 from pipeline.grading.notation import clean, compact
 from pipeline.grading.numbers import number
-from pipeline.grading.plugins import grader_names
+from pipeline.grading.plugins import KINDS, grader_names
 from pipeline.grading.stated import WHOLE, Form, Stated, declared, only_option, segments
 
 Kind = str
-"""How a problem's answers are graded: one of `KINDS`, or the name of an announced grader (`grading.plugins`)."""
+"""How a problem's answers are graded: one of `KINDS`, or the name of a grader of others (`grading.plugins`)."""
 BROKEN = "cannot load: "
 """What a worker's reply begins with that has no such grader."""
-KINDS = ("math", "numeric", "letter")
-"""By mathematical equivalence, as the one number in them, or by the letter chosen."""
 Canonical = Fraction | str
 LONGEST = 10_000
 """Answers of more characters are compared as they stand, without normalisation."""

@@ -1,25 +1,95 @@
-"""Graders of other packages: the names that entry points of the group `pipeline.graders` announce, and the functions behind them.
+"""Graders by name: functions that entry points of the group `pipeline.graders` announce, and those that this process has registered.
 
     [project.entry-points."pipeline.graders"]
     sql = "my_package:same_rows"
 
-A grader is a function `same(answer, reference) -> bool`. It is called in the grader's worker process, under its limits of time and memory.
+    @pipeline.grader
+    def same_rows(answer: str, reference: str) -> bool:
+        return sorted(run(answer)) == sorted(run(reference))
+
+An announced grader is called in the grader's worker process, under its limits of time and memory; a registered one in this process,
+without limits, and possibly in several threads at once.
 """
 
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any
+from inspect import signature
+from typing import Any, overload
+
+from msgspec import Struct
+
+from pipeline.errors import UsageError
 
 GROUP = "pipeline.graders"
+KINDS = ("math", "numeric", "letter")
+"""The built-in ways of grading: by mathematical equivalence, as the one number in an answer, or by the letter chosen."""
 Same = Callable[[str, str], Any]
 """Whether an answer means the same as a reference; errors that it raises are recorded as the chain's `grading_error`."""
+_registered: dict[str, Same] = {}
+"""The graders that this process has registered, by name."""
+
+
+class FunctionGrader(Struct, frozen=True):
+    """A function that grades answers, with the name by which problems ask for it."""
+
+    name: str
+    function: Same
+
+    def __call__(self, answer: str, reference: str) -> Any:
+        """Whether `answer` means the same as `reference`."""
+        return self.function(answer, reference)
+
+
+@overload
+def grader(name: str) -> Callable[[Same], FunctionGrader]: ...
+@overload
+def grader(name: Same) -> FunctionGrader: ...
+def grader(name: str | Same) -> FunctionGrader | Callable[[Same], FunctionGrader]:
+    """Make a function a grader, known in this process by `name`, or by its own name where it is decorated without one.
+
+    The function is called as `function(answer, reference)` with the texts of both and returns whether they mean the same. Problems ask for
+    it by name in their column `grader`. Raises `UsageError` where a built-in grader has that name.
+    """
+    if not isinstance(name, str):
+        return grader(name.__name__)(name)
+
+    def made(function: Same) -> FunctionGrader:
+        found = FunctionGrader(name, function)
+        register_grader(found)
+        return found
+
+    return made
+
+
+def register_grader(given: Same | FunctionGrader) -> str:
+    """Make a grader known in this process, a plain function by its own name; the name. Raises `UsageError` for what is none."""
+    found = given if isinstance(given, FunctionGrader) else FunctionGrader(getattr(given, "__name__", "grader"), given)
+    if found.name in KINDS:
+        raise UsageError(f"a built-in grader is called {found.name!r}; give yours another name")
+    try:
+        signature(found.function).bind("answer", "reference")
+    except TypeError as error:
+        raise UsageError(f"the grader {found.name!r} cannot be called as function(answer, reference): {error}") from error
+    _registered[found.name] = found.function
+    grader_names.cache_clear()
+    return found.name
+
+
+def registered_grader(name: str) -> Same | None:
+    """The grader that this process has registered under this name."""
+    return _registered.get(name)
+
+
+def graders_of_this_process() -> frozenset[str]:
+    """The names of the graders that this process has registered and no package announces."""
+    return frozenset(_registered) - {point.name for point in entry_points(group=GROUP)}
 
 
 @cache
 def grader_names() -> tuple[str, ...]:
-    """The names of all announced graders; none of them is imported."""
-    return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
+    """The names of all announced and registered graders; none is imported for it."""
+    return tuple(sorted({*_registered, *(point.name for point in entry_points(group=GROUP))}))
 
 
 @cache

@@ -14,13 +14,16 @@ class Flaws:
 
     def __init__(self) -> None:
         self._found: list[GraphError] = []
+        self._told: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self._found)
 
-    def add(self, error: GraphError) -> None:
-        """Note `error`, or each of them where it is several."""
-        self._found += error.errors if isinstance(error, GraphErrors) else [error]
+    def add(self, error: GraphError, *, whole: bool = False) -> None:
+        """Note `error`, or each of them where it is several. `whole`: nothing more is noted at its place, which has no value to judge."""
+        found = error.errors if isinstance(error, GraphErrors) else [error]
+        self._found += [each for each in found if each.where not in self._told]
+        self._told |= {each.where for each in found} if whole else set()
 
     @contextmanager
     def noted(self) -> Iterator[None]:

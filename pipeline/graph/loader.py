@@ -37,6 +37,8 @@ Engines = Path | Mapping[str, Any] | None
 
 PRESET = "preset="
 """How a setting begins that applies a preset."""
+PARAMS = "params"
+"""The key of an engines file that is no role: values for the params of graphs that run on it, by the name of the graph."""
 PARAM_PATTERN = r"\$[A-Za-z][A-Za-z0-9_-]*"
 """A value that names a param; other texts may begin with a dollar sign too."""
 
@@ -83,7 +85,7 @@ def load_graph(
         if (meant := nearest(str(key), names)) is not None:  # taken for it, so that it is not told to be missing as well
             raw.setdefault(meant, value)
     raw["params"] = dict(mapping(raw.get("params") or {}, f"{path}: $.params"))
-    roles, roles_file = _read_engines(raw, path, engines)
+    roles, defaults, roles_file = _read_engines(raw, path, engines)
     inline = roles_file == path
     with flaws.noted():
         raw["stages"] = _copied(mapping(raw.get("stages"), f"{path}: $.stages"))
@@ -96,16 +98,14 @@ def load_graph(
     named = set(_named([raw["stages"], raw.get("sampling"), raw.get("prompts"), roles if inline else None]))
     for name in sorted(raw["params"].keys() - named):
         flaws.add(GraphError(f"{path}: $.params.{name}", f"nothing uses this param; write `${name}` where it belongs or drop it"))
+    with flaws.noted():
+        raw["params"] |= _engines_params(defaults, raw, roles_file)
     for setting in settings:
         flaws.check(_apply, setting, raw["params"], roles, path, raw["stages"])
     for name, value in raw["params"].items():
         if isinstance(value, float) and not math.isfinite(value):
             flaws.add(GraphError(f"{path}: $.params.{name}", f"is {value}; expected a number that `run.json` can hold, which is finite"))
-    unknown = Flaws()
-    filled = _filled(raw, roles if inline else {}, path, unknown)
-    flaws.check(unknown.raise_any)
-    if unknown:  # of what lacks a value nothing more is known
-        flaws.raise_any()
+    filled = _filled(raw, roles if inline else {}, path, flaws)
     return _decoded({**raw, **filled}, filled["roles"] if inline else roles, roles_file, kinds, backends, path, flaws)
 
 
@@ -142,9 +142,11 @@ def _decoded(
         stages = _without_prompts(stages)  # what is wrong with them was noted
     with flaws.noted():
         sampling = raw["sampling"] if isinstance(raw["sampling"], dict) else {}  # that it is none was noted with the other keys
-        stages = _stages(_with_sampling(stages, sampling, kinds), kinds, path, "$.stages")
+        decoded = _stages(_with_sampling(stages, sampling, kinds), kinds, path, "$.stages")
+    if flaws:  # so that the compiler will not look at the names
+        _check_names_in(stages, roles, f"{path}: $.stages", flaws)
     flaws.raise_any()
-    return msgspec.structs.replace(spec, engines=engines, prompts=texts, stages=stages)
+    return msgspec.structs.replace(spec, engines=engines, prompts=texts, stages=decoded)
 
 
 def _apply(setting: str, params: dict[str, Any], roles: dict[str, Any], path: Path, stages: dict[str, Any]) -> None:
@@ -160,8 +162,7 @@ def load_engines(path: Path, backends: Backends, settings: Sequence[str] = ()) -
     """The specs in an engines file, by role; `path` may be the name of one that comes with this package, `settings` are
     `engines.ROLE.NAME=VALUE`. Raises `GraphError`, or `GraphErrors` for several flaws."""
     path = find_file(path, "engines file")
-    roles = {role: dict(mapping(spec, f"{path}: $.{role}")) for role, spec in read_yaml(path).items()}
-    flaws = Flaws()
+    flaws, (roles, _) = Flaws(), _roles_and_params(read_yaml(path), path, inline=False)
     flaws.check(_check_names, roles, f"{path}: $", "a role")
     for setting in settings:
         flaws.check(apply_setting, setting, {}, roles, path)
@@ -222,19 +223,38 @@ def _check_names(names: Iterable[str], where: str, of: str) -> None:
             raise GraphError(where, f"{name!r} is not a valid name of {of}; expected lower-case letters, digits, - and _, a letter first")
 
 
-def _read_engines(raw: dict[str, Any], path: Path, override: Engines) -> tuple[dict[str, Any], Path]:
-    """The engines by role, not decoded yet and copied so that settings can be applied, and the file that names them."""
+def _read_engines(raw: dict[str, Any], path: Path, override: Engines) -> tuple[dict[str, Any], Any, Path]:
+    """The engines by role, not decoded yet and copied so that settings can be applied; what the file that names them says of params; and
+    that file."""
     engines = raw.get("engines") if override is None else None
     if override is None and engines is None:
         raise GraphError(f"{path}: $.engines", "is missing: name an engines file here or give one with --engines")
     if isinstance(override, Mapping):
-        return {role: dict(spec) for role, spec in override.items()}, Path("--engines")
+        return *_roles_and_params(override, Path("--engines"), inline=False), Path("--engines")
     if isinstance(engines, dict):
-        file, roles = path, engines
-    else:
-        file = _engines_file(path, str(engines)) if override is None else find_file(override, "engines file")
-        roles = read_yaml(file)
-    return {role: dict(mapping(spec, f"{file}: {_role_path(role, file == path)}")) for role, spec in roles.items()}, file
+        return *_roles_and_params(engines, path, inline=True), path
+    file = _engines_file(path, str(engines)) if override is None else find_file(override, "engines file")
+    return *_roles_and_params(read_yaml(file), file, inline=False), file
+
+
+def _roles_and_params(content: Mapping[str, Any], file: Path, *, inline: bool) -> tuple[dict[str, Any], Any]:
+    """What an engines file says of each role, copied, and of the params of graphs; a graph that holds its engines (`inline`) has params of
+    its own."""
+    roles = {role: spec for role, spec in content.items() if inline or role != PARAMS}
+    found = {role: dict(mapping(spec, f"{file}: {_role_path(role, inline)}")) for role, spec in roles.items()}
+    return found, {} if inline else content.get(PARAMS) or {}
+
+
+def _engines_params(said: Any, graph: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """The values that an engines file has for the params of a `graph`; raises `GraphError` for one that it does not have."""
+    said, place = mapping(said, f"{file}: $.{PARAMS}"), f"{file}: $.{PARAMS}"
+    for name, values in said.items():
+        if not isinstance(values, dict):
+            raise GraphError(f"{place}.{name}", f"expected the params of a graph called `{name}`, such as scot: {{adapter: selection}}")
+    found: dict[str, Any] = said.get(str(graph.get("name")), {})
+    for param in found.keys() - graph["params"].keys():
+        raise GraphError(f"{place}.{graph['name']}.{param}", f"the graph has no such param; {did_you_mean(param, graph['params'])}")
+    return found
 
 
 def _engines_file(path: Path, name: str) -> Path:
@@ -353,7 +373,8 @@ class _Params:
             return value
         name = value[1:]
         if name not in self._params:
-            self._flaws.add(GraphError(f"{self._path}: {where}", f"no param `{value}`; {did_you_mean(name, self._params)}"))
+            what = f"no param `{value}`; {did_you_mean(name, self._params)}"
+            self._flaws.add(GraphError(f"{self._path}: {where}", what), whole=True)
         return self._params.get(name)
 
 
@@ -448,6 +469,26 @@ def _stages(raw: dict[str, Any], kinds: Kinds, path: Path, where: str) -> dict[s
             found[name] = _stage(stage, kinds, path, f"{where}.{name}")
     flaws.raise_any()
     return found
+
+
+def _check_names_in(stages: Mapping[str, Any], roles: Mapping[str, Any], where: str, flaws: Flaws) -> None:
+    """Note every stage and every engine that the `stages` of one block name and that is not there, whatever else is wrong with them."""
+    for name, stage in stages.items():
+        if not isinstance(stage, dict):
+            continue
+        place, others = f"{where}.{name}", stages.keys() - {name}
+        after = stage.get("after") or ()
+        for other in [after] if isinstance(after, str) else after if isinstance(after, list) else ():
+            if isinstance(other, str) and other not in stages:
+                flaws.add(GraphError(f"{place}.after", f"no stage `{other}` in this block; {did_you_mean(other, others)}"))
+        judge = when.partition(".")[0] if isinstance(when := stage.get("when"), str) and "." in when else name
+        if judge not in stages:
+            flaws.add(GraphError(f"{place}.when", f"no stage `{judge}` in this block; {did_you_mean(judge, others)}"))
+        engine = stage.get("engine")
+        if isinstance(engine, str) and engine not in roles:
+            flaws.add(GraphError(f"{place}.engine", f"no engine named `{engine}`; {did_you_mean(engine, roles)}"))
+        if isinstance(stage.get("stages"), dict):
+            _check_names_in(stage["stages"], roles, f"{place}.stages", flaws)
 
 
 def _stage(raw: Any, kinds: Kinds, path: Path, where: str) -> StageSpec:

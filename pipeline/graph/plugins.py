@@ -1,4 +1,5 @@
-"""Stage kinds and engine backends by name: the built-in ones, and those that other packages announce as entry points.
+"""Stage kinds and engine backends by name: the built-in ones, those that other packages announce as entry points, and the judges that this
+process has registered.
 
 A name enters; the stage kind or the backend of that name leaves, imported when it is first asked for. So nothing below this
 module knows a stage or an engine, and a run loads only the engines that it uses. A built-in name cannot be replaced.
@@ -10,7 +11,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from pipeline.errors import GraphError, boundary
+from pipeline.errors import GraphError, UsageError, boundary
 from pipeline.graph.spec import EngineSpec, RepeatSpec, StageSpec
 
 STAGE_KINDS = {kind: f"pipeline.stages.{kind}:KIND" for kind in ("generate", "draft", "choose", "score", "likelihood", "vote", "answer")}
@@ -33,11 +34,28 @@ ENGINE_BACKENDS = {
     "replay": "pipeline.engines.replay.engine:BACKEND",
 }
 
+_registered: dict[str, Any] = {}
+"""The stage kinds that this process has registered, by name."""
+
+
+def register(kind: Any) -> None:
+    """Make a `StageKind` known in this process, in place of an earlier one; raises `UsageError` where a built-in one has its name."""
+    name = _tag(kind.spec)
+    if name in STAGE_KINDS or name == _tag(RepeatSpec):
+        raise UsageError(f"a built-in kind of stage is called {name!r}; give yours another name")
+    _registered[name] = kind
+    stage_kinds.cache_clear()
+
+
+def registered_alone() -> frozenset[str]:
+    """The names of the stage kinds that this process has registered and no package announces."""
+    return frozenset(_registered) - {_tag(kind.spec) for kind in _announced("pipeline.stages")}
+
 
 @cache
 def stage_kinds() -> dict[str, Any]:
     """Every known `pipeline.stages.base.StageKind`, by the word that names it under `kind`."""
-    found = [*_announced("pipeline.stages"), *(_load(reference) for reference in STAGE_KINDS.values())]
+    found = [*_announced("pipeline.stages"), *_registered.values(), *(_load(reference) for reference in STAGE_KINDS.values())]
     return {_tag(kind.spec): kind for kind in found}
 
 

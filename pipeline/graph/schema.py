@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.graph.loader import PARAM_PATTERN, Preset
+from pipeline.graph.loader import PARAM_PATTERN, PARAMS, Preset
 from pipeline.graph.prompts import Prompts
 from pipeline.graph.spec import EngineSpec, GraphSpec, StageSpec
 
@@ -27,6 +27,12 @@ LIKE: dict[str, Any] = {
     "description": "A bundled prompts file by name, or a path: its keys hold where others are left out.",
 }
 
+GRAPH_PARAMS: dict[str, Any] = {
+    "type": "object",
+    "description": "Defaults for the params of graphs that run on these engines, by the name of the graph.",
+    "additionalProperties": {"type": "object"},
+}
+
 
 def json_schema(file: FileName, stages: Mapping[str, type[StageSpec]], engines: Mapping[str, type[EngineSpec]]) -> dict[str, Any]:
     """The schema of a graph file, an engines file, a prompts file or a preset, with these kinds of stages and backends."""
@@ -35,11 +41,11 @@ def json_schema(file: FileName, stages: Mapping[str, type[StageSpec]], engines: 
         parts["Prompts"]["properties"]["like"] = LIKE
         parts = {name: part if name == "GraphSpec" else _with_params(part) for name, part in parts.items()}
         _allow_names(parts)
-    parts["StageSpec"] = _one_of("kind", stages)
-    parts["EngineSpec"] = _one_of("backend", engines)
+    parts["StageSpec"] = _by_tag("kind", stages)
+    parts["EngineSpec"] = _by_tag("backend", engines)
     tops: dict[str, dict[str, Any]] = {
         "graph": parts["GraphSpec"],
-        "engines": {"type": "object", "additionalProperties": {"$ref": f"{REF}EngineSpec"}},
+        "engines": {"type": "object", "properties": {PARAMS: GRAPH_PARAMS}, "additionalProperties": {"$ref": f"{REF}EngineSpec"}},
         "prompts": parts["Prompts"],
         "preset": parts["Preset"],
     }
@@ -103,10 +109,16 @@ def _allow_names(parts: dict[str, dict[str, Any]]) -> None:
             }
 
 
-def _one_of(tag: str, kinds: Mapping[str, type[Struct]]) -> dict[str, Any]:
+def _by_tag(tag: str, kinds: Mapping[str, type[Struct]]) -> dict[str, Any]:
+    """The schema of one of several Structs, which its `tag` names: an error is told of that one alone."""
     return {
-        "anyOf": [{"$ref": f"{REF}{kind.__name__}"} for kind in kinds.values()],
-        "discriminator": {"propertyName": tag, "mapping": {name: f"{REF}{kind.__name__}" for name, kind in kinds.items()}},
+        "type": "object",
+        "required": [tag],
+        "properties": {tag: {"enum": list(kinds)}},
+        "allOf": [
+            {"if": {"required": [tag], "properties": {tag: {"const": name}}}, "then": {"$ref": f"{REF}{kind.__name__}"}}
+            for name, kind in kinds.items()
+        ],
     }
 
 

@@ -1,5 +1,6 @@
 """The options of a run, their form in `run.json`, and whether they fit a run that is to be resumed."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,9 @@ from pipeline.bundled import find_file
 from pipeline.data.part import MOST_ROWS, Part, row_sample, shard_of
 from pipeline.engines.replay.recording import PREFIX, replayed
 from pipeline.errors import InputError, UsageError, boundary
+from pipeline.grading.plugins import grader_names
 from pipeline.graph.loader import anywhere
+from pipeline.graph.plugins import stage_kinds
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.checks.order import LONGEST, earlier_run
@@ -80,6 +83,10 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """On resume: those of `MAY_DRIFT` that may differ from the earlier sessions."""
     in_memory: tuple[str, ...] = ()
     """Which of `graph` and `engines` are in no file, because a caller of the Python API gave them as values."""
+    judges: tuple[str, ...] = ()
+    """The judges of the graph that only the process which started the run knows."""
+    graders: tuple[str, ...] = ()
+    """The graders of the problems that only the process which started the run knows."""
 
     @property
     def bound_engines(self) -> Path | dict[str, dict[str, Any]] | None:
@@ -150,10 +157,20 @@ def resume_options(
     if options.in_memory:
         what = f"was started from Python with {' and '.join(options.in_memory)} that stand in no file"
         raise InputError(str(folder), f"{what}; go on with pipeline.solve(..., output={str(folder)!r}, resume=True)")
+    check_functions(folder, kept)
     if input_file is not None:
         options = structs.replace(options, input=input_file, more_inputs=(), input_urls=())
     share = options.fail_on_error if fail_on_error is None else fail_on_error
     return structs.replace(options, output=folder, resume=True, retry_failed=retry_failed, fail_on_error=share)
+
+
+def check_functions(folder: Path, recorded: Mapping[str, Any]) -> None:
+    """Raise `InputError` where the run in `folder` with these `recorded` options needs a function that this process does not know."""
+    unknown = [f"the judge {name!r}" for name in recorded.get("judges", ()) if name not in stage_kinds()]
+    unknown += [f"the grader {name!r}" for name in recorded.get("graders", ()) if name not in grader_names()]
+    if unknown:
+        what = f"was started from Python with {' and '.join(unknown)}, not known here; continue in Python, where they are defined, with"
+        raise InputError(str(folder), f"{what} pipeline.solve(..., output={str(folder)!r}, resume=True)")
 
 
 def check_resume(options: RunOptions) -> None:

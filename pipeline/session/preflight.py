@@ -12,13 +12,14 @@ from msgspec import Struct, structs
 from pipeline.data.problems import Fingerprint, Problems
 from pipeline.engines.registry import cautions, virtual_time
 from pipeline.engines.replay.recording import bindings
+from pipeline.grading.plugins import graders_of_this_process
 from pipeline.graph.compiler import compile_graph
 from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import Plan
-from pipeline.graph.plugins import broken_plugins, engine_specs, stage_specs
+from pipeline.graph.plugins import broken_plugins, engine_specs, registered_alone, stage_specs
 from pipeline.graph.spec import GraphSpec
 from pipeline.runtime.speculation.cost_model import CostModel
-from pipeline.session.checks.adapters import unused_adapters
+from pipeline.session.checks.adapters import unused_adapters, used_adapters
 from pipeline.session.checks.call_time import time_notices
 from pipeline.session.checks.modes import calibrated_costs, check_modes
 from pipeline.session.checks.order import Thoughts, earlier_thoughts
@@ -26,7 +27,7 @@ from pipeline.session.checks.replay import announcements, check_replay, resolved
 from pipeline.session.checks.replicas import check_replicas
 from pipeline.session.checks.thought_room import room_notices, with_thoughts
 from pipeline.session.claim import Claim
-from pipeline.session.options import RunOptions, recorded_options
+from pipeline.session.options import RunOptions, check_functions, recorded_options
 from pipeline.session.resume import check_drift
 from pipeline.text import storable
 from pipeline.trace.checking.inventory import check_files
@@ -105,7 +106,14 @@ def preflight(options: RunOptions, plan: Plan, problems: Problems, claim: Claim,
         virtual = virtual_time(plan.engines, str(options.graph))
     if options.cluster is not None:
         check_replicas(options)
+    if claim.old is not None and claim.folder is not None:
+        check_functions(claim.folder, claim.old.options)
     fingerprint = problems.check()
+    options = structs.replace(
+        options,
+        judges=tuple(sorted({node.spec.kind for node in plan.stages()} & registered_alone())),
+        graders=tuple(sorted(problems.graders & graders_of_this_process())),
+    )
     check_replay(plan, options, fingerprint)
     check_modes(plan, options, fingerprint)
     costs = calibrated_costs(plan, options)
@@ -165,12 +173,13 @@ def _input(run: Preflight) -> RunInput:
 
 def notices(plan: Plan) -> list[str]:
     """Sentences for a person before the run: which foreign code runs, which plugins cannot be loaded, where replayed engines have their
-    times from, which limits cut simulated thoughts, which adapters are there for nothing, which calls cannot end in time."""
+    times from, which limits cut simulated thoughts, which adapters are used or are there for nothing, which calls cannot end in time."""
     return [
         *(f"warning: {each}" for each in broken_plugins()),
         *cautions(plan.engines),
         *announcements(plan),
         *room_notices(plan),
+        *used_adapters(plan),
         *unused_adapters(plan),
         *time_notices(plan),
     ]

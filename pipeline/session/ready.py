@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from pipeline.runtime.resume_state import ResumeState
+from pipeline.session.checks.toy_models import strange_problems
 from pipeline.session.preflight import Preflight, new_record
 from pipeline.session.resume import mend_chains, read_resume_state
 from pipeline.trace.checking.inventory import check_files
@@ -29,9 +30,10 @@ class Ready(Struct, frozen=True, kw_only=True):
 def take_up(checked: Preflight, command: Sequence[str] = ()) -> Ready:
     """Read what earlier sessions left in the run folder, which this process holds; write-ahead files are made parts first."""
     record = new_record(checked, command)
+    remarks = [*checked.problems.remarks, *strange_problems(checked.plan, checked.problems)]
     if checked.folder is None or checked.old is None:
-        return Ready(checked=checked, record=record, resume_state=ResumeState(), remarks=checked.problems.remarks)
-    remarks = [*checked.problems.remarks, *check_files(checked.folder)]
+        return Ready(checked=checked, record=record, resume_state=ResumeState(), remarks=tuple(remarks))
+    remarks += check_files(checked.folder)
     rewritten = recover(checked.folder)
     taken_back = mend_chains(checked.folder, checked.old)
     options = checked.options

@@ -60,7 +60,8 @@ def flaw_in_contract(contract: type, thing: object) -> str | None:
     members = [*contract.__annotations__, *(name for name in vars(contract) if not name.startswith("_"))]
     lacking = [name for name in members if not hasattr(thing, name)]
     if lacking:
-        return f"has no `{lacking[0]}` (a {type(thing).__name__}); `pipeline.engine.{contract.__name__}` says what it must have"
+        missing = ", ".join(f"`{name}`" for name in lacking)
+        return f"has no {missing} (a {type(thing).__name__}); `pipeline.engine.{contract.__name__}` says what it must have"
     return None
 
 

@@ -1,28 +1,30 @@
 """Judges that are Python functions and call no engine: a decorated function enters, a kind of stage leaves.
 
     from collections.abc import Sequence
-    from pipeline import judge
+    import pipeline
 
-    @judge("shortest")
+    @pipeline.judge
     def shortest(problem: str, thought: str, candidates: Sequence[str], *, longest: int = 400) -> int | None:
         best = min(range(len(candidates)), key=lambda place: len(candidates[place]))
         return best if len(candidates[best]) <= longest else None
 
-An entry point of the group `pipeline.stages` announces it, `shortest = "my_module:shortest"`, and a graph names it by its kind:
-`verify: {kind: shortest, after: draft, longest: 300}`. Keyword-only arguments are its keys in the graph file.
+A graph names it by its kind: `verify: {kind: shortest, after: draft, longest: 300}`. Keyword-only arguments are its keys in the graph
+file. It is known in the process that has decorated it; for the command line an entry point of the group `pipeline.stages` announces it,
+`shortest = "my_module:shortest"`.
 """
 
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, get_type_hints, overload
 
 import msgspec
 from msgspec import structs
 
+from pipeline.data.problems import Problem
 from pipeline.engine import Completion, Request
-from pipeline.errors import ChainError, with_place
-from pipeline.graph.plugins import stage_specs
+from pipeline.errors import ChainError, UsageError, with_place
+from pipeline.graph.plugins import register, stage_specs
 from pipeline.graph.spec import StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
 from pipeline.reasoning.prompts import PromptBuilder
@@ -43,6 +45,16 @@ class FunctionJudgeSpec(StageSpec, frozen=True, kw_only=True):
     judges: ClassVar[bool] = True
 
 
+class FunctionJudgeKind(StageKind, frozen=True, kw_only=True):
+    """The kind of stage that a function is."""
+
+    function: JudgeFunction
+
+    def __call__(self, *arguments: Any, **keys: Any) -> Judged:
+        """What the function says."""
+        return self.function(*arguments, **keys)
+
+
 class FunctionJudge:
     """A stage that asks a function which candidate to take; without candidates nothing is asked."""
 
@@ -53,6 +65,8 @@ class FunctionJudge:
         self.name, self.spec, self._function, self._scale, self._distinct = name, spec, function, scale, distinct
         self.in_thread = in_thread
         """Whether the function may take long, so that it is called in a thread."""
+        self._whole = _takes_problem(function)
+        """Whether the function asks for the `Problem`, and not for its text alone."""
         own = spec.__struct_fields__[len(FunctionJudgeSpec.__struct_fields__) :]
         self._arguments = {field: getattr(spec, field) for field in own}
 
@@ -73,7 +87,7 @@ class FunctionJudge:
         texts = tuple(chain.candidates[place].text for place in shown)
         thought = "".join(span.text for span in chain.thought)
         try:
-            judged = self._function(chain.problem.problem, thought, texts, **self._arguments)
+            judged = self._function(chain.problem if self._whole else chain.problem.problem, thought, texts, **self._arguments)
         except Exception as error:
             raise JudgeFailed(f"the judge {self.spec.kind!r} raised {type(error).__name__}: {with_place(error)}") from error
         place, value = _judgement(self.spec.kind, judged, len(texts))
@@ -97,6 +111,9 @@ def _first_like(chain: Chain, place: int, distinct: Sequence[int]) -> int:
     return next(each for each in distinct if (chain.candidates[each].role, chain.candidates[each].ids) == (chosen.role, chosen.ids))
 
 
+@overload
+def judge(kind: JudgeFunction) -> FunctionJudgeKind: ...
+@overload
 def judge(
     kind: str,
     *,
@@ -105,28 +122,61 @@ def judge(
     high: float | None = None,
     distinct: bool = True,
     in_thread: bool = False,
-) -> Callable[[JudgeFunction], StageKind]:
-    """Make a function a kind of stage that judges candidates, called `kind` in graph files.
+) -> Callable[[JudgeFunction], FunctionJudgeKind]: ...
+def judge(
+    kind: str | JudgeFunction,
+    *,
+    value: str = "accepted",
+    low: float | None = None,
+    high: float | None = None,
+    distinct: bool = True,
+    in_thread: bool = False,
+) -> FunctionJudgeKind | Callable[[JudgeFunction], FunctionJudgeKind]:
+    """Make a function a kind of stage that judges candidates, called `kind` in graph files, or by its own name where it is decorated
+    without one; it is known in this process from then on.
 
     The function is called as `function(problem, thought, candidates, **keys)` with the texts of the problem, of all steps that were
-    committed, and of the candidates, of which identical ones are there once unless `distinct` is false. It returns a `Judged`. `value`,
+    committed, and of the candidates, of which identical ones are there once unless `distinct` is false. If its first argument is annotated
+    with `pipeline.Problem` it gets that, with `options`, `history` and the reference `answer`. It returns a `Judged`. `value`,
     `low` and `high` name the number that it returns, for plots. It must be a pure function of its arguments, or a resumed and a replayed
     run will differ. `in_thread`: call it in a thread, because it takes longer than a millisecond; not on simulated engines, whose time
     stands still meanwhile.
 
-    Raises `TypeError` for a function with other arguments.
+    Raises `TypeError` for a function with other arguments, `UsageError` where a built-in kind has that name.
     """
+    if not isinstance(kind, str):
+        return judge(kind.__name__)(kind)
 
-    def made(function: JudgeFunction) -> StageKind:
-        spec = _spec_of(kind, function)
-        scale = Scale(value, low, high)
-
-        def build(name: str, found: StageSpec, builders: Mapping[str, PromptBuilder]) -> FunctionJudge:
-            return FunctionJudge(name, found, function, scale, distinct=distinct, in_thread=in_thread)
-
-        return StageKind(spec=spec, build=build)
+    def made(function: JudgeFunction) -> FunctionJudgeKind:
+        found = kind_of(function, kind, Scale(value, low, high), distinct=distinct, in_thread=in_thread)
+        register(found)
+        return found
 
     return made
+
+
+def kind_of(function: JudgeFunction, kind: str, scale: Scale, *, distinct: bool = True, in_thread: bool = False) -> FunctionJudgeKind:
+    """What `judge` makes, not registered."""
+
+    def build(name: str, spec: StageSpec, builders: Mapping[str, PromptBuilder]) -> FunctionJudge:
+        return FunctionJudge(name, spec, function, scale, distinct=distinct, in_thread=in_thread)
+
+    return FunctionJudgeKind(spec=_spec_of(kind, function), build=build, function=function)
+
+
+def as_judge(given: JudgeFunction | StageKind) -> StageKind:
+    """A kind of stage as it is, a plain function as the judge of its own name; raises `UsageError` for what is neither."""
+    if isinstance(given, StageKind):
+        return given
+    if not hasattr(given, "__name__"):
+        raise UsageError(f"judges: expected functions, got a `{type(given).__name__}`")
+    return judge(given)
+
+
+def _takes_problem(function: JudgeFunction) -> bool:
+    """Whether the first argument of `function` is annotated with `Problem`."""
+    first = next(iter(inspect.signature(function).parameters))
+    return get_type_hints(function).get(first) is Problem
 
 
 def _spec_of(kind: str, function: JudgeFunction) -> type[StageSpec]:
@@ -160,7 +210,9 @@ def _spec_of(kind: str, function: JudgeFunction) -> type[StageSpec]:
 
 def _received(kind: str, keys: Mapping[str, Any]) -> StageSpec:
     """The spec of a judge that came from another process, where its class was made anew: the class has no name to be pickled by."""
-    return stage_specs()[kind](**keys)
+    if kind not in (known := stage_specs()):
+        raise UsageError(f"the judge {kind!r} is not known in this process; announce it as an entry point of the group pipeline.stages")
+    return known[kind](**keys)
 
 
 def _judgement(kind: str, judged: Any, candidates: int) -> tuple[int | None, float]:

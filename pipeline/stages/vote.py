@@ -8,7 +8,8 @@ from msgspec import Meta
 
 from pipeline.grading.answers import Canonical, canonical
 from pipeline.grading.stated import stated
-from pipeline.stages.function_judge import judge
+from pipeline.reasoning.chain import Scale
+from pipeline.stages.function_judge import kind_of
 
 Votes = Annotated[int, Meta(ge=1, le=10_000, description="Votes that the most frequent answer needs; with fewer all are rejected.")]
 
@@ -34,4 +35,4 @@ def _answer(text: str) -> Canonical | None:
     return None if said is None else canonical(said.text)
 
 
-KIND = judge("vote", value="share of votes", low=0.0, high=1.0, distinct=False)(majority_vote)
+KIND = kind_of(majority_vote, "vote", Scale("share of votes", 0.0, 1.0), distinct=False)

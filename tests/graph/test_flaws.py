@@ -48,6 +48,7 @@ def test_names_params_keys_and_values_of_all_stages_at_once(tmp_path: Path) -> N
         ["line 12", "$.stages.reason.stages.verify.kind"],
         ["line 9", "$.stages.reason.until.max_steps"],
         ["line 13", "$.stages.answer"],
+        ["line 8", "$.stages.reason.after"],
     ]
     assert found[4].endswith("unknown kind `chose`; did you mean `choose`?")
 
@@ -180,3 +181,21 @@ def test_params_engines_stages_and_prompts_at_once(tmp_path: Path) -> None:
         "`chose`",
     ):
         assert flaw in text, flaw
+
+
+def test_a_param_that_is_not_there_hides_no_other_flaw(tmp_path: Path) -> None:
+    found = flaws(
+        "name: x\n"
+        "engines: {target: {backend: sim, model: m, max_in_flight: many}}\n"
+        "params: {tokens: 8}\n"
+        "sampling: {temperature: $warmth}\n"
+        "stages:\n"
+        "  think: {kind: generate, engine: target, unit: thought, max_tokens: $token}\n"
+        "  answer: {kind: answer, engine: target, after: think, max_tokens: $tokens, top_q: 1}\n",
+        tmp_path,
+    )
+    assert [each.split(": ", 2)[1:] for each in found] == [
+        ["$.stages.think.max_tokens", "no param `$token`; did you mean `tokens`?"],
+        ["$.sampling.temperature", "no param `$warmth`; known are `tokens`"],
+        ["$.stages.answer", "unknown key `top_q`; did you mean `top_p`?"],
+    ]

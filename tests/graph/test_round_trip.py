@@ -46,7 +46,7 @@ def test_what_is_written_is_read_as_the_same_value(value: Any) -> None:
 @pytest.mark.parametrize("value", [object(), {1, 2}, float("inf"), float("nan"), b"x"], ids=["object", "set", "inf", "nan", "bytes"])
 def test_a_value_that_no_record_can_hold_is_refused(value: Any) -> None:
     with pytest.raises((GraphError, UsageError), match=r"params|x"):
-        load_graph(GRAPH, params={"x": value})
+        load_graph(GRAPH, set={"x": value})
 
 
 def _at_replica(plan: Plan) -> Plan:
@@ -72,7 +72,7 @@ def test_params_of_a_bundled_graph_are_the_same_wherever_they_went(name: str, tm
     assert run(replayed).failed == 0
     resumed = load_plan(graph, engines, resume_options(tmp_path / "run").settings)
     swept = read_systems(SweepOptions(graphs=(graph,), input=given.input, batch_sizes=(1,), engines=(engines,), settings=settings))
-    everywhere = [recorded, resumed, swept[-1].plan, load_graph(graph, engines, plan.params), _at_replica(plan)]
+    everywhere = [recorded, resumed, swept[-1].plan, load_graph(graph, engines, set=plan.params), _at_replica(plan)]
     assert [each.digest for each in everywhere] == [plan.digest] * len(everywhere)
     assert [params_of(each) for each in (*everywhere, RunFile.read(tmp_path / "again").plan)] == [params_of(plan)] * (len(everywhere) + 1)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from pipeline.session.checks.adapters import rejections, unused_adapters
+from pipeline.session.checks.adapters import rejections, unused_adapters, used_adapters
 from pipeline.session.preflight import load_plan, notices
 from pipeline.trace.run_file import RunFile
 from tests.support.paths import ROOT
@@ -15,12 +15,16 @@ from tests.support.runs import solve
 ENGINES = ROOT / "graphs/engines/tiny-scot.yaml"
 UNUSED = "engine 'target' has an adapter, `selection`, with which no stage is computed; `--set adapter=selection` does that"
 
+USED = "stage verify uses the adapter `selection` of engine 'target'"
+
 
 @pytest.mark.parametrize(
     ("graph", "settings", "said"),
     [
-        ("scot", (), [UNUSED]),
-        ("scot", ("adapter=selection",), []),
+        ("scot", (), [USED]),
+        ("scot", ("adapter=null",), [UNUSED]),
+        ("speccot", (), [UNUSED]),
+        ("speccot", ("adapter=selection",), [USED]),
         (
             "target",
             (),
@@ -30,7 +34,7 @@ UNUSED = "engine 'target' has an adapter, `selection`, with which no stage is co
 )
 def test_an_adapter_that_no_stage_names_is_said_before_the_run(graph: str, settings: tuple[str, ...], said: list[str]) -> None:
     plan = load_plan(ROOT / f"graphs/{graph}.yaml", ENGINES, settings)
-    assert list(unused_adapters(plan)) == said
+    assert [*used_adapters(plan), *unused_adapters(plan)] == said
     assert [each for each in notices(plan) if "adapter" in each] == said
 
 

@@ -22,6 +22,13 @@ def unused_adapters(plan: Plan) -> Iterator[str]:
         yield f"engine {role!r} has an adapter, {known}, with which no stage is computed; {remedy} does that"
 
 
+def used_adapters(plan: Plan) -> Iterator[str]:
+    """A sentence for each stage of `plan` that is computed with an adapter."""
+    for node in plan.stages():
+        if node.spec.adapter is not None:
+            yield f"stage {node.name} uses the adapter `{node.spec.adapter}` of engine {node.spec.role!r}"
+
+
 def rejections(run: RunFile) -> str | None:
     """The sentence that says that every verdict of a run was to reject all candidates; None where one was not, or none was given."""
     decisions = run.totals.decisions
