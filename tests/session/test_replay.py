@@ -293,7 +293,7 @@ def test_rates_without_a_bound_survive(tmp_path: Path) -> None:
         ({"settings": ("engines.draft.costs=recorded", f"engines.draft.costs_from={SIM}")}, "costs_from names a roofline, but costs is"),
         (
             {"settings": (f"engines.draft.costs_from={ROOT}/graphs/engines/tiny.yaml",)},
-            r"tiny\.yaml, line 3: \$\.\w+: unknown backend `torch`",
+            r"tiny\.yaml, line \d: \$\.\w+: unknown backend `torch`",
         ),
         ({"settings": ("engines.draft.run=/nowhere",)}, r"/nowhere/run\.json: cannot be read: no such file"),
         ({"engines": Path("replay:/nowhere")}, r"/nowhere/run\.json: cannot be read: no such file or directory; expected a run folder"),
