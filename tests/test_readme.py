@@ -20,8 +20,8 @@ def test_it_is_short() -> None:
 @pytest.mark.torch
 def test_the_answer_is_one_that_show_prints(tmp_path: Path) -> None:
     (shown,) = [block.body for block in README.blocks if block.language == "text"]
-    problem = shown.split("#")[0]
-    commands = f"```sh\npipeline {SHOWN}\npipeline show runs/shown {problem}\n```\n"
+    (problem,) = re.findall(r"`(arith-test-\d+)`", README.text)
+    commands = f"```sh\npipeline {SHOWN}\nCOLUMNS=140 pipeline show runs/shown {problem} --candidates\n```\n"
     done = run_page(Page(README.path, commands), newcomers_folder(tmp_path))
     assert done.returncode == 0, done.stderr
     assert without_measures(shown) in without_measures(done.stdout)

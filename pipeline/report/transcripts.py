@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from pipeline.analysis.capabilities import is_share, read_steps, scale_of
+from pipeline.analysis.quality.option_mass import LOW
 from pipeline.analysis.time.queued import COLUMNS as QUEUED
 from pipeline.analysis.time.queued import queued_s
 from pipeline.data.problems import Problems, open_problems
@@ -308,7 +309,7 @@ def _said(row: Mapping[str, Any]) -> str | None:
     said.append(" ".join(filter(None, (value, scale.unit))) + ("" if threshold is None else f" against a threshold of {threshold:g}"))
     # A value with a unit was measured: no question was asked whose answer could have been no valid option.
     asked = row["score_mass"] is not None and row["score_probs"] and not scale.unit
-    mass = f" ({row['score_mass']:.1%} probability on valid options)" if asked else ""
+    mass = f" ({row['score_mass']:.1%} probability on valid options)" if asked and row["score_mass"] < LOW else ""
     return shown(f"{row['verify_kind']}: {', '.join(said)}{mass}")
 
 

@@ -187,7 +187,7 @@ def test_options_are_told_only_where_the_trace_tells_them(
         (
             CHOOSE,
             {"score_label": "2", "chosen_candidate": 1, "num_distinct_candidates": 4, "score_mass": 0.99, "score_probs": [0.25] * 4},
-            "choose: candidate 2 of 4, 50.0% (99.0% probability on valid options)",
+            "choose: candidate 2 of 4, 50.0%",
         ),
         (
             SCORE,
