@@ -4,6 +4,7 @@ A page names them between `<!-- generated: NAME -->` and `<!-- /generated -->`; 
 mkdocs (`gen-files`); prints nothing, writes pages of the build alone.
 """
 
+import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -22,11 +23,11 @@ from pipeline.graph.loader import Preset
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import ChoosePrompt, Example, Marks, Prompts, Question
 from pipeline.graph.schema import field_docs
-from pipeline.graph.spec import GraphSpec, Sampling, UntilSpec
+from pipeline.graph.spec import EngineSpec, GraphSpec, RestartableSpec, Sampling, SamplingSpec, StageSpec, UntilSpec
 from pipeline.trace.columns import schema_of
 from pipeline.trace.conform import ROWS
-from pipeline.training.examples import PreferenceRow, PreferenceTokensRow, SelectionRow, SftRow, SftTokensRow
-from pipeline.training.lora.config import CONFIGS, LoraSpec
+from pipeline.training.examples import Origin, PreferenceRow, PreferenceTokensRow, SelectionRow, SftRow, SftTokensRow
+from pipeline.training.lora.config import CONFIGS, LoraSpec, TrainConfig
 
 MARK = re.compile(r"<!-- generated: (\w+) -->.*?<!-- /generated -->", re.DOTALL)
 ROOT = Path(__file__).parent.parent
@@ -55,9 +56,10 @@ def _inner_commands(group: click.Group, path: str, level: int) -> Iterator[str]:
 
 def graph_files() -> str:
     """The keys of graph files, prompts files and presets."""
-    parts = [_table(GraphSpec), "## Stages\n"]
+    parts = [_table(GraphSpec), "## Stages\n", "Every stage has these keys:\n", _table(StageSpec)]
+    parts += ["Stages that write text, `generate`, `draft` and `answer`, also have the keys of [sampling](#sampling).\n"]
     for kind, spec in stage_specs().items():
-        parts += [f"### {kind}\n", _doc(spec), _table(spec)]
+        parts += [f"### {kind}\n", _doc(spec), _table(spec, StageSpec, SamplingSpec)]
     parts += ["## until\n", _doc(UntilSpec), _table(UntilSpec), "## sampling\n", _doc(Sampling), _table(Sampling)]
     parts += ["## prompts\n", _doc(Prompts), _table(Prompts)]
     for title, struct in (("thought", Marks), ("examples", Example), ("choose, choose_thought", ChoosePrompt), ("score", Question)):
@@ -68,9 +70,10 @@ def graph_files() -> str:
 
 def engines_files() -> str:
     """The keys of engines files, by backend."""
-    parts: list[str] = []
+    parts = ["Every engine has these keys; a backend that lists one again has another default.\n", _table(EngineSpec)]
+    parts += ["Those that this package starts, `vllm`, `torch` and `sim`, also have:\n", _table(RestartableSpec, EngineSpec)]
     for backend, spec in engine_specs().items():
-        parts += [f"## {backend}\n", _doc(spec), _table(spec)]
+        parts += [f"## {backend}\n", _doc(spec), _table(spec, EngineSpec, RestartableSpec)]
         for name, inner in _inner(spec).items():
             parts += [f"### {backend}: {name}\n", _doc(inner), _table(inner)]
     return "\n".join(parts)
@@ -78,12 +81,13 @@ def engines_files() -> str:
 
 def training_files() -> str:
     """The keys of training files, and the columns of training data."""
-    parts: list[str] = []
+    parts = ["Both trainings have these keys:\n", _table(TrainConfig)]
     for task, config in CONFIGS.items():
-        parts += [f"## {task}\n", _doc(config), _table(config)]
+        parts += [f"## {task}\n", _doc(config), _table(config, TrainConfig)]
     parts += ["## lora\n", _doc(LoraSpec), _table(LoraSpec), "## Columns of training data\n"]
+    parts += ["Every row has these columns:\n", _table(Origin)]
     for row in (SftRow, SftTokensRow, SelectionRow, PreferenceRow, PreferenceTokensRow):
-        parts += [f"### {row.__name__}\n", _doc(row), _table(row)]
+        parts += [f"### {row.__name__}\n", _doc(row), _table(row, Origin)]
     return "\n".join(parts)
 
 
@@ -116,17 +120,21 @@ def claims() -> str:
 
 
 def _doc(struct: type) -> str:
-    return f"{(struct.__doc__ or '').strip()}\n"
+    return f"{inspect.cleandoc(struct.__doc__ or '')}\n"
 
 
-def _table(struct: type[Struct]) -> str:
-    """The keys of a Struct as a table."""
+def _table(struct: type[Struct], *under: type[Struct]) -> str:
+    """The keys of a Struct as a table, without those that it has unchanged from one of the Structs `under` it."""
+    known = {row for each in under if issubclass(struct, each) for row in _rows(each)}
+    lines = ["| key | type | default | meaning |", "|---|---|---|---|", *(row for row in _rows(struct) if row not in known)]
+    return "\n".join(lines) + "\n" if len(lines) > 2 else ""
+
+
+def _rows(struct: type[Struct]) -> Iterator[str]:
     said, hints = field_docs(struct), get_type_hints(struct, include_extras=True)
-    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for field in structs.fields(struct):
         default = "required" if field.required else f"`{_default(field)}`"
-        lines.append(f"| `{field.encode_name}` | {_cell(_type(hints[field.name]))} | {default} | {_cell(said[field.encode_name])} |")
-    return "\n".join(lines) + "\n"
+        yield f"| `{field.encode_name}` | {_cell(_type(hints[field.name]))} | {default} | {_cell(said[field.encode_name])} |"
 
 
 def _default(field: structs.FieldInfo) -> str:
@@ -155,7 +163,7 @@ def _type(hint: Any) -> str:
 def _bounds(meta: Meta) -> Iterator[str]:
     for sign, bound in ((">=", meta.ge), (">", meta.gt), ("<=", meta.le), ("<", meta.lt)):
         if bound is not None:
-            yield f"{sign} {bound:g}"
+            yield f"{sign} {bound:,}" if isinstance(bound, int) else f"{sign} {bound:g}"
 
 
 def _inner(spec: type[Struct]) -> dict[str, type[Struct]]:

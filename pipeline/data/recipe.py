@@ -60,50 +60,50 @@ class Choices(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How rows as published become problems. Values in a row are named by paths: `answer`, `final_answer[0]`, `meta.answer`."""
+    """How published rows become problems. Values in a row are named by paths: `answer`, `final_answer[0]`, `meta.answer`."""
 
     name: str
     """The file's name without `.yaml`; problem ids begin with it."""
     title: str
-    """Name of the data set for people."""
+    """Title of the data set."""
     license: str
     """Its license."""
     citation: str
     """How to cite it."""
     notes: str = ""
-    """What one should know about the data."""
+    """What to know about the data."""
     hub: Hub | None = None
-    """Where it is on the hub; null: it is not."""
+    """Where it is on the hub; null: nowhere."""
     file: str | None = None
-    """Path of the bundled data file, relative to the recipe; None for data that are not bundled."""
+    """Path of the bundled data file, relative to the recipe; null: the data are not bundled."""
 
     problem: str
     """Path of the problem's text."""
     problem_prefix: str = ""
-    """A beginning that is cut off every problem that has it, because a graph has an instruction of its own."""
+    """Text that is removed from the beginning of every problem that has it, because a graph has an instruction of its own."""
     problem_id: str | None = None
-    """Path of the id; null where a data set has none: then the row's number, from 1, is the id."""
+    """Path of the id; null: the data set has none, and rows are numbered from 1."""
     answer: str | None = None
-    """Path of the reference answer, an array of which is joined with commas; null for multiple choice."""
+    """Path of the reference answer (an array is joined with commas); null for multiple choice."""
     gold: Literal["as_is", "after_hashes", "boxed"] = "as_is"
-    """Where the reference is in `answer`: all of it, what follows its last `####` (GSM8K), or its last `\\boxed{}`."""
+    """What of `answer` is the reference: all of it, what follows its last `####` (GSM8K), or its last `\\boxed{}`."""
     answer_marks: tuple[str, ...] = ()
-    """Marks behind which the answer stands in the problem's text where `answer` is empty; it is cut off the problem then."""
+    """Marks after which the answer follows in the problem's text if `answer` is empty; it is then removed from the problem."""
     choices: Choices | None = None
-    """Where the options of multiple choice are; null: there are none."""
+    """The options of multiple-choice problems; null: none."""
     grader: BuiltIn
     """How answers are compared."""
     source: str | None = None
-    """Path of the name of a row's source; null: the recipe's title is used."""
+    """Path of the name of a row's source; null: the title of the recipe."""
     keep: dict[str, str] = {}
-    """More columns of text to keep: path by our name; null in rows that do not have it."""
+    """Additional columns of text to keep: paths by new name; null in rows without it."""
     only: dict[str, tuple[str | int | bool | None, ...]] = {}
-    """Accepted values by path: rows with another value are left out; a row without the column is kept."""
+    """Accepted values by path: rows with other values are left out, rows without the column are kept."""
 
     rows: Rows | None = None
-    """How many rows to expect, those left out by `only` not counted; null where it is not known."""
+    """Expected number of rows, not counting those left out by `only`; null: unknown."""
     digest: str | None = None
-    """The `canonical_digest` to expect; null where it is not known."""
+    """Expected digest of the prepared rows; null: unknown."""
 
     def paths(self) -> Iterator[tuple[str, str]]:
         """Every key of this recipe that holds a path, with that path."""

@@ -49,7 +49,7 @@ class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     set: dict[str, Param]
     """Values by what `--set` calls them: names of params, and `stages.STAGE.NAME`."""
     samples: Count | None = None
-    """Attempts at every problem; None: the paper says nothing of it."""
+    """Attempts at every problem; null: the paper does not state it."""
 
 
 @with_lines

@@ -39,12 +39,12 @@ Label = Annotated[str, Meta(min_length=1)]
 
 
 class Marks(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The special tokens around a thought, as they are written; a model that has neither is taken to mark no thoughts."""
+    """The reasoning tags of the model. A model whose vocabulary has neither is assumed to use none."""
 
     open: str = THINK_OPEN
-    """Text that begins a thought."""
+    """The opening tag."""
     close: str = THINK_CLOSE
-    """Text that ends a thought."""
+    """The closing tag."""
 
 
 class Message(Struct, frozen=True):
@@ -57,27 +57,27 @@ class Message(Struct, frozen=True):
 
 
 class Example(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A problem with its answer, said before the problem that is asked (few-shot)."""
+    """A few-shot example: a problem with its answer, before the problem that is asked."""
 
     problem: str
-    """In the same wording as the problem that is asked."""
+    """Put into the same `problem` text as the one that is asked."""
     reply: str
-    """What the assistant says, as it stands."""
+    """The assistant's reply, literally."""
 
 
 class Question(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a verifier is asked: a turn of the user, and a reply that goes on with one of the labels, one token."""
+    """How a judge is asked: a user turn, and a reply that continues with one of the labels, one token."""
 
     form: Literal["appended", "alone"] = "appended"
-    """`appended`: behind the thought, whose keys and values are in the engine's cache; `alone`: a chat of its own."""
+    """`appended`: after the thought, which is still in the engine's cache; `alone`: a separate chat."""
     turn: str
-    """What the user says. Places: `{{problem}}`, and, where it stands alone, `{{thought}}`: all that was committed."""
+    """The user turn. Placeholders: `{{problem}}`, and with `form: alone` `{{thought}}`, all that was committed so far."""
     prefill: str
-    """How the reply begins."""
+    """The beginning of the reply; the label follows it."""
     reply: Literal["after_thought", "in_thought", "plain"] = "after_thought"
-    """Where the reply begins: behind an empty thought, within one, or without one."""
+    """Where the reply begins: after an empty thought, inside one, or without one."""
     labels: tuple[Label, ...]
-    """Names of the options, in order; each must be a single token of the engine behind `prefill`."""
+    """Labels of the options, in order; each must be a single token of the engine after `prefill`."""
 
 
 class Options(NamedTuple):
@@ -94,13 +94,13 @@ class ChoosePrompt(Question, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How a `choose` stage asks for the best candidate (SpecCoT 3.4, SCoT 3.4)."""
 
     turn: str = f"{CHOOSE_INTRO}{{{{candidates}}}}{CHOOSE_ASKED}"
-    """Also has the places `{{candidates}}`, and `{{none}}`, where `none` is said if the stage may reject."""
+    """The user turn. Further placeholders: `{{candidates}}`, and `{{none}}` for the text `none` if the stage may reject."""
     candidate: str = "[{{label}}] {{candidate}}\n\n"
-    """How each candidate is shown. What stands behind it is left out where the candidate ends with that."""
+    """How each candidate is shown. Text after it is left out if the candidate ends with it."""
     none: str = NONE
-    """What is said of the option that rejects all candidates."""
+    """Text about the option that rejects all candidates."""
     none_at: Literal["first", "last"] = "first"
-    """Which of the labels that option has: the first of all, or the one behind that of the last candidate."""
+    """The label of that option: the first of all, or the one after the last candidate's."""
     prefill: str = CHOOSE_PREFILL
     labels: tuple[Label, ...] = tuple(LABELS)
 
@@ -113,42 +113,44 @@ class ChoosePrompt(Question, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ChooseThoughtPrompt(ChoosePrompt, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The same where candidates are whole thoughts (SCoT 3.4), which are shown without the mark that closes them."""
+    """The same for whole thoughts (SCoT 3.4), which are shown without their closing tag."""
 
     turn: str = f"{CHOOSE_THOUGHT_INTRO}{{{{candidates}}}}{CHOOSE_ASKED}"
 
 
 class ScorePrompt(Question, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a `score` stage asks for the utility of the last step, 0 to 9 (SpecReason 4.1)."""
+    """How a `score` stage asks for a rating of the last step, 0 to 9 (SpecReason 4.1)."""
 
     turn: str = SCORE_QUESTION
     prefill: str = SCORE_PREFILL
     labels: Annotated[tuple[Label, ...], Meta(min_length=10, max_length=10)] = tuple(string.digits)
-    """The ten ratings, from 0 on."""
+    """The ten ratings, starting with 0."""
 
 
 class Prompts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All texts of a graph. A stage may have a block of its own, whose keys go before those of the graph."""
+    """All texts of a graph. A stage may have a block of its own, whose keys take precedence."""
 
     system: str | None = None
-    """The system message; None: what the chat template says without one."""
+    """The system message; null: whatever the chat template does without one."""
     problem: str = f"{{{{problem}}}}{INSTRUCTION}"
-    """How a problem is asked."""
+    """How a problem is asked. Placeholder: `{{problem}}`."""
     options: str = "\n\n{{options}}\n\nOne option is right. The final answer is its letter alone: {{letters}}."
-    """What follows a multiple-choice problem whose text does not show its options; empty: nothing. Places: `{{options}}`, a line each, and
+    """Text after a multiple-choice problem that does not list its options; empty: nothing. Placeholders: `{{options}}`, a line each, and
     `{{letters}}`: A, B, C or D."""
     option: str = "({{letter}}) {{option}}"
-    """The line of an option."""
+    """One line of `{{options}}`. Placeholders: `{{letter}}`, `{{option}}`."""
     examples: tuple[Example, ...] = ()
-    """Solved examples that stand before the problem, as turns of the conversation."""
+    """Few-shot examples, as turns before the problem."""
     delimiter: Annotated[str, Meta(min_length=1)] = DELIMITER
     """The text that ends a step."""
     thought: Marks = Marks()
+    """The reasoning tags."""
     choose: ChoosePrompt = ChoosePrompt()
-    """Of `choose` stages that choose a step."""
+    """The question of `choose` stages about steps."""
     choose_thought: ChooseThoughtPrompt = ChooseThoughtPrompt()
-    """Of `choose` stages that choose a whole thought."""
+    """The question of `choose` stages about whole thoughts."""
     score: ScorePrompt = ScorePrompt()
+    """The question of `score` stages."""
 
     @property
     def opening(self) -> tuple[object, ...]:

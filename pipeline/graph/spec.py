@@ -27,11 +27,12 @@ Name = str
 AdapterName = Annotated[str, Meta(min_length=1, max_length=64)]
 Param = bool | int | float | str | None
 Speculate = Literal["always", "never", "auto"]
-"""Whether the steps of a loop are speculated: all of them, none (the target alone writes, in one request), or as it pays."""
+"""Whether the steps of a loop are speculated: all of them, none (the target alone writes, in one request), or whichever is
+faster."""
 PLAIN_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 """How text is sampled by a model's own distribution."""
 Purpose = Literal["guide", "draft", "judge", "write", "answer"]
-"""What a call is for: to give the direction before the first step, to propose candidates, to judge them, to write a step or a
+"""What a call is for: to give guidance before the first step, to propose candidates, to judge them, to write a step or a
 whole thought, to answer."""
 
 
@@ -39,14 +40,13 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     """The keys that every stage of a graph file may have, and the capabilities that every kind of stage states."""
 
     after: Name | tuple[Name, ...] = ()
-    """Stages of the same block that must have been applied before this one starts."""
+    """Stages of the same block that come before this one."""
     when: str | None = None
-    """`STAGE.accepted` or `STAGE.rejected`: run only on this verdict of an earlier stage that judges."""
+    """`STAGE.accepted` or `STAGE.rejected`: run only after this verdict of an earlier judge."""
     prompts: Prompts | None = None
-    """What is said to the model in this stage; None: what the graph says."""
+    """Prompts of this stage; null: those of the graph."""
     adapter: str | None = None
-    """The adapter that the stage's engine computes its calls with, by its name under `adapters` in the engines file; None: the model as it
-    is."""
+    """LoRA adapter of the stage's calls: a name under `adapters` in the engines file; null: the unmodified model."""
 
     drafts: ClassVar[bool] = False
     """Whether it proposes candidates that a later stage must judge."""
@@ -114,29 +114,29 @@ def pending_drafts(before: Mapping[str, StageSpec]) -> int:
 
 
 class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The keys of `SamplingSpec` that stages have in common; None: what its default says."""
+    """Sampling of all stages that state nothing else."""
 
     temperature: Temperature | None = None
-    """0: greedy. Null: 1, or what the graph says."""
+    """0: greedy; null: the default of the stage."""
     top_p: TopP | None = None
-    """Nucleus sampling. Null: 1 (off), or what the graph says."""
+    """Nucleus sampling; null: off."""
     top_k: TopK | None = None
-    """Sample from the k most likely tokens; 0: all."""
+    """Sample from the k most likely tokens; 0: no limit."""
     min_p: MinP | None = None
-    """Least probability relative to the most likely token; 0: off."""
+    """Minimum probability relative to that of the most likely token; 0: off."""
 
 
 class SamplingSpec(StageSpec, frozen=True, kw_only=True):
     """The keys of a stage that samples text."""
 
     temperature: Temperature = 0.6
-    """0 is greedy."""
+    """0: greedy."""
     top_p: TopP = 1.0
-    """Only the likeliest tokens are sampled that have this share of the probability together; 1: all."""
+    """Nucleus sampling: the most likely tokens with this total probability; 1: off."""
     top_k: TopK = 0
-    """Only so many of the likeliest tokens are sampled; 0: all."""
+    """Sample from the k most likely tokens; 0: no limit."""
     min_p: MinP = 0.0
-    """Only tokens are sampled that have at least this share of the probability of the likeliest one; 0: all."""
+    """Minimum probability relative to that of the most likely token; 0: off."""
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -151,29 +151,28 @@ class SamplingSpec(StageSpec, frozen=True, kw_only=True):
 
 
 class UntilSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ends a `repeat`; whichever holds first. Reaching the context length always ends it."""
+    """The stop conditions of a `repeat`: the first that holds ends it. So does the end of the context."""
 
     thought_closed: bool = False
-    """Exit when the last step has closed the thought."""
+    """Stop when the last step has closed the thought."""
     answer_boxed: bool = False
-    """Exit when the thought contains a closed `\\boxed{}`."""
+    """Stop when the thought contains a closed `\\boxed{}`."""
     repeated: Annotated[int, Meta(ge=0, le=1000)] | None = None
-    """Exit when the same step was committed this many times in a row; 0: never."""
+    """Stop when the same step was committed this many times in a row; 0: off."""
     max_steps: Count | None = None
-    """Exit when this many steps were committed, guidance not counted."""
+    """Stop after this many steps, not counting guidance."""
     token_budget: Tokens | None = None
-    """Exit when this many thought tokens were committed."""
+    """Stop after this many tokens of the thought."""
 
 
 class RepeatSpec(StageSpec, frozen=True, kw_only=True, tag="repeat"):
-    """A block of stages, run again and again until an exit holds."""
+    """A block of stages, repeated until a stop condition holds."""
 
     until: UntilSpec
-    """When the loop ends."""
+    """The stop conditions."""
     speculate: Speculate = "always"
-    """`always`: every step is drafted and judged. `never`: the graph is the target's own path, one request a problem, as `target.yaml`
-    makes it; nothing is drafted, judged or guided. `auto`: each chain is switched between the two as it pays (`graph/direct.py` says
-    for which graphs). Then answers depend on when a chain was switched."""
+    """`always`: every step is drafted and judged. `never`: the target alone, one request per problem, as in `target.yaml`. `auto`: each
+    chain is switched to whichever is faster; answers then depend on when it was switched."""
     stages: dict[Name, StageSpec] = {}
     """The stages of one round."""
 
@@ -182,18 +181,17 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     """The keys that every engine of an engines file may have."""
 
     max_in_flight: Annotated[int, Meta(ge=1, le=65536)] = 64
-    """Most requests sent to the engine at once; the others wait in its lane."""
+    """Maximum number of requests sent to the engine at once; the others wait in its client queue."""
     hang_s: PositiveSeconds = 300.0
-    """An engine that has calls and makes no progress for this many seconds hangs: one that this package started is killed and started
-    again, and calls to any other, in flight for as long, are given up. Progress is what it computes, whichever call that is for; of a
-    server, what arrives from it. Time in which this process is suspended does not count."""
+    """Seconds without progress after which an engine with calls counts as hanging. One that this package started is killed and started
+    again; calls to any other time out. Progress is any computation, or anything that arrives from a server. Time in which this process is
+    suspended does not count."""
     timeout_s: PositiveSeconds | None = None
-    """An attempt at a call that takes longer than this many seconds is given up, also while its engine makes progress; the time in the
-    engine's own queue counts, that in which this process is suspended does not. Null: a call may take as long as its engine works."""
+    """Seconds after which an attempt at a call times out even if its engine makes progress; time in the engine's own queue counts. Null: no
+    limit while the engine makes progress."""
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 0
-    """Times that a call is sent again after its attempt was given up, the engine was unavailable for the moment, or its answer was
-    invalid; after that many its chain fails. Pauses between them double from half a second to 30 s, or are as long as the engine
-    asks for (`Retry-After`), but no longer than 300 s."""
+    """How often a call is sent again after it timed out, the engine was unavailable, or its answer was invalid; then its chain fails.
+    Pauses double from half a second to 30 s, or are as long as the engine asks for (`Retry-After`), at most 300 s."""
 
     @property
     def backend(self) -> str:
@@ -220,24 +218,24 @@ class RestartableSpec(EngineSpec, frozen=True, kw_only=True):
     """The keys that every engine may have which this package starts itself, and so can start again."""
 
     max_restarts: Annotated[int, Meta(ge=0, le=1000)] = 2
-    """Times that the engine is started again after it died or hung (`hang_s`), counted anew once it has been up for an hour; its calls are
-    sent again, which `max_retries` does not count. The next death ends the run."""
+    """How often the engine is started again after it died or hung (`hang_s`); counted from 0 again once it has run for an hour. Its calls
+    are sent again, which does not count for `max_retries`. The next death ends the run."""
     startup_timeout_s: PositiveSeconds = 3600.0
-    """A start that takes longer than this many seconds, with the download of the model where that is needed, is given up."""
+    """Time limit of a start in seconds, including the download of the model."""
 
 
 class GraphSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The keys of a graph file."""
 
     name: Name
-    """Name of the graph: lower-case letters, digits, - and _."""
+    """Name of the graph: lower-case letters, digits, `-` and `_`."""
     params: dict[Name, Param] = {}
-    """Named values; `$NAME` elsewhere in the file takes one, `--set NAME=VALUE` replaces it."""
+    """Named values: `$NAME` elsewhere in the file inserts one, `--set NAME=VALUE` overrides it."""
     engines: str | dict[Name, EngineSpec]
-    """The roles: an engines file, by its path from this one or by a bundled name, or the mapping itself."""
+    """The engines of the roles: an engines file (a path relative to this file, or a bundled name), or its content."""
     prompts: Prompts = DEFAULT_PROMPTS
-    """What is said to the models."""
+    """All texts that the models are given."""
     sampling: Sampling = Sampling()
-    """How text is sampled by stages that do not say otherwise."""
+    """Sampling of all stages that state nothing else."""
     stages: dict[Name, StageSpec] = {}
-    """The stages by name, in any order: `after` says what waits for what."""
+    """The stages by name, in any order; `after` says what waits for what."""

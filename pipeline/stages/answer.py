@@ -10,24 +10,24 @@ from pipeline.stages.base import EngineStage, StageKind
 
 
 class AnswerSpec(SamplingSpec, frozen=True, kw_only=True, tag="answer"):
-    """Close the thought and write the answer; the chain is finished then."""
+    """Close the thought and write the answer, which ends the chain."""
 
     engine: Name
-    """Role that computes it."""
+    """The role that answers."""
     max_tokens: Tokens = 1024
-    """Most tokens of the answer."""
+    """Maximum number of tokens of the answer."""
     budget: Literal["thought", "response"] = "thought"
-    """What the token budget is for. `thought`: an unfinished thought is closed, and the answer has its own `max_tokens`. `response`: for
-    thought and answer together; an unfinished thought stays without an answer."""
+    """What the token budget covers. `thought`: an unfinished thought is closed, and the answer has its own `max_tokens`. `response`:
+    thought and answer together; an unfinished thought has no answer."""
     token_budget: Tokens | None = None
-    """Most tokens of thought and answer together, with `budget: response`."""
+    """With `budget: response`: maximum number of tokens of thought and answer together."""
 
     answers: ClassVar[bool] = True
 
     def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
         """See `StageSpec.flaws`."""
         if self.budget == "response" and self.token_budget is None:
-            yield "token_budget", "is missing: `budget: response` needs the most tokens of thought and answer together"
+            yield "token_budget", "is missing: `budget: response` needs the maximum number of tokens of thought and answer together"
 
 
 class AnswerStage(EngineStage):

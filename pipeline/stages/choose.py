@@ -17,14 +17,14 @@ SCALE = Scale("probability of the chosen option", 0.0, 1.0)
 
 
 class ChooseSpec(StageSpec, frozen=True, kw_only=True, tag="choose"):
-    """One token names the best candidate, or 0 for none (SpecCoT eq. 4, SCoT eq. 3)."""
+    """Accept the candidate that one token names, or reject all (SpecCoT eq. 4, SCoT eq. 3)."""
 
     engine: Name
-    """Role that computes it."""
+    """The role that judges."""
     unit: Literal["step", "thought"] = "step"
-    """What the candidates are, which decides the words of the question: next steps, or whole thoughts (SCoT 3.4)."""
+    """What the candidates are, and so which prompt is used: next steps, or whole thoughts (SCoT 3.4)."""
     reject: bool = True
-    """false: 0 is not offered and one of the candidates is always accepted (best of N; SCoT 4.3, without error correction)."""
+    """`false`: one of the candidates is always accepted (best of N; SCoT 4.3, without error correction)."""
 
     judges: ClassVar[bool] = True
 

@@ -15,13 +15,13 @@ class DraftSpec(SamplingSpec, frozen=True, kw_only=True, tag="draft"):
     """Propose candidates for the next step, or for the whole thought (SpecCoT eq. 3, SCoT eq. 1)."""
 
     engine: Name
-    """Role that computes it."""
+    """The role that drafts."""
     unit: Literal["step", "thought"] = "step"
-    """What is written: a step, or a whole thought."""
+    """What a candidate is: a step, or a whole thought."""
     candidates: Annotated[int, Meta(ge=1, le=35)] = 5
-    """Candidates drafted for each step."""
+    """Number of candidates."""
     max_tokens: Tokens
-    """Limit of each candidate."""
+    """Maximum number of tokens of each candidate."""
 
     drafts: ClassVar[bool] = True
 

@@ -15,16 +15,16 @@ class GenerateSpec(SamplingSpec, frozen=True, kw_only=True, tag="generate"):
     """One engine writes: guidance (SpecCoT eq. 2), a fallback step (eq. 5), a whole thought or a whole response."""
 
     engine: Name
-    """Role that computes it."""
+    """The role that writes."""
     unit: Literal["tokens", "step", "thought", "response"]
-    """How far it writes. `tokens`: `max_tokens`, across blank lines, unless the thought ends before; `step`: to a blank line;
-    `thought`: to `</think>`; `response`: to the end of the sequence."""
+    """How far it writes. `tokens`: `max_tokens`, across blank lines, unless the thought ends first; `step`: up to a blank line; `thought`:
+    up to `</think>`; `response`: to the end of the sequence."""
     max_tokens: Annotated[int, Meta(ge=0, le=1_000_000)]
-    """Most tokens that it writes. 0, only with `unit: tokens`: the stage makes no call and no step (SpecCoT 4.3: no guidance)."""
+    """Maximum number of tokens. 0, only with `unit: tokens`: the stage is skipped (SpecCoT 4.3: no guidance)."""
     answer_tokens: Tokens | None = None
-    """With `unit: response`: what the answer has beyond so many tokens is cut off; None: nothing."""
+    """With `unit: response`: maximum number of tokens of the answer; the rest is cut off. Null: no limit."""
     first_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
-    """In a `repeat`: this stage alone writes the first n steps (SpecReason 4.1, second knob)."""
+    """In a `repeat`: this stage writes the first n steps without drafts (SpecReason 4.1)."""
 
     writes: ClassVar[bool] = True
 

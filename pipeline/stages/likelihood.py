@@ -18,15 +18,14 @@ SCALE = Scale("log probability of the best candidate", high=0.0, unit="nats per 
 
 
 class LikelihoodSpec(StageSpec, frozen=True, kw_only=True, tag="likelihood"):
-    """Each candidate's log probability under the engine is computed; the likeliest candidate is accepted if it reaches `threshold`.
-    SpecReason 4.1 names log probabilities as future work."""
+    """Accept the most likely candidate by its log probability under the engine, if that reaches `threshold` (not in the papers)."""
 
     engine: Name
-    """Role that computes it."""
+    """The role that judges."""
     threshold: Annotated[float, Meta(le=0.0)] = -0.5
-    """Least value of the `statistic` that is accepted, in nats per token."""
+    """Minimum value of the `statistic` that is accepted, in nats per token."""
     statistic: Literal["mean", "minimum"] = "mean"
-    """`mean`: over the candidate's tokens; `minimum`: of its least likely token, so that one wrong number is enough."""
+    """`mean` over the candidate's tokens, or `minimum`: that of its least likely token, so that one wrong number is enough."""
 
     judges: ClassVar[bool] = True
 

@@ -16,14 +16,14 @@ SCALES = {"greedy": Scale("score", 0.0, 9.0, integers=True), "expected": Scale("
 
 
 class ScoreSpec(StageSpec, frozen=True, kw_only=True, tag="score"):
-    """One token, 0 to 9, rates the only candidate; it is accepted if the rating reaches `threshold` (SpecReason 4.1)."""
+    """Rate the candidate from 0 to 9 with one token, and accept it if the rating reaches `threshold` (SpecReason 4.1)."""
 
     engine: Name
-    """Role that computes it."""
+    """The role that judges."""
     threshold: Annotated[float, Meta(ge=0.0, le=9.0)] = 7.0
-    """Scores from this on are accepted (of 0 to 9)."""
+    """Minimum rating that is accepted."""
     method: Literal["greedy", "expected"] = "greedy"
-    """`greedy`: the likeliest digit counts; `expected`: the mean of the digits, weighted with their probabilities."""
+    """`greedy`: the most likely digit; `expected`: the mean of the digits, weighted by their probabilities."""
 
     judges: ClassVar[bool] = True
 

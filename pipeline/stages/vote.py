@@ -11,14 +11,14 @@ from pipeline.grading.stated import stated
 from pipeline.reasoning.chain import Scale
 from pipeline.stages.function_judge import kind_of
 
-Votes = Annotated[int, Meta(ge=1, le=10_000, description="Votes that the most frequent answer needs; with fewer all are rejected.")]
+Votes = Annotated[int, Meta(ge=1, le=10_000, description="Minimum number of votes for the winner; with fewer, all are rejected.")]
 
 
 def majority_vote(problem: str, thought: str, candidates: Sequence[str], *, least_votes: Votes = 1) -> tuple[int | None, float]:
-    """The answers of the candidates vote; the first candidate with the most frequent one is accepted if that has `least_votes`.
+    """Accept the first candidate whose answer is the most frequent one, if that has `least_votes`.
 
-    A candidate's answer is the one that it states by `grading.stated`; candidates that state none do not vote. Answers are one where
-    `grading.answers.canonical` makes them equal (Wang et al., Self-Consistency Improves Chain of Thought Reasoning, section 2).
+    A candidate's answer is the one that it marks, else its last number or formula; candidates with neither do not vote. Equal answers count
+    as one (Wang et al., Self-Consistency Improves Chain of Thought Reasoning, section 2).
     """
     answers = [_answer(text) for text in candidates]
     votes = Counter(answer for answer in answers if answer is not None)

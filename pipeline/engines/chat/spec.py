@@ -10,37 +10,36 @@ from pipeline.graph.spec import Count, EngineSpec, PositiveSeconds, Tokens
 
 
 class ChatSpec(EngineSpec, frozen=True, kw_only=True, tag="chat"):
-    """A server that has chat completions and nothing else, such as hosted models. It writes whole thoughts, whole responses and answers,
-    and judges by the text of its reply; it cannot write on in a thought that was begun, so no stage that works step by step can use it.
-    Needs the extra `openai`."""
+    """A server that only has chat completions. It writes whole thoughts, responses and answers, and judges by the text of its reply; it
+    cannot continue a partial reply, so stages that work step by step cannot use it. Needs the extra `openai`."""
 
     model: str
     """The name under which the server serves the model."""
     base_url: str
-    """Up to and including `/v1`."""
+    """Address up to and including `/v1`."""
     api_key_env: str | None = None
-    """Name of the environment variable that holds the key, never the key itself; by default no key is sent."""
+    """Name of the environment variable with the API key, never the key itself; null: no key is sent."""
     max_model_len: Annotated[int, Meta(ge=16, le=1_000_000_000)]
-    """Context length in tokens. The server's own tokens are not known here: three bytes of text are taken for one."""
+    """Context length in tokens. Tokens are estimated: three bytes of text count as one."""
     max_tokens_key: str = "max_tokens"
-    """How the server calls the limit of a reply's tokens; some want `max_completion_tokens`."""
+    """The server's name for the limit of a reply's tokens; some expect `max_completion_tokens`."""
     send_sampling: bool = True
-    """Send `temperature`, `top_p` and `seed`; some models take none of them."""
+    """Send `temperature`, `top_p` and `seed`; some models reject them."""
     thinking_tokens: Tokens = 2048
-    """Most tokens that a reply may have before it names an option or gives a final answer: a reasoning model thinks before each."""
+    """Maximum number of tokens that a reasoning model may write before it names an option or gives a final answer."""
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 8
-    """See `EngineSpec.max_retries`; servers are often unavailable for a moment, and a verdict without an option is asked for again."""
+    """How often a call is sent again after it timed out, the server was unavailable, or a verdict named no option."""
     hang_s: PositiveSeconds = 1800.0
-    """Calls that have been in flight for this many seconds are given up once nothing has arrived from the server for as long. Answers
-    arrive as a whole: this is also the longest that a call may take while no other is answered."""
+    """Seconds without anything arriving from the server after which calls in flight for as long time out. Answers arrive as a whole, so
+    this is also the time limit of a call while no other is answered."""
     startup_timeout_s: PositiveSeconds = 600.0
-    """Longest time that the server may take to list its models, before the run starts."""
+    """Time limit in seconds for the server to list its models, before the run starts."""
     chat_template_kwargs: Mapping[str, Any] = {}
-    """What the server tells the model's chat template beside the messages, such as `enable_thinking: false` for Qwen3."""
+    """Arguments that the server passes to the chat template, such as `enable_thinking: false` for Qwen3."""
     extra: Mapping[str, Any] = {}
-    """Further fields of every request, any JSON, such as `reasoning_effort: high` or `reasoning: {effort: high}`."""
+    """Additional fields of every request, any JSON, such as `reasoning_effort: high` or `reasoning: {effort: high}`."""
     max_in_flight: Count = 64
-    """Most requests sent to the server at once."""
+    """Maximum number of requests sent to the server at once."""
 
     def __post_init__(self) -> None:
         """Refuse fields that a request has without them."""

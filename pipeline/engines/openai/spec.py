@@ -27,38 +27,38 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     model: str
     """The name under which the server serves the model."""
     base_url: str | tuple[str, ...]
-    """Up to and including `/v1`; several are replicas of one another: each gets calls as long as it answers, and a call that fails at one
-    goes to another at once."""
+    """Address up to and including `/v1`. Several are replicas: each gets calls while it answers, and a call that fails at one goes to
+    another at once."""
     adapters: Mapping[AdapterName, str] = {}
-    """What a stage may name under `adapter`, and the name under which every server serves `model` with that adapter: with vLLM
-    `--lora-modules NAME=FOLDER`."""
+    """LoRA adapters by the names that stages use under `adapter`: the name under which every server serves `model` with that adapter
+    (vLLM: `--lora-modules NAME=FOLDER`)."""
     tokenizer: str | None = None
-    """Folder, hub name or `bundled:NAME` of the model's tokenizer and chat template; by default `model`."""
+    """Folder, hub name or `bundled:NAME` of the model's tokenizer and chat template; null: `model`."""
     chat_template_kwargs: Mapping[str, Any] = {}
-    """What the chat template of `tokenizer` is told beside the messages, such as `enable_thinking: false` for Qwen3."""
+    """Arguments of the chat template of `tokenizer`, such as `enable_thinking: false` for Qwen3."""
     extra: Mapping[str, Any] = {}
-    """Further fields of every request, any JSON, such as `repetition_penalty: 1.05`."""
+    """Additional fields of every request, any JSON, such as `repetition_penalty: 1.05`."""
     api_key_env: str | None = None
-    """Name of the environment variable that holds the key, never the key itself; by default no key is sent."""
+    """Name of the environment variable with the API key, never the key itself; null: no key is sent."""
     max_model_len: Annotated[int, Meta(ge=16, le=1_000_000_000)] | None = None
-    """Context length in tokens; by default what the server says."""
+    """Context length in tokens; null: as the server reports."""
     prompts: Literal["auto", "ids", "text"] = "auto"
-    """How prompts are sent; `auto`: as token ids where the server takes them and returns ids, else as text. In a text a space follows the
-    first character of a special token that a problem or an answer spells out, or the server would take it for the token."""
+    """How prompts are sent; `auto`: as token ids if the server accepts and returns them, else as text. In texts, a space is put after the
+    first character of a special token that a problem or answer spells out, so that the server does not read it as the token."""
     adds_bos: bool | None = None
-    """Whether the server puts a beginning-of-sequence token before a prompt that it takes as a text: the prompt is then sent without its
-    own. By default what the server's count of a prompt's tokens shows, which not every server states."""
+    """Whether the server adds a BOS token to prompts sent as text; they are then sent without their own. Null: as the server's count of
+    prompt tokens shows, which not every server reports."""
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 8
-    """See `EngineSpec.max_retries`; servers are often unavailable for a moment. Moves to other replicas do not count. A chain fails only if
-    some replica answers other requests; else its call waits for that."""
+    """How often a call is sent again after it timed out, the server was unavailable, or its answer was invalid. Moves to other replicas do
+    not count. A chain fails only while some replica answers other requests; otherwise its call waits for one."""
     hang_s: PositiveSeconds = 1800.0
-    """Calls that have been in flight for this many seconds are given up once nothing has arrived from the servers for as long. Answers
-    arrive as a whole, unless they may be interrupted: this is also the longest that a call may take while no other is answered."""
+    """Seconds without anything arriving from the servers after which calls in flight for as long time out. Answers arrive as a whole,
+    unless they may be interrupted, so this is also the time limit of a call while no other is answered."""
     reconnect_s: PositiveSeconds = 180.0
-    """When no replica has answered for this long, or all have refused everything (a key that has expired) or sent no valid answer (a page
-    to sign in) for this long or 5 s, the engine counts as dead: the run stops and can be resumed."""
+    """Seconds without an answer from any replica after which the run stops; it can be resumed. If all refuse everything (an expired key) or
+    send no valid answer (a sign-in page), it stops after at most 5 s."""
     startup_timeout_s: PositiveSeconds = 600.0
-    """Longest time that the servers may take to say what they can do, before the run starts."""
+    """Time limit in seconds for the servers to report what they can do, before the run starts."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be the name of a variable, and may be the key itself, without repeating it; and fields that a request has."""

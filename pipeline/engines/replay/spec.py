@@ -9,26 +9,25 @@ from pipeline.graph.spec import EngineSpec, PositiveSeconds
 
 
 class ReplaySpec(EngineSpec, frozen=True, kw_only=True, tag="replay"):
-    """Gives the answers that the engine of the same role gave in a recorded run, on virtual time and without any model."""
+    """The recorded answers of the engine of the same role in an earlier run, on a virtual clock and without a model."""
 
     run: str
     """Folder of the recorded run."""
     costs: Literal["auto", "recorded", "simulated"] = "auto"
-    """How long a call takes. `recorded`: as long as it took then, whatever runs beside it. `simulated`: as long as a roofline says,
-    which is that of the recorded simulated engine or the one in the run's `calibration.yaml`. `auto`: `simulated` where there is a
-    roofline, else `recorded`."""
+    """How long a call takes. `recorded`: as long as it took then, whatever else runs. `simulated`: by a roofline, that of the recorded
+    simulated engine or the one in the run's `calibration.yaml`. `auto`: `simulated` if there is a roofline, else `recorded`."""
     costs_from: str | None = None
-    """An engines file of simulated engines whose rooflines are used instead; the text that they would write is not."""
+    """An engines file of simulated engines whose rooflines are used instead."""
     model: str = ""
-    """The model's name in the trace; by default that of the recorded model."""
+    """Name of the model in the trace; empty: that of the recorded model."""
     trust_remote_code: bool = False
-    """Let code run that comes with the recorded model's tokenizer; a run folder cannot ask for that itself."""
+    """Run code that comes with the recorded model's tokenizer; a run folder cannot ask for that itself."""
     max_in_flight: Annotated[int, Meta(ge=0, le=65536)] = 0
-    """See `EngineSpec.max_in_flight`; 0: as recorded."""
+    """Maximum number of requests sent to the engine at once; 0: as recorded."""
     timeout_s: PositiveSeconds | None = None
-    """An attempt at a call that takes longer than this many seconds is given up; null: as recorded."""
+    """Seconds after which an attempt at a call times out; null: as recorded."""
     max_retries: Annotated[int, Meta(ge=-1, le=100)] = -1
-    """See `EngineSpec.max_retries`; -1: as recorded."""
+    """How often a call is sent again; -1: as recorded."""
 
     @property
     def adapter_names(self) -> Collection[str] | None:

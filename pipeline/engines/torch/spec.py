@@ -13,34 +13,34 @@ SMALL_PARAMETERS = 20_000_000
 
 
 class TorchSpec(RestartableSpec, frozen=True, kw_only=True, tag="torch"):
-    """A transformers model under this package's continuous-batching loop, in a worker process of its own."""
+    """A transformers model with this package's continuous batching, in a worker process."""
 
     model: str
-    """A folder, a hub name, or `bundled:NAME` for a model that comes with the package."""
+    """A folder, a hub name, or `bundled:NAME` for a model of this package."""
     device: Literal["auto", "cpu", "cuda", "cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4", "cuda:5", "cuda:6", "cuda:7"] = "auto"
-    """`auto`: the first CUDA device if there is one, else the CPU."""
+    """`auto`: the first CUDA device, or the CPU if there is none."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """`auto`: what the model was saved in; below 20M parameters on a CPU float32, which is faster there and rounds less."""
+    """Number type of the weights; `auto`: that of the checkpoint; on a CPU below 20 million parameters float32, which is faster there."""
     max_num_seqs: Annotated[int, Meta(ge=1, le=4096)] = 64
-    """Sequences computed together; a request of n candidates takes n."""
+    """Maximum number of sequences computed together; a request for n candidates counts as n."""
     max_model_len: Annotated[int, Meta(ge=16, le=1_000_000_000)] | None = None
-    """Context length in tokens; by default the model's own."""
+    """Context length in tokens; null: the model's own."""
     max_num_batched_tokens: Annotated[int, Meta(ge=16, le=1_000_000_000)] = 2048
-    """Most prompt tokens computed in one iteration; longer prompts are prefilled in chunks."""
+    """Maximum number of prompt tokens computed in one iteration; longer prompts are prefilled in chunks."""
     kv_cache_slots: Annotated[int, Meta(ge=1, le=1_000_000_000)] | None = None
-    """Sequences whose keys and values are kept, running or cached; by default twice `max_num_seqs`."""
+    """Number of sequences whose keys and values are kept, running or cached; null: twice `max_num_seqs`."""
     core: Annotated[int, Meta(ge=0, le=65535)] | None = None
     """CPU core the worker is pinned to."""
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """CPU threads of one operation."""
+    """Number of CPU threads."""
     adapters: Mapping[AdapterName, str] = {}
-    """What a stage may name under `adapter`, and the folder of that LoRA adapter, as PEFT saves it, or `bundled:NAME`."""
+    """LoRA adapters by the names that stages use under `adapter`: folders as PEFT saves them, or `bundled:NAME`."""
     load_format: Literal["auto", "dummy"] = "auto"
-    """`dummy`: random weights of the model's shape, for throughput work without a download."""
+    """`dummy`: random weights of the model's shape, for throughput experiments without a download."""
     chat_template_kwargs: Mapping[str, Any] = {}
-    """What the model's chat template is told beside the messages, such as `enable_thinking: false` for Qwen3."""
+    """Arguments of the chat template, such as `enable_thinking: false` for Qwen3."""
     trust_remote_code: bool = False
-    """Let code run that comes with the model."""
+    """Run code that comes with the model."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be told to a chat template."""

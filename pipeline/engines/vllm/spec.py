@@ -29,28 +29,28 @@ _DEFAULTS: Mapping[str, Mapping[str, int]] = {
 
 
 class SpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Token-level speculation inside one engine, in vLLM's words: the hierarchical systems of SpecReason 4.2 and SpecCoT A.3."""
+    """Token-level speculation inside the engine, in vLLM's words (SpecReason 4.2, SpecCoT A.3)."""
 
     method: Literal["ngram", "draft_model", "eagle", "eagle3", "suffix"]
     """`ngram`: what followed the same tokens earlier in the prompt. `draft_model`: a small model of the same vocabulary, with embeddings of
-    the target's size. `eagle`, `eagle3`: a head that was trained on the target's hidden states (EAGLE, Li et al., 2024). `suffix`: what
+    the target's size. `eagle`, `eagle3`: a head trained on the target's hidden states (EAGLE, Li et al., 2024). `suffix`: what
     followed the same tokens earlier in this and other answers (SuffixDecoding, Oliaro et al., 2024); needs arctic-inference."""
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] | None = None
-    """Tokens proposed at a time; by default 5, and with method `suffix` at most as many as its trees are deep."""
+    """Tokens proposed at a time; null: 5; with method `suffix` vLLM's choice, at most the depth of its trees."""
     model: str | None = None
-    """The small model of method `draft_model`, or the head of `eagle` and `eagle3`: a folder, a hub name, or `bundled:NAME`."""
+    """With method `draft_model` the small model, with `eagle` and `eagle3` the head: a folder, a hub name, or `bundled:NAME`."""
     prompt_lookup_max: Annotated[int, Meta(ge=1, le=64)] | None = None
-    """Longest sequence, in tokens, that method `ngram` looks up; by default 4."""
+    """Maximum length, in tokens, of the sequences that method `ngram` looks up; null: 4."""
     prompt_lookup_min: Annotated[int, Meta(ge=1, le=64)] | None = None
-    """Shortest sequence, in tokens, that method `ngram` looks up; by default 1."""
+    """Minimum length, in tokens, of the sequences that method `ngram` looks up; null: 1."""
     suffix_decoding_max_tree_depth: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    """Most tokens of a match and what is proposed after it, together, of method `suffix`; by default 24."""
+    """With method `suffix`: maximum number of tokens of a match and the proposal after it; null: 24."""
     suffix_decoding_max_cached_requests: Annotated[int, Meta(ge=0, le=1_000_000_000)] | None = None
-    """Answers that method `suffix` keeps to look up in; 0: only the own prompt and answer. By default 10,000."""
+    """With method `suffix`: number of answers kept for look-ups; 0: only the request's own prompt and answer; null: 10,000."""
     suffix_decoding_max_spec_factor: Annotated[float, Meta(ge=0, le=1024)] | None = None
-    """Most tokens that method `suffix` proposes for each token of a match; by default 1."""
+    """With method `suffix`: maximum number of tokens proposed per token of a match; null: 1."""
     suffix_decoding_min_token_prob: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """Method `suffix` proposes a token only if at least this share of the matches went on with it; by default 0.1."""
+    """With method `suffix`: minimum share of the matches that continue with a token that is proposed; null: 0.1."""
 
     @property
     def whole_model(self) -> str | None:
@@ -70,54 +70,54 @@ class SpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
-    """vLLM's `AsyncLLM`, in a worker process of its own; needs the extra `vllm` or, without a GPU, vLLM's CPU build."""
+    """vLLM in a worker process. Needs the extra `vllm` or, without a GPU, vLLM's CPU build."""
 
     model: str
-    """A folder, a hub name, or `bundled:NAME` for a model that comes with the package."""
+    """A folder, a hub name, or `bundled:NAME` for a model of this package."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """Type of the weights; auto: as the checkpoint says."""
+    """Number type of the weights; `auto`: that of the checkpoint."""
     quantization: str | None = None
-    """As vLLM names it (`fp8`, `awq`, `gptq`, ...); by default what the model's own configuration says."""
+    """vLLM's name of the method (`fp8`, `awq`, `gptq`, ...); null: as the model's configuration says."""
     load_format: Literal["auto", "dummy", "safetensors", "pt"] = "auto"
-    """`dummy`: random weights of the model's shape, for throughput work without a download."""
+    """`dummy`: random weights of the model's shape, for throughput experiments without a download."""
     max_model_len: Annotated[int, Meta(ge=16, le=1_000_000_000)] | None = None
-    """Context length in tokens; by default the model's own."""
+    """Context length in tokens; null: the model's own."""
     max_num_seqs: Annotated[int, Meta(ge=1, le=65536)] = 256
-    """Sequences computed together; a request of n candidates takes n."""
+    """Maximum number of sequences computed together; a request for n candidates counts as n."""
     max_num_batched_tokens: Annotated[int, Meta(ge=16, le=1_000_000_000)] | None = None
-    """Most tokens computed in one iteration; by default what vLLM chooses for a server on that GPU (8,192 on an H100, 2,048 on an A100 or
-    A6000), and without a GPU 8,192, or a whole context."""
+    """Maximum number of tokens computed in one iteration; null: vLLM's default for servers on that GPU (8,192 on an H100, 2,048 on an A100
+    or A6000), without a GPU 8,192 or a whole context."""
     devices: tuple[Annotated[int, Meta(ge=0, le=65535)], ...] = ()
-    """GPUs by their index; by default the first `tensor_parallel_size` of them."""
+    """Indices of GPUs; empty: the first `tensor_parallel_size`."""
     tensor_parallel_size: Annotated[int, Meta(ge=1, le=64)] = 1
-    """GPUs that share every layer."""
+    """Number of GPUs that every layer is split over."""
     gpu_memory_utilization: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    """Share of each GPU's memory for weights, activations and cache. Engines that share a GPU must all say it; one alone
-    takes 0.9."""
+    """Share of each GPU's memory for weights, activations and cache. Engines that share a GPU must all state it; null: 0.9
+    for an engine alone."""
     kv_cache_gib: Annotated[float, Meta(gt=0.0)] | None = None
-    """Size of the key-value cache; by default what the share of the GPU leaves, and 1 GiB without a GPU."""
+    """Size of the KV cache; null: what the share of the GPU leaves, without a GPU 1 GiB."""
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
-    """Type of the KV cache; auto: as the weights."""
+    """Number type of the KV cache; `auto`: that of the weights."""
     enable_prefix_caching: bool = True
-    """Keep KV blocks of earlier prompts."""
+    """Reuse KV blocks of earlier prompts."""
     enable_chunked_prefill: bool | None = None
-    """By default on with a GPU. Without one it cannot be on: there a seeded request whose prefill is split kills vLLM 0.32."""
+    """Null: on with a GPU. Without one it cannot be on: a seeded request whose prefill is split kills vLLM 0.32 there."""
     enforce_eager: bool | None = None
-    """No CUDA graphs and no compilation; by default only without a GPU."""
+    """No CUDA graphs and no compilation; null: without a GPU only."""
     lora_path: str | None = None
-    """Folder of a LoRA adapter, or `bundled:NAME`, that every request uses whose stage names none."""
+    """LoRA adapter of all requests whose stage names none: a folder, or `bundled:NAME`."""
     adapters: Mapping[AdapterName, str] = {}
-    """What a stage may name under `adapter`, and the folder of that LoRA adapter, as PEFT saves it, or `bundled:NAME`."""
+    """LoRA adapters by the names that stages use under `adapter`: folders as PEFT saves them, or `bundled:NAME`."""
     speculative_config: SpeculativeSpec | None = None
-    """Token-level speculation within the engine; null: none."""
+    """Token-level speculation inside the engine; null: none."""
     core: Annotated[int, Meta(ge=0, le=65535)] | None = None
-    """Without a GPU: the first of the `threads` cores the engine computes on; by default cores of its own where there are enough."""
+    """Without a GPU: the first of the `threads` cores that it computes on; null: cores of its own if there are enough."""
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """Without a GPU: cores it computes on."""
+    """Without a GPU: number of cores."""
     chat_template_kwargs: Mapping[str, Any] = {}
-    """What the model's chat template is told beside the messages, such as `enable_thinking: false` for Qwen3."""
+    """Arguments of the chat template, such as `enable_thinking: false` for Qwen3."""
     trust_remote_code: bool = False
-    """Run code that the checkpoint brings."""
+    """Run code that comes with the model."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be told to a chat template."""

@@ -27,18 +27,18 @@ C = TypeVar("C", bound="TrainConfig")
 
 
 class LoraSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The matrices that are trained beside those of the model (Hu et al. 2022)."""
+    """The LoRA matrices that are trained (Hu et al. 2022)."""
 
     rank: Annotated[int, Meta(ge=1, le=512)] = 8
-    """SCoT 4.1. vLLM serves ranks up to 512."""
+    """Rank of the matrices; vLLM serves up to 512. SCoT 4.1."""
     alpha: Annotated[float, Meta(gt=0.0, le=1_000_000.0)] = 32
-    """What the matrices add is multiplied by alpha / rank. Published code."""
+    """What the matrices add is multiplied by `alpha` / `rank`. Published code."""
     dropout: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.1
-    """Share of the inputs of the matrices that is left out at random while training. Published code."""
+    """Dropout on the inputs of the matrices. Published code."""
     targets: Annotated[tuple[Text, ...], Meta(min_length=1)] = ("q_proj", "v_proj")
-    """Linear layers that get such matrices, by the last part of their names. SCoT 3.3 and 3.4."""
+    """Linear layers that get matrices, by the last part of their names. SCoT 3.3 and 3.4."""
     bias: Literal["none"] = "none"
-    """Biases stay as they are: no engine serves an adapter that changes them. Published code."""
+    """Biases are not trained: no engine serves an adapter that changes them. Published code."""
 
 
 class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,73 +49,74 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     data: Inputs
     """Files of `pipeline export --format sft` (for `draft`) or `selection` (for `select`), or SCoT's published ones as they are."""
     output: Text | None = None
-    """The folder of the adapter; `--output` goes before it."""
+    """Folder of the adapter; `--output` overrides it."""
     test_sets: tuple[Text, ...] = ()
-    """Inputs whose problems must not be among the data, as `pipeline run --input` takes them."""
+    """Inputs, as for `pipeline run --input`, whose problems must not be among the data."""
     overlap: Literal["refuse", "leave_out"] = "refuse"
-    """What happens to data whose problem is in a test set: the training is refused, or it goes on without them and counts them."""
+    """What to do with data whose problem is in a test set: refuse to train, or leave them out and count them."""
     validation: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.1
-    """Share of the problems that are held back to measure on; only for data that have no column `split`. Chosen here."""
+    """Share of the problems held out for validation, for data without a column `split`. This project's choice."""
     prompts: Text = "scot"
-    """How published data are said to the model: a bundled prompts file or a path. `scot`: as SCoT's published code says them. Serve with
-    the same: `pipeline run scot --set prompts=scot`, as graphs have other ones by default."""
+    """Prompts for published data: a bundled prompts file or a path. Serve with the same ones (`pipeline run scot --set prompts=scot`);
+    graphs use `default` unless told otherwise."""
     same_tokenizer: tuple[Text, ...] = ()
-    """Names in the column `model` of token ids whose tokenizer is that of `model`, though it cannot be looked at here."""
+    """Other models, by their names in the column `model` of token ids, that have the tokenizer of `model`, if theirs is not available
+    here."""
     lora: LoraSpec = LoraSpec()
-    """The matrices that are trained."""
+    """The LoRA matrices."""
     learning_rate: Rate = 1e-4
-    """The highest learning rate of AdamW."""
+    """Highest learning rate of AdamW."""
     epochs: Annotated[float, Meta(gt=0.0, le=10_000.0)] = 5
-    """How often all examples are learnt from. Published code, of both trainings."""
+    """Passes over all examples. Published code."""
     batch_size: Positive = 4
-    """Examples of one device that are computed together. Published code; its trainer, though, computes one example a step: the 4 stand in
-    a loader that it does not use."""
+    """Examples computed together on one device. Published code, in a loader that its trainer does not use: that computes one example per
+    step."""
     gradient_accumulation: Positive = 1
-    """Batches whose gradients are added up for one step. Published code."""
+    """Batches whose gradients are summed for one step. Published code."""
     warmup: Annotated[float, Meta(ge=0.0, le=1_000_000.0)] = 0.0
-    """Steps in which the learning rate rises from 0; below 1 the share of all steps. Published code: none."""
+    """Steps in which the learning rate rises from 0; below 1, their share of all steps. Published code."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """How the learning rate falls to 0 afterwards, if it does. Published code, by the default of its library."""
+    """How the learning rate falls afterwards. Published code, by its library's default."""
     weight_decay: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
-    """Published code, by the default of its library."""
+    """Weight decay of AdamW. Published code, by its library's default."""
     max_grad_norm: Annotated[float, Meta(gt=0.0, le=1_000_000.0)] = 1.0
-    """A longer gradient is shortened to this length. Published code, by the default of its library."""
+    """Gradients are clipped to this norm. Published code, by its library's default."""
     max_length: Positive | None = None
-    """Most tokens of an example; longer ones are left out and counted, never cut. null: as many as the model's context holds."""
+    """Maximum number of tokens of an example; longer ones are left out and counted, never truncated. Null: the model's context length."""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Number type of the model's weights and of computing; the trained matrices are float32. `auto`: bfloat16 on a GPU that has it, else
-    float32. (The published code has float16.)"""
+    """Number type of the model's weights and of computing; the trained matrices are float32. `auto`: bfloat16 on a GPU that supports it,
+    else float32. (The published code uses float16.)"""
     device: Literal["auto", "cpu"] = "auto"
-    """`auto`: GPUs where there are any."""
+    """`auto`: GPUs, if there are any."""
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
-    """Decides the order of the examples, the matrices at the start and what dropout leaves out."""
+    """Random seed of the order of the examples, the initial matrices and dropout."""
     log_every: Positive = 10
-    """Steps between two rows of `log.jsonl`; each checkpoint has one, too. Published code."""
+    """Steps between two rows of `log.jsonl`. Published code."""
     evaluate_every: Positive | None = None
-    """Steps between two validations; null: once an epoch. There is also one before the first step and one after the last."""
+    """Steps between two validations, besides those before the first and after the last step; null: one per epoch."""
     save_every: Positive = 100
-    """Steps between two checkpoints, of which two are kept. Published code: 100 for the draft, 10 for the target."""
+    """Steps between two checkpoints; the last two are kept. Published code: 100 for the draft, 10 for the target."""
     gradient_checkpointing: bool = False
-    """Compute activations again instead of keeping them: less memory, about a fifth slower."""
+    """Recompute activations instead of keeping them: less memory, about a fifth slower."""
     trust_remote_code: bool = False
-    """Let code run that comes with the model."""
+    """Run code that comes with the model."""
 
 
 class DraftConfig(TrainConfig, frozen=True, kw_only=True):
-    """`pipeline train draft`: a draft model learns the thoughts of its target (thinking behaviour alignment, SCoT 3.3)."""
+    """`pipeline train draft`: the draft learns to reason as its target does (SCoT 3.3)."""
 
     learning_rate: Rate = 5e-5
-    """The highest learning rate of AdamW. Published code."""
+    """Highest learning rate of AdamW. Published code."""
 
 
 class SelectConfig(TrainConfig, frozen=True, kw_only=True):
-    """`pipeline train select`: a target learns to name a right option with one token (SCoT 3.4; SpecCoT 3.4; SpecReason 4.1)."""
+    """`pipeline train select`: the target learns to name a right option with one token (SCoT 3.4; SpecCoT 3.4; SpecReason 4.1)."""
 
     learning_rate: Rate = 1e-4
-    """The highest learning rate of AdamW. Published code."""
+    """Highest learning rate of AdamW. Published code."""
     loss: Literal["least", "sum"] = "least"
-    """Of an example with several right options: `least`, the least of their cross entropies (SCoT 3.4, published code), or `sum`, minus the
-    log of the sum of their probabilities (with which the bundled models were trained)."""
+    """The loss of an example with several right options: `least`, the smallest of their cross entropies (SCoT 3.4, published code), or
+    `sum`, minus the logarithm of their summed probability (as the bundled models were trained)."""
 
 
 CONFIGS: dict[Task, type[TrainConfig]] = {"draft": DraftConfig, "select": SelectConfig}
