@@ -266,7 +266,7 @@ def page(parts: dict[str, Any]) -> Iterator[str]:
     reached, overhead_s, residuals = parts["fit"]
     rms, most = np.sqrt(np.mean(residuals**2)), np.abs(residuals).max()
     yield "# Calibration of the simulated engines"
-    yield f"{origin(parts['measured'])[:-1]}."
+    yield f"{origin({name: value for name, value in parts['measured'].items() if name != 'load'})[:-1]}."  # all on virtual time
     yield "Columns *paper* are printed in SpecCoT (Shi et al.), columns *simulated* come from engines `sim`." + parts["stated"]
     yield "## Published speeds: 2 and 4 A100"
     yield (

@@ -4,6 +4,7 @@ Twice: with the recorded text, where a run of the same system at another batch s
 text that the fitted engines write themselves, of the lengths of one recorded run.
 """
 
+import json
 import re
 import statistics
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from grids import origin
 from kept_runs import whole
+from recording import KEPT
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.tables import markdown_table
@@ -60,9 +63,15 @@ def predicted(measured: Path) -> tuple[list[str], dict[str, float]]:
     fit = (
         f"`pipeline calibrate` on two runs of the torch sweep in scaling.md ({name}, batch sizes {' and '.join(map(str, sizes))}): "
         + "; ".join(fit_lines(calibration))
-        + ". All other points are held out."
+        + f". All other points are held out. {_sweep(measured)}"
     )
     return ["## What was measured here, predicted", fit, markdown_table(table), _said(errors, len(held), medians)], medians
+
+
+def _sweep(measured: Path) -> str:
+    """How the sweep came to be, where that was kept."""
+    kept = measured.parent / KEPT
+    return f"The sweep: {origin(json.loads(kept.read_bytes()))[:-1]}.".replace("\n", " ") if kept.exists() else ""
 
 
 def _said(errors: dict[Key, tuple[float, float]], held: int, medians: dict[str, float]) -> str:
