@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, product
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -33,6 +34,8 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     """The graph of the target alone; by default `target.yaml` beside the first graph, else the bundled one."""
     engines: tuple[Path, ...] = ()
     """Engines files for all graphs; several are compared with each other. By default what the graphs name."""
+    planned_engines: dict[str, dict[str, Any]] = {}
+    """See `RunOptions.planned_engines`; for all systems but those on `baseline_engines`."""
     baseline_engines: Path | None = None
     """The engines file of the target alone; by default that of the others."""
     settings: tuple[str, ...] = ()
@@ -48,11 +51,17 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     seed: int = 0
     output: Path | None = None
     """The sweep's folder; by default `sweeps/GRAPH-TIME`."""
+    fail_on_error: float = 0.0
+    """The sweep counts as failed (exit code 3) only if a larger share of all its chains failed."""
     resume: bool = False
     """Go on with the sweep in `output`: points that are finished are not run again."""
     processes: int | None = None
     """Most points on simulated engines that run side by side, each in a process; None: as many as there are cores. 1: one after the
     other in this process, as points on real engines always run."""
+
+    def bound(self, file: Path | None) -> Path | dict[str, dict[str, Any]] | None:
+        """The engines of systems on an engines file, None for those that the graphs name; see `RunOptions.bound_engines`."""
+        return file if file is not None and file == self.baseline_engines else self.planned_engines or file
 
 
 class System(Struct, frozen=True, kw_only=True):

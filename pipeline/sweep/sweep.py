@@ -27,10 +27,12 @@ from pipeline.files import new_file
 from pipeline.graph.plan import settings_of
 from pipeline.graph.spec import EngineSpec
 from pipeline.machine import core_count
+from pipeline.session.checks.gpus import gpu_notices
 from pipeline.session.checks.modes import calibrated_costs
 from pipeline.session.checks.order import Thoughts, earlier_thoughts
 from pipeline.session.checks.replay import check_replay
 from pipeline.session.claim import Claim
+from pipeline.session.execute import failed_too_often
 from pipeline.session.loop import in_loop
 from pipeline.session.observer import Attend, Observer
 from pipeline.session.options import RunOptions
@@ -101,6 +103,8 @@ class SweepResult(Struct, frozen=True, kw_only=True):
     """Number of all points."""
     error: PipelineError | None = None
     """What kept the other points from being run."""
+    fail_on_error: float = 0.0
+    """See `SweepOptions.fail_on_error`."""
 
     @property
     def failed(self) -> int:
@@ -109,10 +113,11 @@ class SweepResult(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """0 all points are there · 1 an engine or the folder was lost · 3 some chains failed · 130 interrupted."""
+        """0: all points are there, 1: an engine or the folder was lost, 3: more chains failed than allowed, 130: interrupted."""
         if self.error is not None:
             return 130 if isinstance(self.error, Interrupted) else 1
-        return 3 if self.failed else 0
+        done = sum(point.chains for point in self.points) - self.failed
+        return 3 if failed_too_often(done, self.failed, self.fail_on_error) else 0
 
 
 def sweep(
@@ -126,7 +131,7 @@ def sweep(
     error: PipelineError | None = None
     with held_folder(options, systems) as folder:
         prepared = prepare(options, systems, folder)
-        said = [each for system in systems for each in notices(system.plan)]
+        said = [each for system in systems for each in (*notices(system.plan), *gpu_notices(system.plan))]
         for sentence in dict.fromkeys([*said, *opponents(systems), *unequal_rules(systems)]):
             observer.tell(sentence)
         finished = FinishedPoints(prepared, start_or_resume(prepared), done or (lambda *about: None))
@@ -137,7 +142,9 @@ def sweep(
                 raise
             error = failure
     points = [finished.points[each.name] for each in prepared.planned_points if each.name in finished.points]
-    return SweepResult(folder=prepared.folder, points=points, planned=len(prepared.planned_points), error=error)
+    return SweepResult(
+        folder=prepared.folder, points=points, planned=len(prepared.planned_points), error=error, fail_on_error=options.fail_on_error
+    )
 
 
 def run_missing(prepared: "Prepared", finished: "FinishedPoints", observer: Observer, attend: Attend | None) -> None:
@@ -250,6 +257,7 @@ def run_options(options: SweepOptions, system: System, folder: Path, **changes: 
         "graph": system.graph,
         "input": options.input,
         "engines": system.engines_file,
+        "planned_engines": bound if isinstance(bound := options.bound(system.engines_file), dict) else {},
         "settings": system.settings,
         "columns": options.columns,
         "samples": options.samples,

@@ -63,7 +63,7 @@ def _alone(system: System, systems: Sequence[System]) -> System:
 def _beside(system: System, alone: System, options: SweepOptions) -> System:
     """`system` with what is not as it is for the target `alone`; raises `UsageError` where it is the options that give it other work."""
     rules = rules_of(system.plan), rules_of(alone.plan)
-    plain = (rules_of(load_plan(each.graph, system.engines_file)) for each in (system, alone))
+    plain = (rules_of(load_plan(each.graph, options.bound(system.engines_file))) for each in (system, alone))
     if found := next(imposed(*rules, *plain), None):
         varied = [name for name in system.varied if name in alone.plan.params]
         remedy = (
@@ -94,7 +94,7 @@ def _on(file: Path | None, name: str, options: SweepOptions) -> list[System]:
         for choice in combinations(options.vary, plan.params)
     ]
     engines = _shared(others if options.baseline_engines else [alone, *others])
-    alone = _with_memory(alone, engines)
+    alone = _with_memory(alone, engines, options)
     if all(engines.get(role) == spec for role, spec in alone.plan.engines.items()):
         alone = structs.replace(alone, engines=engines)  # nothing has to be started anew for it
     return [alone, *(structs.replace(system, engines=engines) for system in others)]
@@ -104,7 +104,7 @@ def _opponent(file: Path, options: SweepOptions) -> System:
     """The target alone on an engines `file` of its own, with the memory of the other engines in it: one for all engines files."""
     alone = _system(_baseline(options), file, _name(file), options, baseline=True)
     replayed = str(file).startswith(PREFIX)
-    return alone if replayed else _with_memory(alone, load_engines(file, engine_specs(), _of_engines(file, options)))
+    return alone if replayed else _with_memory(alone, load_engines(file, engine_specs(), _of_engines(file, options)), options)
 
 
 def _baseline(options: SweepOptions) -> Path:
@@ -113,7 +113,7 @@ def _baseline(options: SweepOptions) -> Path:
     return options.baseline or (beside if beside.is_file() else Path("target"))
 
 
-def _with_memory(alone: System, others: Mapping[str, EngineSpec]) -> System:
+def _with_memory(alone: System, others: Mapping[str, EngineSpec], options: SweepOptions) -> System:
     """The target `alone`, with the memory that engines of `others` which it does not use would take of its devices."""
     own = alone.plan.engines
     fields = {
@@ -124,7 +124,7 @@ def _with_memory(alone: System, others: Mapping[str, EngineSpec]) -> System:
     }
     widened = tuple(setting(f"engines.{role}.{name}", value) for role, changed in fields.items() for name, value in changed.items())
     settings = alone.settings + widened
-    plan = load_plan(alone.graph, alone.engines_file, settings)
+    plan = load_plan(alone.graph, options.bound(alone.engines_file), settings)
     return structs.replace(alone, settings=settings, widened=widened, plan=plan, engines=plan.engines)
 
 
@@ -148,8 +148,9 @@ def _system(
 
 def _plan(graph: Path, file: Path | None, options: SweepOptions, choice: tuple[str, ...]) -> Plan:
     """The plan of a graph, with those of the user's settings that are params of it: graphs of a sweep may have different params."""
-    bare = load_plan(graph, file, tuple(each for each in _of_engines(file, options)))
-    return load_plan(graph, file, _settings(bare, graph, file, options) + choice)
+    bound = options.bound(file)
+    bare = load_plan(graph, bound, tuple(each for each in _of_engines(file, options)))
+    return load_plan(graph, bound, _settings(bare, graph, file, options) + choice)
 
 
 def _settings(plan: Plan, graph: Path, file: Path | None, options: SweepOptions) -> tuple[str, ...]:
@@ -162,10 +163,11 @@ def _settings(plan: Plan, graph: Path, file: Path | None, options: SweepOptions)
 def _of_engines(file: Path | None, options: SweepOptions) -> tuple[str, ...]:
     """Those of the user's settings of engines whose role there is in `file`; all of them where the graphs name their engines."""
     given = [each for each in options.settings if each.startswith("engines.")]
-    if file is None:
+    if file is None and not options.planned_engines:
         return tuple(given)
-    bound = bindings(file)
-    roles = {"*", *(bound if isinstance(bound, Mapping) else load_engines(file, engine_specs()))}
+    named = options.bound(file)
+    bound = bindings(named) if isinstance(named, Path) else named
+    roles = {"*", *(load_engines(bound, engine_specs()) if isinstance(bound, Path) else bound or ())}
     return tuple(each for each in given if each.split(".")[1] in roles)
 
 

@@ -204,8 +204,11 @@ def _edited(folder: Path) -> Path:
 
 
 def test_failed_chains_are_in_the_points(tmp_path: Path) -> None:
-    result = sweep(options(tmp_path, input=write_problems(tmp_path, 3, (b'{"problem": 7}',)), batch_sizes=(2,)))
+    given = options(tmp_path, input=write_problems(tmp_path, 3, (b'{"problem": 7}',)), batch_sizes=(2,))
+    result = sweep(given)
     assert result.exit_code == 3
+    allowed = msgspec.structs.replace(given, fail_on_error=0.25, resume=True)
+    assert sweep(allowed).exit_code == 0
     assert {(point.chains, point.failed) for point in result.points} == {(4, 1)}
 
 

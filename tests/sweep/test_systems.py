@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from pipeline.engines.placement.machines import machine_named
+from pipeline.engines.placement.place import place
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError, UsageError
@@ -80,6 +82,22 @@ def test_the_gpu_with_least_to_give_decides(tmp_path: Path) -> None:
     assert systems(str(path))["target"].widened == ("engines.target.gpu_memory_utilization=0.75",)
     path.write_text(path.read_text().replace("model: m", "model: m, kv_cache_gib: 4"))
     assert systems(str(path))["target"].widened == ()
+
+
+def test_engines_chosen_for_named_models_are_those_of_all_systems_but_an_opponent_with_a_file_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    models = {"target": "Qwen/QwQ-32B", "draft": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"}
+    planned = place([SPECCOT], models, machine=machine_named("2xH100-80GB")).engines
+    found = systems(planned_engines=planned)
+    spec = found["target"].engines["target"]
+    assert isinstance(spec, VllmSpec)
+    assert spec.gpu_memory_utilization == sum(engine["gpu_memory_utilization"] for engine in planned.values())
+    assert set(found["speccot"].engines) == {"target", "draft"}
+    alone = systems(planned_engines=planned, baseline_engines=Path("qwq-r1_1.5b-4x80gb"))["target"].engines["target"]
+    assert isinstance(alone, VllmSpec)
+    assert alone.tensor_parallel_size == 4
 
 
 def test_the_opponent_may_have_an_engines_file_of_its_own_with_the_memory_of_all_in_it() -> None:
