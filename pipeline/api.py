@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 import anyio
 import anyio.to_thread
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.data.in_memory import Frame, ProblemList, is_frame, rows_of
 from pipeline.data.obtain import STDIN, problem_files
@@ -44,8 +44,9 @@ from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.background import Background, TaskRun, ThreadRun
+from pipeline.session.checks.gpus import gpu_notices
 from pipeline.session.claim import claimed
-from pipeline.session.execute import SessionResult
+from pipeline.session.execute import SessionResult, failed_too_often
 from pipeline.session.loop import on_asyncio, time_is_virtual
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
@@ -89,6 +90,9 @@ class GraphKeywords(TypedDict, total=False):
     """Values for the graph's params by name, and for fields as `engines.ROLE.NAME` and `stages.STAGE.NAME`."""
     preset: str | Path | None
     """Settings of a paper, by name or as a file; `set` overrides them."""
+    models: Mapping[str, str | Path] | None
+    """The model of each role: a Hugging Face name, a folder, `bundled:NAME`, or the URL of a server. Engines are chosen that fit on this
+    machine; with `engines` only the models in them are replaced."""
     judges: Sequence[JudgeFunction | StageKind]
     """Functions that the graph names as kinds of stages: what `@pipeline.judge` made, or plain functions, by their own names."""
 
@@ -122,6 +126,9 @@ class RunKeywords(GraphKeywords, total=False):
     graders: Sequence[Same | FunctionGrader]
     """Functions that grade answers: what `@pipeline.grader` made, or plain functions, by their own names. Problems name them in their
     column `grader`; a single one grades all problems that name none."""
+    fail_on_error: float
+    """The share of chains that may fail before `pipeline resume` counts the run as failed, and `Result.too_many_failed` is true; default
+    0."""
     output: str | Path | None
     """The run folder to write, or its URL; without it nothing is written to disk."""
     keep_input: bool
@@ -170,6 +177,12 @@ class Result(Struct, frozen=True, kw_only=True):
         totals = self.run.totals
         return totals.correct / totals.graded if totals.graded else None
 
+    @property
+    def too_many_failed(self) -> bool:
+        """Whether a larger share of the chains failed than `fail_on_error` allows."""
+        totals = self.run.totals
+        return failed_too_often(totals.chains_done, totals.chains_failed, self.run.options.get("fail_on_error", 0.0))
+
     def to_arrow(self, table: str = "chains") -> "pyarrow.Table":
         """The rows of `chains`, `steps` or `calls`, with the units of their columns as field metadata.
 
@@ -204,10 +217,27 @@ def load_graph(graph: Graph, engines: Engines | None = None, **bound: Unpack[Gra
     source = Path(graph) if isinstance(graph, str) else graph
     for judge in given.get("judges", ()):
         register(as_judge(judge))
+    if given.get("models"):
+        engines, _ = _placed(source, engines, given)
     named = bindings(Path(engines)) if isinstance(engines, str | Path) else engines and _roles(engines)
     backends = engine_specs() | {"open": OpenSpec}
     spec = load_spec(source, stage_specs(), backends, engines=named, settings=_settings(given))
     return compiled(spec, str(source) if isinstance(source, Path) else "graph")
+
+
+def _placed(
+    graph: Graph, engines: Engines | None, bound: Mapping[str, Any], batch_size: int = 64
+) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
+    """The engines for the `models` of `bound`, in place of those in `engines`, and what is to be said about them."""
+    if isinstance(graph, Plan):
+        raise UsageError("models: the plan is compiled already; give them to load_graph")
+    if _opened(engines) is not None:
+        raise UsageError("models: the engines are open already; leave out one of the two")
+    given = Path(engines) if isinstance(engines, str | Path) else engines and _roles(engines)
+    place = import_module("pipeline.engines.placement.place").place
+    source = Path(graph) if isinstance(graph, str) else graph
+    found = place([source], bound["models"], settings=_settings(bound), engines=given, batch_size=batch_size)
+    return found.engines, found.sentences
 
 
 def solve(graph: Graph, problems: Input, *, trace: bool = False, **options: Unpack[RunKeywords]) -> Result:
@@ -324,8 +354,12 @@ def _prepared(graph: Graph, problems: Input, options: RunKeywords, *, virtual: b
     engines = given.pop("engines", None)
     bound: Any = {name: given.pop(name) for name in GraphKeywords.__annotations__ if name in given}
     graders = [register_grader(each) for each in given.pop("graders", ())]
-    opened, plan = _opened(engines), load_graph(graph, engines, **bound)
-    said: list[str] = []
+    opened, said, planned = _opened(engines), list[str](), dict[str, dict[str, Any]]()
+    if bound.get("models"):
+        planned, sentences = _placed(graph, engines, bound, given.get("batch_size", 64))
+        said += sentences
+    plan = load_graph(graph, planned or engines, **{name: value for name, value in bound.items() if name != "models"})
+    said += gpu_notices(plan) if opened is None else []
     with ExitStack() as stack:
         names = _input_names(problems)
         here = not any(name == STDIN or "://" in name for name in names)
@@ -333,7 +367,7 @@ def _prepared(graph: Graph, problems: Input, options: RunKeywords, *, virtual: b
         output = given.pop("output", None)
         if isinstance(output, str) and is_url(output):
             output = stack.enter_context(written_folder(output, lambda sentence: None, new=not given.get("resume")))
-        valid = _valid(graph, plan, engines, bound, given, output, files, names)
+        valid = structs.replace(_valid(graph, plan, engines, bound, given, output, files, names), planned_engines=planned)
         listed = None if names else _listed(problems, valid)
         with claimed(valid, plan.name, on_disk=False) as claim:
             found = problems_of(valid, claim) if listed is None else listed

@@ -494,3 +494,5 @@ class Backend(Struct, frozen=True, kw_only=True):
     gpus: Callable[[Mapping[str, Any]], int] | None = None
     """How many GPUs a machine must show so that the engines of these specs find theirs, by role the specs: one more than the greatest
     index. Where a machine has none, engines that need none of them compute on its CPU. None: they use no GPU of the machine."""
+    devices: Callable[[Mapping[str, Any], Machine], Mapping[str, Collection[int]]] | None = None
+    """The GPUs of a machine, by their indices, that the engine of each role computes on. None: its engines use no GPU of the machine."""

@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -441,3 +442,40 @@ def test_in_the_kernel_of_a_notebook(tmp_path: Path) -> None:
     nbclient.NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
     said: list[Mapping[str, Any]] = [output for cell in notebook.cells for output in cell.outputs]
     assert [output["data"]["text/plain"] for output in said] == ["(4, 'finished')", "4", "4"]
+
+
+MODELS = {"target": "bundled:tiny-target", "draft": "bundled:tiny-draft"}
+
+
+def test_roles_may_be_given_by_their_models_alone() -> None:
+    plan = api.load_graph("speccot", models=MODELS)
+    assert {role: (spec.backend, spec.model) for role, spec in plan.engines.items()} == {  # type: ignore[attr-defined]
+        role: (plan.engines[role].backend, model) for role, model in MODELS.items()
+    }
+    with pytest.raises(UsageError, match="speccot also needs a model for draft; add --model draft=NAME"):
+        pipeline.solve("speccot", PROBLEMS, models={"target": "bundled:tiny-target"})
+    with pytest.raises(UsageError, match="models: the plan is compiled already"):
+        pipeline.solve(plan, PROBLEMS, models=MODELS)
+    with pytest.raises(UsageError, match="models: the engines are open already"):
+        pipeline.solve("target", PROBLEMS, engines={"target": Echo()}, models=MODELS)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_run_on_named_models_is_resumed_on_the_engines_that_were_chosen(tmp_path: Path) -> None:
+    problems = ROOT / "datasets/arith/test.parquet"
+    result = pipeline.solve("speccot", problems, models=MODELS, limit=4, output=tmp_path / "run", fail_on_error=0.5)
+    assert (len(result), result.too_many_failed) == (4, False)
+    assert result.notices[0].startswith("engines: target bundled:tiny-target (torch, ")
+    options = resume_options(tmp_path / "run")
+    assert {role: fields["model"] for role, fields in options.planned_engines.items()} == MODELS
+    resumed = run(msgspec.structs.replace(options, limit=8, allow_drift=("limit",)))
+    assert (resumed.done, resumed.exit_code) == (8, 0)
+    assert RunFile.read(tmp_path / "run").engines == result.run.engines
+
+
+def test_a_result_says_whether_too_many_chains_failed() -> None:
+    faulty = {"engines.target.faults.garbage_share": 0.02, "engines.target.max_retries": 0}
+    found = [pipeline.solve("speccot", PROBLEMS, engines="sim-2xh100", set=faulty, fail_on_error=share) for share in (0.0, 1.0)]
+    assert [result.too_many_failed for result in found] == [True, False]
+    assert found[0].run.totals.chains_failed

@@ -3,13 +3,10 @@
 Processes on one GPU take turns, unless the control daemon of CUDA MPS runs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from pipeline.engines.cores import ranges
-from pipeline.engines.torch.backend import cuda_build, gpu_of
-from pipeline.engines.torch.spec import TorchSpec
-from pipeline.engines.vllm.memory_plan import devices_of, on_cpu
-from pipeline.engines.vllm.spec import VllmSpec
+from pipeline.engines.registry import by_backend
 from pipeline.graph.spec import EngineSpec
 from pipeline.machine import Machine
 
@@ -20,9 +17,11 @@ MPS_START, MPS_STOP = "nvidia-cuda-mps-control -d", "echo quit | nvidia-cuda-mps
 def shared_gpus(specs: Mapping[str, EngineSpec], machine: Machine) -> dict[tuple[str, ...], list[int]]:
     """The GPUs that several engines share, by the roles of these engines."""
     found: dict[tuple[str, ...], list[int]] = {}
-    used = {role: _gpus(spec, machine) for role, spec in specs.items()}
+    used: dict[str, Collection[int]] = {}
+    for backend, group in by_backend(specs):
+        used |= {} if backend.devices is None else backend.devices(group, machine)
     for gpu in machine.gpus:
-        roles = tuple(role for role, gpus in used.items() if gpu.index in gpus)
+        roles = tuple(role for role in specs if gpu.index in used.get(role, ()))
         if len(roles) > 1:
             found.setdefault(roles, []).append(gpu.index)
     return found
@@ -50,13 +49,3 @@ def side_by_side(specs: Mapping[str, EngineSpec], machine: Machine) -> Iterator[
 def _shared(specs: Mapping[str, EngineSpec], machine: Machine) -> Iterator[str]:
     for roles, gpus in shared_gpus(specs, machine).items():
         yield f"{' and '.join(roles)} share GPU {ranges(gpus)}"
-
-
-def _gpus(spec: EngineSpec, machine: Machine) -> tuple[int, ...]:
-    """The GPUs of a machine that an engine computes on."""
-    if isinstance(spec, VllmSpec):
-        return () if on_cpu(machine) else devices_of(spec)
-    if isinstance(spec, TorchSpec) and cuda_build(machine):
-        gpu = gpu_of(spec, machine)
-        return () if gpu is None else (gpu,)
-    return ()

@@ -95,7 +95,9 @@ def test_engines_chosen_for_named_models_are_those_of_all_systems_but_an_opponen
     assert isinstance(spec, VllmSpec)
     assert spec.gpu_memory_utilization == sum(engine["gpu_memory_utilization"] for engine in planned.values())
     assert set(found["speccot"].engines) == {"target", "draft"}
-    alone = systems(planned_engines=planned, baseline_engines=Path("qwq-r1_1.5b-4x80gb"))["target"].engines["target"]
+    fields = {"planned_engines": planned, "settings": ("engines.*.max_model_len=10240",)}
+    found = systems(**fields, baseline_engines=Path("qwq-r1_1.5b-4x80gb"))
+    alone = next(system for system in found.values() if system.baseline).engines["target"]
     assert isinstance(alone, VllmSpec)
     assert alone.tensor_parallel_size == 4
 

@@ -192,4 +192,12 @@ def gpus(specs: Mapping[str, TorchSpec]) -> int:
     return max((int(spec.device.partition(":")[2] or 0) + 1 for spec in specs.values() if spec.device != "cpu"), default=0)
 
 
-BACKEND = Backend(spec=TorchSpec, open=open_torch, available=torch_available, examine=examine_torch, tokenizer=tokenizer_of, gpus=gpus)
+def devices(specs: Mapping[str, TorchSpec], machine: Machine) -> dict[str, tuple[int, ...]]:
+    """See `Backend.devices`."""
+    found = {role: gpu_of(spec, machine) for role, spec in specs.items()}
+    return {role: () if gpu is None or not cuda_build(machine) else (gpu,) for role, gpu in found.items()}
+
+
+BACKEND = Backend(
+    spec=TorchSpec, open=open_torch, available=torch_available, examine=examine_torch, tokenizer=tokenizer_of, gpus=gpus, devices=devices
+)

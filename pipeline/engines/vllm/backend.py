@@ -18,7 +18,7 @@ from pipeline.engines.process.engine import InterruptibleWorkerEngine, WorkerEng
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.startup import current_listener
 from pipeline.engines.vllm.check import check, examine_vllm, vllm_available
-from pipeline.engines.vllm.memory_plan import build, devices_of, has_room, may_score, widened
+from pipeline.engines.vllm.memory_plan import build, devices_of, has_room, may_score, on_cpu, widened
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.machine import Machine, bindable_cores, look
 from pipeline.worker_process import Program
@@ -98,6 +98,11 @@ def gpus(specs: Mapping[str, VllmSpec]) -> int:
     return max((index + 1 for spec in specs.values() for index in devices_of(spec)), default=0)
 
 
+def devices(specs: Mapping[str, VllmSpec], machine: Machine) -> dict[str, tuple[int, ...]]:
+    """See `Backend.devices`."""
+    return {role: () if on_cpu(machine) else devices_of(spec) for role, spec in specs.items()}
+
+
 BACKEND = Backend(
     spec=VllmSpec,
     open=open_vllm,
@@ -106,4 +111,5 @@ BACKEND = Backend(
     tokenizer=tokenizer_of,
     widened=widened,
     gpus=gpus,
+    devices=devices,
 )

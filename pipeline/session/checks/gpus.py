@@ -1,13 +1,12 @@
 """Whether engines take turns on a GPU of this machine: a plan enters, sentences leave, before an engine starts."""
 
+from pipeline.engines.registry import by_backend
 from pipeline.engines.sharing import taking_turns
-from pipeline.engines.torch.spec import TorchSpec
-from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.graph.plan import Plan
 from pipeline.machine import gpus, look
 
 
 def gpu_notices(plan: Plan) -> list[str]:
     """A sentence for each group of engines that share a GPU without CUDA MPS, with the commands that start it."""
-    local = {role: spec for role, spec in plan.engines.items() if isinstance(spec, VllmSpec | TorchSpec)}
-    return list(taking_turns(local, look())) if len(local) > 1 and gpus() else []
+    may_share = len(plan.engines) > 1 and any(backend.devices is not None for backend, _ in by_backend(plan.engines))
+    return list(taking_turns(plan.engines, look())) if may_share and gpus() else []
