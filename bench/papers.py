@@ -288,7 +288,7 @@ def score_steps(run_folder: Path, reward_model: Path) -> str:
     """Let a bundled reward model score the steps, if they are not scored; returns why they could not be, else nothing."""
     if any((run_folder / "rewards").glob("part-*.parquet")):
         return ""
-    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", "grade", str(run_folder), "--prm", str(reward_model)]
+    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", "score", str(run_folder), "--prm", str(reward_model)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     return "" if done.returncode == 0 else f"{run_folder.name}: {done.stderr.strip().splitlines()[-1]}"
 

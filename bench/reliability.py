@@ -193,7 +193,7 @@ def faults_part(tolls: list[Toll]) -> Iterator[str]:
 
 def batches_part(found: dict[str, Invariance]) -> Iterator[str]:
     yield "## Do answers depend on the batch?"
-    yield "SpecCoT at temperature 0.6, batch size 1 against 32 (`pipeline compare --invariance`). Simulated: never, by a property test."
+    yield "SpecCoT at temperature 0.6, batch size 1 against 32 (`pipeline compare --identical`). Simulated: never, by a property test."
     head = "| engines | chains | equal to the last token | 95 % interval | same answer | accuracy | difference |"
     yield "\n".join([head, "|---|---|---|---|---|---|---|", *(_batches_row(name, each) for name, each in found.items())])
 

@@ -226,7 +226,7 @@ class Study:
         """
         sizes = [0, *(each for each in self.lessons if each <= count)]
         runs = [self.run(f"train-{start}-{end}", "scot", self.problems(start, end)) for start, end in pairwise(sizes)]
-        data = self.exported(f"choices-{count}", runs, "--format", "selection")
+        data = self.exported(f"choices-{count}", runs, "--as", "selection")
         examples = pq.read_table(data, columns=["split"]).column("split").to_pylist().count("train")
         batches = -(-examples // BATCH_SIZE)
         schedule = (
@@ -260,7 +260,7 @@ class Study:
         """The adapter of the draft that learnt thoughts of its target."""
         count, model = self.at_most(self.pair.alignment), f"bundled:{self.pair.name}-draft"
         thought = self.run(f"thoughts-{count}", "target", self.problems(0, count))
-        data = self.exported(f"thoughts-{count}", [thought], "--format", "sft", "--tokens", "--model", model)
+        data = self.exported(f"thoughts-{count}", [thought], "--as", "sft", "--tokens", "--model", model)
         return self.trained("draft", f"draft-{count}", data)
 
     def aligned(self) -> tuple[tuple[Thinking, ...], Trained]:

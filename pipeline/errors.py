@@ -290,13 +290,20 @@ def _edits(one: str, other: str) -> int:
     return rows[-1][-1]
 
 
+MAX_NAMES = 10
+"""Names that an error lists."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A clause that names the one of the `known` names that is nearest to `name`, or all of them when none is near."""
-    known = sorted(known)
+    """A clause that names the one of the `known` names that `name` was meant to be, or else all of them, or the nearest of many."""
+    known = sorted(set(known))
     near = nearest(name, known)
     if near is not None:
         return f"did you mean `{near}`?"
-    return f"known are {', '.join(f'`{k}`' for k in known)}" if known else "none is known here"
+    if len(known) <= MAX_NAMES:
+        return f"known are {', '.join(f'`{each}`' for each in known)}" if known else "none is known here"
+    like = get_close_matches(name, known, n=MAX_NAMES, cutoff=0.0)
+    return f"{len(known):,} known, such as {', '.join(f'`{each}`' for each in like)}"
 
 
 def first_of(group: BaseExceptionGroup[Any], kind: type[E]) -> E | None:

@@ -137,12 +137,12 @@ def test_a_wheel_runs_a_bundled_graph_on_bundled_engines(wheel: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "printed"),
     [
-        (("check", "speccot"), "torch bundled:tiny-target"),
-        (("check", "speccot", "--engines", "sim-2xh100"), "sim "),
+        (("graph", "check", "speccot"), "torch bundled:tiny-target"),
+        (("graph", "check", "speccot", "--engines", "sim-2xh100"), "sim "),
         (("doctor", "sim-2xh100"), "Every role could start."),
-        (("graph", "specreason"), "specreason"),
-        (("data", "list"), "gsm8k               1319"),
-        (("data", "prepare", "arith"), "data/arith.parquet: 500 problems"),
+        (("graph", "show", "specreason"), "specreason"),
+        (("list", "data"), "gsm8k"),
+        (("prepare", "arith"), "data/arith.parquet: 500 problems"),
     ],
     ids=str,
 )

@@ -100,10 +100,10 @@ def test_its_run_is_reported_compared_drawn_and_exported(solved: Path, problems:
     assert all(name in page for name in (*ROLES, "propose", "judge", "rewrite"))
     compared = command("compare", solved, other, env=env)
     assert all(name in compared for name in ("solved", "other", "apprentice", "master", "referee"))
-    drawn = command("graph", GRAPH, "--run", solved, "--format", "text", env=env) if env is INSTALLED else "judge rejected"
+    drawn = command("graph", "show", GRAPH, "--run", solved, "--format", "text", env=env) if env is INSTALLED else "judge rejected"
     assert "judge" in drawn
     assert "rejected" in drawn
-    command("trace", "export", solved, "--output", tmp_path / "trace.perfetto", env=env)
+    command("export", solved, "--as", "perfetto", "--output", tmp_path / "trace.perfetto", env=env)
     assert (tmp_path / "trace.perfetto").stat().st_size > 10_000
 
 
@@ -135,7 +135,7 @@ def test_its_specs_are_as_strict_as_ours(problems: Path) -> None:
         path = problems.parent / "flawed.yaml"
         path.write_text(text)
         settings = () if ":" in setting else ("--set", setting)
-        assert flaw in command("check", path, *settings, code=2)
+        assert flaw in command("graph", "check", path, *settings, code=2)
 
     refused("at_least: many", "$.stages.reason.stages.judge.at_least: expected `float`, got `str`")
     refused("at_most: 5", "unknown key `at_most`; did you mean `at_least`")
@@ -143,8 +143,8 @@ def test_its_specs_are_as_strict_as_ours(problems: Path) -> None:
 
 
 def test_without_the_package_its_graph_is_refused_by_name(problems: Path) -> None:
-    assert "unknown backend `scribe`" in command("check", GRAPH, env=WITHOUT, code=2)
-    assert "unknown kind `critic`" in command("check", GRAPH, "--engines", "sim-2xh100", env=WITHOUT, code=2)
+    assert "unknown backend `scribe`" in command("graph", "check", GRAPH, env=WITHOUT, code=2)
+    assert "unknown kind `critic`" in command("graph", "check", GRAPH, "--engines", "sim-2xh100", env=WITHOUT, code=2)
 
 
 def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[pipeline.stages]\nbroken = nowhere:KIND\n")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    done = subprocess.run([*COMMAND, "check", "speccot"], capture_output=True, text=True, env=env, timeout=120)
+    done = subprocess.run([*COMMAND, "graph", "check", "speccot"], capture_output=True, text=True, env=env, timeout=120)
     assert done.returncode == 0
     said = done.stderr
     assert "entry point broken = nowhere:KIND (pipeline.stages) of the installed package broken cannot be loaded" in said

@@ -15,12 +15,14 @@ from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.compare.tables import as_csv, as_json, as_markdown, markdown, parts, table_csv, table_json
 from pipeline.analysis.quality.invariance import invariance as compare_chains
 from pipeline.analysis.quality.invariance import invariance_json, invariance_markdown
+from pipeline.cli.commands import command, option
 from pipeline.cli.located import RunFolder
 from pipeline.cli.main import print_page
-from pipeline.cli.runs.folder import print_flaws
+from pipeline.cli.options import json_option
+from pipeline.cli.runs.check import print_flaws
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.tables import print_parts
-from pipeline.errors import UsageError, reason
+from pipeline.errors import UsageError, did_you_mean, reason
 from pipeline.files import new_file
 from pipeline.text import sanitize
 
@@ -30,55 +32,49 @@ TABLE_FORMATS: dict[str, Callable[[Any], str]] = {"markdown": lambda table: as_m
 INVARIANCE_FORMATS: dict[str, Callable[[Any], str]] = {"markdown": invariance_markdown, "json": invariance_json}
 
 
-@click.command()
+@command()
 @click.argument("runs", type=RunFolder(), nargs=-1, metavar="RUN...")
-@click.option(
+@option(
     "--baseline",
     metavar="RUN|GRAPH",
     help="Baseline of speed-ups and gains.  [default: graph `target`, else the first run without drafts, else the first run]",
 )
-@click.option(
+@option(
     "--table",
     metavar="NAME",
-    help="Print one table in the layout of a paper, such as speccot-2; `list` prints all names.",
+    help="Print one table in the layout of a paper, such as speccot-2; see `pipeline list tables`.",
 )
-@click.option("--no-pool", is_flag=True, help="Do not pool runs that differ only in the seed.")
-@click.option("--invariance", is_flag=True, help="For two runs of one graph: the share of identical chains, and where the others diverge.")
-@click.option(
-    "--format", "form", type=click.Choice(["text", *FORMATS]), help="Output format.  [default: text on a terminal, else markdown]"
-)
-@click.option(
+@option("--no-pool", is_flag=True, help="Do not pool runs that differ only in the seed.")
+@option("--identical", is_flag=True, help="For two runs of one graph: the share of identical chains, and where the others diverge.")
+@json_option
+@option(
+    "-o",
     "--output",
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="FILE",
     help="Also write to this file: .md, .csv or .json. May be repeated.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
 def compare(
     runs: tuple[Path, ...],
     baseline: str | None,
     table: str | None,
     no_pool: bool,
-    invariance: bool,
-    form: str | None,
+    identical: bool,
+    as_json: bool,
     output: tuple[Path, ...],
-    debug: bool,
 ) -> None:
-    """Compare the run folders RUN..., runs over the same data with each other. Exit code 2 if they cannot be compared."""
-    if table == "list":
-        print_page("".join(f"{name:16}{shape.source}: {shape.title}\n" for name, shape in SHAPES.items()))
-        return
-    _check(runs, baseline, table, no_pool, invariance)
+    """Compare the run folders RUN...: runs over the same data with each other."""
+    _check(runs, baseline, table, no_pool, identical)
     for path in output:
         if path.suffix not in SUFFIXES:
             raise UsageError(f"--output {path}: its name must end in {', '.join(SUFFIXES)}")
-    forms = INVARIANCE_FORMATS if invariance else TABLE_FORMATS if table else FORMATS
-    if "csv" not in forms and "csv" in (form, *(SUFFIXES[path.suffix] for path in output)):
-        raise UsageError("--invariance: has the formats markdown and json")
+    forms = INVARIANCE_FORMATS if identical else TABLE_FORMATS if table else FORMATS
+    if "csv" not in forms and "csv" in (SUFFIXES[path.suffix] for path in output):
+        raise UsageError("--identical: can be written to .md and .json")
     print_flaws(runs)
     found: Any
-    if invariance:
+    if identical:
         found = compare_chains(*runs)
         shown: list[str | Table] = [invariance_markdown(found).rstrip()]
     else:
@@ -92,21 +88,23 @@ def compare(
                 draft.write_text(sanitize(forms[SUFFIXES[path.suffix]](found)), encoding="utf-8")
         except OSError as error:
             raise UsageError(f"--output {path}: cannot be written: {reason(error)}") from error
-    if form == "text" or (form is None and PlainConsole().is_terminal):
+    if as_json:
+        print_page(forms["json"](found))
+    elif PlainConsole().is_terminal:
         print_parts(shown)
     else:
-        print_page(forms[form or "markdown"](found))
+        print_page(forms["markdown"](found))
 
 
-def _check(runs: tuple[Path, ...], baseline: str | None, table: str | None, no_pool: bool, invariance: bool) -> None:
+def _check(runs: tuple[Path, ...], baseline: str | None, table: str | None, no_pool: bool, identical: bool) -> None:
     """Raise `UsageError` for options that do not go together."""
     if not runs:
         raise UsageError("name one or more run folders to compare")
     if table is not None and table not in SHAPES:
-        raise UsageError(f"--table {table}: no such table; there are {', '.join(SHAPES)}")
+        raise UsageError(f"--table {table}: no such table; {did_you_mean(table, SHAPES)}")
     if table is not None and baseline is not None:
-        raise UsageError("--table: takes no --baseline; a table of a paper is over the target alone with the same model")
-    if invariance and (len(runs) != 2 or baseline is not None):
-        raise UsageError("--invariance: takes two runs and no baseline")
-    if invariance and (table is not None or no_pool):
-        raise UsageError("--invariance: goes with neither --table nor --no-pool")
+        raise UsageError("--table and --baseline cannot be combined: paper tables always compare with the target alone")
+    if identical and (len(runs) != 2 or baseline is not None):
+        raise UsageError("--identical: compares two runs, without --baseline")
+    if identical and (table is not None or no_pool):
+        raise UsageError("--identical cannot be combined with --table or --no-pool")

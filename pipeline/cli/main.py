@@ -8,80 +8,75 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib import import_module
-from io import StringIO
 from typing import NoReturn
 
 import click
 
+from pipeline.cli import commands
+from pipeline.cli.commands import SETTINGS, Commands, Entry
 from pipeline.cli.terminal.defects import sentence_of
 from pipeline.cli.terminal.interrupts import ignore_interrupts, keep_interrupts
-from pipeline.cli.terminal.limits import TO_RUN, TO_START, fit_address_space, give_memory_back, let_arrow_return_memory
-from pipeline.cli.terminal.notices import notices_end, print_error, print_notice
+from pipeline.cli.terminal.notices import notices_end, print_error
 from pipeline.cli.terminal.places import forget_urls, opening, with_urls
 from pipeline.cli.terminal.streams import discard_stdout, guard_streams
-from pipeline.errors import Interrupted, OutOfMemory, PipelineError, RunError, did_you_mean, is_interrupt, is_out_of_memory, reason
+from pipeline.errors import Interrupted, OutOfMemory, PipelineError, RunError, is_interrupt, is_out_of_memory, reason
 from pipeline.text import one_line, sanitize
 
-COMMANDS = {
-    "run": ("run", "solve a data set"),
-    "resume": ("run", "resume a stopped run"),
-    "init": ("files", "write a graph and an engines file to begin with"),
-    "graphs": ("files", "list the bundled graphs"),
-    "schema": ("files", "print the JSON Schema of a file, for editors"),
-    "check": ("graph", "check a graph file"),
-    "doctor": ("doctor", "report what this machine can run"),
-    "data": ("data", "prepare data sets"),
-    "grade": ("grade", "regrade the answers of a run, or score its steps"),
-    "errors": ("runs.folder", "group a run's failed chains by cause"),
-    "fsck": ("runs.folder", "check a run folder and repair it"),
-    "compare": ("compare", "compare runs"),
-    "report": ("report", "write an HTML report on runs"),
-    "calibrate": ("calibrate", "fit the simulator to a run"),
-    "sweep": ("sweep", "measure throughput by batch size"),
-    "train": ("train", "train adapters for the draft and the target"),
-    "graph": ("graph", "draw a graph, annotated with the counts and times of a run"),
-    "export": ("runs.export", "export the answers of a run"),
-    "show": ("runs.show", "show one chain of a run, step by step"),
-    "runs": ("runs.listing", "list runs"),
-    "merge": ("runs.merge", "merge the runs of all shards of an input"),
-    "rm": ("runs.listing", "delete runs"),
-    "watch": ("runs.watch", "watch a run that goes on"),
-    "trace": ("runs.trace", "export the trace of a run"),
+GRAPH = {
+    "check": Entry("check a graph and its engines, and print the plan", "author.graph:check", "little"),
+    "show": Entry("draw a graph, with the counts and times of a run", "author.graph:show"),
+    "prompt": Entry("print the prompt of a stage as its engine gets it", "author.graph:prompt", "little"),
+    "schema": Entry("print the JSON Schema of a kind of file, for editors", "author.files:schema", "little"),
 }
-"""Each command with the module of this folder that holds a function of its name, and what it does."""
+RUNS = {
+    "list": Entry("list the runs in a folder", "runs.listing:list_"),
+    "rm": Entry("delete runs", "runs.listing:rm"),
+    "merge": Entry("merge the runs of all shards of an input", "runs.merge:merge"),
+    "check": Entry("check a run folder, and repair it", "runs.check:check"),
+}
+TRAIN = {
+    "draft": Entry("train a draft to think like its target", "train:draft"),
+    "select": Entry("train a target to choose among drafts, or to score a step", "train:select"),
+    "merge": Entry("write a model with an adapter in its weights", "train:merge"),
+}
+COMMANDS = {
+    "Solve": {
+        "run": Entry("solve a data set", "run:run", "solving"),
+        "resume": Entry("resume a stopped run", "run:resume", "solving"),
+        "watch": Entry("watch a run", "runs.watch:watch"),
+    },
+    "Author": {
+        "init": Entry("write a graph and an engines file to start from", "author.files:init", "little"),
+        "list": Entry("list what is bundled: graphs, engines, presets, prompts, ...", "author.catalog:list_", "little"),
+        "graph": Entry("check or draw a graph, show its prompts", inside=GRAPH),
+        "doctor": Entry("report what this machine can run", "author.doctor:doctor", "little"),
+    },
+    "Look": {
+        "runs": Entry("list, delete, merge or check runs", inside=RUNS),
+        "show": Entry("show one chain of a run step by step, or why chains failed", "runs.show:show"),
+        "report": Entry("write an HTML report on runs", "report:report"),
+        "compare": Entry("compare the accuracy and speed of runs", "compare:compare"),
+        "export": Entry("export answers, tables, training data or traces", "runs.export:export"),
+    },
+    "Study": {
+        "sweep": Entry("measure throughput by batch size against the target alone", "study.sweep:sweep", "solving"),
+        "calibrate": Entry("fit the simulator to runs", "study.calibrate:calibrate"),
+        "grade": Entry("grade the answers of a run again", "study.grade:grade"),
+        "score": Entry("score the steps of a run with a reward model", "study.score:score"),
+    },
+    "Data and training": {
+        "prepare": Entry("prepare a published data set", "prepare:prepare", "little"),
+        "train": Entry("train adapters for the draft and the target", inside=TRAIN),
+    },
+}
+"""The commands, by what they are for."""
 
-
+EPILOG = (
+    "pipeline COMMAND --help explains a command. Each option can also be set by an environment variable, such as PIPELINE_RUN_BATCH_SIZE."
+)
+"""What stands below the commands."""
 NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of the system that only the name of a file has, which the user gave."""
-
-
-class Commands(click.Group):
-    """Commands whose modules are imported when they are called, so that `--help` loads none of them."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            return None
-        fit_address_space(TO_START if name in ("check", "data", "doctor", "graph") else TO_RUN)
-        if name in ("run", "resume", "sweep"):
-            let_arrow_return_memory()
-            give_memory_back()
-        module, _ = COMMANDS[name]
-        command: click.Command = getattr(import_module(f"pipeline.cli.{module}"), name)
-        return command
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """See `click.Group.resolve_command`; an unknown command is told with the nearest one."""
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            raise click.UsageError(f"no command {args[0]!r}; {did_you_mean(args[0], COMMANDS)}", ctx)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, what) for name, (_, what) in COMMANDS.items()])
 
 
 def print_line(text: str) -> None:
@@ -124,10 +119,13 @@ def exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, sections=COMMANDS, context_settings=SETTINGS, epilog=EPILOG)
 @click.version_option(package_name="speculative-pipeline")
 def cli() -> None:
-    """Batch reasoning with a draft and a target model that take turns on every step."""
+    """Answer many reasoning problems with a small draft model and a large target model that take turns on every step.
+
+    Example: pipeline run speccot --input problems.csv
+    """
 
 
 def main() -> None:
@@ -140,7 +138,7 @@ def main() -> None:
     except KeyboardInterrupt:
         code = 130
     except Exception as error:
-        if "--debug" in sys.argv:
+        if commands.is_debugging():
             raise
         print_error(str(OutOfMemory()) if is_out_of_memory(error) else sentence_of(error))
         code = 1
@@ -154,9 +152,10 @@ def run_command(arguments: Sequence[str]) -> int:
 
     Errors of this package are one sentence on stderr, with `--debug` a traceback.
     """
+    commands.begin()
     try:
         with opening():
-            return cli(list(arguments), standalone_mode=False) or 0
+            return cli(list(arguments), prog_name="pipeline", standalone_mode=False) or 0
     except SystemExit as ending:
         return int(ending.code or 0)
     except (click.exceptions.Abort, Interrupted, KeyboardInterrupt):
@@ -166,19 +165,16 @@ def run_command(arguments: Sequence[str]) -> int:
             raise
         return 130
     except click.ClickException as error:
-        usage = StringIO()
-        error.show(usage)
-        for line in usage.getvalue().splitlines():
-            print_notice(line)
+        print_error(commands.with_variables(commands.usage_sentence(error)))
         return error.exit_code
     except PipelineError as error:
-        if "--debug" in arguments:
+        if commands.is_debugging():
             raise
         for line in str(error).splitlines():
-            print_error(line)
+            print_error(commands.with_variables(line))
         return 1 if isinstance(error, RunError) else 2
     except OSError as error:
-        if "--debug" in arguments:
+        if commands.is_debugging():
             raise
         gone = isinstance(error, FileNotFoundError) and error.filename is None
         print_error(f"{'the working folder' if gone else error.filename or 'output'}: {reason(error)}")

@@ -4,29 +4,28 @@ from pathlib import Path
 
 import click
 
+from pipeline.cli.commands import command, option
 from pipeline.cli.located import RunFolder
 from pipeline.cli.main import print_line
-from pipeline.cli.runs.folder import print_flaws
+from pipeline.cli.runs.check import print_flaws
 from pipeline.report.extra import load
 
 
-@click.command()
+@command()
 @click.argument("runs", type=RunFolder(), nargs=-1, required=True, metavar="RUN...")
-@click.option(
+@option(
+    "-o",
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Output file.  [default: RUN/report.html; for several runs ./report.html]",
 )
-@click.option("--chains", type=click.IntRange(0, 1000), default=30, show_default=True, help="Number of transcripts per run.")
-@click.option("--bins", type=click.IntRange(10, 5000), default=400, show_default=True, help="Number of time bins.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def report(runs: tuple[Path, ...], output: Path | None, chains: int, bins: int, debug: bool) -> None:
+@option("--chains", type=click.IntRange(0, 1000), default=30, show_default=True, help="Transcripts per run.")
+@option("--bins", type=click.IntRange(10, 5000), default=400, show_default=True, help="Time bins of plots.")
+def report(runs: tuple[Path, ...], output: Path | None, chains: int, bins: int) -> None:
     """Write tables, plots and transcripts of RUN..., or the curves of a sweep folder, into one self-contained HTML file.
 
-    An earlier report of that name is overwritten, any other file is not.
-
-    Exit codes: 0 written; 2 a RUN cannot be read, or FILE cannot be written.
+    A report of that name is overwritten, any other file is not.
     """
     page = load("report")
     place = page.report_path(runs, output)

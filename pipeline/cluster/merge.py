@@ -1,4 +1,4 @@
-"""`pipeline merge`: the run folders of all shards of an input enter, one run folder leaves, as if one process had solved them all.
+"""`pipeline runs merge`: the run folders of all shards of an input enter, one run folder leaves, as if one process had solved them all.
 
 Nothing is solved, and the folders of the shards stay as they are.
 """
@@ -76,7 +76,7 @@ def _check_chains(found: Mapping[Path, RunFile]) -> None:
         expected = file.input.rows * file.samples
         if len(np.unique(there)) < expected:
             lacking = expected - len(np.unique(there))
-            raise UsageError(f"{run}: {lacking:,} of its {expected:,} chains are missing; `pipeline fsck {run}` says more")
+            raise UsageError(f"{run}: {lacking:,} of its {expected:,} chains are missing; `pipeline runs check {run}` says more")
         everywhere.append(there)
     rows, counts = np.unique(np.concatenate(everywhere), return_counts=True)
     if counts.max(initial=0) > 1:

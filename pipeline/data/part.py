@@ -71,7 +71,7 @@ def row_sample(text: str) -> RowSample:
     """The sample that `text` asks for; raises `UsageError`."""
     found = re.fullmatch(r"(\d{1,12})(?::(-?\d{1,18}))?", text, re.ASCII)
     if found is None or not 1 <= int(found[1]) <= MOST_ROWS:
-        raise UsageError(f"--sample {text}: expected a number of rows, 1 or more, or ROWS:SEED")
+        raise UsageError(f"--random {text}: expected N or N:SEED, with N 1 or more")
     return RowSample(int(found[1]), int(found[2] or 0))
 
 

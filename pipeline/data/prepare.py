@@ -1,4 +1,4 @@
-"""`pipeline data prepare`: a recipe and the data as published enter, one Parquet file of problems leaves.
+"""`pipeline prepare`: a recipe and the data as published enter, one Parquet file of problems leaves.
 
 All rows are read and checked before a byte is written: the file is whole and holds what the recipe says, or is not written.
 """
@@ -36,17 +36,17 @@ class Prepared(Struct, frozen=True, kw_only=True):
     """Rows that the recipe's `only` excludes."""
     digest: str
     mismatch: str | None
-    """How rows or digest differ from the recipe, which is accepted only with `force`; None where they do not."""
+    """How rows or digest differ from the recipe, which is accepted only with `allow_mismatch`; None where they do not."""
     checked: bool
     """Whether the recipe has a digest to compare with."""
     written: bool
     """False where a file with the same content was there already."""
 
 
-def prepare(recipe: Recipe, origin: str | None, output: Path, force: bool = False) -> Prepared:
+def prepare(recipe: Recipe, origin: str | None, output: Path, *, overwrite: bool = False, allow_mismatch: bool = False) -> Prepared:
     """Write `recipe`'s problems from `origin` (a path, `hub`, or None for bundled data) to `output`; raises `UsageError`.
 
-    `force` writes although rows or digest differ from the recipe's, and over another file. A wrong row is always refused.
+    `allow_mismatch` writes although rows or digest differ from the recipe's, `overwrite` over another file. A wrong row is always an error.
     """
     if output.suffix != ".parquet" or output.is_dir() or storable(str(output)) != str(output):
         raise UsageError(f"{output}: expected the name of a file that ends in .parquet")
@@ -55,9 +55,11 @@ def prepare(recipe: Recipe, origin: str | None, output: Path, force: bool = Fals
     rows, left_out = _read(recipe, published)
     digest = canonical_digest(rows)
     mismatch = _mismatch(recipe, len(rows), digest, from_hub=origin == HUB)
-    if mismatch and not force:
-        raise InputError(where, f"{mismatch}: another edition than the recipe's, or a damaged one; --force takes it as it is")
-    written = _write(_table(recipe, rows, digest), output, force)
+    if mismatch and not allow_mismatch:
+        raise InputError(
+            where, f"{mismatch}: it is not the file the recipe was made for (another version, or damaged); --allow-mismatch accepts it"
+        )
+    written = _write(_table(recipe, rows, digest), output, overwrite)
     return Prepared(
         name=recipe.name,
         output=str(output),
@@ -163,13 +165,13 @@ def _table(recipe: Recipe, rows: Sequence[CanonicalRow], digest: str) -> pa.Tabl
     return pa.table(columns).replace_schema_metadata(about)
 
 
-def _write(table: pa.Table, output: Path, force: bool) -> bool:
+def _write(table: pa.Table, output: Path, overwrite: bool) -> bool:
     """Write `table` to `output`, whole or not at all; False where a file with the same content was there already."""
     if output.exists():
         if _holds(output, table):
             return False
-        if not force:
-            raise UsageError(f"{output}: exists and holds something else; choose another file with --output, or pass --force")
+        if not overwrite:
+            raise UsageError(f"{output}: exists and holds something else; choose another file with --output, or add --overwrite")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with new_file(output) as draft:

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.drawing.captions import shortened
 from pipeline.drawing.diagram import Arrow, Box, Diagram
-from pipeline.drawing.dot import PALETTE
 from pipeline.text import one_line
 
 SHAPES = {"stage": ("[", "]"), "loop": ("{{", "}}"), "end": ("([", "])")}
 LINKS = {"next": "-->", "verdict": "-->", "again": "-.->", "exit": "==>"}
 BREAK = "<br/>"
+PALETTE = (("#dbe8fb", "#2b62b8"), ("#fdebd3", "#c1690b"), ("#dcf1df", "#2c7d3c"), ("#eee0f7", "#7a3fa3"), ("#f9dede", "#b03030"))
+"""Fill and line colours of the roles in their order; they repeat after the last."""
 SPECIAL = frozenset("#&<>\"'`\\{}")
 """Characters that mean something within a quoted label, to Mermaid or to a browser."""
 FORMULA_MARK, BROKEN_MARK = "$$", "$\u200b$"

@@ -32,22 +32,24 @@ class _Large:
     """An integer that no floating-point number is for certain."""
 
 
-def form_of(path: Path) -> Form:
-    """The format that the name of a file asks for; raises `UsageError`. The text formats may be compressed, with `.gz`."""
+def form_of(path: Path, asked: Form | None = None) -> Form:
+    """The format that was `asked` for, else that of the name of a file; raises `UsageError`. Text may be compressed, with `.gz`."""
     inner = path.name.lower().removesuffix(".gz")
-    form = SUFFIXES.get(Path(inner).suffix)
-    if form is None or (form == "parquet" and inner != path.name.lower()):
-        raise UsageError(f"{path}: unknown format; expected a name that ends in .jsonl, .csv (or either with .gz) or .parquet")
+    form = asked or SUFFIXES.get(Path(inner).suffix)
+    if form is None:
+        raise UsageError(f"{path}: unknown format; expected a name that ends in .jsonl, .csv (or either with .gz) or .parquet, or --format")
+    if form == "parquet" and inner != path.name.lower():
+        raise UsageError(f"{path}: Parquet files are compressed by themselves; leave out .gz")
     return form
 
 
-def write_answers(path: Path, rows: Iterable[Row]) -> int:
-    """Write the rows to a file in the format of its name; the number of rows.
+def write_answers(path: Path, rows: Iterable[Row], form: Form | None = None) -> int:
+    """Write the rows to a file in this format, or else that of its name; the number of rows.
 
     CSV and Parquet name their columns before the first row: until all are known the rows are kept in a nameless file beside it. Raises
     `UsageError` for an unknown format, `OSError` where the file cannot be written; then nothing is left behind.
     """
-    form = form_of(path)
+    form = form_of(path, form)
     with whole_file(path) as file:
         if form == "jsonl":
             return write_json_lines(file, rows)
@@ -58,9 +60,9 @@ def write_answers(path: Path, rows: Iterable[Row]) -> int:
             return _write_csv(file, [*met], chain.from_iterable(chunks)) if form == "csv" else _write_parquet(file, met, chunks)
 
 
-def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-    """Write a table to a file in the format of its name; the number of rows. Raises as `write_answers` does."""
-    form, rows = form_of(path), 0
+def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], form: Form | None = None) -> int:
+    """Write a table to a file in this format, or else that of its name; the number of rows. Raises as `write_answers` does."""
+    form, rows = form_of(path, form), 0
     with whole_file(path) as file:
         if form != "parquet":
             lines = (row for batch in batches for row in batch.to_pylist())

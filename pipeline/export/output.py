@@ -11,10 +11,10 @@ from pipeline.errors import UsageError
 from pipeline.files import new_file
 
 
-def check_output(path: Path, force: bool) -> None:
+def check_output(path: Path, overwrite: bool) -> None:
     """Raise `UsageError` where `path` may not be written, before anything is read."""
-    if os.path.lexists(path) and not force:
-        raise UsageError(f"{path}: file exists; choose another file with --output, or pass --force")
+    if os.path.lexists(path) and not overwrite:
+        raise UsageError(f"{path}: file exists; choose another file with --output, or add --overwrite")
     if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
         raise UsageError(f"{path}: not writable; choose another file with --output")
 

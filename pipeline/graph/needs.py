@@ -1,7 +1,8 @@
 """What the stages of a plan need of their engines, held against what these cannot do. Pure.
 
 A stage names its needs (`StageSpec.needs`). An engine names the same under `cannot`: in its spec, as far as that tells, and among its
-facts, once it is open or its servers were asked. So a run, `pipeline doctor` and `pipeline check` find the same before anything is paid.
+facts, once it is open or its servers were asked. So a run, `pipeline doctor` and `pipeline graph check` find the same before anything is
+paid.
 """
 
 from collections.abc import Collection, Iterator, Mapping

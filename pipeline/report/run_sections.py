@@ -207,7 +207,7 @@ def _steps(counts: StepCounts) -> Iterator[Section]:
 def _calibration(judged: Mapping[str, Scores]) -> Section:
     text = (
         "Whether a step itself was right is not in a trace. What is: whether the chain that it is part of ended right, and, after "
-        f"`pipeline grade RUN --prm FILE`, whether a reward model gives it {GOOD:g} or more. Both are asked of accepted steps, by the "
+        f"`pipeline score RUN --prm FILE`, whether a reward model gives it {GOOD:g} or more. Both are asked of accepted steps, by the "
         "value that the verifier gave. Intervals are 95%, with problems as clusters, as steps of one chain share its end."
     )
     missing = [] if any(each.good for each in judged.values()) else ["This run has no rewards: the second question is not answered."]

@@ -1,4 +1,4 @@
-"""`pipeline grade RUN --prm FILE`: scores every drafted and committed step of a run folder with a process reward model
+"""`pipeline score RUN --prm FILE`: scores every drafted and committed step of a run folder with a process reward model
 (SpecCoT A.1, Table 5). A run folder enters, its table `rewards` leaves; nothing else in it is touched.
 
 A candidate text that was drafted several times is scored once. A text of several steps, such as a whole thought, is scored

@@ -1,4 +1,4 @@
-"""The fields of a file for `pipeline grade --prm`: a process reward model's engine, and how it is asked about a step.
+"""The fields of a file for `pipeline score`: a process reward model's engine, and how it is asked about a step.
 
 Such a model is a causal language model that answers with one of two tokens, good or bad. It is asked in plain text with a
 tag after every step (Math-Shepherd, Wang et al. 2023), or in a chat of one turn a step (RLHFlow's). Models that put a

@@ -54,10 +54,10 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """Attempts at every problem."""
     limit: Annotated[int, Meta(ge=1, le=MOST_ROWS)] | None = None
     """Only so many rows of the input, from its start."""
-    sample: str | None = None
-    """Only so many rows of the input, drawn at random: `N`, or `N:SEED` for another sample than that of seed 0."""
+    random: str | None = None
+    """Only N rows of the input, drawn at random: `N`, or `N:SEED` for other rows than those of seed 0."""
     shard: str | None = None
-    """Only the problems of this shard, `INDEX/COUNT`: one of `COUNT` runs that `pipeline merge` makes one run."""
+    """Only the problems of this shard, `INDEX/COUNT`: one of `COUNT` runs that `pipeline runs merge` makes one run."""
     seed: int = 0
     """Every random number of the run derives from it."""
     modes: Path | None = None
@@ -112,9 +112,9 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     @property
     def part(self) -> Part:
         """Which rows of the input are asked for; raises `UsageError`."""
-        if self.sample is not None and self.limit is not None:
-            raise UsageError(f"--sample {self.sample} and --limit {self.limit}: give one of them")
-        sample = None if self.sample is None else row_sample(self.sample)
+        if self.random is not None and self.limit is not None:
+            raise UsageError(f"--random {self.random} and --limit {self.limit}: give one of them")
+        sample = None if self.random is None else row_sample(self.random)
         return Part(limit=self.limit, sample=sample, shard=None if self.shard is None else shard_of(self.shard))
 
 

@@ -46,8 +46,8 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     samples: int = 1
     limit: int | None = None
     """Number of problems that are solved; by default all."""
-    sample: str | None = None
-    """See `RunOptions.sample`."""
+    random: str | None = None
+    """See `RunOptions.random`."""
     seed: int = 0
     output: Path | None = None
     """The sweep's folder; by default `sweeps/GRAPH-TIME`."""
@@ -55,7 +55,7 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     """The sweep counts as failed (exit code 3) only if a larger share of all its chains failed."""
     resume: bool = False
     """Go on with the sweep in `output`: points that are finished are not run again."""
-    processes: int | None = None
+    workers: int | None = None
     """Most points on simulated engines that run side by side, each in a process; None: as many as there are cores. 1: one after the
     other in this process, as points on real engines always run."""
 

@@ -104,7 +104,7 @@ async def _started(prepared: object) -> AsyncIterator[_PointProcess]:
     try:
         process = WorkerProcess(Program(module="pipeline.sweep.point_worker"))
     except OSError as error:
-        raise RunError(f"no process for the points can be started: {error}; --processes 1 needs none") from error
+        raise RunError(f"no process for the points can be started: {error}; --workers 1 needs none") from error
     loop = asyncio.get_running_loop()
 
     def read_stderr() -> None:

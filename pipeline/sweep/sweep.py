@@ -74,7 +74,7 @@ class SweepFile(Struct, frozen=True, kw_only=True):
     input_sha256: str
     columns: dict[str, str]
     limit: int | None
-    sample: str | None = None
+    random: str | None = None
     samples: int
     seed: int
     admission: str = ""
@@ -191,7 +191,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     @property
     def processes(self) -> int:
         """Most points that run side by side."""
-        return (self.options.processes or core_count()) if self.virtual_time else 1
+        return (self.options.workers or core_count()) if self.virtual_time else 1
 
     def preflight(self, system: System, folder: Path, **changes: Any) -> Preflight:
         """The preflight of one run of `system` in `folder`, a new one that is the sweep's; `changes` are options of that run alone."""
@@ -228,8 +228,8 @@ def held_folder(options: SweepOptions, systems: list[System]) -> Iterator[Path]:
 def prepare(options: SweepOptions, systems: list[System], folder: Path) -> Prepared:
     """Check everything that can be checked before an engine starts; raises `GraphError`, `InputError` and `UsageError`."""
     virtual = all_virtual(systems)
-    if not virtual and (options.processes or 1) > 1:
-        raise UsageError(f"--processes {options.processes}: only points on simulated engines run side by side; leave it out, or take 1")
+    if not virtual and (options.workers or 1) > 1:
+        raise UsageError(f"--workers {options.workers}: only points on simulated engines run side by side; leave it out, or take 1")
     if known := [each for each in options.settings if not any(each in system.settings for system in systems)]:
         raise UsageError(f"--set {known[0]}: none of the graphs has such a param")
     problems = open_files((options.input,), options.columns, run_options(options, systems[0], folder).part)
@@ -262,7 +262,7 @@ def run_options(options: SweepOptions, system: System, folder: Path, **changes: 
         "columns": options.columns,
         "samples": options.samples,
         "limit": options.limit,
-        "sample": options.sample,
+        "random": options.random,
         "seed": options.seed,
         "admission": options.admission,
         "order": options.order,
@@ -280,7 +280,7 @@ def start_or_resume(prepared: Prepared) -> dict[str, Point]:
         input_sha256=prepared.fingerprint.sha256,
         columns=options.columns,
         limit=options.limit,
-        sample=options.sample,
+        random=options.random,
         samples=options.samples,
         seed=options.seed,
         admission=options.admission,
@@ -351,7 +351,7 @@ class SweepRunner:
         with TemporaryDirectory(prefix="warm-up-", dir=prepared.folder) as folder:
             for system in {each.system.label: each.system for each in part}.values():
                 preflight = prepared.preflight(
-                    system, Path(folder) / system.plan.digest[:16], limit=limit, sample=None, batch_size=batch_size
+                    system, Path(folder) / system.plan.digest[:16], limit=limit, random=None, batch_size=batch_size
                 )
                 await self._solved(preflight, engines)
 

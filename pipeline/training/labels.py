@@ -62,7 +62,7 @@ class Labels:
 def _rewards(run: Path) -> dict[tuple[str, int, int], float]:
     """The reward of every candidate that was scored, by its chain, step and index."""
     if not has_rewards(run):
-        raise UsageError(f"--labels rewards: {run} has no rewards; score its candidates with `pipeline grade {run} --prm FILE`")
+        raise UsageError(f"--labels rewards: {run} has no rewards; score its candidates with `pipeline score {run} --prm FILE`")
     found = {}
     for batch in read_batches(run, "rewards", ["chain_id", "step_index", "candidate_index", "reward"]):
         for row in batch.to_pylist():

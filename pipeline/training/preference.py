@@ -14,7 +14,7 @@ def check_fallback(retracer: Retracer) -> None:
     specs = [node.spec for node in retracer.plan.stages()]
     if not any(spec.drafts for spec in specs) or not any(spec.judges and spec.may_reject for spec in specs):
         what = f"{retracer.run}: its graph, {retracer.record.graph}, drafts nothing that could be rejected"
-        raise UsageError(f"--format preference: {what}; export a run of graphs/scot.yaml, graphs/speccot.yaml or graphs/specreason.yaml")
+        raise UsageError(f"--as preference: {what}; export a run of graphs/scot.yaml, graphs/speccot.yaml or graphs/specreason.yaml")
 
 
 def preference_rows(

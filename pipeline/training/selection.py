@@ -24,7 +24,7 @@ def judges(retracer: Retracer) -> dict[str, StageSpec]:
     found: dict[str, StageSpec] = {node.name: node.spec for node in retracer.plan.stages() if isinstance(node.spec, TRAINED)}
     if not found:
         what = f"{retracer.run}: its graph, {retracer.record.graph}, has no `choose` or `score` stage, so it chose among no drafts"
-        raise UsageError(f"--format selection: {what}; export a run of graphs/scot.yaml, graphs/speccot.yaml or graphs/specreason.yaml")
+        raise UsageError(f"--as selection: {what}; export a run of graphs/scot.yaml, graphs/speccot.yaml or graphs/specreason.yaml")
     return found
 
 

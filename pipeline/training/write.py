@@ -15,7 +15,7 @@ from pipeline.engine import Tokenizer
 from pipeline.engines.models import resolve
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import RunFolderError, UsageError, boundary, did_you_mean
-from pipeline.export.answers_file import form_of, write_batches
+from pipeline.export.answers_file import Form, form_of, write_batches
 from pipeline.grading.grader import Grader
 from pipeline.graph.loader import load_prompts
 from pipeline.graph.prompts import Prompts
@@ -83,18 +83,18 @@ class Written(Struct, frozen=True):
     """Chains or verifications that gave no row, by the reason, as a clause."""
 
 
-def write_training_data(path: Path, runs: Sequence[Path], wanted: Wanted, held_out: HeldOutProblems) -> Written:
-    """Write the rows of all `runs` to the file `path`, whose name says the format, `.parquet` or `.jsonl`.
+def write_training_data(path: Path, runs: Sequence[Path], wanted: Wanted, held_out: HeldOutProblems, form: Form | None = None) -> Written:
+    """Write the rows of all `runs` to the file `path` in this format, or else that of its name, `.parquet` or `.jsonl`.
 
     Raises `UsageError` for runs that cannot give what is `wanted` or whose problems are in `held_out`, `InputError` for folders that cannot
     be read, `RunFolderError` where the file cannot be written; then nothing is left behind.
     """
-    if form_of(path) == "csv":
-        raise UsageError(f"{path}: has no form for lists; expected a name that ends in .jsonl, .jsonl.gz or .parquet")
+    if form_of(path, form) == "csv":
+        raise UsageError(f"{path}: CSV cannot hold lists; expected a name that ends in .jsonl, .jsonl.gz or .parquet")
     data = _Data(runs, wanted, held_out)
     schema = _schema(ROWS[wanted.format, wanted.tokens])
     with boundary(RunFolderError, str(path), foreign=OSError), Grader() as grader:
-        write_batches(path, schema, _batches(data.rows(grader), schema, f"{', '.join(map(str, runs))}", data))
+        write_batches(path, schema, _batches(data.rows(grader), schema, f"{', '.join(map(str, runs))}", data), form)
     return Written(dict(data.count), len(data.problems), {why: count for why, count in data.left_out.items() if count})
 
 

@@ -25,9 +25,9 @@ def test_failed_chains_are_grouped_by_error_stage_and_message(tmp_path: Path) ->
     assert first.message.endswith(": `problem` is empty")
     assert set(first.examples) == {"(row 2)#0", "(row 2)#1", "(row 4)#0", "(row 4)#1"}
     assert second.count == 2
-    told = CliRunner().invoke(cli, ["errors", str(folder)], catch_exceptions=False).output
+    told = CliRunner().invoke(cli, ["show", str(folder), "--failed"], catch_exceptions=False).output
     assert told.startswith("4 x BadRow (while reading input): ")
-    assert len(msgspec.json.decode(CliRunner().invoke(cli, ["errors", "--json", str(folder)]).output)) == 2
+    assert len(msgspec.json.decode(CliRunner().invoke(cli, ["show", "--json", "--failed", str(folder)]).output)) == 2
 
 
 def test_no_run_folder_is_said(tmp_path: Path) -> None:

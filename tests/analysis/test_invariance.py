@@ -61,9 +61,9 @@ def test_other_graphs_seeds_and_inputs_are_refused(tmp_path: Path) -> None:
 
 def test_the_command_prints_it(tmp_path: Path) -> None:
     runs = [str(solve(tmp_path, name, limit=3)) for name in ("one", "other")]
-    told = CliRunner().invoke(cli, ["compare", "--invariance", *runs], catch_exceptions=False)
+    told = CliRunner().invoke(cli, ["compare", "--identical", *runs], catch_exceptions=False)
     assert "equal to the last token: 3 (100.0%" in told.output
-    as_json = CliRunner().invoke(cli, ["compare", "--invariance", "--format", "json", *runs], catch_exceptions=False)
+    as_json = CliRunner().invoke(cli, ["compare", "--identical", "--json", *runs], catch_exceptions=False)
     assert msgspec.json.decode(as_json.output)["equal"] == 3
-    with pytest.raises(UsageError, match="takes two runs"):
-        CliRunner().invoke(cli, ["compare", "--invariance", runs[0]], catch_exceptions=False, standalone_mode=False)
+    with pytest.raises(UsageError, match="compares two runs"):
+        CliRunner().invoke(cli, ["compare", "--identical", runs[0]], catch_exceptions=False, standalone_mode=False)

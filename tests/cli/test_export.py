@@ -1,4 +1,4 @@
-"""`pipeline export`, `show`, `runs` and `rm`: what a user gets at, without code."""
+"""`pipeline export`, `show` and `runs`: what a user gets at, without code."""
 
 import csv
 import json
@@ -53,12 +53,12 @@ def test_wrong_outputs_are_one_sentence(source: Path, tmp_path: Path) -> None:
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert says in done.stderr
     assert there.read_text() == "mine"
-    assert pipeline("export", source / "one", "-o", there, "--force").returncode == 0
+    assert pipeline("export", source / "one", "-o", there, "--overwrite").returncode == 0
     assert there.read_text() != "mine"
 
 
 def test_training_data_of_a_run(source: Path, tmp_path: Path) -> None:
-    done = pipeline("export", source / "one", source / "two", "--format", "sft", "-o", tmp_path / "sft.jsonl")
+    done = pipeline("export", source / "one", source / "two", "--as", "sft", "-o", tmp_path / "sft.jsonl")
     assert (done.returncode, done.stderr) == (0, "")
     first, *others = done.stdout.splitlines()
     lines = [json.loads(line) for line in (tmp_path / "sft.jsonl").read_text().splitlines()]
@@ -68,27 +68,38 @@ def test_training_data_of_a_run(source: Path, tmp_path: Path) -> None:
     assert {line["run_id"] for line in lines} == {"one", "two"}
 
 
-def test_options_of_training_data_that_do_not_go_together(source: Path, tmp_path: Path) -> None:
+def test_options_that_do_not_fit_what_is_exported(source: Path, tmp_path: Path) -> None:
     for options, says in (
-        (("--format", "sft", "-o", "-"), "--format: does not go with -o -; name a file"),
-        (("--format", "sft", "--thoughts", "-o", "data.jsonl"), "--format: does not go with --thoughts; drop one of them"),
-        (("--format", "sft", "--labels", "verdicts", "-o", "data.jsonl"), "--labels: is for --format selection, not sft"),
-        (("--engine", "draft", "-o", "data.jsonl"), "--engine: is for training data; add --format sft"),
-        (("--tokens", "-o", "data.jsonl"), "--tokens: is for training data; add --format sft, selection or preference"),
-        (("--test-set", "a.jsonl", "-o", "data.jsonl"), "--test-set: is for training data; add --format sft, selection or preference"),
-        (("--format", "sft", "-o", "data.csv"), "data.csv: has no form for lists; expected a name that ends in"),
-        (
-            ("--format", "sft", "--engine", "draft", "--model", "m", "-o", "a.jsonl"),
-            "--engine and --model: each names the model to be trained",
-        ),
-        (("--format", "selection", "--test-set", source / "problems.jsonl", "-o", "a.jsonl"), "12 of its 12 problems are in the test set"),
+        (("--as", "sft", "-o", "-"), "-o -: only JSON lines of answers or of a table can be printed; name a file"),
+        (("--format", "csv", "-o", "-"), "-o -: only JSON lines of answers or of a table can be printed; name a file"),
+        ((), "--as answers: name the file with -o FILE"),
+        (("--as", "sft", "--thoughts", "-o", "data.jsonl"), "--thoughts: only with --as answers, not --as sft"),
+        (("--as", "sft", "--labels", "verdicts", "-o", "data.jsonl"), "--labels: only with --as selection, not --as sft"),
+        (("--engine", "draft", "-o", "data.jsonl"), "--engine: only with --as sft, not --as answers"),
+        (("--tokens", "-o", "data.jsonl"), "--tokens: only with --as sft or preference, not --as answers"),
+        (("--test-set", "a.jsonl", "-o", "a.jsonl"), "--test-set: only with --as sft, selection or preference, not --as answers"),
+        (("--as", "sft", "-o", "data.csv"), "data.csv: CSV cannot hold lists; expected a name that ends in"),
+        (("-o", "data.gz", "--format", "parquet"), "data.gz: Parquet files are compressed by themselves"),
+        (("--as", "sft", "--engine", "draft", "--model", "m", "-o", "a.jsonl"), "--engine and --model: each names the model to be trained"),
+        (("--as", "selection", "--test-set", source / "problems.jsonl", "-o", "a.jsonl"), "12 of its 12 problems are in the test set"),
     ):
         done = pipeline("export", source / "one", *options, cwd=tmp_path)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert says in done.stderr
     assert list(tmp_path.iterdir()) == []
     done = pipeline("export", source / "one", source / "two", "-o", tmp_path / "answers.csv")
-    assert (done.returncode, done.stderr) == (2, f"error: {source / 'two'}: one run at a time; several are for --format\n")
+    says = "error: --as answers: one RUN at a time; several only with --as sft, selection or preference\n"
+    assert (done.returncode, done.stderr) == (2, says)
+
+
+def test_tables_of_the_trace(source: Path, tmp_path: Path) -> None:
+    written = pipeline("export", source / "one", "--as", "steps", "-o", tmp_path / "steps", "--format", "parquet")
+    steps = pq.read_table(source / "one/steps").num_rows
+    assert (written.returncode, written.stdout) == (0, f"{tmp_path / 'steps'}: {steps:,} rows\n")
+    assert pq.read_table(tmp_path / "steps").num_rows == steps
+    printed = pipeline("export", source / "one", "--as", "steps", "-o", "-").stdout.splitlines()
+    assert len(printed) == steps
+    assert all("step_text" in json.loads(line) for line in printed)
 
 
 def test_one_chain_step_by_step(source: Path) -> None:
@@ -101,14 +112,14 @@ def test_one_chain_step_by_step(source: Path) -> None:
     assert f"answer: {chain['answer']}" in done.stdout
     assert len(pipeline("show", source / "one", "p3", "--candidates").stdout) > len(done.stdout)
     assert "Problem number 0?" in pipeline("show", source / "one").stdout
-    assert "Problem number 3?" in pipeline("show", source / "two", "p3", "--sample", "2").stdout
+    assert "Problem number 3?" in pipeline("show", source / "two", "p3", "--attempt", "2").stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["p33"], "no finished chain of problem 'p33', sample 0; did you mean `p3`?"),
-        (["p3", "--sample", "1"], "no finished chain of problem 'p3', sample 1"),
+        (["p33"], "no finished chain of problem 'p33', attempt 0; did you mean `p3`?"),
+        (["p3", "--attempt", "1"], "no finished chain of problem 'p3', attempt 1"),
     ],
     ids=str,
 )
@@ -119,11 +130,11 @@ def test_a_chain_that_is_not_there(source: Path, arguments: list[str], says: str
 
 
 def test_a_table_of_runs(source: Path) -> None:
-    done = pipeline("runs", source)
+    done = pipeline("runs", "list", source)
     lines = [line.split() for line in done.stdout.splitlines() if line.strip(" ─")]
     assert (done.returncode, lines[0]) == (0, ["run", "graph", "models", "state", "chains", "accuracy", "chains/s", "size"])
     assert sorted(line[0] for line in lines[1:]) == ["one", "two"]
-    records = {row["folder"]: row for row in map(json.loads, pipeline("runs", source, "--json").stdout.splitlines())}
+    records = {row["folder"]: row for row in map(json.loads, pipeline("runs", "list", source, "--json").stdout.splitlines())}
     assert (records["one"]["graph"], records["one"]["state"], records["one"]["chains"], records["one"]["of"]) == (
         "speccot",
         "finished",
@@ -136,20 +147,20 @@ def test_a_table_of_runs(source: Path) -> None:
 
 
 def test_a_folder_without_runs(tmp_path: Path) -> None:
-    done = pipeline("runs", tmp_path)
+    done = pipeline("runs", "list", tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", f"{tmp_path}: contains no runs\n")
-    done = pipeline("runs", tmp_path / "nothing")
+    done = pipeline("runs", "list", tmp_path / "nothing")
     assert (done.returncode, "not a directory" in done.stderr) == (2, True)
 
 
 def test_runs_are_deleted_when_all_may_be(tmp_path: Path) -> None:
     problems = write_problems(tmp_path, 2)
     one, two = solve(tmp_path, "one", input=problems).folder, solve(tmp_path, "two", input=problems).folder
-    done = pipeline("rm", one, tmp_path, "--yes")
+    done = pipeline("runs", "rm", one, tmp_path, "--yes")
     assert (done.returncode, "not a run folder" in done.stderr, one.exists()) == (2, True, True)
     with hold(two):
-        assert "a process is at work in it" in pipeline("rm", one, two, "--yes").stderr
+        assert "a process is at work in it" in pipeline("runs", "rm", one, two, "--yes").stderr
     assert one.exists()
-    assert pipeline("rm", one, two, "--yes").returncode == 0
+    assert pipeline("runs", "rm", one, two, "--yes").returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["problems.jsonl"]
     assert problems.exists()

@@ -1,4 +1,4 @@
-"""`pipeline init`, `graphs` and `schema`: what they write can be run, and what a schema allows is what the loader takes."""
+"""`pipeline init`, `list` and `graph schema`: what they write can be run, and what a schema allows is what the loader accepts."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from pipeline.bundled import FOLDERS, bundled_files
-from pipeline.cli import files
+from pipeline.cli.author import catalog, files
+from pipeline.cli.author.catalog import KINDS
 from tests.support.commands import pipeline
 from tests.support.paths import ROOT
 
@@ -29,12 +30,25 @@ def test_a_folder_to_begin_with(tmp_path: Path) -> None:
     assert (again.returncode, "file exists" in again.stderr) == (2, True)
 
 
-def test_the_list_of_graphs(tmp_path: Path) -> None:
-    found = {row["name"]: row for row in json.loads(pipeline("graphs", "--json").stdout)}
-    assert set(found) == set(bundled_files("graph"))
-    assert found["speccot"]["params"]["candidates"] == 5
-    assert all(row["about"] for row in found.values())
-    assert "speccot" in pipeline("graphs").stdout
+def test_the_list_of_graphs_begins_with_the_main_ones() -> None:
+    found = json.loads(pipeline("list", "graphs", "--json").stdout)
+    assert {row["name"] for row in found} == set(bundled_files("graph"))
+    assert [row["name"] for row in found[:4]] == ["speccot", "specreason", "scot", "target"]
+    assert found[0]["params"]["candidates"] == 5
+    assert all(row["about"] for row in found)
+    printed = pipeline("list", "graphs").stdout
+    assert "speccot" in printed
+    assert "None" not in printed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_everything_bundled_is_listed_with_what_it_is(kind: str) -> None:
+    found = json.loads(pipeline("list", kind, "--json").stdout)
+    assert all(row["name"] and row["about"] for row in found)
+    printed = pipeline("list", kind).stdout
+    assert all(row["name"] in printed for row in found)
+    if kind in catalog.FILES:
+        assert {row["name"] for row in found} == set(bundled_files(catalog.FILES[kind]))
 
 
 SCHEMAS = {name: files.schema_of(name) for name in files.SCHEMAS}
@@ -75,7 +89,7 @@ def test_what_is_wrong_does_not_fit(change: dict[str, Any]) -> None:
 
 
 def test_the_schemas_beside_the_graphs_are_these() -> None:
-    """`pipeline schema NAME > graphs/schemas/NAME.json` writes them again."""
+    """`pipeline graph schema NAME > graphs/schemas/NAME.json` writes them again."""
     for name, schema in SCHEMAS.items():
         assert json.loads((ROOT / f"graphs/schemas/{name}.json").read_text()) == json.loads(json.dumps(schema)), name
     for path, name in FILES:

@@ -1,4 +1,4 @@
-"""`pipeline fsck` says what a run folder has and what is wrong with it, repairs what can be, and a resumed run is whole again."""
+"""`pipeline runs check` says what a run folder has and what is wrong with it, repairs what can be, and a resumed run is whole again."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def run(source: Path, tmp_path: Path) -> Path:
 
 def test_a_sound_folder(run: Path) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    done = pipeline("fsck", run)
+    done = pipeline("runs", "check", run)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == f"{run}: finished, 2 sessions"
@@ -50,22 +50,22 @@ def test_a_sound_folder(run: Path) -> None:
     ]
     assert lines[6:] == ["sound"]
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-    assert json.loads(pipeline("fsck", run, "--json").stdout)["flaws"] == []
+    assert json.loads(pipeline("runs", "check", run, "--json").stdout)["flaws"] == []
 
 
 def test_what_is_no_run_folder(tmp_path: Path) -> None:
     for options in ((), ("--repair",)):
-        done = pipeline("fsck", tmp_path, *options)
+        done = pipeline("runs", "check", tmp_path, *options)
         assert (done.returncode, done.stderr) == (2, f"error: {tmp_path}: not a run folder: it has neither run.json nor tables\n")
-        done = pipeline("fsck", tmp_path / "nothing", *options)
+        done = pipeline("runs", "check", tmp_path / "nothing", *options)
         assert (done.returncode, done.stderr) == (2, f"error: {tmp_path}/nothing: not a directory; expected a run folder\n")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_in_use_is_examined_and_not_repaired(run: Path) -> None:
     with hold(run):
-        assert "a process is at work in it" in pipeline("fsck", run).stdout
-        done = pipeline("fsck", run, "--repair")
+        assert "a process is at work in it" in pipeline("runs", "check", run).stdout
+        done = pipeline("runs", "check", run, "--repair")
     assert (done.returncode, "this process is at work in it; wait for the end of its earlier run" in done.stderr) == (2, True)
 
 
@@ -119,13 +119,13 @@ EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_what_is_wrong_is_named_refused_repaired_and_solved_again(source: Path, run: Path, edit: str) -> None:
     change, says = EDITS[edit]
     change(run)
-    done = pipeline("fsck", run)
+    done = pipeline("runs", "check", run)
     assert (done.returncode, f"wrong: {says}" in done.stdout) == (1, True)
-    assert done.stdout.endswith(f"unsound: pipeline fsck {run} --repair puts right what can be\n")
+    assert done.stdout.endswith(f"unsound: to repair: pipeline runs check {run} --repair\n")
     if edit != "a part is garbled":  # only who reads every page knows
         refused = pipeline("resume", run)
         assert (refused.returncode, says in refused.stderr) == (2, True)
-    mended = pipeline("fsck", run, "--repair")
+    mended = pipeline("runs", "check", run, "--repair")
     assert (mended.returncode, mended.stdout.splitlines()[-1]) == (0, "sound")
     assert "repaired: " in mended.stdout
     assert pipeline("resume", run).returncode == 0
@@ -145,18 +145,18 @@ def test_nothing_is_deleted(run: Path) -> None:
     foreign = run / "calls/part-00007.parquet"
     shutil.copy(run.parent / "other/calls/part-00001.parquet", foreign)
     content = foreign.read_bytes()
-    done = pipeline("fsck", run, "--repair")
+    done = pipeline("runs", "check", run, "--repair")
     assert "repaired: calls/part-00007.parquet is of another run: it is aside/calls/part-00007.parquet now" in done.stdout
     assert (run / "aside/calls/part-00007.parquet").read_bytes() == content
     shutil.copy(run / "aside/calls/part-00007.parquet", foreign)
-    assert "aside/calls/part-00007.parquet.2 now" in pipeline("fsck", run, "--repair").stdout
-    assert pipeline("fsck", run).returncode == 0
+    assert "aside/calls/part-00007.parquet.2 now" in pipeline("runs", "check", run, "--repair").stdout
+    assert pipeline("runs", "check", run).returncode == 0
 
 
 def test_a_repair_that_was_cut_short_goes_on(run: Path) -> None:
     """It was putting a part back into its own place."""
     os.rename(run / "calls/part-00001.parquet", run / "calls/part-00000.parquet.moved")
-    done = pipeline("fsck", run, "--repair")
+    done = pipeline("runs", "check", run, "--repair")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "sound")
     assert "repaired: calls/part-00000.parquet is calls/part-00001.parquet again" in done.stdout
     assert "is missing" not in done.stdout
@@ -164,21 +164,23 @@ def test_a_repair_that_was_cut_short_goes_on(run: Path) -> None:
 
 def test_a_folder_of_an_earlier_version_is_said_to_be_one_and_gets_a_manifest(run: Path) -> None:
     (run / FILE).unlink()
-    assert "no manifest (of an earlier version, or lost)" in pipeline("fsck", run).stdout
-    assert pipeline("fsck", run).returncode == 0
-    assert pipeline("fsck", run, "--repair").stdout.startswith(f"{run}: finished, 2 sessions\n")
+    assert "no manifest (of an earlier version, or lost)" in pipeline("runs", "check", run).stdout
+    assert pipeline("runs", "check", run).returncode == 0
+    assert pipeline("runs", "check", run, "--repair").stdout.startswith(f"{run}: finished, 2 sessions\n")
     (run / "calls/part-00001.parquet").unlink()
-    assert "calls/part-00001.parquet is missing" in pipeline("fsck", run).stdout
+    assert "calls/part-00001.parquet is missing" in pipeline("runs", "check", run).stdout
 
 
 def test_without_run_json_nothing_can_go_on(run: Path) -> None:
     (run / "run.json").unlink()
-    done = pipeline("fsck", run, "--repair")
+    done = pipeline("runs", "check", run, "--repair")
     assert (done.returncode, "wrong: run.json is missing or cannot be read" in done.stdout) == (1, True)
     assert done.stdout.endswith("\nunsound: the rest cannot be repaired\n")
 
 
-@pytest.mark.parametrize("command", [("compare",), ("report",), ("trace", "export"), ("errors",), ("graph", "speccot", "--run")])
+@pytest.mark.parametrize(
+    "command", [("compare",), ("report",), ("export", "--as", "perfetto"), ("show", "--failed"), ("graph", "show", "speccot", "--run")]
+)
 def test_readers_say_what_they_leave_out(run: Path, command: tuple[str, ...]) -> None:
     shutil.copy(run.parent / "other/chains/part-00001.parquet", run / "chains/part-00007.parquet")
     done = pipeline(*command, run)

@@ -1,4 +1,4 @@
-"""`pipeline graph`: where drawings go, and what is refused."""
+"""`pipeline graph show`: where drawings go, and what is refused."""
 
 from pathlib import Path
 
@@ -11,25 +11,25 @@ SPECCOT = "graphs/speccot.yaml"
 
 
 def test_the_tree_goes_to_stdout_and_other_formats_where_the_name_says(tmp_path: Path) -> None:
-    assert "└─ ● answer: answer" in pipeline("graph", SPECCOT).stdout
-    assert pipeline("graph", SPECCOT, "--format", "mermaid").stdout.startswith("flowchart TD\n")
-    for name, start in {"a.mmd": "flowchart TD\n", "a.dot": "digraph {\n", "a.txt": "speccot, digest "}.items():
-        done = pipeline("graph", SPECCOT, "--output", tmp_path / name)
+    assert "└─ ● answer: answer" in pipeline("graph", "show", SPECCOT).stdout
+    assert pipeline("graph", "show", SPECCOT, "--format", "mermaid").stdout.startswith("flowchart TD\n")
+    for name, start in {"a.mmd": "flowchart TD\n", "a.txt": "speccot, digest "}.items():
+        done = pipeline("graph", "show", SPECCOT, "--output", tmp_path / name)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         assert (tmp_path / name).read_text().startswith(start)
-    refused = pipeline("graph", SPECCOT, "--output", tmp_path / "a.dot")
+    refused = pipeline("graph", "show", SPECCOT, "--output", tmp_path / "a.mmd")
     assert (refused.returncode, refused.stderr.count("file exists; choose another")) == (2, 1)
-    assert pipeline("graph", SPECCOT, "--output", tmp_path / "a.dot", "--force").returncode == 0
+    assert pipeline("graph", "show", SPECCOT, "--output", tmp_path / "a.mmd", "--overwrite").returncode == 0
 
 
 def test_a_run_is_drawn_as_it_was_and_says_so(tmp_path: Path) -> None:
     folder = solve(tmp_path, limit=2, settings=("candidates=3",)).folder
-    done = pipeline("graph", SPECCOT, "--run", folder)
+    done = pipeline("graph", "show", SPECCOT, "--run", folder)
     assert done.returncode == 0
     assert "candidates=3" in done.stdout
     assert "run run: 2 chains" in done.stdout
     assert done.stderr.startswith(f"{folder} had candidates 3, ")
-    same = pipeline("graph", SPECCOT, "--run", folder, "--engines", "graphs/engines/sim-2xh100.yaml", "--set", "candidates=3")
+    same = pipeline("graph", "show", SPECCOT, "--run", folder, "--engines", "graphs/engines/sim-2xh100.yaml", "--set", "candidates=3")
     assert (same.stdout, same.stderr) == (done.stdout, "")
 
 
@@ -38,12 +38,12 @@ def test_a_run_is_drawn_as_it_was_and_says_so(tmp_path: Path) -> None:
     [
         (("tests/bad_graphs/cycle.yaml",), "draft -> fallback -> verify -> draft"),
         ((SPECCOT, "--run", "tests"), "tests/run.json: cannot be read: no such file or directory; expected a run folder"),
-        ((SPECCOT, "--output", "a.png"), "--output a.png: its name must end in .txt, .mmd, .mermaid, .svg, .dot, .gv, or say --format"),
-        ((SPECCOT, "--format", "png"), "'png' is not one of 'text', 'mermaid', 'svg', 'dot'"),
+        ((SPECCOT, "--output", "a.png"), "--output a.png: its name must end in .txt, .mmd, .mermaid, or say --format"),
+        ((SPECCOT, "--format", "png"), "'png' is not one of 'text', 'mermaid'"),
         ((SPECCOT, "--set", "candidate=3"), "did you mean `candidates`?"),
     ],
 )
 def test_what_cannot_be_drawn_is_exit_code_2(arguments: tuple[str, ...], expected: str) -> None:
-    done = pipeline("graph", *arguments)
+    done = pipeline("graph", "show", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert expected in done.stderr

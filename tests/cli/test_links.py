@@ -28,9 +28,9 @@ def commands(folder: Path) -> dict[str, tuple[str | Path, ...]]:
     return {
         "run": (*RUN, *more),
         "grade": ("grade", folder),
-        "calibrate": ("calibrate", folder, "--calls", "20"),
+        "calibrate": ("calibrate", folder, "--max-calls", "20"),
         "report": ("report", folder),
-        "export": ("trace", "export", folder, "--force"),
+        "export": ("export", folder, "--as", "perfetto", "--overwrite"),
         "compare": ("compare", folder, "--output", folder / "table.md"),
     }
 
@@ -79,7 +79,7 @@ def test_a_pipe_in_place_of_a_file_is_named_and_nobody_waits_for_it(folder: Path
     (folder / "run.json").unlink()
     os.mkfifo(folder / "run.json")
     given = ("--input", folder.parent / "problems.csv")
-    asked = [("resume", folder), ("report", folder), ("compare", folder), ("calibrate", folder), ("trace", "export", folder)]
+    asked = [("resume", folder), ("report", folder), ("compare", folder), ("calibrate", folder), ("export", folder, "--as", "perfetto")]
     for each in (*asked, ("run", "graphs/speccot.yaml", "--engines", f"replay:{folder}", *given)):
         done = pipeline(*each)
         assert done.returncode == 2
@@ -105,11 +105,11 @@ def test_a_pipe_that_is_given_is_named(tmp_path: Path, option: str, expected: st
 
 
 def test_a_graph_comes_from_a_process_too() -> None:
-    """`pipeline check <(...)`: a pipe that is open already."""
+    """`pipeline graph check <(...)`: a pipe that is open already."""
     reader, writer = os.pipe()
     os.write(writer, (ROOT / "graphs/target.yaml").read_text().replace("engines: ", f"engines: {ROOT}/graphs/").encode())
     os.close(writer)
-    done = pipeline("check", f"/dev/fd/{reader}")
+    done = pipeline("graph", "check", f"/dev/fd/{reader}")
     os.close(reader)
     assert done.returncode == 0, done.stderr
 
@@ -125,9 +125,10 @@ def test_a_table_that_is_a_link_to_that_of_another_run_is_refused(folder: Path, 
     (folder / table).symlink_to(other / table)
     before = {place: place.read_bytes() for place in other.rglob("*") if place.is_file()}
     said = {
-        name: pipeline(*arguments) for name, arguments in (commands(folder) | {"fsck": ("fsck", folder), "show": ("show", folder)}).items()
+        name: pipeline(*arguments)
+        for name, arguments in (commands(folder) | {"check": ("runs", "check", folder), "show": ("show", folder)}).items()
     }
-    reads = {name: done for name, done in said.items() if table == "chains" or name in ("run", "fsck")}
+    reads = {name: done for name, done in said.items() if table == "chains" or name in ("run", "check")}
     assert {name: done.returncode for name, done in reads.items()} == dict.fromkeys(reads, 2)
     for name, done in reads.items():
         assert f"{table} is a link, not a folder of the run's own" in done.stderr, name

@@ -87,17 +87,21 @@ def test_a_failed_chain_is_exit_code_3(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("run", SPECCOT), "Missing option '--input'"),
-        (("run", SPECCOT, "--input", "x", "--batch-size", "0"), "0 is not in the range"),
+        (("run", SPECCOT), "error: --input is missing; see pipeline run --help"),
+        (("run", SPECCOT, "--input", "x", "--batch-size", "0"), "error: --batch-size: 0 is not in the range"),
         (("run", SPECCOT, "--input", "x", "--schedule", "pipeline"), "'pipeline' is not one of 'pipelined', 'lockstep', 'sequential'"),
-        (("run", SPECCOT, "--input", "x", "--column", "problem"), "expected OURS=THEIRS"),
+        (("run", SPECCOT, "--input", "x", "--column", "problem"), "--column: expected FIELD=COLUMN"),
         (("run", SPECCOT, "--input", "x", "--column", "problem=a", "--column", "problem=b"), "problem is mapped twice"),
         (("run", SPECCOT, "--input", "x", "--column", "question=problem"), "a problem has no field `question`"),
         (("run", "graphs/none.yaml", "--input", "x"), "graphs/none.yaml: cannot be read: no such file"),
         (("run", SPECCOT, "--input", "none.csv"), "none.csv: no such file"),
         (("run", SPECCOT, "--input", "README.md", "--set", "candidate=3"), "did you mean `candidates`?"),
-        (("check", "tests/bad_graphs/cycle.yaml"), "draft -> fallback -> verify -> draft"),
-        (("solve",), "no command 'solve'"),
+        (("graph", "check", "tests/bad_graphs/cycle.yaml"), "draft -> fallback -> verify -> draft"),
+        (("solve",), "error: pipeline: no command `solve`; 18 known, such as "),
+        (("runs", "chek"), "error: pipeline runs: no command `chek`; did you mean `check`?"),
+        (("run", SPECCOT, "--bacth-size", "3"), "error: no option `--bacth-size`; did you mean `--batch-size`?"),
+        (("list",), "error: KIND is missing: one of graphs, engines, "),
+        (("list", "graph"), "error: KIND: 'graph' is not one of 'graphs', "),
     ],
 )
 def test_wrong_options_are_exit_code_2(arguments: tuple[str, ...], expected: str) -> None:
@@ -109,22 +113,22 @@ def test_wrong_options_are_exit_code_2(arguments: tuple[str, ...], expected: str
 
 @pytest.mark.slow
 def test_a_process_ends_with_the_exit_code_of_its_command() -> None:
-    done = spawned("check", "tests/bad_graphs/cycle.yaml")
+    done = spawned("graph", "check", "tests/bad_graphs/cycle.yaml")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow
 def test_debug_shows_the_traceback() -> None:
-    assert "Traceback" in spawned("check", "tests/bad_graphs/cycle.yaml", "--debug").stderr
+    assert "Traceback" in spawned("graph", "check", "tests/bad_graphs/cycle.yaml", "--debug").stderr
 
 
 def test_check_prints_the_plan_as_text_and_as_json() -> None:
-    done = pipeline("check", SPECCOT)
+    done = pipeline("graph", "check", SPECCOT)
     assert done.returncode == 0
     assert "reason: repeat until thought_closed, max_steps, token_budget" in done.stdout
     assert "fallback: generate by target when verify rejected" in done.stdout
-    assert json.loads(pipeline("check", SPECCOT, "--json").stdout)["name"] == "speccot"
+    assert json.loads(pipeline("graph", "check", SPECCOT, "--json").stdout)["name"] == "speccot"
 
 
 @pytest.mark.torch

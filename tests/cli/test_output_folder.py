@@ -85,12 +85,12 @@ def test_a_name_that_no_folder_can_have(tmp_path: Path, command: str, place: str
     [
         ("compare", "RUN", "--output", "NAME.md"),
         ("report", "RUN", "--output", "NAME"),
-        ("calibrate", "RUN", "--calls", "20", "--output", "NAME"),
-        ("trace", "export", "RUN", "--output", "NAME"),
-        ("graph", "speccot", "--output", "NAME.dot"),
-        ("data", "prepare", "arith", "--output", "NAME.parquet"),
-        ("data", "prepare", "arith", "--output", "dangling/x.parquet"),
-        ("errors", "NAME"),
+        ("calibrate", "RUN", "--max-calls", "20", "--output", "NAME"),
+        ("export", "RUN", "--as", "perfetto", "--output", "NAME"),
+        ("graph", "show", "speccot", "--output", "NAME.mmd"),
+        ("prepare", "arith", "--output", "NAME.parquet"),
+        ("prepare", "arith", "--output", "dangling/x.parquet"),
+        ("show", "NAME", "--failed"),
     ],
     ids=lambda words: " ".join(words[:2]),
 )

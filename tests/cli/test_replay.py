@@ -47,7 +47,7 @@ def test_what_was_never_generated_is_counted(recorded: Path, problems: Path, tmp
     assert done.returncode == 3
     assert "8 failed (8 NeverGenerated)" in done.stdout
     assert "replay: 8 of 8 chains needed text that was never generated, first at stage fallback 8" in done.stderr.splitlines()
-    grouped = pipeline("errors", tmp_path / "out")
+    grouped = pipeline("show", tmp_path / "out", "--failed")
     assert "8 x NeverGenerated (in fallback): needs text that was never generated: the recorded run made no such call" in grouped.stdout
 
 
@@ -68,10 +68,10 @@ def test_another_seed_is_refused_by_the_name_of_its_option(recorded: Path, probl
 
 
 def test_check_says_what_is_replayed(recorded: Path) -> None:
-    done = pipeline("check", SPECREASON, "--engines", f"replay:{recorded}")
+    done = pipeline("graph", "check", SPECREASON, "--engines", f"replay:{recorded}")
     assert done.returncode == 0
     assert "draft: replay DeepSeek-R1-Distill-Qwen-1.5B" in done.stdout
-    missing = pipeline("check", SPECREASON, "--engines", "replay:nothing/there")
+    missing = pipeline("graph", "check", SPECREASON, "--engines", "replay:nothing/there")
     assert missing.returncode == 2
     assert missing.stderr.startswith("error: ")
     assert "nothing/there/run.json: cannot be read: no such file or directory; expected a run folder" in missing.stderr

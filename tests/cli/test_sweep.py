@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli.main import run_command
-from pipeline.cli.sweep import sweep
+from pipeline.cli.study.sweep import sweep
 from tests.support.paths import SIM
 from tests.support.runs import write_problems
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.cli.grade import watched
+from pipeline.cli.study.score import watched
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.engines.tokenizer import HFTokenizer
 from tests.support import small_server
@@ -56,7 +56,7 @@ def test_problem_ids_are_kept_as_they_are_and_name_no_file(hostile: Path) -> Non
 
 @pytest.mark.parametrize("form", ["markdown", "csv", "json"])
 def test_comparing_prints_names_of_folders_as_text(hostile: Path, tmp_path: Path, form: str) -> None:
-    done = command("compare", hostile, "--format", form)
+    done = command("compare", hostile)
     table = tmp_path / f"table.{'md' if form == 'markdown' else form}"
     command("compare", hostile, "--output", table)
     written = table.read_text()
@@ -83,9 +83,9 @@ def test_grading_again_prints_ids_as_text(hostile: Path) -> None:
         ("run", TARGET, "--input", "\x1b[2J.csv"),
         ("run", TARGET, "--input", "x", "--set", "\x1b[2J=1"),
         ("run", TARGET, "--input", "x", "--schedule", "\x1b[2J"),
-        ("check", "\x1b[2J\nforged: line"),
+        ("graph", "check", "\x1b[2J\nforged: line"),
         ("doctor", "\x1b[2J.yaml"),
-        ("data", "prepare", "\x1b[2J"),
+        ("prepare", "\x1b[2J"),
         ("grade", "\x1b[2J"),
         ("\x1b[2J",),
     ],
@@ -149,7 +149,15 @@ def misnamed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("report",), ("compare",), ("errors",), ("grade",), ("trace", "export"), ("trace", "export", "--format", "otel"), ("calibrate",)],
+    [
+        ("report",),
+        ("compare",),
+        ("show", "--failed"),
+        ("grade",),
+        ("export", "--as", "perfetto"),
+        ("export", "--as", "otlp"),
+        ("calibrate",),
+    ],
     ids=" ".join,
 )
 def test_a_run_folder_of_a_name_that_is_not_utf8_is_refused_in_a_sentence(misnamed: Path, arguments: tuple[str, ...]) -> None:
@@ -169,11 +177,11 @@ def test_a_run_folder_of_a_name_that_is_not_utf8_is_refused_in_a_sentence(misnam
         ("sweep", TARGET, "--input", "p.csv", "--batch-size", NOT_UTF8),
         ("sweep", NOT_UTF8, "--input", "p.csv", "--batch-size", "1"),
         ("resume", NOT_UTF8),
-        ("check", NOT_UTF8),
+        ("graph", "check", NOT_UTF8),
         ("doctor", NOT_UTF8),
-        ("data", "prepare", NOT_UTF8),
-        ("data", "prepare", "arith", "--from", NOT_UTF8),
-        ("data", "prepare", "arith", "--output", f"{NOT_UTF8}.parquet"),
+        ("prepare", NOT_UTF8),
+        ("prepare", "arith", "--from", NOT_UTF8),
+        ("prepare", "arith", "--output", f"{NOT_UTF8}.parquet"),
     ],
 )
 def test_a_word_that_is_not_utf8_is_quoted_in_one_sentence(arguments: tuple[str | Path, ...]) -> None:
@@ -185,7 +193,7 @@ def test_a_word_that_is_not_utf8_is_quoted_in_one_sentence(arguments: tuple[str 
 @pytest.mark.parametrize(("more", "said"), [("", 0), (", trust_remote_code: true", 1)])
 def test_remote_code_is_off_and_announced_where_it_is_on(tmp_path: Path, more: str, said: int) -> None:
     (tmp_path / "engines.yaml").write_text(f"target: {{backend: torch, model: /nowhere/x{more}}}\n")
-    for arguments in (("check", TARGET), ("run", TARGET, "--input", tmp_path / "none.csv")):
+    for arguments in (("graph", "check", TARGET), ("run", TARGET, "--input", tmp_path / "none.csv")):
         done = command(*arguments, "--engines", tmp_path / "engines.yaml")
         assert done.stderr.count("engine 'target': trust_remote_code is on, code that comes with '/nowhere/x' will run") == said
 
@@ -227,9 +235,9 @@ def test_a_url_with_a_password_is_refused_and_not_repeated(tmp_path: Path) -> No
     engine = f"{{backend: openai, model: tiny, base_url: '{url}', tokenizer: 'bundled:tiny-target'}}"
     (tmp_path / "engines.yaml").write_text(f"target: {engine}\n")
     (tmp_path / "p.csv").write_text("problem\n1 + 1?\n")
-    commands = [("check", 0), ("check", "--json", 0), ("run", "--input", tmp_path / "p.csv", 2)]
-    for name, *options, code in commands:
+    commands = [(("graph", "check"), 0), (("graph", "check", "--json"), 0), (("run", "--input", str(tmp_path / "p.csv")), 2)]
+    for words, code in commands:
         for more, expected in (((), code), (("--set", f"engines.other.base_url={url}"), 2)):
-            done = command(str(name), TARGET, *map(str, options), "--engines", tmp_path / "engines.yaml", *more)
+            done = command(*words, TARGET, "--engines", tmp_path / "engines.yaml", *more)
             assert done.code == expected, done.stderr
             assert "canary" not in done.stdout + done.stderr

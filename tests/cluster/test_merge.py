@@ -1,4 +1,4 @@
-"""Shards of an input, each solved by itself, and the one run that `pipeline merge` makes of them."""
+"""Shards of an input, each solved by itself, and the one run that `pipeline runs merge` makes of them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,7 +36,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 
 def merge(tmp_path: Path, *runs: Path) -> tuple[int, str]:
-    done = pipeline("merge", *runs, "--output", tmp_path / "merged")
+    done = pipeline("runs", "merge", *runs, "--output", tmp_path / "merged")
     return done.returncode, done.stderr
 
 
@@ -80,7 +80,7 @@ def test_merged_shards_are_the_run_over_the_whole_input(shards: Mapping[str, Pat
     assert (one.totals.chains, one.totals.steps, one.input.rows) == (other.totals.chains, other.totals.steps, PROBLEMS)
     assert set(pq.read_table(merged / "calls")["run_id"].to_pylist()) == {"merged"}
     assert pipeline("export", merged, "-o", "-").stdout == pipeline("export", whole, "-o", "-").stdout
-    assert pipeline("fsck", merged).returncode == 0
+    assert pipeline("runs", "check", merged).returncode == 0
     assert "is finished" in pipeline("resume", merged).stderr
 
 

@@ -56,7 +56,7 @@ def wrong(recipe: Recipe, origin: Path | str | None, output: Path, error: type[U
     """The sentence that refuses it; nothing was written."""
     before = output.read_bytes() if output.is_file() else None
     with pytest.raises(error) as caught:
-        prepare(recipe, None if origin is None else str(origin), output, force)
+        prepare(recipe, None if origin is None else str(origin), output, overwrite=force, allow_mismatch=force)
     assert (output.read_bytes() if output.is_file() else None) == before
     assert "\n" not in str(caught.value)
     assert not list(output.parent.glob(".*"))
@@ -292,9 +292,9 @@ def test_the_same_file_again_is_fine_and_another_is_not(write: Write, tmp_path: 
     assert prepare(tiny(), str(one), output).written
     assert not prepare(tiny(), str(one), output).written
     assert wrong(tiny(), other, output, UsageError).endswith(
-        "exists and holds something else; choose another file with --output, or pass --force"
+        "exists and holds something else; choose another file with --output, or add --overwrite"
     )
-    assert prepare(tiny(), str(other), output, force=True).written
+    assert prepare(tiny(), str(other), output, overwrite=True).written
     assert [row["answer"] for row in rows_of(output)] == ["3"]
     assert [path.name for path in output.parent.iterdir()] == ["out.parquet"]
 
@@ -314,11 +314,12 @@ def test_an_output_that_cannot_be(write: Write, tmp_path: Path, name: str) -> No
 # Data that are not as promised
 
 
-def test_another_number_of_rows_is_refused_and_taken_by_force(write: Write, tmp_path: Path) -> None:
+def test_another_number_of_rows_is_refused_and_taken_when_asked(write: Write, tmp_path: Path) -> None:
     path, output = write("p.jsonl", [{"q": "x", "a": 2}]), tmp_path / "out.parquet"
-    sentence = "p.jsonl: 1 row, expected 1,000: another edition than the recipe's, or a damaged one; --force takes it as it is"
+    differs = "it is not the file the recipe was made for (another version, or damaged); --allow-mismatch accepts it"
+    sentence = f"p.jsonl: 1 row, expected 1,000: {differs}"
     assert wrong(tiny(rows=1000), path, output) == sentence
-    prepared = prepare(tiny(rows=1000), str(path), output, force=True)
+    prepared = prepare(tiny(rows=1000), str(path), output, allow_mismatch=True)
     assert (prepared.mismatch, prepared.written) == ("1 row, expected 1,000", True)
 
 
@@ -333,7 +334,7 @@ def test_another_digest_is_refused_and_both_are_named(write: Write, tmp_path: Pa
 def test_the_digest_sees_every_problem_and_answer(write: Write, tmp_path: Path, change: dict[str, Any]) -> None:
     rows = [{"q": "x", "a": 2}, {"q": "z", "a": 2}]
     digests = {
-        prepare(tiny(), str(write("p.jsonl", each)), tmp_path / "o.parquet", force=True).digest
+        prepare(tiny(), str(write("p.jsonl", each)), tmp_path / "o.parquet", overwrite=True, allow_mismatch=True).digest
         for each in (rows, [rows[0] | change, rows[1]])
     }
     assert len(digests) == 2

@@ -1,75 +1,27 @@
-"""The formats: what Graphviz reads of them, that texts stay texts, and the tree line by line."""
+"""The formats: that texts stay texts, and the tree line by line."""
 
-import json
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from shutil import which
-from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
 from pipeline.drawing.counts import count_run
 from pipeline.drawing.diagram import Diagram, diagram
-from pipeline.drawing.dot import dot, svg
 from pipeline.drawing.mermaid import mermaid
 from pipeline.drawing.run_plan import engines_of
 from pipeline.drawing.text import text
-from pipeline.errors import UsageError
 from pipeline.graph.plan import Plan
 from pipeline.session.preflight import load_plan
 from tests.support.paths import ROOT
-from tests.support.patience import HANGS_S
 from tests.support.plans import NASTY
 
 Load = Callable[..., Plan]
 GRAPHS = sorted(path.stem for path in (ROOT / "graphs").glob("*.yaml"))
-needs_dot = pytest.mark.skipif(which("dot") is None, reason="Graphviz is not installed")
 
 
 def drawn(plan: Plan) -> Diagram:
     return diagram(plan, engines_of(plan))
-
-
-def understood(source: str) -> dict[str, Any]:
-    """What Graphviz makes of a source."""
-    done = subprocess.run(["dot", "-Tjson0"], input=source, capture_output=True, text=True, timeout=HANGS_S)
-    assert (done.returncode, done.stderr) == (0, "")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-@needs_dot
-@pytest.mark.parametrize("name", GRAPHS)
-def test_graphviz_understands_every_checked_in_graph(plan: Load, name: str) -> None:
-    page = drawn(plan(name))
-    found = understood(dot(page))
-    labels = [each["label"] for each in found["objects"] if not each["name"].startswith("cluster")]
-    assert len(labels) == len(page.boxes)
-    for box in page.boxes:
-        [label] = [each for each in labels if f"<b>{box.title}</b>" in each]
-        assert all(line in label for line in (box.kind, *box.lines))
-    assert len(found["edges"]) == len(page.arrows)
-    assert len([each for each in found["objects"] if each["name"].startswith("cluster")]) == len(page.loops)
-
-
-@needs_dot
-@pytest.mark.parametrize("name", GRAPHS)
-def test_svg_is_a_picture_with_the_name_of_every_stage(plan: Load, name: str) -> None:
-    picture = ElementTree.fromstring(svg(drawn(plan(name))))
-    texts = {element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")}
-    assert {stage.name for stage in plan(name).stages()} <= texts
-
-
-@needs_dot
-def test_in_svg_texts_of_others_are_texts(nasty: Plan) -> None:
-    picture = ElementTree.fromstring(svg(drawn(nasty)))
-    kinds = {element.tag.rpartition("}")[2] for element in picture.iter()}
-    assert kinds <= {"svg", "g", "title", "polygon", "path", "text", "ellipse", "polyline"}
-    texts = [element.text or "" for element in picture.iter("{http://www.w3.org/2000/svg}text")]
-    assert len([each for each in texts if NASTY.replace(" ", "") in each.replace("\xa0", "").replace(" ", "")]) == 2
 
 
 def test_in_mermaid_texts_of_others_are_texts(nasty: Plan) -> None:
@@ -98,12 +50,6 @@ def test_mermaid_has_every_box_and_arrow_once(plan: Load, name: str) -> None:
 
 def test_roles_look_the_same_on_every_drawing(plan: Load) -> None:
     assert list(engines_of(plan("speccot"))) == list(engines_of(plan("specreason"))) == ["target", "draft"]
-
-
-def test_without_graphviz_the_error_says_what_to_do(plan: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(UsageError, match=r"`dot` is not installed: apt install graphviz, or use --format mermaid"):
-        svg(drawn(plan("speccot")))
 
 
 def test_the_tree_of_a_graph(plan: Load) -> None:

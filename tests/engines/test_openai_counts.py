@@ -20,7 +20,7 @@ from pipeline.engines.openai.stated import AGREEING, flaw_in_prompt_tokens
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.validate import is_another_model
 from pipeline.errors import GraphError, PipelineError, RequestRefused
-from pipeline.export.otel import export, to_file
+from pipeline.export.otlp import export, to_file
 from pipeline.machine import look
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions

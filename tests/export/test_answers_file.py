@@ -149,7 +149,13 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["answers", "answers.xlsx", "answers.parquet.gz", ".jsonl", "answers.json"])
+@pytest.mark.parametrize("name", ["answers", "answers.xlsx", ".jsonl", "answers.json"])
 def test_unknown_formats(name: str) -> None:
     with pytest.raises(UsageError, match="unknown format; expected a name that ends in"):
         form_of(Path(name))
+
+
+def test_parquet_is_not_compressed_again() -> None:
+    for form in (None, "parquet"):
+        with pytest.raises(UsageError, match="Parquet files are compressed by themselves"):
+            form_of(Path("answers.parquet.gz"), form)

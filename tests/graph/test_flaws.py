@@ -105,7 +105,7 @@ def test_several_flaws_of_one_engine(tmp_path: Path) -> None:
 def test_the_command_prints_a_line_for_each(tmp_path: Path) -> None:
     engines = tmp_path / "engines.yaml"
     engines.write_text("draft: {backend: torch, modell: x}\ntarget: {backend: tosh}\n")
-    done = pipeline("check", "speccot", "--engines", engines)
+    done = pipeline("graph", "check", "speccot", "--engines", engines)
     assert done.returncode == 2
     assert [line.startswith("error: ") for line in done.stderr.splitlines()] == [True] * 2
 

@@ -21,7 +21,7 @@ def test_problems_and_the_run_folder_are_urls(store: ObjectServer, prefix: str, 
     assert store.status(f"{prefix}/run") == "finished"
     again = pipeline.solve("speccot", problems, engines=SIM, output=run, resume=True)
     assert again.chains == found.chains
-    assert command("fsck", run).returncode == 0
+    assert command("runs", "check", run).returncode == 0
     with pytest.raises(UsageError, match=f"{run}: already contains a run"):
         pipeline.solve("speccot", problems, engines=SIM, output=run)
 

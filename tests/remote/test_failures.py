@@ -44,7 +44,7 @@ def test_a_store_that_fails_for_a_while_has_the_whole_run(
     assert done.returncode == 0, done.stderr
     assert len(way.requests) > first + 3
     monkeypatch.setenv("PIPELINE_STAGING", str(tmp_path / "elsewhere"))
-    assert pipeline("fsck", f"s3://{BUCKET}/{prefix}").returncode == 0
+    assert pipeline("runs", "check", f"s3://{BUCKET}/{prefix}").returncode == 0
     [mirror] = (tmp_path / "elsewhere").glob(f"*/{prefix}")
     whole = solve(tmp_path, prefix, input=problems).folder
     assert whole is not None
@@ -72,7 +72,7 @@ def test_a_store_that_stays_away_leaves_the_run_here_until_it_is_back(
     assert done.returncode == 0, done.stderr
     assert f"{url} is finished: there is nothing to resume" in done.stderr
     monkeypatch.setenv("PIPELINE_STAGING", str(tmp_path / "elsewhere"))
-    assert pipeline("fsck", url).returncode == 0
+    assert pipeline("runs", "check", url).returncode == 0
     [mirror] = (tmp_path / "elsewhere").glob(f"*/{prefix}")
     assert tables(mirror) == tables(Path(found[1]))
     check_hangs_together(mirror, 12)
@@ -93,7 +93,7 @@ def test_what_a_command_writes_and_cannot_upload_is_told(
     assert pipeline(*COMMAND, "--input", write_problems(tmp_path), "--output", url).returncode == 0
     monkeypatch.setenv("PIPELINE_STAGING", str(tmp_path / "elsewhere"))
     way.fault_after = lambda count: "error" if way.requests[-1].startswith("PUT") else ""
-    done = pipeline("trace", "export", url)
+    done = pipeline("export", url, "--as", "perfetto")
     assert done.returncode == 1
     found = re.search(
         rf"error: {url}/trace.pftrace: the store answers with an error: .*; not uploaded: trace.pftrace, which is in (.*)\n", done.stderr
@@ -101,5 +101,5 @@ def test_what_a_command_writes_and_cannot_upload_is_told(
     assert found is not None, done.stderr
     assert (Path(found[1]) / "trace.pftrace").exists()
     way.fault_after = faults(0, 0, "")
-    assert pipeline("trace", "export", url, "--force").returncode == 0
+    assert pipeline("export", url, "--as", "perfetto", "--overwrite").returncode == 0
     assert "trace.pftrace" in server.names(prefix)

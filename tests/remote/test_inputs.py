@@ -122,5 +122,5 @@ def test_messages_name_the_url(store: ObjectServer, prefix: str, tmp_path: Path)
 def test_other_commands_take_urls_of_problems(store: ObjectServer, prefix: str, tmp_path: Path) -> None:
     url = f"s3://{BUCKET}/{prefix}/problems.jsonl"
     store.write(f"{prefix}/problems.jsonl", write_problems(tmp_path).read_bytes())
-    shown = pipeline("check", "speccot", "--engines", SIM, "--show-prompt", "draft", "--input", url, "--row", "3")
+    shown = pipeline("graph", "prompt", "speccot", "draft", "--engines", SIM, "--input", url, "--row", "3")
     assert "Problem number 2?" in shown.stdout

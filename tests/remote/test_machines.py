@@ -126,7 +126,7 @@ def test_a_killed_run_goes_on_on_another_machine(
     what = f"was written by another machine since, and {folder} holds rows that are not in it"
     assert refused.stderr == f"error: {killed}: {what}; to go on with what the store has, remove that folder\n"
     folder.rename(tmp_path / "aside")
-    assert pipeline("fsck", killed).returncode == 0
+    assert pipeline("runs", "check", killed).returncode == 0
 
 
 def check_resumed(url: str, store: ObjectServer, prefix: str, machines: Machines, whole: object) -> None:
@@ -138,7 +138,7 @@ def check_resumed(url: str, store: ObjectServer, prefix: str, machines: Machines
     assert ([session.status for session in run.sessions], store.status(prefix)) == (["killed", "finished"], "finished")
     here = machines.folder(prefix)
     machines.be("a reader")
-    assert pipeline("fsck", url).returncode == 0
+    assert pipeline("runs", "check", url).returncode == 0
     check_hangs_together(machines.folder(prefix), CHAINS)
     machines.be("second" if "second" in str(here) else "first")
     assert said_in(here) == whole
@@ -175,7 +175,7 @@ def test_what_another_machine_writes_is_in_use_here(
         store.delete(name)
     store.write(f"{prefix}/.writer-other", b"open\n")
     machines.be("second")
-    assert pipeline("fsck", url).stdout.splitlines()[0] == f"{url}: finished, 1 session, a process is at work in it"
+    assert pipeline("runs", "check", url).stdout.splitlines()[0] == f"{url}: finished, 1 session, a process is at work in it"
     assert "process of another machine is at work in it; wait for its end" in pipeline("grade", url).stderr
     monkeypatch.setattr("pipeline.remote.writer.LOOK_S", 0.2)
     with way_to(store) as way, monkeypatch.context() as patch:
@@ -206,4 +206,4 @@ def test_a_machine_whose_copy_is_older_gets_the_newer_one(
     check_hangs_together(machines.folder(prefix), 12)
     assert len(RunFile.read(machines.folder(prefix)).sessions) == 3
     machines.be("third")
-    assert pipeline("fsck", url).returncode == 0
+    assert pipeline("runs", "check", url).returncode == 0

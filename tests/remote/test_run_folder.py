@@ -89,12 +89,12 @@ def test_every_command_reads_a_url(stored: str, prefix: str, tmp_path: Path) -> 
     for command, said in {
         ("show", stored): "answer: ",
         ("export", stored, "-o", tmp_path / "answers.csv"): "12 problems",
-        ("export", stored, "--table", "calls", "-o", tmp_path / "calls.parquet"): "rows",
-        ("errors", stored): "no chain failed",
-        ("fsck", stored): f"{stored}: finished, 1 session\n",
+        ("export", stored, "--as", "calls", "-o", tmp_path / "calls.parquet"): "rows",
+        ("show", stored, "--failed"): "no chain failed",
+        ("runs", "check", stored): f"{stored}: finished, 1 session\n",
         ("compare", stored): "speccot",
         ("watch", stored): f"{prefix}: finished, 12/12 chains",
-        ("graph", "speccot", "--engines", SIM, "--run", stored): "draft",
+        ("graph", "show", "speccot", "--engines", SIM, "--run", stored): "draft",
     }.items():
         done = pipeline(*command)
         assert done.returncode == 0, done.stderr
@@ -121,7 +121,7 @@ def test_new_grades_are_uploaded(store: ObjectServer, stored: str, prefix: str, 
     for machine in ("staging", "elsewhere", "a third"):
         monkeypatch.setenv("PIPELINE_STAGING", str(tmp_path / machine))
         grades.append(answers(stored))
-        assert pipeline("fsck", stored).returncode == 0
+        assert pipeline("runs", "check", stored).returncode == 0
     assert grades == [before] * 3
 
 
@@ -131,11 +131,11 @@ def test_shards_are_merged_by_url(store: ObjectServer, prefix: str, url: str, tm
     shards = [f"{url}/shard-{index}" for index in range(2)]
     for index, shard in enumerate(shards):
         assert pipeline(*COMMAND, "--input", problems, "--shard", f"{index}/2", "--output", shard).returncode == 0
-    done = pipeline("merge", *shards, "--output", f"{url}/all")
+    done = pipeline("runs", "merge", *shards, "--output", f"{url}/all")
     assert (done.returncode, done.stdout) == (0, f"{url}/all: 2 shards, 24 problems, 24 chains\n"), done.stderr
-    assert pipeline("fsck", f"{url}/all").returncode == 0
+    assert pipeline("runs", "check", f"{url}/all").returncode == 0
     assert "run.json" in store.names(f"{prefix}/all")
-    again = pipeline("merge", *shards, "--output", f"{url}/all")
+    again = pipeline("runs", "merge", *shards, "--output", f"{url}/all")
     assert again.returncode == 2
     assert f"{url}/all: already contains a run" in again.stderr
 
@@ -146,7 +146,7 @@ def test_a_url_of_a_file_is_a_path(tmp_path: Path) -> None:
     done = pipeline(*COMMAND, "--input", f"file://{problems}", "--output", f"file://{tmp_path}/runs/one")
     assert done.returncode == 0, done.stderr
     assert RunFile.read(tmp_path / "runs/one").input.file == str(problems)
-    assert pipeline("fsck", f"file://{tmp_path}/runs/one").returncode == 0
+    assert pipeline("runs", "check", f"file://{tmp_path}/runs/one").returncode == 0
     assert not (tmp_path / "staging").exists()
 
 
@@ -186,7 +186,7 @@ def test_a_new_run_needs_a_folder_of_its_own(store: ObjectServer, stored: str, p
     assert "there is nothing to resume" in done.stderr
 
 
-@pytest.mark.parametrize("command", [("report",), ("resume",), ("fsck",), ("compare",), ("export", "-o", "x.csv")])
+@pytest.mark.parametrize("command", [("report",), ("resume",), ("runs", "check"), ("compare",), ("export", "-o", "x.csv")])
 def test_a_url_without_a_run(store: ObjectServer, url: str, command: tuple[str, ...]) -> None:
     done = pipeline(*command, f"{url}/none")
     assert done.returncode == 2
@@ -194,7 +194,7 @@ def test_a_url_without_a_run(store: ObjectServer, url: str, command: tuple[str, 
 
 
 @pytest.mark.parametrize(
-    "command", [("runs",), ("rm", "--yes"), ("init",), ("data", "prepare", "arith", "--output"), ("export", "x", "-o")]
+    "command", [("runs", "list"), ("runs", "rm", "--yes"), ("init",), ("prepare", "arith", "--output"), ("export", "x", "-o")]
 )
 def test_commands_for_paths_of_this_machine(url: str, command: tuple[str, ...]) -> None:
     done = pipeline(*command, url)

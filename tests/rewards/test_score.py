@@ -17,7 +17,8 @@ import pytest
 from click.testing import CliRunner
 from msgspec import structs
 
-from pipeline.cli.grade import grade, reward_lines
+from pipeline.cli.study import score as command
+from pipeline.cli.study.score import reward_lines
 from pipeline.engine import Completion, Engine, EngineStatistics, Request
 from pipeline.engines.registry import open_engines
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
@@ -271,7 +272,7 @@ def test_a_simulated_reward_model_is_refused(tmp_path: Path) -> None:
 def solved(solve_test_set: SolveTestSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run of 24 problems by the bundled pair, scored by the command."""
     folder = solve_test_set(tmp_path_factory.mktemp("runs") / "solved", limit=24).folder
-    done = pipeline("grade", folder, "--prm", PRM, "--set", "engines.reward.max_in_flight=16", "--json")
+    done = pipeline("score", folder, "--prm", PRM, "--set", "engines.reward.max_in_flight=16", "--json")
     assert done.returncode == 0, done.stderr
     (folder / "scored.json").write_text(done.stdout)
     return folder
@@ -394,16 +395,12 @@ def test_what_is_printed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--prm", PRM, "--workers", "2"), "--workers has no effect with --prm; leave one of them out"),
-        (("--prm", PRM, "--dry-run"), "--dry-run has no effect with --prm; leave one of them out"),
-        (("--set", "engines.reward.core=1"), "--set has no effect without --prm; add it"),
-        (("--input", TEST_SET), "--input has no effect without --prm; add it"),
         (("--prm", ROOT / "graphs/engines/tiny.yaml"), "tiny.yaml: has no `reward`"),
         (("--prm", PRM), "run.json: cannot be read: no such file or directory; expected a run folder"),
     ],
 )
 def test_the_command_refuses_what_is_wrong(tmp_path: Path, arguments: tuple[str | Path, ...], message: str) -> None:
-    refused = CliRunner().invoke(grade, [str(tmp_path), *map(str, arguments)]).exception
+    refused = CliRunner().invoke(command.score, [str(tmp_path), *map(str, arguments)]).exception
     assert isinstance(refused, UsageError)
     assert message in str(refused)
 

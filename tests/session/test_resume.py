@@ -231,22 +231,22 @@ def test_a_finished_run_goes_on_when_its_limit_is_raised(wholes: dict[str, Path]
 
 
 def test_a_run_over_a_sample_goes_on_over_the_same_one(wholes: dict[str, Path], tmp_path: Path) -> None:
-    whole = run(options(wholes["speccot"].parent, output=tmp_path / "whole", sample="4")).folder
+    whole = run(options(wholes["speccot"].parent, output=tmp_path / "whole", random="4")).folder
     cut(whole, tmp_path / "run", 0.5)
     run(resume_options(tmp_path / "run"))
     of_all = said(wholes["speccot"])
     assert said(tmp_path / "run") == said(whole) == {chain: of_all[chain] for chain in said(whole)}
     assert len(said(whole)) == 8
     with pytest.raises(UsageError, match=r"cannot go on with it: input sample is .*start a new run"):
-        run(options(wholes["speccot"].parent, output=tmp_path / "run", sample="5", resume=True))
+        run(options(wholes["speccot"].parent, output=tmp_path / "run", random="5", resume=True))
 
 
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        ({"sample": "0"}, "--sample 0: expected a number of rows, 1 or more, or ROWS:SEED"),
-        ({"sample": "10:x"}, "--sample 10:x: expected a number of rows, 1 or more, or ROWS:SEED"),
-        ({"sample": "2", "limit": 3}, "--sample 2 and --limit 3: give one of them"),
+        ({"random": "0"}, "--random 0: expected N or N:SEED, with N 1 or more"),
+        ({"random": "10:x"}, "--random 10:x: expected N or N:SEED, with N 1 or more"),
+        ({"random": "2", "limit": 3}, "--random 2 and --limit 3: give one of them"),
     ],
 )
 def test_a_sample_that_is_none_is_refused(wholes: dict[str, Path], tmp_path: Path, given: dict[str, Any], what: str) -> None:

@@ -214,7 +214,9 @@ def test_a_finished_run_with_a_missing_part_is_not_said_to_be_finished(source: P
     shutil.copy(source / "problems.jsonl", tmp_path)
     (tmp_path / "run/calls/part-00000.parquet").unlink()
     options = structs.replace(resume_options(tmp_path / "run"), input=tmp_path / "problems.jsonl")
-    with pytest.raises(InputError, match=r"calls/part-00000\.parquet is missing; pipeline fsck .*run --repair"):
+    with pytest.raises(
+        InputError, match=r"calls/part-00000\.parquet is missing; nothing was changed; to repair: pipeline runs check .*run --repair"
+    ):
         run(options)
     assert "chains" in " ".join(repair(tmp_path / "run").repaired)
 

@@ -221,18 +221,18 @@ def some_parquet() -> list[bytes]:
 def check_graph(folder: Path, content: bytes) -> None:
     """A graph file."""
     (folder / "graph.yaml").write_bytes(content)
-    command("check", folder / "graph.yaml", "--engines", ENGINES[-1])
+    command("graph", "check", folder / "graph.yaml", "--engines", ENGINES[-1])
 
 
 def check_engines(folder: Path, content: bytes) -> None:
     """An engines file."""
     (folder / "engines.yaml").write_bytes(content)
-    command("check", ROOT / "graphs/speccot.yaml", "--engines", folder / "engines.yaml")
+    command("graph", "check", ROOT / "graphs/speccot.yaml", "--engines", folder / "engines.yaml")
 
 
 def check_setting(folder: Path, setting: str) -> None:
     """A `--set`."""
-    command("check", ROOT / "graphs/speccot.yaml", "--set", setting)
+    command("graph", "check", ROOT / "graphs/speccot.yaml", "--set", setting)
 
 
 def read_problems(folder: Path, file: tuple[str, bytes]) -> None:

@@ -130,11 +130,11 @@ def commands(run: Path, other: Path, folder: Path) -> dict[str, tuple[str | Path
     """The commands that read a run folder; `other` is an unchanged one of the same run. `resume` and `grade` write, so they come last."""
     return {
         "compare": ("compare", run, other),
-        "invariance": ("compare", "--invariance", run, other),
-        "errors": ("errors", run),
-        "perfetto": ("trace", "export", run, "--output", folder / "perfetto.pftrace", "--force"),
-        "otel": ("trace", "export", run, "--format", "otel", "--texts", "--output", folder / "otel.json", "--force"),
-        "graph": ("graph", ROOT / "graphs/speccot.yaml", "--engines", ENGINES, "--run", run),
+        "identical": ("compare", "--identical", run, other),
+        "failed": ("show", run, "--failed"),
+        "perfetto": ("export", run, "--as", "perfetto", "--output", folder / "perfetto.pftrace", "--overwrite"),
+        "otlp": ("export", run, "--as", "otlp", "--texts", "--output", folder / "otlp.json", "--overwrite"),
+        "graph": ("graph", "show", ROOT / "graphs/speccot.yaml", "--engines", ENGINES, "--run", run),
         "calibrate": ("calibrate", run, "--output", folder / "calibration.yaml"),
         "replay": ("run", ROOT / "graphs/speccot.yaml", "--engines", f"replay:{run}", "--input", other.parent / "problems.jsonl",
                    "--samples", "2", "--output", folder / "replayed"),

@@ -83,7 +83,7 @@ def write_config(path: Path, **values: Any) -> Path:
 
 
 def selection_row(**values: Any) -> dict[str, Any]:
-    """A row of `pipeline export --format selection`, about nothing in particular."""
+    """A row of `pipeline export --as selection`, about nothing in particular."""
     said: Mapping[str, Any] = {
         **ORIGIN, "split": "train", "problem_id": "p", "model": "bundled:tiny-target", "prompt": "", "input_ids": [5, 6],
         "option_ids": [7, 8], "options": ["0", "1"], "right": [1], "none": 0,
@@ -92,14 +92,14 @@ def selection_row(**values: Any) -> dict[str, Any]:
 
 
 def tokens_row(**values: Any) -> dict[str, Any]:
-    """A row of `pipeline export --format sft --tokens`, about nothing in particular."""
+    """A row of `pipeline export --as sft --tokens`, about nothing in particular."""
     said = {**ORIGIN, "split": "train", "problem_id": "p", "model": "bundled:tiny-draft"}
     said |= {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}
     return {**said, **values}
 
 
 def messages_row(asked: str, reply: str, **values: Any) -> dict[str, Any]:
-    """A row of `pipeline export --format sft`."""
+    """A row of `pipeline export --as sft`."""
     prompt, completion = [{"role": "user", "content": asked}], [{"role": "assistant", "content": reply}]
     said = {**ORIGIN, "split": "train", "problem_id": "p", "model": "bundled:tiny-draft", "prompt": prompt, "completion": completion}
     return {**said, **values}

@@ -45,7 +45,7 @@ def test_an_error_travels_as_what_it_is() -> None:
 
 
 def test_real_engines_run_no_points_side_by_side(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--processes 2: only points on simulated engines run side by side"):
+    with pytest.raises(UsageError, match="--workers 2: only points on simulated engines run side by side"):
         sweep(options(tmp_path, engines=()))
 
 
@@ -53,7 +53,7 @@ def test_real_engines_run_no_points_side_by_side(tmp_path: Path) -> None:
 def test_points_side_by_side_are_those_of_one_after_the_other(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     beside = sweep(options(tmp_path), done=lambda number, planned, point: seen.append((number, planned)))
-    alone = sweep(options(tmp_path, "alone", processes=1))
+    alone = sweep(options(tmp_path, "alone", workers=1))
     assert figures(beside.points) == figures(alone.points)
     assert [point.curve for point in beside.points] == [point.curve for point in alone.points]
     assert read_points(beside.folder / "points.parquet") == beside.points

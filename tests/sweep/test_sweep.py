@@ -32,7 +32,7 @@ def options(folder: Path, **changes: Any) -> SweepOptions:
         "engines": (SIM,),
         "batch_sizes": (1, 4),
         "output": folder / "sweep",
-        "processes": 1,
+        "workers": 1,
     }
     return SweepOptions(**given | changes)
 
@@ -231,7 +231,7 @@ def test_real_engines_are_started_once_and_forget_between_points(tmp_path: Path)
         input=ROOT / "datasets/arith/test.parquet",
         batch_sizes=(8,),
         repeats=2,
-        sample="8",
+        random="8",
         output=tmp_path / "sweep",
     )
     said: list[str] = []

@@ -124,7 +124,7 @@ def test_what_is_not_as_the_run_left_it_is_named_and_refused_and_readers_go_on(r
     with pytest.raises(InputError) as caught:
         check_files(run)
     assert says in str(caught.value)
-    assert f"pipeline fsck {run} --repair" in str(caught.value)
+    assert f"pipeline runs check {run} --repair" in str(caught.value)
     assert any(says in sentence for sentence in flaws(run))
     assert indices(run) == left
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before

@@ -29,7 +29,7 @@ def carried_out(run: Path, folder: Path, *names: str) -> None:
 READ_BY = {
     "calls": ("perfetto", "compare", "graph"),
     "steps": ("compare", "graph", "resume"),
-    "chains": ("compare", "errors", "resume", "grade"),
+    "chains": ("compare", "failed", "resume", "grade"),
 }
 """Commands that read most columns of a table."""
 FAMILIES = ("one null", "all null", "other type", "nulls in lists", "dictionary", "large types", "missing")

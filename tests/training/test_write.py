@@ -181,7 +181,7 @@ def test_json_lines_have_the_columns_of_parquet(speccot: SessionResult, tmp_path
         ("draft", {"format": "preference"}, "draft, drafts nothing that could be rejected"),
         ("best-of-n", {"format": "preference"}, "best-of-n, drafts nothing that could be rejected"),
         ("speccot", {"format": "selection", "labels": "answers"}, "judges steps, which have no answers of their own"),
-        ("speccot", {"format": "selection", "labels": "rewards"}, "has no rewards; score its candidates with `pipeline grade"),
+        ("speccot", {"format": "selection", "labels": "rewards"}, "has no rewards; score its candidates with `pipeline score"),
         ("speccot", {"format": "sft", "engine": "drat"}, "has no such engine; did you mean `draft`?"),
     ],
 )
@@ -201,7 +201,7 @@ def test_a_run_of_a_test_set_is_refused_before_anything_is_read(tmp_path: Path) 
 
 
 def test_csv_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no form for lists"):
+    with pytest.raises(UsageError, match="CSV cannot hold lists"):
         write_training_data(tmp_path / "data.csv", [tmp_path], Wanted(format="sft"), NOTHING_HELD)
 
 

@@ -107,7 +107,7 @@ def _taken_up(damage: Damage, ground: Ground, folder: Path, run: Path, other: Pa
 
 def _repaired(ground: Ground, folder: Path, log: Path) -> int:
     """The exit code of a run that was repaired before it was taken up."""
-    carried_out(["fsck", str(folder), "--repair"], log)
+    carried_out(["runs", "check", str(folder), "--repair"], log)
     code = carried_out(ground.command(folder), log)
     return carried_out([*ground.command(folder), "--retry-failed"], log) if code == SOUND[1] else code
 

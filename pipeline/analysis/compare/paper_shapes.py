@@ -165,7 +165,7 @@ SHAPES: dict[str, Shape] = {
         ),
         rows=("data", "models"),
         columns=("metric",),
-        note="Needs `pipeline grade RUN --prm FILE`.",
+        note="Needs `pipeline score RUN --prm FILE`.",
     ),
     "speccot-6": Shape(
         source="SpecCoT table 6, section A.2",
@@ -280,7 +280,7 @@ SHAPES: dict[str, Shape] = {
         ),
         rows=("metric",),
         columns=("data", "models"),
-        note="All speculated steps, accepted and rejected ones. Needs `pipeline grade RUN --prm FILE`.",
+        note="All speculated steps, accepted and rejected ones. Needs `pipeline score RUN --prm FILE`.",
     ),
     "specreason-8": Shape(
         source="SpecReason figure 8, section A.1",

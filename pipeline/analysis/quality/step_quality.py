@@ -1,6 +1,6 @@
 """Rewards of drafted and selected steps by a process reward model: the rewards table of a run enters, sums for each problem leave.
 
-`pipeline grade RUN --prm FILE` writes that table; a run without it has no quality.
+`pipeline score RUN --prm FILE` writes that table; a run without it has no quality.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """How far a verifier's value can be trusted: steps with a verdict enter, counts and shares in bins of its value leave.
 
 For accepted steps it is counted how often the chain of such a step ended right and, where the run has a rewards table
-(`pipeline grade --prm`), how often a reward model holds the step good. A few numbers of each step are held.
+(`pipeline score`), how often a reward model holds the step good. A few numbers of each step are held.
 """
 
 import math

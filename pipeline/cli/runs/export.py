@@ -1,19 +1,22 @@
-"""`pipeline export RUN -o FILE`: the answers of a run as JSON lines, CSV or Parquet, a table of its trace, or training data."""
+"""`pipeline export RUN... -o FILE`: answers of a run, a table of its trace, training data, or its calls for trace viewers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import msgspec
 
+from pipeline.cli.commands import Option, command, option
 from pipeline.cli.located import RunFolder, problems_of
 from pipeline.cli.main import print_line, print_page
-from pipeline.cli.runs.folder import print_flaws
+from pipeline.cli.options import overwrite_option
+from pipeline.cli.runs.check import print_flaws
+from pipeline.cli.runs.spans import FILES, export_spans
 from pipeline.cli.terminal.places import LocalPath
 from pipeline.errors import RunFolderError, UsageError, boundary
 from pipeline.export.answers import answer_rows
-from pipeline.export.answers_file import form_of, write_answers, write_batches
+from pipeline.export.answers_file import Form, form_of, write_answers, write_batches
 from pipeline.export.output import check_output
 from pipeline.trace.columns import schema_of
 from pipeline.trace.conform import ROWS
@@ -22,131 +25,174 @@ from pipeline.training.held_out import HeldOutProblems
 from pipeline.training.labels import SOURCES
 from pipeline.training.write import FORMATS, Wanted, write_training_data
 
+KINDS = ("answers", *ROWS, *FORMATS, *FILES)
+IN_ROWS = ("answers", *ROWS, *FORMATS)
+ONLY_WITH: dict[str, tuple[str, ...]] = {
+    "form": IN_ROWS,
+    "thoughts": ("answers",),
+    **dict.fromkeys(("correct", "validation", "test_sets"), FORMATS),
+    **dict.fromkeys(("completion", "engine", "model"), ("sft",)),
+    "tokens": ("sft", "preference"),
+    "labels": ("selection",),
+    **dict.fromkeys(("endpoint", "texts"), ("otlp",)),
+}
+"""The options that not every kind of export has, with the kinds that have them."""
 
-@click.command()
-@click.argument("runs", type=RunFolder(), nargs=-1, required=True, metavar="RUN")
-@click.option(
+
+@command(headed=True)
+@click.argument("runs", type=RunFolder(), nargs=-1, required=True, metavar="RUN...")
+@option(
     "-o",
     "--output",
     type=LocalPath(allow_dash=True),
-    required=True,
     metavar="FILE",
-    help="Output file: .jsonl, .csv (optionally .gz) or .parquet; - for JSON lines on stdout.",
+    help="Output file; - for JSON lines on stdout; .gz compresses.  [default: for perfetto and otlp a file in RUN]",
+    heading="Output",
 )
-@click.option("--table", type=click.Choice(list(ROWS)), help="Export this table of the run folder instead of the answers.")
-@click.option("--thoughts", is_flag=True, help="Include the thought behind each answer.")
-@click.option("--format", type=click.Choice(FORMATS), help="Export training data of this format, of one RUN or several.")
-@click.option("--tokens", is_flag=True, help="Training data: token ids instead of text.")
-@click.option("--correct", is_flag=True, help="Training data: only chains whose answer is right.")
-@click.option(
+@option(
+    "--as",
+    "kind",
+    type=click.Choice(KINDS),
+    metavar="KIND",
+    default="answers",
+    show_default=True,
+    help="What to export, as above.",
+    heading="Output",
+)
+@option("--format", "form", type=click.Choice(get_args(Form)), help="File format.  [default: by the suffix of FILE]", heading="Output")
+@overwrite_option
+@option("--thoughts", is_flag=True, help="answers: include the reasoning before each answer.", heading="Answers")
+@option("--tokens", is_flag=True, help="sft, preference: token ids instead of text.", heading="Training data")
+@option("--correct", is_flag=True, help="Only chains whose answer is right.", heading="Training data")
+@option(
     "--validation",
     type=click.FloatRange(0.0, 1.0, max_open=True),
+    metavar="SHARE",
     default=0.1,
     show_default=True,
-    help="Training data: share of the problems in the validation split.",
+    help="Share of the problems in the validation split.",
+    heading="Training data",
 )
-@click.option(
-    "--test-set", "test_sets", multiple=True, metavar="INPUT", help="Training data: refuse runs with a problem of these inputs. Repeatable."
+@option(
+    "--test-set",
+    "test_sets",
+    multiple=True,
+    metavar="INPUT",
+    help="Reject runs with a problem of this input. May be repeated.",
+    heading="Training data",
 )
-@click.option(
+@option(
     "--completion",
     type=click.Choice(["thought", "response"]),
+    metavar="NAME",
     default="thought",
     show_default=True,
-    help="sft: the completion, the thought or the thought and the answer.",
+    help="sft: thought (the reasoning), or response (the reasoning and the answer).",
+    heading="Training data",
 )
-@click.option("--engine", metavar="ROLE", help="sft: role of the model to be trained.  [default: draft, or the only role]")
-@click.option(
-    "--model", metavar="MODEL", help="sft: model to be trained, if it was no engine of the run: folder, hub name or bundled:NAME."
+@option(
+    "--engine", metavar="ROLE", help="sft: role of the model to be trained.  [default: draft, or the only role]", heading="Training data"
 )
-@click.option(
+@option(
+    "--model",
+    metavar="MODEL",
+    help="sft: model to be trained, if it was no engine of the run: folder, hub name or bundled:NAME.",
+    heading="Training data",
+)
+@option(
     "--labels",
     type=click.Choice(SOURCES),
-    help="selection: what decides which options are right.  [default: answers for thoughts; rewards, or else verdicts, for steps]",
+    metavar="NAME",
+    help="selection: answers, rewards or verdicts decide what is right.  "
+    "[default: answers for thoughts; rewards, or else verdicts, for steps]",
+    heading="Training data",
 )
-@click.option("--force", is_flag=True, help="Overwrite an existing file.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def export(runs: tuple[Path, ...], output: Path, table: str | None, thoughts: bool, force: bool, debug: bool, **training: Any) -> None:
-    """Export the answers of the run folder RUN, one row for each problem, in the order of the input.
+@option(
+    "--endpoint",
+    metavar="URL",
+    help="otlp: send to this OTLP/HTTP endpoint, such as http://127.0.0.1:4318 (to /v1/traces there).",
+    heading="Traces",
+)
+@option("--texts", is_flag=True, help="otlp: include the texts of steps and answers.", heading="Traces")
+def export(runs: tuple[Path, ...], output: Path | None, kind: str, form: Form | None, overwrite: bool, **options: Any) -> None:
+    """Export runs to a file.
 
-    A row has all input columns, the answer and whether it is correct; with several samples also their votes, and the answer is the
-    majority's. Input columns with conflicting names get the prefix input_.
+    answers: one row for each problem, in the order of the input: all input columns, the answer and whether it is correct; with several
+    samples also their votes, and the answer is the majority's. Input columns with conflicting names get the prefix input_.
 
-    --table exports a table of the trace, rows of write-ahead files included: also of a run that goes on, for programs that read Parquet.
+    calls, steps, chains, rewards, problems: a table of the trace, also while the run is running.
 
-    --format exports training data: sft has what the chains wrote, as prompt and completion; selection has every verification that is
-    answered with one token, with all right options; preference has every rejected draft beside the step written instead. A row says which
-    run it comes from, and its split, which the problem's text decides.
+    sft, selection, preference: training data of one RUN or several. sft has what the chains wrote, as prompt and completion; selection
+    every verification that is answered with one token, with all right options; preference every rejected draft next to the step written
+    instead. A row says which run it comes from, and its split, which depends on the problem's text alone.
+
+    perfetto: calls for https://ui.perfetto.dev, with engines as processes and arrows between the calls of a chain.
+
+    otlp: OpenTelemetry spans with GenAI attributes, one trace for each chain, to a file or an endpoint, whose headers and time limits come
+    from the OTEL_EXPORTER_OTLP_* variables.
     """
     for run in runs:
         check_folder(run)
+    _check(kind, runs, output, options | {"form": form})
     print_flaws(runs)
-    if training["format"] is not None:
-        _export_training_data(runs, output, force, "--table" if table else "--thoughts" if thoughts else None, training)
+    if kind in FILES:
+        export_spans(kind, runs[0], output, overwrite, options["endpoint"], options["texts"])
         return
-    _check_unused(training)
-    if len(runs) > 1:
-        raise UsageError(f"{runs[1]}: one run at a time; several are for --format")
-    _export_run(runs[0], output, table, thoughts, force)
-
-
-def _export_run(run: Path, output: Path, table: str | None, thoughts: bool, force: bool) -> None:
-    if table is not None:
-        _export_table(run, table, output, thoughts, force)
-        return
-    rows = answer_rows(run, thoughts=thoughts)
+    assert output is not None
     if str(output) == "-":
-        for row in rows:
+        for row in _rows(runs[0], kind, options["thoughts"]):
             print_page(msgspec.json.encode(row, enc_hook=str))
         return
-    form_of(output)
-    check_output(output, force)
+    form = form_of(output, form)
+    check_output(output, overwrite)
+    if kind in FORMATS:
+        _export_training_data(runs, output, form, kind, options)
+        return
     with boundary(RunFolderError, str(output), foreign=OSError):
-        count = write_answers(output, rows)
-    print_line(f"{output}: {count:,} problems")
+        if kind == "answers":
+            count, of = write_answers(output, _rows(runs[0], kind, options["thoughts"]), form), "problems"
+        else:
+            count, of = write_batches(output, schema_of(ROWS[kind]), read_whole(runs[0], ROWS[kind], kind), form), "rows"
+    print_line(f"{output}: {count:,} {of}")
 
 
-def _export_table(run: Path, table: str, output: Path, thoughts: bool, force: bool) -> None:
-    if thoughts or str(output) == "-":
-        raise UsageError(f"--table: does not go with {'--thoughts' if thoughts else '-o -'}; name a file")
-    form_of(output)
-    check_output(output, force)
-    row = ROWS[table]
-    with boundary(RunFolderError, str(output), foreign=OSError):
-        count = write_batches(output, schema_of(row), read_whole(run, row, table))
-    print_line(f"{output}: {count:,} rows")
+def _check(kind: str, runs: Sequence[Path], output: Path | None, options: dict[str, Any]) -> None:
+    """Raise `UsageError` for options that do not fit what is exported, or each other."""
+    context = click.get_current_context()
+    for param in context.command.params:
+        kinds = ONLY_WITH.get(str(param.name), KINDS)
+        if kind not in kinds and context.get_parameter_source(str(param.name)) is click.core.ParameterSource.COMMANDLINE:
+            assert isinstance(param, Option)
+            raise UsageError(f"{param.long_name}: only with --as {_any_of(kinds)}, not --as {kind}")
+    if len(runs) > 1 and kind not in FORMATS:
+        raise UsageError(f"--as {kind}: one RUN at a time; several only with --as {_any_of(FORMATS)}")
+    if output is None and kind not in FILES:
+        raise UsageError(f"--as {kind}: name the file with -o FILE")
+    if str(output) == "-" and (kind in (*FORMATS, *FILES) or options["form"] not in (None, "jsonl")):
+        raise UsageError("-o -: only JSON lines of answers or of a table can be printed; name a file")
+    if options["endpoint"] is not None and output is not None:
+        raise UsageError("--endpoint and --output: give one of them")
+    if options["engine"] and options["model"]:
+        raise UsageError("--engine and --model: each names the model to be trained; give one of them")
 
 
-FOR_ONE_FORMAT = {"completion": "sft", "engine": "sft", "model": "sft", "labels": "selection"}
-"""Options of training data that only one format has."""
+def _any_of(kinds: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
 
 
-def _given(name: str) -> bool:
-    """Whether an option of the command that runs was given."""
-    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+def _rows(run: Path, kind: str, thoughts: bool) -> Iterator[dict[str, Any]]:
+    """The rows of the answers, or of a table, of a run."""
+    if kind == "answers":
+        yield from answer_rows(run, thoughts=thoughts)
+    else:
+        for batch in read_whole(run, ROWS[kind], kind):
+            yield from batch.to_pylist()
 
 
-def _check_unused(training: Iterable[str]) -> None:
-    """Raise `UsageError` for an option of training data where none is asked for."""
-    for name in training:
-        if _given(name):
-            option = name.removesuffix("s").replace("_", "-") if name == "test_sets" else name
-            forms = FOR_ONE_FORMAT.get(name, f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
-            raise UsageError(f"--{option}: is for training data; add --format {forms}")
-
-
-def _export_training_data(runs: Sequence[Path], output: Path, force: bool, other: str | None, training: dict[str, Any]) -> None:
-    if other is not None or str(output) == "-":
-        raise UsageError(f"--format: does not go with {other or '-o -'}; " + ("drop one of them" if other else "name a file"))
-    for name, form in FOR_ONE_FORMAT.items():
-        if _given(name) and form != training["format"]:
-            raise UsageError(f"--{name}: is for --format {form}, not {training['format']}")
-    if training["engine"] and training["model"]:
-        raise UsageError("--engine and --model: each names the model to be trained; drop one of them")
-    form_of(output)
-    check_output(output, force)
-    held_out = HeldOutProblems({name: problems_of(name) for name in training.pop("test_sets")})
-    written = write_training_data(output, runs, Wanted(**training), held_out)
+def _export_training_data(runs: Sequence[Path], output: Path, form: Form, kind: str, options: dict[str, Any]) -> None:
+    held_out = HeldOutProblems({name: problems_of(name) for name in options["test_sets"]})
+    wanted = Wanted(format=kind, **{name: options[name] for name in Wanted.__struct_fields__ if name != "format"})  # type: ignore[arg-type]
+    written = write_training_data(output, runs, wanted, held_out, form)
     rows = ", ".join(f"{count:,} {split}" for split, count in sorted(written.rows.items()))
     print_line(f"{output}: {sum(written.rows.values()):,} rows ({rows}) of {written.problems:,} problems")
     for why, count in written.left_out.items():

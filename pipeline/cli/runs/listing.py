@@ -1,4 +1,4 @@
-"""`pipeline runs` and `pipeline rm`: the run folders in a folder as a table, and an end to some of them."""
+"""`pipeline runs list` and `pipeline runs rm`: the run folders in a folder as a table, and an end to some of them."""
 
 import os
 import shutil
@@ -12,7 +12,9 @@ from msgspec import Struct
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.progress import state_of
+from pipeline.cli.commands import command, option
 from pipeline.cli.main import print_line
+from pipeline.cli.options import json_option
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.notices import print_notice
 from pipeline.cli.terminal.places import LocalPath
@@ -41,12 +43,11 @@ class RunState(Struct, frozen=True, kw_only=True):
     """Size of the folder."""
 
 
-@click.command()
-@click.argument("folder", type=LocalPath(), default=Path("runs"), metavar="[FOLDER]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def runs(folder: Path, as_json: bool, debug: bool) -> None:
-    """List the runs in FOLDER (default: runs), latest first."""
+@command()
+@click.argument("folder", type=LocalPath(), default=Path("runs"), metavar="[DIR]")
+@json_option
+def list_(folder: Path, as_json: bool) -> None:
+    """List the runs in DIR (default: runs), latest first; with --json one object a line."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: not a directory; expected the parent directory of run folders")
     found = list(_states(folder))
@@ -61,11 +62,10 @@ def runs(folder: Path, as_json: bool, debug: bool) -> None:
     print_table(Table("Runs", columns, tuple(tuple(_cells(state)) for state in found)), PlainConsole())
 
 
-@click.command()
+@command()
 @click.argument("folders", nargs=-1, required=True, type=LocalPath(), metavar="RUN...")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def rm(folders: tuple[Path, ...], yes: bool, debug: bool) -> None:
+@option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+def rm(folders: tuple[Path, ...], yes: bool) -> None:
     """Delete run folders and everything in them. Asks for confirmation."""
     for folder in folders:
         if not (folder / FILE).is_file():

@@ -1,13 +1,18 @@
-"""`pipeline show RUN [PROBLEM]`: one chain of a run in the terminal, step by step."""
+"""`pipeline show RUN [CHAIN]`: one chain of a run in the terminal, step by step; with `--failed` why chains failed."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
+import msgspec
 from rich.text import Text
 
+from pipeline.analysis.quality.failures import Failure, failures
+from pipeline.cli.commands import command, option
 from pipeline.cli.located import RunFolder
-from pipeline.cli.runs.folder import print_flaws
+from pipeline.cli.main import print_line, print_page
+from pipeline.cli.options import json_option
+from pipeline.cli.runs.check import print_flaws
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.errors import UsageError, did_you_mean
 from pipeline.report.transcripts import Candidate, Step, Transcript, transcripts_of, unused_drafts
@@ -19,20 +24,29 @@ STYLES = {"accepted": "green", "fallback": "yellow", "first_steps": "yellow", "g
 VERDICTS = {"right": "bold green", "wrong": "bold red", "failed": "bold red"}
 
 
-@click.command()
+@command()
 @click.argument("run", type=RunFolder(), metavar="RUN")
-@click.argument("problem", required=False, metavar="[PROBLEM]")
-@click.option("--sample", type=click.IntRange(min=0), default=0, show_default=True, help="Sample of the problem.")
-@click.option("--candidates", is_flag=True, help="Include rejected candidates.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def show(run: Path, problem: str | None, sample: int, candidates: bool, debug: bool) -> None:
-    """Show how the run in folder RUN solved PROBLEM, a problem_id, step by step; by default its first problem.
+@click.argument("problem", required=False, metavar="[CHAIN]")
+@option("--attempt", type=click.IntRange(min=0), metavar="I", default=0, show_default=True, help="Which sample of the problem, from 0.")
+@option("--candidates", is_flag=True, help="Include rejected candidates.")
+@option("--failed", is_flag=True, help="Print why chains failed, grouped by error, stage and message.")
+@json_option
+def show(run: Path, problem: str | None, attempt: int, candidates: bool, failed: bool, as_json: bool) -> None:
+    """Show how the run in folder RUN solved a problem, step by step. CHAIN is its problem_id; by default the first problem.
 
     Green: accepted draft step. Yellow: written by the target after it rejected all drafts. Cyan: guidance. Blue: no drafts involved.
+    `pipeline resume RUN --retry-failed` solves failed chains again.
     """
+    if as_json and not failed:
+        raise UsageError("--json: only with --failed; for the steps of a chain as data use `pipeline export --as steps`")
     check_folder(run)
     print_flaws([run])
-    chain = _chain(run, problem, sample)
+    if failed:
+        if problem is not None or candidates:
+            raise UsageError("--failed: about all chains; leave out " + ("--candidates" if candidates else f"CHAIN {problem!r}"))
+        _print_failures(failures(run), as_json)
+        return
+    chain = _chain(run, problem, attempt)
     [transcript] = transcripts_of(run, RunFile.read(run), {chain: ()}).transcripts
     console = PlainConsole()
     unused = unused_drafts(run, RunFile.read(run), chain) if candidates else []
@@ -40,13 +54,26 @@ def show(run: Path, problem: str | None, sample: int, candidates: bool, debug: b
         console.print(line)
 
 
-def _chain(run: Path, problem: str | None, sample: int) -> str:
-    """The `chain_id` of a sample of a problem; raises `UsageError` where the run has no such chain yet."""
+def _print_failures(found: list[Failure], as_json: bool) -> None:
+    if as_json:
+        print_page(msgspec.json.encode(found))
+        return
+    if not found:
+        print_line("no chain failed")
+    for failure in found:
+        chains = ", ".join(failure.examples) + (", ..." if failure.count > len(failure.examples) else "")
+        place = f"in {failure.stage}" if failure.stage else "while reading input"
+        print_line(f"{failure.count} x {failure.error_type} ({place}): {failure.message}")
+        print_line(f"    {chains}")
+
+
+def _chain(run: Path, problem: str | None, attempt: int) -> str:
+    """The `chain_id` of an attempt at a problem; raises `UsageError` where the run has no such chain yet."""
     first: tuple[int, str] | None = None
     known: dict[str, None] = {}
     for batch in read_batches(run, "chains", ["chain_id", "problem_id", "input_row", "sample_index"]):
         for row in batch.to_pylist():
-            if row["sample_index"] != sample:
+            if row["sample_index"] != attempt:
                 continue
             if problem is None:
                 first = min(first or (row["input_row"], row["chain_id"]), (row["input_row"], row["chain_id"]))
@@ -57,8 +84,8 @@ def _chain(run: Path, problem: str | None, sample: int) -> str:
     if first is not None:
         return first[1]
     if problem is None:
-        raise UsageError(f"{run}: no chain of sample {sample} has finished yet")
-    raise UsageError(f"{run}: no finished chain of problem {problem!r}, sample {sample}; {did_you_mean(problem, list(known))}")
+        raise UsageError(f"{run}: no chain of attempt {attempt} has finished yet")
+    raise UsageError(f"{run}: no finished chain of problem {problem!r}, attempt {attempt}; {did_you_mean(problem, list(known))}")
 
 
 def _lines(transcript: Transcript, candidates: bool, unused: Sequence[str]) -> Iterator[Text]:

@@ -15,9 +15,11 @@ from rich.text import Text
 
 from pipeline.analysis.progress import RunProgress, run_progress
 from pipeline.analysis.resources import of_answers
+from pipeline.cli.commands import command, option
 from pipeline.cli.live import duration
 from pipeline.cli.located import RunFolder, refresh
 from pipeline.cli.main import print_line, print_page
+from pipeline.cli.options import json_option
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.rates import RecentRates
 from pipeline.trace.read import check_folder
@@ -25,16 +27,13 @@ from pipeline.trace.read import check_folder
 COUNTS = ("over", "steps", "calls")
 
 
-@click.command()
+@command()
 @click.argument("run", type=RunFolder(), metavar="RUN")
-@click.option(
-    "--every", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, metavar="SECONDS", help="Time between two looks."
-)
-@click.option("--once", is_flag=True, help="Look once.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per look.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def watch(run: Path, every: float, once: bool, as_json: bool, debug: bool) -> None:
-    """Watch the run in the folder RUN until it ends. Nothing is written, the run may be one of another machine."""
+@option("--interval", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, metavar="SECONDS", help="Seconds between updates.")
+@option("--once", is_flag=True, help="Print the current state and exit.")
+@json_option
+def watch(run: Path, interval: float, once: bool, as_json: bool) -> None:
+    """Watch the run in the folder RUN until it ends; the run may be on another machine. With --json each update is one object."""
     check_folder(run)
     rates = RecentRates("over")
     live = Live(console=PlainConsole(), auto_refresh=False) if sys.stdout.isatty() and not (as_json or once) else None
@@ -51,7 +50,7 @@ def watch(run: Path, every: float, once: bool, as_json: bool, debug: bool) -> No
                 live.update(_panel(found, rates), refresh=True)
             if once or found.state != "running":
                 return
-            time.sleep(every)
+            time.sleep(interval)
 
 
 def progress_line(found: RunProgress, rates: RecentRates) -> str:

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 import click
 from msgspec import Struct
 
+from pipeline.cli.commands import option
 from pipeline.cli.terminal.places import with_urls
 from pipeline.errors import UsageError, reason
 from pipeline.redaction import redact
@@ -105,10 +106,16 @@ def notices_end() -> None:
 def notice_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command that takes long the options `--quiet`, `--verbose`, `--timestamps` and `--log-file`."""
 
-    @click.option("--quiet", is_flag=True, help="Print nothing but errors and results.")
-    @click.option("--verbose", is_flag=True, help="Also print what the engines' processes log.")
-    @click.option("--timestamps", is_flag=True, help="Plain lines with the time instead of a live display.")
-    @click.option("--log-file", type=click.Path(path_type=Path), metavar="FILE", help="Append messages, progress and engine logs to FILE.")
+    @option("-q", "--quiet", is_flag=True, help="Print only errors and results.", heading="Display")
+    @option("-v", "--verbose", is_flag=True, help="Also print the logs of the engines' processes.", heading="Display")
+    @option("--timestamps", is_flag=True, help="Plain lines with the time instead of a live display.", heading="Display")
+    @option(
+        "--log-file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Append messages, progress and engine logs to FILE.",
+        heading="Display",
+    )
     @wraps(command)
     def noticed(*args: Any, quiet: bool, verbose: bool, timestamps: bool, log_file: Path | None, **others: Any) -> Any:
         if quiet and verbose:

@@ -1,4 +1,4 @@
-"""Tables on a terminal: texts are wrapped, and where that is not enough rows become blocks, so that no number is cut."""
+"""Tables for people: texts are wrapped, and where that is not enough rows become blocks, so that no name and no number is cut."""
 
 from collections.abc import Iterable
 
@@ -32,7 +32,7 @@ def print_table(table: Table, console: PlainConsole) -> None:
     shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for place, name in enumerate(table.columns):
         number, style = place > 0 and _numeric(table, place), "bold" if place == 0 else ""
-        shown.add_column(name, style=style, justify="right" if number else "left", no_wrap=number, overflow="fold")
+        shown.add_column(name, style=style, justify="right" if number else "left", no_wrap=number or place == 0, overflow="fold")
     for row in table.rows:
         shown.add_row(*row)
     wide = console.options.update(max_width=ANY_WIDTH)

@@ -93,8 +93,8 @@ def needs(recording: RunFile, options: RunOptions, fingerprint: Fingerprint) -> 
     if then.shard is not None and asked.shard != then.shard:
         yield f"--shard {then.shard}"
     if then.sample is not None and not (asked.sample is not None and then.sample.holds(asked.sample)):
-        yield f"--sample {then.sample}"
+        yield f"--random {then.sample}"
     elif then.limit is not None and asked.sample is not None:
-        yield f"--limit {then.rows} or less, and no sample"
+        yield f"--limit {then.rows} or less, and no --random"
     elif fingerprint.rows > then.rows:
         yield f"--limit {then.rows} or less"

@@ -72,7 +72,7 @@ def check_files(folder: Path) -> list[str]:
     if refused := found.of(*REFUSED):
         more = f", and {len(refused) - 5} more" if len(refused) > 5 else ""
         what = f"{'; '.join(map(str, refused[:5]))}{more}"
-        raise InputError(str(folder), f"{what}; pipeline fsck {folder} --repair puts right what can be, and nothing was changed so far")
+        raise InputError(str(folder), f"{what}; nothing was changed; to repair: pipeline runs check {folder} --repair")
     if not found.listed and found.files:
         return [f"{folder}: has no manifest of its files, so that missing or foreign ones cannot be told; from now on it has one"]
     return [f"{folder}: {each}; its rows are taken as they are" for each in found.of("changed", "unlisted")]

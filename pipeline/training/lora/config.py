@@ -47,7 +47,7 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     model: Text
     """The model that is trained: a folder, a hub name, or `bundled:NAME`, as in an engines file."""
     data: Inputs
-    """Files of `pipeline export --format sft` (for `draft`) or `selection` (for `select`), or SCoT's published ones as they are."""
+    """Files of `pipeline export --as sft` (for `draft`) or `selection` (for `select`), or SCoT's published ones as they are."""
     output: Text | None = None
     """Folder of the adapter; `--output` overrides it."""
     test_sets: tuple[Text, ...] = ()

@@ -21,8 +21,8 @@ from pipeline.training.split import problem_hash
 
 Row: TypeAlias = SftRow | SftTokensRow | SelectionRow | Thought | Choice
 LEARNS: dict[Task, str] = {
-    "draft": "what a target wrote: files of `pipeline export --format sft`",
-    "select": "choices among options: files of `pipeline export --format selection`",
+    "draft": "what a target wrote: files of `pipeline export --as sft`",
+    "select": "choices among options: files of `pipeline export --as selection`",
 }
 
 

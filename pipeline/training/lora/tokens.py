@@ -163,7 +163,7 @@ class Encoder:
                 raise InputError(where, f"{what}; export text, or, where they are the same, add same_tokenizer: [{row.model}]")
             if not same_tokenizers(HFTokenizer(other), self._tokenizer):
                 what = f"its token ids were made for {row.model}, whose tokenizer is not that of {self._model}"
-                raise InputError(where, f"{what}; export them for this model: `pipeline export --model {self._model}`")
+                raise InputError(where, f"{what}; export them for this model: `pipeline export --as sft --model {self._model}`")
         self._compared.add(row.model)
 
 

@@ -15,8 +15,8 @@ START = "from pipeline.cli.main import main; main()"
 
 
 def failing(error: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`pipeline data list` where an error is raised in the middle of it."""
-    words = [sys.executable, "-c", FAIL.format(error) + START, "data", "list", *arguments]
+    """`pipeline list engines` where an error is raised in the middle of it."""
+    words = [sys.executable, "-c", FAIL.format(error) + START, "list", "engines", *arguments]
     variables = os.environ | {"TMPDIR": str(folder), "MY_API_KEY": "sk-canary-7f3a9c"}
     return subprocess.run(words, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
 

@@ -20,7 +20,7 @@ def limited(limit: int, *arguments: str | Path) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "least"), [("check", TO_START), ("resume", TO_RUN), ("report", TO_RUN), ("compare", TO_RUN)])
+@pytest.mark.parametrize(("name", "least"), [("doctor", TO_START), ("resume", TO_RUN), ("report", TO_RUN), ("compare", TO_RUN)])
 def test_a_limit_that_is_too_low_is_named(name: str, least: int) -> None:
     done = limited(least - (1 << 20), name, "speccot")
     mib = least >> 20

@@ -69,7 +69,7 @@ def test_a_quiet_run_prints_the_summary_alone(tmp_path: Path) -> None:
 def test_a_quiet_command_prints_errors(tmp_path: Path) -> None:
     done = pipeline("run", "speccot", "--input", tmp_path / "nothing.jsonl", "--quiet")
     assert (done.returncode, done.stderr.startswith("error: ")) == (2, True)
-    assert pipeline("runs", tmp_path).stderr == f"{tmp_path}: contains no runs\n", "the next command is not quiet"
+    assert pipeline("runs", "list", tmp_path).stderr == f"{tmp_path}: contains no runs\n", "the next command is not quiet"
 
 
 def test_lines_with_times_also_in_a_file(tmp_path: Path) -> None:

@@ -7,33 +7,33 @@ import click
 from pipeline.calibration.calibrate import MOST_CALLS, WORST_ERROR
 from pipeline.calibration.calibrate import calibrate as calibrated
 from pipeline.calibration.engines_file import engines_file, fit_lines
+from pipeline.cli.commands import command, option
 from pipeline.cli.located import RunFolder
 from pipeline.cli.main import print_line
-from pipeline.cli.runs.folder import print_flaws
+from pipeline.cli.runs.check import print_flaws
 from pipeline.errors import UsageError, reason
 from pipeline.files import new_file
 
 
-@click.command()
+@command()
 @click.argument("runs", type=RunFolder(), nargs=-1, required=True, metavar="RUN...")
-@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Output engines file.  [default: RUN/calibration.yaml]")
-@click.option(
-    "--calls",
+@option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Output engines file.  [default: RUN/calibration.yaml]")
+@option(
+    "--max-calls",
     type=click.IntRange(1, 1_000_000_000),
     default=MOST_CALLS,
     show_default=True,
-    help="Maximum number of calls per engine and run.",
+    help="Maximum number of calls of an engine in a run.",
 )
-@click.option("--force", is_flag=True, help=f"Write the file also where calls are off by more than {WORST_ERROR:.0%} on average.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def calibrate(runs: tuple[Path, ...], output: Path | None, calls: int, force: bool, debug: bool) -> None:
+@option("--force", is_flag=True, help=f"Write the file even if calls are off by more than {WORST_ERROR:.0%} on average.")
+def calibrate(runs: tuple[Path, ...], output: Path | None, max_calls: int, force: bool) -> None:
     """Fit simulated engines to the traces of RUN..., and report the fit error. A replay of RUN uses the fitted costs.
 
-    Give runs at small and at large batch sizes: one batch size alone does not identify all rates. The file keeps the error, which stands
-    beside what is predicted with it. Exit code 2, and no file, where calls are off by more than 50% on average.
+    Give runs at small and at large batch sizes: one batch size alone does not identify all rates. The file keeps the fit error, which is
+    printed with every prediction made from it. No file is written if calls are off by more than 50% on average.
     """
     print_flaws(runs)
-    found = calibrated(runs, calls)
+    found = calibrated(runs, max_calls)
     for line in fit_lines(found):
         print_line(line)
     if found.bad and not force:

@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from pipeline.errors import ExportError, UsageError
-from pipeline.export.otel import address_of, export, to_file, to_server
+from pipeline.export.otlp import address_of, export, to_file, to_server
 
 
 class Collector(ThreadingHTTPServer):

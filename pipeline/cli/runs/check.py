@@ -1,4 +1,4 @@
-"""`pipeline errors RUN` and `pipeline fsck RUN`: what went wrong in a run, and in its folder; other commands say what they leave out."""
+"""`pipeline runs check RUN`: what is wrong in a run folder; other commands print what they leave out."""
 
 import sys
 from collections.abc import Iterable
@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 import msgspec
 
-from pipeline.analysis.quality.failures import failures
+from pipeline.cli.commands import command, option
 from pipeline.cli.located import RunFolder
 from pipeline.cli.main import print_line, print_page
+from pipeline.cli.options import json_option
 from pipeline.cli.terminal.notices import print_notice
 from pipeline.trace.checking.fsck import Examination, examine
 from pipeline.trace.checking.fsck import repair as repaired
@@ -24,44 +25,15 @@ def print_flaws(runs: Iterable[Path]) -> None:
             print_notice(sentence)
 
 
-@click.command()
+@command()
 @click.argument("run", type=RunFolder(), metavar="RUN")
-@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def errors(run: Path, as_json: bool, debug: bool) -> None:
-    """Group the failed chains of the run folder RUN by error, stage and message.
-
-    `pipeline resume RUN --retry-failed` tries them again.
-    """
-    print_flaws([run])
-    found = failures(run)
-    if as_json:
-        print_page(msgspec.json.encode(found))
-        return
-    if not found:
-        print_line("no chain failed")
-    for failure in found:
-        chains = ", ".join(failure.examples) + (", ..." if failure.count > len(failure.examples) else "")
-        print_line(f"{failure.count} x {failure.error_type} ({_place(failure.stage)}): {failure.message}")
-        print_line(f"    {chains}")
-
-
-def _place(stage: str | None) -> str:
-    return f"in {stage}" if stage else "while reading input"
-
-
-@click.command()
-@click.argument("run", type=RunFolder(), metavar="RUN")
-@click.option("--repair", is_flag=True, help="Repair what can be repaired; no file is deleted.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def fsck(run: Path, repair: bool, as_json: bool, debug: bool) -> None:
+@option("--repair", is_flag=True, help="Repair what can be repaired; no file is deleted.")
+@json_option
+def check(run: Path, repair: bool, as_json: bool) -> None:
     """Check the run folder RUN for missing, duplicate, foreign or damaged files, and for chains whose rows are inconsistent.
 
-    --repair turns write-ahead files into parts, drops inconsistent rows, and moves files that are not the run's own into the
-    subfolder `aside`. `pipeline resume` then solves again what was lost.
-
-    Exit codes: 0 sound, 1 there are errors, or some remain after the repair, 2 RUN is not a run folder or is in use.
+    --repair turns write-ahead files into parts, drops inconsistent rows, and moves files that are not the run's own into the subfolder
+    `aside`. `pipeline resume` then solves again what was lost.
     """
     if repair:
         examine(run)  # refuses what is no run folder, before a lock is made in it
@@ -89,5 +61,5 @@ def _lines(found: Examination, repair: bool) -> list[str]:
     lines += [f"wrong: {flaw}" for flaw in found.flaws]
     if found.sound:
         return [*lines, "sound" + (": its chains are checked once the process has ended" if found.held else "")]
-    remedy = "the rest cannot be repaired" if repair else f"pipeline fsck {found.folder} --repair puts right what can be"
+    remedy = "the rest cannot be repaired" if repair else f"to repair: pipeline runs check {found.folder} --repair"
     return [*lines, f"unsound: {remedy}"]

@@ -1,5 +1,6 @@
-"""`pipeline check GRAPH` and `pipeline graph GRAPH`: the compiled plan as text, JSON or a drawing. No engine starts."""
+"""`pipeline graph check|show|prompt GRAPH`: the compiled plan as text, JSON or a drawing, and its prompts. No engine starts."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,16 +8,16 @@ import click
 import msgspec
 
 from pipeline.bundled import find_file
+from pipeline.cli.commands import command, option
 from pipeline.cli.located import ProblemFile, RunFolder
 from pipeline.cli.main import print_line, print_page
-from pipeline.cli.run import column_option, preset_option, settings_option, with_preset
-from pipeline.cli.runs.folder import print_flaws
+from pipeline.cli.options import column_option, engines_option, json_option, overwrite_option, preset_option, settings_option, with_preset
+from pipeline.cli.runs.check import print_flaws
 from pipeline.cli.terminal.notices import print_notice
 from pipeline.data.many_files import open_files
 from pipeline.data.problems import Problem
 from pipeline.drawing.counts import RunCounts, count_run
 from pipeline.drawing.diagram import diagram
-from pipeline.drawing.dot import dot, svg
 from pipeline.drawing.mermaid import mermaid
 from pipeline.drawing.prompt import ShownPrompt, problem_in, shown_prompt
 from pipeline.drawing.run_plan import engines_of, plan_of_run
@@ -28,35 +29,21 @@ from pipeline.redaction import redact, redact_all
 from pipeline.session.preflight import load_plan, notices
 from pipeline.text import sanitize
 
-SUFFIXES = {".txt": "text", ".mmd": "mermaid", ".mermaid": "mermaid", ".svg": "svg", ".dot": "dot", ".gv": "dot"}
-FORMS = ("text", "mermaid", "svg", "dot")
+SUFFIXES = {".txt": "text", ".mmd": "mermaid", ".mermaid": "mermaid"}
 
 
-@click.command()
-@click.argument("graph", type=click.Path(path_type=Path))
-@click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graph's own, or replay:RUN.")
+graph_argument = click.argument("graph", type=click.Path(path_type=Path))
+
+
+@command()
+@graph_argument
+@engines_option
 @settings_option
 @preset_option
-@click.option("--json", "as_json", is_flag=True, help="Print the compiled plan, or the prompt, as JSON.")
-@click.option(
-    "--show-prompt", "stage", metavar="STAGE", help="Print the prompt of this stage exactly as its engine gets it: text and token ids."
-)
-@click.option("--input", "problems", type=ProblemFile(), metavar="FILE", help="--show-prompt: use a problem from this file.")
-@click.option("--row", type=click.IntRange(1), default=1, show_default=True, help="--show-prompt: row of the input file.")
-@column_option
-@click.option("--problem", metavar="TEXT", help="--show-prompt: use this problem.")
-@click.option("--thought", multiple=True, metavar="TEXT", help="--show-prompt: a previous step; may be repeated.")
-@click.option("--candidate", "candidates", multiple=True, metavar="TEXT", help="--show-prompt: a candidate to be judged; may be repeated.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def check(graph: Path, engines: Path | None, as_json: bool, stage: str | None, problems: Path | None, **options: Any) -> None:
-    """Check GRAPH, a file or a bundled name, and its engines, and print the compiled plan. Exit code 2 if anything is invalid."""
-    asked = with_preset(options)
-    plan = load_plan(graph, engines, asked.pop("settings"))
-    for notice in notices(plan):
-        print_notice(notice)
-    if stage is not None:
-        _print_prompt(_prompt(plan, graph, stage, problems, **asked), as_json)
-        return
+@json_option
+def check(graph: Path, engines: Path | None, as_json: bool, **options: Any) -> None:
+    """Check GRAPH, a file or a bundled name, and its engines, and print the compiled plan."""
+    plan = _plan(graph, engines, options)
     if as_json:
         print_page(msgspec.json.encode(redact_all(msgspec.to_builtins(plan)), order="sorted"))
         return
@@ -65,23 +52,46 @@ def check(graph: Path, engines: Path | None, as_json: bool, stage: str | None, p
         print_line(line)
 
 
-def _prompt(
-    plan: Plan,
+@command()
+@graph_argument
+@click.argument("stage")
+@option("--problem", metavar="TEXT", help="Use this problem.")
+@option("-i", "--input", "problems", type=ProblemFile(), metavar="FILE", help="Use a problem from this file.")
+@option("--row", type=click.IntRange(1), metavar="N", default=1, show_default=True, help="Row of the input file.")
+@column_option
+@option("--thought", multiple=True, metavar="TEXT", help="A previous step. May be repeated.")
+@option("--candidate", "candidates", multiple=True, metavar="TEXT", help="A candidate to be judged. May be repeated.")
+@engines_option
+@settings_option
+@preset_option
+@json_option
+def prompt(
     graph: Path,
     stage: str,
+    problem: str | None,
     problems: Path | None,
-    *,
     row: int,
     columns: dict[str, str],
-    problem: str | None,
     thought: tuple[str, ...],
     candidates: tuple[str, ...],
-    debug: bool,
-) -> ShownPrompt:
+    engines: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Print the prompt of STAGE of GRAPH exactly as its engine gets it, as text and token ids."""
+    plan = _plan(graph, engines, options)
     if (problems is None) == (problem is None):
-        raise UsageError("--show-prompt: say for which problem, by --input FILE and --row N, or by --problem TEXT")
+        raise UsageError("name the problem, by --problem TEXT, or by --input FILE and --row N")
     asked = Problem(1, "1", str(problem), None) if problems is None else problem_in(open_files([problems], columns), row)
-    return shown_prompt(plan, str(graph), stage, asked, thought=thought, candidates=candidates)
+    _print_prompt(shown_prompt(plan, str(graph), stage, asked, thought=thought, candidates=candidates), as_json)
+
+
+def _plan(graph: Path, engines: Path | None, options: Mapping[str, Any]) -> Plan:
+    """The compiled graph, after what is to be said about it."""
+    plan = load_plan(graph, engines, with_preset(options)["settings"])
+    for notice in notices(plan):
+        print_notice(notice)
+    return plan
 
 
 def _print_prompt(shown: ShownPrompt, as_json: bool) -> None:
@@ -127,26 +137,20 @@ def _stage_line(node: StageNode) -> str:
     return f"{node.name}: {node.spec.__struct_config__.tag} by {getattr(node.spec, 'engine', '')}{adapter}"
 
 
-@click.command()
-@click.argument("graph", type=click.Path(path_type=Path))
-@click.option("--run", type=RunFolder(), metavar="RUN", help="Annotate with the counts and mean times of this run.")
-@click.option("--engines", type=click.Path(path_type=Path), metavar="FILE", help="Engines file instead of the graph's own.")
+@command()
+@graph_argument
+@option("--run", type=RunFolder(), metavar="RUN", help="Show the counts and mean times of this run, with its params and engines.")
+@engines_option
 @settings_option
 @preset_option
-@click.option(
-    "--format", "form", type=click.Choice(FORMS), help="Output format; svg needs Graphviz.  [default: by the suffix of --output, else text]"
-)
-@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Output file.  [default: stdout]")
-@click.option("--force", is_flag=True, help="Overwrite an existing file.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def graph(graph: Path, run: Path | None, form: str | None, output: Path | None, force: bool, **options: Any) -> None:
-    """Draw the compiled GRAPH: its stages as they run, loops and their exits, conditions, engines.
-
-    With --run the params and engines of the run are used. Exit code 2 if GRAPH is invalid or RUN is of another graph.
-    """
+@option("--format", "form", type=click.Choice(["text", "mermaid"]), help="Output format.  [default: by the suffix of --output, else text]")
+@option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Output file.  [default: stdout]")
+@overwrite_option
+def show(graph: Path, run: Path | None, form: str | None, output: Path | None, overwrite: bool, **options: Any) -> None:
+    """Draw the compiled GRAPH: its stages in the order they run, loops and their stop conditions, conditions, engines."""
     form = form or _form(output)
     if output is not None:
-        check_output(output, force)
+        check_output(output, overwrite)
     page = redact(_page(load_plan(graph, options["engines"], with_preset(options)["settings"]), run, form))
     if output is None:
         print_page(page)
@@ -170,8 +174,7 @@ def _page(plan: Plan, run: Path | None, form: str) -> str:
         plan, played, counts = _with_run(plan, run)
     if form == "text":
         return text(plan, played, counts)
-    draw = {"mermaid": mermaid, "dot": dot, "svg": svg}[form]
-    return draw(diagram(plan, played, counts))
+    return mermaid(diagram(plan, played, counts))
 
 
 def _with_run(plan: Plan, run: Path) -> tuple[Plan, dict[str, str], RunCounts]:

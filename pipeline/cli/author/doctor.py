@@ -7,7 +7,9 @@ import msgspec
 from rich import box
 from rich.table import Table
 
+from pipeline.cli.commands import command, option
 from pipeline.cli.main import print_page
+from pipeline.cli.options import json_option
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.doctor import Diagnosis, RoleState, diagnose
 from pipeline.engine import Finding, MemoryRow
@@ -16,20 +18,19 @@ from pipeline.errors import UsageError
 from pipeline.machine import GIB, Gpu, Machine, gib
 
 
-@click.command()
+@command()
 @click.argument("engines", required=False, type=click.Path(path_type=Path))
-@click.option("--engines", "bound", type=click.Path(path_type=Path), metavar="FILE", help="Of a graph: engines file instead of its own.")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="engines.ROLE.NAME=VALUE.")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def doctor(engines: Path | None, bound: Path | None, settings: tuple[str, ...], as_json: bool, debug: bool) -> int:
+@option("--engines", "bound", type=click.Path(path_type=Path), metavar="NAME|FILE", help="For a graph: engines instead of its own.")
+@option("-s", "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set engines.ROLE.NAME. May be repeated.")
+@json_option
+def doctor(engines: Path | None, bound: Path | None, settings: tuple[str, ...], as_json: bool) -> int:
     """Report what this machine has and, for an ENGINES file or a graph, whether each role could start here; of a graph also whether the
     engines can do what its stages need.
 
-    No engine is started; servers are asked a few small questions. Exit code 2 if a role could not start, or the file is invalid.
+    No engine is started; servers are asked a few small questions.
     """
     if bound is not None and engines is None:
-        raise UsageError(f"--engines {bound}: is for a graph; name it too")
+        raise UsageError(f"--engines {bound}: only with a graph; name it too")
     diagnosis = diagnose(engines, settings, bound=bound)
     if as_json:
         print_page(msgspec.json.encode(diagnosis, order="sorted"))

@@ -12,15 +12,19 @@ from pipeline.analysis.compare.tables import as_markdown
 from pipeline.analysis.points import Point
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.cli import live
+from pipeline.cli.commands import command, option
 from pipeline.cli.located import ProblemFile
 from pipeline.cli.main import Printed, print_page, printing
-from pipeline.cli.run import (
-    CALIBRATION_HELP,
+from pipeline.cli.options import (
+    ENGINES_HELP,
+    admission_option,
     column_option,
     limit_option,
+    order_option,
     preset_option,
-    sample_option,
+    random_option,
     samples_option,
+    seed_option,
     settings_option,
     with_preset,
 )
@@ -32,7 +36,6 @@ from pipeline.cli.terminal.starting import show_starts
 from pipeline.cli.terminal.tables import print_parts
 from pipeline.errors import MissingExtra
 from pipeline.report.extra import load
-from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.loop import rare_collection
 from pipeline.session.observer import Observer
@@ -70,73 +73,91 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     return found
 
 
-@click.command()
+@command(headed=True)
 @click.argument("graphs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="GRAPH...")
-@click.option("--input", "input_", required=True, type=ProblemFile(), metavar="FILE", help="Problems, as for `run`.")
-@click.option(
+@option("-i", "--input", "input_", required=True, type=ProblemFile(), metavar="FILE", help="Problems, as for `run`.", heading="Input")
+@column_option
+@limit_option
+@random_option
+@option(
+    "--engines",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="NAME|FILE",
+    help=f"{ENGINES_HELP} May be repeated, each with a target-only baseline.",
+    heading="Models",
+)
+@option(
+    "--baseline",
+    type=click.Path(path_type=Path),
+    metavar="GRAPH",
+    help="Graph of the target-only baseline.  [default: target.yaml next to GRAPH, else the bundled one]",
+    heading="Models",
+)
+@option(
+    "--baseline-engines",
+    type=click.Path(path_type=Path),
+    metavar="NAME|FILE",
+    help="Engines of the target-only baseline; --set applies to them as to the others.  [default: --engines]",
+    heading="Models",
+)
+@settings_option
+@preset_option
+@option(
+    "--vary",
+    multiple=True,
+    callback=_vary,
+    metavar="NAME=VALUE,...",
+    help="Values of a param: candidates=1,2,5. May be repeated.",
+    heading="Prompting",
+)
+@samples_option
+@seed_option
+@option(
     "--batch-size",
     "batch_sizes",
     required=True,
     type=Listed(click.IntRange(1, 1_000_000)),
     metavar="N,...",
-    help="For example 1,8,32,64,128.",
+    help="Batch sizes, such as 1,8,32,64,128.",
+    heading="Scheduling",
 )
-@click.option(
+@option(
     "--schedule",
     "schedules",
     type=Listed(click.Choice(get_args(ScheduleName))),
     default="pipelined",
     show_default=True,
     metavar="NAME,...",
-    help=f"Of {', '.join(get_args(ScheduleName))}.",
+    help=f"Schedules: {', '.join(get_args(ScheduleName))}.",
+    heading="Scheduling",
 )
-@click.option("--admission", type=click.Choice(get_args(AdmissionName)), default="cache", show_default=True, help="As for `run`.")
-@click.option("--order", default="input", show_default=True, metavar="ORDER", help="As for `run`.")
-@click.option("--vary", multiple=True, callback=_vary, metavar="NAME=VALUE,...", help="Values of a param to sweep: candidates=1,2,5.")
-@click.option("--repeats", type=click.IntRange(1, 1000), default=3, show_default=True, help="Runs per point; simulated points: 1.")
-@click.option(
-    "--baseline",
-    type=click.Path(path_type=Path),
-    metavar="GRAPH",
-    help="Graph of the target-only baseline.  [default: target.yaml beside GRAPH, else the bundled one]",
+@admission_option()
+@order_option()
+@option(
+    "--repeats",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    default=3,
+    show_default=True,
+    help="Runs per point; simulated points: 1.",
+    heading="Scheduling",
 )
-@click.option(
-    "--engines",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    metavar="FILE",
-    help="Engines file instead of the graphs' own; may be repeated, each with a target-only baseline.",
-)
-@click.option(
-    "--baseline-engines",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Engines file of the target-only baseline; --set applies to it as to the others.  [default: --engines]",
-)
-@settings_option
-@preset_option
-@column_option
-@click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE", help=CALIBRATION_HELP)
-@samples_option
-@limit_option
-@sample_option
-@click.option("--seed", type=int, default=0, show_default=True, help="Random seed.")
-@click.option("--output", type=LocalPath(), metavar="DIR", help="Sweep folder.  [default: sweeps/GRAPH-TIME]")
-@click.option(
-    "--processes",
+@option(
+    "--workers",
     type=click.IntRange(1, 1024),
     metavar="N",
     help="Maximum number of simulated points in parallel.  [default: number of cores; real engines: 1]",
+    heading="Scheduling",
 )
+@option("-o", "--output", type=LocalPath(), metavar="DIR", help="Sweep folder.  [default: sweeps/GRAPH-TIME]", heading="Output")
+@option("--resume", is_flag=True, help="Resume the sweep in --output; finished points are kept.", heading="Resume")
 @notice_options
-@click.option("--resume", is_flag=True, help="Resume the sweep in --output; finished points are kept.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def sweep(graphs: tuple[Path, ...], input_: Path, debug: bool, **options: Any) -> None:
+def sweep(graphs: tuple[Path, ...], input_: Path, **options: Any) -> None:
     """Solve the same problems with GRAPH... at several batch sizes, with a target-only baseline.
 
-    Real engines are started once; the target-only baseline is started again where it gets the memory that the other engines would
-    take. Simulated points run in parallel. Every point is a run folder under DIR/runs and a row of DIR/points.parquet.
-    Exit codes as for `run`.
+    Real engines are started once; the target-only baseline is started again if the other engines' memory is added to it. Simulated
+    points run in parallel. Every point is a run folder under DIR/runs and a row of DIR/points.parquet.
     """
     observer = Observer(starting=show_starts, tell=print_notice)
     if live.has_panel():

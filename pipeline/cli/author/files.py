@@ -1,20 +1,18 @@
-"""`pipeline init`, `pipeline graphs` and `pipeline schema`: files of one's own to begin with, and what there is to begin from."""
+"""`pipeline init` and `pipeline graph schema`: files of one's own to begin with, and what editors know about them."""
 
 from pathlib import Path
 from typing import Any, cast, get_args
 
 import click
 import msgspec
-from rich.table import Table
 
-from pipeline.bundled import bundled_files, find_file
+from pipeline.bundled import find_file
+from pipeline.cli.commands import command, option
 from pipeline.cli.main import print_line, print_page
-from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.places import LocalPath
 from pipeline.errors import UsageError, reason
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.schema import FileName, json_schema, struct_schema
-from pipeline.graph.yaml_file import head_comment, read_yaml
 from pipeline.training.lora.config import CONFIGS, Task
 
 GRAPH, ENGINES, PROBLEMS = "graph.yaml", "engines.yaml", "problems.csv"
@@ -30,30 +28,13 @@ Anna has 10 figs. Anna loses 5. Anna finds 9. Anna sells 7. How many figs has An
 HINT = "# yaml-language-server: $schema={schema}\n"
 
 
-@click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def graphs(as_json: bool, debug: bool) -> None:
-    """List the bundled graphs, each with its params."""
-    found = {name: (head_comment(path), read_yaml(path)) for name, path in bundled_files("graph").items()}
-    if as_json:
-        rows = [{"name": name, "about": about, "params": raw.get("params", {})} for name, (about, raw) in found.items()]
-        print_page(msgspec.json.encode(rows))
-        return
-    table = Table("graph", "what it is", "params", box=None, header_style="bold", padding=(0, 2, 1, 0))
-    for name, (about, raw) in found.items():
-        table.add_row(name, about, ", ".join(f"{key}={value}" for key, value in raw.get("params", {}).items()))
-    PlainConsole().print(table)
-
-
-@click.command()
+@command()
 @click.argument("file", type=click.Choice(SCHEMAS))
-@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Output file.  [default: stdout]")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def schema(file: str, output: Path | None, debug: bool) -> None:
+@option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Output file.  [default: stdout]")
+def schema(file: str, output: Path | None) -> None:
     """Print the JSON Schema of graph files, engines files, prompts files, presets or training files, for editors.
 
-    Stages and engines of installed packages are included.
+    The schema includes stages and engines of installed packages.
     """
     text = _schema(file)
     if output is None:
@@ -63,13 +44,12 @@ def schema(file: str, output: Path | None, debug: bool) -> None:
     print_line(str(output))
 
 
-@click.command()
+@command()
 @click.argument("folder", type=LocalPath(), default=Path(), metavar="[FOLDER]")
-@click.option("--graph", default="speccot", show_default=True, metavar="NAME", help="Bundled graph to begin with.")
-@click.option("--engines", default="tiny", show_default=True, metavar="NAME", help="Bundled engines file to begin with.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def init(folder: Path, graph: str, engines: str, debug: bool) -> None:
-    """Write a graph, an engines file and two example problems into FOLDER, to be changed. Existing files are not overwritten."""
+@option("--graph", default="speccot", show_default=True, metavar="NAME", help="Bundled graph to start from.")
+@option("--engines", default="tiny", show_default=True, metavar="NAME", help="Bundled engines file to start from.")
+def init(folder: Path, graph: str, engines: str) -> None:
+    """Write a graph, an engines file and two example problems into FOLDER, to be edited. Existing files are not overwritten."""
     sources = {GRAPH: find_file(graph, "graph"), ENGINES: find_file(engines, "engines file")}
     texts = {name: path.read_text() for name, path in sources.items()}
     texts[GRAPH] = _with_engines(texts[GRAPH], ENGINES)

@@ -1,0 +1,208 @@
+"""How a command is put together: groups that import a command when it is called, options under headings, environment variables, errors.
+
+An option of a command can also be given by the environment variable `PIPELINE_COMMAND_OPTION`; several values are separated by spaces.
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, Literal, TypeVar
+
+import click
+from msgspec import Struct
+
+from pipeline.cli.terminal.limits import TO_RUN, TO_START, fit_address_space, give_memory_back, let_arrow_return_memory
+from pipeline.errors import did_you_mean
+
+F = TypeVar("F", bound=Callable[..., Any] | click.Command)
+SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120, "auto_envvar_prefix": "PIPELINE"}
+
+_variables: dict[str, str] = {}
+"""The options that the environment gave to the command that is being carried out, each with its variable."""
+_debugging = False
+
+
+def is_debugging() -> bool:
+    """Whether the command was asked for tracebacks."""
+    return _debugging
+
+
+def begin() -> None:
+    """Forget what an earlier command was given."""
+    global _debugging
+    _debugging = False
+    _variables.clear()
+
+
+def with_variables(sentence: str) -> str:
+    """A sentence, with the environment variables that gave the options that it names."""
+    named = (f"{option} is from {name}" for option, name in _variables.items() if re.search(rf"{option}(?![\w-])", sentence))
+    said = ", ".join(named)
+    return f"{sentence} ({said})" if said else sentence
+
+
+class Option(click.Option):
+    """An option with a heading for the help of long commands, and an environment variable that is called after it."""
+
+    def __init__(self, *args: Any, heading: str = "", **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.heading = heading
+
+    @property
+    def long_name(self) -> str:
+        """Its long name, such as `--batch-size`."""
+        return max(self.opts, key=len)
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """See `click.Option.get_help_extra`; ranges are for errors: in help they are mostly noise."""
+        extra = super().get_help_extra(ctx)
+        extra.pop("range", None)
+        return extra
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """See `click.Option.resolve_envvar_value`; the variable is called after the option, not after the function's parameter."""
+        if ctx.auto_envvar_prefix is None:
+            return None
+        name = f"{ctx.auto_envvar_prefix}_{self.long_name.lstrip('-').replace('-', '_').upper()}"
+        value = os.environ.get(name) or None
+        if value is not None:
+            _variables[self.long_name] = name
+        return value
+
+    def value_from_envvar(self, ctx: click.Context) -> Any:
+        """See `click.Option.value_from_envvar`; several values are separated as the words of a shell."""
+        value = self.resolve_envvar_value(ctx) if self.multiple else None
+        if value is None:
+            return super().value_from_envvar(ctx)
+        try:
+            return shlex.split(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error).lower(), ctx, self) from error
+
+
+class Command(click.Command):
+    """A command with the option `--debug`, and if it is `headed` with its options under headings."""
+
+    def __init__(self, *args: Any, headed: bool = False, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.headed = headed
+        self.params.append(
+            Option(
+                ["--debug"], is_flag=True, is_eager=True, expose_value=False, callback=_debug, help="Show tracebacks.", heading="Display"
+            )
+        )
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See `click.Command.format_options`."""
+        if not self.headed:
+            super().format_options(ctx, formatter)
+            return
+        found: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
+                found.setdefault(getattr(param, "heading", "") or "Display", []).append(record)
+        for heading, records in found.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def _debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    global _debugging
+    _debugging = value
+
+
+def command(**settings: Any) -> Callable[[Callable[..., Any]], Command]:
+    """As `click.command`, for a `Command`."""
+    return click.command(cls=Command, **settings)
+
+
+def option(*names: str, **settings: Any) -> Callable[[F], F]:
+    """As `click.option`, for an `Option`."""
+    return click.option(*names, cls=Option, **settings)
+
+
+class Entry(Struct, frozen=True):
+    """A command in a table of commands."""
+
+    what: str
+    """What it does, in a few words."""
+    place: str = ""
+    """MODULE:NAME of its function, in this folder."""
+    needs: Literal["little", "tables", "solving"] = "tables"
+    """How much memory it needs: to start, to read or write tables, or to solve problems."""
+    inside: Mapping[str, "Entry"] = {}
+    """For a group: its commands."""
+
+
+class Commands(click.Group):
+    """A group of commands in sections, whose modules are imported when a command is called, so that `--help` loads none of them."""
+
+    def __init__(self, *args: Any, sections: Mapping[str, Mapping[str, Entry]], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.no_args_is_help = False  # `parse_args` prints it
+        self.sections = sections
+        self.entries = {name: entry for section in sections.values() for name, entry in section.items()}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """See `click.Group.list_commands`."""
+        return list(self.entries)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """See `click.Group.get_command`."""
+        entry = self.entries.get(cmd_name)
+        if entry is None:
+            return None
+        if entry.inside:
+            return Commands(cmd_name, sections={"Commands": entry.inside}, help=f"{entry.what[:1].upper()}{entry.what[1:]}.")
+        fit_address_space(TO_START if entry.needs == "little" else TO_RUN)
+        if entry.needs == "solving":
+            let_arrow_return_memory()
+            give_memory_back()
+        module, _, function = entry.place.partition(":")
+        found: click.Command = getattr(import_module(f"pipeline.cli.{module}"), function)
+        return found
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See `click.Group.parse_args`; without a command the help is printed."""
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(2)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """See `click.Group.resolve_command`; an error names the nearest command."""
+        if args and not args[0].startswith("-") and args[0] not in self.entries:
+            raise click.UsageError(f"{ctx.command_path}: no command `{args[0]}`; {did_you_mean(args[0], self.entries)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See `click.Group.format_commands`."""
+        width = max(map(len, self.entries))
+        for section, entries in self.sections.items():
+            with formatter.section(section):
+                formatter.write_dl([(name.ljust(width), entry.what) for name, entry in entries.items()])
+
+
+def usage_sentence(error: click.ClickException) -> str:
+    """What is wrong with the words of a command, in one sentence as this package writes them."""
+    context = getattr(error, "ctx", None)
+    see = "" if context is None else f"; see {context.command_path} --help"
+    if isinstance(error, click.NoSuchOption):
+        known = [] if context is None else [name for param in context.command.params for name in param.opts if name.startswith("--")]
+        return f"no option `{error.option_name}`; {did_you_mean(error.option_name, known)}"
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        return f"{_name(error.param)} is missing{_choices(error.param)}{see}"
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        return f"{_name(error.param)}: {error.message.rstrip('.')}"
+    text = " ".join(error.format_message().split()).rstrip(".")
+    return f"{text[:1].lower()}{text[1:]}{see}"
+
+
+def _name(param: click.Parameter) -> str:
+    return param.long_name if isinstance(param, Option) else param.human_readable_name.strip("[].")
+
+
+def _choices(param: click.Parameter) -> str:
+    return f": one of {', '.join(param.type.choices)}" if isinstance(param.type, click.Choice) else ""

@@ -1,0 +1,97 @@
+"""`pipeline grade RUN`: the answers of a run graded again, or how the verdict on one came about."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import msgspec
+
+from pipeline.cli.commands import command, option
+from pipeline.cli.located import RunFolder
+from pipeline.cli.main import print_line, print_page
+from pipeline.cli.options import json_option
+from pipeline.cli.runs.check import print_flaws
+from pipeline.errors import UsageError
+from pipeline.grading.grader import LIMIT_S
+from pipeline.session.explain import Explanation, explanations
+from pipeline.session.regrade import Change, Regrade, regrade
+
+SHOWN = 10
+"""Changed verdicts that are printed without `--json`."""
+_WORDS = {True: "right", False: "wrong", None: "no verdict"}
+
+
+@command()
+@click.argument("run", type=RunFolder(), metavar="RUN")
+@option("--explain", "row", metavar="ROW", help="Say how the verdict on ROW, a problem_id or chain_id, came about; write nothing.")
+@option("--dry-run", is_flag=True, help="Report what would change; write nothing.")
+@option("--workers", type=click.IntRange(1, 256), metavar="N", help="Number of grading processes.  [default: one per core, maximum 8]")
+@option(
+    "--timeout",
+    type=click.FloatRange(0.1, 600),
+    metavar="SECONDS",
+    default=LIMIT_S,
+    show_default=True,
+    help="Time limit of a comparison.",
+)
+@json_option
+def grade(run: Path, row: str | None, dry_run: bool, workers: int | None, timeout: float, as_json: bool) -> None:
+    """Grade the answers in the run folder RUN again, and store the verdicts there.
+
+    With --explain, print what was taken as the answer of one row, from where, and which rule compared it with the reference.
+    """
+    print_flaws([run])
+    if row is None:
+        found = regrade(run, workers=workers, limit_s=timeout, dry_run=dry_run)
+        print_result(found, _lines(found), as_json)
+        return
+    if dry_run or workers is not None:
+        raise UsageError(f"--{'dry-run' if dry_run else 'workers'} has no effect with --explain, which writes nothing; leave it out")
+    explained = explanations(run, row, timeout)
+    print_result(explained, [line for each in explained for line in _explained(each)], as_json)
+
+
+def print_result(result: msgspec.Struct | list[Explanation], lines: list[str], as_json: bool) -> None:
+    """Print what a command found, as JSON or as lines."""
+    if as_json:
+        print_page(msgspec.json.encode(result, order="sorted"))
+    else:
+        for line in lines:
+            print_line(line)
+
+
+def _lines(found: Regrade) -> list[str]:
+    changed = f"{found.changed:,} verdicts {'would change' if found.dry_run else 'changed'}"
+    lines = [f"{found.run}: {changed}, {found.became_right:,} to right and {found.became_wrong:,} to wrong"]
+    lines += [_line(change) for change in found.changes[:SHOWN]]
+    lines += [f"  and {found.changed - SHOWN:,} more, all of them with --json"] if found.changed > SHOWN else []
+    lines += [f"not compared to the end: {count:,}, {why}" for why, count in found.errors.items()]
+    share = f" ({found.correct / found.graded:.1%})" if found.graded else ""
+    return [*lines, f"{found.correct:,} of {found.graded:,} graded are right{share}, of {found.chains:,} chains"]
+
+
+def _line(change: Change) -> str:
+    answer, reference = (_short(text) for text in (change.answer or "no answer", change.reference_answer))
+    return f"  {change.chain_id}: {_WORDS[change.before]} -> {_WORDS[change.after]}: {answer}  for  {reference}"
+
+
+def _explained(each: Explanation) -> Iterator[str]:
+    """The lines about one verdict."""
+    yield f"{each.chain_id}: {_WORDS[each.verdict]}" + (
+        f", recorded as {_WORDS[each.recorded]}" if each.recorded is not each.verdict else ""
+    )
+    facts = [
+        ("answer's text", each.answer_text and _short(each.answer_text)),
+        ("answer", each.answer and f"{_short(each.answer)}  ({each.answer_is})"),
+        ("reference", each.reference),
+        ("kind", each.kind),
+        ("answer, compared as", each.normal_answer),
+        ("reference, compared as", each.normal_reference),
+        ("decided by", each.rule),
+    ]
+    yield from (f"  {name:<24}{_short(value) if name != 'answer' else value}" for name, value in facts if value is not None)
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else line[:57] + "..."
