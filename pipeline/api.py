@@ -394,7 +394,7 @@ def _valid(
     first, *more = files or [Path("problems") if output is None else Path(output) / PROBLEMS]
     urls = tuple(name if is_url(name) and not name.lower().startswith("file:") else "" for name in names)
     random = given.get("random")
-    options = {name: value for name, value in given.items() if name != "random"} | {
+    options = dict(given) | {
         "graph": plan.name if values["graph"] else str(graph),
         "input": str(first),
         "more_inputs": tuple(map(str, more)),
@@ -405,7 +405,7 @@ def _valid(
         "in_memory": tuple(name for name, value in values.items() if value),
         "columns": dict(given.get("columns") or {}),
         "samples": _preset_samples(bound.get("preset")) if given.get("samples") is None else given["samples"],
-        "sample": None if random is None else str(random),
+        "random": None if random is None else str(random),
     }
     try:
         return msgspec.convert(options, RunOptions, dec_hook=lambda kind, value: kind(value))

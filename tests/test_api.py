@@ -202,7 +202,7 @@ def wrong(**changes: Any) -> Any:
         ({"preset": "spekcot"}, "did you mean `speccot`"),
         ({"judges": [5]}, "judges: expected functions, got a `int`"),
         ({"graders": [lambda answer: True]}, r"cannot be called as function\(answer, reference\)"),
-        ({"random": "x"}, "x: expected a number of rows"),
+        ({"random": "x"}, "x: expected N or N:SEED"),
         ({"random": 2, "limit": 2}, "give one of them"),
         ({"retry_failed": True}, "only where a run is resumed"),
         ({"problems": 5}, "expected a path, texts, mappings or a table, got `int`"),
