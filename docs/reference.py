@@ -119,6 +119,11 @@ def claims() -> str:
     return title + rest.partition("\n## ")[0] + "\n"
 
 
+def own_engine() -> str:
+    """The example of an engine of one's own."""
+    return f"```python\n{(ROOT / 'examples/own_engine.py').read_text()}```\n"
+
+
 def _doc(struct: type) -> str:
     return f"{inspect.cleandoc(struct.__doc__ or '')}\n"
 
@@ -186,6 +191,7 @@ PARTS = {
     "commands": commands,
     "engines": engines_files,
     "graph": graph_files,
+    "own_engine": own_engine,
     "run_folder": run_folder,
     "training": training_files,
 }
