@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import pipeline
 
 PROBLEMS = [
-    {"problem": "Zoe has 9 pens. Zoe collects 2. Zoe buys 2 packs of 5. How many pens has Zoe now?", "answer": "21 pens"},
-    {"problem": "Anna has 10 figs. Anna loses 5. Anna finds 9. Anna sells 7. How many figs has Anna now?", "answer": "7 figs"},
+    {"problem": "Nora has 13 figs. Nora sells 6. Nora buys 4 packs of 5. How many figs has Nora now?", "answer": "27 figs"},
+    {"problem": "Paul has 16 seeds. Paul collects 5. Paul lends 2 packs of 5. How many seeds has Paul now?", "answer": "11 seeds"},
 ]
 LOSSES = ("loses", "sells", "drops", "eats", "breaks", "lends", "trades", "hides")
 SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}

@@ -418,8 +418,8 @@ def _input_names(problems: Input) -> list[str]:
     """The paths and URLs of `problems`; none where these are the problems themselves."""
     if isinstance(problems, str | Path):
         return [str(problems)]
-    paths = isinstance(problems, list | tuple) and bool(problems) and all(isinstance(each, Path) for each in problems)
-    return list(map(str, problems)) if paths else []
+    paths = [each for each in problems if isinstance(each, Path)] if isinstance(problems, list | tuple) else []
+    return [str(path) for path in paths] if isinstance(problems, list | tuple) and len(paths) == len(problems) else []
 
 
 def _listed(problems: Any, options: RunOptions) -> ProblemList:

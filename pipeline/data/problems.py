@@ -23,8 +23,8 @@ from pipeline.data.part import ALL, Part, RowSample
 from pipeline.data.rows import DAMAGE, Flaw, Record, Source
 from pipeline.data.values import as_text, kind_of
 from pipeline.errors import BadRow, InputChanged, InputError, boundary, reason
-from pipeline.grading.answers import KINDS, Kind
-from pipeline.grading.plugins import grader_names
+from pipeline.grading.answers import Kind
+from pipeline.grading.plugins import KINDS, grader_names
 from pipeline.graph.prompts import LETTERS, Message, Prompts
 
 MOST_PROBLEM = 1_000_000

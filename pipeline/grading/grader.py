@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Struct
 
 from pipeline.errors import with_place
-from pipeline.grading.answers import BROKEN, KINDS, Kind, Ruling, ruling, taken
-from pipeline.grading.plugins import Same, registered_grader
+from pipeline.grading.answers import BROKEN, Kind, Ruling, ruling, taken
+from pipeline.grading.plugins import KINDS, Same, registered_grader
 from pipeline.machine import core_count
 from pipeline.text import storable
 from pipeline.worker_process import Program, WorkerProcess

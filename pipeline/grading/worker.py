@@ -18,10 +18,10 @@ from typing import Any
 
 import msgspec
 
-from pipeline.grading.answers import BROKEN, KINDS, Kind, Ruling
+from pipeline.grading.answers import BROKEN, Kind, Ruling
 from pipeline.grading.expressions import equal
 from pipeline.grading.forms import Leaf, same_form
-from pipeline.grading.plugins import load_grader
+from pipeline.grading.plugins import KINDS, load_grader
 from pipeline.worker_process import leave_signals, limit_memory
 
 

@@ -88,6 +88,24 @@ def test_what_is_wrong_does_not_fit(change: dict[str, Any]) -> None:
     assert errors(graph | change, "graph")
 
 
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        (
+            {"kind": "answer", "engine": "target", "max_token": 3},
+            "stages/x: Additional properties are not allowed ('max_token' was unexpected)",
+        ),
+        ({"engine": "target"}, "stages/x: 'kind' is a required property"),
+        ({"kind": "anser"}, "stages/x/kind: 'anser' is not one of ['repeat', "),
+    ],
+    ids=str,
+)
+def test_an_error_in_a_stage_is_that_of_its_kind_alone(stage: dict[str, Any], said: str) -> None:
+    graph = yaml.safe_load((ROOT / "graphs/target.yaml").read_text())
+    [found] = errors(graph | {"stages": {"x": stage}}, "graph")
+    assert found.startswith(said)
+
+
 def test_the_schemas_beside_the_graphs_are_these() -> None:
     """`pipeline graph schema NAME > graphs/schemas/NAME.json` writes them again."""
     for name, schema in SCHEMAS.items():

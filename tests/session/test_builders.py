@@ -6,7 +6,7 @@ import pytest
 
 import pipeline
 from pipeline.engines.sim.tokenizer import SimTokenizer
-from pipeline.errors import GraphError
+from pipeline.errors import GraphError, UsageError
 from pipeline.session.preflight import load_plan
 from pipeline.stages.build import builders_of
 from tests.support.paths import ROOT, SIM
@@ -44,5 +44,5 @@ class Halves:
 
 def test_an_engine_of_one_s_own_without_a_tokenizer_is_one_sentence() -> None:
     said = r"engines: .target. has no `tokenizer`, `aclose` \(a Halves\); `pipeline.engine.Engine` says what it must have"
-    with pytest.raises(GraphError, match=f"^{said}$"):
+    with pytest.raises(UsageError, match=f"^{said}$"):
         pipeline.solve("target", [{"problem": "1 + 1?"}], engines={"target": Halves()})

@@ -1,0 +1,115 @@
+"""Judges and graders that are functions of the process: registered or passed, and unknown to any other process."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipeline
+from pipeline.data.problems import Problem
+from pipeline.errors import InputError, UsageError
+from pipeline.grading import plugins as graders
+from pipeline.graph import plugins as kinds
+from pipeline.session.options import resume_options
+from tests.support.paths import SIM
+
+PROBLEMS = [{"problem": f"Problem number {i}?", "answer": "A", "options": ["one", "two"]} for i in range(3)]
+
+
+def graph(kind: str, **keys: Any) -> dict[str, Any]:
+    write = {"kind": "generate", "engine": "target", "unit": "step", "after": "verify", "when": "verify.rejected", "max_tokens": 100}
+    body = {
+        "draft": {"kind": "draft", "engine": "draft", "candidates": 3, "max_tokens": 100},
+        "verify": {"kind": kind, "after": "draft", **keys},
+        "write": write,
+    }
+    loop = {"kind": "repeat", "until": {"thought_closed": True, "max_steps": 3}, "stages": body}
+    return {"name": "own", "stages": {"reason": loop, "answer": {"kind": "answer", "engine": "target", "after": "reason"}}}
+
+
+def solve(kind: str, problems: Any = PROBLEMS, keys: dict[str, Any] | None = None, **options: Any) -> pipeline.Result:
+    return pipeline.solve(graph(kind, **(keys or {})), problems, engines=str(SIM), **options)
+
+
+def forget() -> None:
+    """As a process that was started anew."""
+    kinds._registered.clear()
+    graders._registered.clear()
+    kinds.stage_kinds.cache_clear()
+    graders.grader_names.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    yield
+    forget()
+
+
+def test_a_decorated_judge_is_known_and_can_be_called() -> None:
+    @pipeline.judge
+    def nth(problem: str, thought: str, candidates: Sequence[str], *, place: int = 0) -> int | None:
+        return place if place < len(candidates) else None
+
+    assert nth("", "", ["a"]) == 0
+    assert all(row.fallback_steps == 0 for row in solve("nth"))
+    assert all(row.accepted_steps == 0 for row in solve("nth", keys={"place": 9}))
+
+
+def test_a_judge_is_passed_and_sees_the_whole_problem_if_it_asks() -> None:
+    seen: list[pipeline.Problem] = []
+
+    def look(problem: pipeline.Problem, thought: str, candidates: Sequence[str]) -> int:
+        seen.append(problem)
+        return 0
+
+    assert len(solve("look", judges=[look])) == 3
+    assert all(isinstance(each, Problem) and each.options == ("one", "two") for each in seen)
+
+
+def test_a_name_of_ours_is_not_taken() -> None:
+    def choose(problem: str, thought: str, candidates: Sequence[str]) -> int:
+        return 0
+
+    def math(answer: str, reference: str) -> bool:
+        return True
+
+    with pytest.raises(UsageError, match="a built-in kind of stage is called 'choose'"):
+        pipeline.judge(choose)
+    with pytest.raises(UsageError, match="a built-in grader is called 'math'"):
+        pipeline.grader(math)
+    with pytest.raises(UsageError, match="unknown kind `never_heard_of`"):
+        solve("never_heard_of")
+
+
+def always(answer: str, reference: str) -> bool:
+    return True
+
+
+def fails(answer: str, reference: str) -> bool:
+    raise ValueError(f"not {reference}")
+
+
+def test_graders_are_named_by_problems_and_a_single_one_grades_all() -> None:
+    assert pipeline.solve("target", PROBLEMS, engines=str(SIM), graders=[always]).accuracy == 1.0
+    pipeline.grader("never")(lambda answer, reference: False)
+    mixed = [PROBLEMS[0] | {"grader": "never"}, PROBLEMS[1] | {"grader": "always"}, PROBLEMS[2] | {"grader": "fails"}]
+    rows = pipeline.solve("target", mixed, engines=str(SIM), graders=[always, fails]).chains
+    assert [(row.grader, row.correct) for row in rows] == [("never", False), ("always", True), ("fails", False)]
+    assert "the grader 'fails' raised ValueError: not " in str(rows[2].grading_error)
+
+
+@pytest.mark.slow
+def test_what_only_python_knew_is_named_when_the_command_line_is_to_continue(tmp_path: Path) -> None:
+    def first(problem: str, thought: str, candidates: Sequence[str]) -> int:
+        return 0
+
+    (tmp_path / "graph.yaml").write_text(str(graph("first") | {"engines": str(SIM)}))
+    pipeline.solve(tmp_path / "graph.yaml", PROBLEMS, judges=[first], graders=[always], output=tmp_path / "run")
+    assert resume_options(tmp_path / "run").judges == ("first",)
+    forget()
+    said = "was started from Python with the judge 'first' and the grader 'always', not known here; continue in Python"
+    with pytest.raises(InputError, match=said):
+        resume_options(tmp_path / "run")
+    with pytest.raises(InputError, match="the grader 'always', not known here"):
+        pipeline.solve(tmp_path / "graph.yaml", PROBLEMS, judges=[first], output=tmp_path / "run", resume=True)
