@@ -59,7 +59,7 @@ async def prepare(settings: RunSettings, engines: Mapping[str, Engine], tell: Te
     """
     plan = settings.plan
     engines = {role: engines[role] for role in plan.engines}
-    said = (*_suitable(plan, engines, switched=settings.options.modes is None), *doubts(engines))
+    said = (*_suitable(plan, engines), *doubts(engines))
     for sentence in said:
         tell(sentence)
     builders = await prompt_builders(plan, engines, virtual=settings.virtual_time)
@@ -73,16 +73,15 @@ def doubts(engines: Mapping[str, Engine]) -> tuple[str, ...]:
     return tuple(f"engine {role!r}: {sentence}" for role, sentences in stated for sentence in sentences)
 
 
-def _suitable(plan: Plan, engines: Mapping[str, Engine], *, switched: bool) -> tuple[str, ...]:
+def _suitable(plan: Plan, engines: Mapping[str, Engine]) -> tuple[str, ...]:
     """A sentence for each need of the plan without which a run on these engines does its work, but not as well. Raises `GraphError` where
-    it would not, or where an engine is none. `switched`: whether a controller switches chains."""
+    it would not, or where an engine is none."""
     for role, engine in engines.items():
         if (flaw := flaw_in_contract(Engine, engine)) is not None:
             raise GraphError(f"engine {role!r}", flaw)
     cannot = {role: cannot_of(engine) for role, engine in engines.items()}
     check_needs(plan, cannot)
-    unmet = [each for each in unmet_needs(plan, cannot) if switched or each.need != "interrupt"]
-    return tuple(str(each.error) for each in unmet)
+    return tuple(str(each.error) for each in unmet_needs(plan, cannot))
 
 
 async def prompt_builders(plan: Plan, engines: Mapping[str, Engine], *, virtual: bool) -> dict[str, PromptBuilder]:
@@ -125,7 +124,7 @@ class Chains:
         plan, options = settings.plan, settings.options
         self.engines, self.admission = opened.engines, new_admission(settings, opened.facts)
         schedule = SCHEDULES[options.schedule](options.batch_size, self.admission)
-        self.control = new_control(plan, options, opened.engines, settings.costs)
+        self.control = new_control(plan, opened.engines)
         known = Settings(
             run_id=settings.run_id,
             seed=options.seed,

@@ -60,11 +60,6 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """Only the problems of this shard, `INDEX/COUNT`: one of `COUNT` runs that `pipeline runs merge` makes one run."""
     seed: int = 0
     """Every random number of the run derives from it."""
-    modes: Path | None = None
-    """A finished run with `speculate: auto`, of the same graph and problems: every step is written in the mode that it had there."""
-    calibration: Path | None = None
-    """With `speculate: auto`: an engines file of simulated engines, as `pipeline calibrate` writes it, with whose costs the controller
-    begins; what it observes replaces them."""
     cluster: str | None = None
     """Solve on the replicas of a cluster: `ray`, or `ray://HOST:PORT`; None: on engines of this process."""
     replicas: Annotated[int, Meta(ge=1, le=10_000)] = 1
@@ -129,10 +124,6 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
         files["engines"] = f"{PREFIX}{run}"
     elif options.engines is not None:
         files["engines"] = str(find_file(options.engines, "engines file").absolute())
-    if options.modes is not None:
-        files["modes"] = str(options.modes.absolute())
-    if options.calibration is not None:
-        files["calibration"] = str(find_file(options.calibration, "engines file").absolute())
     if (run := earlier_run(options.order)) is not None:
         files["order"] = f"{LONGEST}:{run.absolute()}"
     recorded: dict[str, Any] = {name: storable(path) for name, path in files.items()}

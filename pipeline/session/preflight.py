@@ -18,10 +18,8 @@ from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import broken_plugins, engine_specs, registered_alone, stage_specs
 from pipeline.graph.spec import GraphSpec
-from pipeline.runtime.speculation.cost_model import CostModel
 from pipeline.session.checks.adapters import unused_adapters, used_adapters
 from pipeline.session.checks.call_time import time_notices
-from pipeline.session.checks.modes import calibrated_costs, check_modes
 from pipeline.session.checks.order import Thoughts, earlier_thoughts
 from pipeline.session.checks.replay import announcements, check_replay, resolved
 from pipeline.session.checks.replicas import check_replicas
@@ -41,8 +39,6 @@ class RunSettings(Struct, frozen=True, kw_only=True):
     options: RunOptions
     run_id: str
     virtual_time: bool
-    costs: CostModel | None = None
-    """See `Preflight.costs`."""
 
 
 class Preflight(Struct, frozen=True, kw_only=True):
@@ -55,8 +51,6 @@ class Preflight(Struct, frozen=True, kw_only=True):
     virtual_time: bool
     earlier_thoughts: Thoughts = {}
     """Lengths of thoughts by which chains are put in order."""
-    costs: CostModel | None = None
-    """What a calibration found of the engines, for the controller of `speculate: auto`."""
     claim: Claim
     """The run folder, and the run in it that is to be resumed."""
 
@@ -78,7 +72,7 @@ class Preflight(Struct, frozen=True, kw_only=True):
     @property
     def settings(self) -> RunSettings:
         """What has to be known wherever its chains are solved."""
-        return RunSettings(plan=self.plan, options=self.options, run_id=self.run_id, virtual_time=self.virtual_time, costs=self.costs)
+        return RunSettings(plan=self.plan, options=self.options, run_id=self.run_id, virtual_time=self.virtual_time)
 
     @property
     def chains(self) -> int:
@@ -115,8 +109,6 @@ def preflight(options: RunOptions, plan: Plan, problems: Problems, claim: Claim,
         graders=tuple(sorted(problems.graders & graders_of_this_process())),
     )
     check_replay(plan, options, fingerprint)
-    check_modes(plan, options, fingerprint)
-    costs = calibrated_costs(plan, options)
     found = Preflight(
         options=options,
         plan=plan,
@@ -124,7 +116,6 @@ def preflight(options: RunOptions, plan: Plan, problems: Problems, claim: Claim,
         fingerprint=fingerprint,
         virtual_time=virtual,
         earlier_thoughts=earlier_thoughts(options.order),
-        costs=costs,
         claim=claim,
     )
     if claim.old is not None and claim.folder is not None:
@@ -150,7 +141,7 @@ def new_record(run: Preflight, command: Sequence[str] = ()) -> RunFile:
         seed=options.seed,
         input=_input(run),
         virtual_time=run.virtual_time,
-        depends_on_timing=run.plan.speculate == "auto" and options.modes is None,
+        depends_on_timing=run.plan.speculate == "auto",
         versions=versions(),
         host=host(),
         command=[storable(argument) for argument in command],

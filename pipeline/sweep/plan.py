@@ -40,8 +40,6 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     """The engines file of the target alone; by default that of the others."""
     settings: tuple[str, ...] = ()
     """Settings for all graphs and all engines files that have such a param, stage or role, as `NAME=VALUE`."""
-    calibration: Path | None = None
-    """See `RunOptions.calibration`; for the systems with `speculate: auto`."""
     columns: dict[str, str] = {}
     samples: int = 1
     limit: int | None = None

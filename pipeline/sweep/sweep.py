@@ -18,7 +18,6 @@ import msgspec
 from msgspec import Struct
 
 from pipeline.analysis.points import Point, point_of_run, read_points, write_points
-from pipeline.bundled import find_file
 from pipeline.data.many_files import open_files
 from pipeline.data.problems import Fingerprint, Problems
 from pipeline.engine import Engine
@@ -28,7 +27,6 @@ from pipeline.graph.plan import settings_of
 from pipeline.graph.spec import EngineSpec
 from pipeline.machine import core_count
 from pipeline.session.checks.gpus import gpu_notices
-from pipeline.session.checks.modes import calibrated_costs
 from pipeline.session.checks.order import Thoughts, earlier_thoughts
 from pipeline.session.checks.replay import check_replay
 from pipeline.session.claim import Claim
@@ -80,7 +78,6 @@ class SweepFile(Struct, frozen=True, kw_only=True):
     admission: str = ""
     """Empty in files of earlier versions, like `order`."""
     order: str = ""
-    calibration: str = ""
     engines: dict[str, dict[str, Any]]
     """Of the systems that are compared with the target alone, by role; of the last engines file where there are several."""
     settings: tuple[str, ...]
@@ -197,7 +194,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
         """The preflight of one run of `system` in `folder`, a new one that is the sweep's; `changes` are options of that run alone."""
         options = run_options(self.options, system, folder, **changes)
         problems, fingerprint = self.problems, self.fingerprint
-        if changes.keys() & {"limit", "sample"}:
+        if changes.keys() & {"limit", "random"}:
             problems = open_files((options.input,), options.columns, options.part)
             fingerprint = problems.check()
         return Preflight(
@@ -207,7 +204,6 @@ class Prepared(Struct, frozen=True, kw_only=True):
             fingerprint=fingerprint,
             virtual_time=self.virtual_time,
             earlier_thoughts=self.earlier_thoughts,
-            costs=calibrated_costs(system.plan, options),
             claim=Claim(folder=folder),
         )
 
@@ -236,9 +232,6 @@ def prepare(options: SweepOptions, systems: list[System], folder: Path) -> Prepa
     fingerprint = problems.check()
     for system in systems:
         check_replay(system.plan, run_options(options, system, folder), fingerprint)
-        calibrated_costs(system.plan, run_options(options, system, folder))
-    if options.calibration is not None and not any(system.plan.speculate == "auto" for system in systems):
-        raise UsageError(f"--calibration {options.calibration}: is for a controller, and no system has one; add `--set speculate=auto`")
     return Prepared(
         options=options,
         systems=systems,
@@ -266,7 +259,6 @@ def run_options(options: SweepOptions, system: System, folder: Path, **changes: 
         "seed": options.seed,
         "admission": options.admission,
         "order": options.order,
-        "calibration": options.calibration if system.plan.speculate == "auto" else None,
         "output": folder,
         "keep_input": False,  # once for each point
     }
@@ -285,7 +277,6 @@ def start_or_resume(prepared: Prepared) -> dict[str, Point]:
         seed=options.seed,
         admission=options.admission,
         order=options.order,
-        calibration="" if options.calibration is None else str(find_file(options.calibration, "engines file").absolute()),
         engines=_settings_of(prepared.systems[-1].engines),
         settings=options.settings,
         systems={system.label: _swept(system) for system in prepared.systems},
@@ -388,7 +379,7 @@ def _check_same(path: Path, new: SweepFile) -> None:
         old = msgspec.json.decode(path.read_bytes(), type=SweepFile)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: is not a sweep.json of this version: {error}") from error
-    for name in ("input_sha256", "columns", "limit", "sample", "samples", "seed", "settings", "calibration"):
+    for name in ("input_sha256", "columns", "limit", "random", "samples", "seed", "settings"):
         if getattr(old, name) != getattr(new, name):
             raise UsageError(f"{path}: cannot go on with it: {name} is {getattr(new, name)}, was {getattr(old, name)}; start a new sweep")
     for name in ("admission", "order"):

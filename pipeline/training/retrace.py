@@ -4,6 +4,7 @@ The same stages make the same requests as when the run was recorded. Each is com
 a prompt that leaves here is, to the last token, one that an engine was asked.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,9 +29,8 @@ from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.executor import MODES
 from pipeline.runtime.resume_state import ResumedCall, ResumedChain, ResumeState
 from pipeline.runtime.schedule import Pipelined
-from pipeline.runtime.speculation.modes import Recorded
+from pipeline.runtime.speculation.modes import Change, Mode, ModeControl
 from pipeline.runtime.speculation.switch import ModeSwitch
-from pipeline.session.checks.modes import read_decisions
 from pipeline.session.resume import ANSWER, USAGE
 from pipeline.stages.build import build_stages, builders_of
 from pipeline.trace.events import UNFINISHED, CallRow, ChainRow, StepRow
@@ -101,7 +101,6 @@ class Retracer:
         self._openings, self._limits = openings(self.builders), limits | {LEARNER: _NO_LIMIT}
         own = {key: builder.tokenizer for key, builder in self.builders.items() if key == role_of(key)}
         self._translator = TokenTranslator(own, self.plan.prompts.thought)
-        self._recorded_modes = None if self.plan.direct is None else Recorded(read_decisions(run, self.record.samples))
 
     def problems(self) -> Iterator[Problem | BadRow]:
         """What the input of the run had in its rows. Raises `InputError` where it is gone and was not kept."""
@@ -194,13 +193,32 @@ class Retracer:
         )
 
     def _bound(self) -> tuple[BoundBlock, ModeSwitch | None]:
-        """The plan with recorded calls in place of its engines, and what repeats the decisions of one with `speculate: auto`."""
+        """The plan with recorded calls in place of its engines, and the switch of one with `speculate: auto`."""
         recalls = {role: _Recalls(self.builders[role].tokenizer) for role in self.plan.engines}
         switch = None
-        if (direct := self.plan.direct) is not None and self._recorded_modes is not None:
+        if (direct := self.plan.direct) is not None:
             role = str(direct.response.spec.role)
-            switch = ModeSwitch(self._recorded_modes, recalls[role], role, Clock(0, lambda: 0.0), Pipelined(1))
+            switch = ModeSwitch(_AsRecorded(), recalls[role], role, Clock(0, lambda: 0.0), Pipelined(1))
         return bind(self.plan, self.stages, cast(Mapping[str, Dispatcher], recalls), switch), switch
+
+
+class _AsRecorded(ModeControl):
+    """Decides nothing: each step of a chain that finished has its recorded mode (`ResumedChain.mode`)."""
+
+    changes: tuple[Change, ...] = ()
+    most: int | None = None
+
+    def mode(self, order: int, context_tokens: int, now: float) -> Mode:
+        """See `ModeControl.mode`."""
+        return "direct"
+
+    def interrupts(self, now: float) -> Sequence[int]:
+        """See `ModeControl.interrupts`."""
+        return ()
+
+    def wake(self) -> float:
+        """See `ModeControl.wake`."""
+        return math.inf
 
 
 class _Recalls:

@@ -112,15 +112,13 @@ def test_bad_rows_are_rows_of_the_run(tmp_path: Path) -> None:
     assert result.run.totals.errors == {"BadRow": {"no stage": 2}}
 
 
-def test_lockstep_and_recorded_modes_are_refused(problems: Path, tmp_path: Path) -> None:
+def test_lockstep_is_refused(problems: Path, tmp_path: Path) -> None:
     lockstep = options_of(tmp_path, "run", problems, schedule="lockstep")
     words = r"^--schedule lockstep: its rounds are those of all chains together, which replicas do not have; use pipelined$"
     with pytest.raises(UsageError, match=words):
         on_replicas(lockstep)
     with pytest.raises(UsageError, match=words):
         run(structs.replace(lockstep, cluster="ray"))
-    with pytest.raises(UsageError, match=r"^--modes .*: is a folder of this machine, which replicas do not see; leave out --cluster$"):
-        run(options_of(tmp_path, "other", problems, modes=tmp_path, cluster="ray"))
 
 
 @pytest.mark.slow

@@ -156,8 +156,6 @@ def test_the_target_alone_may_be_the_graph_itself(tmp_path: Path) -> None:
         ({"vary": {"candidates": ("1", "1")}}, UsageError, "a value is named twice"),
         ({"vary": {"candidates": ("1", "x")}}, GraphError, "candidates"),
         ({"settings": ("tokens=1",)}, UsageError, "--set tokens=1: none of the graphs has such a param"),
-        ({"calibration": SIM}, UsageError, "is for a controller, and no system has one; add `--set speculate=auto`"),
-        ({"calibration": Path("tiny"), "settings": ("speculate=auto",)}, UsageError, "role 'target' is of backend torch, not sim"),
         ({"graphs": (SPECCOT, SPECCOT)}, UsageError, "two of the graphs are named 'speccot'"),
         ({"baseline": Path("nowhere.yaml")}, GraphError, "nowhere.yaml"),
         ({"resume": True, "output": None}, UsageError, "--resume: name the sweep's folder with --output"),

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pipeline.runtime.speculation.cost_model import CostModel
 from pipeline.runtime.speculation.estimates import MIXED, UNWORTHY, Choice, Estimates, State
 from pipeline.runtime.speculation.live_chains import LiveChains
 from pipeline.runtime.speculation.modes import CallFacts, Change, Mode
@@ -22,9 +21,9 @@ WORTH = 1.05
 """The gain from which another share of speculating chains is worth a switch."""
 PROBED = 64
 """One of so many chains is in a probe, and at least one."""
-FIRST_SPREAD, PROBED_SPREAD, PER_PROBED, GIVEN_SPREAD = 0.6, 0.1, 0.05, 0.1
-"""Standard deviations of the logarithm of a predicted speed: before any round was observed, after some chains had one (and
-for each time that all are e times as many), and with a given model."""
+FIRST_SPREAD, PROBED_SPREAD, PER_PROBED = 0.6, 0.1, 0.05
+"""Standard deviations of the logarithm of a predicted speed: before any round was observed, after some chains had one, and
+for each time that all are e times as many."""
 PER_TIME, PER_TIME_DIRECT = 0.1, 0.03
 """The same for time since the start of the run: of rounds, and of direct mode."""
 ITERATIONS, OBSERVED_S = 12, 0.2
@@ -62,8 +61,7 @@ class Adaptive:
     """The `ModeControl` of `speculate: auto`.
 
     `written` says how many tokens the target has sampled so far, those of running requests included, or None where its engine does
-    not know: then a direct request is interrupted now and then to learn how fast it was. `requests` says how many it has. `model` is what a
-    calibration found.
+    not know: then a direct request is interrupted now and then to learn how fast it was. `requests` says how many it has.
     """
 
     def __init__(
@@ -71,15 +69,14 @@ class Adaptive:
         *,
         written: Callable[[], int | None] = lambda: None,
         requests: Callable[[], Requests] = Requests,
-        model: CostModel | None = None,
     ) -> None:
         self._written, self._requests = written, requests
         self.changes: deque[Change] = deque(maxlen=CHANGES)
         """The last decisions: `probe`, few chains speculate, to learn; `probed`, they have; `speculate`; `losing`, back to direct mode;
         `check`, the same, to see how fast that is now; `share`, more or fewer chains speculate."""
         # What is known: of the target alone, of rounds, of lengths.
-        self._known = Estimates(model)
-        self._unsure = GIVEN_SPREAD if model else FIRST_SPREAD
+        self._known = Estimates()
+        self._unsure = FIRST_SPREAD
         self._seen_rounds: State | None = None
         self._seen_direct: State | None = None
         self._chains = LiveChains()

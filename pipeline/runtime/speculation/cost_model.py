@@ -8,11 +8,6 @@ import math
 
 from msgspec import Struct
 
-from pipeline.engines.sim.roofline import Roofline
-from pipeline.engines.sim.spec import SimSpec
-
-MPS_INTERFERENCE = 0.2
-"""Assumed where kernels of both engines run side by side; a run's own figures replace it."""
 STEPS = 40
 """Iterations of the fixed point, each of which halves the distance to it."""
 SHORTEST_S = 1e-9
@@ -43,12 +38,6 @@ class IterationCost(Struct, frozen=True, kw_only=True):
             per_token=self.per_token * factor,
             overhead=self.overhead * factor,
         )
-
-    @classmethod
-    def from_sim(cls, spec: SimSpec) -> "IterationCost":
-        """The cost of a simulated engine, such as `pipeline calibrate` fits to a run."""
-        rates = Roofline(spec).rates
-        return cls(fixed=rates.weights_s, per_context=rates.kv_s, per_token=rates.token_s, overhead=rates.overhead_s)
 
 
 class Round(Struct, frozen=True, kw_only=True):
@@ -81,14 +70,6 @@ class CostModel(Struct, frozen=True, kw_only=True):
     draft: IterationCost
     interference: float = 1.0
     """By what share of its time each engine takes longer while the other one computes: 0 on hardware of its own, 1 in time slices."""
-
-    @classmethod
-    def from_sim(cls, target: SimSpec, draft: SimSpec) -> "CostModel":
-        """The model of two simulated engines, those of an engines file or of a calibration."""
-        same = target.device.name == draft.device.name
-        sharing = getattr(target.device, "sharing", "time_slices")
-        interference = 0.0 if not same else 1.0 if sharing == "time_slices" else MPS_INTERFERENCE
-        return cls(target=IterationCost.from_sim(target), draft=IterationCost.from_sim(draft), interference=interference)
 
     def direct(self, chains: float, context: float) -> float:
         """Tokens a second of each of `chains` chains that are all direct and have `context` tokens each."""

@@ -6,36 +6,36 @@ KEPT = 0.97
 """Weight of an observation after the next one came."""
 RIDGE = 250.0
 """Sequences whose arithmetic takes as long as reading the weights, where nothing is known; about that of today's accelerators."""
+FEATURES = 3
+"""One, the context, and the number of sequences."""
 PRIOR = 0.02
 """Weight of what is assumed before the first observation: that neither contexts nor sequences matter."""
 
 
 class DirectFit:
-    """Non-negative least squares of seconds an iteration upon context and sequences, or upon a given cost."""
+    """Non-negative least squares of the seconds of an iteration on context and sequences."""
 
-    def __init__(self, given: IterationCost | None = None) -> None:
-        self._given = given
-        size = 1 if given else 3
-        self._gram = [[0.0] * size for _ in range(size)]
-        self._moment = [0.0] * size
-        self._scale = [1.0] * size
-        self._weights = [1.0 if given else 0.0] + [0.0] * (size - 1)
+    def __init__(self) -> None:
+        self._gram = [[0.0] * FEATURES for _ in range(FEATURES)]
+        self._moment = [0.0] * FEATURES
+        self._scale = [1.0] * FEATURES
+        self._weights = [0.0] * FEATURES
         self.observations = 0
 
     @property
     def known(self) -> bool:
         """Whether it can predict anything."""
-        return bool(self.observations) or self._given is not None
+        return bool(self.observations)
 
     def observe(self, chains: float, context: float, seconds: float) -> None:
         """An iteration of so many chains with `context` tokens together took so long; errors count relative to `seconds`."""
         features, seconds = self._features(chains, context), max(seconds, SHORTEST_S)
         if not self.observations:
             self._scale = [max(value, 1e-12) for value in features]
-            self._weights = [1.0] if self._given else [seconds, 0.0, 0.0]
-            for i in range(len(features)):
-                self._gram[i][i] = PRIOR if i or not self._given else 0.0
-            self._moment[0] = 0.0 if self._given else PRIOR * 1.0
+            self._weights = [seconds, 0.0, 0.0]
+            for i in range(FEATURES):
+                self._gram[i][i] = PRIOR
+            self._moment[0] = PRIOR
             self._unit = seconds
         self.observations += 1
         row = [value / scale * self._unit / seconds for value, scale in zip(features, self._scale, strict=True)]
@@ -51,13 +51,11 @@ class DirectFit:
 
     def cost(self, chains: float) -> IterationCost:
         """The same as a cost, near so many chains."""
-        if self._given:
-            return self._given.scaled(self._weights[0])
         fixed = self._weights[0] + self._weights[2] * chains
         return IterationCost(fixed=fixed, per_context=self._weights[1], per_token=fixed / RIDGE)
 
     def _features(self, chains: float, context: float) -> list[float]:
-        return [self._given.seconds(context, chains)] if self._given else [1.0, context, chains]
+        return [1.0, context, chains]
 
     def _solve(self) -> None:
         """Coordinate descent: each weight in turn as good as it can be, none negative."""

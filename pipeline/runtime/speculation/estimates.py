@@ -79,14 +79,13 @@ class Choice(Struct, frozen=True):
 class Estimates:
     """A cost model that follows what is observed, and by what factor it is still off."""
 
-    def __init__(self, given: CostModel | None) -> None:
-        self._given = given
-        self.fit = DirectFit(given.target if given else None)
+    def __init__(self) -> None:
+        self.fit = DirectFit()
         """Of the target alone."""
         self.round = Round()
         self._verdicts = ASSUMED
         self._draft_scale = 1.0
-        self.interference = given.interference if given else INTERFERENCE
+        self.interference = INTERFERENCE
         """See `CostModel.interference`."""
         self._ratio = Correction()
         """Where chains speculate."""
@@ -96,8 +95,7 @@ class Estimates:
     def model(self, chains: int) -> CostModel:
         """The cost model as it is now, near so many live chains."""
         target = self.fit.cost(chains)
-        draft = self._given.draft if self._given else target.scaled(DRAFT)
-        return CostModel(target=target, draft=draft.scaled(self._draft_scale), interference=self.interference)
+        return CostModel(target=target, draft=target.scaled(DRAFT * self._draft_scale), interference=self.interference)
 
     def best(
         self, chains: int, context: float, direct: float, rests: Sequence[float], *, mixed: bool, acceptance: float | None = None

@@ -1,8 +1,7 @@
 """What decides, at every step boundary, in which mode a chain goes on: facts enter, a mode leaves. No I/O, no clock, no task."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
@@ -93,68 +92,3 @@ class ModeControl(Protocol):
 
     def wake(self) -> float:
         """When to ask for `interrupts` again though nothing happens; infinite: never."""
-
-
-class Decision(NamedTuple):
-    """What was decided at one step boundary of a chain."""
-
-    mode: Mode
-    tokens: int | None = None
-    """After how many tokens the direct request was interrupted; None: it was not."""
-
-
-class Recorded:
-    """The `ModeControl` that repeats recorded decisions, so that the same chains come out; it interrupts nothing.
-
-    A direct request that was interrupted after some tokens is to ask for no more than those (`limit`). A chain that goes on after its
-    recorded decisions keeps the last mode; one that has none keeps `otherwise`.
-    """
-
-    def __init__(self, decisions: Mapping[int, Sequence[Decision]], otherwise: Mode = "speculative") -> None:
-        """`decisions`: those of each chain, by its order, in turn."""
-        self._decisions, self._otherwise = decisions, otherwise
-        self._next: dict[int, int] = {}
-        self.changes: tuple[Change, ...] = ()
-        self.most: int | None = None
-
-    def enter(self, order: int, now: float) -> None:
-        """See `ModeControl.enter`."""
-        self._next[order] = 0
-
-    def leave(self, order: int, now: float) -> None:
-        """See `ModeControl.leave`."""
-        del self._next[order]
-
-    def pause(self, order: int, now: float) -> None:
-        """See `ModeControl.pause`."""
-
-    def resume(self, order: int, now: float) -> None:
-        """See `ModeControl.resume`."""
-
-    def exhausted(self) -> None:
-        """See `ModeControl.exhausted`."""
-
-    def mode(self, order: int, context_tokens: int, now: float) -> Mode:
-        """See `ModeControl.mode`."""
-        decisions, place = self._decisions.get(order, ()), self._next[order]
-        self._next[order] = place + 1
-        return decisions[min(place, len(decisions) - 1)].mode if decisions else self._otherwise
-
-    def limit(self, order: int) -> int | None:
-        """After how many tokens the direct request that was decided upon last was interrupted; None: it was not."""
-        decisions, place = self._decisions.get(order, ()), self._next[order]
-        return decisions[place - 1].tokens if 0 < place <= len(decisions) else None
-
-    def wrote(self, order: int, mode: Mode, tokens: int, accepted: bool, now: float) -> None:
-        """See `ModeControl.wrote`."""
-
-    def called(self, call: CallFacts) -> None:
-        """See `ModeControl.called`."""
-
-    def interrupts(self, now: float) -> Sequence[int]:
-        """See `ModeControl.interrupts`."""
-        return ()
-
-    def wake(self) -> float:
-        """See `ModeControl.wake`."""
-        return math.inf

@@ -1,4 +1,4 @@
-"""The response of a chain that may be switched: the stage's own request for what is left, interruptible, or cut where it was before."""
+"""The response of a chain that may be switched: the stage's own request for what is left, interruptible."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,21 +25,13 @@ class SwitchedResponse:
         """See `Stage.requests`; none where the chain is to speculate by now."""
         if not self._switch.send(chain):
             return []
-        limit, [request] = self._switch.limit(chain), self._stage.requests(chain)
+        [request] = self._stage.requests(chain)
         most = chain.room(request.max_tokens, self._key)  # what a whole response may have, less the steps before it
-        if limit is None:
-            return [structs.replace(request, max_tokens=most, interruptible=self._switch.interrupts)]
-        return [structs.replace(request, max_tokens=min(most, limit), interruptible=True)]  # a recorded answer may be an interrupted one
+        return [structs.replace(request, max_tokens=most, interruptible=True)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
-        """See `Stage.apply`: what is as long as it was when it was interrupted is interrupted again."""
-        if not completions:
-            return Outcome()
-        limit, [completion] = self._switch.limit(chain), completions
-        [candidate] = completion.candidates
-        if candidate.finish_reason == "length" and len(candidate.ids) == limit:
-            completion = structs.replace(completion, candidates=(structs.replace(candidate, finish_reason="interrupted"),))
-        return self._stage.apply(chain, [completion])
+        """See `Stage.apply`; without an answer nothing was asked."""
+        return self._stage.apply(chain, completions) if completions else Outcome()
 
     def check(self, candidates: int) -> str | None:
         """See `Stage.check`."""

@@ -13,7 +13,7 @@ from pipeline.graph.direct import BOUNDARY, RESPONSE
 from pipeline.reasoning.chain import Chain
 from pipeline.runtime.admission.admission import Member
 from pipeline.runtime.chain_recorder import Attempt, Clock
-from pipeline.runtime.speculation.modes import CallFacts, Mode, ModeControl, Recorded
+from pipeline.runtime.speculation.modes import CallFacts, Mode, ModeControl
 
 
 class Interrupter(Protocol):
@@ -39,7 +39,6 @@ class ModeSwitch:
         self._schedule, self._members = schedule, dict[int, Member]()
         self._most: int | None = None
         self._target, self._role, self._clock = target, role, clock
-        self._recorded = control if isinstance(control, Recorded) else None
         self._inside: set[int] = set()
         """The chains that have begun and have not left their loop."""
         self._unsent: dict[int, bool] = {}
@@ -79,8 +78,8 @@ class ModeSwitch:
 
     def mode(self, chain: Chain, before: Mode | None) -> Mode:
         """The mode of the next step of `chain`; `before` is that which it had in an earlier session of the run, None where it was not
-        yet there. Recorded decisions are the same ones anyway, and count how often they are asked for."""
-        if before is not None and self._recorded is None:
+        there yet."""
+        if before is not None:
             return before
         now = self._clock.now()
         mode = self.control.mode(chain.order, len(chain.contexts[self._role]), now)
@@ -118,15 +117,6 @@ class ModeSwitch:
         )
         self.control.called(facts)
         self._carry_out(end)
-
-    def limit(self, chain: Chain) -> int | None:
-        """The tokens after which the direct request of `chain` is known to be interrupted; None: nobody knows."""
-        return None if self._recorded is None else self._recorded.limit(chain.order)
-
-    @property
-    def interrupts(self) -> bool:
-        """Whether direct requests may be interrupted."""
-        return self._recorded is None
 
     def _carry_out(self, now: float) -> None:
         for order in self.control.interrupts(now):

@@ -11,8 +11,6 @@ def check_replicas(options: RunOptions) -> None:
     """Raise `UsageError` where options need all chains, or files of this machine, beside the engines."""
     if options.schedule == "lockstep":
         raise UsageError("--schedule lockstep: its rounds are those of all chains together, which replicas do not have; use pipelined")
-    if options.modes is not None:
-        raise UsageError(f"--modes {options.modes}: is a folder of this machine, which replicas do not see; leave out --cluster")
     if any(fields.get("backend") in _LOADED for fields in options.planned_engines.values()):
         what = "chooses engines for the GPUs of this machine, and replicas are on others"
         write = "pipeline doctor GRAPH --as 4xH100-80GB --model ... -o engines.yaml"

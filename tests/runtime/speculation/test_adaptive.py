@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from pipeline.runtime.speculation.adaptive import CHANGES, Adaptive, Requests
-from pipeline.runtime.speculation.cost_model import CostModel, IterationCost
 from tests.support.fluid import Fixed, Fluid, Surface, World, adverse_world, lengths
 
 SEEDS = range(64)
@@ -27,10 +26,10 @@ def world(batch: int, count: int, mean: float = 2000, sigma: float = 0.5, interf
     )
 
 
-def adaptive(of: World, model: CostModel | None = None, counted: bool = True) -> tuple[float, Adaptive]:
+def adaptive(of: World, counted: bool = True) -> tuple[float, Adaptive]:
     """The makespan under the controller, and the controller."""
     fluid = Fluid(of, Fixed("direct"))
-    control = Adaptive(written=fluid.written if counted else lambda: None, model=model)
+    control = Adaptive(written=fluid.written if counted else lambda: None)
     fluid.control = control
     return fluid.run(), control
 
@@ -41,10 +40,6 @@ def alone(of: World) -> float:
 
 def always(of: World) -> float:
     return Fluid(of, Fixed("speculative")).run()
-
-
-def cost(surface: Surface) -> IterationCost:
-    return IterationCost(fixed=surface.fixed, per_context=surface.per_context, per_token=surface.per_token, overhead=surface.overhead)
 
 
 @pytest.mark.slow
@@ -95,18 +90,6 @@ def test_the_tail_speculates_though_the_full_batch_does_not() -> None:
     speculating = [change for change in control.changes if change.what == "speculate"]
     assert speculating[-1].live < 32
     assert alone(busy) / seconds > 1.1
-
-
-@pytest.mark.slow
-def test_a_given_model_saves_the_probe() -> None:
-    winning = world(16, 32)
-    model = CostModel(target=cost(TARGET), draft=cost(DRAFT), interference=0.0)
-    informed, control = adaptive(winning, model=model)
-    learning, other = adaptive(winning)
-    assert next(iter(control.changes)).what == "speculate"
-    assert next(iter(control.changes)).time < 0.5
-    assert "probe" in [change.what for change in other.changes]
-    assert informed <= learning * 1.01
 
 
 @pytest.mark.slow

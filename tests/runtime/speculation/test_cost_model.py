@@ -53,13 +53,6 @@ def test_the_fit_finds_what_contexts_cost() -> None:
     assert fit.seconds(16, 200_000) == pytest.approx(TARGET.seconds(200_000, 16), rel=0.05)
 
 
-def test_a_given_cost_is_only_scaled() -> None:
-    fit = DirectFit(TARGET)
-    assert fit.known
-    fit.observe(16, 50_000, 2 * TARGET.seconds(50_000, 16))
-    assert fit.seconds(1, 1_000) == pytest.approx(2 * TARGET.seconds(1_000, 1))
-
-
 def test_a_rest_is_what_is_left_of_a_length_that_is_longer() -> None:
     rest = ExpectedRest()
     for tokens in (500, 1000, 2000) * 20:

@@ -6,10 +6,7 @@ import random
 import pytest
 
 from pipeline.runtime.speculation.adaptive import Adaptive, Requests
-from pipeline.runtime.speculation.cost_model import CostModel, IterationCost
 from pipeline.runtime.speculation.modes import CallFacts, Mode
-
-MODEL = CostModel(target=IterationCost(fixed=0.01), draft=IterationCost(fixed=0.0))
 
 
 class OddFacts:
@@ -23,8 +20,8 @@ class OddFacts:
         self.chains: dict[int, tuple[Mode, float]] = {}
         """The mode and the beginning of the step of each chain that goes on."""
         self.paused: dict[int, tuple[Mode, float]] = {}
-        counts, model = self.draw.random() < 0.8, MODEL if self.draw.random() < 0.2 else None
-        self.control = Adaptive(written=lambda: self.counted if counts else None, requests=self.requests, model=model)
+        counts = self.draw.random() < 0.8
+        self.control = Adaptive(written=lambda: self.counted if counts else None, requests=self.requests)
 
     def requests(self) -> Requests:
         return Requests(self.draw.randrange(100), self.draw.randrange(3))

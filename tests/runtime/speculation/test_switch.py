@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.runtime.speculation.modes import Decision, Recorded
 from pipeline.session.execute import SessionResult
 from tests.support.graphs import NAMES
 from tests.support.hanging_together import check_hangs_together
@@ -47,7 +46,7 @@ def test_never_asks_what_the_target_alone_is_asked(tmp_path: Path, graph: str) -
 
 @pytest.mark.parametrize("graph", LOOPS)
 def test_a_chain_that_is_never_switched_on_is_asked_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graph: str) -> None:
-    direct = solve_switched(monkeypatch, Recorded({}, "direct"), tmp_path, "direct", graph=graph, input=problems(tmp_path))
+    direct = solve_switched(monkeypatch, AtTimes(), tmp_path, "direct", graph=graph, input=problems(tmp_path))
     target = solve(tmp_path, "target", "target", input=problems(tmp_path))
     assert calls(direct) == calls(target)
     assert said(direct) == said(target)
@@ -59,7 +58,7 @@ def test_a_chain_that_is_never_switched_on_is_asked_the_same(tmp_path: Path, mon
 def test_a_chain_that_is_never_switched_off_is_asked_what_it_always_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graph: str
 ) -> None:
-    auto = solve_switched(monkeypatch, Recorded({}), tmp_path, "auto", graph=graph, input=problems(tmp_path))
+    auto = solve_switched(monkeypatch, AtTimes(0.0), tmp_path, "auto", graph=graph, input=problems(tmp_path))
     always = solve(tmp_path, "always", graph, input=problems(tmp_path))
     assert calls(auto) == calls(always)
     assert said(auto) == said(always)
@@ -173,33 +172,6 @@ def test_the_control_is_told_everything_and_in_turn(tmp_path: Path, monkeypatch:
     for _, mode, count, accepted in control.written:
         wrote[mode, accepted] += count
     assert wrote == tokens
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("times", [(0.5,), (0.0, 0.7, 1.1), (0.3, 0.4, 0.5, 0.9)])
-def test_recorded_modes_give_the_same_chains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...]) -> None:
-    first = solve_switched(monkeypatch, AtTimes(*times), tmp_path, "first", graph="speccot", input=problems(tmp_path), batch_size=4)
-    monkeypatch.undo()
-    replay = {"settings": ("speculate=auto", "engines.target.max_in_flight=2"), "modes": tmp_path / "first", "batch_size": 2}
-    again = solve(tmp_path, "again", "speccot", input=problems(tmp_path), **replay)
-    assert said(again) == said(first)
-    assert [row["answer_text"] for row in sorted(rows(again, "chains"), key=lambda row: row["chain_id"])] == [
-        row["answer_text"] for row in sorted(rows(first, "chains"), key=lambda row: row["chain_id"])
-    ]
-    assert steps(again, "chain_id", "step_index", "mode", "decision") == steps(first, "chain_id", "step_index", "mode", "decision")
-    assert (again.run.depends_on_timing, first.run.depends_on_timing) == (False, True)
-
-
-def test_a_chain_keeps_its_last_recorded_mode() -> None:
-    control = Recorded({7: [Decision("direct", 5), Decision("speculative")]}, "direct")
-    for order in (7, 8):
-        control.enter(order, 0.0)
-    assert [(control.mode(7, 100, 1.0), control.limit(7)) for _ in range(3)] == [
-        ("direct", 5),
-        ("speculative", None),
-        ("speculative", None),
-    ]
-    assert (control.mode(8, 100, 1.0), control.limit(8)) == ("direct", None)
 
 
 class AtItsTurn(AtTimes):
