@@ -7,7 +7,7 @@ that. `solve` and `solve_async` carry out the same session as `pipeline run` and
     solve_async     gives chains as they finish, on asyncio or trio (with open engines: on asyncio); how far the run may be ahead of its
                     reader is bounded
     load_graph      the compiled plan of a graph, to look at or to solve with
-    RunKeywords     what they take by keyword, which are the options of `pipeline run` by the same words
+    RunKeywords     what they take by keyword: `pipeline.session.options`
 """
 
 import math
@@ -17,20 +17,19 @@ from functools import partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import anyio
 import anyio.to_thread
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.data.in_memory import Frame, ProblemList, is_frame, rows_of
+from pipeline.data.in_memory import ProblemList, is_frame, rows_of
 from pipeline.data.obtain import STDIN, problem_files
-from pipeline.data.problems import Problem
 from pipeline.engine import Engine
 from pipeline.engines.replay.recording import bindings
 from pipeline.errors import MissingExtra, Unfinished, UsageError, did_you_mean
-from pipeline.grading.plugins import FunctionGrader, Same, register_grader
+from pipeline.grading.plugins import register_grader
 from pipeline.graph.loader import PRESET, load_preset
 from pipeline.graph.loader import load_graph as load_spec
 from pipeline.graph.plan import Plan
@@ -40,25 +39,22 @@ from pipeline.graph.yaml_file import setting
 from pipeline.remote.folder import written_folder
 from pipeline.remote.inputs import fetch_problems
 from pipeline.remote.url import is_url
-from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.rows import RowSink
-from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.background import Background, TaskRun, ThreadRun
 from pipeline.session.checks.gpus import gpu_notices
 from pipeline.session.claim import claimed
 from pipeline.session.execute import SessionResult, failed_too_often
 from pipeline.session.loop import on_asyncio, time_is_virtual
 from pipeline.session.observer import Observer
-from pipeline.session.options import RunOptions
+from pipeline.session.options import Engines, Graph, GraphKeywords, Input, RunKeywords, RunOptions
 from pipeline.session.preflight import Preflight, compiled, notices, preflight
 from pipeline.session.ready import Ready, take_up
 from pipeline.session.run import nothing_to_do, problems_of, solve_on
 from pipeline.session.run import solve as open_and_solve
 from pipeline.session.stop import Stop
 from pipeline.session.stream import ChainStream
-from pipeline.stages.base import StageKind
 from pipeline.stages.build import flaw_in_contract
-from pipeline.stages.function_judge import JudgeFunction, as_judge
+from pipeline.stages.function_judge import as_judge
 from pipeline.trace.columns import table_of
 from pipeline.trace.events import CallRow, ChainRow, StepRow
 from pipeline.trace.folder import PROBLEMS
@@ -69,76 +65,10 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-Graph: TypeAlias = str | Path | Mapping[str, Any] | Plan
-"""A graph file, the name of a bundled graph, the content of a graph file as a mapping, or a plan of `load_graph`."""
-Engines: TypeAlias = str | Path | Mapping[str, Mapping[str, Any] | EngineSpec | Engine]
-"""An engines file, the name of a bundled one, or `replay:RUN`; or by role the fields of an engine as a mapping, a spec, or an
-engine that the caller has opened and will close."""
-Input: TypeAlias = str | Path | Sequence[Path] | Iterable[str | Mapping[str, Any] | Problem] | Frame
-"""Problems: a file, folder or pattern by path or URL, `hf://OWNER/NAME`, or several paths; or the texts of problems; or mappings with
-`problem` and, where known, `answer`, `problem_id`, `options`, `grader`; or a table with such columns, of pandas, polars or Arrow."""
 TABLES: dict[str, type[Struct]] = {"chains": ChainRow, "steps": StepRow, "calls": CallRow}
 """The tables of a result and the types of their rows."""
 UNREAD = 256
 """While this many finished chains are unread, `solve_async` starts no further chain."""
-
-
-class GraphKeywords(TypedDict, total=False):
-    """What `load_graph` takes by keyword: what a graph is compiled with beside its engines."""
-
-    set: Mapping[str, Any] | None
-    """Values for the graph's params by name, and for fields as `engines.ROLE.NAME` and `stages.STAGE.NAME`."""
-    preset: str | Path | None
-    """Settings of a paper, by name or as a file; `set` overrides them."""
-    models: Mapping[str, str | Path] | None
-    """The model of each role: a Hugging Face name, a folder, `bundled:NAME`, or the URL of a server. Engines are chosen that fit on this
-    machine; with `engines` only the models in them are replaced."""
-    judges: Sequence[JudgeFunction | StageKind]
-    """Functions that the graph names as kinds of stages: what `@pipeline.judge` made, or plain functions, by their own names."""
-
-
-class RunKeywords(GraphKeywords, total=False):
-    """What `solve` and `solve_async` take by keyword: the options of `pipeline run`, by the same words and with the same defaults."""
-
-    engines: Engines | None
-    """The engines of the graph's roles; by default those that the graph names."""
-    columns: Mapping[str, str] | None
-    """The names of columns in the problems by field: `{"problem": "question"}`."""
-    batch_size: int
-    """Maximum number of chains in flight; default 64."""
-    schedule: ScheduleName
-    """`pipelined` (the default), `lockstep` or `sequential`."""
-    admission: AdmissionName
-    """`cache` (the default): the youngest chains pause while not all contexts fit into the engines' caches; `batch`: none does."""
-    order: str
-    """Which chains begin first: `input` (the default), `longest` (those of the longest problems), or `longest:RUN` (of the problems whose
-    thoughts were longest in the run folder RUN); with the latter two all problems are held in memory at once."""
-    samples: int | None
-    """Samples of every problem; by default those of the preset, else 1."""
-    limit: int | None
-    """Only the first problems."""
-    random: int | str | None
-    """Only so many problems, drawn at random, the same ones whatever `seed` is; `"N:SEED"` draws others."""
-    shard: str | None
-    """One of 8 parts of the problems, `"0/8"`; see `pipeline runs merge`."""
-    seed: int
-    """Every random number derives from it; default 0."""
-    graders: Sequence[Same | FunctionGrader]
-    """Functions that grade answers: what `@pipeline.grader` made, or plain functions, by their own names. Problems name them in their
-    column `grader`; a single one grades all problems that name none."""
-    fail_on_error: float
-    """The share of chains that may fail before `pipeline resume` counts the run as failed, and `Result.too_many_failed` is true; default
-    0."""
-    output: str | Path | None
-    """The run folder to write, or its URL; without it nothing is written to disk."""
-    keep_input: bool
-    """Keep a copy of the problems in the run folder; default True."""
-    resume: bool
-    """Resume the run in `output`, if there is one."""
-    retry_failed: bool
-    """On resume: solve failed chains again."""
-    allow_drift: Sequence[str]
-    """On resume: what may differ from the run so far, such as `engines` and `batch_size`."""
 
 
 class OpenSpec(EngineSpec, frozen=True, kw_only=True, tag="open"):

@@ -23,7 +23,7 @@ from typing import Any, Unpack
 import pyarrow as pa
 from msgspec import structs
 
-from pipeline.api import Engines, Graph, GraphKeywords, load_graph
+from pipeline.api import load_graph
 from pipeline.cluster.messages import Assignment, Failure, Orders
 from pipeline.cluster.replica_thread import ReplicaThread
 from pipeline.data.in_memory import ProblemList, is_frame, rows_of
@@ -37,7 +37,7 @@ from pipeline.grading.grader import BESIDE_ENGINES, Grader
 from pipeline.graph.prompts import DEFAULT_PROMPTS
 from pipeline.reasoning.chain import chain_id
 from pipeline.runtime.admission.admission import AdmissionName
-from pipeline.session.options import RunOptions
+from pipeline.session.options import Engines, Graph, GraphKeywords, RunOptions
 from pipeline.session.preflight import RunSettings
 from pipeline.text import storable
 from pipeline.trace.events import UNFINISHED, ChainRow

@@ -20,6 +20,7 @@ from pipeline.errors import GraphError, UsageError, boundary, did_you_mean, near
 from pipeline.graph.convert import convert, mapping, tagged, unknown_key
 from pipeline.graph.flaws import Flaws
 from pipeline.graph.lines import with_lines
+from pipeline.graph.names import every_stage
 from pipeline.graph.prompts import Marks, Prompts
 from pipeline.graph.prompts import flaws as flaws_in_prompts
 from pipeline.graph.spec import NAME_PATTERN, Count, EngineSpec, GraphSpec, Param, RepeatSpec, SamplingSpec, StageSpec
@@ -186,32 +187,6 @@ def load_struct(path: Path, to: type[T]) -> T:
     return convert(read_yaml(path), to, path, "$")
 
 
-def stage_names(graph: Graph) -> set[str]:
-    """The names of all stages of a graph, loops and those within them included."""
-    return {name for name, _ in _raw_stages(graph)}
-
-
-def param_names(graph: Graph) -> set[str]:
-    """The names of the params of a graph."""
-    return set(mapping(_raw(graph).get("params") or {}, f"{graph}: $.params"))
-
-
-def roles_in(graph: Graph) -> list[str]:
-    """The roles that stages of a graph name, in the order of the file."""
-    params = _raw(graph).get("params") or {}
-    named = [str(stage["engine"]) for _, stage in _raw_stages(graph) if "engine" in stage]
-    return list(dict.fromkeys(str(params.get(name[1:], name)) if name.startswith("$") else name for name in named))
-
-
-def _raw(graph: Graph) -> Mapping[str, Any]:
-    return graph if isinstance(graph, Mapping) else read_yaml(find_file(graph, "graph"))
-
-
-def _raw_stages(graph: Graph) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every stage of a graph that is not decoded yet, by name."""
-    return _every_stage(mapping(_raw(graph).get("stages"), f"{'graph' if isinstance(graph, Mapping) else graph}: $.stages"))
-
-
 def digest(spec: GraphSpec) -> str:
     """Fingerprint of a graph with all its params filled in, 32 hexadecimal digits; equal graphs have equal ones."""
     return hashlib.blake2b(msgspec.json.encode(spec, order="deterministic"), digest_size=16).hexdigest()
@@ -292,7 +267,7 @@ def apply_setting(setting: str, params: dict[str, Any], roles: dict[str, Any], p
             _write(roles[each], key, value, f"--set {setting}")
     elif name.startswith("stages.") and stages is not None:
         _, stage, key = [*name.split(".", 2), "", ""][:3]
-        known = dict(_every_stage(stages))
+        known = dict(every_stage(stages))
         if stage not in known or not key:
             raise GraphError(f"--set {setting}", f"expected stages.STAGE.NAME=VALUE; {did_you_mean(stage, known)}")
         _write(known[stage], key, value, f"--set {setting}")
@@ -304,7 +279,7 @@ def apply_setting(setting: str, params: dict[str, Any], roles: dict[str, Any], p
 
 def _apply_preset(preset: Preset, params: dict[str, Any], stages: dict[str, Any]) -> None:
     """Write the values of `preset` that there are params and stages for."""
-    known = dict(_every_stage(stages))
+    known = dict(every_stage(stages))
     for name, value in preset.set.items():
         _, stage, key = [*name.split(".", 2), "", ""][:3]
         if name in params:
@@ -327,18 +302,10 @@ def _copied(value: Any) -> Any:
     return {key: _copied(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
-def _every_stage(stages: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every stage of a graph that is a mapping, those of its loops included, by name."""
-    for name, stage in stages.items():
-        if isinstance(stage, dict):
-            yield name, stage
-            yield from _every_stage(stage["stages"]) if isinstance(stage.get("stages"), dict) else ()
-
-
 def _with_sampling(stages: Mapping[str, Any], sampling: Mapping[str, Any], kinds: Kinds) -> dict[str, Any]:
     """`stages` in which each that samples text has the keys of `sampling` that it does not name itself."""
     found = _copied(stages)
-    for _, stage in _every_stage(found):
+    for _, stage in every_stage(found):
         kind = kinds.get(str(stage.get("kind")))
         if kind is not None and issubclass(kind, SamplingSpec):
             stage |= {key: value for key, value in sampling.items() if key not in stage and value is not None}
@@ -423,7 +390,7 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 def _without_prompts(stages: Mapping[str, Any]) -> dict[str, Any]:
     """`stages` without prompts of their own."""
     found = _copied(stages)
-    for _, stage in _every_stage(found):
+    for _, stage in every_stage(found):
         stage.pop("prompts", None)
     return dict(found)
 

@@ -1,25 +1,41 @@
 """The options of a run, their form in `run.json`, and whether they fit a run that is to be resumed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias, TypedDict
 
 import msgspec
 from msgspec import Meta, Struct, structs
 
 from pipeline.bundled import find_file
+from pipeline.data.in_memory import Frame
 from pipeline.data.part import MOST_ROWS, Part, row_sample, shard_of
+from pipeline.data.problems import Problem
+from pipeline.engine import Engine
 from pipeline.engines.replay.recording import PREFIX, replayed
 from pipeline.errors import InputError, UsageError, boundary
-from pipeline.grading.plugins import grader_names
+from pipeline.grading.plugins import FunctionGrader, Same, grader_names
 from pipeline.graph.loader import anywhere
+from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import stage_kinds
+from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.checks.order import LONGEST, earlier_run
 from pipeline.session.resume import MAY_DRIFT
+from pipeline.stages.base import StageKind
+from pipeline.stages.function_judge import JudgeFunction
 from pipeline.text import storable
 from pipeline.trace.run_file import RunFile
+
+Graph: TypeAlias = str | Path | Mapping[str, Any] | Plan
+"""A graph file, the name of a bundled graph, the content of a graph file as a mapping, or a plan of `load_graph`."""
+Engines: TypeAlias = str | Path | Mapping[str, Mapping[str, Any] | EngineSpec | Engine]
+"""An engines file, the name of a bundled one, or `replay:RUN`; or by role the fields of an engine as a mapping, a spec, or an
+engine that the caller has opened and will close."""
+Input: TypeAlias = str | Path | Sequence[Path] | Iterable[str | Mapping[str, Any] | Problem] | Frame
+"""Problems: a file, folder or pattern by path or URL, `hf://OWNER/NAME`, or several paths; or the texts of problems; or mappings with
+`problem` and, where known, `answer`, `problem_id`, `options`, `grader`; or a table with such columns, of pandas, polars or Arrow."""
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -172,3 +188,61 @@ def check_resume(options: RunOptions) -> None:
         raise UsageError("--resume: name the run folder with --output")
     if (options.retry_failed or options.allow_drift) and not options.resume:
         raise UsageError(f"--{'retry-failed' if options.retry_failed else 'allow-drift'}: only where a run is resumed; add --resume")
+
+
+class GraphKeywords(TypedDict, total=False):
+    """What `load_graph` takes by keyword: what a graph is compiled with beside its engines."""
+
+    set: Mapping[str, Any] | None
+    """Values for the graph's params by name, and for fields as `engines.ROLE.NAME` and `stages.STAGE.NAME`."""
+    preset: str | Path | None
+    """Settings of a paper, by name or as a file; `set` overrides them."""
+    models: Mapping[str, str | Path] | None
+    """The model of each role: a Hugging Face name, a folder, `bundled:NAME`, or the URL of a server. Engines are chosen that fit on this
+    machine; with `engines` only the models in them are replaced."""
+    judges: Sequence[JudgeFunction | StageKind]
+    """Functions that the graph names as kinds of stages: what `@pipeline.judge` made, or plain functions, by their own names."""
+
+
+class RunKeywords(GraphKeywords, total=False):
+    """What `solve` and `solve_async` take by keyword: the options of `pipeline run`, by the same words and with the same defaults."""
+
+    engines: Engines | None
+    """The engines of the graph's roles; by default those that the graph names."""
+    columns: Mapping[str, str] | None
+    """The names of columns in the problems by field: `{"problem": "question"}`."""
+    batch_size: int
+    """Maximum number of chains in flight; default 64."""
+    schedule: ScheduleName
+    """`pipelined` (the default), `lockstep` or `sequential`."""
+    admission: AdmissionName
+    """`cache` (the default): the youngest chains pause while not all contexts fit into the engines' caches; `batch`: none does."""
+    order: str
+    """Which chains begin first: `input` (the default), `longest` (those of the longest problems), or `longest:RUN` (of the problems whose
+    thoughts were longest in the run folder RUN); with the latter two all problems are held in memory at once."""
+    samples: int | None
+    """Samples of every problem; by default those of the preset, else 1."""
+    limit: int | None
+    """Only the first problems."""
+    random: int | str | None
+    """Only so many problems, drawn at random, the same ones whatever `seed` is; `"N:SEED"` draws others."""
+    shard: str | None
+    """One of 8 parts of the problems, `"0/8"`; see `pipeline runs merge`."""
+    seed: int
+    """Every random number derives from it; default 0."""
+    graders: Sequence[Same | FunctionGrader]
+    """Functions that grade answers: what `@pipeline.grader` made, or plain functions, by their own names. Problems name them in their
+    column `grader`; a single one grades all problems that name none."""
+    fail_on_error: float
+    """The share of chains that may fail before `pipeline resume` counts the run as failed, and `Result.too_many_failed` is true; default
+    0."""
+    output: str | Path | None
+    """The run folder to write, or its URL; without it nothing is written to disk."""
+    keep_input: bool
+    """Keep a copy of the problems in the run folder; default True."""
+    resume: bool
+    """Resume the run in `output`, if there is one."""
+    retry_failed: bool
+    """On resume: solve failed chains again."""
+    allow_drift: Sequence[str]
+    """On resume: what may differ from the run so far, such as `engines` and `batch_size`."""

@@ -14,7 +14,8 @@ from pipeline.bundled import find_file
 from pipeline.engines.registry import by_backend, virtual_time
 from pipeline.engines.replay.recording import PREFIX, bindings
 from pipeline.errors import GraphError, UsageError
-from pipeline.graph.loader import load_engines, stage_names
+from pipeline.graph.loader import load_engines
+from pipeline.graph.names import stage_names
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import EngineSpec

@@ -10,7 +10,8 @@ from msgspec import Struct
 
 from pipeline.errors import UsageError, did_you_mean
 from pipeline.graph.compiler import compile_graph
-from pipeline.graph.loader import PRESET, Graph, load_graph, param_names, roles_in, stage_names
+from pipeline.graph.loader import PRESET, Graph, load_graph
+from pipeline.graph.names import param_names, roles_in, stage_names
 from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
 from pipeline.graph.plugins import stage_specs
 from pipeline.graph.spec import EngineSpec
