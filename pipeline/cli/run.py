@@ -133,7 +133,13 @@ def run(
     "-i", "--input", "input_", type=click.Path(), metavar="FILE", help="Where the problems are now, if they have moved.", heading="Input"
 )
 @limit_option
-@engines_option
+@option(
+    "--engines",
+    type=click.Path(path_type=Path),
+    metavar="NAME|FILE",
+    help="Other engines: a bundled name, a YAML file, or replay:RUN.",
+    heading="Models",
+)
 @batch_size_option(None)
 @schedule_option(None)
 @admission_option(None)
