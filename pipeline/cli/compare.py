@@ -1,17 +1,19 @@
-"""`pipeline compare RUN...`: the tables that the papers print, from run folders alone."""
+"""`pipeline compare RUN...`: accuracy and speed of runs in one table, or the tables that the papers print, from run folders alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from pipeline.analysis.compare.brief import brief
 from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.compare.compare import Comparison
 from pipeline.analysis.compare.compare import compare as compared
 from pipeline.analysis.compare.paper_shapes import SHAPES
 from pipeline.analysis.compare.paper_tables import by_data_set, paper_table
 from pipeline.analysis.compare.pooling import pool
-from pipeline.analysis.compare.runs import read_runs
+from pipeline.analysis.compare.runs import RunTable, read_runs
 from pipeline.analysis.compare.tables import as_csv, as_json, as_markdown, markdown, parts, table_csv, table_json
 from pipeline.analysis.quality.invariance import invariance as compare_chains
 from pipeline.analysis.quality.invariance import invariance_json, invariance_markdown
@@ -44,6 +46,7 @@ INVARIANCE_FORMATS: dict[str, Callable[[Any], str]] = {"markdown": invariance_ma
     metavar="NAME",
     help="Print one table in the layout of a paper, such as speccot-2; see `pipeline list tables`.",
 )
+@option("--all", "every", is_flag=True, help="Print all tables of the papers that have rows for these runs.")
 @option("--no-pool", is_flag=True, help="Do not pool runs that differ only in the seed.")
 @option("--identical", is_flag=True, help="For two runs of one graph: the share of identical chains, and where the others diverge.")
 @json_option
@@ -59,13 +62,17 @@ def compare(
     runs: tuple[Path, ...],
     baseline: str | None,
     table: str | None,
+    every: bool,
     no_pool: bool,
     identical: bool,
     as_json: bool,
     output: tuple[Path, ...],
 ) -> None:
-    """Compare the run folders RUN...: runs over the same data with each other."""
-    _check(runs, baseline, table, no_pool, identical)
+    """Compare the accuracy and speed of the run folders RUN..., each with the baseline over the same problems.
+
+    The baseline is the target alone, if there is such a run. One table and a sentence are printed; --all prints the tables of the papers.
+    """
+    _check(runs, baseline, table, no_pool, identical, every)
     for path in output:
         if path.suffix not in SUFFIXES:
             raise UsageError(f"--output {path}: its name must end in {', '.join(SUFFIXES)}")
@@ -80,7 +87,7 @@ def compare(
     else:
         read = read_runs(runs) if no_pool else pool(read_runs(runs))
         found = paper_table(SHAPES[table], read) if table else compared(read, baseline)
-        shown = [found] if table else parts(found, [by_data_set(read)] if len(found.baselines) > 1 else ())
+        shown = [found] if table else _parts(found, read) if every else brief(found)
         forms = {**forms, "markdown": lambda _: as_markdown(shown)}
     for path in output:
         try:
@@ -96,7 +103,11 @@ def compare(
         print_page(forms["markdown"](found))
 
 
-def _check(runs: tuple[Path, ...], baseline: str | None, table: str | None, no_pool: bool, identical: bool) -> None:
+def _parts(found: Comparison, read: Sequence[RunTable]) -> list[str | Table]:
+    return parts(found, [by_data_set(read)] if len(found.baselines) > 1 else ())
+
+
+def _check(runs: tuple[Path, ...], baseline: str | None, table: str | None, no_pool: bool, identical: bool, every: bool) -> None:
     """Raise `UsageError` for options that do not go together."""
     if not runs:
         raise UsageError("name one or more run folders to compare")
@@ -106,5 +117,7 @@ def _check(runs: tuple[Path, ...], baseline: str | None, table: str | None, no_p
         raise UsageError("--table and --baseline cannot be combined: paper tables always compare with the target alone")
     if identical and (len(runs) != 2 or baseline is not None):
         raise UsageError("--identical: compares two runs, without --baseline")
-    if identical and (table is not None or no_pool):
-        raise UsageError("--identical cannot be combined with --table or --no-pool")
+    if identical and (table is not None or no_pool or every):
+        raise UsageError("--identical cannot be combined with --table, --all or --no-pool")
+    if every and table is not None:
+        raise UsageError("--table and --all: give one of them")

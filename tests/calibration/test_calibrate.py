@@ -115,7 +115,7 @@ def test_a_bad_fit_is_not_written_without_force(recorded: list[Path], tmp_path: 
     card["engines"]["draft"] |= {"parameters": 1e14}  # no rates of one device explain it
     card["engines"]["target"] |= {"parameters": 1.0}
     (folder / "run.json").write_text(json.dumps(card))
-    arguments = ["calibrate", str(folder), "--calls", "60", "--output", str(output)]
+    arguments = ["calibrate", str(folder), "--max-calls", "60", "--output", str(output)]
     assert run_command(arguments) == 2
     assert not output.exists()
     assert run_command([*arguments, "--force"]) == 0

@@ -1,6 +1,7 @@
 """`pipeline compare`: what it prints and writes, and that wrong input is one sentence and exit code 2."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 from tests.support.commands import pipeline
+from tests.support.runs import solve, write_problems
 
 ROOT = Path(__file__).parent.parent.parent
 Compare = Callable[..., tuple[int, str, str]]
@@ -49,10 +51,31 @@ def test_tables_are_printed_and_written_as_the_names_end(compare: Compare, tmp_p
     code, out, err = compare("target", "speccot", *options)
     assert (code, err) == (0, "")
     assert out == outputs[0].read_text()
-    assert "SpecCoT table 2" in out
+    assert "SpecCoT table 2" not in out
+    assert "SpecCoT table 2" in compare("target", "speccot", "--all")[1]
     assert outputs[1].read_text().startswith("run,dataset,pooled,graph,")
     assert json.loads(outputs[2].read_text())["baseline"] == "target"
     assert json.loads(compare("target", "speccot", "--json")[1])["baseline"] == "target"
+
+
+def test_a_table_and_a_sentence_about_each_run(compare: Compare) -> None:
+    alone = compare("speccot")[1]
+    assert "| run | system | models | batch | accuracy | problems/s | kept tokens/s | times as fast | speed-up |" in alone
+    assert alone.count("| speccot |") == 1
+    assert "solve them with `pipeline run target`" in alone
+    both = compare("target", "speccot", "data")[1]
+    assert "| run | data | system |" in both
+    assert "\nspeccot has no speed to compare\n" in both, "its engines cost no time"
+    assert "`pipeline run target`" not in both
+
+
+def test_the_sentence_says_how_many_times_as_fast(tmp_path: Path) -> None:
+    for name in ("speccot", "target"):
+        solve(tmp_path, name, name, input=write_problems(tmp_path, 2))
+    out = pipeline("compare", "speccot", "target", cwd=tmp_path).stdout
+    [said] = [line for line in out.splitlines() if line.startswith("speccot is ")]
+    assert re.fullmatch(r"speccot is \d+\.\d\d times as fast as target", said), "the accuracy of simulated answers says nothing"
+    assert f"| {said.split()[2]} | " in out
 
 
 def test_runs_that_differ_in_the_seed_alone_are_one_row_unless_kept_apart(compare: Compare) -> None:
@@ -67,7 +90,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_row_unless_kept_apart(compar
 
 
 def test_several_data_sets_are_columns_of_one_table_and_tables_of_their_own(compare: Compare) -> None:
-    code, out, _ = compare("target", "speccot", "data")
+    code, out, _ = compare("target", "speccot", "data", "--all")
     assert code == 0
     assert out.startswith("Baseline: target over arith, data over other. ")
     heading = next(line for line in out.splitlines() if line.startswith("| system | models | arith, accuracy |"))
@@ -107,7 +130,7 @@ def test_a_table_of_a_paper_has_its_shape(compare: Compare) -> None:
             ["target", "--table", "speccot-2", "--baseline", "target"],
             "--table and --baseline cannot be combined: paper tables always compare with the target alone",
         ),
-        (["target", "seed", "--identical", "--no-pool"], "--identical cannot be combined with --table or --no-pool"),
+        (["target", "seed", "--identical", "--no-pool"], "--identical cannot be combined with --table, --all or --no-pool"),
         (["target", "data", "speccot", "--baseline", "speccot"], "--baseline speccot: there is no run of graph speccot over other"),
         (["target", "--baseline", "scot"], "--baseline scot: no such run or graph here; there are target"),
         (["speccot", "seed", "--baseline", "graph"], "--baseline graph: no such run or graph here"),

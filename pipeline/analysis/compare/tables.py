@@ -58,13 +58,20 @@ def parts(comparison: Comparison, first: Sequence[Table] = ()) -> list[str | Tab
     found: list[str | Table] = [f"Baseline: {over}. {INTERVALS}"]
     if clock := simulated(comparison):
         found.append(clock)
+    found += filter(None, [pooled_lines(comparison)])
+    return [*found, *first, *tables(comparison), *filter(None, [flag_lines(comparison)])]
+
+
+def pooled_lines(comparison: Comparison) -> str:
+    """Which runs are pooled, a line each; empty where none are."""
     pooled = [f"- {run.run}: the runs {', '.join(run.pooled)}" for run in comparison.runs if run.pooled]
-    if pooled:
-        found.append("\n".join(["Pooled, as they differ in the seed alone:", "", *pooled]))
-    found += [*first, *tables(comparison)]
-    if comparison.flags:
-        found.append("\n".join(["Not the same in all runs:", "", *(f"- {flag.run}: {flag.what}" for flag in comparison.flags)]))
-    return found
+    return "\n".join(["Pooled, as they differ in the seed alone:", "", *pooled]) if pooled else ""
+
+
+def flag_lines(comparison: Comparison) -> str:
+    """Why runs may differ from their baseline, a line each; empty where nothing is known."""
+    flags = [f"- {flag.run}: {flag.what}" for flag in comparison.flags]
+    return "\n".join(["Not the same in all runs:", "", *flags]) if flags else ""
 
 
 def simulated(comparison: Comparison) -> str:
