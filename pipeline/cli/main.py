@@ -71,10 +71,13 @@ COMMANDS = {
 }
 """The commands, by what they are for."""
 
-EPILOG = (
-    "pipeline COMMAND --help explains a command. Each option can also be set by an environment variable, such as PIPELINE_RUN_BATCH_SIZE."
-)
-"""What stands below the commands."""
+EPILOG = """\b
+Help on a command:  pipeline COMMAND --help
+Options can be set in the environment: PIPELINE_RUN_BATCH_SIZE=32 is the same
+as `pipeline run --batch-size 32`.
+Documentation: docs/pages/index.md in the source; `make docs` builds the site.
+"""
+"""What stands below the commands in the help."""
 NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of the system that only the name of a file has, which the user gave."""
 
@@ -124,7 +127,10 @@ def exit_now(code: int) -> NoReturn:
 def cli() -> None:
     """Answer many reasoning problems with a small draft model and a large target model that take turns on every step.
 
-    Example: pipeline run speccot --input problems.csv
+    \b
+    Example:
+      pipeline run speccot --input problems.csv --output runs/first
+      pipeline show runs/first
     """
 
 

@@ -20,8 +20,8 @@ from pipeline.report.extra import load
     metavar="FILE",
     help="Output file.  [default: RUN/report.html; for several runs ./report.html]",
 )
-@option("--chains", type=click.IntRange(0, 1000), default=30, show_default=True, help="Transcripts per run.")
-@option("--bins", type=click.IntRange(10, 5000), default=400, show_default=True, help="Time bins of plots.")
+@option("--chains", type=click.IntRange(0, 1000), metavar="N", default=30, show_default=True, help="Transcripts per run.")
+@option("--bins", type=click.IntRange(10, 5000), metavar="N", default=400, show_default=True, help="Time bins of plots.")
 def report(runs: tuple[Path, ...], output: Path | None, chains: int, bins: int) -> None:
     """Write tables, plots and transcripts of RUN..., or the curves of a sweep folder, into one self-contained HTML file.
 

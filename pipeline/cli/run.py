@@ -117,7 +117,7 @@ def run(
 ) -> None:
     """Solve the problems of a file with GRAPH: a graph file, or the name of a bundled one, such as speccot.
 
-    A run that stopped is continued by `pipeline resume`. Exit codes: see the documentation, Reference, Exit codes.
+    A run that stopped is continued by `pipeline resume`. Exit codes: see reference/exit-codes in the documentation.
     """
     first, *more = problems_of(*inputs)
     folder = None if output is None else run_folder(output, new=not options["resume"])

@@ -58,7 +58,12 @@ def select(**options: Any) -> None:
 @option("-o", "--output", type=LocalPath(), required=True, metavar="DIR", help="Folder of the merged model.")
 @option("--model", metavar="MODEL", help="Base model: folder, hub name or bundled:NAME.  [default: the one that ADAPTER names]")
 @option(
-    "--dtype", type=click.Choice(get_args(DType)), default="auto", show_default=True, help="Data type of the weights; auto: the model's."
+    "--dtype",
+    type=click.Choice(get_args(DType)),
+    metavar="NAME",
+    default="auto",
+    show_default=True,
+    help="Data type of the weights: auto (the model's), float32, bfloat16 or float16.",
 )
 @option("--trust-remote-code", is_flag=True, help="Run code that comes with the model.")
 def merge(adapter: Path, output: Path, model: str | None, dtype: DType, trust_remote_code: bool) -> None:

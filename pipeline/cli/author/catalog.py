@@ -41,13 +41,13 @@ class Item(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @command()
-@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("kind", type=click.Choice(KINDS), metavar="KIND")
 @json_option
 def list_(kind: str, as_json: bool) -> None:
-    """List what is bundled of KIND, by the names that other commands accept; with --json all that is known.
+    """List what is bundled of KIND, by the names that other commands accept. With --json: all that is known.
 
-    graphs, engines files, presets (settings of a paper), prompts files, rewards (reward models), training files, data (recipes of data
-    sets, for `prepare`), or tables (of papers, for `compare --table`).
+    KIND is graphs, engines, presets (settings of a paper), prompts, rewards (reward models), training (training files), data (recipes of
+    data sets, for `prepare`), or tables (of papers, for `compare --table`).
     """
     items = list(_items(kind))
     if as_json:

@@ -29,10 +29,10 @@ HINT = "# yaml-language-server: $schema={schema}\n"
 
 
 @command()
-@click.argument("file", type=click.Choice(SCHEMAS))
+@click.argument("file", type=click.Choice(SCHEMAS), metavar="FILE")
 @option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Output file.  [default: stdout]")
 def schema(file: str, output: Path | None) -> None:
-    """Print the JSON Schema of graph files, engines files, prompts files, presets or training files, for editors.
+    """Print the JSON Schema of a kind of file, for editors. FILE: graph, engines, prompts, preset, training-draft or training-select.
 
     The schema includes stages and engines of installed packages.
     """

@@ -20,6 +20,7 @@ from pipeline.files import new_file
 @option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Output engines file.  [default: RUN/calibration.yaml]")
 @option(
     "--max-calls",
+    metavar="N",
     type=click.IntRange(1, 1_000_000_000),
     default=MOST_CALLS,
     show_default=True,
