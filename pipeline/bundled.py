@@ -1,7 +1,7 @@
 """The graphs, engines files, reward models, training files and recipes that come with this package, by name.
 
 A name or a path enters, a path leaves. In a checkout the files are the repository's own `graphs/` and `datasets/`, in a
-wheel they lie in the package. Nothing is read here.
+wheel they lie in the package. Models are told by the prefix `BUNDLED`. Nothing is read here.
 """
 
 import os
@@ -13,6 +13,8 @@ from pipeline.errors import UsageError, did_you_mean
 FileKind = Literal["graph", "engines file", "prompts file", "preset", "reward model", "training file", "data set"]
 """The kinds of bundled files."""
 
+BUNDLED = "bundled:"
+"""What the name of a model or an adapter begins with that is in this package."""
 _PACKAGE = Path(__file__).parent
 _ROOT = _PACKAGE if (_PACKAGE / "graphs").is_dir() else _PACKAGE.parent
 FOLDERS: dict[FileKind, Path] = {
@@ -24,6 +26,11 @@ FOLDERS: dict[FileKind, Path] = {
     "training file": _ROOT / "graphs" / "training",
     "data set": _ROOT / "datasets",
 }
+
+
+def model_name(model: str) -> str:
+    """The name of a model, without its folder or owner."""
+    return model.removeprefix(BUNDLED).rstrip("/").rpartition("/")[2]
 
 
 def bundled_files(*kinds: FileKind) -> dict[str, Path]:

@@ -190,6 +190,11 @@ def cuda_mps_runs(processes: Iterable[str], pipes: str | None) -> bool:
     return _MPS_DAEMON in processes or _listens(Path(pipes or _MPS_PIPES) / "control")
 
 
+def cuda_mps() -> bool | None:
+    """`Machine.cuda_mps` of this machine as it is now."""
+    return cuda_mps_runs(_process_names(), os.environ.get("CUDA_MPS_PIPE_DIRECTORY")) if _gpus()[0] else None
+
+
 def _process_names() -> set[str]:
     return {str(process.info["name"]) for process in psutil.process_iter(["name"])}
 

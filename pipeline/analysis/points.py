@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct, structs
 
+from pipeline.analysis.headline.figures import Summary
 from pipeline.analysis.resources import EngineFacts, answers, engine_facts, facts_of
-from pipeline.analysis.summary import Summary, summarize
+from pipeline.analysis.summary import summarize
 from pipeline.analysis.time.timeline import Array
 from pipeline.errors import BadRow, InputError
 from pipeline.files import new_file
@@ -70,9 +71,9 @@ class Point(Coordinates, frozen=True, kw_only=True):
     steady_problems_per_s: float | None
     """Problems that ended before the tail, over the time before it; null where all of the run was tail."""
     output_tokens_per_s: float | None
-    """Tokens sampled by all engines, over the wall time."""
-    committed_tokens_per_s: float | None
-    """Tokens of thoughts, whichever engine wrote them, over the wall time."""
+    """Generated tokens, those that all engines sampled, over the wall time."""
+    kept_tokens_per_s: float | None
+    """Tokens of thoughts and answers, whichever engine wrote them, over the wall time."""
     chain_mean_s: float | None
     chain_p50_s: float | None
     chain_p90_s: float | None
@@ -152,7 +153,7 @@ def point_of_run(
         problems_per_s=summary.problems_per_s or 0.0 if whole else None,
         steady_problems_per_s=_steady(chains["end_unix_ns"], wall_s, tail_s, summary) if whole else None,
         output_tokens_per_s=summary.output_tokens_per_s if whole else None,
-        committed_tokens_per_s=(summary.thought_tokens / wall_s if wall_s else 0.0) if whole else None,
+        kept_tokens_per_s=summary.kept_tokens_per_s if whole else None,
         **_latencies(chains["chain_time_s"] if whole else chains["chain_time_s"][:0]),
         accuracy=summary.accuracy,
         accuracy_low=summary.accuracy_interval.low if summary.accuracy_interval else None,

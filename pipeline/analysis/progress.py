@@ -11,6 +11,8 @@ from pipeline.trace.part_file import read_footer
 from pipeline.trace.read import files, read_batches, read_file, readable
 from pipeline.trace.run_file import RunFile
 
+ACTIVE = ("starting", "running")
+"""States of a run on which a process is at work."""
 COLUMNS = ("stop_reason", "correct", "reference_answer")
 
 
@@ -79,7 +81,7 @@ def _rows(folder: Path, table: str, column: str) -> int:
 
 
 def state_of(folder: Path, run: RunFile) -> str:
-    """`running`, `finished`, `interrupted`, `failed` or `killed`: what `run.json` says, and whether a process is at work in the folder."""
+    """`starting`, `running`, `finished`, `interrupted`, `failed` or `killed`, by `run.json` and by whether a process is at work there."""
     if is_held(folder):
-        return "running"
-    return "killed" if run.status == "running" else run.status
+        return "starting" if run.status == "starting" else "running"
+    return "killed" if run.status in ACTIVE else run.status

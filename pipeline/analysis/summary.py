@@ -5,20 +5,21 @@ is on disk, in parts or write-ahead files. Nothing is written.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import Struct
 
 from pipeline.analysis.capabilities import PURPOSE_FROM, read_steps, with_purpose
+from pipeline.analysis.headline.decided import decided
+from pipeline.analysis.headline.figures import EngineSummary, StageSummary, Summary
 from pipeline.analysis.order import order_correlation
 from pipeline.analysis.quality.option_mass import COLUMNS as MASS
-from pipeline.analysis.quality.option_mass import OptionMass, masses, option_mass
-from pipeline.analysis.quality.samples import Interval, sample_statistics
+from pipeline.analysis.quality.option_mass import masses, option_mass
+from pipeline.analysis.quality.samples import sample_statistics
 from pipeline.analysis.quality.verdicts import COLUMNS as VERDICT_COLUMNS
 from pipeline.analysis.quality.verdicts import verdicts
 from pipeline.analysis.time.imbalance import Imbalance, imbalance, leaves_full
@@ -29,172 +30,29 @@ from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
 from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches
-from pipeline.trace.run_file import RunFile
+from pipeline.trace.run_file import FILE, RunFile
 
 TABLES = ("calls", "steps", "chains")
 RECOMPUTED, MODEL = "recomputed_input_tokens", "response_model"
 
 
-class EngineSummary(Struct, frozen=True, kw_only=True):
-    """The figures of one engine of a run; of several replicas those of all their engines of one role."""
-
-    calls: int
-    input_tokens: int
-    """Prompt tokens, cached ones included."""
-    cached_input_tokens: int | None
-    """Prompt tokens that were in the prefix cache, of the calls for which the engine says so; null where it does for none."""
-    cached_share: float | None
-    """`cached_input_tokens` over the prompt tokens of those calls, 0 to 1."""
-    output_tokens: int
-    output_tokens_per_s: float | None
-    """`output_tokens` over the wall time."""
-    busy_s: float
-    """Seconds in which at least one request was in flight; of several replicas the mean of their engines of this role."""
-    busy_share: float
-    """`busy_s` over the span of the calls, 0 to 1."""
-    mean_in_flight: float
-    """Requests in flight, averaged over the span of the calls; of several replicas those of all."""
-    retried_calls: int
-    """Attempts at a call after the first one."""
-    restarts: int | None
-    """Times that the engine was started again after it died, by its own count; null where a session left no count."""
-    speculated_tokens: int | None
-    """Tokens that token-level speculation inside the engine proposed, by its own count; null where it does not speculate."""
-    accepted_speculated_tokens: int | None
-    """Those of `speculated_tokens` that were accepted."""
-    speculations: int | None
-    """Times that it proposed tokens for a sequence; each time the sequence grows by the accepted ones and one more."""
-    answered_by: dict[str, int] = {}
-    """Answered calls by the model that the server says has answered them; empty where it does not say."""
-    recomputed_input_tokens: int | None = None
-    """Prompt tokens that were computed again after they had been evicted from the cache, at least; null where no call says."""
-
-
-class StageSummary(Struct, frozen=True):
-    """The figures of one stage of the graph."""
-
-    calls: int
-    failed_calls: int
-    input_tokens: int
-    output_tokens: int
-    in_flight_s: float
-    """Seconds that its requests were in flight, added up over the requests."""
-    wait_s: float
-    """Seconds that its requests were queued, here and at the engine where that reports it, added up over the requests."""
-
-
-class Summary(Struct, frozen=True, kw_only=True):
-    """The figures of a run. A rate is null where its denominator is zero or not known."""
-
-    run: str
-    """Name of the run folder."""
-    status: str | None
-    """As in `run.json`: `finished`, for example; null where there is none."""
-    batch_size: int | None
-    """As in `run.json`: the most chains in flight at once, on each replica where there are several."""
-    admission: str | None = None
-    """As in `run.json`: `cache` or `batch`; null in files of earlier versions."""
-    pauses: int | None = None
-    """Times that a chain had to pause for room in a cache; null where the run does not say."""
-    order: str | None = None
-    """As in `run.json`: `input`, `longest` or `longest:RUN`; null in files of earlier versions."""
-    order_correlation: float | None = None
-    """Spearman's rank correlation, -1 to 1, between what thoughts were expected to come to and what they came to, over the finished chains
-    of each sample number, weighted by their numbers; null where the order is that of the input, or all lengths are equal."""
-    wall_time_s: float | None
-    """As in `run.json`; without one, from the first chain's start until the last one's end."""
-    problems: int
-    """Distinct input rows that have a chain."""
-    chains: int
-    """Chains that have ended; of a chain that was taken up again only the last attempt counts."""
-    done: int
-    """Chains that neither failed nor were cancelled."""
-    failed: int
-    cancelled: int
-    graded: int
-    """Chains that count as right or wrong: those whose answer was graded, and failed ones with a reference answer."""
-    failed_as_wrong: int = 0
-    """Those of `graded` that failed; see `events.counted`."""
-    correct: int
-    """Those of `graded` that are right."""
-    grading_errors: dict[str, int] = {}
-    """Chains whose answer was not compared with the reference to the end, by the reason, most frequent first; some are graded as wrong."""
-    accuracy: float | None
-    """`correct` over `graded`, 0 to 1; of several samples a problem this is pass@1."""
-    option_mass: OptionMass | None = None
-    """How much of the probability verifications gave to their valid options; null without any that says."""
-    accuracy_interval: Interval | None
-    """95 % interval of `accuracy`; see `samples.interval`."""
-    samples: int
-    """The most graded chains of one problem."""
-    pass_at: dict[str, float]
-    """pass@k by k, for 1, 2, 4, ... up to `samples`; see `samples.pass_at`."""
-    majority_accuracy: float | None
-    """Share of problems whose most frequent answer is right, 0 to 1; null with one sample a problem."""
-    problems_per_s: float | None
-    """Problems with a chain that is done, over the wall time."""
-    chains_per_s: float | None
-    """Chains done over the wall time."""
-    steps: int
-    """Committed steps, guidance included."""
-    steps_per_s: float | None
-    output_tokens_per_s: float | None
-    """Sampled tokens of all engines over the wall time."""
-    verified_steps: int
-    """Committed steps whose candidates were verified."""
-    accepted_steps: int
-    """Steps of which a candidate was accepted."""
-    fallback_steps: int
-    """Steps that were written after all candidates were rejected."""
-    acceptance_rate: float | None
-    """Accepted over verified steps, 0 to 1."""
-    fallback_rate: float | None
-    """Steps written by a fallback over verified steps, 0 to 1."""
-    thought_tokens: int
-    """Tokens of all committed steps."""
-    draft_share: float | None
-    """Share of `thought_tokens` that are in accepted candidates, 0 to 1."""
-    draft_tokens: int
-    """Tokens that were sampled for candidates, also where no step came of them."""
-    wasted_draft_tokens: int
-    """Those of `draft_tokens` that were not committed."""
-    span_s: float
-    """Seconds from the first call that was sent until the last that ended, without pauses between sessions."""
-    overlap_s: float
-    """Seconds in which two or more engines were busy; of several replicas the mean of each one's seconds with its own engines."""
-    overlap_share: float
-    """`overlap_s` over `span_s`, 0 to 1."""
-    tail_time_s: float | None
-    """Seconds at the end of the run in which fewer chains lived than the batch size, or than the most that ever did; null without
-    chains. Of several replicas: since the first one had fewer, see `imbalance.tail`."""
-    replicas: Imbalance | None = None
-    """How evenly the replicas worked, of a run with several; else null."""
-    engines: dict[str, EngineSummary]
-    """By role."""
-    stages: dict[str, StageSummary]
-    """By the stage's name."""
-    stop_reasons: dict[str, int]
-    """Chains by what ended them, most frequent first."""
-    errors: dict[str, int]
-    """Failed chains by the type of their error, most frequent first."""
-    error_examples: dict[str, str]
-    """One message for each type of error."""
-
-
 def summarize(run: Path) -> Summary:
     """The summary of the run folder `run`; raises `InputError` when that is no run folder or its trace cannot be read."""
-    if not any((run / table).is_dir() for table in TABLES):
+    if not any((run / table).is_dir() for table in TABLES) and not (run / FILE).is_file():
         raise InputError(str(run), f"is not a run folder; expected {', '.join(TABLES[:2])} and {TABLES[2]} in it")
     file = RunFile.read_known(run)
-    chains, (steps, mass), calls = _read_chains(run), _read_steps(run), _Calls(run)
+    finishing = file.plan.finishing
+    chains, (steps, mass), calls = _read_chains(run), _read_steps(run, finishing), _Calls(run)
     wall_s, batch_size = _wall_time(file, chains), file.batch_size or None
     times = timeline(run, file.pauses, started_replicas(file) | set(chains["replica"].tolist()))
     replicas = _imbalance(run, times) if times.replicas else None
     alone_s = tail_time_s(chains["start_unix_ns"], chains["end_unix_ns"], batch_size, file.pauses)
-    tokens = sum(totals["output_tokens"] for totals in calls.by_engine.values())
+    tokens = int(sum(totals["output_tokens"] for totals in calls.by_engine.values()))
+    kept = _kept(file, chains, steps, calls)
     return Summary(
         run=run.resolve().name,
         status=None if file.status == "unknown" else file.status,
+        **decided(file),
         batch_size=batch_size,
         admission=file.admission or None,
         pauses=file.totals.pauses,
@@ -207,7 +65,10 @@ def summarize(run: Path) -> Summary:
         draft_tokens=calls.drafted,
         wasted_draft_tokens=calls.drafted - steps["kept_draft_tokens"],
         option_mass=option_mass(mass),
+        output_tokens=tokens,
         output_tokens_per_s=_over(tokens, wall_s),
+        kept_tokens=kept,
+        kept_tokens_per_s=None if kept is None else _over(kept, wall_s),
         span_s=times.span_s,
         overlap_s=times.overlap_s,
         overlap_share=times.overlap_share,
@@ -217,6 +78,15 @@ def summarize(run: Path) -> Summary:
         stages={name: _stage(calls.by_stage[name], times, name) for name in _in_order(calls.by_stage, file)},
         error_examples=_error_examples(run),
     )
+
+
+def _kept(run: RunFile, chains: dict[str, Any], steps: Counter[str], calls: "_Calls") -> int | None:
+    """Tokens of the thoughts and answers of the chains that are done. What a stage samples that ends its chain is an answer, but for the
+    thought in it."""
+    if not run.plan.engines:
+        return None
+    answers = sum(totals["output_tokens"] for stage, totals in calls.by_stage.items() if stage in run.plan.finishing)
+    return int(chains["thought_tokens"][_done(chains)].sum()) + int(answers) - steps["finished_thought_tokens"]
 
 
 def _in_order(stages: Iterable[str], run: RunFile) -> list[str]:
@@ -318,11 +188,13 @@ def _stage(totals: Counter[str], times: Timeline, name: str) -> StageSummary:
     return StageSummary(calls, failed, tokens, output, times.stages[name].in_flight_s, totals["client_wait_s"] + totals["queue_time_s"])
 
 
-def _read_steps(run: Path) -> tuple[Counter[str], Array]:
-    """Counts over all steps, and the probability mass that each verification gave to its options."""
+def _read_steps(run: Path, finishing: Collection[str]) -> tuple[Counter[str], Array]:
+    """Counts over all steps, and the probability mass that each verification gave to its options.
+
+    `finishing`: the stages that end a chain."""
     totals: Counter[str] = Counter()
     mass = [np.empty(0)]
-    columns = ["decision", "verify_kind", *MASS, "step_token_ids", "draft_tokens", "draft_tokens_wasted"]
+    columns = ["stage", "decision", "verify_kind", *MASS, "step_token_ids", "draft_tokens", "draft_tokens_wasted"]
     for batch in read_steps(run, columns):
         mass.append(masses(batch))
         length = pc.list_value_length(batch.column("step_token_ids")).to_numpy()
@@ -333,6 +205,8 @@ def _read_steps(run: Path) -> tuple[Counter[str], Array]:
         totals["fallback_steps"] += pc.sum(pc.equal(batch.column("decision"), "fallback")).as_py() or 0
         totals["thought_tokens"] += int(length.sum())
         totals["drafted"] += int(length[accepted].sum())
+        ends = pc.is_in(pc.cast(batch.column("stage"), pa.string()), pa.array(finishing, pa.string())).to_numpy(zero_copy_only=False)
+        totals["finished_thought_tokens"] += int(length[ends].sum())
         kept = pc.subtract(batch.column("draft_tokens"), batch.column("draft_tokens_wasted"))
         totals["kept_draft_tokens"] += pc.sum(kept).as_py() or 0
     return totals, np.concatenate(mass)
@@ -355,7 +229,7 @@ def _read_chains(run: Path) -> dict[str, Any]:
     `types` and `whys`; `replica` is `NO_REPLICA` where there is none; `place` is the row's index in the table.
     """
     reasons, types, whys = Names(), Names(), Names()
-    numbers = ("input_row", "sample_index", "start_unix_ns", "end_unix_ns")
+    numbers = ("input_row", "sample_index", "start_unix_ns", "end_unix_ns", "thought_tokens")
     makers: dict[str, Callable[[Any], Array]] = {name: lambda column: column.to_numpy() for name in numbers}
     makers |= {"stop_reason": reasons.codes, "error_type": types.codes}
     parts: dict[str, list[Array]] = {name: [np.empty(0, np.int8)] for name in (*makers, "correct", "grading_error", "replica")}
@@ -392,8 +266,7 @@ def _last_rows(columns: dict[str, Array]) -> Array:
 def _chain_counts(chains: dict[str, Any], wall_s: float | None) -> dict[str, Any]:
     reasons = _counted(chains["stop_reason"], chains["reasons"])
     failed, cancelled = reasons.get("error", 0), reasons.get("cancelled", 0)
-    unfinished = [place for place, name in enumerate(chains["reasons"]) if name in UNFINISHED]
-    done = ~np.isin(chains["stop_reason"], unfinished)
+    done = _done(chains)
     errors, grading_errors = _counted(chains["error_type"], chains["types"]), _counted(chains["grading_error"], chains["whys"])
     for found in (errors, grading_errors):
         found.pop("", None)
@@ -415,6 +288,12 @@ def _chain_counts(chains: dict[str, Any], wall_s: float | None) -> dict[str, Any
         "stop_reasons": reasons,
         "errors": errors,
     }
+
+
+def _done(chains: dict[str, Any]) -> Array:
+    """Which chains neither failed nor were cancelled."""
+    unfinished = [place for place, name in enumerate(chains["reasons"]) if name in UNFINISHED]
+    return np.asarray(~np.isin(chains["stop_reason"], unfinished))
 
 
 def _sample_counts(run: Path, chains: dict[str, Any]) -> dict[str, Any]:

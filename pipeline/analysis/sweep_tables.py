@@ -130,7 +130,7 @@ def _median(figure: Spread | None) -> float | None:
 
 
 def _table_6(found: Curves, against: Mapping[str, str]) -> Iterator[Table]:
-    """SpecCoT's table 6 for each curve: wall time, committed tokens/s and speed-up over the smallest batch size and the target alone."""
+    """SpecCoT's table 6 for each curve: wall time, tokens/s, and speed-up over the smallest batch size and the target alone."""
     for name, opponent in against.items():
         curve, alone = found[name], found[opponent]
         walls = {size: spread(point.timed_s for point in points) for size, points in curve.items()}
@@ -139,14 +139,15 @@ def _table_6(found: Curves, against: Mapping[str, str]) -> Iterator[Table]:
             (
                 str(size),
                 ranged(walls[size]),
-                ranged(spread(point.committed_tokens_per_s for point in points)),
+                ranged(spread(point.output_tokens_per_s for point in points)),
+                ranged(spread(point.kept_tokens_per_s for point in points)),
                 times(first, _median(walls[size])),
                 times(_median(spread(point.timed_s for point in alone.get(size, ()))), _median(walls[size])),
             )
             for size, points in curve.items()
         )
         if len(rows) > 1:
-            columns = ("batch size", "wall time s", "throughput, committed tokens/s", "speed-up", "over target alone")
+            columns = ("batch size", "wall time s", "generated tokens/s", "kept tokens/s", "speed-up", "over target alone")
             yield Table(f"{_titled(name, curve)}: in the form of SpecCoT's table 6", columns, rows)
 
 

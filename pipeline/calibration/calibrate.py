@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from pipeline.analysis.resources import devices_of, engine_facts
+from pipeline.bundled import BUNDLED
 from pipeline.calibration.fit import Fit, fit_device
 from pipeline.calibration.recorded import read_calls, read_lengths, text_of
 from pipeline.engines.model_card import DTYPE_BYTES
@@ -87,7 +88,7 @@ def _spec(folder: Path, run: RunFile, role: str) -> SimSpec:
     length = int(facts.get("max_model_len", 0)) or given.get("max_model_len") or size.pop("max_model_len") or 32768
     size.pop("max_model_len", None)
     return SimSpec(
-        model=str(given["model"]).removeprefix("bundled:"),
+        model=str(given["model"]).removeprefix(BUNDLED),
         max_in_flight=given["max_in_flight"],
         device=SimDeviceSpec(name="+".join(devices_of(role, engine_facts(run)[role])), **UNIT_RATES),
         kv_cache_tokens=int(facts.get("kv_cache_tokens", 0)) or 2 * seqs * length,

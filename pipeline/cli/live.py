@@ -32,7 +32,7 @@ SILENT_TIMES = 2.0
 MOST_REPLICAS = 16
 """Most replicas that have a line of their own."""
 
-OVER, STEPS = "chains", "steps"
+OVER, STEPS, KEPT = "chains", "steps", "kept tokens"
 """Names of the counts that have rates, beside `tokens ROLE`."""
 
 
@@ -40,17 +40,18 @@ OVER, STEPS = "chains", "steps"
 def watch(view: View) -> Iterator[None]:
     """Display `view` until the block ends, as the command was asked to."""
     meter, chosen = Meter(view), options()
-    begin = f"{view.plan.name}: {view.chains} chains, {view.schedule}, batch size {view.batch_size}, in {view.folder}"
+    draw = large_panel if chosen.verbose else panel
     with ExitStack() as stack:
         if has_panel():
             console = PlainConsole(stderr=True)
             stack.enter_context(
-                Live(get_renderable=lambda: panel(meter), console=console, refresh_per_second=PANEL_PER_SECOND, transient=True)
+                Live(get_renderable=lambda: draw(meter), console=console, refresh_per_second=PANEL_PER_SECOND, transient=True)
             )
         if chosen.log_file is not None or not (has_panel() or chosen.quiet):
             say = log if has_panel() else print_notice
-            say(begin)
-            stack.enter_context(repeated(LINE_EVERY_S, lambda: say(line(meter))))
+            if chosen.verbose:
+                say(f"solving {view.chains:,} chains, {view.schedule}, batch size {view.batch_size:,}")
+            stack.enter_context(repeated(LINE_EVERY_S, lambda: say(line(meter, verbose=chosen.verbose))))
         yield
 
 
@@ -110,7 +111,7 @@ class Meter:
     def look(self) -> None:
         """Take down what has happened so far."""
         progress = self.view.progress
-        counts = {OVER: float(self.over), STEPS: float(progress.steps)}
+        counts = {OVER: float(self.over), STEPS: float(progress.steps), KEPT: float(progress.kept_tokens)}
         counts |= {f"tokens {role}": float(tokens) for role, tokens in progress.output_tokens.items()}
         states = self.view.replicas()
         self.replicas = shown_replicas(states)
@@ -166,6 +167,11 @@ class Meter:
         return self._rates.per_s(STEPS) or 0.0
 
     @property
+    def kept_tokens_per_s(self) -> float:
+        """Tokens of steps and answers a second; see `Progress.kept_tokens`."""
+        return self._rates.per_s(KEPT) or 0.0
+
+    @property
     def acceptance(self) -> float | None:
         """Accepted steps over verified ones, 0 to 1; None before any is verified."""
         accepted, fallback = self.view.progress.decisions["accepted"], self.view.progress.decisions["fallback"]
@@ -190,25 +196,52 @@ def shown_replicas(states: Sequence[ReplicaState]) -> list[ReplicaState]:
     return sorted(chosen, key=lambda state: state.number)
 
 
-def line(meter: Meter) -> str:
-    """Progress as one line of plain text."""
+def line(meter: Meter, *, verbose: bool = False) -> str:
+    """Progress as one line of plain text; `verbose`: with what the engines do."""
     meter.look()
-    view, progress = meter.view, meter.view.progress
-    engines = [
-        f"{role} {meter.tokens_per_s(role):.0f} tok/s, {lane.in_flight} in flight, {lane.waiting} waiting{_notes(meter, role)}"
-        for role, lane in view.lanes.items()
+    return " · ".join([*_far(meter), *(_work(meter) if verbose else _unusual(meter))])
+
+
+def _far(meter: Meter) -> list[str]:
+    """How far the run is, and how well it goes."""
+    failed = meter.view.progress.failed
+    return [
+        f"{meter.over:,}/{meter.view.chains:,}" + (f", {failed:,} failed" if failed else ""),
+        f"{meter.chains_per_s:.3g} {'problems' if meter.view.samples == 1 else 'chains'}/s",
+        *([] if meter.accuracy is None else [f"{100 * meter.accuracy:.1f} % right"]),
+        f"ETA {duration(meter.eta_s)}",
     ]
-    if states := view.replicas():
-        engines = [_replicas(states), *(f"{role} {meter.tokens_per_s(role):.0f} tok/s" for role in progress.output_tokens)]
-    return " · ".join(
-        [
-            f"{meter.over}/{view.chains} chains, {meter.live}, {progress.failed} failed",
-            f"{meter.steps_per_s:.1f} steps/s",
-            f"accepted {_percent(meter.acceptance)}{_accuracy(meter)}",
-            *engines,
-            f"ETA {duration(meter.eta_s)}",
-        ]
-    )
+
+
+def _work(meter: Meter) -> list[str]:
+    """What the engines do."""
+    view, roles = meter.view, meter.view.progress.output_tokens
+    generated = ", ".join(f"{role} {meter.tokens_per_s(role):,.0f}" for role in roles)
+    queued = {role: f" ({lane.waiting} waiting)" if lane.waiting else "" for role, lane in view.lanes.items()}
+    at = ", ".join(f"{role} {lane.in_flight}{queued[role]}" for role, lane in view.lanes.items())
+    return [
+        f"{generated} generated tokens/s, {meter.kept_tokens_per_s:,.0f} kept tokens/s",
+        meter.live + (f": {at}" if at else ""),
+        *([] if meter.acceptance is None else [f"{meter.acceptance:.0%} of steps accepted"]),
+        *([_replicas(states)] if (states := view.replicas()) else []),
+        *_silent(meter),
+    ]
+
+
+def _unusual(meter: Meter) -> list[str]:
+    """What a person should know even of a run that is told in short."""
+    states, admission = meter.view.replicas(), meter.view.admission
+    paused = 0 if admission is None else admission.paused
+    return [
+        *([f"{paused} paused"] if paused else []),
+        *([_replicas(states)] if any(state.what != SOLVING for state in states) else []),
+        *_silent(meter),
+    ]
+
+
+def _silent(meter: Meter) -> list[str]:
+    """Engines that have calls and do not answer, or were restarted."""
+    return [f"{role}{notes}" for role in meter.view.lanes if (notes := _notes(meter, role))]
 
 
 def _replicas(states: Sequence[ReplicaState]) -> str:
@@ -219,7 +252,13 @@ def _replicas(states: Sequence[ReplicaState]) -> str:
 
 
 def panel(meter: Meter) -> Group:
-    """Progress as a bar and a small table, for a terminal."""
+    """Progress as two lines, for a terminal: how far the run is, and what the engines do."""
+    meter.look()
+    return Group(Text(" · ".join(_far(meter)), "bold"), Text(" · ".join(_work(meter))))
+
+
+def large_panel(meter: Meter) -> Group:
+    """Progress as a bar and a small table."""
     meter.look()
     view, progress = meter.view, meter.view.progress
     head = Text.assemble(
@@ -228,7 +267,7 @@ def panel(meter: Meter) -> Group:
         (f", {progress.failed} failed" if progress.failed else "", "red"),
         f"  {duration(meter.elapsed_s)}, ETA {duration(meter.eta_s)}",
     )
-    facts = f"{meter.chains_per_s:.3g} problems/s   {meter.steps_per_s:.1f} steps/s   "
+    facts = f"{meter.chains_per_s:.3g} problems/s   {meter.kept_tokens_per_s:,.0f} kept tokens/s   {meter.steps_per_s:.1f} steps/s   "
     facts += f"accepted {_percent(meter.acceptance)}{_accuracy(meter)}   {view.schedule}, batch size {view.batch_size}   "
     facts += f"oldest chain {duration(_oldest_s(view))}"
     bar = Table.grid(expand=True)  # a bar by itself does not end its line
@@ -238,7 +277,7 @@ def panel(meter: Meter) -> Group:
 
 def _engine_table(meter: Meter) -> Table:
     view, table = meter.view, Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("engine", "tokens/s", "in flight", "waiting", "running", "kv cache"):
+    for title in ("engine", "generated tokens/s", "in flight", "waiting", "running", "kv cache"):
         table.add_column(title, justify="left" if title == "engine" else "right")
     for role, lane in view.lanes.items():
         statistics = view.engines[role].statistics()
@@ -257,7 +296,7 @@ def _replica_table(meter: Meter) -> Table:
     """A line for each replica; of very many those that a person should see."""
     roles = list(meter.view.progress.output_tokens)
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("replica", "node", "in flight", "ended", *(f"{role} tokens/s" for role in roles)):
+    for title in ("replica", "node", "in flight", "ended", *(f"{role} generated tokens/s" for role in roles)):
         table.add_column(title, justify="left" if title == "node" else "right")
     table.add_column("", no_wrap=True, overflow="ellipsis")
     for state in meter.replicas:

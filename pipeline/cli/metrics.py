@@ -108,6 +108,8 @@ class RunMetrics(Collector):
         for decision, count in dict(self._view.progress.decisions).items():
             steps.add_metric([decision], count)
         yield steps
+        kept = self._view.progress.kept_tokens
+        yield CounterMetricFamily("pipeline:kept_tokens", "Tokens of committed steps and answers, since this process began.", value=kept)
 
     def _engines(self) -> Iterator[Metric]:
         labels = ["engine", "model_name", *(["replica"] if self._view.replicas() else [])]
@@ -117,7 +119,7 @@ class RunMetrics(Collector):
         usage = GaugeMetricFamily("pipeline:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", labels=labels)
         prompt = CounterMetricFamily("pipeline:prompt_tokens", "Prompt tokens of answered requests.", labels=labels)
         cached = CounterMetricFamily("pipeline:prefix_cache_hits", "Prompt tokens from the prefix cache.", labels=labels)
-        output = CounterMetricFamily("pipeline:generation_tokens", "Output tokens of answered requests.", labels=labels)
+        output = CounterMetricFamily("pipeline:generation_tokens", "Generated tokens of answered requests, kept or not.", labels=labels)
         requests = CounterMetricFamily("pipeline:request_success", "Answered requests.", labels=labels)
         restarts = CounterMetricFamily("pipeline:engine_restarts", "How often the engine died and was restarted.", labels=labels)
         for named, found, in_lane in self._statistics():

@@ -76,7 +76,7 @@ class FleetWork:
 
     def __init__(self, keeper: Keeper, run: Begun, rows: RowSink, clock: Clock, *, balanced: bool = True) -> None:
         checked, state = run.ready.checked, run.ready.resume_state
-        self.progress = Progress(list(checked.plan.engines), state)
+        self.progress = Progress(checked.plan, state)
         self.engines: Mapping[str, Engine] = {}
         self.lanes: dict[str, Lane] = {}
         self.admission = None
@@ -257,7 +257,7 @@ class FleetWork:
 
     def _call(self, member: Member, row: CallRow) -> None:
         self._pool.call(row)
-        self.progress.output_tokens[row.engine] += row.output_tokens
+        self.progress.sampled(row.engine, row.stage, row.output_tokens)
         if row.response_model is not None and row.adapter is None:
             self.progress.answered(row.engine, row.request_model, row.response_model)
         member.output_tokens[row.engine] = member.output_tokens.get(row.engine, 0) + row.output_tokens
@@ -265,8 +265,7 @@ class FleetWork:
 
     def _step(self, row: StepRow) -> None:
         self._pool.step(row)
-        self.progress.steps += 1
-        self.progress.decisions[row.decision] += 1
+        self.progress.committed(row.stage, row.decision, len(row.step_token_ids))
         self._rows.step(row)
 
     def _chain(self, member: Member, row: ChainRow) -> None:

@@ -9,7 +9,7 @@ from pipeline.cluster.keeper import Launcher, kept
 from pipeline.session.checks.replicas import check_replicas
 from pipeline.session.execute import SessionResult, begin, execute
 from pipeline.session.observer import Attend, Observer
-from pipeline.session.ready import Ready
+from pipeline.session.ready import Ready, announced
 from pipeline.session.run import attended
 from pipeline.session.stop import Stop
 
@@ -26,10 +26,11 @@ async def solve_on_replicas(
 
     async def on_replicas(stop: Stop) -> SessionResult:
         opening = time.monotonic()
-        async with kept(ready.checked.options.replicas, launch, observer.tell) as keeper:
-            opened = await keeper.wait_open()
-            run = begin(ready, opened.facts, time.monotonic() - opening)
-            result = await execute(run, Fleet(keeper, balanced=balanced), observer, stop)
-            return structs.replace(result, notices=opened.notices)
+        with announced(ready):
+            async with kept(ready.checked.options.replicas, launch, observer.tell) as keeper:
+                opened = await keeper.wait_open()
+                run = begin(ready, opened.facts, time.monotonic() - opening)
+                result = await execute(run, Fleet(keeper, balanced=balanced), observer, stop)
+                return structs.replace(result, notices=opened.notices)
 
     return await attended(on_replicas, stop or Stop(), attend)

@@ -4,11 +4,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.bundled import BUNDLED
 from pipeline.engine import Tokenizer
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, boundary, did_you_mean
 
-_BUNDLED = "bundled:"
 _FOLDER = Path(str(files("pipeline"))) / "models"
 _CONFIGS = {"model": "config.json", "adapter": "adapter_config.json"}
 """The file that a bundled folder of each kind has."""
@@ -40,16 +40,16 @@ def adapter_folder(adapter: str) -> Path:
 
 def bundled_name(model: str) -> str | None:
     """The `bundled:NAME` of a model that is named so, or by the folder in which it comes with the package; None for any other."""
-    if model.startswith(_BUNDLED):
+    if model.startswith(BUNDLED):
         return model
-    return f"{_BUNDLED}{Path(model).name}" if Path(model).parent == _FOLDER else None
+    return f"{BUNDLED}{Path(model).name}" if Path(model).parent == _FOLDER else None
 
 
 def _bundled(kind: Literal["model", "adapter"], named: str) -> Path | None:
     """The folder of a `bundled:NAME`, None for any other name; raises `LookupError`."""
-    if not named.startswith(_BUNDLED):
+    if not named.startswith(BUNDLED):
         return None
-    name = named.removeprefix(_BUNDLED)
+    name = named.removeprefix(BUNDLED)
     folders = {path.parent.name: path.parent for path in _FOLDER.glob(f"*/{_CONFIGS[kind]}")}
     if name not in folders:
         raise LookupError(f"no bundled {kind} is named {name!r} ({did_you_mean(name, folders)})")

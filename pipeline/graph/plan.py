@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import msgspec
 from msgspec import Struct, structs
 
+from pipeline.bundled import BUNDLED, model_name
 from pipeline.graph.prompts import DEFAULT_PROMPTS, Prompts
 from pipeline.graph.spec import EngineSpec, Param, Purpose, Speculate, StageSpec, UntilSpec
 
@@ -117,6 +118,21 @@ class Plan(Struct, frozen=True):
         """The role that drafts each candidate of a step, in the candidates' order."""
         drafts = [stage.spec for stage in self.stages() if stage.spec.purpose == "draft"]
         return tuple(str(spec.role) for spec in drafts for _ in range(spec.drafted))
+
+    @property
+    def finishing(self) -> frozenset[str]:
+        """The stages with which a chain ends: those that answer, and those that write thought and answer in one response."""
+        return frozenset(node.name for node in self.stages() if node.spec.finishes)
+
+    @property
+    def models(self) -> dict[str, str]:
+        """The model of each role, without its folder; of an engine without one its backend."""
+        return {role: model_name(str(getattr(spec, "model", "") or spec.backend)) for role, spec in self.engines.items()}
+
+    @property
+    def has_toy_models(self) -> bool:
+        """Whether all its models are the bundled ones, which show how it works and not how fast."""
+        return bool(self.engines) and all(str(getattr(spec, "model", "")).startswith(BUNDLED) for spec in self.engines.values())
 
 
 class UnknownStage(StageSpec, frozen=True, kw_only=True):

@@ -8,13 +8,15 @@ from msgspec import Struct
 
 from pipeline.analysis import summary_tables
 from pipeline.analysis.compare.cells import Table, plain
+from pipeline.analysis.headline.baseline import summary_of
+from pipeline.analysis.headline.figures import Summary
+from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.quality.reward_agreement import ScoredSteps, agreement, read_scored_steps
 from pipeline.analysis.quality.step_counts import StepCounts, count_steps
 from pipeline.analysis.quality.verdict_values import GOOD, Scores
 from pipeline.analysis.resources import EngineFacts, engine_facts, replica_count
 from pipeline.analysis.simulated import of_engines
 from pipeline.analysis.study import Analysis, analyse
-from pipeline.analysis.summary import Summary, summarize
 from pipeline.analysis.time.imbalance import Imbalance
 from pipeline.analysis.time.modes import modes_over_time
 from pipeline.analysis.time.outline import Axis
@@ -53,7 +55,7 @@ class ReportOptions(Struct, frozen=True):
 def run_sections(folder: Path, options: ReportOptions) -> list[Section]:
     """The sections of a run folder; raises `InputError` when it is none or its trace cannot be read."""
     run, chains = RunFile.read(folder), read_chain_list(folder)
-    summary, analysis = summarize(folder), analyse(folder, options.bins)
+    summary, analysis = summary_of(folder), analyse(folder, options.bins)
     overview = _overview(summary, run)
     stages = [node.name for node in run.plan.stages()]
     sections = [overview]
@@ -67,12 +69,13 @@ def run_sections(folder: Path, options: ReportOptions) -> list[Section]:
 
 
 def _overview(found: Summary, run: RunFile) -> Section:
-    facts = summary_tables.facts(found, simulated=run.virtual_time, engines=engine_facts(run).values())
-    tables = (facts, summary_tables.engines(found), summary_tables.stages(found))
+    told = headline(found)
+    head = Table(told.head, ("", "", ""), tuple((row.name, row.figure, row.text) for row in told.rows))
+    tables = (head, summary_tables.facts(found), summary_tables.engines(found), summary_tables.stages(found))
     return Section(
         title="Summary",
         notices=notices(run),
-        text=[] if run.virtual_time else [clock(run)],
+        text=[told.about] if run.virtual_time else [told.about, clock(run)],
         tables=[*tables, decisions(run), engine_setup(run)],
     )
 

@@ -12,6 +12,7 @@ from pipeline.engine import Completion, Request, Usage
 from pipeline.engines.validate import is_another_model
 from pipeline.errors import with_place
 from pipeline.grading.answers import as_kind, form_of
+from pipeline.graph.plan import Plan
 from pipeline.graph.spec import Purpose
 from pipeline.reasoning.chain import Chain, Span, Step, Verdict, chain_id
 from pipeline.redaction import redact
@@ -52,19 +53,35 @@ NO_ANSWER = Completion(candidates=(), usage=Usage(input_tokens=0))
 class Progress:
     """Counts since the run began, earlier sessions included, for the live display and the summary."""
 
-    def __init__(self, roles: list[str], resume_state: ResumeState) -> None:
+    def __init__(self, plan: Plan, resume_state: ResumeState) -> None:
         self.live = self.cancelled = 0
         self.done, self.failed = resume_state.done, resume_state.failed
         self.decisions = resume_state.decisions.copy()
         self.steps = self.decisions.total()
         self.errors = resume_state.errors.copy()
         """How many chains failed, by the error and the stage in which they met it."""
-        self.output_tokens = {role: resume_state.output_tokens.get(role, 0) for role in roles}
+        self.output_tokens = {role: resume_state.output_tokens.get(role, 0) for role in plan.engines}
+        self.kept_tokens = 0
+        """Tokens of committed steps and of answers, of this session alone."""
+        self._finishing = plan.finishing
         self.oldest: dict[str, float] = {}
         """When each live chain started, by `chain_id`, oldest first."""
         self.tell: Callable[[str], object] = lambda sentence: None
         """Is told what a person should read while the run goes on."""
         self._strangers: set[tuple[str, str]] = set()
+
+    def sampled(self, role: str, stage: str, tokens: int) -> None:
+        """A call of `stage` to the engine `role` was answered with so many tokens."""
+        self.output_tokens[role] += tokens
+        if stage in self._finishing:
+            self.kept_tokens += tokens
+
+    def committed(self, stage: str, decision: str, tokens: int) -> None:
+        """`stage` committed a step of so many tokens. Those of a stage that finishes its chain count as they are sampled."""
+        self.steps += 1
+        self.decisions[decision] += 1
+        if stage not in self._finishing:
+            self.kept_tokens += tokens
 
     def answered(self, role: str, asked: str, model: str) -> None:
         """The engine `role` answered as the `model` where it was asked for `asked`: said once, if that is another one."""
@@ -167,7 +184,7 @@ class ChainRecorder:
         label, end = attempt.label, self._clock.now()
         usage = (completion or NO_ANSWER).usage
         self._count(label, usage, attempt.submit - attempt.ready)
-        self._progress.output_tokens[label.role] += usage.output_tokens
+        self._progress.sampled(label.role, label.name, usage.output_tokens)
         self._rows.call(self._call_row(attempt, completion, usage, error, end))
         self._calls += 1
         if completion is not None and completion.model is not None:
@@ -201,8 +218,7 @@ class ChainRecorder:
         if recorded:
             self._step_started, self._round = now, RoundTotals()
             return
-        self._progress.steps += 1
-        self._progress.decisions[step.decision] += 1
+        self._progress.committed(step.stage, step.decision, len(step.span.ids))
         columns = NO_VERDICT if verdict is None else _verdict_columns(verdict, step.verify_stage)
         self._rows.step(
             StepRow(

@@ -80,7 +80,7 @@ class Executor:
         rooms = settings.cache_tokens
         self.dispatchers = {role: Dispatcher(engines[role], spec, clock, rooms.get(role)) for role, spec in specs.items()}
         self.lanes = {role: dispatcher.lane for role, dispatcher in self.dispatchers.items()}
-        self.progress = Progress(list(specs), self._resume_state)
+        self.progress = Progress(plan, self._resume_state)
         self._switch = self._new_switch(plan, control, clock, schedule)
         self._block = bind(plan, stages, self.dispatchers, self._switch, threads=not settings.virtual_time)
         self._mode = MODES.get(plan.speculate)

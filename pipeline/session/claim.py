@@ -45,7 +45,7 @@ def claimed(options: RunOptions, name: str, *, on_disk: bool = True) -> Iterator
         with hold_default(RUNS, name) as folder:
             yield Claim(folder=folder)
         return
-    if options.resume and (options.output / FILE).is_file() and is_over(old := old_run(options.output), options):
+    if options.resume and (options.output / FILE).is_file() and (old := old_run(options.output)) and is_over(old, options):
         yield Claim(folder=options.output, old=old, nothing_to_do=True)
         return
     _remove_drafts(options.output)
@@ -72,9 +72,12 @@ def _remove_drafts(folder: Path) -> None:
                     draft.unlink(missing_ok=True)
 
 
-def old_run(folder: Path) -> RunFile:
-    """The `run.json` of the run to resume in `folder`; raises `InputError`."""
+def old_run(folder: Path) -> RunFile | None:
+    """The `run.json` of the run to resume in `folder`; None where the process was killed while its engines were being opened, so that there
+    is nothing to go on from. Raises `InputError`."""
     old = RunFile.read(folder)
+    if old.status == "starting":
+        return None
     if not old.sessions:
         raise InputError(str(folder / FILE), "is of an earlier version, whose runs cannot go on; start a new run")
     return old

@@ -219,6 +219,7 @@ def _view(run: Begun, site: Site, work: Work, clock: Clock, rows: InlineGrader) 
         plan=checked.plan,
         folder=checked.folder,
         chains=checked.chains,
+        samples=checked.options.samples,
         schedule=checked.options.schedule,
         batch_size=checked.options.batch_size,
         virtual_time=checked.virtual_time,

@@ -15,6 +15,7 @@ from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.chain_recorder import Clock, Progress
 from pipeline.runtime.lane import Lane
 from pipeline.runtime.rows import RowSink
+from pipeline.session.ready import Ready
 
 SOLVING = "solving"
 """`ReplicaState.what` of a replica whose engines are open."""
@@ -46,6 +47,8 @@ class View(Struct, frozen=True, kw_only=True):
     folder: Path | None
     chains: int
     """The number of chains, those that have not started included."""
+    samples: int = 1
+    """Chains of each problem."""
     schedule: str
     batch_size: int
     virtual_time: bool
@@ -78,7 +81,8 @@ class Observer(Struct, frozen=True, kw_only=True):
 
     starting: Starting = lambda specs: nullcontext(Listener())
     """Displays the start of the engines."""
-
+    ready: Callable[[Ready], object] = lambda ready: None
+    """Is called with a run that was checked, before its engines are opened."""
     watch: Watch = lambda view: nullcontext()
     """Displays the progress of the run."""
     tell: Tell = lambda sentence: None

@@ -92,6 +92,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """The run counts as failed (exit code 3) only if a larger share of its chains failed."""
     allow_drift: tuple[str, ...] = ()
     """On resume: those of `MAY_DRIFT` that may differ from the earlier sessions."""
+    baseline: bool = False
+    """Solve the problems with the target alone as well, in a folder next to this run's."""
     in_memory: tuple[str, ...] = ()
     """Which of `graph` and `engines` are in no file, because a caller of the Python API gave them as values."""
     judges: tuple[str, ...] = ()

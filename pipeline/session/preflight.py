@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from pipeline.analysis.headline.adapters import unused_adapters, used_adapters
 from pipeline.data.problems import Fingerprint, Problems
 from pipeline.engines.registry import cautions, virtual_time
 from pipeline.engines.replay.recording import bindings
@@ -18,7 +19,6 @@ from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import broken_plugins, engine_specs, registered_alone, stage_specs
 from pipeline.graph.spec import GraphSpec
-from pipeline.session.checks.adapters import unused_adapters, used_adapters
 from pipeline.session.checks.call_time import time_notices
 from pipeline.session.checks.order import Thoughts, earlier_thoughts
 from pipeline.session.checks.replay import announcements, check_replay, resolved

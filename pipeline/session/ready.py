@@ -1,6 +1,7 @@
 """A run whose folder is held: a checked run enters, what earlier sessions left in its folder leaves."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from msgspec import Struct, structs
 
@@ -9,7 +10,7 @@ from pipeline.session.checks.toy_models import strange_problems
 from pipeline.session.preflight import Preflight, new_record
 from pipeline.session.resume import mend_chains, read_resume_state
 from pipeline.trace.checking.inventory import check_files
-from pipeline.trace.run_file import RunFile, Session
+from pipeline.trace.run_file import FILE, RunFile, Session
 from pipeline.trace.store import recover
 
 
@@ -25,6 +26,21 @@ class Ready(Struct, frozen=True, kw_only=True):
     """Bytes of write-ahead files that were made parts, and of parts without rows that did not hang together."""
     remarks: tuple[str, ...] = ()
     """Sentences for a person about what was found in the folder."""
+
+
+@contextmanager
+def announced(ready: Ready) -> Iterator[None]:
+    """Let a new run be in its folder, as `starting`, while the body opens its engines; where it never begins it is gone again."""
+    folder = ready.checked.folder
+    if folder is None or ready.checked.old is not None:
+        yield
+        return
+    structs.replace(ready.record, status="starting").write(folder)
+    try:
+        yield
+    finally:
+        if RunFile.read_known(folder).status == "starting":
+            (folder / FILE).unlink(missing_ok=True)
 
 
 def take_up(checked: Preflight, command: Sequence[str] = ()) -> Ready:

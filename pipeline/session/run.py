@@ -14,6 +14,7 @@ from functools import partial
 import anyio
 from msgspec import structs
 
+from pipeline.analysis.headline.adapters import rejections
 from pipeline.data.many_files import files_of, open_files
 from pipeline.data.problems import Problems
 from pipeline.engine import Engine, EngineStatistics
@@ -25,7 +26,6 @@ from pipeline.runtime.admission.feed import InputFeed
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.rows import RowSink
 from pipeline.session.chains import Chains, OpenEngines, prepare, statistics
-from pipeline.session.checks.adapters import rejections
 from pipeline.session.checks.gpus import gpu_notices
 from pipeline.session.checks.order import start_order
 from pipeline.session.checks.replay import shortfall
@@ -35,7 +35,7 @@ from pipeline.session.loop import in_loop
 from pipeline.session.observer import Attend, Observer, ReplicaState
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan, notices, preflight
-from pipeline.session.ready import Ready, take_up
+from pipeline.session.ready import Ready, announced, take_up
 from pipeline.session.stop import Stop
 from pipeline.tasks import unwrapped
 from pipeline.trace.kept_problems import kept_problems
@@ -68,6 +68,7 @@ def run(
         if claim.nothing_to_do:
             return nothing_to_do(claim, options.fail_on_error)
         ready = take_up(checked, command)
+        observer.ready(ready)
         for sentence in ready.remarks:
             observer.tell(sentence)
         return in_loop(partial(carry_out or solve, ready, observer, attend=attend), virtual=checked.virtual_time)
@@ -106,8 +107,9 @@ async def solve(ready: Ready, observer: Observer, stop: Stop | None = None, *, a
 
     async def opened(stop: Stop) -> SessionResult:
         opening = time.monotonic()
-        async with opened_engines(ready.checked.plan.engines, observer) as engines:
-            return await solve_on(engines, ready, observer, stop, opening)
+        with announced(ready):
+            async with opened_engines(ready.checked.plan.engines, observer) as engines:
+                return await solve_on(engines, ready, observer, stop, opening)
 
     return await attended(opened, stop or Stop(), attend)
 

@@ -19,14 +19,15 @@ from pipeline.files import new_file, open_file
 from pipeline.graph.plan import Block, Plan, RecordedPlan, decode_plan, encode_plan, settings_of
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import DEFAULT_PROMPTS
-from pipeline.machine import core_count, memory
+from pipeline.machine import core_count, cuda_mps, memory
 from pipeline.machine import versions as installed
 from pipeline.redaction import redact_all
 from pipeline.trace.folder import check_still_held
 
 FILE = "run.json"
-Status = Literal["running", "finished", "failed", "interrupted"]
-"""`failed` means that the run could not go on; single chains that failed do not make it so."""
+Status = Literal["starting", "running", "finished", "failed", "interrupted"]
+"""`starting`: its engines are being opened, and no chain could start yet. `failed` means that the run could not go on; single
+chains that failed do not make it so."""
 Instant = Annotated[int, Meta(ge=0, le=4 * 10**18)]
 """Nanoseconds UTC, up to the year 2096, so that rows of later sessions have room in 64 bits."""
 Count = Annotated[int, Meta(ge=0, le=10**18)]
@@ -81,6 +82,8 @@ class Host(Struct, frozen=True, kw_only=True):
     cores: int | None = None
     """The cores that this process may keep busy."""
     memory_bytes: int | None = None
+    cuda_mps: bool | None = None
+    """Whether CUDA MPS ran, so that engines on one GPU compute side by side; null without a GPU, and in files of earlier versions."""
 
 
 class Totals(Struct, frozen=True, kw_only=True):
@@ -322,7 +325,7 @@ def replace_totals(folder: Path, **counts: int) -> None:
         raw = _read(folder)
     except InputError:
         return
-    if isinstance(raw.get("totals"), dict) and raw.get("status") not in (None, "running"):
+    if isinstance(raw.get("totals"), dict) and raw.get("status") not in (None, "starting", "running"):
         _write(folder, msgspec.json.encode(raw | {"totals": raw["totals"] | counts}))
 
 
@@ -393,6 +396,7 @@ def host() -> Host:
         processor=_processor(),
         cores=core_count(),
         memory_bytes=memory()[0],
+        cuda_mps=cuda_mps(),
     )
 
 

@@ -20,6 +20,7 @@ from pipeline.engine import Completion, Request, Tokenizer, Usage
 from pipeline.engines.replay.recording import Recording, tokenizer_of
 from pipeline.engines.replay.spec import ReplaySpec
 from pipeline.errors import BadRow, InputError, NeverGenerated, PipelineError, RunError
+from pipeline.graph.plan import Plan
 from pipeline.reasoning.chain import Chain, Span, Step
 from pipeline.reasoning.prompts import openings, role_of
 from pipeline.reasoning.translate import TokenTranslator
@@ -165,7 +166,7 @@ class Retracer:
         sample, seed, steps = row["sample_index"], self.record.seed, len(recorded.steps)
         order = (problem.row - 1) * self.record.samples + sample
         clock = Clock(0, lambda: 0.0)
-        record = _Retracing(self.record.run_id, list(self.plan.engines), clock, problem, sample, recorded)
+        record = _Retracing(self.record.run_id, self.plan, clock, problem, sample, recorded)
         mode = MODES.get(self.plan.speculate)
         chain = Chain(problem, sample, order, seed, self._openings, self._translator, self._limits, mode)
         record.chain = chain
@@ -242,8 +243,8 @@ class _Recalls:
 class _Retracing(ChainRecorder):
     """Notes the requests and the steps of one chain, and writes no rows."""
 
-    def __init__(self, run_id: str, roles: list[str], clock: Clock, problem: Problem, sample_index: int, recorded: ResumedChain) -> None:
-        super().__init__(run_id, _NoRows(), Progress(roles, ResumeState()), clock, problem, sample_index, recorded)
+    def __init__(self, run_id: str, plan: Plan, clock: Clock, problem: Problem, sample_index: int, recorded: ResumedChain) -> None:
+        super().__init__(run_id, _NoRows(), Progress(plan, ResumeState()), clock, problem, sample_index, recorded)
         self.chain: Chain | None = None
         self.committed: list[RetracedStep] = []
         self.ended = False

@@ -170,7 +170,7 @@ def test_all_analyses_together_have_the_replicas(replica_runs: dict[int, Path]) 
 
 def test_the_summary_has_a_line_about_replicas(replica_runs: dict[int, Path]) -> None:
     summary = summarize(replica_runs[4])
-    told = dict(facts(summary, simulated=True, engines=()).rows)
+    told = dict(facts(summary).rows)
     assert summary.replicas is not None
     assert told["replicas"].startswith(f"4: the busiest {summary.replicas.busy:.2f} times the mean busy time, most chains 1.23 times")
     assert told["replicas"].endswith(f"of the tail of {summary.tail_time_s:.3g} s")
@@ -178,7 +178,7 @@ def test_the_summary_has_a_line_about_replicas(replica_runs: dict[int, Path]) ->
     assert "engines of a replica" in told["overlap"]
     assert "Of all 4 replicas" in engines(summary).note
     alone = summarize(part(replica_runs[4], 0))
-    assert "replicas" not in dict(facts(alone, simulated=True, engines=()).rows)
+    assert "replicas" not in dict(facts(alone).rows)
     assert engines(alone).note == ""
 
 

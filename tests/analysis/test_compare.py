@@ -38,7 +38,7 @@ def test_figures_are_those_of_the_definitions(table: Make) -> None:
     assert (ours.tokens.value, ours.over_baseline.token_change.value) == (25.0, -0.5)
     assert (ours.over_baseline.thought_change.value, ours.over_baseline.answer_change.value) == (15 / 40 - 1, 0.0)
     assert (ours.fallback_rate.value, ours.draft_share.value) == (0.25, 0.75)
-    assert ours.tokens_per_s == 10.0
+    assert ours.kept_tokens_per_s == 10.0
     assert (ours.reflective["drafted"].value, ours.reflective["fallback"].value) == (20.0, 200.0)
     assert ours.reflective_gain.value == pytest.approx(180.0)
     assert (ours.text_tokens["drafted"].value, ours.text_tokens["fallback"].value) == (6.0, 20.0)
@@ -49,7 +49,7 @@ def test_several_samples_weigh_by_what_was_graded(table: Make) -> None:
     run = table("draft", ONES, right=[2, 0, 1, 0], graded=np.array([2.0, 2.0, 1.0, 0.0]), chains=np.full(4, 2.0))
     found = compare([run]).runs[0]
     assert found.accuracy.value == 3 / 5
-    assert found.tokens_per_s == 4 * 50 * 2 / 10.0
+    assert found.kept_tokens_per_s == 4 * 50 * 2 / 10.0
 
 
 def test_graphs_that_draft_nothing_have_no_share_of_steps(table: Make) -> None:
@@ -195,7 +195,7 @@ def test_runs_that_differ_in_the_seed_alone_are_pooled(table: Make) -> None:
     assert [run.name for run in found] == ["target", "s0 (+2 seeds)", "again", "larger", "less", "fewer"]
     one = compare(found).runs[1]
     assert (one.pooled, one.latency_s.value, one.accuracy.value) == (("s0", "s1", "s2"), 5.0, pytest.approx(7 / 12))
-    assert (one.tokens_per_s, one.fallback_rate.value, one.text_tokens["fallback"].value) == (20.0, 0.25, 20.0)
+    assert (one.kept_tokens_per_s, one.fallback_rate.value, one.text_tokens["fallback"].value) == (20.0, 0.25, 20.0)
     chains = np.array([1, 1, 1, 0, 1, 0, 1, 1, 1, 0, 0, 0.0])
     bounds = interval(np.repeat(np.arange(4), 3), chains)
     assert bounds is not None

@@ -82,7 +82,7 @@ def test_table_4_is_over_the_smallest_resources(table: Make) -> None:
     found = one(compare([large, small]), "SpecCoT table 4")
     assert cells(found, "resources") == ["2 GPUs", "4 GPUs"]
     assert cells(found, "time speed-up") == ["-", "+20.0%"]  # (10 - 8) / 10
-    assert cells(found, "committed tokens/s") == ["10", "12.5"]
+    assert cells(found, "kept tokens/s") == ["10", "12.5"]
     assert cells(found, "throughput gain") == ["-", "+25.0%"]
 
 

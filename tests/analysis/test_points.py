@@ -60,7 +60,7 @@ def test_a_run_with_failed_chains_has_no_speed_and_is_not_compared(tmp_path: Pat
         for name in ("target", "speccot")
     ]
     whole, lost = made
-    speeds = ("problems_per_s", "steady_problems_per_s", "output_tokens_per_s", "committed_tokens_per_s", "chain_p50_s", "over_limit")
+    speeds = ("problems_per_s", "steady_problems_per_s", "output_tokens_per_s", "kept_tokens_per_s", "chain_p50_s", "over_limit")
     assert (whole.failed, whole.problems) == (1, 9)
     assert 1 < lost.failed < 9
     assert {getattr(lost, name) for name in speeds} == {None}
@@ -132,7 +132,7 @@ def test_the_tables_say_what_the_points_do() -> None:
     assert ours.rows[0][:3] == ("1", "5 [4, 6]", "2 [1.6, 2.4]")
     assert ours.rows[0][-1] == "draft 2.5 target 1.25"  # 10 problems at 4 a second, over one second and over two
     assert ours.rows[1][:3] == ("8", "8", "0.5")
-    assert table_6.rows == (("1", "2.08 [1.67, 2.5]", "50", "1.00", "1.92"), ("8", "1.25", "50", "1.67", "0.50"))
+    assert table_6.rows == (("1", "2.08 [1.67, 2.5]", "100", "50", "1.00", "1.92"), ("8", "1.25", "100", "50", "1.67", "0.50"))
     assert crossings(points) == [
         "speccot, pipelined: faster than the target alone at batch size 1, slower than the target alone at batch size 8; "
         "the curves cross near batch size 2.83."

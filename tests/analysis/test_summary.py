@@ -11,8 +11,10 @@ import pytest
 from msgspec import structs
 
 from pipeline.analysis.compare.runs import read_chains
+from pipeline.analysis.headline.figures import EngineSummary, StageSummary, Summary
+from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.quality.samples import Interval
-from pipeline.analysis.summary import EngineSummary, StageSummary, Summary, summarize, tail_time_s
+from pipeline.analysis.summary import summarize, tail_time_s
 from pipeline.analysis.summary_tables import facts
 from pipeline.errors import InputError
 from pipeline.trace.events import CallRow, ChainRow, StepRow
@@ -89,8 +91,9 @@ def test_failed_chains_count_as_wrong_and_are_said(tmp_path: Path, blank: Blank)
     found = summarize(tmp_path)
     assert (found.graded, found.correct, found.failed, found.failed_as_wrong, found.pass_at) == (3, 2, 2, 1, {"1": pytest.approx(2 / 3)})
     assert found.accuracy == pytest.approx(2 / 3)
-    said = dict(facts(found, simulated=False, engines=()).rows)
-    assert said["accuracy"].startswith("66.7% (2 of 3 graded, 1 of them failed and count as wrong), 95% interval ")
+    said = next(row for row in headline(found).rows if row.name == "accuracy")
+    assert said.figure == "66.7 %"
+    assert said.text.startswith("2 of 3, 1 of them failed and count as wrong, 95 % interval ")
     compared = read_chains(tmp_path)
     assert (compared.problem_ids, compared.counts.tolist()) == (("p1", "p2", "p3"), [1, 1, 0])
     assert (compared.graded.problem.tolist(), compared.graded.correct.tolist()) == ([0, 1, 2], [1, 1, 0])
@@ -106,7 +109,7 @@ def test_probability_on_valid_options_is_summed_and_flagged(tmp_path: Path, blan
     found = summarize(tmp_path)
     assert found.option_mass is not None
     assert (found.option_mass.mean, found.option_mass.low_share, found.option_mass.flagged) == (pytest.approx(0.93), 0.1, True)
-    assert dict(facts(found, simulated=False, engines=()).rows)["options"].startswith("93.0% of the probability on valid options, ")
+    assert dict(facts(found).rows)["options"].startswith("93.0% of the probability on valid options, ")
 
 
 def engine_summary(*values: Any, **others: Any) -> EngineSummary:
@@ -139,7 +142,10 @@ def test_every_number(folder: Path) -> None:
         chains_per_s=0.2,
         steps=4,
         steps_per_s=0.4,
+        output_tokens=50,
         output_tokens_per_s=5.0,
+        kept_tokens=None,
+        kept_tokens_per_s=None,
         verified_steps=3,
         accepted_steps=2,
         fallback_steps=1,

@@ -59,7 +59,8 @@ class Watched:
 
     def __init__(self, virtual_time: bool = False) -> None:
         self.now = 0.0
-        self.progress = Progress(ROLES, ResumeState())
+        plan = load_plan(ROOT / "graphs/speccot.yaml", SIM, ())
+        self.progress = Progress(plan, ResumeState())
         self.engines = {role: Counting() for role in ROLES}
         self.lanes = {role: Lane(role, 8) for role in ROLES}
         for lane in self.lanes.values():
@@ -67,7 +68,7 @@ class Watched:
                 lane.put(Call("draft", order, Request(request_id=str(order), prompt_ids=[1], max_tokens=4)))
                 lane.take()
         view = View(
-            plan=load_plan(ROOT / "graphs/speccot.yaml", SIM, ()),
+            plan=plan,
             folder=None,
             chains=10,
             schedule="pipelined",
@@ -98,10 +99,10 @@ def test_the_display_says_how_many_chains_pause(watched: Watched) -> None:
         admission.turn(member, {"target": range(30)})
     watched.meter.view = msgspec.structs.replace(watched.meter.view, admission=admission)
     watched.progress.live = 2
-    assert "2 in flight," in line(watched.meter)
+    assert "paused" not in line(watched.meter)
     admission.turn(members[0], {"target": range(90)})
-    assert "2 in flight (1 paused)," in line(watched.meter)
-    assert "2 in flight (1 paused)," in watched.shown()
+    assert "1 paused" in line(watched.meter)
+    assert "2 in flight (1 paused): " in watched.shown()
 
 
 def test_the_display_says_since_when_an_engine_is_silent_and_then_knows_no_end(watched: Watched) -> None:
@@ -111,14 +112,15 @@ def test_the_display_says_since_when_an_engine_is_silent_and_then_knows_no_end(w
         for engine in watched.engines.values():
             engine.requests += 1
         assert "no answer" not in line(watched.meter)
-    assert line(watched.meter).endswith("ETA 1:20")
+    assert line(watched.meter) == "2/10 · 0.1 problems/s · ETA 1:20"
     watched.now += 150
     watched.engines["target"].requests += 1
     said = line(watched.meter)
-    assert "draft 0 tok/s, 4 in flight, 0 waiting, no answer for 2:30 · target 0 tok/s, 4 in flight, 0 waiting · ETA -" in said
+    assert said.endswith(" · ETA - · draft, no answer for 2:30")
     shown = watched.shown()
     assert "draft, no answer for 2:30" in shown
     assert "ETA -" in shown
+    assert "0 generated tokens/s, 0 kept tokens/s · 0 in flight: draft 4, target 4" in shown
     watched.engines["draft"].requests += 1
     assert "no answer" not in line(watched.meter)
     assert "ETA -" not in line(watched.meter)

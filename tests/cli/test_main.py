@@ -1,6 +1,7 @@
 """The command line: what is printed where, and the exit codes."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.commands import pipeline, spawned
+from tests.support.paths import TEST_SET
 
 ROOT = Path(__file__).parent.parent.parent
 SPECCOT, SIM = "graphs/speccot.yaml", "graphs/engines/sim-2xh100.yaml"
@@ -53,9 +55,27 @@ def test_a_run_prints_its_summary_and_where_the_answers_are(tmp_path: Path, prob
     columns = ("--column", "problem=question", "--column", "problem_id=id")
     done = pipeline("run", SPECCOT, "--engines", SIM, "--input", problems, *columns, "--output", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    assert "simulated time" in done.stdout
+    assert "2 of 2 solved in " in done.stdout
+    assert " of simulated time" in done.stdout
     assert f"pipeline export {tmp_path}/out -o answers.csv" in done.stdout
     assert sorted(pq.read_table(tmp_path / "out/chains")["problem_id"].to_pylist()) == ["a", "b"]
+
+
+@pytest.mark.slow
+def test_a_baseline_is_solved_after_the_run_and_compared(tmp_path: Path) -> None:
+    run = ("run", SPECCOT, "--engines", SIM, "--input", TEST_SET, "--limit", "20", "--output", tmp_path / "out")
+    done = pipeline(*run, "--baseline")
+    assert done.returncode == 0, done.stderr
+    assert [line.partition(":")[0] for line in done.stderr.splitlines() if " 20 problems, " in line] == ["speccot", "target"]
+    told = done.stdout
+    assert " as fast as the target alone: " in told
+    assert "both are simulated" in told
+    assert pipeline("resume", tmp_path / "out").stdout == told, "both are finished"
+    shutil.rmtree(tmp_path / "out-target")
+    assert pipeline("resume", tmp_path / "out").stdout == told, "it is solved again"
+    assert pipeline(*run[:-1], tmp_path / "plain").stdout.count("baseline     not run   to compare with the target alone:") == 1
+    again = pipeline("run", "target", "--engines", SIM, "--input", TEST_SET, "--baseline")
+    assert (again.returncode, again.stderr.startswith("error: --baseline: target is the target alone")) == (2, True)
 
 
 @pytest.mark.slow
@@ -71,8 +91,9 @@ def test_why_chains_failed_is_printed(tmp_path: Path, problems: Path) -> None:
     columns = ("--column", "problem=question", "--output", tmp_path / "[bold]")
     done = pipeline("run", SPECCOT, "--engines", SIM, "--input", problems, *columns, "--set", "engines.target.max_model_len=16")
     assert done.returncode == 3
-    assert "for example: a prompt of" in done.stdout
-    assert "[bold]: finished" in done.stdout
+    assert "2 of 2 chains: 2 " in done.stdout
+    assert "; for example: a prompt of" in done.stdout
+    assert "/[bold]\n" in done.stdout
 
 
 @pytest.mark.slow
@@ -81,7 +102,7 @@ def test_a_failed_chain_is_exit_code_3(tmp_path: Path) -> None:
     path.write_text('{"problem": "What is 1 + 1?"}\n{oops\n')
     done = spawned("run", SPECCOT, "--engines", SIM, "--input", path, "--output", tmp_path / "out")
     assert done.returncode == 3
-    assert "1 failed (1 BadRow)" in done.stdout
+    assert "1 of 2 chains: 1 BadRow; for example: " in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_the_table_has_a_row_for_each_and_columns_for_what_was() -> None:
         "node",
         "chains",
         "problems/s",
-        "tokens/s",
+        "generated tokens/s",
         "busy",
         "idle: tail",
         "own tail",

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from anyio.from_thread import BlockingPortal
 
-from pipeline.analysis.summary import Summary, summarize
+from pipeline.analysis.headline.figures import Summary
+from pipeline.analysis.summary import summarize
 from pipeline.engine import Engine
 from pipeline.engines.process.engine import WorkerEngine
 from pipeline.session.options import RunOptions

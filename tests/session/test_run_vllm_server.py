@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.analysis.summary import Summary, summarize
+from pipeline.analysis.headline.figures import Summary
+from pipeline.analysis.summary import summarize
 from tests.support.commands import running
 from tests.support.paths import MODELS
 from tests.support.patience import HANGS_S

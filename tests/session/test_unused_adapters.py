@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from pipeline.session.checks.adapters import rejections, unused_adapters, used_adapters
+from pipeline.analysis.headline.adapters import rejections, unused_adapters, used_adapters
 from pipeline.session.preflight import load_plan, notices
 from pipeline.trace.run_file import RunFile
 from tests.support.paths import ROOT

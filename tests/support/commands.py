@@ -42,13 +42,13 @@ def running(out: Path, *arguments: str, chains: int = 500, graph: str = "speccot
 @contextmanager
 def begun(*arguments: str | Path, chains: int | None) -> Iterator[subprocess.Popen[str]]:
     """A command that carries out or resumes a run of so many chains, once they are live; with `None` from its start on."""
-    command = [*COMMAND, *map(str, arguments)]
+    command = [*COMMAND, *map(str, arguments), *([] if chains is None else ["--verbose"])]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stderr is not None
     try:
         if chains is not None:
-            assert any(f" {chains} chains" in line for line in process.stderr)  # notices may come before it
+            assert any(line.startswith(f"solving {chains:,} chains") for line in process.stderr)  # notices may come before it
         yield process
     finally:
         process.kill()

@@ -19,7 +19,7 @@ def point(problems_per_s: float, batch_size: int = 8, *, system: str = "speccot"
         "orchestrator_cpu_s": None,
         "steady_problems_per_s": None,
         "output_tokens_per_s": 100.0,
-        "committed_tokens_per_s": 50.0,
+        "kept_tokens_per_s": 50.0,
         **dict.fromkeys(("chain_mean_s", "chain_p50_s", "chain_p90_s", "chain_p99_s", "accuracy", "accuracy_low", "accuracy_high")),
         "acceptance_rate": None,
         "draft_share": None,

@@ -173,8 +173,10 @@ class Compared(Struct, frozen=True, kw_only=True):
     """Steps by the draft over all steps (SpecReason 5.2)."""
     wall_time_s: float | None
     """Wall time of the whole run; the mean of pooled ones. Null where chains failed: their time is no speed."""
-    tokens_per_s: float | None
-    """Committed tokens over wall time (SpecCoT table 6)."""
+    generated_tokens_per_s: float | None
+    """Tokens that all roles sampled, whatever became of them, over wall time."""
+    kept_tokens_per_s: float | None
+    """Kept tokens, those of thoughts and answers, over wall time (SpecCoT table 6)."""
     text_tokens: dict[str, Estimate]
     """Tokens of a text by its kind: `drafted`, `longest` of a round, `accepted`, `rejected`, `fallback`."""
     reflective: dict[str, Estimate]
@@ -232,7 +234,8 @@ def figures(run: RunTable, base: RunTable) -> Compared:
         # A graph without drafts has no share, rather than a share of 0.
         draft_share=share(run.accepted, run.steps) if verified.any() else NOTHING,
         wall_time_s=wall_s,
-        tokens_per_s=float((tokens * run.chains).sum()) / wall_s / max(1, len(run.pooled)) if wall_s else None,
+        generated_tokens_per_s=_per_s(sum(run.output_tokens.values(), np.zeros(len(run.chains))), run, wall_s),
+        kept_tokens_per_s=_per_s(tokens, run, wall_s),
         text_tokens={kind: ratio(text.tokens, text.count) for kind, text in run.texts.items()},
         reflective={kind: _per_1000(text) for kind, text in run.texts.items()},
         reflective_gain=_reflective_gain(run.texts),
@@ -242,6 +245,11 @@ def figures(run: RunTable, base: RunTable) -> Compared:
         agreement=agreement(run.scored) if run.scored else None,
         over_baseline=differ(run, base),
     )
+
+
+def _per_s(tokens: Array, run: RunTable, wall_s: float | None) -> float | None:
+    """Tokens of a run over its wall time, the mean one of pooled runs; `tokens` are means over the samples of each problem."""
+    return float((tokens * run.chains).sum()) / wall_s / max(1, len(run.pooled)) if wall_s else None
 
 
 def _accuracy(run: RunTable) -> Estimate:

@@ -99,7 +99,7 @@ TOKENS = Metric("tokens", lambda run, _: run.tokens)
 THOUGHT = Metric("tokens of the thought", lambda run, _: run.thought_tokens)
 LATENCY = Metric("latency s", lambda run, _: run.latency_s)
 SPEED_UP = Metric("r", lambda run, _: run.over_baseline.speed_up, over="target")
-THROUGHPUT = Metric("tokens/s", lambda run, _: Estimate(run.tokens_per_s), _plain)
+THROUGHPUT = Metric("kept tokens/s", lambda run, _: Estimate(run.kept_tokens_per_s), _plain)
 WALL = Metric("wall time s", lambda run, _: Estimate(run.wall_time_s), _plain)
 FALLBACK = Metric("fallback", lambda run, _: run.fallback_rate, percent)
 GAIN = Metric("gain over the target alone", lambda run, _: run.over_baseline.accuracy_gain, _signed, "target")
@@ -149,7 +149,9 @@ SHAPES: dict[str, Shape] = {
             LATENCY,
             Metric("time saved", _saved, _signed, "resources"),
             THROUGHPUT,
-            Metric("throughput gained", lambda run, base: _less_one(_over(run.tokens_per_s, base.tokens_per_s)), _signed, "resources"),
+            Metric(
+                "throughput gained", lambda run, base: _less_one(_over(run.kept_tokens_per_s, base.kept_tokens_per_s)), _signed, "resources"
+            ),
         ),
         rows=("data", "system", "models"),
         columns=("metric", "resources"),

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
+from pipeline.bundled import model_name
 from pipeline.graph.plan import LoopNode, Plan, StageNode, settings_of
 from pipeline.graph.prompts import DEFAULT_PROMPTS, Prompts
 from pipeline.graph.spec import PLAIN_SAMPLING, SamplingSpec
@@ -117,7 +118,7 @@ def imposed(ours: Rules, theirs: Rules, plain: Rules, plain_theirs: Rules) -> It
 def _engine(settings: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: settings[name] for name in ENGINE if settings.get(name) is not None}
     if "model" in found:
-        found["model"] = str(found["model"]).removeprefix("bundled:").rstrip("/").rpartition("/")[2]
+        found["model"] = model_name(str(found["model"]))
     return found
 
 

@@ -26,6 +26,7 @@ from pipeline.analysis.quality.verdicts import verdicts
 from pipeline.analysis.resources import EngineFacts, Resources, engine_facts, replica_count, resources
 from pipeline.analysis.time.thinking import read_thinking
 from pipeline.analysis.time.timeline import Array, Names
+from pipeline.bundled import model_name
 from pipeline.errors import InputError, UsageError
 from pipeline.graph.plan import Plan
 from pipeline.trace.events import UNFINISHED
@@ -187,8 +188,7 @@ class RunTable(Struct, frozen=True, kw_only=True):
     @property
     def models(self) -> dict[str, str]:
         """The model of each of the `roles`, without its folder."""
-        names = {role: str(self.engines.get(role, {}).get("model", role)).removeprefix("bundled:") for role in self.roles}
-        return {role: name.rstrip("/").rpartition("/")[2] for role, name in names.items()}
+        return {role: model_name(str(self.engines.get(role, {}).get("model", role))) for role in self.roles}
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunTable]:

@@ -189,7 +189,10 @@ def systems(c: Comparison) -> Table:
 
 def tokens(c: Comparison) -> Table:
     """Output tokens by model, one row for each role of a run: SpecCoT table 6."""
-    columns = ("run", "system", "role", "model", "tokens per problem", "speculated inside", "of these accepted", "wall time s", "tokens/s")
+    columns = (
+        *("run", "system", "role", "model", "tokens per problem", "speculated inside", "of these accepted"),
+        *("wall time s", "generated tokens/s", "kept tokens/s"),
+    )
     rows = [
         (
             run.run,
@@ -200,14 +203,15 @@ def tokens(c: Comparison) -> Table:
             plain(run.speculated_tokens.get(role)),
             _accepted(run, role),
             plain(run.wall_time_s),
-            plain(run.tokens_per_s),
+            plain(run.generated_tokens_per_s),
+            plain(run.kept_tokens_per_s),
         )
         for run in c.runs
         for role, sampled in _in_order(run)
     ]
     note = (
         "Sampled by each model, whatever became of them; `speculated inside` is the engine's own count over the whole run. "
-        "Tokens/s: committed ones over the wall time."
+        "Tokens/s: of all roles together, over the wall time; kept are those of thoughts and answers."
     )
     return Table("Tokens by model, per problem (SpecCoT table 6: throughput)", columns, tuple(rows), note)
 
@@ -263,7 +267,7 @@ def samples(c: Comparison) -> Table:
 def by_resources(c: Comparison) -> Iterator[Table]:
     """For each group of runs by resources, times and throughput over those on the smallest: SpecCoT table 4."""
     runs = {run.run: run for run in c.runs}
-    columns = ("resources", "run", "latency s", "time speed-up", "committed tokens/s", "throughput gain")
+    columns = ("resources", "run", "latency s", "time speed-up", "generated tokens/s", "kept tokens/s", "throughput gain")
     for group in (group for group in c.groups if group.by == "resources"):
         first = runs[group.members[0].run]
         rows = []
@@ -271,18 +275,19 @@ def by_resources(c: Comparison) -> Iterator[Table]:
             run = runs[member.run]
             is_first = run is first
             saved = _saved(next((d.speed_up for d in c.differences.get(run.run, ()) if d.over == first.run), Estimate(None)))
-            gain = run.tokens_per_s / first.tokens_per_s - 1 if run.tokens_per_s and first.tokens_per_s else None
+            gain = _less_one(run.kept_tokens_per_s, first.kept_tokens_per_s)
             rows.append(
                 (
                     member.value,
                     run.run,
                     number(run.latency_s),
                     "-" if is_first else percent(saved, sign=True),
-                    plain(run.tokens_per_s),
+                    plain(run.generated_tokens_per_s),
+                    plain(run.kept_tokens_per_s),
                     "-" if is_first else plain_percent(gain, sign=True),
                 )
             )
-        note = "Over the smallest resources. A run has one wall time, so its throughput has no interval."
+        note = "Over the smallest resources. A run has one wall time, so its throughput, in kept tokens/s, has no interval."
         yield Table(f"{_named(group, first)}: by resources (SpecCoT table 4)", columns, tuple(rows), note)
 
 
@@ -290,6 +295,10 @@ def _saved(speed_up: Estimate) -> Estimate:
     """Share of the time that a speed-up saves: 1 - 1/r, which is what SpecCoT table 4 prints."""
     ends = [None if r is None else 1 - 1 / r for r in (speed_up.value, speed_up.low, speed_up.high)]
     return Estimate(*ends)
+
+
+def _less_one(over: float | None, under: float | None) -> float | None:
+    return over / under - 1 if over and under else None
 
 
 def by_batch_size(c: Comparison) -> Iterator[Table]:
@@ -303,14 +312,23 @@ def by_batch_size(c: Comparison) -> Iterator[Table]:
             (
                 member.value,
                 plain(run.wall_time_s),
-                plain(run.tokens_per_s),
+                plain(run.generated_tokens_per_s),
+                plain(run.kept_tokens_per_s),
                 times(members[0].wall_time_s, run.wall_time_s),
                 accuracy(run),
                 *([times(peer.wall_time_s, run.wall_time_s) if peer else "-"] if any(peers) else []),
             )
             for member, run, peer in zip(group.members, members, peers, strict=True)
         )
-        columns = ("batch size", "wall time s", "tokens/s", "speed-up", "accuracy", *([f"over {base}"] if any(peers) else []))
+        columns = (
+            "batch size",
+            "wall time s",
+            "generated tokens/s",
+            "kept tokens/s",
+            "speed-up",
+            "accuracy",
+            *([f"over {base}"] if any(peers) else []),
+        )
         note = f"`over {base}`: its wall time at the same batch size over this one." if any(peers) else ""
         yield Table(f"{_named(group, members[0])}: wall time and throughput by batch size (SpecCoT table 6)", columns, rows, note)
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.progress import state_of
+from pipeline.analysis.progress import ACTIVE, state_of
 from pipeline.cli.commands import command, option
 from pipeline.cli.main import print_line
 from pipeline.cli.options import json_option
@@ -31,7 +31,7 @@ class RunState(Struct, frozen=True, kw_only=True):
     graph: str
     models: str
     state: str
-    """`running`, `finished`, `interrupted`, `failed` or `killed`."""
+    """See `state_of`."""
     chains: int
     """Chains that are over."""
     of: int
@@ -102,7 +102,7 @@ def _state(folder: Path, run: RunFile) -> RunState:
         chains=over,
         of=run.input.rows * run.samples,
         accuracy=totals.correct / totals.graded if totals.graded and not simulated else None,
-        problems_per_s=over / seconds if seconds and state != "running" else None,
+        problems_per_s=over / seconds if seconds and state not in ACTIVE else None,
         bytes=_size(folder),
     )
 

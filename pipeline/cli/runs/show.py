@@ -1,4 +1,4 @@
-"""`pipeline show RUN [CHAIN]`: one chain of a run in the terminal, step by step; with `--failed` why chains failed."""
+"""`pipeline show RUN [CHAIN]`: a run's summary, one of its chains step by step, or with `--failed` why chains failed."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +13,7 @@ from pipeline.cli.located import RunFolder
 from pipeline.cli.main import print_line, print_page
 from pipeline.cli.options import json_option
 from pipeline.cli.runs.check import print_flaws
+from pipeline.cli.summary import print_summary
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.errors import UsageError, did_you_mean
 from pipeline.report.transcripts import Candidate, Step, Transcript, transcripts_of, unused_drafts
@@ -32,19 +33,22 @@ VERDICTS = {"right": "bold green", "wrong": "bold red", "failed": "bold red"}
 @option("--failed", is_flag=True, help="Print why chains failed, grouped by error, stage and message.")
 @json_option
 def show(run: Path, problem: str | None, attempt: int, candidates: bool, failed: bool, as_json: bool) -> None:
-    """Show how the run in folder RUN solved a problem, step by step. CHAIN is its problem_id; by default the first problem.
+    """Show the summary of the run in folder RUN, or how it solved a problem, step by step; CHAIN is the problem_id.
 
     Green: accepted draft step. Yellow: written by the target after it rejected all drafts. Cyan: guidance. Blue: no drafts involved.
     `pipeline resume RUN --retry-failed` solves failed chains again.
     """
-    if as_json and not failed:
-        raise UsageError("--json: only with --failed; for the steps of a chain as data use `pipeline export --as steps`")
+    if as_json and problem is not None:
+        raise UsageError("--json: not with CHAIN; for its steps as data use `pipeline export --as steps`")
     check_folder(run)
     print_flaws([run])
     if failed:
         if problem is not None or candidates:
             raise UsageError("--failed: about all chains; leave out " + ("--candidates" if candidates else f"CHAIN {problem!r}"))
         _print_failures(failures(run), as_json)
+        return
+    if problem is None:
+        print_summary(run, with_about=True, as_json=as_json)
         return
     chain = _chain(run, problem, attempt)
     [transcript] = transcripts_of(run, RunFile.read(run), {chain: ()}).transcripts
@@ -67,24 +71,17 @@ def _print_failures(found: list[Failure], as_json: bool) -> None:
         print_line(f"    {chains}")
 
 
-def _chain(run: Path, problem: str | None, attempt: int) -> str:
+def _chain(run: Path, problem: str, attempt: int) -> str:
     """The `chain_id` of an attempt at a problem; raises `UsageError` where the run has no such chain yet."""
-    first: tuple[int, str] | None = None
     known: dict[str, None] = {}
-    for batch in read_batches(run, "chains", ["chain_id", "problem_id", "input_row", "sample_index"]):
+    for batch in read_batches(run, "chains", ["chain_id", "problem_id", "sample_index"]):
         for row in batch.to_pylist():
             if row["sample_index"] != attempt:
                 continue
-            if problem is None:
-                first = min(first or (row["input_row"], row["chain_id"]), (row["input_row"], row["chain_id"]))
-            elif row["problem_id"] == problem:
+            if row["problem_id"] == problem:
                 return str(row["chain_id"])
-            elif len(known) < 10_000:
+            if len(known) < 10_000:
                 known[row["problem_id"]] = None
-    if first is not None:
-        return first[1]
-    if problem is None:
-        raise UsageError(f"{run}: no chain of attempt {attempt} has finished yet")
     raise UsageError(f"{run}: no finished chain of problem {problem!r}, attempt {attempt}; {did_you_mean(problem, list(known))}")
 
 

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.analysis.progress import RunProgress, run_progress
+from pipeline.analysis.progress import ACTIVE, RunProgress, run_progress
 from pipeline.analysis.resources import of_answers
 from pipeline.cli.commands import command, option
 from pipeline.cli.live import duration
@@ -48,7 +48,7 @@ def watch(run: Path, interval: float, once: bool, as_json: bool) -> None:
                 print_line(progress_line(found, rates))
             else:
                 live.update(_panel(found, rates), refresh=True)
-            if once or found.state != "running":
+            if once or found.state not in ACTIVE:
                 return
             time.sleep(interval)
 

@@ -19,6 +19,16 @@ class PlainConsole(Console):
         if not self.is_terminal:
             self.width = WIDTH
 
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """See `rich.console.Console.print`; off a terminal, as in a log file, no line is padded with blanks."""
+        if self.is_terminal:
+            super().print(*objects, **settings)
+            return
+        with self.capture() as captured:
+            super().print(*objects, **settings)
+        self.file.write("\n".join(line.rstrip() for line in captured.get().split("\n")))
+        self.file.flush()
+
     def render_str(self, text: str, **options: Any) -> Text:
         """See `rich.console.Console.render_str`; control characters are shown as `\\uXXXX`."""
         return super().render_str(sanitize(text), **options)

@@ -1,4 +1,7 @@
-"""The display of engines that start, on stderr: on a terminal a line that changes, elsewhere a plain line for every phase."""
+"""The display of engines that start, on stderr: on a terminal lines that change, then one line that says how long it took.
+
+With `--verbose` every phase of every engine is a line of its own.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,8 +29,14 @@ class Starts:
     def __init__(self, specs: Mapping[str, EngineSpec], now: Callable[[], float] = time.monotonic) -> None:
         """`now` is the clock, in seconds."""
         self._now = now
-        self._began = dict.fromkeys(specs, now())
+        self._first = now()
+        self._began = dict.fromkeys(specs, self._first)
         self._phases = {role: ("waiting to start", at) for role, at in self._began.items()}
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the first engine began to start."""
+        return self._now() - self._first
 
     def take(self, role: str, phase: str) -> None:
         """The engine `role` is in this phase from now on."""
@@ -57,12 +66,15 @@ class Shown(Listener):
 
     def __init__(self, starts: Starts, *, lines: bool) -> None:
         """`lines`: every phase is a line of its own."""
-        self._starts, self._lines, self.verbose = starts, lines, options().verbose
+        self._starts, self.lines, self.verbose = starts, lines, options().verbose
+        self.heard = False
+        """Whether an engine has said anything."""
 
     def phase(self, role: str, phase: str) -> None:
         """See `Listener.phase`."""
+        self.heard = True
         self._starts.take(role, phase)
-        say = print_notice if self._lines else log
+        say = print_notice if self.lines else log
         say(f"engine {role}: {self._starts.line(role)}")
 
     def output(self, role: str, line: str) -> None:
@@ -75,7 +87,7 @@ class Shown(Listener):
 def show_starts(specs: Mapping[str, EngineSpec]) -> Iterator[Listener]:
     """Display the engines of `specs` while they start; simulated ones, which start at once, say nothing."""
     starts = Starts(specs)
-    shown = Shown(starts, lines=not has_panel())
+    shown = Shown(starts, lines=options().verbose and not has_panel())
     if has_panel():
         console = PlainConsole(stderr=True)
         with Live(get_renderable=lambda: _panel(starts), console=console, refresh_per_second=PER_SECOND, transient=True):
@@ -83,6 +95,9 @@ def show_starts(specs: Mapping[str, EngineSpec]) -> Iterator[Listener]:
     else:
         with repeated(SAY_AGAIN_S, lambda: _say_late(starts)):
             yield shown
+    if shown.heard:
+        print_notice(f"engines ready after {starts.elapsed_s:.1f} s")
+    shown.lines = not has_panel()  # an engine that starts again later is news
 
 
 def _panel(starts: Starts) -> Table:

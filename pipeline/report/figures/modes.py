@@ -51,7 +51,7 @@ def modes_table(found: ModesOverTime) -> Table:
         speed = each.tokens / each.chain_s if each.chain_s else None
         share = plain_percent(each.chain_s / total if total else None)
         rows.append((words, f"{each.steps:,}", f"{each.tokens:,}", f"{plain(each.chain_s)} s ({share})", plain(speed)))
-    return Table("Modes", ("mode", "steps", "thought tokens", "chain time", "tokens/s per chain"), tuple(rows))
+    return Table("Modes", ("mode", "steps", "thought tokens", "chain time", "thought tokens/s per chain"), tuple(rows))
 
 
 def changes_table(found: ModesOverTime) -> Table:
@@ -60,6 +60,6 @@ def changes_table(found: ModesOverTime) -> Table:
     said = [(f"{each.at_s:.3f}", each.what, f"{each.speculating:,} of {each.live:,}") for each in shown]
     expected = [(plain(each.speculative), plain(each.direct)) for each in shown]
     rows = tuple((*left, *right) for left, right in zip(said, expected, strict=True))
-    columns = ("time (s)", "decision", "speculating chains", "expected tokens/s", "expected tokens/s, target only")
+    columns = ("time (s)", "decision", "speculating chains", "expected thought tokens/s", "expected thought tokens/s, target only")
     more = len(found.changes) - len(shown)
     return Table("Controller decisions", columns, rows, f"The first {len(shown)}; {more:,} more are in run.json." if more else "")

@@ -44,14 +44,14 @@ def which(replicas: Sequence[ReplicaFigures]) -> str:
     """What `shown` leaves out, in a sentence; empty where it is nothing."""
     if len(replicas) <= 2 * ENDS:
         return ""
-    return f"Of {len(replicas):,} replicas the {ENDS} slowest and the {ENDS} fastest, by tokens/s, from slow to fast."
+    return f"Of {len(replicas):,} replicas the {ENDS} slowest and the {ENDS} fastest, by generated tokens/s, from slow to fast."
 
 
 def replicas_table(replicas: Sequence[ReplicaFigures]) -> Table:
     """A row for each replica that is `shown`."""
     causes = {cause: words for cause, words in IDLE.items() if any(each.idle_share[cause] > 0 for each in replicas)}
     idle = [f"idle: {words}" for words in causes.values()]
-    columns = ("replica", "node", "chains", "problems/s", "tokens/s", "busy", *idle, "own tail", "starts", "losses")
+    columns = ("replica", "node", "chains", "problems/s", "generated tokens/s", "busy", *idle, "own tail", "starts", "losses")
     rows = [
         (
             str(each.replica),
@@ -96,10 +96,10 @@ def throughput(replicas: Sequence[ReplicaFigures]) -> go.Figure:
     for role, colour in colours(roles).items():
         rates = [each.engines[role].output_tokens_per_s or 0.0 for each in rows]
         about = [[plain(each.problems_per_s), each.chains, drawn(", ".join(each.nodes))] for each in rows]
-        said = "%{y}: %{x:,.0f} tokens/s<br>%{customdata[0]} problems/s, %{customdata[1]} chains<br>%{customdata[2]}"
+        said = "%{y}: %{x:,.0f} generated tokens/s<br>%{customdata[0]} problems/s, %{customdata[1]} chains<br>%{customdata[2]}"
         bar = go.Bar(x=rates, y=names, name=drawn(role), orientation="h", customdata=about, hovertemplate=said)
         figure.add_trace(bar.update(marker={"color": colour, "line": {"width": 0}}))
-    figure.update_xaxes(title="output tokens/s", rangemode="tozero")
+    figure.update_xaxes(title="generated tokens/s", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", type="category", dtick=1)
     return axes(figure)
 

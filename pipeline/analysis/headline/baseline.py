@@ -1,0 +1,75 @@
+"""The run of the target alone that belongs to a run (`run --baseline`): the run's folder enters, the comparison with it leaves.
+
+Its folder is called after that of the run, next to it, so that both are found wherever they are moved together.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from msgspec import structs
+
+from pipeline.analysis.compare.compare import compare
+from pipeline.analysis.compare.figures import Compared
+from pipeline.analysis.compare.rules import Rules, differences
+from pipeline.analysis.compare.runs import read_runs
+from pipeline.analysis.headline.figures import Baseline, Summary
+from pipeline.analysis.progress import ACTIVE, state_of
+from pipeline.analysis.summary import summarize
+from pipeline.errors import InputError, UsageError
+from pipeline.trace.read import read_batches
+from pipeline.trace.run_file import FILE, RunFile
+
+SUFFIX = "-target"
+"""What the name of the baseline's folder adds to that of the run's."""
+
+
+def baseline_folder(run: Path) -> Path:
+    """The folder of the baseline of the run in the folder `run`, whether there is one or not."""
+    return run.with_name(run.name + SUFFIX)
+
+
+def summary_of(run: Path) -> Summary:
+    """The summary of a run folder as it is now, with its baseline where there is one; raises `InputError` as `summarize` does."""
+    found = summarize(run)
+    status = state_of(run, RunFile.read_known(run)) if found.status in ACTIVE else found.status
+    example = next((name.as_py() for batch in read_batches(run, "chains", ["problem_id"]) for name in batch.column(0)), None)
+    return structs.replace(found, status=status, example=example, baseline=read_baseline(run.absolute(), found.stop_reasons))
+
+
+def read_baseline(run: Path, stop_reasons: Collection[str]) -> Baseline | None:
+    """How the run in the folder `run`, whose chains ended for these reasons, compares with its baseline; None where it has none."""
+    folder = baseline_folder(run)
+    if not (folder / FILE).is_file():
+        return None
+    state = state_of(folder, RunFile.read_known(folder))
+    if state != "finished":
+        return Baseline(run=folder.name, status=state)
+    try:
+        tables = read_runs([run, folder])
+        found = compare(tables, folder.name)
+    except (InputError, UsageError) as error:  # no problem that both have finished
+        return Baseline(run=folder.name, status=state, flags=(str(error),))
+    ours, theirs = found.runs
+    unmet = _unmet(tables[0].rules, tables[1].rules, stop_reasons)
+    rate, base_rate = _problems_per_s(ours), _problems_per_s(theirs)
+    return Baseline(
+        run=folder.name,
+        status=state,
+        problems_per_s=base_rate,
+        kept_tokens_per_s=theirs.kept_tokens_per_s,
+        accuracy=theirs.accuracy.value,
+        times_as_fast=rate / base_rate if rate and base_rate else None,
+        speed_up=ours.over_baseline.speed_up,
+        accuracy_gain=ours.over_baseline.accuracy_gain,
+        flags=tuple(flag.what for flag in found.flags if flag.run == ours.run and flag.what not in unmet),
+    )
+
+
+def _unmet(ours: Rules, theirs: Rules, stop_reasons: Collection[str]) -> set[str]:
+    """What differs in the stop conditions of two runs, if no chain has met one."""
+    met = {each.partition(" ")[0] for each in (*ours.exits, *theirs.exits)} & set(stop_reasons)
+    return set() if met else {clause for kind, clause in differences(ours, theirs) if kind == "exits"}
+
+
+def _problems_per_s(run: Compared) -> float | None:
+    return run.problems / run.wall_time_s if run.wall_time_s else None

@@ -1,0 +1,50 @@
+"""A run's summary on stdout: a run folder enters; ten lines leave, or one, or all figures as tables or JSON."""
+
+import shlex
+from pathlib import Path
+
+import msgspec
+
+from pipeline.analysis import summary_tables
+from pipeline.analysis.headline.baseline import summary_of
+from pipeline.analysis.headline.lines import about, headline
+from pipeline.cli.main import print_line, print_page
+from pipeline.cli.terminal.console import PlainConsole
+from pipeline.cli.terminal.notices import options, print_notice
+from pipeline.cli.terminal.tables import print_table
+from pipeline.session.ready import Ready
+from pipeline.text import one_line
+
+
+def print_summary(folder: Path, *, with_about: bool = False, as_json: bool = False) -> None:
+    """Print the summary of the run in `folder` as the command was asked to; `with_about`: with a line that says what is solved with what.
+
+    Raises `InputError` where there is no run.
+    """
+    found = summary_of(folder)
+    if as_json:
+        print_page(msgspec.json.encode(found, order="sorted"))
+        return
+    told = headline(found, shlex.quote(str(folder)))
+    if options().quiet:
+        print_line(f"{told.essential}   {folder}")
+        return
+    blocks = [
+        [*([told.about] if with_about else []), f"{told.head}   {folder}"],
+        [f"  {line}" for line in told.lines],
+        [f"{what:<10}  {command}" for what, command in told.commands],
+    ]
+    print_page("\n\n".join("\n".join(map(one_line, block)) for block in blocks))
+    if options().verbose:
+        for table in (summary_tables.facts(found), summary_tables.engines(found), summary_tables.stages(found)):
+            print_table(table, PlainConsole())
+
+
+def print_about(ready: Ready) -> None:
+    """Say what a run will solve with what, and in which folder, before its engines are opened."""
+    checked, state = ready.checked, ready.resume_state
+    chosen, plan = checked.options, checked.plan
+    said = about(plan.name, checked.chains, chosen.samples, plan.models, chosen.most_live, toy=plan.has_toy_models)
+    replicas = f" on each of {chosen.replicas} replicas" if chosen.replicas > 1 else ""
+    over = f", {state.done + state.failed:,} are over already" if state.done + state.failed else ""
+    print_notice(f"{said}{replicas}{over}, in {checked.folder}")

@@ -1,0 +1,213 @@
+"""The summary in ten lines, and what is said to limit a run: summaries that are made by hand, and runs on simulated engines."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from pipeline.analysis.compare.compare import compare
+from pipeline.analysis.compare.runs import read_run
+from pipeline.analysis.headline.baseline import baseline_folder, summary_of
+from pipeline.analysis.headline.decided import take_turns
+from pipeline.analysis.headline.figures import Baseline, EngineSummary, Summary
+from pipeline.analysis.headline.limits import limit
+from pipeline.analysis.headline.lines import headline
+from pipeline.analysis.quality.estimates import Estimate
+from pipeline.analysis.quality.samples import Interval
+from pipeline.analysis.resources import EngineFacts
+from pipeline.analysis.summary import summarize
+from pipeline.session.options import RunOptions
+from pipeline.session.preflight import load_plan
+from pipeline.session.run import run
+from pipeline.sweep.baseline import plan_baseline
+from pipeline.trace.run_file import UNKNOWN, Host
+from tests.support.paths import ROOT, SIM
+from tests.support.runs import solve, write_problems
+
+SLOWER = Baseline(
+    run="run-target",
+    status="finished",
+    problems_per_s=68.3,
+    accuracy=0.998,
+    times_as_fast=0.71,
+    speed_up=Estimate(0.7, 0.68, 0.74),
+)
+
+
+def engine(busy: float) -> EngineSummary:
+    """An engine that was busy for this share of the time."""
+    counts = dict.fromkeys(EngineSummary.__struct_fields__, 1) | {"busy_share": busy, "speculated_tokens": None, "answered_by": {}}
+    return EngineSummary(**counts | {"retried_calls": 0, "restarts": 0})
+
+
+def summary(draft: float = 0.895, target: float = 0.997, **others: Any) -> Summary:
+    """The run of the bundled pair over its test set; `draft` and `target`: shares of the time in which they were busy."""
+    values: dict[str, Any] = {
+        "run": "run",
+        "status": "finished",
+        "graph": "speccot",
+        "models": {"target": "tiny-target", "draft": "tiny-draft"},
+        "has_toy_models": True,
+        "drafters": ("draft",),
+        "planned": 500,
+        "example": "p7",
+        "schedule": "pipelined",
+        "startup_s": 5.2,
+        "batch_size": 64,
+        "wall_time_s": 10.3,
+        "problems": 500,
+        "chains": 500,
+        "done": 500,
+        "failed": 0,
+        "cancelled": 0,
+        "graded": 500,
+        "correct": 498,
+        "accuracy": 0.996,
+        "accuracy_interval": Interval(0.986, 0.999, "wilson"),
+        "samples": 1,
+        "pass_at": {"1": 0.996},
+        "majority_accuracy": None,
+        "problems_per_s": 48.5,
+        "chains_per_s": 48.5,
+        "steps": 2654,
+        "steps_per_s": 258.0,
+        "output_tokens": 88_703,
+        "output_tokens_per_s": 8612.0,
+        "kept_tokens": 22_330,
+        "kept_tokens_per_s": 2168.0,
+        "verified_steps": 2154,
+        "accepted_steps": 2066,
+        "fallback_steps": 88,
+        "acceptance_rate": 0.959,
+        "fallback_rate": 0.041,
+        "thought_tokens": 19_830,
+        "draft_share": 0.762,
+        "draft_tokens": 80_000,
+        "wasted_draft_tokens": 64_800,
+        "span_s": 10.3,
+        "overlap_s": 9.0,
+        "overlap_share": 0.87,
+        "tail_time_s": 0.5,
+        "engines": {"target": engine(target), "draft": engine(draft)},
+        "stages": {},
+        "stop_reasons": {"thought_closed": 500},
+        "errors": {},
+        "error_examples": {},
+    }
+    return Summary(**values | others)
+
+
+def test_ten_lines_say_how_a_run_went() -> None:
+    found = headline(summary(), "runs/one")
+    assert found.about == "speccot: 500 problems, target tiny-target, draft tiny-draft (toy models), up to 64 at once"
+    assert found.head == "500 of 500 solved in 10.3 s: 48.5 problems/s"
+    assert found.essential == "500 of 500 solved in 10.3 s: 48.5 problems/s, 99.6 % right"
+    assert found.lines == [
+        "accuracy     99.6 %    498 of 500, 95 % interval 98.6 to 99.9",
+        "drafting     95.9 %    of 2,154 drafted steps accepted, 76.2 % of the reasoning; 88 rewritten by the verifier",
+        "tokens       25.2 %    of 88,703 generated were kept: 2,168 kept tokens/s, 8,612 generated tokens/s; "
+        "81.0 % of the drafted ones were discarded",
+        "engines                target 99.7 % busy, draft 89.5 %",
+        "baseline     not run   to compare with the target alone:  pipeline resume runs/one --baseline",
+        "limited by             target: it is busy 100 % of the time, draft 90 %; more or faster devices for it",
+    ]
+    assert [command for _, command in found.commands] == [
+        "pipeline export runs/one -o answers.csv",
+        "pipeline show runs/one p7",
+        "pipeline report runs/one",
+    ]
+    assert headline(summary()).commands == ()
+
+
+def rows(**others: Any) -> dict[str, str]:
+    """The rows of a headline by name, figure and text as one."""
+    return {row.name: f"{row.figure} {row.text}".strip() for row in headline(summary(**others), "run").rows}
+
+
+def test_a_baseline_is_compared_and_an_expected_loss_is_called_so() -> None:
+    found = headline(summary(baseline=SLOWER)).lines
+    start = next(place for place, line in enumerate(found) if line.startswith("baseline"))
+    assert found[start : start + 2] == [
+        "baseline     0.71 x   as fast as the target alone: 48.5 against 68.3 problems/s; a single problem 0.70 times as fast [0.68, 0.74]",
+        "                      accuracy 99.6 % against 99.8 %; a loss is expected of toy models, see docs: concepts/when-to-use",
+    ]
+    told = headline(summary(baseline=SLOWER, has_toy_models=False, simulated=True, answers="simulated")).lines
+    assert told[start + 1].strip() == "both are simulated"
+    assert rows(baseline=structs.replace(SLOWER, flags=("seed is 1",)))["unlike"] == "seed is 1"
+    stopped = Baseline(run="run-target", status="interrupted")
+    assert rows(baseline=stopped)["baseline"] == "- the run of the target alone is interrupted:  pipeline resume run --baseline"
+    assert "baseline" not in rows(drafters=())
+
+
+def test_failures_are_told_first_with_their_share() -> None:
+    found = rows(failed=3, done=497, errors={"RequestRefused": 2, "BadRow": 1}, error_examples={"RequestRefused": "too long"})
+    assert next(iter(found)) == "failed"
+    assert found["failed"] == "0.6 % 3 of 500 chains: 2 RequestRefused, 1 BadRow; for example: too long"
+    assert rows(failed=1, chains=1_000_000, errors={"BadRow": 1})["failed"].startswith("0.0001 % 1 of 1,000,000 chains")
+    assert rows(accuracy=0.9999, correct=9999, graded=10_000)["accuracy"].startswith("99.99 % 9,999 of 10,000")
+    assert headline(summary(status="interrupted", done=120, chains=120)).head.startswith("interrupted: 120 of 500 solved in 10.3 s")
+
+
+NOTHING = {"accepted_steps": 0, "verified_steps": 8, "fallback_steps": 8}
+UNUSED = "engine 'target' has an adapter, `selection`, with which no stage is computed"
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (NOTHING, "nothing drafted was accepted, 100 % of 8 verdicts were rejections; was the verifier trained to choose"),
+        (
+            NOTHING | {"unused_adapters": (UNUSED,), "pauses": 5},
+            f"nothing drafted was accepted, 100 % of 8 verdicts were rejections; {UNUSED}",
+        ),
+        ({"unused_adapters": (UNUSED,), "baseline": SLOWER, "has_toy_models": False}, UNUSED),
+        ({"baseline": SLOWER, "has_toy_models": False, "pauses": 5}, "speculation: the target alone is faster here"),
+        ({"baseline": SLOWER}, "target: it is busy"),
+        ({"take_turns": ("draft", "target"), "pauses": 5}, "one GPU: draft and target take turns on it; CUDA MPS would let them"),
+        ({"pauses": 5, "target": 0.5, "draft": 0.4}, "KV cache: it was full, chains paused 5 times"),
+        ({"target": 0.7, "draft": 0.4}, "batch size: no engine was busy all the time, the target 70 % of it; try more than 64 chains"),
+        ({"target": 0.7, "schedule": "lockstep", "draft": 0.4}, "schedule lockstep: no engine was busy all the time"),
+        ({"target": 0.7, "draft": 0.4, "chains": 20}, "few problems: no engine was busy all the time, the target 70 % of it, with all 20"),
+        ({"target": 0.99, "draft": 0.98}, "target and draft: both are busy all the time"),
+        ({"target": 0.8, "draft": 0.98}, "draft: it is busy 98 % of the time, target 80 %; fewer candidates, a smaller draft"),
+        ({"engines": {"target": engine(0.99)}, "drafters": ()}, None),
+        ({"engines": {}}, None),
+    ],
+)
+def test_the_first_cause_that_the_figures_show_is_told(others: dict[str, Any], said: str | None) -> None:
+    found = limit(summary(**others))
+    assert found is None if said is None else (found or "").startswith(said), found
+
+
+@pytest.mark.parametrize(("mps", "devices", "expected"), [(False, ("GPU 0",), True), (True, ("GPU 0",), False), (False, ("GPU 1",), False)])
+def test_engines_on_one_gpu_take_turns_without_mps(mps: bool, devices: tuple[str, ...], expected: bool) -> None:
+    record = structs.replace(UNKNOWN, plan=load_plan(ROOT / "graphs/speccot.yaml", SIM))
+    facts = {"draft": EngineFacts(devices=("GPU 0",), accelerators=1), "target": EngineFacts(devices=devices, accelerators=1)}
+    assert bool(take_turns(structs.replace(record, host=Host(cuda_mps=mps)), facts)) is expected
+
+
+@pytest.mark.slow
+def test_kept_tokens_are_those_that_a_comparison_says(tmp_path: Path) -> None:
+    for graph in ("speccot", "target", "scot", "self-consistency"):
+        folder = solve(tmp_path, graph, graph).folder
+        found, ours = summarize(folder), compare([read_run(folder)]).runs[0]
+        assert found.kept_tokens_per_s == pytest.approx(ours.kept_tokens_per_s)
+        assert found.output_tokens_per_s == pytest.approx(ours.generated_tokens_per_s)
+        assert 0 < found.kept_tokens <= found.output_tokens
+
+
+@pytest.mark.slow
+def test_a_run_is_compared_with_the_run_of_the_target_alone_next_to_it(tmp_path: Path) -> None:
+    result = solve(tmp_path)
+    assert summary_of(result.folder).baseline is None
+    given = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=write_problems(tmp_path))
+    options = plan_baseline(given).beside(result.folder)
+    assert options.output == baseline_folder(result.folder) == tmp_path / "run-target"
+    alone = run(options)
+    assert (alone.exit_code, alone.run.plan.name) == (0, "target")
+    found = summary_of(result.folder).baseline
+    assert found is not None
+    assert found.problems_per_s == pytest.approx(12 / (alone.run.wall_time_s or 0))
+    assert found.times_as_fast == pytest.approx((alone.run.wall_time_s or 0) / (result.run.wall_time_s or 0))
+    assert not any("max_steps" in flag for flag in found.flags), "no chain has met it"
