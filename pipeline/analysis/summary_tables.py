@@ -27,7 +27,7 @@ def facts(s: Summary) -> Table:
 
 def engines(summary: Summary) -> Table:
     """A row for each engine: its calls, tokens and busy time."""
-    columns = ("engine", "calls", "input tokens", "cached", "computed again", "output tokens", "generated tokens/s", "busy", "in flight")
+    columns = ("engine", "calls", "input tokens", "cached", "recomputed", "output tokens", "generated tokens/s", "busy", "in flight")
     rows = []
     for name, engine in summary.engines.items():
         rows.append(

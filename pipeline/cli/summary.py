@@ -36,7 +36,8 @@ def print_summary(folder: Path, *, with_about: bool = False, as_json: bool = Fal
     ]
     print_page("\n\n".join("\n".join(map(one_line, block)) for block in blocks))
     if options().verbose:
-        for table in (summary_tables.facts(found), summary_tables.engines(found), summary_tables.stages(found)):
+        print_page("".join(f"\n{name:<14} {one_line(text)}" for name, text in summary_tables.facts(found).rows))
+        for table in (summary_tables.engines(found), summary_tables.stages(found)):
             print_table(table, PlainConsole())
 
 

@@ -46,6 +46,6 @@ def plan_baseline(options: RunOptions) -> BaselinePlan:
         raise UsageError(f"--baseline: {options.graph} is the target alone: there is nothing to compare it with")
     own = {"graph": alone.graph, "engines": alone.engines_file, "settings": alone.settings, "baseline": False}
     return BaselinePlan(
-        options=structs.replace(options, **own, calibration=None),
+        options=structs.replace(options, **own),
         notices=tuple(opponents(systems)),
     )

@@ -43,7 +43,8 @@ def _take_turns(s: Summary) -> str | None:
     if len(s.take_turns) < 2:
         return None
     remedy = "`sharing: mps` in the engines file" if s.simulated else "`nvidia-cuda-mps-control -d` before the run"
-    return f"one GPU: {' and '.join(s.take_turns)} take turns on it; CUDA MPS would let them compute side by side ({remedy})"
+    where = "one device" if s.simulated else "one GPU"
+    return f"{where}: {' and '.join(s.take_turns)} take turns on it; CUDA MPS would let them compute side by side ({remedy})"
 
 
 def _cache_full(s: Summary) -> str | None:
