@@ -109,8 +109,9 @@ def api() -> str:
     """The names of the package, documented by themselves."""
     names = sorted(pipeline.__all__, key=lambda name: isinstance(getattr(pipeline, name), type))  # functions first
     members = (f"::: {getattr(pipeline, name).__module__}.{name}\n" for name in names)
-    solver = "::: pipeline.ray.Solver\n"
-    return "\n".join(["```python\nimport pipeline\n```\n", *members, solver])
+    options = "pipeline.session.options"
+    others = (f"::: {each}\n" for each in (f"{options}.GraphKeywords", f"{options}.RunKeywords", "pipeline.ray.Solver"))
+    return "\n".join(["```python\nimport pipeline\n```\n", *members, *others])
 
 
 def claims() -> str:

@@ -101,6 +101,11 @@ class Result(Struct, frozen=True, kw_only=True):
     def __len__(self) -> int:
         return len(self.chains)
 
+    def __repr__(self) -> str:
+        """One line, however many chains there are."""
+        totals, right = self.run.totals, "" if self.accuracy is None else f", {self.accuracy:.1%} of {self.run.totals.graded:,} right"
+        return f"<Result of {self.run.plan.name}: {totals.chains_done:,} done, {totals.chains_failed:,} failed{right}>"
+
     @property
     def accuracy(self) -> float | None:
         """Right chains over graded ones, 0 to 1, failed chains counted as wrong; None where none was graded."""

@@ -86,6 +86,7 @@ def test_public_names_are_there_and_few() -> None:
 
 def test_a_result_has_typed_rows_in_the_order_of_the_problems(solved: pipeline.Result) -> None:
     assert [row.problem_id for row in solved] == [row["problem_id"] for row in PROBLEMS]
+    assert repr(solved) == f"<Result of speccot: 12 done, 0 failed, {solved.accuracy:.1%} of 12 right>"
     assert len(solved) == solved.run.totals.chains_done == 12
     assert all(isinstance(row, pipeline.ChainRow) and row.answer is not None for row in solved)
     assert (solved.folder, solved.run.status, solved.accuracy) == (None, "finished", solved.run.totals.correct / 12)
@@ -430,6 +431,8 @@ CELLS = (
     "result = pipeline.solve('speccot', problems, engines='sim-2xh100')\nlen(result), result.run.status",
     "rows = [row async for row in pipeline.solve_async('speccot', problems, engines='sim-2xh100')]\nlen(rows)",
     "result.to_pandas().shape[0]",
+    "@pipeline.grader\ndef any_answer(answer, reference):\n    return True",
+    "pipeline.solve('target', problems, engines='sim-2xh100', graders=[any_answer])",
 )
 
 
@@ -441,7 +444,9 @@ def test_in_the_kernel_of_a_notebook(tmp_path: Path) -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     nbclient.NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
     said: list[Mapping[str, Any]] = [output for cell in notebook.cells for output in cell.outputs]
-    assert [output["data"]["text/plain"] for output in said] == ["(4, 'finished')", "4", "4"]
+    assert [output["data"]["text/plain"] for output in said] == [
+        "(4, 'finished')", "4", "4", "<Result of target: 4 done, 0 failed, 100.0% of 4 right>"
+    ]  # fmt: skip
 
 
 MODELS = {"target": "bundled:tiny-target", "draft": "bundled:tiny-draft"}

@@ -29,6 +29,8 @@ DEEPEST = 60
 """Texts with more deeply nested brackets are taken to differ: parsers recurse and would overflow the stack."""
 
 _MATRIX = re.compile(r"^[\[(]?\s*\\begin\{matrix\}(.*)\\end\{matrix\}\s*[\])]?$", re.DOTALL)
+_BRACED = re.compile(r"\\?\{\s*\\?\{(?!.*\\[a-zA-Z]).*\}\s*\\?\}$", re.DOTALL)
+_OUTSIDE = re.compile(r"^(?:\||\\lvert\s*)([a-zA-Z])(?:\||\s*\\rvert)\s*(>=?|\\geq?\b)\s*([^<>=]+)$")
 _TOKEN = re.compile(r"\\begin\{|\\end\{|\\[{}]|\\[a-zA-Z]+|\\.|[(\[{}\])]|[,;]|(?<![<>!])=|\b(?:and|or)\b", re.DOTALL)
 _GROUPED = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])", re.ASCII)
 _BUILDER = re.compile(r"^\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\{?\s*R\s*\}?\s*)?(?:\||:|\\mid|\\vert)(.*)\\\}$", re.DOTALL)
@@ -52,6 +54,7 @@ _SAYINGS = {
 def same_form(answer: str, reference: str, leaf: Leaf) -> Ruling:
     """Whether `answer` equals `reference`, part by part; `leaf` decides about single expressions."""
     left, right = clean(answer), clean(reference)
+    left, right = _rows_in_braces(left, right), _rows_in_braces(right, left)
     if not left or not right or max(_depth(left), _depth(right)) > DEEPEST:
         return Ruling(False, "nothing to compare, or brackets too deep", left, right)
     bare = not left.startswith(r"\{") and not right.startswith(r"\{")
@@ -61,6 +64,13 @@ def same_form(answer: str, reference: str, leaf: Leaf) -> Ruling:
         if found.same:
             break
     return Ruling(found.same, found.rule, left, right)
+
+
+def _rows_in_braces(text: str, other: str) -> str:
+    """`text` with brackets where it is rows of numbers in braces, `{{1, 2}, {3, 4}}`, and the `other` one a matrix."""
+    if not (_BRACED.match(text) and _MATRIX.match(other)):
+        return text
+    return text.replace("\\", "").replace("{", "[").replace("}", "]")
 
 
 def _depth(text: str) -> int:
@@ -145,7 +155,11 @@ def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bar
 
 
 def _union(parts: Sequence[str]) -> Sequence[str]:
-    """The intervals of a union that is the only part, which another side may write as `x < 2 or x > 3`; `parts` where there is none."""
+    """The intervals of a union that is the only part, which another side may write as `x < 2 or x > 3`, and both sides of `|x| > 3`;
+    `parts` where there is none."""
+    if len(parts) == 1 and (outside := _OUTSIDE.match(parts[0])):
+        name, sign, bound = outside.groups()
+        return [f"{name} {sign} {bound}", f"{name} {sign.replace('>', '<').replace('g', 'l')} -({bound})"]
     pieces = [piece.strip() for piece in parts[0].split(r"\cup")] if len(parts) == 1 else []
     return pieces if len(pieces) > 1 else parts
 
