@@ -24,7 +24,7 @@ def constant(value: ast.expr) -> str | None:
     return str(value.value) if isinstance(value, ast.Constant) else None
 
 
-MISSING = [(where, constant(package), constant(extra)) for where, (_, package, extra) in calls("MissingExtra")]
+MISSING = [(where, constant(package), constant(extra)) for where, (_, package, extra, *_) in calls("MissingExtra")]
 COMMANDS = [(where, constant(extra)) for where, (extra,) in calls("install_command")]
 
 
