@@ -11,7 +11,8 @@ _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 """Control characters except tab and line feed, characters that change the direction of writing, and lone surrogates."""
 _MARKDOWN = re.compile(r"<|&(?=#?\w+;)|\||\](?=[(:])|\\(?=[!-/:-@\[-`{-~])")
 """What begins HTML or an entity, ends a cell or the text of a link or picture, and backslashes that would make the next character plain."""
-_FORMULA = re.compile(r"(?:\A|(?<=[;|\t\n]))(?=[\s\"']*[=@+\-\uff1d\uff20\uff0b\uff0d])")
+_COMPUTED = r"(?=[\s\"']*[=@+\-\uff1d\uff20\uff0b\uff0d])"
+_AT_START, _BEHIND = re.compile(_COMPUTED), re.compile(rf"[;|\t\n]{_COMPUTED}")
 """Where a spreadsheet would compute what follows (OWASP, CSV injection): at the beginning of a cell, and behind what separates cells where
 the separator is not the comma."""
 _PLAIN = re.compile(r"[\s\"']*(?:[+\-](?:\d+(?:[.,]\d*)*|[.,]\d+)(?:[eE][+\-]?\d+)?%?[\s\"']*(?:[;|\t\n]|\Z)|[+\-] )")
@@ -30,13 +31,11 @@ def one_line(text: str) -> str:
 
 def cell(text: str) -> str:
     """`text` as a cell of a table, sanitized, with an apostrophe wherever a spreadsheet would compute what follows."""
-
-    def guarded(found: "re.Match[str]") -> str:
-        plain = _PLAIN.match(text, found.start())
-        return "" if plain and not (found.start() == 0 and plain[0].endswith(" ")) else "'"
-
-    text = sanitize(text.replace("\r\n", "\n"))
-    return _FORMULA.sub(guarded, text)
+    text = text if text.isprintable() else sanitize(text.replace("\r\n", "\n"))
+    if _AT_START.match(text):
+        plain = _PLAIN.match(text)
+        text = text if plain and not plain[0].endswith(" ") else f"'{text}"
+    return _BEHIND.sub(_guarded, text)
 
 
 def in_markdown(text: str) -> str:
@@ -47,6 +46,10 @@ def in_markdown(text: str) -> str:
 def storable(text: str) -> str:
     """`text` as valid UTF-8, with escapes for the bytes of file names that are not."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def _guarded(found: "re.Match[str]") -> str:
+    return found[0] if _PLAIN.match(found.string, found.end()) else f"{found[0]}'"
 
 
 def _escaped(found: "re.Match[str]") -> str:

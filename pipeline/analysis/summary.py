@@ -1,11 +1,11 @@
 """The figures of a run: the trace files of a run folder and its `run.json` enter, one frozen `Summary` leaves.
 
-Calls and steps are streamed; of each chain a few numbers are held. Works on a run that goes on or was cut short: it counts what
-is on disk, in parts or write-ahead files. Nothing is written.
+Calls and steps are streamed; of each chain a few bytes are held (`chain_rows`). Works on a run that is going on or was cut short: it counts
+what is on disk, in parts or write-ahead files. Nothing is written.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +14,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.analysis.capabilities import PURPOSE_FROM, read_steps, with_purpose
+from pipeline.analysis.chain_rows import ChainCounts, ChainRows
 from pipeline.analysis.headline.decided import decided
 from pipeline.analysis.headline.figures import EngineSummary, StageSummary, Summary
 from pipeline.analysis.order import order_correlation
 from pipeline.analysis.quality.option_mass import COLUMNS as MASS
-from pipeline.analysis.quality.option_mass import masses, option_mass
-from pipeline.analysis.quality.samples import sample_statistics
-from pipeline.analysis.quality.verdicts import COLUMNS as VERDICT_COLUMNS
-from pipeline.analysis.quality.verdicts import verdicts
+from pipeline.analysis.quality.option_mass import MassTotals, masses
+from pipeline.analysis.quality.samples import GradedChains, sample_statistics
 from pipeline.analysis.time.imbalance import Imbalance, imbalance, leaves_full
 from pipeline.analysis.time.outline import read_whole_outline
 from pipeline.analysis.time.stays import read_stays, started_replicas
-from pipeline.analysis.time.timeline import Array, Names, Pauses, Timeline, replicas_of, timeline, worked_s
+from pipeline.analysis.time.timeline import Array, Names, Pauses, Timeline, timeline, worked_s
 from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
 from pipeline.trace.events import UNFINISHED
-from pipeline.trace.read import read_batches
+from pipeline.trace.read import count_rows, read_batches
 from pipeline.trace.run_file import FILE, RunFile
 
 TABLES = ("calls", "steps", "chains")
@@ -42,29 +41,29 @@ def summarize(run: Path) -> Summary:
         raise InputError(str(run), f"is not a run folder; expected {', '.join(TABLES[:2])} and {TABLES[2]} in it")
     file = RunFile.read_known(run)
     finishing = file.plan.finishing
-    chains, (steps, mass), calls = _read_chains(run), _read_steps(run, finishing), _Calls(run)
-    wall_s, batch_size = _wall_time(file, chains), file.batch_size or None
-    times = timeline(run, file.pauses, started_replicas(file) | set(chains["replica"].tolist()))
+    rows = ChainRows(run)
+    wall_s, alone_s = _times(file, rows)
+    chains, (steps, mass), calls = ChainCounts(rows), _read_steps(run, finishing), _Calls(run)
+    times = timeline(run, file.pauses, started_replicas(file) | chains.replicas)
     replicas = _imbalance(run, times) if times.replicas else None
-    alone_s = tail_time_s(chains["start_unix_ns"], chains["end_unix_ns"], batch_size, file.pauses)
     tokens = int(sum(totals["output_tokens"] for totals in calls.by_engine.values()))
     kept = _kept(file, chains, steps, calls)
     return Summary(
         run=run.resolve().name,
         status=None if file.status == "unknown" else file.status,
         **decided(file),
-        batch_size=batch_size,
+        batch_size=file.batch_size or None,
         admission=file.admission or None,
         pauses=file.totals.pauses,
         order=file.order or None,
         order_correlation=order_correlation(run) if file.order not in ("", "input") else None,
         wall_time_s=wall_s,
         **_chain_counts(chains, wall_s),
-        **_sample_counts(run, chains),
+        **_sample_counts(run, chains.graded),
         **_step_counts(steps, wall_s),
         draft_tokens=calls.drafted,
         wasted_draft_tokens=calls.drafted - steps["kept_draft_tokens"],
-        option_mass=option_mass(mass),
+        option_mass=mass.figures(),
         output_tokens=tokens,
         output_tokens_per_s=_over(tokens, wall_s),
         kept_tokens=kept,
@@ -80,13 +79,13 @@ def summarize(run: Path) -> Summary:
     )
 
 
-def _kept(run: RunFile, chains: dict[str, Any], steps: Counter[str], calls: "_Calls") -> int | None:
+def _kept(run: RunFile, chains: ChainCounts, steps: Counter[str], calls: "_Calls") -> int | None:
     """Tokens of the thoughts and answers of the chains that are done. What a stage samples that ends its chain is an answer, but for the
     thought in it."""
     if not run.plan.engines:
         return None
     answers = sum(totals["output_tokens"] for stage, totals in calls.by_stage.items() if stage in run.plan.finishing)
-    return int(chains["thought_tokens"][_done(chains)].sum()) + int(answers) - steps["finished_thought_tokens"]
+    return chains.done_thought_tokens + int(answers) - steps["finished_thought_tokens"]
 
 
 def _in_order(stages: Iterable[str], run: RunFile) -> list[str]:
@@ -98,11 +97,11 @@ def _in_order(stages: Iterable[str], run: RunFile) -> list[str]:
 def tail_time_s(start: Array, end: Array, batch_size: int | None, pauses: Pauses = ()) -> float | None:
     """Seconds from the last moment at which `batch_size` chains lived until the last chain's end; None without chains.
 
-    `start` and `end` are those of the chains, ns UTC; `pauses` are left out. Where never `batch_size` chains lived at once, the
-    most that did take its place.
+    `start` and `end` are those of the chains, each in order, ns UTC; `pauses` are left out. Where never `batch_size` chains lived at once,
+    the most that did take its place.
     """
     leaves = leaves_full(start, end, batch_size)
-    return None if leaves is None else worked_s(leaves, int(max(start.max(), end.max())), pauses)
+    return None if leaves is None else worked_s(leaves, int(max(start[-1], end[-1])), pauses)
 
 
 def _imbalance(run: Path, times: Timeline) -> Imbalance | None:
@@ -188,15 +187,15 @@ def _stage(totals: Counter[str], times: Timeline, name: str) -> StageSummary:
     return StageSummary(calls, failed, tokens, output, times.stages[name].in_flight_s, totals["client_wait_s"] + totals["queue_time_s"])
 
 
-def _read_steps(run: Path, finishing: Collection[str]) -> tuple[Counter[str], Array]:
+def _read_steps(run: Path, finishing: Collection[str]) -> tuple[Counter[str], MassTotals]:
     """Counts over all steps, and the probability mass that each verification gave to its options.
 
     `finishing`: the stages that end a chain."""
     totals: Counter[str] = Counter()
-    mass = [np.empty(0)]
+    mass = MassTotals(count_rows(run, "steps"))
     columns = ["stage", "decision", "verify_kind", *MASS, "step_token_ids", "draft_tokens", "draft_tokens_wasted"]
     for batch in read_steps(run, columns):
-        mass.append(masses(batch))
+        mass.add(masses(batch))
         length = pc.list_value_length(batch.column("step_token_ids")).to_numpy()
         totals["steps"] += batch.num_rows
         totals["verified_steps"] += batch.num_rows - batch.column("verify_kind").null_count
@@ -209,7 +208,7 @@ def _read_steps(run: Path, finishing: Collection[str]) -> tuple[Counter[str], Ar
         totals["finished_thought_tokens"] += int(length[ends].sum())
         kept = pc.subtract(batch.column("draft_tokens"), batch.column("draft_tokens_wasted"))
         totals["kept_draft_tokens"] += pc.sum(kept).as_py() or 0
-    return totals, np.concatenate(mass)
+    return totals, mass
 
 
 def _step_counts(totals: Counter[str], wall_s: float | None) -> dict[str, Any]:
@@ -222,30 +221,6 @@ def _step_counts(totals: Counter[str], wall_s: float | None) -> dict[str, Any]:
     }
 
 
-def _read_chains(run: Path) -> dict[str, Any]:
-    """Columns of the chains table, with only the last row of each chain.
-
-    `correct` is 1, 0 or -1 as in `events.counted`; `stop_reason`, `error_type` and `grading_error` are indices into the lists `reasons`,
-    `types` and `whys`; `replica` is `NO_REPLICA` where there is none; `place` is the row's index in the table.
-    """
-    reasons, types, whys = Names(), Names(), Names()
-    numbers = ("input_row", "sample_index", "start_unix_ns", "end_unix_ns", "thought_tokens")
-    makers: dict[str, Callable[[Any], Array]] = {name: lambda column: column.to_numpy() for name in numbers}
-    makers |= {"stop_reason": reasons.codes, "error_type": types.codes}
-    parts: dict[str, list[Array]] = {name: [np.empty(0, np.int8)] for name in (*makers, "correct", "grading_error", "replica")}
-    for batch in read_batches(run, "chains", list(dict.fromkeys((*makers, *VERDICT_COLUMNS))), ["grading_error", "replica"]):
-        for name, make in makers.items():
-            parts[name].append(make(batch.column(name)))
-        parts["correct"].append(verdicts(batch))
-        parts["replica"].append(replicas_of(batch))
-        written = "grading_error" in batch.schema.names  # which earlier versions did not
-        parts["grading_error"].append(whys.codes(batch.column("grading_error") if written else pa.nulls(batch.num_rows, pa.string())))
-    columns = {name: np.concatenate(parts.pop(name)) for name in [*parts]}
-    last = _last_rows(columns)
-    names = {"reasons": list(reasons), "types": list(types), "whys": list(whys)}
-    return {name: columns.pop(name)[last] for name in [*columns]} | {"place": last} | names  # of a million chains no column twice
-
-
 def _error_examples(run: Path) -> dict[str, str]:
     examples: dict[str, str] = {}
     for batch in read_batches(run, "chains", ["error_type", "error_message"]):
@@ -254,52 +229,30 @@ def _error_examples(run: Path) -> dict[str, str]:
     return examples
 
 
-def _last_rows(columns: dict[str, Array]) -> Array:
-    """Indices of the rows that count: the last one of each chain."""
-    order = np.lexsort((columns["end_unix_ns"], columns["sample_index"], columns["input_row"]))
-    again = (np.diff(columns["input_row"][order]) == 0) & (np.diff(columns["sample_index"][order]) == 0)
-    keep = np.ones(len(order), bool)
-    keep[:-1] = ~again
-    return np.asarray(order[keep])
-
-
-def _chain_counts(chains: dict[str, Any], wall_s: float | None) -> dict[str, Any]:
-    reasons = _counted(chains["stop_reason"], chains["reasons"])
-    failed, cancelled = reasons.get("error", 0), reasons.get("cancelled", 0)
-    done = _done(chains)
-    errors, grading_errors = _counted(chains["error_type"], chains["types"]), _counted(chains["grading_error"], chains["whys"])
-    for found in (errors, grading_errors):
-        found.pop("", None)
-    graded, correct = int((chains["correct"] >= 0).sum()), int((chains["correct"] == 1).sum())
-    was_lost = np.array([name == "error" for name in chains["reasons"]], bool)[chains["stop_reason"].astype(np.int64)]
+def _chain_counts(chains: ChainCounts, wall_s: float | None) -> dict[str, Any]:
+    failed, cancelled = (chains.stop_reasons[name] for name in UNFINISHED)
+    done = chains.number - failed - cancelled
+    graded, correct = len(chains.graded.correct), int(chains.graded.correct.sum())
     return {
-        "problems": len(np.unique(chains["input_row"])),
-        "chains": len(done),
-        "done": len(done) - failed - cancelled,
+        "problems": chains.problems,
+        "chains": chains.number,
+        "done": done,
         "failed": failed,
         "cancelled": cancelled,
         "graded": graded,
-        "failed_as_wrong": int((was_lost & (chains["correct"] >= 0)).sum()),
+        "failed_as_wrong": chains.failed_as_wrong,
         "correct": correct,
-        "grading_errors": grading_errors,
+        "grading_errors": dict(chains.grading_errors.most_common()),
         "accuracy": _over(correct, graded),
-        "problems_per_s": _over(len(np.unique(chains["input_row"][done])), wall_s),
-        "chains_per_s": _over(int(done.sum()), wall_s),
-        "stop_reasons": reasons,
-        "errors": errors,
+        "problems_per_s": _over(chains.done_problems, wall_s),
+        "chains_per_s": _over(done, wall_s),
+        "stop_reasons": dict(chains.stop_reasons.most_common()),
+        "errors": dict(chains.errors.most_common()),
     }
 
 
-def _done(chains: dict[str, Any]) -> Array:
-    """Which chains neither failed nor were cancelled."""
-    unfinished = [place for place, name in enumerate(chains["reasons"]) if name in UNFINISHED]
-    return np.asarray(~np.isin(chains["stop_reason"], unfinished))
-
-
-def _sample_counts(run: Path, chains: dict[str, Any]) -> dict[str, Any]:
-    graded = chains["correct"] >= 0
-    problem, sample, correct, place = (chains[name][graded] for name in ("input_row", "sample_index", "correct", "place"))
-    found = sample_statistics(run, problem, sample, correct, place)
+def _sample_counts(run: Path, graded: GradedChains) -> dict[str, Any]:
+    found = sample_statistics(run, graded)
     return {
         "accuracy_interval": found.interval,
         "samples": found.samples,
@@ -308,18 +261,16 @@ def _sample_counts(run: Path, chains: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _counted(codes: Array, names: list[str]) -> dict[str, int]:
-    counts = np.bincount(codes.astype(np.int64), minlength=len(names)).tolist()
-    return {name: count for name, count in Counter(dict(zip(names, counts, strict=False))).most_common() if count}
-
-
-def _wall_time(file: RunFile, chains: dict[str, Any]) -> float | None:
+def _times(file: RunFile, rows: ChainRows) -> tuple[float | None, float | None]:
+    """The wall time and the tail, in seconds."""
+    start, end = rows.times()
+    tail_s = tail_time_s(start, end, file.batch_size or None, file.pauses)
     if file.wall_time_s:
-        return file.wall_time_s
+        return file.wall_time_s, tail_s
     started, ended = file.started_unix_ns or None, file.ended_unix_ns
-    if (started is None or ended is None) and len(chains["end_unix_ns"]):
-        started, ended = int(chains["start_unix_ns"].min()), int(chains["end_unix_ns"].max())
-    return None if started is None or ended is None or ended <= started else (ended - started) / 1e9
+    if (started is None or ended is None) and len(end):
+        started, ended = int(start[0]), int(end[-1])
+    return None if started is None or ended is None or ended <= started else (ended - started) / 1e9, tail_s
 
 
 def _over(over: float, under: float | None) -> float | None:

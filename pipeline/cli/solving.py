@@ -17,6 +17,7 @@ from pipeline.cli import live
 from pipeline.cli.main import printing
 from pipeline.cli.options import Address
 from pipeline.cli.summary import print_about, print_summary
+from pipeline.cli.terminal.limits import return_memory
 from pipeline.cli.terminal.notices import print_error, print_notice
 from pipeline.cli.terminal.signals import restored_handlers, stop_on_signal
 from pipeline.cli.terminal.starting import show_starts
@@ -55,6 +56,7 @@ def solve_and_exit(options: RunOptions, as_json: bool, metrics: Address) -> NoRe
             for sentence in baseline.notices:
                 print_notice(sentence)
             results.append(solve(baseline.beside(folder)))
+    return_memory()  # which the summary may take
     if all(each.nothing_to_do for each in results):
         print_notice(f"{folder} is finished: there is nothing to resume")
     with printing("the summary") as printed:

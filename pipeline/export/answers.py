@@ -77,8 +77,9 @@ def _dicts(table: pa.Table) -> Iterator[Row]:
 
 def _problems(run: Path, record: RunFile) -> Iterator[tuple[Any, Row]]:
     """Every row of the input, and its own columns."""
-    problems = kept_problems(run, record.input) or open_problems(record.input.file, record.input.columns, record.input.part)
-    if problems.check().sha256 != record.input.sha256:
+    kept = kept_problems(run, record.input)
+    problems = kept or open_problems(record.input.file, record.input.columns, record.input.part)
+    if kept is None and problems.check().sha256 != record.input.sha256:
         raise InputError(str(problems.path), "is not the input of this run any more, which has not kept it")
     same = {record.input.columns.get(name, name) for name in ("problem", "problem_id")}
     for item, whole in problems.with_records():

@@ -6,7 +6,10 @@ and time is linear in the length of the texts.
 """
 
 import re
+from collections.abc import Callable
 from fractions import Fraction
+from functools import lru_cache, wraps
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from msgspec import Struct
 
@@ -22,6 +25,10 @@ BROKEN = "cannot load: "
 Canonical = Fraction | str
 LONGEST = 10_000
 """Answers of more characters are compared as they stand, without normalisation."""
+SHORT, KEPT = 200, 2048
+"""What is found about a text of at most so many characters is kept, of the last so many: samples and problems have answers in common."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _MOST_NUMERIC = 500
 _PERCENT = re.compile(r"(?:%|percent)[\s.$*_]*\Z", re.ASCII)
@@ -52,6 +59,19 @@ class Ruling(Struct, frozen=True):
     """The reference as it was compared."""
 
 
+def _kept(read: Callable[P, T]) -> Callable[P, T]:
+    """`read`, a pure function whose last argument is a text, with what it found about short texts kept."""
+    known = lru_cache(KEPT)(read)
+
+    @wraps(read)
+    def looked_up(*args: P.args, **named: P.kwargs) -> T:
+        short = not named and len(args[-1]) <= SHORT  # type: ignore[arg-type]
+        return known(*args) if short else read(*args, **named)
+
+    return looked_up
+
+
+@_kept
 def taken(kind: Kind, answer: str) -> Stated:
     """The part of an answer or of a reference that is compared: what it marks as its answer, or else all of it."""
     if kind not in KINDS or len(answer) > LONGEST:
@@ -75,9 +95,8 @@ def canonical(text: str) -> Canonical:
     plain = text.strip()
     if len(plain) > LONGEST:
         return plain
-    cleaned = clean(plain)
-    value, normal = _value(cleaned), compact(cleaned)
-    return value if value is not None else normal or f"\0{plain}"
+    found = _read(plain)
+    return found.value if found.value is not None else found.compact or f"\0{plain}"
 
 
 def as_kind(name: str | None) -> Kind:
@@ -95,7 +114,7 @@ def form_of(kind: Kind, reference: str) -> Form:
     reference = taken(kind, reference).text
     if kind == "letter" and choice(reference) is not None:
         return "letter"
-    return "number" if kind == "numeric" or (len(reference) <= LONGEST and _value(clean(reference)) is not None) else "expression"
+    return "number" if kind == "numeric" or (len(reference) <= LONGEST and _read(reference).value is not None) else "expression"
 
 
 def quick_grade(kind: Kind, answer: str, reference: str) -> bool | None:
@@ -115,10 +134,9 @@ def ruling(kind: Kind, answer: str, reference: str) -> Ruling | None:
     letters, options = choice(answer), choice(reference)
     if options and (kind == "letter" or (letters and len(options) == 1)):
         return _told("letters", letters == options, letters or clean(answer), options)
-    left, right = clean(answer), clean(reference)
-    forms = compact(left), compact(right)
-    values = _value(left), _value(right)
-    if None in values and (kind == "numeric" or (values[1] is not None and _is_sentence(left))):
+    mine, theirs = _read(answer), _read(reference)
+    forms, values = (mine.compact, theirs.compact), (mine.value, theirs.value)
+    if None in values and (kind == "numeric" or (values[1] is not None and _is_sentence(mine.cleaned))):
         values = _figure(answer), _figure(reference)
     if values[0] is not None and values[1] is not None:
         return _numbers(values[0], values[1], is_percentage(answer), is_percentage(reference))
@@ -127,6 +145,7 @@ def ruling(kind: Kind, answer: str, reference: str) -> Ruling | None:
     return Ruling(False, "different texts", *forms) if kind == "letter" else None
 
 
+@_kept
 def choice(text: str) -> str | None:
     """The letters that `text` chooses in a multiple choice, sorted and without repeats; None where `text` is no such choice.
 
@@ -141,9 +160,20 @@ def is_percentage(text: str) -> bool:
     return _PERCENT.search(text[-20:]) is not None
 
 
-def _value(cleaned: str) -> Fraction | None:
-    """The number that a text is; in `1, 234` the space says that there are two."""
-    return None if ", " in cleaned else number(compact(cleaned))
+class _Text(NamedTuple):
+    """A text as it is compared."""
+
+    cleaned: str
+    compact: str
+    value: Fraction | None
+    """The number that it is; in `1, 234` the space says that there are two."""
+
+
+@_kept
+def _read(text: str) -> _Text:
+    cleaned = clean(text)
+    joined = compact(cleaned)
+    return _Text(cleaned, joined, None if ", " in cleaned else number(joined))
 
 
 def _is_sentence(cleaned: str) -> bool:

@@ -16,6 +16,8 @@ from pipeline.runtime.admission.call_room import CallRoom
 
 MAX_OVERTAKES = 8
 """A waiting call is overtaken by at most this many times `max_in_flight` others."""
+FEW = 128
+"""As long as no more calls than this stand in a queue, those that do not wait any more are not looked for."""
 
 
 class Call:
@@ -97,6 +99,7 @@ class Lane:
         call = self._overdue() or self._shortest()
         self.waiting -= 1
         self._begin(call)
+        self._forget_started()
         return call
 
     def leave(self, call: Call, output_tokens: int | None = None) -> None:
@@ -153,3 +156,10 @@ class Lane:
             call = heapq.heappop(self._ready)[-1]
             if not (call.started or call.cancelled):
                 return call
+
+    def _forget_started(self) -> None:
+        """Take calls out of `_ready` that do not wait any more, once they are most of it: long ones that started by age would stay below
+        ever new short ones until the end of the run."""
+        if len(self._ready) > FEW + 2 * self.waiting:
+            self._ready = [entry for entry in self._ready if not (entry[-1].started or entry[-1].cancelled)]
+            heapq.heapify(self._ready)

@@ -23,6 +23,8 @@ TABLE = "problems"
 AT_ONCE = 512
 """Rows that are written together."""
 COLUMNS = ("input_row", "problem_id", "problem", "reference_answer", "options", "grader", "history", "flaw")
+_HISTORY = msgspec.json.Decoder(tuple[Message, ...])
+_RECORD = msgspec.json.Decoder(dict[str, Any])
 
 
 def keep_problems(folder: Path, problems: Problems) -> None:
@@ -70,8 +72,14 @@ class KeptProblems(Problems):
             record["reference_answer"],
             tuple(record["options"]),
             record["grader"],
-            msgspec.json.decode(record["history"] or "[]", type=tuple[Message, ...]),
+            _HISTORY.decode(record["history"]) if record["history"] else (),
         )
+
+    def with_records(self) -> Iterator[tuple[Problem | BadRow, Record]]:
+        """See `Problems.with_records`. Read once, also before `check`: what is kept is not written anew."""
+        for batch in read_batches(self._folder, TABLE, (*COLUMNS, "input")):
+            for row in batch.to_pylist():
+                yield self._item(row["input_row"], row), _whole(row)
 
     def _version(self) -> tuple[int, ...]:
         return ()
@@ -90,15 +98,14 @@ class _KeptRows:
         self._folder = folder
 
     def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
-        """See `Source.records`; with None the columns of the input file."""
-        columns = COLUMNS if wanted is not None else (*COLUMNS, "input")
-        for batch in read_batches(self._folder, TABLE, columns):
+        """See `Source.records`; whatever is `wanted`."""
+        for batch in read_batches(self._folder, TABLE, COLUMNS):
             for row in batch.to_pylist():
-                yield row["input_row"], row if wanted is not None else _whole(row)
+                yield row["input_row"], row
 
 
 def _whole(row: dict[str, Any]) -> Record:
-    return Flaw("its columns were not kept") if row["input"] is None else msgspec.json.decode(row["input"], type=dict[str, Any])
+    return Flaw("its columns were not kept") if row["input"] is None else _RECORD.decode(row["input"])
 
 
 def _row(item: Problem | BadRow, record: Record) -> ProblemRow:

@@ -1,5 +1,7 @@
 """Who goes next, line by line: the lane decides without a clock."""
 
+import gc
+
 from pipeline.engine import Request
 from pipeline.runtime.lane import MAX_OVERTAKES, Call, Lane
 
@@ -79,3 +81,22 @@ def test_a_started_call_knows_what_was_around_it() -> None:
     first, second = drain(lane)
     assert (first.stage, first.in_flight_engine, first.in_flight_stage, first.waiting_engine) == ("verify", 1, 1, 2)
     assert (second.stage, second.in_flight_engine, second.in_flight_stage, second.waiting_engine) == ("draft", 2, 1, 1)
+
+
+def test_calls_that_have_ended_are_forgotten_whatever_they_were_expected_to_write() -> None:
+    """Long ones start by age, beneath short ones of which there always are some that wait."""
+    lane, before = Lane("target", 4), _calls()
+    flying: list[Call] = []
+    for order in range(1600):
+        each = call("fallback", order, 1000) if order % 16 == 0 else call("verify", order, 1, (1, 2))
+        put(lane, each)
+        if order >= 64:
+            lane.leave(flying.pop(0))
+        flying += drain(lane)
+    assert lane.waiting == 60
+    del each
+    assert _calls() - before < 400
+
+
+def _calls() -> int:
+    return sum(type(each) is Call for each in gc.get_objects())

@@ -17,7 +17,7 @@ from pipeline.analysis.compare.rules import Rules, rules_of
 from pipeline.analysis.quality.option_mass import COLUMNS as MASS
 from pipeline.analysis.quality.option_mass import masses
 from pipeline.analysis.quality.reward_agreement import ScoredSteps, read_scored_steps
-from pipeline.analysis.quality.samples import SampleStatistics, sample_statistics
+from pipeline.analysis.quality.samples import GradedChains, SampleStatistics, sample_statistics
 from pipeline.analysis.quality.selection import Choices, read_choices
 from pipeline.analysis.quality.step_quality import Quality, read_quality
 from pipeline.analysis.quality.step_texts import Texts, read_texts
@@ -37,18 +37,6 @@ NUMBERS = ("sample_index", "chain_time_s", "thought_tokens", "steps", "accepted_
 """Numeric columns of the chains table that are read."""
 
 
-class GradedChains(Struct, frozen=True):
-    """Chains that count as right or wrong, failed ones included; the arrays have one element for each of them."""
-
-    problem: Array
-    """Indices into `FinishedChains.problem_ids`."""
-    sample: Array
-    correct: Array
-    """1 right, 0 wrong."""
-    row: Array
-    """Index of each chain's row in the chains table."""
-
-
 class FinishedChains(Struct, frozen=True, kw_only=True):
     """The finished chains of a run; the arrays have one element for each chain."""
 
@@ -59,6 +47,7 @@ class FinishedChains(Struct, frozen=True, kw_only=True):
     problem: Array
     """Indices into `problem_ids`."""
     graded: GradedChains
+    """By their places in `problem_ids`."""
     numbers: dict[str, Array]
     """The columns `NUMBERS`."""
     failed: int
@@ -222,7 +211,7 @@ def read_run(folder: Path) -> RunTable:
         chains=chains.counts,
         graded=np.bincount(graded.problem, minlength=len(chains.problem_ids)).astype(float),
         right=np.bincount(graded.problem, graded.correct, len(chains.problem_ids)),
-        sample_statistics=sample_statistics(folder, graded.problem, graded.sample, graded.correct, graded.row),
+        sample_statistics=sample_statistics(folder, graded),
         latency_s=chains.means("chain_time_s"),
         thought_tokens=chains.means("thought_tokens"),
         **_tokens(read_tokens(folder, run.plan, chains), chains),

@@ -17,6 +17,10 @@ LOW = 0.9
 """Below this mass a verification counts as doubtful."""
 FLAGGED = 0.05
 """Above this share of doubtful verifications a run is flagged."""
+TAIL = 0.05
+"""The share of the verifications below the percentile that is told."""
+MORE = 1 << 17
+"""So many more verifications than finished parts have steps may be added: those of a write-ahead file, and what a run adds meanwhile."""
 
 
 class OptionMass(Struct, frozen=True):
@@ -48,9 +52,38 @@ def masses(steps: pa.RecordBatch) -> Array:
 
 def option_mass(values: Array) -> OptionMass | None:
     """The figures of the masses `values`; None without any."""
-    if not len(values):
-        return None
-    return OptionMass(len(values), float(values.mean()), float(np.quantile(values, 0.05)), float((values < LOW).mean()))
+    totals = MassTotals(len(values))
+    totals.add(values)
+    return totals.figures()
+
+
+class MassTotals:
+    """Makes an `OptionMass` of masses that are added in parts; it holds those that may be among the least 5 %."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: how many verifications there are at most, but for `MORE`."""
+        self._most = int(TAIL * (most + MORE)) + 2
+        self._number = self._low = 0
+        self._sum, self._least = 0.0, [np.empty(0)]
+
+    def add(self, values: Array) -> None:
+        """Add the masses `values`."""
+        self._number += len(values)
+        self._low += int((values < LOW).sum())
+        self._sum += float(values.sum())
+        self._least.append(values)
+        if sum(map(len, self._least)) > 2 * self._most:
+            self._least = [np.partition(np.concatenate(self._least), self._most)[: self._most]]
+
+    def figures(self) -> OptionMass | None:
+        """The figures of all that was added; None without any."""
+        if not self._number:
+            return None
+        least, exact = np.sort(np.concatenate(self._least)), TAIL * (self._number - 1)
+        place = min(int(exact), len(least) - 2) if len(least) > 1 else 0
+        below, above, part = least[place], least[min(place + 1, len(least) - 1)], exact - int(exact)
+        p5 = below + (above - below) * part if part < 0.5 else above - (above - below) * (1 - part)  # to the last bit as `np.quantile`
+        return OptionMass(self._number, self._sum / self._number, float(p5), self._low / self._number)
 
 
 def mass_sentence(found: OptionMass) -> str:

@@ -5,10 +5,13 @@ problem without any is left out.
 """
 
 import math
+from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.analysis.quality.votes import Sample, majority
@@ -18,6 +21,24 @@ from pipeline.trace.read import read_batches
 
 Z_95 = 1.959963984540054
 """95 % of a normal distribution lie within this many standard deviations."""
+
+
+class GradedChains(Struct, frozen=True):
+    """Chains that count as right or wrong, failed ones included; the arrays have one element for each of them."""
+
+    problem: Array
+    """A number for each problem."""
+    sample: Array
+    """Its number among the samples of the problem."""
+    correct: Array
+    """1 right, 0 wrong."""
+    row: Array
+    """Index of its row in the chains table."""
+
+    @classmethod
+    def joined(cls, parts: "list[GradedChains]") -> "GradedChains":
+        """The chains of all `parts`."""
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__struct_fields__))
 
 
 class Interval(Struct, frozen=True):
@@ -42,16 +63,23 @@ class SampleStatistics(Struct, frozen=True, kw_only=True):
     """Share of problems whose most frequent answer is right, 0 to 1; null with one sample a problem."""
 
 
-def sample_statistics(run: Path, problem: Array, sample: Array, correct: Array, place: Array) -> SampleStatistics:
-    """Statistics of the graded chains of a run, from columns with one element for each of them.
-
-    `place` holds the index of each chain's row in the chains table of the run folder `run`, `sample` its number among the problem's.
-    """
-    most = int(np.unique(problem, return_counts=True)[1].max(initial=0))
+def sample_statistics(run: Path, chains: GradedChains) -> SampleStatistics:
+    """Statistics of the graded chains of the run folder `run`."""
+    problem, correct = chains.problem, chains.correct
+    if not len(problem):
+        return SampleStatistics(interval=None, samples=0, pass_at={}, majority=None)
+    if _all_differ(problem):  # which spares what groups a million chains by problem
+        share = float(np.mean(correct))
+        return SampleStatistics(interval=wilson(share, len(correct)), samples=1, pass_at={1: share}, majority=None)
+    most = int(np.unique(problem, return_counts=True)[1].max())
     with Grader() as grader:  # starts no process but for answers that are close to a tie and written differently
-        votes = read_samples(run, problem, sample, correct, place) if most > 1 else []
-        majority_right = majority(votes, lambda a, b: grader.grade("math", a, b).correct is True)
+        majority_right = majority(read_samples(run, chains), lambda a, b: grader.grade("math", a, b).correct is True)
     return SampleStatistics(interval=interval(problem, correct), samples=most, pass_at=pass_at(problem, correct), majority=majority_right)
+
+
+def _all_differ(numbers: Array) -> bool:
+    ordered = np.sort(numbers)
+    return bool((ordered[1:] != ordered[:-1]).all())
 
 
 def interval(problem: Array, correct: Array) -> Interval | None:
@@ -91,29 +119,35 @@ def pass_at(problem: Array, correct: Array) -> dict[int, float]:
     1 - C(n - c, k) / C(n, k) with c of n samples right, averaged over the problems that have k samples.
     """
     clusters = np.unique(problem, return_inverse=True)[1] if len(problem) else np.empty(0, np.int64)
-    samples, right = np.bincount(clusters), np.bincount(clusters, correct)
+    samples, right = np.bincount(clusters), np.bincount(clusters, correct).astype(np.int64)
+    most = int(samples.max(initial=0))
+    outcomes, alike = np.unique(samples * (most + 1) + right, return_inverse=True)  # few, of however many problems
     found = {}
-    for k in (2**power for power in range(int(samples.max(initial=0)).bit_length())):
-        enough = samples >= k
-        found[k] = float(np.mean([_any_of(k, int(n), int(c)) for n, c in zip(samples[enough], right[enough], strict=True)]))
+    for k in (2**power for power in range(most.bit_length())):
+        chances = np.array([_any_of(k, *divmod(outcome, most + 1)) for outcome in outcomes.tolist()])
+        found[k] = float(np.mean(chances[alike[samples >= k]]))
     return found
 
 
 def _any_of(k: int, samples: int, right: int) -> float:
-    """The chance that one of `k` of the `samples`, drawn without replacement, is among the `right` ones."""
-    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
+    """The chance that one of `k` of the `samples`, drawn without replacement, is among the `right` ones; 0 of fewer than `k`."""
+    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k) if k <= samples else 0.0
 
 
-def read_samples(run: Path, problem: Array, sample: Array, correct: Array, place: Array) -> list[list[Sample]]:
-    """The graded chains of each problem, in order of their samples; the columns are those of `sample_statistics`."""
-    wanted = np.sort(place)
-    answers: dict[int, str | None] = {}
+def read_samples(run: Path, chains: GradedChains) -> Iterator[list[Sample]]:
+    """The graded chains of each problem, in order of their samples; held are those of problems of which not all are read."""
+    order = np.argsort(chains.row)
+    problem, row = np.unique(chains.problem, return_inverse=True)[1][order], chains.row[order]
+    samples = np.bincount(problem)
+    read: dict[int, list[tuple[int, Sample]]] = {}
     start = 0
     for batch in read_batches(run, "chains", ["answer"]):
-        here = wanted[np.searchsorted(wanted, start) : np.searchsorted(wanted, start + batch.num_rows)]
-        answers.update(zip(here.tolist(), batch.column("answer").take(here - start).to_pylist(), strict=True))
+        here = slice(*np.searchsorted(row, [start, start + batch.num_rows]))
+        answers = batch.column("answer").take(pa.array(row[here].astype(np.int64) - start)).to_pylist()
+        columns = (problem[here], *(column[order[here]] for column in (chains.sample, chains.correct)))
+        for number, sample, correct, answer in zip(*(column.tolist() for column in columns), answers, strict=True):
+            mine = read.setdefault(number, [])
+            mine.append((sample, Sample(bool(correct), answer)))
+            if len(mine) == samples[number]:
+                yield [each for _, each in sorted(read.pop(number), key=itemgetter(0))]
         start += batch.num_rows
-    problems: dict[int, list[Sample]] = {}
-    for each in np.lexsort((sample, problem)).tolist():
-        problems.setdefault(int(problem[each]), []).append(Sample(bool(correct[each]), answers[int(place[each])]))
-    return list(problems.values())

@@ -42,7 +42,7 @@ class WrongAnswer(Struct):
         return len(self.places), -min(self.places)
 
 
-def majority(problems: Sequence[Sequence[Sample]], same: Same) -> float | None:
+def majority(problems: Iterable[Sequence[Sample]], same: Same) -> float | None:
     """The share of problems whose most frequent answer is right; among equally frequent ones the first one counts. None without problems.
 
     Answers are grouped by `same`, and those that are right are one group: they all equal the reference.

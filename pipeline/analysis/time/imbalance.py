@@ -16,6 +16,9 @@ from pipeline.analysis.time.outline import Axis, Outline
 from pipeline.analysis.time.stays import Lives, Stays
 from pipeline.analysis.time.timeline import Array, ReplicaTime
 
+CHUNK = 1 << 13
+"""Instants that are looked at together."""
+
 
 class Imbalance(Struct, frozen=True, kw_only=True):
     """How evenly several replicas worked. A ratio is null where its mean is 0, a time where no chain was on a replica."""
@@ -78,12 +81,25 @@ def _live(start: Array, end: Array) -> tuple[Array, Array]:
 
 
 def leaves_full(start: Array, end: Array, batch_size: int | None) -> int | None:
-    """The last moment at which `batch_size` of these chains lived, or the most that ever did where these are fewer; None without chains."""
-    if not len(start):
+    """The last moment at which `batch_size` of these chains lived, or the most that ever did where these are fewer; None without chains.
+
+    `start` and `end` have the starts and the ends, each in order. At one instant ends come before starts.
+    """
+    chains = len(start)
+    if not chains:
         return None
-    times, live = _live(start, end)
-    full = np.flatnonzero(live >= min(batch_size or len(start), max(int(live.max()), 1)))
-    return int(times[full[-1] + 1] if len(full) else times.min())
+    most = max(int((np.arange(at, at + len(some)) + 1 - np.searchsorted(end, some, "right")).max()) for at, some in _chunks(start))
+    full = min(batch_size or chains, max(most, 1))
+    for at, some in reversed(_chunks(end)):
+        left = np.searchsorted(start, some) - np.arange(at, at + len(some))  # how many live when each of these ends, itself included
+        if len(found := np.flatnonzero(left == full)):
+            return int(some[found[-1]])
+    return int(min(start[0], end[0]))
+
+
+def _chunks(times: Array) -> list[tuple[int, Array]]:
+    """Views of `times`, some thousand each, and where they begin."""
+    return [(at, times[at : at + CHUNK]) for at in range(0, len(times), CHUNK)]
 
 
 def _active_s(mine: ReplicaTime, since: int, until: int, axis: Axis) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 class Node:
     """A sequence of tokens in the tree, which continues that of its parent."""
 
-    __slots__ = ("children", "parent", "pins", "tokens", "used")
+    __slots__ = ("children", "offered", "parent", "pins", "tokens", "used")
 
     def __init__(self, tokens: Sequence[int], parent: "Node | None") -> None:
         self.tokens, self.parent = tokens, parent
@@ -21,6 +21,8 @@ class Node:
         """How many running requests need this node; one that has pins or children is not evicted."""
         self.used = 0
         """When it was last used, as the number of that use among all uses of nodes."""
+        self.offered = False
+        """Whether it is noted for eviction."""
 
 
 LONG = 512
@@ -150,17 +152,20 @@ class PrefixCache:
         self._offer(node)
 
     def _offer(self, node: Node) -> None:
-        """Note `node` for eviction, if it has no children and no pins."""
-        if not node.children and not node.pins and node.parent is not None:
+        """Note `node` for eviction, once, if it has no children and no pins."""
+        if not node.offered and not node.children and not node.pins and node.parent is not None:
+            node.offered = True
             self._entries += 1
             heapq.heappush(self._unused, (node.used, self._entries, node))
 
     def _drop_one(self) -> bool:
         while self._unused:
             used, _, node = heapq.heappop(self._unused)
+            node.offered = False
             if node.used == used and not node.children and not node.pins and node.parent is not None:
                 self._drop(node, node.parent)
                 return True
+            self._offer(node)  # with its last use, which was later
         return False
 
     def _drop(self, node: Node, parent: Node) -> None:

@@ -31,7 +31,7 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -45,6 +45,8 @@ Key = tuple[int, float, str, int]
 """What jobs are ordered by: priority, arrival, request id, number."""
 OLDEST_EVERY = 8
 """One admission in so many goes to the oldest job, whatever its priority, so that none waits forever."""
+FEW = 128
+"""As long as no more jobs than this stand in a queue, those that do not wait any more are not looked for."""
 
 
 class Job:
@@ -226,6 +228,10 @@ class Scheduler:
         heappush(self._queue, (job.key, job))
         heappush(self._by_age, ((0, *job.key[1:]), job))
         self.waiting += 1
+        for queue in (self._queue, self._by_age):
+            if len(queue) > FEW + 2 * self.waiting:  # most were admitted from the other one
+                queue[:] = [entry for entry in queue if entry[1].queued]
+                heapify(queue)
         return self._head() is job
 
     def drop(self, job: Job) -> bool:
