@@ -26,7 +26,7 @@ def told(items: Iterable[object]) -> list[object]:
     return [(item.row, item.problem_id, str(item)) if isinstance(item, BadRow) else item for item in items]
 
 
-@pytest.mark.parametrize("options", [{}, {"limit": 5}, {"sample": "6:3"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"limit": 5}, {"random": "6:3"}], ids=str)
 def test_the_folder_gives_back_what_the_input_says(tmp_path: Path, options: dict[str, object]) -> None:
     problems = write_problems(tmp_path, 8, BAD)
     folder = solve(tmp_path, input=problems, **options).folder
