@@ -26,7 +26,7 @@ def _table(c: Comparison) -> Table:
     for run in c.runs:
         base = c.baselines[run.dataset]
         row = (run.run, *([run.dataset] if several else []), system(run), pair(run), str(run.batch_size), accuracy(run))
-        row = (*row, plain(speeds[run.run]), plain(run.tokens_per_s))
+        row = (*row, plain(speeds[run.run]), plain(run.kept_tokens_per_s))
         if run.run == base:
             rows.append((*row, "baseline" if len(c.runs) > 1 else "-", "-"))
         else:
