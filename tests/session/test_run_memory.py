@@ -1,0 +1,49 @@
+"""What a run holds does not grow with the chains that are over."""
+
+import asyncio
+import gc
+import tracemalloc
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+import pipeline
+from tests.support.runs import write_problems
+
+EVERY = 100
+INSTANT = {
+    "backend": "sim",
+    "model": "instant",
+    "device": {"name": "nowhere", "flops_per_s": float("inf"), "bytes_per_s": float("inf")},
+    "parameters": 1,
+    "kv_bytes_per_token": 0,
+    "kv_cache_tokens": 20_000,
+    "max_in_flight": 8,
+    "text": {"step_accuracy": 1},
+}
+"""An engine whose cache is full after some thirty chains, and whose answers are all right: few different texts are remembered."""
+
+
+async def _held(problems: Path, samples: int) -> list[int]:
+    """The bytes that Python holds, after every so many chains of a run."""
+    held, over = [], 0
+    async with aclosing(pipeline.solve_async("target", problems, engines={"target": INSTANT}, samples=samples, batch_size=32)) as chains:
+        async for _ in chains:
+            over += 1
+            if over % EVERY == 0:
+                gc.collect()
+                held.append(tracemalloc.get_traced_memory()[0])
+    return held
+
+
+@pytest.mark.slow
+def test_chains_that_are_over_are_forgotten(tmp_path: Path) -> None:
+    """Of eight problems with many samples each: what is remembered about problems has its own bounds."""
+    tracemalloc.start()
+    try:
+        held = asyncio.run(_held(write_problems(tmp_path, 8), 200))
+    finally:
+        tracemalloc.stop()
+    early, late = held[4:8], held[-5:-1]
+    assert (min(late) - min(early)) / (len(held) - 8) / EVERY < 100, held
