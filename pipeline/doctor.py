@@ -75,8 +75,6 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     """A sentence for each group of roles that share a GPU: how they do, and what would be better."""
     notices: tuple[str, ...] = ()
     """What a run of the graph would say before it starts."""
-    assumed: bool = False
-    """The machine is one that was named, and not this one."""
     engines: dict[str, dict[str, Any]] = {}
     """The engines that were chosen for models which the user named, as an engines file would hold them."""
 
@@ -122,7 +120,6 @@ def diagnose(
         handover=handover(vocabularies),
         sharing=(*taking_turns(specs, machine), *side_by_side(specs, machine)),
         notices=() if plan is None else tuple(each for each in notices(plan) if each not in cautions(specs)),
-        assumed=elsewhere is not None,
         engines=dict(bound) if isinstance(bound, Mapping) else {},
     )
 

@@ -80,6 +80,8 @@ class Machine(Struct, frozen=True, kw_only=True):
     """Version of Python and of each installed package in `PACKAGES`, by name."""
     cpu_quota: float | None = None
     """The time of how many cores it may use, where a container, a batch job or a unit limits that."""
+    assumed: bool = False
+    """It was named and is not this machine: which files and what network it has is not known."""
 
     @property
     def core_count(self) -> int:

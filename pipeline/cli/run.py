@@ -8,6 +8,7 @@ from msgspec import structs
 
 from pipeline.cli.commands import command, option
 from pipeline.cli.located import input_urls, problems_of, run_folder
+from pipeline.cli.models import fail_option, model_option, with_models
 from pipeline.cli.options import (
     Address,
     admission_option,
@@ -49,6 +50,7 @@ RETRY_HELP = "Also solve the chains again that failed."
 @random_option
 @shard_option
 @engines_option
+@model_option
 @settings_option
 @preset_option
 @samples_option
@@ -74,6 +76,7 @@ RETRY_HELP = "Also solve the chains again that failed."
 )
 @baseline_option
 @json_option
+@fail_option()
 @option("--resume", is_flag=True, help="Resume the run in --output, if there is one.", heading="Resume")
 @option("--retry-failed", is_flag=True, help=RETRY_HELP, heading="Resume")
 @option(
@@ -99,9 +102,8 @@ def run(
     """
     first, *more = problems_of(*inputs)
     folder = None if output is None else run_folder(output, new=not options["resume"])
-    chosen = RunOptions(
-        graph=graph, input=first, more_inputs=tuple(more), input_urls=input_urls(inputs), output=folder, **with_preset(options)
-    )
+    bound = with_models([graph], with_preset(options), options["batch_size"])
+    chosen = RunOptions(graph=graph, input=first, more_inputs=tuple(more), input_urls=input_urls(inputs), output=folder, **bound)
     solve_and_exit(with_baseline(with_cluster(chosen, cluster, replicas), output, asked=baseline), as_json, metrics)
 
 
@@ -124,6 +126,7 @@ def run(
 @order_option(None)
 @baseline_option
 @json_option
+@fail_option(None)
 @option("--retry-failed", is_flag=True, help=RETRY_HELP, heading="Resume")
 @cluster_options
 @metrics_options
@@ -132,6 +135,7 @@ def resume(
     run: str,
     input_: str | None,
     retry_failed: bool,
+    fail_on_error: float | None,
     cluster: str | None,
     replicas: int | None,
     as_json: bool,
@@ -146,7 +150,9 @@ def resume(
     """
     folder = run_folder(run, new=False)
     changes = {name: value for name, value in changed.items() if value is not None}
-    options = structs.replace(resume_options(folder, retry_failed=retry_failed), **changes, allow_drift=tuple(changes))
+    options = resume_options(folder, retry_failed=retry_failed, fail_on_error=fail_on_error)
+    planned = {} if "engines" in changes else options.planned_engines
+    options = structs.replace(options, **changes, planned_engines=planned, allow_drift=tuple(changes))
     inputs = options.input_names if input_ is None else (input_,)
     if input_ is not None or (options.input_urls and not (folder / KEPT).is_dir()):
         first, *more = problems_of(*inputs)

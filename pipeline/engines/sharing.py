@@ -28,12 +28,13 @@ def shared_gpus(specs: Mapping[str, EngineSpec], machine: Machine) -> dict[tuple
 
 
 def taking_turns(specs: Mapping[str, EngineSpec], machine: Machine) -> Iterator[str]:
-    """A sentence for each group of engines that share a GPU without CUDA MPS, with the commands that change it."""
-    for shared in _shared(specs, machine) if machine.cuda_mps is False else ():
+    """A sentence for each group of engines that share a GPU without CUDA MPS, or where that is not known, with the commands that change
+    it."""
+    why = "and take turns, because CUDA MPS is not running" if machine.cuda_mps is False else "and take turns unless CUDA MPS is running"
+    for shared in () if machine.cuda_mps else _shared(specs, machine):
         yield (
-            f"{shared} and take turns, because CUDA MPS is not running: while both compute, each takes about twice as long. To run them "
-            f"side by side, start it before the engines: `{MPS_START}` (to stop it: `{MPS_STOP}`); "
-            "documentation: concepts/scheduling-and-memory"
+            f"{shared} {why}: while both compute, each takes about twice as long. To run them side by side, start it before the engines: "
+            f"`{MPS_START}` (to stop it: `{MPS_STOP}`); documentation: concepts/scheduling-and-memory"
         )
 
 

@@ -1,6 +1,7 @@
-"""`pipeline doctor [ENGINES]`: what this machine has, and whether the engines of a file could start on it."""
+"""`pipeline doctor [GRAPH|ENGINES|RUN]`: what a machine has, and whether engines could start on it."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -8,48 +9,90 @@ from rich import box
 from rich.table import Table
 
 from pipeline.cli.commands import command, option
-from pipeline.cli.main import print_page
-from pipeline.cli.options import json_option
+from pipeline.cli.main import print_line, print_page
+from pipeline.cli.models import model_option, with_models
+from pipeline.cli.options import batch_size_option, json_option, overwrite_option
 from pipeline.cli.terminal.console import PlainConsole
+from pipeline.cli.terminal.notices import print_notice
 from pipeline.doctor import Diagnosis, RoleState, diagnose
 from pipeline.engine import Finding, MemoryRow
 from pipeline.engines.cores import ranges
+from pipeline.engines.placement.engines_file import engines_text
+from pipeline.engines.placement.machines import described, machine_named
 from pipeline.errors import UsageError
-from pipeline.machine import GIB, Gpu, Machine, gib
+from pipeline.export.output import check_output, whole_file
+from pipeline.machine import GIB, Gpu, Machine, gib, look
 
 
 @command()
-@click.argument("engines", required=False, type=click.Path(path_type=Path))
+@click.argument("what", required=False, type=click.Path(path_type=Path), metavar="[GRAPH|ENGINES|RUN]")
 @option("--engines", "bound", type=click.Path(path_type=Path), metavar="NAME|FILE", help="For a graph: engines instead of its own.")
+@model_option
+@option("--as", "named", metavar="NxGPU", help="Plan for another machine, such as 2xH100-80GB, H200 or 4x48GB.")
 @option("-s", "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set engines.ROLE.NAME. May be repeated.")
+@batch_size_option()
+@option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the engines chosen for --model as an engines file.")
+@overwrite_option
 @json_option
-def doctor(engines: Path | None, bound: Path | None, settings: tuple[str, ...], as_json: bool) -> int:
-    """Report what this machine has and, for an ENGINES file or a graph, whether each role could start here; of a graph also whether the
-    engines can do what its stages need.
+def doctor(what: Path | None, bound: Path | None, named: str | None, output: Path | None, as_json: bool, **options: Any) -> int:
+    """Report what this machine has and, for a graph, an ENGINES file or a run folder, whether each role could start here; of a graph also
+    whether the engines can do what its stages need. With --as the same for a machine that this is not.
 
     No engine is started; servers are asked a few small questions.
     """
-    if bound is not None and engines is None:
-        raise UsageError(f"--engines {bound}: only with a graph; name it too")
-    diagnosis = diagnose(engines, settings, bound=bound)
+    if what is None and (bound is not None or options["models"]):
+        raise UsageError(f"{'--model' if bound is None else f'--engines {bound}'}: only with a graph; name it too")
+    if output is not None:
+        check_output(output, options["overwrite"])
+        if not options["models"]:
+            raise UsageError(f"--output {output}: writes the engines that are chosen for --model; give those too")
+    elsewhere = None if named is None else machine_named(named)
+    planned = _planned(what, bound, elsewhere, options)
+    diagnosis = diagnose(what, options["settings"], bound=planned or bound, elsewhere=elsewhere)
+    if output is not None:
+        _write(output, planned, [f"Engines for {what} on {described(diagnosis.machine)}, chosen by their sizes.", *diagnosis.sharing])
     if as_json:
         print_page(msgspec.json.encode(diagnosis, order="sorted"))
     else:
         _print(diagnosis)
+        if diagnosis.healthy and planned:
+            models = f"--engines {output}" if output else " ".join(f"--model {each}" for each in options["models"])
+            print_line(f"To run it: pipeline run {what} {models} --input FILE")
     return 0 if diagnosis.healthy else 2
+
+
+def _planned(graph: Path | None, bound: Path | None, elsewhere: Machine | None, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The engines that are chosen for the models of the options; none without any."""
+    if graph is None or not options["models"]:
+        return {}
+    found = with_models([graph], {**options, "engines": bound}, options["batch_size"], elsewhere or look())
+    planned: dict[str, dict[str, Any]] = found["planned_engines"]
+    return planned
+
+
+def _write(path: Path, engines: dict[str, dict[str, Any]], head: list[str]) -> None:
+    with whole_file(path) as file:
+        file.write(engines_text(engines, head).encode())
+    print_notice(f"engines: {path}")
 
 
 def _print(diagnosis: Diagnosis) -> None:
     console = PlainConsole()
-    console.print(_pairs("this machine", _machine_rows(diagnosis)))
-    console.print(_backends(diagnosis))
+    if diagnosis.machine.assumed:
+        gpus = diagnosis.machine.gpus
+        console.print(_pairs(f"{diagnosis.system}, assumed", [(f"GPU {ranges([gpu.index for gpu in gpus])}", _gpu(gpus[0]))]))
+    else:
+        console.print(_pairs("this machine", _machine_rows(diagnosis)))
+        console.print(_backends(diagnosis))
     if diagnosis.engines_file is None:
-        console.print("pipeline doctor ENGINES also says whether the engines of a file could start here.")
+        console.print("pipeline doctor GRAPH or ENGINES also says whether its engines could start.")
         return
     console.print(_pairs(diagnosis.engines_file, [(role.role, _role(role)) for role in diagnosis.roles]))
     if diagnosis.memory:
         console.print(_memory(diagnosis.memory))
-        console.print(f"Other (activations, graphs, processes) is assumed. Weights: {_sources(diagnosis.memory)}.")
+        console.print(
+            f"Other (activations, graphs, processes) is assumed. Weights: {_sources(diagnosis.memory)}.{_lengths(diagnosis.memory)}"
+        )
     for sentence in diagnosis.notices:
         console.print(sentence)
     for sentence in diagnosis.sharing:
@@ -167,6 +210,13 @@ def _size(size: int | None) -> str:
 
 def _sources(rows: tuple[MemoryRow, ...]) -> str:
     return ", ".join(dict.fromkeys(f"{row.role} by {row.weights_source}" for row in rows))
+
+
+def _lengths(rows: tuple[MemoryRow, ...]) -> str:
+    """How long the contexts are that are counted."""
+    known = {row.role: row.cache_tokens / row.sequences for row in rows if row.cache_tokens and row.sequences}
+    said = ", ".join(f"{role} {tokens:,.0f} tokens" for role, tokens in known.items())
+    return f" Contexts: {said} each." if said else ""
 
 
 def _pairs(title: str, rows: list[tuple[str, str]]) -> Table:

@@ -11,6 +11,7 @@ from pipeline.bundled import find_file
 from pipeline.cli.commands import command, option
 from pipeline.cli.located import ProblemFile, RunFolder
 from pipeline.cli.main import print_line, print_page
+from pipeline.cli.models import model_option, with_models
 from pipeline.cli.options import column_option, engines_option, json_option, overwrite_option, preset_option, settings_option, with_preset
 from pipeline.cli.runs.check import print_flaws
 from pipeline.cli.terminal.notices import print_notice
@@ -38,6 +39,7 @@ graph_argument = click.argument("graph", type=click.Path(path_type=Path))
 @command()
 @graph_argument
 @engines_option
+@model_option
 @settings_option
 @preset_option
 @json_option
@@ -62,6 +64,7 @@ def check(graph: Path, engines: Path | None, as_json: bool, **options: Any) -> N
 @option("--thought", multiple=True, metavar="TEXT", help="A previous step. May be repeated.")
 @option("--candidate", "candidates", multiple=True, metavar="TEXT", help="A candidate to be judged. May be repeated.")
 @engines_option
+@model_option
 @settings_option
 @preset_option
 @json_option
@@ -88,7 +91,8 @@ def prompt(
 
 def _plan(graph: Path, engines: Path | None, options: Mapping[str, Any]) -> Plan:
     """The compiled graph, after what is to be said about it."""
-    plan = load_plan(graph, engines, with_preset(options)["settings"])
+    bound = with_models([graph], {**with_preset(options), "engines": engines})
+    plan = load_plan(graph, bound.get("planned_engines") or engines, bound["settings"])
     for notice in notices(plan):
         print_notice(notice)
     return plan

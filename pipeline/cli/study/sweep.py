@@ -15,6 +15,7 @@ from pipeline.cli import live
 from pipeline.cli.commands import command, option
 from pipeline.cli.located import ProblemFile
 from pipeline.cli.main import Printed, print_page, printing
+from pipeline.cli.models import fail_option, model_option, with_models
 from pipeline.cli.options import (
     ENGINES_HELP,
     admission_option,
@@ -87,6 +88,7 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     help=f"{ENGINES_HELP} May be repeated, each with a target-only baseline.",
     heading="Models",
 )
+@model_option
 @option(
     "--baseline",
     type=click.Path(path_type=Path),
@@ -151,6 +153,7 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     heading="Scheduling",
 )
 @option("-o", "--output", type=LocalPath(), metavar="DIR", help="Sweep folder.  [default: sweeps/GRAPH-TIME]", heading="Output")
+@fail_option()
 @option("--resume", is_flag=True, help="Resume the sweep in --output; finished points are kept.", heading="Resume")
 @notice_options
 def sweep(graphs: tuple[Path, ...], input_: Path, **options: Any) -> None:
@@ -162,10 +165,9 @@ def sweep(graphs: tuple[Path, ...], input_: Path, **options: Any) -> None:
     observer = Observer(starting=show_starts, tell=print_notice)
     if live.has_panel():
         observer = structs.replace(observer, watch=live.watch)
+    bound = with_models(graphs, with_preset(options), max(options["batch_sizes"]))
     with restored_handlers(), rare_collection():
-        result = start(
-            SweepOptions(graphs=graphs, input=input_, **with_preset(options)), observer, _print_point, attend=stop_at_first_signal
-        )
+        result = start(SweepOptions(graphs=graphs, input=input_, **bound), observer, _print_point, attend=stop_at_first_signal)
     printed = Printed()
     if result.points:
         with printing("the tables") as printed:

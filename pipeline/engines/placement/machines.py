@@ -36,9 +36,9 @@ VERSION = "0.32.0"
 
 
 def machine_named(text: str) -> Machine:
-    """The machine that `text` names, with nothing running on it, CUDA MPS off, and vLLM installed; raises `UsageError`.
+    """The machine that `text` names, with vLLM installed and nothing running on it; raises `UsageError`.
 
-    A GPU that is not in `GPUS` is named by its memory alone: `4x96GB`.
+    Whether CUDA MPS runs there is not known. A GPU that is not in `GPUS` is named by its memory alone: `4x96GB`.
     """
     found = _FORM.fullmatch(text.strip())
     count = int(found[1] or 1) if found else 0
@@ -53,7 +53,7 @@ def machine_named(text: str) -> Machine:
         gpus=tuple(gpus),
         cuda="12",
         cuda_usable=True,
-        cuda_mps=False,
+        assumed=True,
         versions={"vllm": VERSION, "torch": "2"},
     )
 

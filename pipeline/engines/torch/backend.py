@@ -117,7 +117,7 @@ def cuda_build(machine: Machine) -> bool:
 
 
 def _spec(role: str, spec: TorchSpec, machine: Machine, card: ModelCard) -> Iterator[Finding]:
-    yield from missing(role, card, _needs(spec))
+    yield from () if machine.assumed else missing(role, card, _needs(spec))
     if machine.gpus and not cuda_build(machine):
         what = f"torch {machine.versions.get('torch', '')} cannot use the {machine.gpus[0].name}"
         yield Finding(

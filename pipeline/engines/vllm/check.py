@@ -143,9 +143,8 @@ def models_of(spec: VllmSpec) -> list[str]:
 
 def _model(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Finding]:
     weights: tuple[Part, ...] = () if spec.load_format == "dummy" else ("weights",)
-    yield from missing(role, plan.cards[spec.model], ("config", "tokenizer", *weights))
-    for inner in models_of(spec)[1:]:
-        yield from missing(role, plan.cards[inner], ("config", *weights))
+    for number, model in enumerate([] if plan.machine.assumed else models_of(spec)):
+        yield from missing(role, plan.cards[model], ("config", *weights) if number else ("config", "tokenizer", *weights))
     card = plan.cards[spec.model]
     if spec.max_model_len and card.max_model_len and not card.stretched and spec.max_model_len > card.max_model_len:
         what = f"max_model_len is {spec.max_model_len}, but {spec.model} was made for {card.max_model_len} tokens"

@@ -25,7 +25,7 @@ def test_a_machine_is_named_by_its_gpus(text: str, shown: str, gib: float) -> No
     assert described(machine) == shown
     sizes = {gpu.memory_bytes for gpu in machine.gpus}
     assert [round((size or 0) / GIB, 1) for size in sizes] == [gib]
-    assert machine.cuda_mps is False
+    assert machine.cuda_mps is None
     assert all((gpu.free_bytes or 0) < (gpu.memory_bytes or 0) for gpu in machine.gpus)
 
 
