@@ -186,7 +186,6 @@ class CallTokens:
         """Sampled tokens of attempts that failed, as far as their rows count them, by engine."""
 
     def add(self, calls: Calls) -> None:
-        """See `Accumulator.add`."""
         table = calls.table
         purpose = self._purposes.codes(whole(table, "purpose"))
         status = np.where(calls.failed, FAILED, self._outline.chains.status[calls.chain])
@@ -322,7 +321,6 @@ class LedgerAccumulator:
         self._calls = CallTokens(outline, self._steps.first_steps)
 
     def add(self, calls: Calls) -> None:
-        """See `Accumulator.add`."""
         self._calls.add(calls)
 
     def result(self) -> Ledger:

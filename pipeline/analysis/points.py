@@ -107,7 +107,7 @@ class Point(Coordinates, frozen=True, kw_only=True):
 
     @property
     def answers(self) -> str | None:
-        """See `resources.answers`; of files of earlier versions, which do not say it, what the clock says."""
+        """Whose answers these are; told by the clock where the file does not say."""
         return answers(self.facts.values()) if self.facts else "simulated" if self.simulated else None
 
     @property

@@ -45,21 +45,20 @@ class RecordedCache(PrefixCache):
         self._all = Node((), None)
 
     def match(self, tokens: Sequence[int], most: int, adapter: str | None = None) -> tuple[Node, int]:
-        """See `PrefixCache.match`; `most` are the tokens that were in the real cache."""
+        """`most` are the tokens that were in the real cache."""
         return self._all, most
 
     def insert(self, node: Node, tokens: Sequence[int]) -> None:
-        """See `PrefixCache.insert`."""
+        """Does nothing."""
 
     def extend(self, node: Node, tokens: Sequence[int]) -> Node:
-        """See `PrefixCache.extend`."""
         return node
 
     def pin(self, node: Node) -> None:
-        """See `PrefixCache.pin`."""
+        """Does nothing."""
 
     def unpin(self, node: Node) -> None:
-        """See `PrefixCache.unpin`."""
+        """Does nothing."""
 
 
 def fit_device(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> Fit:

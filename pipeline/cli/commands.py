@@ -56,13 +56,13 @@ class Option(click.Option):
         return max(self.opts, key=len)
 
     def get_help_extra(self, ctx: click.Context) -> Any:
-        """See `click.Option.get_help_extra`; ranges are for errors: in help they are mostly noise."""
+        """Ranges are for errors: in help they are mostly noise."""
         extra = super().get_help_extra(ctx)
         extra.pop("range", None)
         return extra
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """See `click.Option.resolve_envvar_value`; the variable is called after the option, not after the function's parameter."""
+        """The variable is called after the option, not after the function's parameter."""
         if ctx.auto_envvar_prefix is None:
             return None
         name = f"{ctx.auto_envvar_prefix}_{self.long_name.lstrip('-').replace('-', '_').upper()}"
@@ -72,7 +72,7 @@ class Option(click.Option):
         return value
 
     def value_from_envvar(self, ctx: click.Context) -> Any:
-        """See `click.Option.value_from_envvar`; several values are separated as the words of a shell."""
+        """Several values are separated as the words of a shell."""
         value = self.resolve_envvar_value(ctx) if self.multiple else None
         if value is None:
             return super().value_from_envvar(ctx)
@@ -95,7 +95,6 @@ class Command(click.Command):
         )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """See `click.Command.format_options`."""
         if not self.headed:
             super().format_options(ctx, formatter)
             return
@@ -146,11 +145,9 @@ class Commands(click.Group):
         self.entries = {name: entry for section in sections.values() for name, entry in section.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """See `click.Group.list_commands`."""
         return list(self.entries)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """See `click.Group.get_command`."""
         entry = self.entries.get(cmd_name)
         if entry is None:
             return None
@@ -165,20 +162,19 @@ class Commands(click.Group):
         return found
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """See `click.Group.parse_args`; without a command the help is printed."""
+        """Without a command the help is printed."""
         if not args and not ctx.resilient_parsing:
             click.echo(ctx.get_help(), err=True)
             ctx.exit(2)
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """See `click.Group.resolve_command`; an error names the nearest command."""
+        """An error names the nearest command."""
         if args and not args[0].startswith("-") and args[0] not in self.entries:
             raise click.UsageError(f"{ctx.command_path}: no command `{args[0]}`; {did_you_mean(args[0], self.entries)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """See `click.Group.format_commands`."""
         width = max(map(len, self.entries))
         for section, entries in self.sections.items():
             with formatter.section(section):

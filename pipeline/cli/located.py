@@ -29,7 +29,6 @@ class RunFolder(click.Path):
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See `click.ParamType.convert`."""
         if not _is_to_be_opened(value, ctx):
             return super().convert(value, param, ctx)
         folder, mirror = mirrored_folder(value, print_notice)
@@ -47,7 +46,6 @@ class ProblemFile(click.Path):
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See `click.ParamType.convert`."""
         if not _is_to_be_opened(value, ctx):
             return super().convert(value, param, ctx)
         [path] = problems_of(value)

@@ -33,7 +33,7 @@ class _Handler(WSGIRequestHandler):
     timeout = SILENT_S
 
     def handle(self) -> None:
-        """See `WSGIRequestHandler.handle`; a client that is slow, or gone, is no error."""
+        """A client that is slow, or gone, is no error."""
         with suppress(OSError):
             super().handle()
 
@@ -53,7 +53,6 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__((host, port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """See `ThreadingMixIn.process_request`."""
         with self._lock:
             for oldest in list(self._open)[: len(self._open) - MOST_CONNECTIONS + 1]:
                 with suppress(OSError):
@@ -67,13 +66,12 @@ class _Server(ThreadingMixIn, WSGIServer):
             super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """See `TCPServer.shutdown_request`."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """See `BaseServer.handle_error`: nothing is printed beside the display of the run."""
+        """Nothing is printed beside the display of the run."""
 
 
 class RunMetrics(Collector):
@@ -83,7 +81,6 @@ class RunMetrics(Collector):
         self._view = view
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector.collect`."""
         yield from self._chains()
         yield from self._steps()
         yield from self._engines()

@@ -51,23 +51,19 @@ class Fleet:
         self._keeper, self._balanced = keeper, balanced
 
     def work(self, run: Begun, rows: RowSink, clock: Clock) -> "FleetWork":
-        """See `Site.work`."""
         self._keeper.handler = work = FleetWork(self._keeper, run, rows, clock, balanced=self._balanced)
         self._keeper.wake()
         return work
 
     def spent(self) -> dict[str, EngineStatistics]:
-        """See `Site.spent`."""
         found = [each for member in self._keeper.members for each in member.statistics]
         roles = dict.fromkeys(role for each in found for role in each)
         return {role: EngineStatistics.together([each[role] for each in found if role in each]) for role in roles}
 
     def replicas(self) -> list[Replica]:
-        """See `Site.replicas`."""
         return [member.record for member in self._keeper.members]
 
     def states(self) -> Sequence[ReplicaState]:
-        """See `Site.states`."""
         return [member.state for member in self._keeper.members]
 
 
@@ -93,28 +89,25 @@ class FleetWork:
 
     @property
     def exhausted(self) -> bool:
-        """See `Work.exhausted`: on replicas all chains are over then."""
+        """On replicas all chains are over then."""
         return self._pool.over
 
     @property
     def ending(self) -> bool:
-        """See `Handler.ending`."""
         return self._draining or self._over
 
     @property
     def pauses(self) -> int | None:
-        """See `Work.pauses`."""
         members = [member for member in self._keeper.members if member.counts_pauses]
         return sum(member.pauses for member in members) if members else None
 
     def drain(self) -> None:
-        """See `Work.drain`."""
         self._draining = True
         self._keeper.wake()
         self._keeper.change()
 
     async def run(self) -> None:
-        """See `Work.run`; raises `RunError` when no replica is left."""
+        """Raises `RunError` when no replica is left."""
         keeper, pool = self._keeper, self._pool
         try:
             with unwrapped(RunError):
@@ -184,7 +177,6 @@ class FleetWork:
         return ended is not None and now - ended < BALANCE_S * 1e9
 
     def orders(self, member: Member) -> Orders:
-        """See `Handler.orders`."""
         if self.ending:
             told, member.told_end = member.told_end, True
             return Orders() if told else Orders(end="abort" if self._aborting else "drain")
@@ -219,7 +211,6 @@ class FleetWork:
         return frozenset(each.number for each in self._keeper.members if each.opened and each is not member)
 
     def take(self, member: Member, report: Report) -> None:
-        """See `Handler.take`."""
         self._check(member, report)
         for call in report.calls:
             self._call(member, call)
@@ -246,7 +237,6 @@ class FleetWork:
                 raise ReplicaLost(f"it reported a call of engine {call.engine!r}, which the graph does not have")
 
     def lose(self, member: Member) -> None:
-        """See `Handler.lose`."""
         self._releases.pop(member.number, None)
         self._put_back(list(self._pool.names(member.number)))
 

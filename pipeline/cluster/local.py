@@ -22,11 +22,9 @@ class LocalLink:
         self.node, self._replica = node, replica
 
     async def order(self, orders: Orders) -> None:
-        """See `Link.order`."""
         self._replica.order(orders)
 
     async def report(self) -> Report:
-        """See `Link.report`."""
         return await self._replica.report()
 
 

@@ -157,11 +157,10 @@ class ReplicaActor:
         return ray.get_runtime_context().get_node_id()[:NODE_ID], ray.util.get_node_ip_address()
 
     def order(self, orders: Orders) -> None:
-        """See `Replica.order`."""
         self._replica.order(orders)
 
     def report(self) -> bytes:
-        """See `Replica.report`; as MessagePack."""
+        """As MessagePack."""
         return msgspec.msgpack.encode(self._replica.report())
 
 
@@ -173,11 +172,9 @@ class RayLink:
         self._decoder = msgspec.msgpack.Decoder(Report)
 
     async def order(self, orders: Orders) -> None:
-        """See `Link.order`."""
         await _answer(self._actor.order.remote(orders))
 
     async def report(self) -> Report:
-        """See `Link.report`."""
         data = await _answer(self._actor.report.remote())
         try:
             return self._decoder.decode(data)

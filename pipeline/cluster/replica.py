@@ -72,7 +72,7 @@ class HandedChains:
         return [chain_id(start.item.problem_id, start.sample_index) for start in self._starts]
 
     async def next(self) -> Start | None:
-        """See `Feed.next`: waits until a chain is there; the feed has no end of its own."""
+        """Waits until a chain is there; the feed has no end of its own."""
         self.asked = True
         while not self._starts:
             self._news = anyio.Event()
@@ -81,7 +81,7 @@ class HandedChains:
         return self._starts.popleft()
 
     def ended(self, start: Start, thought_tokens: int) -> None:
-        """See `Feed.ended`: the driver sees it in the row."""
+        """The driver sees it in the row."""
 
 
 class Outbox:
@@ -95,17 +95,14 @@ class Outbox:
         self.released: list[str] = []
 
     def call(self, row: CallRow) -> None:
-        """See `RowSink.call`."""
         self.calls.append(row)
         self._changed()
 
     def step(self, row: StepRow) -> None:
-        """See `RowSink.step`."""
         self.steps.append(row)
         self._changed()
 
     def chain(self, row: ChainRow) -> None:
-        """See `RowSink.chain`."""
         self.chains.append(row)
         self._changed()
 
@@ -115,7 +112,6 @@ class Outbox:
         self._changed()
 
     async def room(self) -> None:
-        """See `RowSink.room`."""
         while len(self.calls) + len(self.steps) >= MOST_ROWS:
             await self._fewer.wait()
 
@@ -270,5 +266,4 @@ class _Phases(Listener):
         self._say = say
 
     def phase(self, role: str, phase: str) -> None:
-        """See `Listener.phase`."""
         self._say(f"{role}: {phase}")

@@ -33,9 +33,8 @@ class ReplicaThread:
         self._portal.start_task_soon(self._replica.serve)
 
     def order(self, orders: Orders) -> None:
-        """See `Replica.order`."""
         self._portal.call(self._replica.order, orders)
 
     def report(self) -> Report:
-        """See `Replica.report`; the calling thread waits."""
+        """The calling thread waits."""
         return self._portal.call(self._replica.report)

@@ -49,7 +49,6 @@ class Parquet:
         self.names = distinct(path, names)
 
     def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
-        """See `Source.records`."""
         columns = [name for name in (self.names if wanted is None else wanted) if name in self.names]
         row = 0
         try:
@@ -97,7 +96,6 @@ class Arrow:
         self.names = distinct(path, names)
 
     def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
-        """See `Source.records`."""
         row = 0
         try:
             with self._open() as reader:

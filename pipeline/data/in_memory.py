@@ -99,7 +99,6 @@ class EncodedLines(JsonLines):
         self._lines = lines
 
     def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
-        """See `Source.records`."""
         for row, line in enumerate(self._lines, 1):
             yield row, line if isinstance(line, Flaw) else self._record(line, wanted)
 

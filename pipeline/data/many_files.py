@@ -127,11 +127,11 @@ class _Joined:
 
     @property
     def names(self) -> Mapping[str, None]:
-        """See `Source.names`: those of any file, as far as they were read."""
+        """Those of any file, as far as they were read."""
         return self._read if self._source is None else {**self._read, **self._source.names}
 
     def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
-        """See `Source.records`; every file must have the columns, one of JSON lines in any of its rows. What is wrong with a file is told
+        """Every file must have the columns, one of JSON lines in any of its rows. What is wrong with a file is told
         with what is wrong with those behind it."""
         before = row = 0
         for place, file in enumerate(self._files):

@@ -58,7 +58,6 @@ class JsonLines:
         self._decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
     def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
-        """See `Source.records`."""
         row = 0
         with _text_lines(self._path) as lines:
             for line in lines.each():
@@ -130,7 +129,6 @@ class JsonDocument(JsonLines):
     MAX_BYTES = 1 << 30
 
     def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
-        """See `Source.records`."""
         with _text_lines(self._path) as lines:
             content = lines.rest(self.MAX_BYTES)
         if content is None:
@@ -225,7 +223,6 @@ class Csv:
         self.names = distinct(path, header)
 
     def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
-        """See `Source.records`."""
         places = {name: place for place, name in enumerate(self.names) if wanted is None or name in wanted}
         with _text_lines(self._path) as lines:
             for row, fields in enumerate(islice(self._rows(lines), 1, None), 1):
@@ -379,11 +376,9 @@ class _Recoded(RawIOBase):
         self._stream, self._recode, self._left, self._over = stream, recode, b"", False
 
     def readable(self) -> bool:
-        """See `io.RawIOBase`."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """See `io.RawIOBase`."""
         while not self._left and not self._over:
             piece = self._stream.read1(HEAD)
             self._over = not piece

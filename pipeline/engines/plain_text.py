@@ -24,7 +24,6 @@ class Marked:
         self._texts = re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))))
 
     def encode(self, parts: Sequence[str]) -> list[int]:
-        """See `Tokenizer.encode_parts`."""
         marked = (part if number % 2 else self._texts.sub(lambda found: self._names[found[0]], part) for number, part in enumerate(parts))
         ids = self._copy.encode("".join(marked), add_special_tokens=False).ids
         return [self._ids.get(id_, id_) for id_ in ids]

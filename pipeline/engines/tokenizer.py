@@ -52,17 +52,13 @@ class HFTokenizer:
 
     @cached_property
     def vocabulary(self) -> str:
-        """See `Tokenizer.vocabulary`."""
         ordinary = sorted(item for item in self._hf.get_vocab().items() if item[0] not in self.special_ids)
         return hashlib.blake2b(repr(ordinary).encode(), digest_size=16).hexdigest()
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
-        """See `Tokenizer.control_ids`.
-
-        Tokenizers hold words, digits and white space among their added tokens, too. Control tokens are those that are marked as special,
-        that are written as a tag (`<think>` is not marked in the tokenizers of R1 and Qwen3), or that are markup of the chat template.
-        """
+        """Tokenizers hold words, digits and white space among their added tokens, too. Control tokens are those that are marked as special,
+        that are written as a tag (`<think>` is not marked in the tokenizers of R1 and Qwen3), or that are markup of the chat template."""
         template = str(self._hf.chat_template or "")
         marked = {id_ for id_, token in self._backend.get_added_tokens_decoder().items() if token.special and token.content}
         return frozenset(
@@ -70,7 +66,7 @@ class HFTokenizer:
         )
 
     def encode(self, text: str) -> list[int]:
-        """See `Tokenizer.encode`. Raises `RequestRefused` where the tokenizer fails on the text."""
+        """Raises `RequestRefused` where the tokenizer fails on the text."""
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
             return ids
@@ -79,7 +75,7 @@ class HFTokenizer:
             raise
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
-        """See `Tokenizer.encode_parts`. Raises `RequestRefused` where the tokenizer fails on the text.
+        """Raises `RequestRefused` where the tokenizer fails on the text.
 
         Without a template's part in front others' text follows other text: no space is put before it, as SentencePiece does.
         """
@@ -111,7 +107,7 @@ class HFTokenizer:
         return found
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See `Tokenizer.decode`. Raises `RequestRefused` where the tokenizer fails on the ids."""
+        """Raises `RequestRefused` where the tokenizer fails on the ids."""
         try:
             before, length = self._before
             return self._text([*before, *ids])[length:]
@@ -120,7 +116,7 @@ class HFTokenizer:
             raise
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
-        """See `Tokenizer.render`. Raises `GraphError` where the model has no template, as a reward model may, or the template fails,
+        """Raises `GraphError` where the model has no template, as a reward model may, or the template fails,
         which it may do in any way, or takes more time or memory than it may."""
         if not self._hf.chat_template:
             raise GraphError(self._model, "its tokenizer has no chat template; use an instruction or reasoning model")

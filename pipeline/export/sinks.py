@@ -51,7 +51,7 @@ class ServerSink:
         self._why = self.remark = ""
 
     def send(self, spans: Sequence[ReadableSpan]) -> None:
-        """See `Sink.send`. What the server rejects of spans that it takes otherwise is told by `check`."""
+        """What the server rejects of spans that it takes otherwise is told by `check`."""
         result = self._exporter.export(spans)
         if self._session.status == TOO_LARGE and len(spans) > 1:
             for half in (spans[: len(spans) // 2], spans[len(spans) // 2 :]):
@@ -110,7 +110,7 @@ class JsonLinesSink:
         self._file = file
 
     def send(self, spans: Sequence[ReadableSpan]) -> None:
-        """See `Sink.send`; writes one line."""
+        """Writes one line."""
         request = MessageToDict(encode_spans(spans), use_integers_for_enums=True)
         for resource in request["resourceSpans"]:
             for scope in resource["scopeSpans"]:

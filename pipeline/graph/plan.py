@@ -151,47 +151,38 @@ class UnknownStage(StageSpec, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """See `StageSpec.kind`."""
         return self.recorded_kind
 
     @property
     def purpose(self) -> Purpose:
-        """See `StageSpec.purpose`."""
         return self.recorded_purpose
 
     @property
     def drafts(self) -> bool:  # type: ignore[override]
-        """See `StageSpec.drafts`."""
         return self.recorded_purpose == "draft"
 
     @property
     def judges(self) -> bool:  # type: ignore[override]
-        """See `StageSpec.judges`."""
         return self.recorded_purpose == "judge"
 
     @property
     def writes(self) -> bool:  # type: ignore[override]
-        """See `StageSpec.writes`."""
         return self.recorded_purpose in ("guide", "write")
 
     @property
     def answers(self) -> bool:  # type: ignore[override]
-        """See `StageSpec.answers`."""
         return self.recorded_purpose == "answer"
 
     @property
     def drafted(self) -> int:
-        """See `StageSpec.drafted`."""
         return self.recorded_drafted
 
     @property
     def may_reject(self) -> bool:
-        """See `StageSpec.may_reject`."""
         return self.recorded_may_reject
 
     @property
     def finishes(self) -> bool:
-        """See `StageSpec.finishes`."""
         return self.recorded_finishes
 
 
@@ -207,7 +198,6 @@ class UnknownEngine(EngineSpec, frozen=True, kw_only=True):
 
     @property
     def backend(self) -> str:
-        """See `EngineSpec.backend`."""
         return self.recorded_backend
 
 

@@ -145,7 +145,6 @@ class SamplingSpec(StageSpec, frozen=True, kw_only=True):
 
     @property
     def needs(self) -> Mapping[str, object]:
-        """See `StageSpec.needs`."""
         unusual = {name: value for name, value in self.sampling.items() if name != "temperature" and value != PLAIN_SAMPLING[name]}
         return unusual | ({"seeds": True} if self.temperature else {})
 

@@ -356,7 +356,7 @@ class PromptBuilder:
         return self._turn
 
     def _cut_turn(self) -> tuple[Array, str] | GraphError:
-        """See `_cut`; the error of a template without such turns, which only an engine that judges needs."""
+        """The error of a template without such turns, which only an engine that judges needs."""
         text = self.tokenizer.render(
             [
                 {"role": "user", "content": "q1w2first"},

@@ -44,7 +44,6 @@ class _Pair:
         self._known: dict[int, list[int]] = {}
 
     def translate(self, ids: Sequence[int], text: str) -> Sequence[int]:
-        """See `TokenTranslator.translate`."""
         if self._shared and self._changed.isdisjoint(ids):
             return ids
         closes = bool(ids) and ids[-1] == self._close

@@ -46,15 +46,13 @@ class InlineGrader:
         self._limiter = anyio.CapacityLimiter(len(grader.workers))
 
     def call(self, row: CallRow) -> None:
-        """See `RowSink.call`."""
         self._recorder.call(row)
 
     def step(self, row: StepRow) -> None:
-        """See `RowSink.step`."""
         self._recorder.step(row)
 
     def chain(self, row: ChainRow) -> None:
-        """See `RowSink.chain`: the row is passed on as soon as the chain is graded."""
+        """The row is passed on as soon as the chain is graded."""
         grade = self._at_once(row)
         if grade is None:
             self._rows.send_nowait(row)
@@ -62,7 +60,7 @@ class InlineGrader:
             self._record(row, grade)
 
     async def room(self) -> None:
-        """See `RowSink.room`: also waits until few enough rows are ungraded."""
+        """Also waits until few enough rows are ungraded."""
         while self.statistics().waiting >= MOST_WAITING:
             await self._fewer.wait()
         await self._recorder.room()

@@ -63,17 +63,16 @@ class Unobserved:
     """An `Observer` that records nothing."""
 
     def begin_attempt(self, request: Request) -> Request:
-        """See `Observer.begin_attempt`."""
         return request
 
     def end_attempt(self, completion: Completion | None, error: Exception | None) -> None:
-        """See `Observer.end_attempt`."""
+        """Does nothing."""
 
     def begin_pause(self, now: float) -> None:
-        """See `Observer.begin_pause`."""
+        """Does nothing."""
 
     def end_pause(self, now: float) -> None:
-        """See `Observer.end_pause`."""
+        """Does nothing."""
 
 
 UNOBSERVED = Unobserved()

@@ -28,21 +28,17 @@ class Tee:
         self._sinks = sinks
 
     def call(self, row: CallRow) -> None:
-        """See `RowSink.call`."""
         for sink in self._sinks:
             sink.call(row)
 
     def step(self, row: StepRow) -> None:
-        """See `RowSink.step`."""
         for sink in self._sinks:
             sink.step(row)
 
     def chain(self, row: ChainRow) -> None:
-        """See `RowSink.chain`."""
         for sink in self._sinks:
             sink.chain(row)
 
     async def room(self) -> None:
-        """See `RowSink.room`."""
         for sink in self._sinks:
             await sink.room()

@@ -52,7 +52,6 @@ class Pipelined:
         """Set when the caller that waits in `enter` should check again; None while none waits."""
 
     async def enter(self) -> Member | None:
-        """See `Schedule.enter`."""
         while not self._may_enter():
             self._entrance = anyio.Event()
             await self._entrance.wait()
@@ -60,7 +59,7 @@ class Pipelined:
         return None if self._admission is None else self._admission.enter()
 
     async def turn(self, rank: int, member: Member | None = None, contexts: Contexts = NO_CONTEXTS) -> None:
-        """See `Schedule.turn`: waits only while the chain pauses."""
+        """Waits only while the chain pauses."""
         if self._admission is None or member is None:
             return
         is_first = not member.starts
@@ -71,7 +70,6 @@ class Pipelined:
             await self._pause(member)
 
     def leave(self, member: Member | None = None) -> None:
-        """See `Schedule.leave`."""
         self.live -= 1
         if self._admission is not None and member is not None:
             for resumed in self._admission.leave(member):
@@ -79,10 +77,9 @@ class Pipelined:
         self._open_entrance()
 
     def exhausted(self) -> None:
-        """See `Schedule.exhausted`."""
+        """Does nothing."""
 
     def limit(self, most: int | None) -> None:
-        """See `Schedule.limit`."""
         if self._admission is not None:
             for resumed in self._admission.limit(most):
                 self._resume(resumed)
@@ -147,13 +144,13 @@ class Lockstep(Pipelined):
         self._round_starts, self._no_more = True, False
 
     async def enter(self) -> Member | None:
-        """See `Schedule.enter`: only where a round starts."""
+        """Only where a round starts."""
         member = await super().enter()
         self._running += 1
         return member
 
     async def turn(self, rank: int, member: Member | None = None, contexts: Contexts = NO_CONTEXTS) -> None:
-        """See `Schedule.turn`: wait for the phase of this rank."""
+        """Wait for the phase of this rank."""
         await super().turn(rank, member, contexts)
         gate = anyio.Event()
         self._waiting.setdefault(rank, []).append(gate)
@@ -168,18 +165,17 @@ class Lockstep(Pipelined):
             raise
 
     def leave(self, member: Member | None = None) -> None:
-        """See `Schedule.leave`."""
         self._running -= 1
         super().leave(member)
         self._advance()
 
     def exhausted(self) -> None:
-        """See `Schedule.exhausted`: rounds need not be full any more."""
+        """Rounds need not be full any more."""
         self._no_more = True
         self._advance()
 
     def limit(self, most: int | None) -> None:
-        """See `Schedule.limit`: a round that waited to be full may be full now."""
+        """A round that waited to be full may be full now."""
         super().limit(most)
         self._advance()
 

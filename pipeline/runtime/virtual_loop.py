@@ -41,13 +41,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_later(
         self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """See `asyncio.loop.call_later`."""
         return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """See `asyncio.loop.call_at`."""
         context = copy_context() if context is None else context
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         if when <= self._now:
@@ -90,5 +88,5 @@ class _JumpingSelector(selectors.DefaultSelector):
         self._jump = jump
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """See `selectors.BaseSelector.select`; `timeout` is None where the loop has nothing to do, else 0."""
+        """`timeout` is None where the loop has nothing to do, else 0."""
         return super().select(0 if timeout is None and self._jump() else timeout)

@@ -53,7 +53,6 @@ class ThreadRun:
         return self._ended.result()
 
     def stop(self) -> None:
-        """See `Background.stop`."""
         self._loop.add_done_callback(self._abort)  # at once, or in the run's thread as soon as it has a loop
 
     def close(self) -> None:
@@ -78,11 +77,9 @@ class ThreadRun:
             loop.result().call_soon_threadsafe(self._stop.abort)
 
     async def ended(self) -> SessionResult:
-        """See `Background.ended`."""
         return await anyio.to_thread.run_sync(self.result, abandon_on_cancel=True)
 
     async def aclose(self) -> None:
-        """See `Background.aclose`."""
         self.stop()
         # Of a loop that `sys.exit` closes AnyIO would leave a thread that keeps the process.
         wait = asyncio.to_thread if on_asyncio() else anyio.to_thread.run_sync
@@ -118,18 +115,15 @@ class TaskRun:
         spawn(self._work)
 
     async def ended(self) -> SessionResult:
-        """See `Background.ended`."""
         await self._done.wait()
         if self._result is None:
             raise self._error or RuntimeError("the event loop ended before the run")
         return self._result
 
     def stop(self) -> None:
-        """See `Background.stop`."""
         self._stop.abort()
 
     async def aclose(self) -> None:
-        """See `Background.aclose`."""
         self.stop()
         await self._done.wait()
 

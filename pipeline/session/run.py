@@ -159,20 +159,16 @@ class Here:
         self._opened, self._before = opened, statistics(opened.engines)
 
     def work(self, run: Begun, rows: RowSink, clock: Clock) -> Chains:
-        """See `Site.work`."""
         checked, state = run.ready.checked, run.ready.resume_state
         order = start_order(checked.options.order, checked.options.samples, state.is_over, checked.earlier_thoughts)
         feed = InputFeed(checked.problems.unchanged(), order, threads=not checked.virtual_time)
         return Chains(checked.settings, self._opened, feed, rows, clock, state)
 
     def spent(self) -> dict[str, EngineStatistics]:
-        """See `Site.spent`."""
         return {role: now.since(self._before[role]) for role, now in statistics(self._opened.engines).items()}
 
     def replicas(self) -> list[Replica]:
-        """See `Site.replicas`."""
         return []
 
     def states(self) -> tuple[ReplicaState, ...]:
-        """See `Site.states`."""
         return ()

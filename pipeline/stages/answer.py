@@ -25,7 +25,6 @@ class AnswerSpec(SamplingSpec, frozen=True, kw_only=True, tag="answer"):
     answers: ClassVar[bool] = True
 
     def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
-        """See `StageSpec.flaws`."""
         if self.budget == "response" and self.token_budget is None:
             yield "token_budget", "is missing: `budget: response` needs the maximum number of tokens of thought and answer together"
 
@@ -37,7 +36,6 @@ class AnswerStage(EngineStage):
     spec: AnswerSpec
 
     def requests(self, chain: Chain) -> list[Request]:
-        """See `Stage.requests`."""
         begun = () if chain.answer is None else chain.translate(chain.answer, self.role)
         max_tokens = self._room(chain) - len(begun)
         if max_tokens < 1:
@@ -55,7 +53,6 @@ class AnswerStage(EngineStage):
         return (spec.token_budget or 0) - chain.thought_tokens if chain.thought_closed else 0
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
-        """See `Stage.apply`."""
         if not completions:
             return Outcome()
         candidate = self.whole(completions[0].candidates[0])

@@ -82,7 +82,7 @@ class EngineStage:
         self.sampling: Mapping[str, Any] = spec.sampling if isinstance(spec, SamplingSpec) else {}
 
     def check(self, candidates: int) -> str | None:
-        """See `Stage.check`; most stages suit every tokenizer."""
+        """Most stages suit every tokenizer."""
         return None
 
     def request(

@@ -30,16 +30,13 @@ class ChooseSpec(StageSpec, frozen=True, kw_only=True, tag="choose"):
 
     @property
     def needs(self) -> Mapping[str, object]:
-        """See `StageSpec.needs`."""
         return {"options": True}
 
     @property
     def may_reject(self) -> bool:
-        """See `StageSpec.may_reject`."""
         return self.reject
 
     def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
-        """See `StageSpec.flaws`."""
         for name, draft in before.items():
             if isinstance(draft, DraftSpec) and draft.unit != self.unit:
                 yield "unit", f"asks for the best {self.unit} and `{name}` drafts a {draft.unit}; set `unit: {draft.unit}`"
@@ -62,7 +59,6 @@ class ChooseStage(EngineStage):
         """Tokens of the question beside the context and so many candidates; of one that stands alone, those of the last chain."""
 
     def check(self, candidates: int) -> str | None:
-        """See `Stage.check`."""
         asked = self.builder.asked_of(self.spec.unit)
         options = self.builder.options(self.spec.unit, candidates, self.spec.reject)
         if len(options.labels) < candidates:
@@ -70,7 +66,6 @@ class ChooseStage(EngineStage):
         return self.builder.flaw(asked, options.all)
 
     def requests(self, chain: Chain) -> list[Request]:
-        """See `Stage.requests`."""
         if not chain.candidates:
             return []
         candidates = [chain.candidates[i] for i in chain.distinct_candidates()]
@@ -90,7 +85,6 @@ class ChooseStage(EngineStage):
         return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids, judged=prompt.judged)]
 
     def room_for(self, chain: Chain, candidates: int) -> int:
-        """See `ShowingStage.room_for`."""
         context = chain.contexts[self.context]
         around = self._around.get(candidates)
         if around is None or self.alone:
@@ -113,7 +107,6 @@ class ChooseStage(EngineStage):
         return Span(candidate.role, candidate.ids[:-1], candidate.text.removesuffix(mark))
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
-        """See `Stage.apply`."""
         if not chain.candidates:
             return self.unjudged(chain)
         if not completions:

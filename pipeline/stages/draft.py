@@ -27,12 +27,10 @@ class DraftSpec(SamplingSpec, frozen=True, kw_only=True, tag="draft"):
 
     @property
     def needs(self) -> Mapping[str, object]:
-        """See `StageSpec.needs`."""
         return {**super().needs, "marks": True} | ({"continues": True} if self.unit == "step" else {})
 
     @property
     def drafted(self) -> int:
-        """See `StageSpec.drafted`."""
         return self.candidates
 
 
@@ -42,7 +40,6 @@ class DraftStage(EngineStage):
     spec: DraftSpec
 
     def requests(self, chain: Chain) -> list[Request]:
-        """See `Stage.requests`."""
         spec, most = self.spec, self._most(chain)
         if most < 1:
             return []
@@ -69,7 +66,6 @@ class DraftStage(EngineStage):
         return least if least >= min(most, chain.mean_step) else 0
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
-        """See `Stage.apply`."""
         if not completions:
             return Outcome(withheld=True)
         candidates, steps = completions[0].candidates, self.spec.unit == "step"

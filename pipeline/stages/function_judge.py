@@ -71,15 +71,13 @@ class FunctionJudge:
         self._arguments = {field: getattr(spec, field) for field in own}
 
     def check(self, candidates: int) -> str | None:
-        """See `Stage.check`."""
         return None
 
     def requests(self, chain: Chain) -> list[Request]:
-        """See `Stage.requests`."""
         return []
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
-        """See `Stage.apply`; raises `JudgeFailed`."""
+        """Raises `JudgeFailed`."""
         distinct = chain.distinct_candidates()
         if not distinct:
             return Outcome()

@@ -30,28 +30,23 @@ class GenerateSpec(SamplingSpec, frozen=True, kw_only=True, tag="generate"):
 
     @property
     def purpose(self) -> Purpose:
-        """See `StageSpec.purpose`."""
         return "guide" if self.unit == "tokens" else "write"
 
     @property
     def needs(self) -> Mapping[str, object]:
-        """See `StageSpec.needs`."""
         if not self.max_tokens:
             return {}
         return {**super().needs, "marks": True} | ({"continues": True} if self.unit in ("step", "tokens") else {})
 
     @property
     def leading_steps(self) -> int:
-        """See `StageSpec.leading_steps`."""
         return self.first_steps
 
     @property
     def finishes(self) -> bool:
-        """See `StageSpec.finishes`."""
         return self.unit == "response"
 
     def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
-        """See `StageSpec.flaws`."""
         if not self.max_tokens and (self.unit != "tokens" or inside_repeat):
             yield "max_tokens", "expected at least 1, got 0; only `unit: tokens` outside a `repeat` can be switched off with 0"
         if self.first_steps and not inside_repeat:
@@ -64,7 +59,6 @@ class GenerateStage(EngineStage):
     spec: GenerateSpec
 
     def requests(self, chain: Chain) -> list[Request]:
-        """See `Stage.requests`."""
         spec = self.spec
         if not spec.max_tokens:
             return []
@@ -74,7 +68,6 @@ class GenerateStage(EngineStage):
         return [self.request(chain, prompt, chain.room(spec.max_tokens, self.context), stop=stop, stop_ids=stop_ids, **self.sampling)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
-        """See `Stage.apply`."""
         if not completions:
             return Outcome()
         [candidate] = completions[0].candidates

@@ -31,7 +31,6 @@ class LikelihoodSpec(StageSpec, frozen=True, kw_only=True, tag="likelihood"):
 
     @property
     def needs(self) -> Mapping[str, object]:
-        """See `StageSpec.needs`."""
         return {"scoring": True}
 
 
@@ -46,12 +45,10 @@ class LikelihoodStage(EngineStage):
     spec: LikelihoodSpec
 
     def requests(self, chain: Chain) -> list[Request]:
-        """See `Stage.requests`."""
         context = chain.contexts[self.context]
         return [self.request(chain, context, 1, part=f"/{i}", scored_ids=ids) for i, ids in self._distinct(chain).items() if ids]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
-        """See `Stage.apply`."""
         if not chain.candidates:
             return self.unjudged(chain)
         distinct, answers = self._distinct(chain), iter(completions)

@@ -29,11 +29,9 @@ class ScoreSpec(StageSpec, frozen=True, kw_only=True, tag="score"):
 
     @property
     def needs(self) -> Mapping[str, object]:
-        """See `StageSpec.needs`."""
         return {"options": True}
 
     def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
-        """See `StageSpec.flaws`."""
         many = pending_drafts(before)
         if many > 1:
             yield "", f"`score` rates one candidate and gets {many}; set `candidates: 1` or use `choose`"
@@ -52,12 +50,10 @@ class ScoreStage(EngineStage):
         self.alone = self.builder.prompts.score.form == "alone"
 
     def check(self, candidates: int) -> str | None:
-        """See `Stage.check`."""
         asked = self.builder.prompts.score
         return self.builder.flaw(asked, asked.labels)
 
     def requests(self, chain: Chain) -> list[Request]:
-        """See `Stage.requests`."""
         if not chain.candidates:
             return []
         candidate = chain.translate(chain.candidates[chain.pending_from], self.role)
@@ -66,13 +62,11 @@ class ScoreStage(EngineStage):
         return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids, judged=prompt.judged)]
 
     def room_for(self, chain: Chain, candidates: int) -> int:
-        """See `ShowingStage.room_for`."""
         context, told = chain.contexts[self.context], chain.problem.told(self.builder.prompts)
         asked = self.builder.score(context, (), problem=told, begin=chain.begins[self.context])
         return (chain.left(self.role, len(asked.ids)) - 1) // candidates
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
-        """See `Stage.apply`."""
         if not completions:
             return self.unjudged(chain)
         probs, mass = probabilities(completions[0].option_logprobs)

@@ -44,7 +44,6 @@ class RecordingEngine:
         return self._sent <= self._most
 
     async def generate(self, request: Request) -> Completion:
-        """See `Engine.generate`."""
         number, self._sent = self._sent, self._sent + 1
         self._sequences[request.affinity] += request.n
         self.widest = max(self.widest, self._sequences[request.affinity])
@@ -57,11 +56,9 @@ class RecordingEngine:
         return completion
 
     def statistics(self) -> EngineStatistics:
-        """See `Engine.statistics`."""
         return self._engine.statistics()
 
     async def aclose(self) -> None:
-        """See `Engine.aclose`."""
         await self._engine.aclose()
 
 

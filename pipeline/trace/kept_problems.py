@@ -76,7 +76,7 @@ class KeptProblems(Problems):
         )
 
     def with_records(self) -> Iterator[tuple[Problem | BadRow, Record]]:
-        """See `Problems.with_records`. Read once, also before `check`: what is kept is not written anew."""
+        """Read once, also before `check`: what is kept is not written anew."""
         for batch in read_batches(self._folder, TABLE, (*COLUMNS, "input")):
             for row in batch.to_pylist():
                 yield self._item(row["input_row"], row), _whole(row)
@@ -98,7 +98,7 @@ class _KeptRows:
         self._folder = folder
 
     def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
-        """See `Source.records`; whatever is `wanted`."""
+        """Whatever is `wanted`."""
         for batch in read_batches(self._folder, TABLE, COLUMNS):
             for row in batch.to_pylist():
                 yield row["input_row"], row

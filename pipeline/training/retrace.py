@@ -210,15 +210,12 @@ class _AsRecorded(ModeControl):
     most: int | None = None
 
     def mode(self, order: int, context_tokens: int, now: float) -> Mode:
-        """See `ModeControl.mode`."""
         return "direct"
 
     def interrupts(self, now: float) -> Sequence[int]:
-        """See `ModeControl.interrupts`."""
         return ()
 
     def wake(self) -> float:
-        """See `ModeControl.wake`."""
         return math.inf
 
 
@@ -231,13 +228,13 @@ class _Recalls:
     async def call(
         self, record: ChainRecorder, label: StageLabel, order: int, step_index: int, request: Request, ready: float
     ) -> Completion:
-        """See `Dispatcher.call`; raises `NeverGenerated` for a request that was not recorded."""
+        """Raises `NeverGenerated` for a request that was not recorded."""
         if (answered := record.recall(label, request)) is None:
             raise NeverGenerated(request.request_id, "the recorded run made no such call")
         return answered.completion(self._tokenizer)
 
     def interrupt(self, order: int) -> None:
-        """See `Interrupter.interrupt`; recorded calls have ended."""
+        """Recorded calls have ended."""
 
 
 class _Retracing(ChainRecorder):
@@ -252,7 +249,6 @@ class _Retracing(ChainRecorder):
         self._asked: list[Asked] = []
 
     def recall(self, label: StageLabel, request: Request) -> ResumedCall | None:
-        """See `ChainRecorder.recall`."""
         assert self.chain is not None
         candidates, distinct = self.chain.candidates, tuple(self.chain.distinct_candidates())
         self._asked.append(Asked(label=label, request=request, candidates=candidates, distinct=distinct))
@@ -261,7 +257,6 @@ class _Retracing(ChainRecorder):
         return answered
 
     def commit(self, step: Step) -> None:
-        """See `ChainRecorder.commit`."""
         super().commit(step)
         self.committed.append(RetracedStep(step=step, asked=tuple(self._asked)))
         self._asked = []
@@ -271,16 +266,16 @@ class _NoRows:
     """A `RowSink` that keeps nothing."""
 
     def call(self, row: CallRow) -> None:
-        """See `RowSink.call`."""
+        """Does nothing."""
 
     def step(self, row: StepRow) -> None:
-        """See `RowSink.step`."""
+        """Does nothing."""
 
     def chain(self, row: ChainRow) -> None:
-        """See `RowSink.chain`."""
+        """Does nothing."""
 
     async def room(self) -> None:
-        """See `RowSink.room`."""
+        """Does nothing."""
 
 
 def _rows(run: Path, table: str, columns: Sequence[str], maybe: Sequence[str], wanted: pa.Array) -> Iterator[dict[str, Any]]:

@@ -38,7 +38,6 @@ class WrongAnswer(Struct):
 
     @property
     def votes(self) -> Votes:
-        """See `Votes`."""
         return len(self.places), -min(self.places)
 
 

@@ -90,7 +90,6 @@ class ByReplicaAccumulator:
         self._tokens = np.zeros(count * len(outline.engines), np.int64)
 
     def add(self, calls: Calls) -> None:
-        """See `Accumulator.add`."""
         if self._stays is None:
             return
         replica = replicas_of(calls.table)

@@ -105,7 +105,6 @@ class CriticalPathAccumulator:
         self._stages: Sequence[str] = ()
 
     def add(self, calls: Calls) -> None:
-        """See `Accumulator.add`."""
         self._stages = calls.stages
         if more := len(calls.stages) + 1 - len(self._total):
             self._total = np.insert(self._total, -1, np.zeros((more, len(SEGMENTS)), np.int64), axis=0)

@@ -62,7 +62,6 @@ class LatencyAccumulator:
         self._totals = [BinCounts() for _ in QUANTITIES]
 
     def add(self, calls: Calls) -> None:
-        """See `Accumulator.add`."""
         self._stages = calls.stages
         self._calls += len(calls.end)
         stage = np.where(calls.failed, -1, calls.stage)

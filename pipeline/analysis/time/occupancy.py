@@ -130,7 +130,6 @@ class OccupancyAccumulator:
         )
 
     def add(self, calls: Calls) -> None:
-        """See `Accumulator.add`."""
         times = CallTimes(*(getattr(calls, name) for name in CallTimes._fields))
         if self._stays is None:
             self._sweeps[0].add(times)

@@ -53,7 +53,7 @@ class Listed(click.ParamType[Any]):
         self.each = each
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
-        """See `click.ParamType.convert`; a value that is named twice is an error."""
+        """A value that is named twice is an error."""
         if isinstance(value, tuple):
             return value
         found = tuple(self.each.convert(part.strip(), param, ctx) for part in str(value).split(","))

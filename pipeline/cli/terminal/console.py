@@ -20,7 +20,7 @@ class PlainConsole(Console):
             self.width = WIDTH
 
     def print(self, *objects: Any, **settings: Any) -> None:
-        """See `rich.console.Console.print`; off a terminal, as in a log file, no line is padded with blanks."""
+        """Off a terminal, as in a log file, no line is padded with blanks."""
         if self.is_terminal:
             super().print(*objects, **settings)
             return
@@ -30,5 +30,5 @@ class PlainConsole(Console):
         self.file.flush()
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """See `rich.console.Console.render_str`; control characters are shown as `\\uXXXX`."""
+        """Control characters are shown as `\\uXXXX`."""
         return super().render_str(sanitize(text), **options)

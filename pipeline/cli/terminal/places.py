@@ -40,7 +40,7 @@ class LocalPath(click.Path):
         super().__init__(path_type=Path, allow_dash=allow_dash)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See `click.ParamType.convert`; a URL is an error."""
+        """A URL is an error."""
         if is_url(str(value)):
             self.fail(f"{redact(str(value))}: a URL, where only a path of this machine can be used", param, ctx)
         return super().convert(value, param, ctx)

@@ -71,14 +71,12 @@ class Shown(Listener):
         """Whether an engine has said anything."""
 
     def phase(self, role: str, phase: str) -> None:
-        """See `Listener.phase`."""
         self.heard = True
         self._starts.take(role, phase)
         say = print_notice if self.lines else log
         say(f"engine {role}: {self._starts.line(role)}")
 
     def output(self, role: str, line: str) -> None:
-        """See `Listener.output`."""
         say = print_notice if options().verbose else log
         say(f"engine {role} | {line}")
 

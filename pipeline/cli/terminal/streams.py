@@ -55,7 +55,6 @@ class _Lossy(io.FileIO):
         self._dropped = dropped
 
     def write(self, content: Any) -> int:
-        """See `io.RawIOBase.write`."""
         try:
             return super().write(content)
         except self._dropped:

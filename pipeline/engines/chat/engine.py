@@ -91,7 +91,6 @@ class ChatEngine:
         self._examining = anyio.Lock()
 
     async def generate(self, request: Request) -> Completion:
-        """See `Engine.generate`."""
         if self._exit_reason is not None:
             raise EngineDead(self.role, self._exit_reason)
         validate_request(request, self.max_model_len, self.vocab_size)
@@ -112,15 +111,13 @@ class ChatEngine:
 
     @property
     def received_bytes(self) -> int:
-        """See `Distant.received_bytes`."""
         return self._server.received_bytes
 
     def statistics(self) -> EngineStatistics:
-        """See `EngineStatistics`, counted on this side of the connection."""
+        """Counted on this side of the connection."""
         return self._meter.statistics(running=self._meter.open_calls)
 
     async def aclose(self) -> None:
-        """See `Engine.aclose`."""
         with anyio.CancelScope(shield=True):
             await self._server.aclose()
 

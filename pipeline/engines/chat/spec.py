@@ -65,5 +65,5 @@ class ChatSpec(EngineSpec, frozen=True, kw_only=True, tag="chat"):
 
     @property
     def cannot(self) -> tuple[str, ...]:
-        """See `EngineSpec.cannot`: a verdict is read from a reply, in place of log probabilities of the options."""
+        """A verdict is read from a reply, in place of log probabilities of the options."""
         return ("continues", "scoring", "top_k", "min_p", "interrupt", *(() if self.send_sampling else ("top_p", "seeds")))

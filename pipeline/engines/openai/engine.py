@@ -119,7 +119,6 @@ class OpenAIEngine:
             self._start(self._recovery.watch)
 
     async def generate(self, request: Request) -> Completion:
-        """See `Engine.generate`."""
         self._check_alive()
         validate_request(request, self.max_model_len, self.vocab_size, self._spec.adapters)
         self._check_possible(request)
@@ -142,12 +141,11 @@ class OpenAIEngine:
         return completion
 
     def interrupt(self, request_id: str) -> None:
-        """See `Interruptible.interrupt`: the stream is closed, from which a server learns that it may stop."""
+        """The stream is closed, from which a server learns that it may stop."""
         if (scope := self._interruptible.get(request_id)) is not None:
             scope.cancel()
 
     async def wait_answering(self) -> bool:
-        """See `Remote.wait_answering`."""
         self._check_alive()
         with anyio.CancelScope() as scope:
             self._calls[scope] = None
@@ -159,16 +157,14 @@ class OpenAIEngine:
 
     @property
     def received_bytes(self) -> int:
-        """See `Distant.received_bytes`."""
         return sum(server.received_bytes for server in self._servers)
 
     def statistics(self) -> EngineStatistics:
-        """See `EngineStatistics`, counted on this side of the connection: a request waits while no replica takes calls."""
+        """Counted on this side of the connection: a request waits while no replica takes calls."""
         running = self._router.in_flight
         return self._meter.statistics(running=running, waiting=self._meter.open_calls - running)
 
     async def aclose(self) -> None:
-        """See `Engine.aclose`."""
         self._die("it was closed")
         with anyio.CancelScope(shield=True):
             for server in self._servers:

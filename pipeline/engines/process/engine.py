@@ -184,7 +184,7 @@ class Worker:
         return self._answer
 
     async def generate(self, request: Request) -> Completion:
-        """See `Engine.generate`; `request` must have been validated."""
+        """`request` must have been validated."""
         self._check_alive()
         number, call = next(self._numbers), _Call()
         self._calls[number] = call
@@ -206,13 +206,12 @@ class Worker:
         return call.completion
 
     def interrupt(self, request_id: str) -> None:
-        """See `Interruptible.interrupt`; the worker must know `Interrupt`."""
+        """The worker must know `Interrupt`."""
         number = self._interruptible.pop(request_id, None)
         if number is not None and number in self._calls:
             self._connection.send(Interrupt(number))
 
     async def reset_prefix_cache(self) -> None:
-        """See `PrefixCacheReset.reset_prefix_cache`."""
         self._check_alive()
         self._cache_answered, self._cache_flaw = anyio.Event(), None
         self._connection.send(ResetPrefixCache())
@@ -313,16 +312,13 @@ class WorkerEngine:
         return self._current().pid
 
     async def generate(self, request: Request) -> Completion:
-        """See `Engine.generate`."""
         validate_request(request, self.max_model_len, self.vocab_size, self._adapters)
         return await self._current().generate(request)
 
     def statistics(self) -> EngineStatistics:
-        """See `EngineStatistics`."""
         return self._former if self._worker is None else totals(self._former, self._worker.statistics)
 
     async def aclose(self) -> None:
-        """See `Engine.aclose`."""
         self._closed = True
         if self._worker is not None:
             await self._worker.end()
@@ -342,11 +338,9 @@ class WorkerEngine:
         self.max_model_len, self.vocab_size, self.facts = ready.max_model_len, ready.vocab_size, ready.facts
 
     def kill(self, exit_reason: str) -> None:
-        """See `Restartable.kill`."""
         self._current().kill(exit_reason)
 
     async def restart(self) -> None:
-        """See `Restartable.restart`."""
         former = self._current()
         former.kill("it was restarted")
         await former.ended()
@@ -363,7 +357,6 @@ class WorkerEngine:
             raise EngineDead(self.role, error.what) from error
 
     async def reset_prefix_cache(self) -> None:
-        """See `PrefixCacheReset.reset_prefix_cache`."""
         await self._current().reset_prefix_cache()
 
     def load_tokenizer(self) -> None:
@@ -391,7 +384,6 @@ class InterruptibleWorkerEngine(WorkerEngine):
     """A `WorkerEngine` whose program can end requests early: it computes an `InterruptibleModel`, or takes `Interrupt` by itself."""
 
     def interrupt(self, request_id: str) -> None:
-        """See `Interruptible.interrupt`."""
         self._current().interrupt(request_id)
 
 

@@ -73,7 +73,7 @@ class BatchedModel(Protocol):
         """Empty the prefix cache. Called only while `idle`."""
 
     def statistics(self) -> EngineStatistics:
-        """See `Engine.statistics`."""
+        """The statistics of the engine, as `Engine.statistics` states them."""
 
 
 @runtime_checkable
@@ -209,7 +209,6 @@ class _ToParent(Listener):
         self._connection = connection
 
     def phase(self, role: str, phase: str) -> None:
-        """See `Listener.phase`."""
         self._connection.send(Loading(phase))
 
 

@@ -34,7 +34,7 @@ class RecordedText:
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
 
     def output(self, request: Request, max_model_len: int) -> Output:
-        """See `TextSource.output`; raises `NeverGenerated`."""
+        """Raises `NeverGenerated`."""
         return self.recall(request, max_model_len)[1]
 
     def recall(self, request: Request, max_model_len: int) -> tuple[RecordedCall, Output]:
@@ -112,7 +112,7 @@ class ReplayEngine:
         self._meter = UsageMeter(anyio.current_time)
 
     async def generate(self, request: Request) -> Completion:
-        """See `Engine.generate`; raises `NeverGenerated`."""
+        """Raises `NeverGenerated`."""
         validate_request(request, self.max_model_len, self.vocab_size, adapters=None)  # the recorded calls tell
         call, output = self._source.recall(request, self.max_model_len)
         self._meter.begin()
@@ -141,16 +141,14 @@ class ReplayEngine:
         )
 
     def interrupt(self, request_id: str) -> None:
-        """See `Interruptible.interrupt`."""
         if (answering := self._interruptible.get(request_id)) is not None:
             answering.cancel()
 
     def statistics(self) -> EngineStatistics:
-        """See `Engine.statistics`: it is busy while it has a call; outside of an event loop, until the last call began or ended."""
+        """It is busy while it has a call; outside of an event loop, until the last call began or ended."""
         return self._meter.statistics(running=self._meter.open_calls)
 
     async def aclose(self) -> None:
-        """See `Engine.aclose`."""
         self._closed.set()
 
 
@@ -211,7 +209,7 @@ def _facts(role: str, spec: ReplaySpec, recording: Recording) -> dict[str, Fact]
 def least_replay_s(
     specs: Mapping[str, ReplaySpec], calls: Mapping[str, Sequence[AnsweredCall]], sequences: Mapping[str, int]
 ) -> Mapping[str, float]:
-    """See `Backend.least_s`; recorded times say nothing about other batches, so that all costs must be simulated."""
+    """Recorded times say nothing about other batches, so that all costs must be simulated."""
     if any(spec.costs != "simulated" for spec in specs.values()):
         return {}
     return least_s({role: sim_spec(role, spec, read_recording(spec.run)) for role, spec in specs.items()}, calls, sequences)

@@ -31,5 +31,5 @@ class ReplaySpec(EngineSpec, frozen=True, kw_only=True, tag="replay"):
 
     @property
     def adapter_names(self) -> Collection[str] | None:
-        """See `EngineSpec.adapter_names`: a request is answered where it was asked of the recorded engine with the same adapter."""
+        """A request is answered where it was asked of the recorded engine with the same adapter."""
         return None

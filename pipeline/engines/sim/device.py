@@ -178,7 +178,7 @@ def devices_of(specs: Mapping[str, SimSpec]) -> dict[str, SimDeviceSpec]:
 
 
 def widened(specs: Mapping[str, SimSpec], opened: Collection[str]) -> dict[str, dict[str, int]]:
-    """See `Backend.widened`: weights and caches of the engines that are not opened make the caches of the opened ones larger, each in
+    """Weights and caches of the engines that are not opened make the caches of the opened ones larger, each in
     proportion to its size. Raises `GraphError` as `devices_of` does."""
     devices_of(specs)
     found: dict[str, dict[str, int]] = {}

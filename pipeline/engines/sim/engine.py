@@ -129,13 +129,11 @@ class SimEngine:
         return self._faults.garble(request, completion)
 
     def interrupt(self, request_id: str) -> None:
-        """See `Interruptible.interrupt`."""
         for job in self._interruptible.get(request_id, ()):
             self._clock.device.interrupt(self._share, job, self._clock.now())
         self._clock.adjust()
 
     def statistics(self) -> EngineStatistics:
-        """See `Engine.statistics`."""
         now = self._clock.now()
         return self._meter.statistics(
             running=self._scheduler.running,
@@ -148,17 +146,14 @@ class SimEngine:
         )
 
     async def reset_prefix_cache(self) -> None:
-        """See `PrefixCacheReset.reset_prefix_cache`."""
         self._check_alive()
         self._scheduler.cache = PrefixCache(self.spec.kv_cache_tokens)
 
     async def aclose(self) -> None:
-        """See `Engine.aclose`."""
         self._closed = True
         self.kill("it was closed")
 
     def kill(self, exit_reason: str) -> None:
-        """See `Restartable.kill`."""
         if self._alive:
             self._alive, self._exit_reason = False, exit_reason
         self._drop_all()
@@ -166,7 +161,7 @@ class SimEngine:
             _end(done)
 
     async def restart(self) -> None:
-        """See `Restartable.restart`: the cache is empty then, and no time passes."""
+        """The cache is empty then, and no time passes."""
         if self._closed:
             raise EngineDead(self.role, "it was closed")
         self._join_device()
@@ -305,7 +300,7 @@ _GARBAGE: tuple[Callable[[Completion], Completion], ...] = (_nothing, _never_ask
 
 
 def _facts(spec: SimSpec) -> dict[str, Fact]:
-    """See `Engine.facts`; `device` is the key under which earlier versions gave the device's name."""
+    """`device` is the key under which earlier versions gave the device's name."""
     name, rate = spec.device.name, float(spec.device.flops_per_s)
     facts: dict[str, Fact] = {"answers": "simulated", "devices": (name,), "device_model": name, "device": name}
     facts |= {"kv_cache_tokens": spec.kv_cache_tokens, "batch_invariant": True}

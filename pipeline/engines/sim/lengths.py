@@ -57,7 +57,6 @@ class LogNormal(Struct, frozen=True):
     log_sigma: float
 
     def at(self, normal: float) -> float:
-        """See `Distribution.at`."""
         return math.exp(self.log_mean + self.log_sigma * normal)
 
 
@@ -71,7 +70,6 @@ class Quantiles(Struct, frozen=True):
     """Logarithms of the least and the greatest length."""
 
     def at(self, normal: float) -> float:
-        """See `Distribution.at`."""
         place = min(max(bisect_left(self.normals, normal), 1), len(self.normals) - 1)
         start, stop = self.normals[place - 1], self.normals[place]
         share = (normal - start) / (stop - start)
@@ -85,7 +83,6 @@ class Samples(Struct, frozen=True):
     ordered: tuple[float, ...]
 
     def at(self, normal: float) -> float:
-        """See `Distribution.at`."""
         return self.ordered[min(int(_NORMAL.cdf(normal) * len(self.ordered)), len(self.ordered) - 1)]
 
 

@@ -105,30 +105,24 @@ class Passes(Struct, frozen=True):
 
     @property
     def compute(self) -> float:
-        """See `BatchCost.compute`."""
         return sum(times * cost.compute for times, cost in self.passes)
 
     @property
     def memory(self) -> float:
-        """See `BatchCost.memory`."""
         return sum(times * cost.memory for times, cost in self.passes)
 
     @property
     def growth(self) -> float:
-        """See `BatchCost.growth`."""
         return sum(times * cost.growth for times, cost in self.passes)
 
     @property
     def overhead(self) -> float:
-        """See `BatchCost.overhead`."""
         return sum(times * cost.overhead for times, cost in self.passes)
 
     def iteration_s(self, number: int) -> float:
-        """See `BatchCost.iteration_s`."""
         return sum(times * cost.iteration_s(number) for times, cost in self.passes)
 
     def duration(self, iterations: int) -> float:
-        """See `BatchCost.duration`."""
         return sum(times * cost.duration(iterations) for times, cost in self.passes)
 
 

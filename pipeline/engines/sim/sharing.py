@@ -80,38 +80,31 @@ class TimeSlices:
         self._slowdown = 0.0
 
     def join(self, scheduler: Scheduler) -> None:
-        """See `Sharing.join`."""
         self._schedulers.append(scheduler)
 
     def start(self, scheduler: Scheduler, now: float) -> None:
-        """See `Sharing.start`."""
         self._change(self.work_at(scheduler, now), now, self._busy | {scheduler})
         scheduler.work = self._work
 
     def decided(self, scheduler: Scheduler, now: float) -> None:
-        """See `Sharing.decided`: another batch is as fast as the one before."""
+        """Another batch is as fast as the one before."""
 
     def stop(self, scheduler: Scheduler, now: float) -> None:
-        """See `Sharing.stop`."""
         self._change(scheduler.work, now, self._busy - {scheduler})
 
     def first_end(self, now: float) -> tuple[Scheduler, float] | None:
-        """See `Sharing.first_end`."""
         first = min(self._schedulers, key=_forecast_end)
         if not first.forecast or (time := self.time(first, first.end)) > now:
             return None
         return first, time
 
     def next_change(self, scheduler: Scheduler) -> float:
-        """See `Sharing.next_change`."""
         return self.time(scheduler, scheduler.end)
 
     def time(self, scheduler: Scheduler, work: float) -> float:
-        """See `Sharing.time`."""
         return self._since + (work - self._work) * self._slowdown
 
     def work_at(self, scheduler: Scheduler, now: float) -> float:
-        """See `Sharing.work_at`."""
         if not self._busy:
             return self._work
         work = self._work + (now - self._since) / self._slowdown
@@ -190,24 +183,20 @@ class Concurrent:
         """Of all engines; that of an idle one is without meaning."""
 
     def join(self, scheduler: Scheduler) -> None:
-        """See `Sharing.join`."""
         self._paces[scheduler] = Pace(0.0, 0.0)
 
     def start(self, scheduler: Scheduler, now: float) -> None:
-        """See `Sharing.start`."""
         scheduler.work = 0.0
         self._paces[scheduler] = Pace(0.0, now)
 
     def decided(self, scheduler: Scheduler, now: float) -> None:
-        """See `Sharing.decided`."""
         self._renew(now, scheduler, scheduler.work)
 
     def stop(self, scheduler: Scheduler, now: float) -> None:
-        """See `Sharing.stop`."""
         self._renew(now)
 
     def first_end(self, now: float) -> tuple[Scheduler, float] | None:
-        """See `Sharing.first_end`; until then every change of the engines' paces by `now` is carried out."""
+        """Until then every change of the engines' paces by `now` is carried out."""
         while ahead := [scheduler for scheduler in self._paces if scheduler.forecast]:
             first = min(ahead, key=self.next_change)
             if (time := self.next_change(first)) > now:
@@ -218,16 +207,13 @@ class Concurrent:
         return None
 
     def next_change(self, scheduler: Scheduler) -> float:
-        """See `Sharing.next_change`."""
         return self.time(scheduler, min(scheduler.end, self._paces[scheduler].until))
 
     def time(self, scheduler: Scheduler, work: float) -> float:
-        """See `Sharing.time`."""
         pace = self._paces[scheduler]
         return pace.since + (work - pace.work) * pace.slowdown
 
     def work_at(self, scheduler: Scheduler, now: float) -> float:
-        """See `Sharing.work_at`."""
         pace = self._paces[scheduler]
         return min(pace.work + max(now - pace.since, 0.0) / pace.slowdown, pace.until, scheduler.end)
 

@@ -176,7 +176,6 @@ class SimSpec(RestartableSpec, frozen=True, kw_only=True, tag="sim"):
     """Injected faults."""
 
     def located(self, folder: Path) -> Self:
-        """See `EngineSpec.located`."""
         if not isinstance(self.text.lengths, str):
             return self
         beside = folder / self.text.lengths

@@ -385,7 +385,6 @@ class SeededText:
         self._model = TextModel(spec.model, spec.text)
 
     def output(self, request: Request, max_model_len: int) -> Output:
-        """See `TextSource.output`."""
         prompt = packed(request.prompt_ids)
         if request.scored_ids:
             return Output((), (1,), scored_logprobs=self._model.score(prompt, tuple(request.scored_ids)))

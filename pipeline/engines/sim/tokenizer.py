@@ -64,26 +64,21 @@ class SimTokenizer:
 
     @property
     def control_ids(self) -> frozenset[int]:
-        """See `Tokenizer.control_ids`."""
         return frozenset(self.special_ids.values())
 
     def encode(self, text: str) -> list[int]:
-        """See `Tokenizer.encode`."""
         return list(map(_ids.__getitem__, _PIECE.findall(text.encode("utf-8", "replace"))))
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
-        """See `Tokenizer.encode_parts`."""
         ids: list[int] = []
         for number, part in enumerate(parts):
             ids += map(_ids.__getitem__, _TEXT_PIECE.findall(part.encode("utf-8", "replace"))) if number % 2 else self.encode(part)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See `Tokenizer.decode`."""
         return b"".join(map(_pieces.__getitem__, ids)).decode("utf-8", "replace")
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
-        """See `Tokenizer.render`."""
         turns = (
             f"{ASSISTANT}{message['content']}{END}" if message["role"] == "assistant" else f"{USER}{message['content']}"
             for message in messages

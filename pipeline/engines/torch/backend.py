@@ -188,12 +188,10 @@ def _memory(rows: list[MemoryRow]) -> Iterator[Finding]:
 
 
 def gpus(specs: Mapping[str, TorchSpec]) -> int:
-    """See `Backend.gpus`."""
     return max((int(spec.device.partition(":")[2] or 0) + 1 for spec in specs.values() if spec.device != "cpu"), default=0)
 
 
 def devices(specs: Mapping[str, TorchSpec], machine: Machine) -> dict[str, tuple[int, ...]]:
-    """See `Backend.devices`."""
     found = {role: gpu_of(spec, machine) for role, spec in specs.items()}
     return {role: () if gpu is None or not cuda_build(machine) else (gpu,) for role, gpu in found.items()}
 

@@ -124,7 +124,7 @@ def _attention(config: Any) -> AttentionShape:
 
 
 def _facts(module: Any, setup: Setup, spec: TorchSpec) -> dict[str, Fact]:
-    """See `Engine.facts`; also torch's name of the device and the type of the weights."""
+    """Also torch's name of the device and the type of the weights."""
     device: torch.device = module.device
     facts: dict[str, Fact] = {"answers": "model", "device": str(device), "dtype": str(module.dtype).removeprefix("torch.")}
     if device.type == "cpu":

@@ -143,7 +143,6 @@ class BatchRunner:
         self.written_tokens = 0
 
     def add(self, number: int, request: Request) -> None:
-        """See `BatchedModel.add`."""
         stops = self._stops(request.stop, request.stop_ids)
         state = RequestState(number, request, stops, self._decode, self.max_model_len)
         state.arrival_s = time.monotonic()
@@ -151,12 +150,12 @@ class BatchRunner:
         self.waiting.add(state)
 
     def abort(self, number: int) -> None:
-        """See `BatchedModel.abort`; keys and values that were computed stay in the cache."""
+        """Keys and values that were computed stay in the cache."""
         if self._states.pop(number, None) is not None:
             self._take_out(number)
 
     def interrupt(self, number: int) -> Completion | None:
-        """See `InterruptibleModel.interrupt`; keys and values that were computed stay in the cache."""
+        """Keys and values that were computed stay in the cache."""
         state = self._states.get(number)
         if state is None:
             return None
@@ -178,15 +177,12 @@ class BatchRunner:
 
     @property
     def idle(self) -> bool:
-        """See `BatchedModel.idle`."""
         return not self._states
 
     def reset_prefix_cache(self) -> None:
-        """See `BatchedModel.reset_prefix_cache`."""
         self.slots.reset_prefix_cache()
 
     def statistics(self) -> EngineStatistics:
-        """See `BatchedModel.statistics`."""
         running, waiting = len(self._states) - len(self.waiting), len(self.waiting)
         return self._meter.statistics(
             running=running,
@@ -198,7 +194,6 @@ class BatchRunner:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Completion]]:
-        """See `BatchedModel.step`."""
         started_s = time.monotonic()
         self._admit(started_s)
         touched: dict[int, RequestState] = {}

@@ -94,12 +94,10 @@ def program(spec: VllmSpec, cores: tuple[int, ...] | None, machine: Machine) -> 
 
 
 def gpus(specs: Mapping[str, VllmSpec]) -> int:
-    """See `Backend.gpus`."""
     return max((index + 1 for spec in specs.values() for index in devices_of(spec)), default=0)
 
 
 def devices(specs: Mapping[str, VllmSpec], machine: Machine) -> dict[str, tuple[int, ...]]:
-    """See `Backend.devices`."""
     return {role: () if on_cpu(machine) else devices_of(spec) for role, spec in specs.items()}
 
 

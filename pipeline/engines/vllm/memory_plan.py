@@ -110,7 +110,7 @@ def has_room(spec: VllmSpec, machine: Machine) -> bool:
 
 
 def widened(specs: Mapping[str, VllmSpec], opened: Collection[str]) -> dict[str, dict[str, float]]:
-    """See `Backend.widened`: the shares of the engines that are not opened go to the opened ones on the same GPUs, in equal parts; as an
+    """The shares of the engines that are not opened go to the opened ones on the same GPUs, in equal parts; as an
     engine has one share of all of its GPUs, the GPU with the least to give decides.
 
     An engine that states no share, as on the CPU, or the size of its cache has what it stated.

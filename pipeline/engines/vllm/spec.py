@@ -125,7 +125,6 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
 
     @property
     def cannot(self) -> tuple[str, ...]:
-        """See `EngineSpec.cannot`."""
         return self.unable(on_cpu=False)
 
     def unable(self, *, on_cpu: bool) -> tuple[str, ...]:

@@ -213,7 +213,6 @@ class VllmServer:
         return last
 
     def statistics(self) -> EngineStatistics:
-        """See `Engine.statistics`."""
         idle = not self._tasks
         return self._meter.statistics(
             running=0 if idle else self._gauges.running,
@@ -277,7 +276,7 @@ def load(setup: Setup, spec: "VllmSpec", gauges: Gauges) -> "AsyncLLM":
 
 
 def facts(engine: "AsyncLLM", setup: Setup, spec: "VllmSpec") -> dict[str, Fact]:
-    """See `Engine.facts`; also vLLM's version and what it chose by itself."""
+    """Also vLLM's version and what it chose by itself."""
     from vllm import __version__, envs
     from vllm.platforms import current_platform
 

@@ -31,7 +31,6 @@ class InputFeed:
         self._read_all = False
 
     async def next(self) -> Start | None:
-        """See `Feed.next`."""
         while True:
             may_begin = self._read_all or not self._order.reads_all
             if may_begin and (start := self._order.take()) is not None:
@@ -43,7 +42,6 @@ class InputFeed:
             self._read_all = not items
 
     def ended(self, start: Start, thought_tokens: int) -> None:
-        """See `Feed.ended`."""
         self._order.ended(start, thought_tokens)
 
     async def _read(self) -> list[Item]:

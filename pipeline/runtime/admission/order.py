@@ -59,11 +59,9 @@ class InputOrder:
         self._starts: deque[Iterator[Start]] = deque()
 
     def add(self, items: Sequence[Item]) -> None:
-        """See `StartOrder.add`."""
         self._starts.append(self._of(items))
 
     def take(self) -> Start | None:
-        """See `StartOrder.take`."""
         while self._starts:
             if (start := next(self._starts[0], None)) is not None:
                 return start
@@ -71,7 +69,7 @@ class InputOrder:
         return None
 
     def ended(self, start: Start, thought_tokens: int) -> None:
-        """See `StartOrder.ended`: makes no difference."""
+        """Makes no difference."""
 
     def _of(self, items: Sequence[Item]) -> Iterator[Start]:
         for item, sample_index in product(items, range(self._samples)):
@@ -102,18 +100,15 @@ class LongestFirst:
         self._starts: deque[Start] = deque()
 
     def add(self, items: Sequence[Item]) -> None:
-        """See `StartOrder.add`."""
         self._problems += items
 
     def take(self) -> Start | None:
-        """See `StartOrder.take`."""
         while not self._starts and self._begun < self._samples:
             self._starts.extend(self._in_order(self._begun))
             self._begun += 1
         return self._starts.popleft() if self._starts else None
 
     def ended(self, start: Start, thought_tokens: int) -> None:
-        """See `StartOrder.ended`."""
         if start.sample_index + 1 < self._samples:
             self._thoughts.setdefault(start.item.problem_id, []).append(thought_tokens)
 

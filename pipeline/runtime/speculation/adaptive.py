@@ -111,11 +111,9 @@ class Adaptive:
 
     @property
     def most(self) -> int | None:
-        """See `ModeControl.most`."""
         return None if self._share == 1 else self._room
 
     def enter(self, order: int, now: float) -> None:
-        """See `ModeControl.enter`."""
         self._pass(now)
         if math.isnan(self._start):
             self._start = now
@@ -124,28 +122,23 @@ class Adaptive:
         self._chains.enter(order, self._share)
 
     def leave(self, order: int, now: float) -> None:
-        """See `ModeControl.leave`."""
         self._pass(now)
         self._chains.leave(order)
         self._settle(now)
 
     def pause(self, order: int, now: float) -> None:
-        """See `ModeControl.pause`."""
         self._pass(now)
         self._chains.pause(order)
         self._settle(now)
 
     def resume(self, order: int, now: float) -> None:
-        """See `ModeControl.resume`."""
         self._pass(now)
         self._ending += self._chains.resume(order, self._share, now)
 
     def exhausted(self) -> None:
-        """See `ModeControl.exhausted`."""
         self._chains.exhausted = True
 
     def mode(self, order: int, context_tokens: int, now: float) -> Mode:
-        """See `ModeControl.mode`."""
         self._pass(now)
         mode = self._chains.step(order, context_tokens, now)
         if mode == "direct":
@@ -153,7 +146,6 @@ class Adaptive:
         return mode
 
     def wrote(self, order: int, mode: Mode, tokens: int, accepted: bool, now: float) -> None:
-        """See `ModeControl.wrote`."""
         self._pass(now)
         chain = self._chains[order]
         chain.written += tokens
@@ -166,14 +158,12 @@ class Adaptive:
                 self._judge(now)
 
     def called(self, call: CallFacts) -> None:
-        """See `ModeControl.called`."""
         self._pass(call.end)
         self._window.called(call)
         if call.direct and self._window.written is None and call.output_tokens >= ITERATIONS:
             self._observe_direct(self._chains.at_least_one, (call.end - call.submit) / call.output_tokens, call.end)
 
     def interrupts(self, now: float) -> Sequence[int]:
-        """See `ModeControl.interrupts`."""
         self._pass(now)
         if now >= self._tick:
             self._look(now)
@@ -181,7 +171,6 @@ class Adaptive:
         return ending
 
     def wake(self) -> float:
-        """See `ModeControl.wake`."""
         return self._tick
 
     def _pass(self, now: float) -> None:

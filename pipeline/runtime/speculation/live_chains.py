@@ -95,7 +95,6 @@ class LiveChains:
 
     @property
     def horizon(self) -> float:
-        """See `expected_rest.horizon`."""
         return horizon(len(self._going) + len(self._paused), self._ended, self.exhausted)
 
     def rests(self) -> list[float]:

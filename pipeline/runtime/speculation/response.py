@@ -22,7 +22,7 @@ class SwitchedResponse:
         self._key: str = getattr(stage, "context", stage.role)
 
     def requests(self, chain: Chain) -> list[Request]:
-        """See `Stage.requests`; none where the chain is to speculate by now."""
+        """None where the chain is to speculate by now."""
         if not self._switch.send(chain):
             return []
         [request] = self._stage.requests(chain)
@@ -30,9 +30,8 @@ class SwitchedResponse:
         return [structs.replace(request, max_tokens=most, interruptible=True)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
-        """See `Stage.apply`; without an answer nothing was asked."""
+        """Without an answer nothing was asked."""
         return self._stage.apply(chain, completions) if completions else Outcome()
 
     def check(self, candidates: int) -> str | None:
-        """See `Stage.check`."""
         return self._stage.check(candidates)

@@ -89,7 +89,7 @@ def train(job: Job, open_log: Callable[[], Log] | None) -> Facts:
 
 
 def _trained(job: Job, open_log: Callable[[], Log] | None) -> Facts:
-    """See `train`; when it returns, the trainer is not referred to any more."""
+    """When it returns, the trainer is not referred to any more."""
     precision = _precision(job.config)
     with _refusals(job.config):
         arguments = _arguments(job, precision)
@@ -124,7 +124,7 @@ class DraftTrainer(SFTTrainer):
     """Learns completions, with the loss of its base class: the mean cross entropy of their tokens (SCoT eq. 2)."""
 
     def compute_loss(self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None) -> torch.Tensor:
-        """See `Trainer.compute_loss`; nobody asks for outputs, as `prediction_step` does not.
+        """Nobody asks for outputs, as `prediction_step` does not.
 
         Of a model on several GPUs the base class has its sum on that of the output layer, and divides it by a count on the first one. A
         number is on none; and the loss goes to the first one, where the trainer adds it up.
@@ -134,7 +134,7 @@ class DraftTrainer(SFTTrainer):
         return loss.to(self.args.device)
 
     def prediction_step(self, model: Any, inputs: Batch, prediction_loss_only: bool, ignore_keys: Any = None) -> tuple[Any, Any, Any]:
-        """See `Trainer.prediction_step`; the predictions are the outcomes of the examples, with the columns of `measures`."""
+        """The predictions are the outcomes of the examples, with the columns of `measures`."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             scored = model(**inputs, use_cache=False, fused_lm_head=True)
@@ -160,13 +160,12 @@ class SelectTrainer(SFTTrainer):
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
 
     def compute_loss(self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
-        """See `Trainer.compute_loss`."""
         logprobs = self._logprobs(model, inputs)
         loss = self._loss(logprobs, inputs["right"]).mean()
         return (loss, {"logprobs": logprobs}) if return_outputs else loss
 
     def prediction_step(self, model: Any, inputs: Batch, prediction_loss_only: bool, ignore_keys: Any = None) -> tuple[Any, Any, Any]:
-        """See `Trainer.prediction_step`; the predictions are the outcomes of the examples, with the columns of `measures`."""
+        """The predictions are the outcomes of the examples, with the columns of `measures`."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             logprobs = self._logprobs(model, inputs)
@@ -214,18 +213,17 @@ class _Reports(TrainerCallback):
         self._log = log
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **others: Any) -> None:
-        """See `TrainerCallback.on_log`."""
         row = _row(logs or {}, state)
         if self._log is not None and row is not None:
             self._log.write(row, state.max_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """See `TrainerCallback.on_step_end`. No checkpoint holds the losses since the last row, so that each step with one has a row, too:
+        """No checkpoint holds the losses since the last row, so that each step with one has a row, too:
         that after it is then the same whether the training was interrupted or not."""
         control.should_log = control.should_log or control.should_save
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """See `TrainerCallback.on_save`: every process has written its part before the first one says so."""
+        """Every process has written its part before the first one says so."""
         PartialState().wait_for_everyone()
         if state.is_world_process_zero:
             mark_whole(Path(args.output_dir), state.global_step)
