@@ -16,7 +16,7 @@ from pipeline.engines.sim.spec import SimTextSpec
 from pipeline.errors import InputError
 from pipeline.graph.plan import Plan
 from pipeline.trace.events import UNFINISHED
-from pipeline.trace.read import read_batches
+from pipeline.trace.read import read_batches, with_lengths
 
 ROUNDING_NS = 2
 """How much earlier calls arrive than recorded: one that arrived at the end of an iteration would miss the next if rounded up."""
@@ -61,7 +61,7 @@ def read_calls(run: Path, most: int) -> dict[str, list[TimedCall]]:
     """
     rows: list[dict[str, Any]] = []
     for batch in read_batches(run, "calls", COLUMNS, ["replica"]):
-        answered = [row for row in batch.to_pylist() if row["error_type"] is None]
+        answered = [row for row in with_lengths(batch, "output_token_ids").to_pylist() if row["error_type"] is None]
         replica = _one_replica(rows or answered)
         rows += (row for row in answered if row.get("replica") == replica)
         if len(rows) > 16 * most:  # rows come in order of their ends: the earliest are among these
@@ -113,9 +113,9 @@ def _timed_call(row: Mapping[str, Any], start_ns: int) -> TimedCall:
     )
 
 
-def _lengths(ids: Sequence[Sequence[int]], sampled: int) -> tuple[int, ...]:
-    """Tokens of each candidate. End-of-sequence tokens, which were sampled and are not among the ids, go to the shortest first."""
-    lengths = [max(len(each), 1) for each in ids] or [1]
+def _lengths(written: Sequence[int], sampled: int) -> tuple[int, ...]:
+    """Tokens of each candidate. Those sampled beyond the `written` ones are end-of-sequence tokens, which go to the shortest first."""
+    lengths = [max(each, 1) for each in written] or [1]
     for place in np.argsort(lengths, kind="stable")[: max(0, sampled - sum(lengths))]:
         lengths[int(place)] += 1
     return tuple(lengths)
@@ -157,12 +157,12 @@ def read_lengths(run: Path, plan: Plan) -> Lengths:
     columns = ["verify_kind", "decision", "source_engine", "step_token_ids", "candidate_tokens"]
     switched = plan.speculate == "auto"
     for batch in read_batches(run, "steps", columns, ["mode"]):
-        for row in batch.to_pylist():
+        for row in with_lengths(batch, "step_token_ids").to_pylist():
             if switched and row["mode"] == "direct":
                 continue  # as much as the target wrote at a stretch, which is no step
             lengths, writer = row["candidate_tokens"], row["source_engine"]
             if row["decision"] != "guidance" and not lengths:
-                tokens.setdefault(writer, []).append(len(row["step_token_ids"]))
+                tokens.setdefault(writer, []).append(row["step_token_ids"])
             for role, length in zip(_drafters(plan.drafters, len(lengths), writer), lengths, strict=True):
                 tokens.setdefault(role, []).append(length)
             verified += row["verify_kind"] is not None

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct, structs
 
@@ -169,6 +171,16 @@ def _wal_batches(path: Path, columns: Sequence[str], maybe: Sequence[str]) -> It
     if first is not None:
         names = _present(path, first.schema, columns, maybe)
         yield from (batch.select(names) for batch in _joined(first, batches))
+
+
+def with_lengths(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
+    """`batch` with the lengths of the texts whose token ids are in the column `name` in their place."""
+    ids = batch.column(name)
+    lengths = pc.list_value_length(ids)
+    if pa.types.is_list(ids.type.value_type):
+        places = np.concatenate([[0], np.cumsum(lengths.to_numpy())]).astype(np.int32)
+        lengths = pa.ListArray.from_arrays(pa.array(places), pc.list_value_length(pc.list_flatten(ids)))
+    return batch.set_column(batch.schema.names.index(name), name, lengths)
 
 
 def _with_all(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
