@@ -25,7 +25,7 @@ def test_a_folder_to_begin_with(tmp_path: Path) -> None:
     assert (mine / "graph.yaml").read_text().startswith("# yaml-language-server: $schema=schemas/graph.json\n# SpecCoT")
     ran = pipeline("run", "graph.yaml", "--input", "problems.csv", "--output", "runs/first", cwd=mine)
     assert ran.returncode == 0, ran.stderr
-    assert "2 done" in ran.stdout
+    assert "2 of 2 solved" in ran.stdout
     again = pipeline("init", mine)
     assert (again.returncode, "file exists" in again.stderr) == (2, True)
 

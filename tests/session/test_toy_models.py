@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pipeline.bundled import FOLDERS
-from pipeline.cli import files
+from pipeline.cli.author import files
 from pipeline.data.in_memory import ProblemList
 from pipeline.data.many_files import open_files
 from pipeline.data.part import ALL
