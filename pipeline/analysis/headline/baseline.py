@@ -16,6 +16,7 @@ from pipeline.analysis.headline.figures import Baseline, Summary
 from pipeline.analysis.progress import ACTIVE, state_of
 from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, UsageError
+from pipeline.trace.events import UNFINISHED
 from pipeline.trace.read import read_batches
 from pipeline.trace.run_file import FILE, RunFile
 
@@ -32,8 +33,17 @@ def summary_of(run: Path) -> Summary:
     """The summary of a run folder as it is now, with its baseline where there is one; raises `InputError` as `summarize` does."""
     found = summarize(run)
     status = state_of(run, RunFile.read_known(run)) if found.status in ACTIVE else found.status
-    example = next((name.as_py() for batch in read_batches(run, "chains", ["problem_id"]) for name in batch.column(0)), None)
+    example = _example(run)
     return structs.replace(found, status=status, example=example, baseline=read_baseline(run.absolute(), found.stop_reasons))
+
+
+def _example(run: Path) -> str | None:
+    """The first of the problems that were solved first; None where none was."""
+    for batch in read_batches(run, "chains", ["problem_id", "input_row", "stop_reason"]):
+        solved = [row for row in batch.to_pylist() if row["stop_reason"] not in UNFINISHED]
+        if solved:
+            return str(min(solved, key=lambda row: row["input_row"])["problem_id"])
+    return None
 
 
 def read_baseline(run: Path, stop_reasons: Collection[str]) -> Baseline | None:
