@@ -31,8 +31,8 @@ BATCH_ROWS = 8192
 BATCH_BYTES = 4 << 20
 """A batch of a part has at most this many rows (`BATCH_ROWS`), and about as many bytes (`BATCH_BYTES`) at most; batches of write-ahead
 files are joined until they have one or the other."""
-GROUPS = 8
-"""How many row groups `read_backwards` reads together: as many as a full part has."""
+GROUPS, PIECE_BYTES = 8, 16 << 20
+"""How many row groups `read_backwards` reads together: as many as a full part has, or fewer, which have about as many bytes at most."""
 
 
 def check_folder(run: Path) -> None:
@@ -143,12 +143,29 @@ def _part_batches(part: Path, columns: Sequence[str], maybe: Sequence[str]) -> I
 
 def _batch_rows(footer: pq.FileMetaData, names: Sequence[str]) -> int:
     """How many rows a batch of these columns has: fewer than `BATCH_ROWS` where a row group says that they have too many bytes."""
-    places = [place for place in range(footer.num_columns) if footer.schema.column(place).path.partition(".")[0] in names]
     rows = BATCH_ROWS
-    for group in map(footer.row_group, range(footer.num_row_groups)):
-        size = sum(group.column(place).total_uncompressed_size for place in places)
-        rows = min(rows, BATCH_BYTES * group.num_rows // max(size, 1)) if group.num_rows else rows
+    for number, size in enumerate(_group_bytes(footer, names)):
+        if group_rows := footer.row_group(number).num_rows:
+            rows = min(rows, BATCH_BYTES * group_rows // max(size, 1))
     return max(rows, 1)
+
+
+def _group_bytes(footer: pq.FileMetaData, names: Sequence[str]) -> list[int]:
+    """The bytes of these columns in each row group."""
+    places = [place for place in range(footer.num_columns) if footer.schema.column(place).path.partition(".")[0] in names]
+    groups = map(footer.row_group, range(footer.num_row_groups))
+    return [sum(group.column(place).total_uncompressed_size for place in places) for group in groups]
+
+
+def _groups_backwards(sizes: Sequence[int]) -> Iterator[range]:
+    """Row groups of these `sizes` that are read together, the last ones first."""
+    end = len(sizes)
+    while end:
+        start = end - 1
+        while start and end - start < GROUPS and sum(sizes[start - 1 : end]) <= PIECE_BYTES:
+            start -= 1
+        yield range(start, end)
+        end = start
 
 
 def _part_tables(part: Path, columns: Sequence[str], encoded: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.Table]:
@@ -157,8 +174,8 @@ def _part_tables(part: Path, columns: Sequence[str], encoded: Sequence[str], may
         there = {metadata.schema.column(place).path for place in range(metadata.num_columns)}  # others cannot be read as dictionaries
         file = open_part(source, metadata=metadata, read_dictionary=[name for name in encoded if name in there], pre_buffer=False)
         names = _present(part, file.schema_arrow, columns, maybe)
-        for end in range(file.num_row_groups, 0, -GROUPS):
-            yield file.read_row_groups(range(max(end - GROUPS, 0), end), columns=names)
+        for groups in _groups_backwards(_group_bytes(metadata, names)):
+            yield file.read_row_groups(groups, columns=names)
 
 
 def _wal_batches(path: Path, columns: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.RecordBatch]:
