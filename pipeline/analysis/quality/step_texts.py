@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from pipeline.analysis.time.timeline import Array
-from pipeline.trace.read import read_batches
+from pipeline.trace.read import read_batches, with_lengths
 
 REFLECTIVE = ("wait", "but", "hmm", "however", "alternatively", "actually", "maybe", "let me check", "double-check")
 """Words of second thoughts (SpecCoT A.1 names the first three and an ellipsis; the others are ours)."""
@@ -42,7 +42,7 @@ def read_texts(folder: Path, place: Mapping[str, int], problems: int) -> dict[st
     """
     sums: dict[str, Array] = {}
     for batch in read_batches(folder, "steps", COLUMNS):
-        for row in batch.to_pylist():
+        for row in with_lengths(batch, "step_token_ids").to_pylist():
             if row["chain_id"] in place:
                 _add(sums, row, place[row["chain_id"]], problems)
     return {kind: Texts(*rows) for kind, rows in sorted(sums.items())}
@@ -50,7 +50,7 @@ def read_texts(folder: Path, place: Mapping[str, int], problems: int) -> dict[st
 
 def _add(sums: dict[str, Array], row: dict[str, Any], problem: int, problems: int) -> None:
     drafts = list(zip(row["candidate_texts"], row["candidate_tokens"], strict=True))
-    said = [(row["decision"], row["step_text"], len(row["step_token_ids"]))]
+    said = [(row["decision"], row["step_text"], row["step_token_ids"])]
     said += [("drafted", *draft) for draft in drafts]
     if drafts:
         said.append(("longest", *max(drafts, key=lambda draft: draft[1])))
