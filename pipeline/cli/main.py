@@ -53,7 +53,7 @@ COMMANDS = {
     },
     "Look": {
         "runs": Entry("list, delete, merge or check runs", inside=RUNS),
-        "show": Entry("show one chain of a run step by step, or why chains failed", "runs.show:show"),
+        "show": Entry("show the summary of a run, or one chain step by step", "runs.show:show"),
         "report": Entry("write an HTML report on runs", "report:report"),
         "compare": Entry("compare the accuracy and speed of runs", "compare:compare"),
         "export": Entry("export answers, tables, training data or traces", "runs.export:export"),

@@ -120,6 +120,7 @@ def test_one_chain_step_by_step(source: Path) -> None:
     [
         (["p33"], "no finished chain of problem 'p33', attempt 0; did you mean `p3`?"),
         (["p3", "--attempt", "1"], "no finished chain of problem 'p3', attempt 1"),
+        (["--attempt", "1"], "--attempt: only with CHAIN; name a problem_id"),
     ],
     ids=str,
 )

@@ -48,6 +48,8 @@ def show(run: Path, problem: str | None, attempt: int, candidates: bool, failed:
         _print_failures(failures(run), as_json)
         return
     if problem is None:
+        if candidates or attempt:
+            raise UsageError(f"--{'candidates' if candidates else 'attempt'}: only with CHAIN; name a problem_id")
         print_summary(run, with_about=True, as_json=as_json)
         return
     chain = _chain(run, problem, attempt)
