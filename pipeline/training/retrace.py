@@ -218,6 +218,11 @@ class _AsRecorded(ModeControl):
     def wake(self) -> float:
         return math.inf
 
+    def _heard(self, *told: Any, **named: Any) -> None:
+        """Takes note of nothing."""
+
+    enter = leave = pause = resume = exhausted = wrote = called = _heard
+
 
 class _Recalls:
     """What answers in a `Dispatcher`'s place: recorded calls alone."""
