@@ -4,6 +4,7 @@ import shlex
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from pipeline.analysis import summary_tables
 from pipeline.analysis.headline.baseline import summary_of
@@ -11,6 +12,7 @@ from pipeline.analysis.headline.lines import about, headline
 from pipeline.cli.main import print_line, print_page
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.notices import options, print_notice
+from pipeline.cli.terminal.places import with_urls
 from pipeline.cli.terminal.tables import print_table
 from pipeline.session.ready import Ready
 from pipeline.text import one_line
@@ -25,6 +27,8 @@ def print_summary(folder: Path, *, with_about: bool = False, as_json: bool = Fal
     if as_json:
         print_page(msgspec.json.encode(found, order="sorted"))
         return
+    if with_urls(str(folder)) != str(folder):
+        found = structs.replace(found, resumable=False)  # a baseline needs a folder on this machine
     told = headline(found, shlex.quote(str(folder)))
     if options().quiet:
         print_line(f"{told.essential}   {folder}")

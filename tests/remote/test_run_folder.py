@@ -47,7 +47,7 @@ def test_a_run_has_the_rows_of_one_with_a_local_folder(store: ObjectServer, pref
     problems = write_problems(tmp_path)
     done = pipeline(*COMMAND, "--input", problems, "--output", url)
     assert done.returncode == 0, done.stderr
-    assert f"report:   pipeline report {url}" in done.stdout
+    assert f"everything  pipeline report {url}" in done.stdout
     here = solve(tmp_path, prefix, input=problems).folder
     assert here is not None
     there = local_folder(prefix)
@@ -87,7 +87,8 @@ def test_parts_are_in_the_store_while_the_run_goes_on(
 @pytest.mark.slow
 def test_every_command_reads_a_url(stored: str, prefix: str, tmp_path: Path) -> None:
     for command, said in {
-        ("show", stored): "answer: ",
+        ("show", stored): "12 of 12 solved",
+        ("show", stored, "p3"): "answer: ",
         ("export", stored, "-o", tmp_path / "answers.csv"): "12 problems",
         ("export", stored, "--as", "calls", "-o", tmp_path / "calls.parquet"): "rows",
         ("show", stored, "--failed"): "no chain failed",
