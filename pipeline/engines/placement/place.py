@@ -249,7 +249,9 @@ def _too_large(specs: Mapping[str, VllmSpec], machine: Machine, models: Models) 
     count = enough_gpus(specs, machine, models)
     remedy = f"{count} such GPUs would do" if count else "it takes larger GPUs"
     heaviest = max(sizes, key=lambda role: sizes[role])
-    quantized = "" if specs[heaviest].quantization else f", or --set engines.{heaviest}.quantization=fp8, which halves its weights"
+    halved = dict(specs) | {heaviest: structs.replace(specs[heaviest], quantization="fp8")}
+    fits = specs[heaviest].quantization is None and best_plan(halved, machine, models) is not None
+    quantized = f", or --set engines.{heaviest}.quantization=fp8, which halves its weights" if fits else ""
     return f"--model: {weights} do not fit on {have} with room for one context each; {remedy}{quantized}"
 
 

@@ -78,7 +78,9 @@ def test_models_that_do_not_fit_are_one_error_with_what_would_do() -> None:
         placed("1xRTX4090-24GB")
     assert "target Qwen/QwQ-32B (61.0 GiB of weights) and draft" in str(raised.value)
     assert "do not fit on 1 x RTX4090-24GB of 24.0 GiB" in str(raised.value)
-    assert "4 such GPUs would do, or --set engines.target.quantization=fp8" in str(raised.value)
+    assert str(raised.value).endswith("; 4 such GPUs would do")
+    with pytest.raises(UsageError, match=r"2 such GPUs would do, or --set engines.target.quantization=fp8, which halves its weights"):
+        placed("1xA6000-48GB")
 
 
 def test_settings_of_engines_are_planned_with() -> None:
