@@ -7,7 +7,7 @@ from pipeline.analysis.time.imbalance import Imbalance
 
 
 def facts(s: Summary) -> Table:
-    """Figures of a run beside those of its headline, one row each."""
+    """Further figures of a run, one row each."""
     ready = [("engines ready", f"after {_number(s.startup_s)} s")] if s.startup_s is not None and not s.simulated else []
     rows = (
         *ready,

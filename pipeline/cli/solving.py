@@ -55,7 +55,7 @@ def solve_and_exit(options: RunOptions, as_json: bool, metrics: Address) -> NoRe
         if baseline is not None and results[0].error is None:
             for sentence in baseline.notices:
                 print_notice(sentence)
-            results.append(solve(baseline.beside(folder)))
+            results.append(solve(baseline.next_to(folder)))
     return_memory()  # which the summary may take
     if all(each.nothing_to_do for each in results):
         print_notice(f"{folder} is finished: there is nothing to resume")

@@ -19,7 +19,7 @@ class BaselinePlan(Struct, frozen=True, kw_only=True):
     notices: tuple[str, ...]
     """Sentences for a person about what it gets of the engines that it does not use."""
 
-    def beside(self, folder: Path) -> RunOptions:
+    def next_to(self, folder: Path) -> RunOptions:
         """Its options where the run is in `folder`; what is there of it already is resumed."""
         return structs.replace(self.options, output=baseline_folder(folder), resume=True)
 

@@ -202,7 +202,7 @@ def test_a_run_is_compared_with_the_run_of_the_target_alone_next_to_it(tmp_path:
     result = solve(tmp_path)
     assert summary_of(result.folder).baseline is None
     given = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=write_problems(tmp_path))
-    options = plan_baseline(given).beside(result.folder)
+    options = plan_baseline(given).next_to(result.folder)
     assert options.output == baseline_folder(result.folder) == tmp_path / "run-target"
     alone = run(options)
     assert (alone.exit_code, alone.run.plan.name) == (0, "target")

@@ -84,7 +84,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     status: str | None
     """As in `run.json`: `finished`, for example; null where there is none."""
     graph: str = ""
-    """Name of the graph; empty where `run.json` does not say, as in what follows up to `schedule`."""
+    """Name of the graph; empty where `run.json` does not say, as the fields up to `take_turns` are."""
     models: dict[str, str] = {}
     """By role, without their folders."""
     has_toy_models: bool = False
