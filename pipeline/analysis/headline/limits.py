@@ -40,7 +40,7 @@ def _slower_than_the_target(s: Summary) -> str | None:
 
 
 def _take_turns(s: Summary) -> str | None:
-    if len(s.take_turns) < 2:
+    if len(s.take_turns) < 2 or not s.span_s:
         return None
     remedy = "`sharing: mps` in the engines file" if s.simulated else "`nvidia-cuda-mps-control -d` before the run"
     where = "one device" if s.simulated else "one GPU"

@@ -183,7 +183,8 @@ def _baseline(s: Summary, place: str) -> Iterator[Row]:
         if command and s.drafters:
             yield Row("baseline", "not run", f"to compare with the target alone:  {command}")
     elif found.times_as_fast is None or s.problems_per_s is None:
-        why = "; ".join(found.flags) if found.flags else f"the run of the target alone is {found.status}"
+        unfinished = f"the run of the target alone is {found.status}"
+        why = "; ".join(found.flags) or ("no time to compare" if found.status == "finished" else unfinished)
         yield Row("baseline", "-", f"{why}{f':  {command}' if command and found.status != 'finished' else ''}")
     else:
         yield Row("baseline", f"{found.times_as_fast:.2f} x", _compared(s, found, s.problems_per_s))
