@@ -65,7 +65,7 @@ def over_target(root: Path) -> str:
     """SpecReason against the target alone, by batch size."""
     columns = ("throughput over the target alone, same hardware", *(f"batch size {size}" for size in SIZES))
     table = grid(columns, _rows(frontier(root), "always"))
-    return f"{table}\n\nSpecReason, every step drafted; above 1, two models are faster. {_error()}"
+    return f"{table}\n\nSpecReason, every step drafted; above 1, two models are faster (`bench/frontier.md`). {_error()}"
 
 
 def auto(root: Path) -> str:
