@@ -134,7 +134,7 @@ class InputChanged(RunError):
     """The problems file `where` is not what it was when the run started, as `what` says."""
 
     def __init__(self, where: str, what: str) -> None:
-        remedy = "the run is of the file as it was: put that back and resume, or start a new run"
+        remedy = "this run was started with the earlier version of the file; restore it and resume, or start a new run"
         super().__init__(f"{where}: was changed while the run went on: {what}; {remedy}")
         self.where, self.what = where, what
 
@@ -200,7 +200,7 @@ class EngineUnavailable(ChainError):
         if retry_after_s is not None and not math.isfinite(retry_after_s):
             retry_after_s = None
         if retry_after_s is not None and retry_after_s > LONGEST_RETRY_AFTER_S:
-            what += f" (it asks to wait {retry_after_s:,.0f} s; {LONGEST_RETRY_AFTER_S:g} s are waited)"
+            what += f" (it asks to wait {retry_after_s:,.0f} s; waiting {LONGEST_RETRY_AFTER_S:g} s, the maximum)"
             retry_after_s = LONGEST_RETRY_AFTER_S
         super().__init__(f"engine {role!r} {what}")
         self.role, self.what, self.retry_after_s, self.moved = role, what, retry_after_s, moved

@@ -185,7 +185,7 @@ def check_functions(folder: Path, recorded: Mapping[str, Any]) -> None:
 def check_resume(options: RunOptions) -> None:
     """Raise `UsageError` where options about resuming do not fit together."""
     if unknown := [name for name in options.allow_drift if name not in MAY_DRIFT]:
-        raise UsageError(f"--allow-drift {unknown[0]}: what may be other than before is {', '.join(MAY_DRIFT)}")
+        raise UsageError(f"--allow-drift {unknown[0]}: not allowed; choose from {', '.join(MAY_DRIFT)}")
     if options.resume and options.output is None:
         raise UsageError("--resume: name the run folder with --output")
     if (options.retry_failed or options.allow_drift) and not options.resume:

@@ -87,7 +87,7 @@ def test_what_changes_while_it_is_read_ends_the_run(tmp_path: Path, name: str) -
     before = problems.read_bytes()
     result = solved(problems, tmp_path / "run", changed_meanwhile(problems, change))
     assert (result.exit_code, result.run.status) == (1, "failed")
-    remedy = "the run is of the file as it was: put that back and resume, or start a new run"
+    remedy = "this run was started with the earlier version of the file; restore it and resume, or start a new run"
     assert str(result.error) == result.run.error == f"{problems}: was changed while the run went on: {what}; {remedy}"
     assert {row["input_row"] for row in chains_of(tmp_path / "run")} <= set(range(1, ROWS + 1))
     if name != "gone":  # the run has kept its problems

@@ -10,7 +10,7 @@ _LOADED = ("vllm", "torch")
 def check_replicas(options: RunOptions) -> None:
     """Raise `UsageError` where options need all chains, or files of this machine, beside the engines."""
     if options.schedule == "lockstep":
-        raise UsageError("--schedule lockstep: its rounds are those of all chains together, which replicas do not have; use pipelined")
+        raise UsageError("--schedule lockstep cannot be combined with --cluster: it synchronises all chains in one process; use pipelined")
     if any(fields.get("backend") in _LOADED for fields in options.planned_engines.values()):
         what = "chooses engines for the GPUs of this machine, and replicas are on others"
         write = "pipeline doctor GRAPH --as 4xH100-80GB --model ... -o engines.yaml"
