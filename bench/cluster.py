@@ -206,7 +206,7 @@ class Faults:
         """Whatever process the replica has is killed, until it is dropped."""
 
         def kill() -> None:
-            while not any(state.what.startswith("given up") for state in view.replicas()) and view.progress.done < len(self.ground.chains):
+            while not any(state.what.startswith("dropped") for state in view.replicas()) and view.progress.done < len(self.ground.chains):
                 for process in self.nodes.actors()[:1]:
                     process.send_signal(signal.SIGKILL)
                 time.sleep(0.5)

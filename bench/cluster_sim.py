@@ -185,7 +185,7 @@ def _simulated(cell: Cell, folder: Path, result: SessionResult, spent: Spent) ->
         "tokens": pc.sum(calls["output_tokens"]).as_py(),
         "computed_tokens": sum(spent.tokens.values()),
         "deaths": spent.deaths,
-        "given_up": sum(each.given_up for each in session.replicas),
+        "dropped": sum(each.dropped for each in session.replicas),
     }
 
 

@@ -283,7 +283,7 @@ def _failing(runs: Sequence[Results], calm: Sequence[Results]) -> str:
                 percent(run["computed_tokens"] / run["tokens"] - 1, 2),
                 percent(run["computed_calls"] / same["computed_calls"] - 1, 2),
                 f"{run['lost']}, {run['doubled']}",
-                str(run["given_up"]),
+                str(run["dropped"]),
             )
         )
     columns = (

@@ -244,7 +244,7 @@ def curves(points: Iterable[Point]) -> dict[str, dict[int, list[Point]]]:
     return {name: dict(sorted(curve.items())) for name, curve in found.items()}
 
 
-def opponents(found: Mapping[str, dict[int, list[Point]]]) -> dict[str, str]:
+def baselines(found: Mapping[str, dict[int, list[Point]]]) -> dict[str, str]:
     """For each of the curves `found` by `curves` that is not of the target alone, the name of the one that is, on the same engines file
     where there are several; the first curve where none is."""
     first = {name: points[0] for name, curve in found.items() for points in list(curve.values())[:1]}

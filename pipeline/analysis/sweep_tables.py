@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.analysis.compare.cells import Table, plain, plain_percent, times
-from pipeline.analysis.points import Point, Spread, crossing, curves, opponents, spread
+from pipeline.analysis.points import Point, Spread, baselines, crossing, curves, spread
 from pipeline.analysis.resources import of_answers, shortfall
 from pipeline.analysis.simulated import stated
 
@@ -35,7 +35,7 @@ def sweep_tables(points: Sequence[Point]) -> tuple[Table, ...]:
     """A table for each curve, the target alone first, then for each curve one in the form of SpecCoT's table 6, and one that compares the
     engines files where there are several."""
     found = curves(points)
-    against = opponents(found)
+    against = baselines(found)
     notes = [NOTE, *[""] * len(found)]
     tables = (_curve(name, found, against.get(name, name), note) for name, note in zip(found, notes, strict=False))
     return (*tables, *_table_6(found, against), *_placements(found, against))
@@ -43,9 +43,9 @@ def sweep_tables(points: Sequence[Point]) -> tuple[Table, ...]:
 
 def crossings(points: Sequence[Point]) -> list[str]:
     """One sentence for each curve: where it is faster than the target alone, and where not; one for each with failed chains, which has no
-    speed there, and for each whose opponent lacked some of its hardware; and how far simulated speeds may be off."""
+    speed there, and for each whose baseline lacked some of its hardware; and how far simulated speeds may be off."""
     found = curves(points)
-    against = opponents(found)
+    against = baselines(found)
     compared = ((name, crossing(found[name], found[alone])) for name, alone in against.items())
     said = [f"{name}: {where.sentence}{_unlike(found[name])}." for name, where in compared if where is not None]
     return [*said, *_failures(found), *_shortfalls(found, against), *_simulated(points)]
@@ -131,8 +131,8 @@ def _median(figure: Spread | None) -> float | None:
 
 def _table_6(found: Curves, against: Mapping[str, str]) -> Iterator[Table]:
     """SpecCoT's table 6 for each curve: wall time, tokens/s, and speed-up over the smallest batch size and the target alone."""
-    for name, opponent in against.items():
-        curve, alone = found[name], found[opponent]
+    for name, baseline in against.items():
+        curve, alone = found[name], found[baseline]
         walls = {size: spread(point.timed_s for point in points) for size, points in curve.items()}
         first = _median(walls[min(walls)])
         rows = tuple(

@@ -78,10 +78,10 @@ class Keeper:
         return self.opened
 
     async def keep(self, member: Member) -> None:
-        """Start a replica, again and again if it is lost, until it is given up or has ended."""
+        """Start a replica, again and again if it is lost, until it is dropped or has ended."""
         try:
             while not self._ending:
-                if not await self._lost(member) or member.given_up:
+                if not await self._lost(member) or member.dropped:
                     return
                 await anyio.sleep(backoff_s(f"replica {member.number}", len(member.losses) - 1))
         except Exception as error:  # not the replica's: whoever waits for the keeper raises it
@@ -160,11 +160,11 @@ class Keeper:
         if self.handler is not None:
             self.handler.lose(member)
         if not self._ending:
-            what = "given up" if member.given_up else "lost, it is started again"
+            what = "dropped" if member.dropped else "lost, it is started again"
             self._tell(f"replica {member.number}{f' on node {member.node}' if member.node else ''}: {what}: {loss}")
-        if all(each.given_up for each in self.members):
+        if all(each.dropped for each in self.members):
             count = len(self.members)
-            everything = "the replica was given up" if count == 1 else f"all {count} replicas were given up, the last one"
+            everything = "the replica was dropped" if count == 1 else f"all {count} replicas were dropped, the last one"
             self.failure = loss if isinstance(loss, UsageError) else RunError(f"{everything}: {loss}")
         self.change()
 

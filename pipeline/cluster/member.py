@@ -11,7 +11,7 @@ from pipeline.session.observer import SOLVING, ReplicaState
 from pipeline.trace.run_file import Replica
 
 MOST_LOSSES = 3
-"""A replica is given up that was lost so many times in a row without a chain that ended on it in between."""
+"""A replica is dropped that was lost so many times in a row without a chain that ended on it in between."""
 STRIKES = 16
 """A replica is lost on which so many chains in a row fail by its engines."""
 SPEED_S = 30.0
@@ -26,8 +26,8 @@ class Member:
         self.node = self.address = ""
         self.starts = self.chains = self.live = self.strikes = 0
         self.losses: list[str] = []
-        self.given_up = self.ended = False
-        """`given_up`: it is not started again; `ended`: it has sent its last report since it was started last."""
+        self.dropped = self.ended = False
+        """`dropped`: it is not started again; `ended`: it has sent its last report since it was started last."""
         self.last_error = ""
         self.opened = False
         """Whether its engines are open."""
@@ -74,7 +74,7 @@ class Member:
             address=self.address or None,
             starts=self.starts,
             losses=list(self.losses),
-            given_up=self.given_up,
+            dropped=self.dropped,
             chains=self.chains,
         )
 
@@ -137,7 +137,7 @@ class Member:
         """It is lost; `for_good`: starting it again would change nothing."""
         self.losses.append(why)
         self._in_a_row += 1
-        self.given_up = for_good or self._in_a_row >= MOST_LOSSES
+        self.dropped = for_good or self._in_a_row >= MOST_LOSSES
         self._past.append(self._now)
         self._pauses.append(0)
         self._now, self.live, self._wants, self.opened, self.ended = {}, 0, 0, False, True
@@ -152,8 +152,8 @@ class Member:
         self._news = anyio.Event()
 
     def _what(self) -> str:
-        if self.given_up:
-            return f"given up: {self.losses[-1]}"
+        if self.dropped:
+            return f"dropped: {self.losses[-1]}"
         if self.opened:
             return SOLVING
         return f"lost: {self.losses[-1]}" if self.ended and self.losses else self._phase or "starting"

@@ -76,7 +76,7 @@ def serve(limit_s: float, most: int, questions: Iterable[str], say: Callable[[st
 
 
 def answer(template: Any, messages: Sequence[dict[str, str]], variables: dict[str, Any], most: int) -> tuple[str | None, str | None]:
-    """What the template renders, or why that is of no use."""
+    """What the template renders, or why that cannot be used."""
     try:
         text = template.render(messages=messages, tools=None, documents=None, add_generation_prompt=True, **variables)
     except MemoryError:

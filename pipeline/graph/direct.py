@@ -33,7 +33,7 @@ def direct_stages(stages: Stages, where: str) -> tuple[StageSpec, StageSpec]:
     name, loop = next((name, spec) for name, spec in stages.items() if isinstance(spec, RepeatSpec) and spec.speculate != "always")
     place, asked = f"{where}.{name}.speculate", f"`speculate: {loop.speculate}`"
     if not any(spec.drafts for spec in loop.stages.values()):
-        raise GraphError(place, f"{asked} is of no use where nothing is drafted; drop it")
+        raise GraphError(place, f"{asked} has no effect where nothing is drafted; drop it")
     before = (loop.after,) if isinstance(loop.after, str) else loop.after
     guides = [other for other in before if stages[other].purpose == "guide"]
     plain = {name, *guides[:1], *(other for other, spec in stages.items() if spec.answers and not spec.when)}

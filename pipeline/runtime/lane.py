@@ -1,7 +1,7 @@
 """The queue of calls for one engine: which call is sent next, and how many may be in flight. Decides synchronously; never waits.
 
 What holds whenever no method runs: `in_flight` is at most `max_in_flight`, and every call that waits stands in both `_ready`,
-by expected length, and `_arrivals`, by age; a call that has started or was given up may still stand in one of them and is
+by expected length, and `_arrivals`, by age; a call that has started or timed out may still stand in one of them and is
 skipped there.
 """
 
@@ -103,7 +103,7 @@ class Lane:
         return call
 
     def leave(self, call: Call, output_tokens: int | None = None) -> None:
-        """`call` has ended, or was given up before it started; `output_tokens` is the mean of its candidates, None without an answer."""
+        """`call` has ended, or timed out before it started; `output_tokens` is the mean of its candidates, None without an answer."""
         if not call.started:
             call.cancelled = True
             self.waiting -= 1

@@ -32,7 +32,7 @@ UNREADABLE = 4
 
 
 class CallTimeout(EngineUnavailable):
-    """A call was given up: its engine made no progress for `hang_s`, or did not answer it within `timeout_s`."""
+    """A call timed out: its engine made no progress for `hang_s`, or did not answer it within `timeout_s`."""
 
     def __init__(self, role: str, limit: str) -> None:
         """`limit`: which of the two it was, and what it is."""

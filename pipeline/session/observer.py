@@ -29,7 +29,7 @@ class ReplicaState(Struct, frozen=True, kw_only=True):
     node: str
     """The cluster's id of its node; empty where it is on none."""
     what: str
-    """`starting` or what its engines do while they start, `solving`, or `lost` or `given up` and why."""
+    """`starting` or what its engines do while they start, `solving`, or `lost` or `dropped` and why."""
     live: int = 0
     """Chains in flight on it."""
     done: int = 0

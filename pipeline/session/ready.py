@@ -23,7 +23,7 @@ class Ready(Struct, frozen=True, kw_only=True):
     resume_state: ResumeState
     """What earlier sessions left; empty for a new run."""
     rewritten_bytes: int = 0
-    """Bytes of write-ahead files that were made parts, and of parts without rows that did not hang together."""
+    """Bytes of write-ahead files that were made parts, and of parts without rows that were not consistent."""
     remarks: tuple[str, ...] = ()
     """Sentences for a person about what was found in the folder."""
 

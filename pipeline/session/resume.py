@@ -119,7 +119,7 @@ def drop_unfinished(folder: Path, retry_failed: bool) -> int:
 
 
 class TakenBack(Struct, frozen=True):
-    """What was taken back in a run folder so that the rows of every chain hang together."""
+    """What was taken back in a run folder so that the rows of every chain are consistent."""
 
     chains: int = 0
     written_bytes: int = 0
@@ -128,7 +128,7 @@ class TakenBack(Struct, frozen=True):
 
 
 def mend_chains(folder: Path, run: RunFile | None) -> TakenBack:
-    """Take back what does not hang together in a locked run folder whose write-ahead files have become parts.
+    """Take back what is not consistent in a locked run folder whose write-ahead files have become parts.
 
     The `run.json` of a finished `run` says first that it was interrupted, so that the run goes on whenever this is cut short.
     Raises `InputError` where a table cannot be read, `RunFolderError` where it cannot be written.

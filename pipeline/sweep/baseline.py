@@ -8,7 +8,7 @@ from pipeline.analysis.headline.baseline import baseline_folder
 from pipeline.errors import UsageError
 from pipeline.session.options import RunOptions
 from pipeline.sweep.plan import SweepOptions
-from pipeline.sweep.systems import opponents, read_systems
+from pipeline.sweep.systems import baselines, read_systems
 
 
 class BaselinePlan(Struct, frozen=True, kw_only=True):
@@ -47,5 +47,5 @@ def plan_baseline(options: RunOptions) -> BaselinePlan:
     own = {"graph": alone.graph, "engines": alone.engines_file, "settings": alone.settings, "baseline": False}
     return BaselinePlan(
         options=structs.replace(options, **own),
-        notices=tuple(opponents(systems)),
+        notices=tuple(baselines(systems)),
     )

@@ -41,7 +41,7 @@ from pipeline.session.stop import Stop
 from pipeline.sweep.lower_bound import RecordingEngine, device_limits, reset_caches
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, System, parts, planned_points, together
 from pipeline.sweep.side_by_side import Keep, run_side_by_side
-from pipeline.sweep.systems import all_virtual, opponents, read_systems, unequal_rules
+from pipeline.sweep.systems import all_virtual, baselines, read_systems, unequal_rules
 from pipeline.tasks import unwrapped
 from pipeline.trace.folder import hold, hold_default, hold_output
 from pipeline.trace.run_file import Host, RunFile, host, versions
@@ -129,7 +129,7 @@ def sweep(
     with held_folder(options, systems) as folder:
         prepared = prepare(options, systems, folder)
         said = [each for system in systems for each in (*notices(system.plan), *gpu_notices(system.plan))]
-        for sentence in dict.fromkeys([*said, *opponents(systems), *unequal_rules(systems)]):
+        for sentence in dict.fromkeys([*said, *baselines(systems), *unequal_rules(systems)]):
             observer.tell(sentence)
         finished = FinishedPoints(prepared, start_or_resume(prepared), done or (lambda *about: None))
         try:

@@ -1,6 +1,6 @@
 """Which systems a sweep compares, and on which engines: options enter, systems leave. Only graphs and engines files are read.
 
-The opponent of all others is the target alone on the same hardware: where the others' engines take memory of its devices it gets that
+The baseline of all others is the target alone on the same hardware: where the others' engines take memory of its devices it gets that
 memory for its own cache, and an engines file of its own may give it their devices as well.
 """
 
@@ -34,14 +34,14 @@ def read_systems(options: SweepOptions) -> list[System]:
     names = _names(files)
     found = [system for file in files for system in _on(file, names[file], options)]
     if options.baseline_engines is not None:
-        found = [_opponent(options.baseline_engines, options), *(system for system in found if not system.baseline)]
+        found = [_baseline_on(options.baseline_engines, options), *(system for system in found if not system.baseline)]
     labels = [system.label for system in found]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
         raise UsageError(f"two of the graphs are named {twice!r}; points are told apart by that name")
     return [system if system.baseline else _beside(system, _alone(system, found), options) for system in found]
 
 
-def opponents(systems: Sequence[System]) -> list[str]:
+def baselines(systems: Sequence[System]) -> list[str]:
     """A sentence for each target alone that got memory of other engines, with the options that make a run of it."""
     return [
         f"{system.label} has the memory of the engines that it does not use: {' '.join(f'--set {each}' for each in system.widened)}"
@@ -101,7 +101,7 @@ def _on(file: Path | None, name: str, options: SweepOptions) -> list[System]:
     return [alone, *(structs.replace(system, engines=engines) for system in others)]
 
 
-def _opponent(file: Path, options: SweepOptions) -> System:
+def _baseline_on(file: Path, options: SweepOptions) -> System:
     """The target alone on an engines `file` of its own, with the memory of the other engines in it: one for all engines files."""
     alone = _system(_baseline(options), file, _name(file), options, baseline=True)
     replayed = str(file).startswith(PREFIX)

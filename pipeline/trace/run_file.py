@@ -120,7 +120,7 @@ class Replica(Struct, frozen=True, kw_only=True):
     """How often its engines were started."""
     losses: list[str] = []
     """Why it was lost, a sentence for each time."""
-    given_up: bool = False
+    dropped: bool = False
     """Whether it was not started again, because it was lost again and again."""
     chains: Count = 0
     """Chains that ended on it."""

@@ -57,7 +57,7 @@ def test_each_replica_against_its_rows(replica_runs: dict[int, Path], count: int
     slow = count == 4
     assert [each.chains for each in found] == [EACH] * (count - slow) + [EACH // SLOW] * slow
     assert [(each.starts, each.losses) for each in found] == [(1, ())] * (count - slow) + [(2, (LOSS,))] * slow
-    assert not any(each.given_up for each in found)
+    assert not any(each.dropped for each in found)
     assert sum(each.problems_per_s or 0 for each in found) == pytest.approx(summarize(folder).problems_per_s)
 
 
@@ -193,7 +193,7 @@ def test_what_is_compiled_says_the_same(replica_runs: dict[int, Path], monkeypat
 
 @pytest.mark.slow
 def test_a_run_on_a_cluster_in_which_chains_moved(tmp_path: Path) -> None:
-    """A slow replica gives chains back at the end, a lost one's go on elsewhere; whatever they do, the figures hang together."""
+    """A slow replica gives chains back at the end, a lost one's go on elsewhere; whatever they do, the figures are consistent."""
     folder = cluster_run(tmp_path, 4, slow=3, lost=1)
     run, found, times, replicas = RunFile.read(folder), occupancy(folder), timeline(folder), by_replica(folder)
     was_on: dict[str, set[int]] = {}

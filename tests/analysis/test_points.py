@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.analysis.points import Coordinates, Point, crossing, curves, opponents, point_of_run, read_points, spread, write_points
+from pipeline.analysis.points import Coordinates, Point, baselines, crossing, curves, point_of_run, read_points, spread, write_points
 from pipeline.analysis.resources import EngineFacts
 from pipeline.analysis.simulated import stated
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
@@ -144,9 +144,9 @@ def on(name: str, rate: float, *, system: str = "speccot", device: str = "card")
     return point(rate, system=f"{system} on {name}", engines=name, baseline=system == "target", facts=facts)
 
 
-def test_each_engines_file_has_the_opponent_on_it_and_all_are_compared() -> None:
+def test_each_engines_file_has_the_baseline_on_it_and_all_are_compared() -> None:
     points = [on("slices", 4.0), on("own", 6.0, device="two"), on("slices", 4.0, system="target"), on("own", 2.0, system="target")]
-    assert opponents(curves(points)) == {
+    assert baselines(curves(points)) == {
         "speccot on slices, pipelined": "target on slices",
         "speccot on own, pipelined": "target on own",
     }
@@ -162,13 +162,13 @@ def test_each_engines_file_has_the_opponent_on_it_and_all_are_compared() -> None
     ]
 
 
-def test_one_opponent_may_stand_against_all_engines_files() -> None:
+def test_one_baseline_may_stand_against_all_engines_files() -> None:
     points = [on("slices", 4.0), on("own", 6.0), on("both", 8.0, system="target")]
-    assert set(opponents(curves(points)).values()) == {"target on both"}
+    assert set(baselines(curves(points)).values()) == {"target on both"}
     assert [row[-2:] for row in sweep_tables(points)[-1].rows] == [("0.50", "0.50"), ("0.75", "0.75")]
 
 
-def test_what_the_opponent_lacked_is_said_once() -> None:
+def test_what_the_baseline_lacked_is_said_once() -> None:
     two = {role: EngineFacts(answers="simulated", devices=(role,), flops_per_s=1e12) for role in ("draft", "target")}
     points = [point(2.0, 1, facts=two), point(3.0, 1, system="scot", facts=two)]
     baseline = point(1.0, 1, system="target", facts={"target": two["target"]})

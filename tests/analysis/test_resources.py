@@ -123,7 +123,7 @@ def sim(*devices: str, rate: float = 1e12, tokens: int = 1000) -> EngineFacts:
     return EngineFacts(answers="simulated", devices=devices, flops_per_s=rate, kv_cache_tokens=tokens)
 
 
-def test_what_an_opponent_lacked_is_said() -> None:
+def test_what_a_baseline_lacked_is_said() -> None:
     draft, beside = sim("card"), sim("card")
     assert shortfall({"target": sim("card", tokens=1500)}, {"draft": draft, "target": beside}) == ()
     assert shortfall({"target": beside}, {"draft": draft, "target": beside}) == (
@@ -138,7 +138,7 @@ def test_what_an_opponent_lacked_is_said() -> None:
     assert shortfall({"target": unbound}, {"draft": unbound, "target": unbound}) == ()
 
 
-def test_gpus_and_cores_that_an_opponent_lacked_are_said() -> None:
+def test_gpus_and_cores_that_a_baseline_lacked_are_said() -> None:
     gpus = {f"GPU {index}": EngineFacts(devices=(f"GPU {index}",), accelerators=1) for index in range(2)}
     assert shortfall({"target": gpus["GPU 0"]}, {"target": gpus["GPU 0"], "draft": gpus["GPU 1"]}) == ("it had 1 GPU instead of 2 GPUs",)
     cores = {role: EngineFacts(devices=(f"CPU core {core}",), cores=1) for core, role in enumerate(("draft", "target"))}

@@ -49,7 +49,7 @@ def test_what_a_replica_had_that_died_goes_on_elsewhere(
     check_whole(result, calm)
     assert fleet.starts[0] == pytest.approx([0.0, at_s + pause(0, 0)], abs=1e-9)
     [lost, *others] = result.run.sessions[-1].replicas
-    assert (lost.starts, lost.losses, lost.given_up) == (2, [DIED], False)
+    assert (lost.starts, lost.losses, lost.dropped) == (2, [DIED], False)
     assert [(each.starts, each.losses) for each in others] == [(1, [])] * (count - 1)
     assert told == [f"replica 0 on node node-0: lost, it is started again: {DIED}"]
 
@@ -90,33 +90,33 @@ def test_a_replica_that_takes_no_orders_is_lost_after_a_minute(problems: Path, c
     assert result.run.sessions[-1].replicas[0].losses == ["it took no orders for 60 s"]
 
 
-def test_a_replica_that_cannot_be_started_is_given_up_and_the_others_solve_all(problems: Path, calm: SessionResult, tmp_path: Path) -> None:
+def test_a_replica_that_cannot_be_started_is_dropped_and_the_others_solve_all(problems: Path, calm: SessionResult, tmp_path: Path) -> None:
     fleet, told = Fleet(always(r1=Fate(refused=True))), list[str]()
     result = on_replicas(options_of(tmp_path, "run", problems, replicas=3), fleet, Observer(tell=told.append))
     check_whole(result, calm)
     assert fleet.starts[1] == pytest.approx([0.0, pause(1, 0), pause(1, 0) + pause(1, 1)])
     refused = result.run.sessions[-1].replicas[1]
-    assert (refused.node, refused.starts, refused.given_up, refused.chains) == (None, 0, True, 0)
+    assert (refused.node, refused.starts, refused.dropped, refused.chains) == (None, 0, True, 0)
     assert refused.losses == ["there is no room for it"] * MOST_LOSSES
-    assert told[-1] == "replica 1: given up: there is no room for it"
+    assert told[-1] == "replica 1: dropped: there is no room for it"
     assert {row["replica"] for row in rows(result, "calls")} == {0, 2}
 
 
 def test_where_no_replica_starts_nothing_is_begun(problems: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"^all 2 replicas were given up, the last one: there is no room for it$"):
+    with pytest.raises(RunError, match=r"^all 2 replicas were dropped, the last one: there is no room for it$"):
         on_replicas(options_of(tmp_path, "run", problems, replicas=2), lambda number, start: Fate(refused=True))
-    with pytest.raises(RunError, match=r"^the replica was given up: there is no room for it$"):
+    with pytest.raises(RunError, match=r"^the replica was dropped: there is no room for it$"):
         on_replicas(options_of(tmp_path, "other", problems), lambda number, start: Fate(refused=True))
     assert not (tmp_path / "run/run.json").exists()
 
 
 @pytest.mark.slow
-def test_a_run_whose_replicas_are_all_given_up_fails_and_goes_on_later(problems: Path, calm: SessionResult, tmp_path: Path) -> None:
+def test_a_run_whose_replicas_are_all_dropped_fails_and_goes_on_later(problems: Path, calm: SessionResult, tmp_path: Path) -> None:
     options = options_of(tmp_path, "run", problems, replicas=2)
     failed = on_replicas(options, lambda number, start: Fate(at_s=0.7))
-    words = f"all 2 replicas were given up, the last one: {DIED}"
+    words = f"all 2 replicas were dropped, the last one: {DIED}"
     assert (failed.exit_code, failed.run.status, failed.run.error, str(failed.error)) == (1, "failed", words, words)
-    assert [(each.starts, each.given_up) for each in failed.run.sessions[-1].replicas] == [(MOST_LOSSES, True)] * 2
+    assert [(each.starts, each.dropped) for each in failed.run.sessions[-1].replicas] == [(MOST_LOSSES, True)] * 2
     check_totals(failed)
     check_whole(on_replicas(structs.replace(options, resume=True, replicas=3)), calm)
 
@@ -175,14 +175,14 @@ def test_a_replica_is_lost_on_which_chain_after_chain_fails(problems: Path, calm
     check_totals(result)
 
 
-def test_a_replica_with_another_model_is_given_up_in_a_sentence(problems: Path, calm: SessionResult, tmp_path: Path) -> None:
+def test_a_replica_with_another_model_is_dropped_in_a_sentence(problems: Path, calm: SessionResult, tmp_path: Path) -> None:
     told: list[str] = []
     fates = always(r1=Fate(late_s=0.5, engines={"target": {"max_model_len": 1000}}))
     fleet = Fleet(fates)
     result = on_replicas(options_of(tmp_path, "run", problems, replicas=2), fleet, Observer(tell=told.append))
     check_whole(result, calm)
     what = "engine 'target' has max_model_len 1000 there and 32768 on other replicas; use the same model everywhere"
-    assert told == [f"replica 1 on node node-1: given up: {what}"]
+    assert told == [f"replica 1 on node node-1: dropped: {what}"]
     assert fleet.starts[1] == [0.0]
 
 
@@ -297,7 +297,7 @@ def test_whatever_becomes_of_the_replicas_the_run_says_the_same_in_the_end(
     options = options_of(tmp_path, "run", problems, replicas=count, batch_size=1 + seed % 3, limit=5)
     result = on_replicas(options, luck(seed))
     if result.exit_code == 1:
-        assert all(each.given_up for each in result.run.sessions[-1].replicas)
+        assert all(each.dropped for each in result.run.sessions[-1].replicas)
         check_totals(result)
         result = on_replicas(structs.replace(options, resume=True))
     check_whole(result, few)

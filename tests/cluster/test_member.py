@@ -48,20 +48,20 @@ def test_a_replica_that_was_lost_has_no_room_and_is_not_reachable() -> None:
     assert (member.reachable, member.opened, member.starts) == (True, False, 2)
 
 
-def test_it_is_given_up_after_losses_in_a_row_or_for_good() -> None:
+def test_it_is_dropped_after_losses_in_a_row_or_for_good() -> None:
     member = started()
     for _ in range(MOST_LOSSES - 1):
         member.lose("it died", for_good=False)
-    assert not member.given_up
+    assert not member.dropped
     member.chain_over(None)
     for _ in range(MOST_LOSSES - 1):
         member.lose("it died", for_good=False)
-        assert not member.given_up
+        assert not member.dropped
     member.lose("it died again", for_good=False)
-    assert (member.given_up, member.state.what) == (True, "given up: it died again")
+    assert (member.dropped, member.state.what) == (True, "dropped: it died again")
     other = started()
     other.lose("wrong model", for_good=True)
-    assert other.given_up
+    assert other.dropped
 
 
 def test_failures_are_counted_until_a_chain_ends_well() -> None:

@@ -47,7 +47,7 @@ def test_a_run_on_any_number_of_replicas_says_what_one_process_does(
 ) -> None:
     result = on_replicas(options_of(tmp_path, "run", problems, replicas=count, batch_size=batch_size))
     check_whole(result, calm)
-    assert [(each.starts, each.losses, each.given_up) for each in result.run.sessions[-1].replicas] == [(1, [], False)] * count
+    assert [(each.starts, each.losses, each.dropped) for each in result.run.sessions[-1].replicas] == [(1, [], False)] * count
     assert len({row["chain_id"] for row in rows(result, "calls")}) == 8
     assert {row["request_id"] for row in rows(result, "calls")} == {row["request_id"] for row in rows(calm, "calls")}
 

@@ -327,7 +327,7 @@ def test_an_answer_that_is_none_is_an_error_of_its_kind(fault: Fault, error: typ
 
 
 @pytest.mark.parametrize("headers", [{}, {"Transfer-Encoding": "chunked"}], ids=["of known length", "chunked"])
-def test_an_answer_that_never_ends_is_given_up(headers: dict[str, str]) -> None:
+def test_an_answer_that_never_ends_is_dropped(headers: dict[str, str]) -> None:
     def flood(handler: Any, reply: Any) -> None:
         chunk = b"x" * (64 << 10)
         handler.send((200, headers or {"Content-Length": str(1 << 40)}, b""))

@@ -42,7 +42,7 @@ def test_a_file_of_5_mb_is_refused_unread(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_file_of_too_many_values_is_given_up_early(tmp_path: Path) -> None:
+def test_a_file_of_too_many_values_is_dropped_early(tmp_path: Path) -> None:
     path = tmp_path / "many.yaml"
     path.write_text("name: [" + "a," * (MAX_BYTES // 2 - 10) + "]")
     with pytest.raises(GraphError, match=r"holds more than 20,000 values$"):

@@ -28,7 +28,7 @@ def replica(number: int, **fields: Any) -> ReplicaFigures:
         "tail_s": 1.5,
         "starts": 1,
         "losses": (),
-        "given_up": False,
+        "dropped": False,
     }
     return ReplicaFigures(replica=number, engines=engines, **known | fields)
 
@@ -47,7 +47,7 @@ def occupancy(live: dict[int, list[float]]) -> Occupancy:
 
 
 def test_the_table_has_a_row_for_each_and_columns_for_what_was() -> None:
-    lost = replica(3, nodes=("a" * 56, "b"), losses=("gone", "gone", "late"), starts=4, given_up=True)
+    lost = replica(3, nodes=("a" * 56, "b"), losses=("gone", "gone", "late"), starts=4, dropped=True)
     table = figures.replicas_table([*FEW, lost])
     assert table.columns == (
         "replica",
@@ -65,7 +65,7 @@ def test_the_table_has_a_row_for_each_and_columns_for_what_was() -> None:
     assert table.rows[3][1] == "a" * 15 + "\u2026, b"
     losses = figures.losses_table([*FEW, lost])
     assert losses is not None
-    assert losses.rows == (("3", "gone (2 times); late", "given up"),)
+    assert losses.rows == (("3", "gone (2 times); late", "dropped"),)
     assert figures.losses_table(FEW) is None
 
 

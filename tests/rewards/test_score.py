@@ -195,7 +195,7 @@ async def test_what_is_no_answer_is_asked_for_again_and_then_leaves_the_text_uns
 
 
 @pytest.mark.anyio
-async def test_an_answer_that_does_not_come_is_given_up() -> None:
+async def test_an_answer_that_does_not_come_is_dropped() -> None:
     found, _ = await score(
         [step_of(0, "x"), step_of(1, "x")], lambda chain, before: 50.0 if chain == "p#0" else None, structs.replace(SIM, timeout_s=9.0)
     )

@@ -66,11 +66,11 @@ def test_no_call_is_overtaken_without_bound() -> None:
     assert overtakes == MAX_OVERTAKES * lane.max_in_flight
 
 
-def test_a_call_given_up_while_it_waits_is_passed_over() -> None:
+def test_a_call_dropped_while_it_waits_is_passed_over() -> None:
     lane = Lane("target", 1)
-    given_up, other = call("draft", 0), call("draft", 1)
-    put(lane, given_up, other)
-    lane.leave(given_up)
+    dropped, other = call("draft", 0), call("draft", 1)
+    put(lane, dropped, other)
+    lane.leave(dropped)
     assert drain(lane) == [other]
     assert (lane.in_flight, lane.waiting) == (1, 0)
 

@@ -170,7 +170,7 @@ async def test_what_is_no_answer_is_asked_for_again_a_few_times_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "spec", "given_up_s"),
+    ("engine", "spec", "dropped_s"),
     [
         (lambda: Scripted(5000.0), PATIENT, None),
         (lambda: Still(100_000.0), PATIENT, 10.0),
@@ -180,17 +180,17 @@ async def test_what_is_no_answer_is_asked_for_again_a_few_times_only() -> None:
         (lambda: Scripted(100_000.0), structs.replace(PATIENT, timeout_s=77.0), 77.0),
     ],
 )
-async def test_a_call_is_given_up_where_its_engine_makes_no_progress_and_not_before(
-    engine: Callable[[], Scripted], spec: SimSpec, given_up_s: float | None
+async def test_a_call_is_dropped_where_its_engine_makes_no_progress_and_not_before(
+    engine: Callable[[], Scripted], spec: SimSpec, dropped_s: float | None
 ) -> None:
     start = anyio.current_time()
     found = await outcome(engine(), spec=spec)
-    if given_up_s is None:
+    if dropped_s is None:
         assert found == ANSWER
     else:
         limit = "did not answer within timeout_s=77" if spec.timeout_s else "made no progress for hang_s=10"
         assert (type(found), str(found)) == (CallTimeout, f"engine 'draft' {limit}")
-        assert anyio.current_time() - start == pytest.approx(given_up_s, abs=spec.hang_s / CHECKS)
+        assert anyio.current_time() - start == pytest.approx(dropped_s, abs=spec.hang_s / CHECKS)
 
 
 async def test_an_engine_that_works_for_an_hour_between_deaths_may_die_for_ever() -> None:

@@ -79,7 +79,7 @@ def test_a_call_that_is_in_flight_while_the_process_is_suspended_goes_on() -> No
     assert asked_and_stopped(Late(answer_s=STOPPED_S + 0.6)) == ANSWER
 
 
-def test_what_takes_too_long_without_that_is_given_up_all_the_same() -> None:
+def test_what_takes_too_long_without_that_is_dropped_all_the_same() -> None:
     assert isinstance(asked_and_stopped(Late(answer_s=30.0)), CallTimeout)
 
 

@@ -22,7 +22,7 @@ async def answered(event: anyio.Event) -> str:
     return "answered"
 
 
-def test_what_was_asked_for_too_long_ago_is_given_up_and_nothing_else() -> None:
+def test_what_was_asked_for_too_long_ago_is_dropped_and_nothing_else() -> None:
     async def main() -> list[list[str]]:
         awaited, event, first, second = Awaited(), anyio.Event(), [], []
         assert awaited.oldest is None
@@ -61,7 +61,7 @@ def test_all_count_as_asked_for_later() -> None:
 
 
 @pytest.mark.parametrize("expires", [False, True])
-def test_a_task_that_is_cancelled_ends_also_where_it_is_given_up_at_once(expires: bool) -> None:
+def test_a_task_that_is_cancelled_ends_also_where_it_is_dropped_at_once(expires: bool) -> None:
     async def main() -> list[str]:
         awaited, said = Awaited(), []
         async with anyio.create_task_group() as tasks:

@@ -11,7 +11,7 @@ from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError, UsageError
 from pipeline.sweep.plan import SweepOptions, System, parts, planned_points, together
-from pipeline.sweep.systems import all_virtual, opponents, read_systems, unequal_rules
+from pipeline.sweep.systems import all_virtual, baselines, read_systems, unequal_rules
 
 ROOT = Path(__file__).parent.parent.parent
 SPECCOT = Path("speccot")
@@ -37,7 +37,7 @@ def test_the_target_alone_has_the_memory_of_the_draft_on_the_same_devices() -> N
     assert list(found["target"].engines) == ["target"]
     assert list(found["speccot"].engines) == ["target", "draft"]
     sentence = f"target has the memory of the engines that it does not use: --set engines.target.kv_cache_tokens={tokens}"
-    assert opponents(list(found.values())) == [sentence]
+    assert baselines(list(found.values())) == [sentence]
 
 
 def test_systems_that_are_held_to_other_rules_than_the_target_alone_are_named() -> None:
@@ -84,7 +84,7 @@ def test_the_gpu_with_least_to_give_decides(tmp_path: Path) -> None:
     assert systems(str(path))["target"].widened == ()
 
 
-def test_engines_chosen_for_named_models_are_those_of_all_systems_but_an_opponent_with_a_file_of_its_own(
+def test_engines_chosen_for_named_models_are_those_of_all_systems_but_a_baseline_with_a_file_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -102,14 +102,14 @@ def test_engines_chosen_for_named_models_are_those_of_all_systems_but_an_opponen
     assert alone.tensor_parallel_size == 4
 
 
-def test_the_opponent_may_have_an_engines_file_of_its_own_with_the_memory_of_all_in_it() -> None:
+def test_the_baseline_may_have_an_engines_file_of_its_own_with_the_memory_of_all_in_it() -> None:
     found = systems("sim-2xh100-own", baseline_engines=Path("sim-2xh100"), settings=("engines.target.kv_cache_tokens=9000",))
     assert list(found) == ["target on sim-2xh100", "speccot"]
     assert cache_tokens(found["target on sim-2xh100"]) == 9000 + 298_611 - 238_000
     assert cache_tokens(found["speccot"]) == 9000
 
 
-def test_each_engines_file_has_an_opponent_of_its_own_unless_there_is_one_for_all() -> None:
+def test_each_engines_file_has_a_baseline_of_its_own_unless_there_is_one_for_all() -> None:
     names = ("sim-2xh100", "sim-2xh100-own")
     found = systems(*names)
     assert list(found) == [f"{graph} on {name}" for name in names for graph in ("target", "speccot")]
@@ -182,7 +182,7 @@ def test_wrong_engines_are_refused_before_anything_starts(
         systems(*engines, **fields)
 
 
-def test_graphs_that_name_other_engines_are_refused_also_where_one_is_the_opponent(tmp_path: Path) -> None:
+def test_graphs_that_name_other_engines_are_refused_also_where_one_is_the_baseline(tmp_path: Path) -> None:
     for name, engines in (("speccot", "sim-2xh100"), ("target", "sim-1xh200")):
         text = (ROOT / f"graphs/{name}.yaml").read_text().replace("engines: engines/tiny.yaml", f"engines: {engines}")
         (tmp_path / f"{name}.yaml").write_text(text)

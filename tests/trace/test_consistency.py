@@ -1,4 +1,4 @@
-"""Chains whose rows do not hang together are found, and taken back to a beginning that does."""
+"""Chains whose rows are not consistent are found, and taken back to a beginning that does."""
 
 import shutil
 from collections.abc import Callable, Sequence

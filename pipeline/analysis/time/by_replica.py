@@ -57,7 +57,7 @@ class ReplicaFigures(Struct, frozen=True, kw_only=True):
     """How often its engines were started."""
     losses: tuple[str, ...]
     """Why it was lost, a sentence for each time."""
-    given_up: bool
+    dropped: bool
     """Whether it was not started again, because it was lost again and again."""
 
     @property
@@ -124,7 +124,7 @@ class ByReplicaAccumulator:
             tail_s=float(self._outline.span - chains.end[ended].max(initial=0)) / 1e9,
             starts=sum(session.starts for session in sessions),
             losses=tuple(loss for session in sessions for loss in session.losses),
-            given_up=bool(sessions) and sessions[-1].given_up,
+            dropped=bool(sessions) and sessions[-1].dropped,
         )
 
 

@@ -130,7 +130,7 @@ class OpenAIEngine:
                 self._calls[scope] = call
                 completion = await (self._ask_interruptibly(call) if self._is_streamed(request) else self._ask(call))
         except anyio.get_cancelled_exc_class():
-            self._given_up(call)
+            self._dropped(call)
             raise
         finally:
             del self._calls[scope]
@@ -317,7 +317,7 @@ class OpenAIEngine:
         tried.add(replica)
         return self._router.has_other(tried)
 
-    def _given_up(self, call: Sent) -> None:
+    def _dropped(self, call: Sent) -> None:
         """A call was cancelled; one that took too long speaks against its replica, and is sent to another one next time."""
         now, spec = anyio.current_time(), self._spec
         elapsed_s = now - call.began

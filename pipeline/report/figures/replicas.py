@@ -79,7 +79,7 @@ def losses_table(replicas: Sequence[ReplicaFigures]) -> Table | None:
         (
             str(each.replica),
             "; ".join(why if count == 1 else f"{why} ({count} times)" for why, count in Counter(each.losses).most_common()),
-            "given up" if each.given_up else "started again",
+            "dropped" if each.dropped else "started again",
         )
         for each in replicas
         if each.losses

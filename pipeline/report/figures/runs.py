@@ -10,7 +10,7 @@ from itertools import cycle
 import plotly.graph_objects as go
 
 from pipeline.analysis.compare.compare import Comparison
-from pipeline.analysis.points import Point, Spread, crossing, curves, opponents, spread
+from pipeline.analysis.points import Point, Spread, baselines, crossing, curves, spread
 from pipeline.analysis.quality.estimates import Estimate
 from pipeline.analysis.resources import of_answers
 from pipeline.report.figures.style import SERIES, axes, drawn, layout
@@ -87,7 +87,7 @@ def over_target(found: dict[str, Curve]) -> go.Figure:
     """Throughput of each curve over the target's at the same batch size, with rings where it passes 1."""
     figure = _empty("speed-up over the target alone")
     figure.add_hline(y=1, line={"color": INK, "width": 2})
-    for place, (other, alone) in enumerate(opponents(found).items()):
+    for place, (other, alone) in enumerate(baselines(found).items()):
         where = crossing(found[other], found[alone])
         if where is None:
             continue

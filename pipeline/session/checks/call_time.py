@@ -42,7 +42,7 @@ def _notices(plan: Plan) -> Iterator[str]:
             what = f"in {limit.seconds:g} s that is {rate:.0f} tokens a second" if rate > SURE_TOKENS_PER_S else None
         if what is not None:
             said = f"a call of the stage `{node.name}` may have {tokens:,} tokens; {what}"
-            yield f"warning: engine {node.spec.role!r}: {said}, or the call is given up: set {limit.name} higher, or max_tokens lower"
+            yield f"warning: engine {node.spec.role!r}: {said}, or the call times out: set {limit.name} higher, or max_tokens lower"
 
 
 def _limit(engine: EngineSpec) -> _Limit | None:

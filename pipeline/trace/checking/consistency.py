@@ -1,4 +1,4 @@
-"""Whether the rows of each chain hang together, and taking back what does not: tables are read, rows are removed, none is made up.
+"""Whether the rows of each chain are consistent, and taking back what does not: tables are read, rows are removed, none is made up.
 
 A chain that is over has all calls and steps that its row counts; one that is not has its first so many calls and steps, and each step
 has the calls before its commit. What a full disk, a lost file or a second copy broke is taken back to such a beginning, from which
@@ -32,7 +32,7 @@ COUNTS = ("steps", "calls", "error_type")
 
 
 class Broken(Struct, frozen=True, kw_only=True):
-    """One chain whose rows do not hang together, and what of it can stay."""
+    """One chain whose rows are not consistent, and what of it can stay."""
 
     chain_id: str
     why: Why
@@ -45,7 +45,7 @@ class Broken(Struct, frozen=True, kw_only=True):
 
 
 def find_broken(run: Path) -> list[Broken]:
-    """The chains of a run folder whose rows do not hang together. Raises `InputError` where a table cannot be read."""
+    """The chains of a run folder whose rows are not consistent. Raises `InputError` where a table cannot be read."""
     over = _Over(run)
     if over.unknown:
         return []

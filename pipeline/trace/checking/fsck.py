@@ -1,4 +1,4 @@
-"""Examining a run folder and repairing it: what it has, what is missing, doubled, foreign or damaged, which chains do not hang together.
+"""Examining a run folder and repairing it: what it has, what is missing, doubled, foreign or damaged, which chains are not consistent.
 
 No engine is needed. Repairing deletes no file: those that are not the run's own are put aside in a subfolder.
 """
@@ -179,7 +179,7 @@ def _broken(broken: list[Broken]) -> Iterator[Flaw]:
     for why in dict.fromkeys(each.why for each in broken):
         chains = [each.chain_id for each in broken if each.why == why]
         named = ", ".join(chains[:SHOWN]) + (", ..." if len(chains) > SHOWN else "")
-        yield Flaw("chains", f"do not hang together: of {len(chains):,} {why} ({named})")
+        yield Flaw("chains", f"are not consistent: of {len(chains):,} {why} ({named})")
 
 
 def _table(folder: Path, inventory: Inventory, table: str, content: Mapping[str, int | str]) -> TableContent:
