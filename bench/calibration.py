@@ -28,7 +28,7 @@ from recording import begin
 from scipy.optimize import least_squares
 
 from pipeline.analysis.compare.cells import Table, plain
-from pipeline.analysis.compare.tables import markdown_table
+from pipeline.analysis.compare.written import markdown_table
 from pipeline.analysis.simulated import sentence
 from pipeline.analysis.summary import summarize
 from pipeline.calibration.recorded import CORRELATION, accuracy_for

@@ -29,7 +29,8 @@ from recording import go_on
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import Comparison, compare
 from pipeline.analysis.compare.runs import RunTable, read_runs
-from pipeline.analysis.compare.tables import INTERVALS, SIMULATED, by_batch_size, by_param, by_resources, markdown_table, samples, tables
+from pipeline.analysis.compare.tables import INTERVALS, SIMULATED, by_batch_size, by_param, by_resources, samples, tables
+from pipeline.analysis.compare.written import markdown_table
 from pipeline.engines.sim.text import sim_answer
 from pipeline.session.options import RunOptions
 

@@ -21,7 +21,7 @@ from kept_runs import whole
 from recording import KEPT
 
 from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.compare.tables import markdown_table
+from pipeline.analysis.compare.written import markdown_table
 from pipeline.analysis.points import Point, curves, read_points, spread
 from pipeline.analysis.sweep_tables import ranged
 from pipeline.calibration.calibrate import calibrate

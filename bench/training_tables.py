@@ -14,7 +14,8 @@ from plotly.subplots import make_subplots
 from pipeline.analysis.compare.cells import Table, number, percent
 from pipeline.analysis.compare.figures import figures
 from pipeline.analysis.compare.runs import RunTable
-from pipeline.analysis.compare.tables import INTERVALS, markdown_table
+from pipeline.analysis.compare.tables import INTERVALS
+from pipeline.analysis.compare.written import markdown_table
 from pipeline.analysis.quality.estimates import NOTHING, Estimate, mean, outcomes, ratio, share
 from pipeline.analysis.quality.selection import Choices
 from pipeline.report.figures.style import SERIES, axes, layout

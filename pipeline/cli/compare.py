@@ -14,7 +14,8 @@ from pipeline.analysis.compare.paper_shapes import SHAPES
 from pipeline.analysis.compare.paper_tables import by_data_set, paper_table
 from pipeline.analysis.compare.pooling import pool
 from pipeline.analysis.compare.runs import RunTable, read_runs
-from pipeline.analysis.compare.tables import as_csv, as_json, as_markdown, markdown, parts, table_csv, table_json
+from pipeline.analysis.compare.tables import markdown, parts
+from pipeline.analysis.compare.written import as_csv, as_json, as_markdown, table_csv, table_json
 from pipeline.analysis.quality.invariance import invariance as compare_chains
 from pipeline.analysis.quality.invariance import invariance_json, invariance_markdown
 from pipeline.cli.commands import command, option

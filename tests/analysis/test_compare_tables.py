@@ -17,7 +17,8 @@ from msgspec import structs
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import Comparison, compare
 from pipeline.analysis.compare.runs import RunTable, Speculation, read_run, read_runs
-from pipeline.analysis.compare.tables import as_csv, as_json, markdown, tables
+from pipeline.analysis.compare.tables import markdown, tables
+from pipeline.analysis.compare.written import as_csv, as_json
 from pipeline.analysis.quality.samples import SampleStatistics
 from pipeline.analysis.quality.selection import Choices
 from pipeline.analysis.quality.step_quality import Quality

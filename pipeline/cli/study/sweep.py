@@ -8,7 +8,7 @@ import click
 from msgspec import structs
 
 from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.compare.tables import as_markdown
+from pipeline.analysis.compare.written import as_markdown
 from pipeline.analysis.points import Point
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.cli import live
