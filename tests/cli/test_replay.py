@@ -45,7 +45,7 @@ def test_a_recorded_run_is_run_again(recorded: Path, problems: Path, tmp_path: P
 def test_what_was_never_generated_is_counted(recorded: Path, problems: Path, tmp_path: Path) -> None:
     done = replay(recorded, problems, tmp_path / "out", "--seed", "7", "--set", "threshold=9", "--set", "method=expected")
     assert done.returncode == 3
-    assert "8 failed (8 NeverGenerated)" in done.stdout
+    assert "8 of 8 chains: 8 NeverGenerated; " in done.stdout
     assert "replay: 8 of 8 chains needed text that was never generated, first at stage fallback 8" in done.stderr.splitlines()
     grouped = pipeline("show", tmp_path / "out", "--failed")
     assert "8 x NeverGenerated (in fallback): needs text that was never generated: the recorded run made no such call" in grouped.stdout
