@@ -34,8 +34,8 @@ from pipeline.sweep.baseline import plan_baseline
 
 
 def with_baseline(options: RunOptions, output: str | None, *, asked: bool) -> RunOptions:
-    """The options of a run of which a baseline was `asked` for, or is in a folder next to `output` already; raises `UsageError`."""
-    there = options.output is not None and baseline_folder(options.output).is_dir()
+    """The options of a run of which a baseline was `asked` for, or on resume is in a folder next to `output`; raises `UsageError`."""
+    there = options.resume and options.output is not None and baseline_folder(options.output).is_dir()
     if asked and is_url(output or ""):
         raise UsageError("--baseline: needs a run folder on this machine")
     return structs.replace(options, baseline=asked or options.baseline or there)

@@ -193,7 +193,11 @@ def test_nothing_is_known_of_nonsense(tmp_path: Path, content: str | None) -> No
 
 
 def test_what_can_be_read_of_a_damaged_file_is_known(tmp_path: Path) -> None:
-    sessions = [{"started_unix_ns": 5, "ended_unix_ns": 9, "engine_statistics": {"target": {}}}, {"started_unix_ns": -1}, "odd"]
+    sessions = [
+        {"started_unix_ns": 5, "ended_unix_ns": 9, "engine_statistics": {"target": {"requests": "2"}}},
+        {"started_unix_ns": -1},
+        "odd",
+    ]
     damaged = {"status": "odd", "batch_size": -3, "graph": {"levels": 1}, "host": {"cores": "two"}, "sessions": sessions}
     found = RunFile.read_known(write_run_json(tmp_path, **damaged))
     assert (found.status, found.batch_size, found.host, found.run_id) == ("unknown", 0, Host(), "r")
