@@ -72,7 +72,7 @@ UNREAD = 256
 
 
 class OpenSpec(EngineSpec, frozen=True, kw_only=True, tag="open"):
-    """The spec that stands in a plan for an engine that the caller of the Python API has opened."""
+    """The spec, in a plan, of an engine that the caller of the Python API has opened."""
 
     model: str = ""
     """A label for the trace."""
@@ -88,8 +88,8 @@ class Result(Struct, frozen=True, kw_only=True):
     folder: Path | None
     """The run folder, where `output` was given."""
     notices: tuple[str, ...] = ()
-    """Sentences that a person should read: which foreign code ran, where replayed engines had their times from, what was found in the
-    run folder that a run went on in, which engine cannot be interrupted, and that every draft was rejected."""
+    """Notices for the user: which foreign code ran, where replayed engines got their times from, what was found in the
+    folder of a resumed run, which engine cannot be interrupted, and that every draft was rejected."""
     steps: tuple[StepRow, ...] = ()
     """The committed steps, of a run without a run folder that was given `trace=True`; else empty."""
     calls: tuple[CallRow, ...] = ()
@@ -147,7 +147,7 @@ def load_graph(graph: Graph, engines: Engines | None = None, **bound: Unpack[Gra
     given = _known(bound, GraphKeywords)
     if isinstance(graph, Plan):
         if found := [name for name, value in {"engines": engines, **given}.items() if value]:
-            raise UsageError(f"{found[0]}: the plan is compiled already; give this to load_graph")
+            raise UsageError(f"{found[0]}: the plan is already compiled; pass this to load_graph")
         return graph
     source = Path(graph) if isinstance(graph, str) else graph
     for judge in given.get("judges", ()):
@@ -165,9 +165,9 @@ def _placed(
 ) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
     """The engines for the `models` of `bound`, in place of those in `engines`, and what is to be said about them."""
     if isinstance(graph, Plan):
-        raise UsageError("models: the plan is compiled already; give them to load_graph")
+        raise UsageError("models: the plan is already compiled; pass them to load_graph")
     if _opened(engines) is not None:
-        raise UsageError("models: the engines are open already; leave out one of the two")
+        raise UsageError("models: the engines are already open; leave out one of the two")
     given = Path(engines) if isinstance(engines, str | Path) else engines and _roles(engines)
     place = import_module("pipeline.engines.placement.place").place
     source = Path(graph) if isinstance(graph, str) else graph
@@ -183,7 +183,7 @@ def solve(graph: Graph, problems: Input, *, trace: bool = False, **options: Unpa
     trace: keep the rows of steps and calls in memory too, where there is no run folder.
 
     Raises `UsageError` before an engine starts where an argument is wrong, `RunError` where no chain could start, and
-    `Unfinished`, which holds what was finished, where the run could not go on.
+    `Unfinished`, which holds what was finished, if the run had to stop.
     """
     kept = _MemorySink(trace=trace)
     with _prepared(graph, problems, options) as job:
@@ -388,7 +388,7 @@ def _opened(engines: Engines | None) -> dict[str, Any] | None:
         return None
     opened = {role: engine for role, engine in engines.items() if not isinstance(engine, Mapping | EngineSpec)}
     if opened and len(opened) < len(engines):
-        what = f"{', '.join(opened)} are open already and the others are specs"
+        what = f"{', '.join(opened)} are already open but the others are specs"
         raise UsageError(f"engines: {what}; give engines that are open, or specs, for all roles")
     return opened or None
 

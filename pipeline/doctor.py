@@ -72,7 +72,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     handover: str | None = None
     """How drafted text passes between the roles, where their tokenizers are on this machine."""
     sharing: tuple[str, ...] = ()
-    """A sentence for each group of roles that share a GPU: how they do, and what would be better."""
+    """A notice for each group of roles that share a GPU: how they share it, and what would be better."""
     notices: tuple[str, ...] = ()
     """What a run of the graph would say before it starts."""
     engines: dict[str, dict[str, Any]] = {}
@@ -136,7 +136,7 @@ def load_roles(path: Path, settings: Sequence[str], bound: Path | Mapping[str, A
         plan = load_plan(path, bound, tuple(settings))
         return Roles(plan.engines, plan)
     if bound is not None:
-        raise UsageError(f"--engines {bound}: is for a graph, and {path} is none; name the graph whose engines they are to be")
+        raise UsageError(f"--engines {bound}: needs a graph, and {path} is not one; name the graph to run on these engines")
     if "prompt" in raw:
         return Roles({"reward": load_reward_model(path, engine_specs(), settings).reward})
     if not any(isinstance(spec, dict) and "backend" in spec for spec in raw.values()):
@@ -165,7 +165,7 @@ def unsuited_tokenizers(plan: Plan, tokenizers: Mapping[str, Tokenizer]) -> Iter
             except GraphError as error:
                 place = error.where.removeprefix(f"engine {role!r}").lstrip(": ")
                 what = f"{place}: {error.what}" if place else error.what
-                yield Finding(role=role, what=what, remedy="take another model, or other prompts", fatal=True)
+                yield Finding(role=role, what=what, remedy="use another model, or other prompts", fatal=True)
     finally:
         end_rendering()
 
@@ -209,7 +209,7 @@ def _ask_transformers(checkpoints: Sequence[Checkpoint]) -> list[str | None]:
 
 
 def _role_state(role: str, spec: EngineSpec, examined: Examination | None, more: Sequence[Finding]) -> RoleState:
-    """`more` is what was found beside `examined`; it says nothing new of a role that could not start anyway."""
+    """`more` is what was found in addition to `examined`; it says nothing new of a role that could not start anyway."""
     found = tuple(finding for finding in (examined or Examination()).findings if finding.role == role)
     if not any(finding.fatal for finding in found):
         found += tuple(finding for finding in more if finding.role == role)
@@ -226,7 +226,7 @@ def _role_state(role: str, spec: EngineSpec, examined: Examination | None, more:
 
 def _caution(role: str, caution: str) -> Finding:
     what = caution.removeprefix(f"warning: engine {role!r}: ")
-    return Finding(role=role, what=what, remedy="leave it out unless you have read that code", fatal=False)
+    return Finding(role=role, what=what, remedy="leave it out unless you have reviewed that code", fatal=False)
 
 
 def backend_states(machine: Machine) -> Iterator[BackendState]:
@@ -238,16 +238,16 @@ def backend_states(machine: Machine) -> Iterator[BackendState]:
 
 
 def handover(vocabularies: Mapping[str, str]) -> str | None:
-    """A sentence that says whether the roles share token ids, given the fingerprints of their vocabularies; None for fewer than two."""
+    """Whether the roles share token ids, as a clause, given the fingerprints of their vocabularies; None for fewer than two."""
     if len(vocabularies) < 2:
         return None
     groups: dict[str, list[str]] = {}
     for role, vocabulary in vocabularies.items():
         groups.setdefault(vocabulary, []).append(role)
     if len(groups) == 1:
-        return f"{' and '.join(vocabularies)} have one vocabulary: steps pass as token ids"
+        return f"{' and '.join(vocabularies)} share one vocabulary: steps are passed as token ids"
     named = " | ".join(" and ".join(roles) for roles in groups.values())
-    return f"different vocabularies ({named}): steps pass as text, which each side encodes anew"
+    return f"different vocabularies ({named}): steps are passed as text, which each side tokenizes again"
 
 
 def read_tokenizers(specs: Mapping[str, EngineSpec]) -> tuple[dict[str, Tokenizer], list[Finding]]:

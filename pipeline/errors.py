@@ -7,19 +7,19 @@ PipelineError
 │   ├── InputError        a problems file
 │   ├── StoreError        an object store cannot be used
 │   └── MissingExtra      an optional package is not installed
-├── RunError              the run could not go on; what is finished is on disk (exit code 1)
+├── RunError              the run stopped early; what is finished is on disk (exit code 1)
 │   ├── EngineDead        an engine's process or server is gone
-│   ├── ReplicaLost       a replica of a cluster is gone; others may go on
+│   ├── ReplicaLost       a replica of a cluster is gone; others may continue
 │   ├── RunFolderError    the run folder cannot be written
-│   ├── OutOfMemory       this process may have no more memory
+│   ├── OutOfMemory       this process ran out of memory
 │   ├── InputChanged      the problems file is not what it was when the run started
-│   ├── Unfinished        a run of the Python API could not go on; it holds what was finished
+│   ├── Unfinished        a run of the Python API stopped early; it holds what was finished
 │   └── ExportError       an export could not be delivered
-└── ChainError            one chain failed; it is recorded as such and the others go on (exit code 3)
+└── ChainError            one chain failed; it is recorded as such and the others continue (exit code 3)
     ├── BadRow            an input row that holds no problem
     ├── NeverGenerated    a replayed chain needs text that its recorded run does not hold
-    ├── EngineUnavailable an engine could not answer for the moment
-    │   └── BadCompletion     an engine answered with what is no answer to its request
+    ├── EngineUnavailable an engine is temporarily unavailable
+    │   └── BadCompletion     an engine's reply is not a valid answer to its request
     └── RequestRefused    an engine refused one request
         └── ContextOverflow   the prompt leaves no room for an output
 """
@@ -41,7 +41,7 @@ def install_command(extra: str) -> str:
 
 
 class PipelineError(Exception):
-    """Base of all errors of this package; its text is one sentence for a person."""
+    """Base of all errors of this package; its text is one message for the user."""
 
 
 class UsageError(PipelineError):
@@ -94,7 +94,7 @@ class StoreError(UsageError):
 
 
 class RunError(PipelineError):
-    """The run could not go on."""
+    """The run had to stop before its end."""
 
 
 class EngineDead(RunError):
@@ -124,10 +124,10 @@ class RunFolderError(RunError):
 
 
 class OutOfMemory(RunError):
-    """The memory that this process may have is used up."""
+    """This process has used all the memory that it may use."""
 
     def __init__(self) -> None:
-        super().__init__("out of memory; free some, raise the limit (`ulimit -v`, or the container's), or take a smaller batch size")
+        super().__init__("out of memory; free some, raise the limit (`ulimit -v`, or the container's), or use a smaller batch size")
 
 
 class InputChanged(RunError):
@@ -135,12 +135,12 @@ class InputChanged(RunError):
 
     def __init__(self, where: str, what: str) -> None:
         remedy = "this run was started with the earlier version of the file; restore it and resume, or start a new run"
-        super().__init__(f"{where}: was changed while the run went on: {what}; {remedy}")
+        super().__init__(f"{where}: was changed during the run: {what}; {remedy}")
         self.where, self.what = where, what
 
 
 class Unfinished(RunError):
-    """A run of the Python API could not go on, for the reason `error`; `result` is a `pipeline.Result` of what was finished."""
+    """A run of the Python API stopped early, for the reason `error`; `result` is a `pipeline.Result` of what was finished."""
 
     def __init__(self, error: PipelineError, result: Any) -> None:
         super().__init__(str(error))
@@ -163,7 +163,7 @@ class Interrupted(PipelineError):
 
 
 class ChainError(PipelineError):
-    """One chain cannot go on; the others can."""
+    """One chain cannot continue; the others can."""
 
 
 class BadRow(ChainError):
@@ -192,7 +192,7 @@ LONGEST_RETRY_AFTER_S = 300.0
 
 
 class EngineUnavailable(ChainError):
-    """The engine of `role` could not answer for the moment: the same request may be sent again, where the engine said so not
+    """The engine of `role` is temporarily unavailable: the same request may be sent again, if the engine said so not
     before `retry_after_s` seconds have passed. If it was `moved` it is sent again at once, as often as that happens: the engine
     itself sees to it that another server gets it, and that one is there."""
 
@@ -200,17 +200,17 @@ class EngineUnavailable(ChainError):
         if retry_after_s is not None and not math.isfinite(retry_after_s):
             retry_after_s = None
         if retry_after_s is not None and retry_after_s > LONGEST_RETRY_AFTER_S:
-            what += f" (it asks to wait {retry_after_s:,.0f} s; waiting {LONGEST_RETRY_AFTER_S:g} s, the maximum)"
+            what += f" (it asked for a pause of {retry_after_s:,.0f} s; waiting {LONGEST_RETRY_AFTER_S:g} s, the maximum)"
             retry_after_s = LONGEST_RETRY_AFTER_S
         super().__init__(f"engine {role!r} {what}")
         self.role, self.what, self.retry_after_s, self.moved = role, what, retry_after_s, moved
 
 
 class BadCompletion(EngineUnavailable):
-    """The engine of `role` gave something that is no answer to the request, for the reason `flaw`."""
+    """The engine of `role` replied with something that is not an answer to the request, for the reason `flaw`."""
 
     def __init__(self, role: str, request_id: str, flaw: str) -> None:
-        super().__init__(role, f"gave no answer to request {request_id!r}: {flaw}")
+        super().__init__(role, f"gave no valid answer to request {request_id!r}: {flaw}")
         self.request_id, self.flaw = request_id, flaw
 
 
@@ -247,7 +247,7 @@ def reason(error: BaseException) -> str:
 
 
 def with_place(error: BaseException) -> str:
-    """The message of an error; of one that is none of ours with the file and the line that raised it."""
+    """The message of an error; if it is not one of this package, with the file and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, PipelineError) or not frames:
         return str(error)
@@ -301,7 +301,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if near is not None:
         return f"did you mean `{near}`?"
     if len(known) <= MAX_NAMES:
-        return f"known are {', '.join(f'`{each}`' for each in known)}" if known else "none is known here"
+        return f"known are {', '.join(f'`{each}`' for each in known)}" if known else "none are known here"
     like = get_close_matches(name, known, n=MAX_NAMES, cutoff=0.0)
     return f"{len(known):,} known, such as {', '.join(f'`{each}`' for each in like)}"
 

@@ -50,7 +50,7 @@ def check_own_folder(path: Path) -> None:
     """Raise `NotRegular` where `path` is a link: what is read or written there would be another folder's."""
     with suppress(FileNotFoundError):
         if stat.S_ISLNK(os.lstat(path).st_mode):
-            raise NotRegular(f"{path.name} is a link, not a folder of the run's own")
+            raise NotRegular(f"{path.name} is a link, not a folder of the run itself")
 
 
 def open_regular(path: Path, *, follow: bool = False) -> BufferedReader:
@@ -81,7 +81,7 @@ def open_file(path: Path) -> BufferedReader:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A draft beside `path`, to be written in the body: when that ends well, the draft gets the name `path`, durably.
+    """A draft next to `path`, to be written in the body: when that ends well, the draft gets the name `path`, durably.
 
     However else it ends, an earlier file of that name stays and the draft is deleted. Where `path` is a link, the link is replaced,
     not what it leads to. A path such as `/dev/stdout`, which names an open file or a device, is yielded itself. Raises `NotRegular`
@@ -104,7 +104,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def is_draft(path: Path) -> bool:
-    """Whether `path` has the name of a draft, which only a process that was killed leaves behind."""
+    """Whether `path` has the name of a draft, which only a killed process leaves."""
     return _DRAFT.fullmatch(path.name) is not None
 
 

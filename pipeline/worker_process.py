@@ -124,7 +124,7 @@ class WorkerProcess:
         self._process.wait()
 
     def ending(self) -> str:
-        """How it ended, for a person: its exit status or signal, and whether the kernel killed here for lack of memory meanwhile."""
+        """How it ended, for the user: its exit status or signal, and whether the kernel killed here for lack of memory meanwhile."""
         status = self._process.poll()
         if status != -signal.SIGKILL:
             return "it still runs" if status is None else describe(status)
@@ -167,7 +167,7 @@ def leave_signals() -> None:
 
 
 def limit_memory(most: int) -> None:
-    """Let this process have at most so many bytes of address space, or what it may have anyway if that is less, and leave no core file.
+    """Limit this process to `most` bytes of address space, or to its present limit if that is lower, and write no core file.
 
     As far as the system can: macOS refuses a limit on address space (`ValueError: current limit exceeds maximum limit`). The limit on
     computing time, of which workers die themselves, is on all systems.

@@ -196,7 +196,7 @@ def wrong(**changes: Any) -> Any:
         ({"graph": "draft", "engines": {"draft": {"backend": "sym"}}}, "unknown backend `sym`"),
         ({"engines": {"draft": 5, "target": 5}}, "'draft' is a `int`; expected a mapping, a spec or an open engine"),
         ({"graph": "target", "engines": {"draft": Echo("draft")}}, "no engine named `target`"),
-        ({"engines": {"draft": Echo("draft"), "target": {"backend": "sim"}}}, "draft are open already and the others are specs"),
+        ({"engines": {"draft": Echo("draft"), "target": {"backend": "sim"}}}, "draft are already open but the others are specs"),
         ({"set": {"candidatez": 3}}, "no param `candidatez`; did you mean `candidates`"),
         ({"set": {"candidates": object()}}, r"set\['candidates'\]: .*expected a number"),
         ({"batchsize": 3}, "batchsize: there is no such option; did you mean `batch_size`?"),
@@ -204,7 +204,7 @@ def wrong(**changes: Any) -> Any:
         ({"judges": [5]}, "judges: expected functions, got a `int`"),
         ({"graders": [lambda answer: True]}, r"cannot be called as function\(answer, reference\)"),
         ({"random": "x"}, "x: expected N or N:SEED"),
-        ({"random": 2, "limit": 2}, "give one of them"),
+        ({"random": 2, "limit": 2}, "give only one of them"),
         ({"retry_failed": True}, "only where a run is resumed"),
         ({"problems": 5}, "expected a path, texts, mappings or a table, got `int`"),
         ({"problems": PROBLEMS[0]}, "expected a path, texts, mappings or a table, got `dict`"),
@@ -388,7 +388,7 @@ def test_what_was_finished_is_not_lost_with_an_engine() -> None:
 
 def test_a_run_of_values_is_refused_by_the_command_that_could_not_go_on_with_it(tmp_path: Path) -> None:
     pipeline.solve("target", PROBLEMS, engines={"target": Echo()}, output=tmp_path / "run")
-    with pytest.raises(InputError, match="started from Python with engines that stand in no file"):
+    with pytest.raises(InputError, match="started from Python with engines that are in no file"):
         resume_options(tmp_path / "run")
     with pytest.raises(UsageError, match="already contains a run"):
         pipeline.solve("target", PROBLEMS, engines={"target": Echo()}, output=tmp_path / "run")
@@ -396,7 +396,7 @@ def test_a_run_of_values_is_refused_by_the_command_that_could_not_go_on_with_it(
 
 def test_a_plan_takes_no_engines_or_params() -> None:
     plan = pipeline.load_graph("speccot", "sim-2xh100")
-    with pytest.raises(UsageError, match="compiled already"):
+    with pytest.raises(UsageError, match="already compiled"):
         pipeline.solve(plan, PROBLEMS, set={"candidates": 2})
     with pytest.raises(GraphError, match="the key `model` is missing"):
         pipeline.load_graph("speccot", {"draft": {"backend": "sim"}})
@@ -459,9 +459,9 @@ def test_roles_may_be_given_by_their_models_alone() -> None:
     }
     with pytest.raises(UsageError, match="speccot also needs a model for draft; add --model draft=NAME"):
         pipeline.solve("speccot", PROBLEMS, models={"target": "bundled:tiny-target"})
-    with pytest.raises(UsageError, match="models: the plan is compiled already"):
+    with pytest.raises(UsageError, match="models: the plan is already compiled"):
         pipeline.solve(plan, PROBLEMS, models=MODELS)
-    with pytest.raises(UsageError, match="models: the engines are open already"):
+    with pytest.raises(UsageError, match="models: the engines are already open"):
         pipeline.solve("target", PROBLEMS, engines={"target": Echo()}, models=MODELS)
 
 

@@ -214,7 +214,7 @@ def told(specs: Mapping[str, EngineSpec]) -> str | None:
 
 def test_roles_of_one_vocabulary_share_ids(tmp_path: Path) -> None:
     tiny = {role: TorchSpec(model=f"bundled:tiny-{role}") for role in ("draft", "target")}
-    assert told(tiny) == "draft and target have one vocabulary: steps pass as token ids"
+    assert told(tiny) == "draft and target share one vocabulary: steps are passed as token ids"
     other = tmp_path / "other"
     shutil.copytree(ROOT / "pipeline/models/tiny-draft", other)
     tokenizer = json.loads((other / "tokenizer.json").read_text())
@@ -223,7 +223,7 @@ def test_roles_of_one_vocabulary_share_ids(tmp_path: Path) -> None:
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     judged = tiny | {"judge": OpenAISpec(model="served", base_url="http://localhost/v1", tokenizer=str(other))}
-    said = "different vocabularies (draft and target | judge): steps pass as text, which each side encodes anew"
+    said = "different vocabularies (draft and target | judge): steps are passed as text, which each side tokenizes again"
     assert told(judged) == said
 
 
@@ -248,5 +248,5 @@ def test_a_graph_s_needs_are_held_against_what_its_servers_can_do(tmp_path: Path
 
 
 def test_engines_are_bound_to_graphs_alone() -> None:
-    with pytest.raises(UsageError, match=r"--engines tiny: is for a graph, and .*/tiny\.yaml is none"):
+    with pytest.raises(UsageError, match=r"--engines tiny: needs a graph, and .*/tiny\.yaml is not one"):
         diagnose(Path("tiny"), bound=Path("tiny"))

@@ -1,6 +1,6 @@
 """The rows of a run's chains that count: a run folder enters; their batches, counts, times and verdicts leave, a few bytes for each chain.
 
-Of a chain that was taken up again only the row that ended last counts. Every question reads its own columns, so that those of a million
+Of a chain that was resumed only the row that ended last counts. Every question reads its own columns, so that those of a million
 chains are not in memory together.
 """
 
@@ -44,7 +44,7 @@ class ChainRows:
         """These rows with `columns`, and those of `maybe` that they have; and for each its index in the table."""
         start = 0
         for batch in read_batches(self.run, "chains", columns, maybe):
-            batch = batch.slice(0, self._rows - start)  # a run that goes on may have more by now
+            batch = batch.slice(0, self._rows - start)  # a run in progress may have more by now
             places = np.arange(start, start + batch.num_rows)
             start += batch.num_rows
             if self._counts is not None:
@@ -122,7 +122,7 @@ def _chain(batch: pa.RecordBatch) -> Array:
 
 
 def _last(run: Path, again: Array, rows: int) -> Array:
-    """For each of the first so many rows whether it ended last of those of its chain; `again` are the chains that have several."""
+    """For each of the first `rows` rows whether it ended last of those of its chain; `again` are the chains that have several."""
     parts = [(_chain(batch), batch.column("end_unix_ns").to_numpy()) for batch in read_batches(run, "chains", [*NAMED, "end_unix_ns"])]
     chain, end = (np.concatenate(column)[:rows] for column in zip(*parts, strict=True))
     several = np.flatnonzero(np.isin(chain, again))

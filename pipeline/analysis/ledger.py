@@ -44,21 +44,21 @@ OUTCOMES = (
 - `verification`: in a verdict.
 - `not_chosen`: in another candidate of a step that was accepted.
 - `rejected`: in a candidate of a step of which none was accepted.
-- `cut`: sampled and not kept: end-of-sequence tokens, and what was cut off behind a step's end.
+- `cut`: sampled and not kept: end-of-sequence tokens, and what was cut off after a step's end.
 - `retried`: in an attempt that failed, as far as its row counts tokens.
 - `lost_chains`: any of the above, in a chain that failed or was cancelled.
-- `unfinished`: any of the above, in a chain without a row in the chains table: the run goes on, or was killed.
+- `unfinished`: any of the above, in a chain without a row in the chains table: the run is in progress, or was killed.
 - `unrecorded`: tokens in the engine's own count that the trace does not have; see `EngineLedger.why_unrecorded`.
 """
 WRITTEN = {"guidance": ("guidance",), "written": ("first_steps", "written", "interrupted"), "fallback": ("fallback",)}
-"""For each outcome of steps that an engine wrote without a draft: the decisions in the steps table that it stands for."""
+"""For each outcome of steps that an engine wrote without a draft: the decisions in the steps table that it covers."""
 USEFUL = ("committed", "guidance", "written", "fallback", "answer")
 WASTED = ("not_chosen", "rejected", "cut", "retried", "lost_chains", "unrecorded")
 """Outcomes that count as waste; `verification` and `unfinished` are neither useful nor wasted."""
 
 
 FAILED = 3
-"""The `status` in a `CallKey` of attempts that failed, beside the statuses of chains `FINISHED`, `LOST` and `OPEN`."""
+"""The `status` in a `CallKey` of attempts that failed, in addition to the statuses of chains `FINISHED`, `LOST` and `OPEN`."""
 GUIDES, EARLY, LATER = range(3)
 """When in its chain a call was made: before the first step, during the first steps that its stage writes without drafts, or later."""
 STEP_KEYS = ("stage", "source_engine", "decision")
@@ -83,7 +83,7 @@ class EngineLedger(Struct, frozen=True, kw_only=True):
     counted_input: int | None
     """Prompt tokens by the engine's own counter, likewise."""
     why_unrecorded: tuple[str, ...]
-    """Reasons why `unrecorded` may differ from 0 in this run, as sentences; empty where it must be 0."""
+    """Reasons why `unrecorded` may differ from 0 in this run, as clauses; empty where it must be 0."""
 
 
 class Ledger(Struct, frozen=True, kw_only=True):
@@ -405,11 +405,11 @@ class LedgerAccumulator:
 
     def _why(self, role: str, counted: Sequence[EngineStatistics] | None) -> Iterator[str]:
         if counted is None:
-            yield "a session left no word of what the engine counted: it goes on, or was killed"
+            yield "a session did not record what the engine counted: it is in progress, or was killed"
         if failed := self._calls.failed[role]:
             yield f"{failed} attempts failed; what was sampled for them is in the engine's count alone"
         if restarts := sum(each.restarts for each in counted or ()):
-            yield f"the engine died {restarts} times; its last count before a death may be of a moment earlier"
+            yield f"the engine died {restarts} times; its last count before each death may be slightly out of date"
         if losses := sum(len(replica.losses) for session in self._outline.run.sessions for replica in session.replicas):
             yield f"replicas were lost {losses} times; what their engines counted last, and calls in flight then, may be missing"
         if any(session.status == "killed" for session in self._outline.run.sessions):

@@ -1,4 +1,4 @@
-"""How far a run is, from its folder alone: the folder enters, counts leave. The run may go on meanwhile, in any process."""
+"""How far a run is, from its folder alone: the folder enters, counts leave. The run may continue meanwhile, in any process."""
 
 from pathlib import Path
 

@@ -149,7 +149,7 @@ def shortfall(few: Mapping[str, EngineFacts], many: Mapping[str, EngineFacts]) -
         cache, beside = engine.kv_cache_tokens, many[role].kv_cache_tokens if role in many else None
         absent = [other for other in many if other not in few and set(devices_of(other, many[other])) & set(devices_of(role, engine))]
         if absent and cache is not None and beside is not None and cache <= beside:
-            said.append(f"the cache of its {role} holds {cache:,} tokens, no more than beside {' and '.join(absent)}")
+            said.append(f"the cache of its {role} holds {cache:,} tokens, no more than with {' and '.join(absent)} next to it")
     return tuple(said)
 
 
@@ -159,7 +159,7 @@ def _checked_facts(role: str, settings: Mapping[str, Any], stated: Mapping[str, 
     except msgspec.ValidationError as error:
         raise InputError(f"run.json: $.engine_facts.{role}", str(error)) from error
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        what = f"the settings of the backend {settings.get('backend')!r} are not whole ({reason(error)})"
+        what = f"the settings of the backend {settings.get('backend')!r} are incomplete or invalid ({reason(error)})"
         raise InputError(f"run.json: $.engines.{role}", what) from error
 
 

@@ -1,4 +1,4 @@
-"""How far simulated times are from measured ones, to stand beside every simulated speed."""
+"""How far simulated times are from measured ones, to be shown with every simulated speed."""
 
 from collections.abc import Collection, Iterable
 
@@ -12,7 +12,7 @@ OWN_TEXT_ERROR = 1.06
 
 
 def sentence(median_error: float, own_text_error: float) -> str:
-    """How far simulated speeds are from measured ones, 1.0 being as far as the measured one is long."""
+    """How far simulated times are from measured ones, as shares of the measured ones."""
     return (
         f"Simulated; on our measured points this simulator is off by a median of {median_error:.0%} with recorded text, "
         f"{own_text_error:.0%} with text of its own."
@@ -20,7 +20,7 @@ def sentence(median_error: float, own_text_error: float) -> str:
 
 
 def stated(fit_errors: Iterable[float | None]) -> str:
-    """The sentence that stands beside simulated speeds; `fit_errors` are those of devices with fitted rates, None for the others."""
+    """The sentence shown with simulated speeds; `fit_errors` are those of devices with fitted rates, None for the others."""
     worst = max((error for error in fit_errors if error is not None), default=None)
     fitted = "" if worst is None else f" The rates here were fitted, and times of single calls are off by {worst:.1%} on average."
     return sentence(MEDIAN_ERROR, OWN_TEXT_ERROR) + fitted

@@ -1,6 +1,6 @@
 """The figures of a run: the trace files of a run folder and its `run.json` enter, one frozen `Summary` leaves.
 
-Calls and steps are streamed; of each chain a few bytes are held (`chain_rows`). Works on a run that is going on or was cut short: it counts
+Calls and steps are streamed; of each chain a few bytes are held (`chain_rows`). Works on a run that is in progress or cut short: it counts
 what is on disk, in parts or write-ahead files. Nothing is written.
 """
 

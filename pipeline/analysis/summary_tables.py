@@ -74,7 +74,7 @@ def _tail(s: Summary) -> str:
 
 def _of_one(s: Summary) -> str:
     """Which engines an overlap is of."""
-    return "of a replica, in the mean, " if s.replicas else ""
+    return "of a replica, on average, " if s.replicas else ""
 
 
 def _replicas(found: Imbalance) -> str:
@@ -90,7 +90,7 @@ def _order_rows(s: Summary) -> list[tuple[str, str]]:
     if s.order in (None, "input"):
         return []
     known = "not known" if s.order_correlation is None else f"{s.order_correlation:.2f} (1: in this order, 0: by chance)"
-    return [("order", f"{s.order}; rank correlation of expected and actual lengths of thoughts: {known}")]
+    return [("order", f"{s.order}; rank correlation of expected and actual thought lengths: {known}")]
 
 
 def _speculation_rows(s: Summary) -> list[tuple[str, str]]:

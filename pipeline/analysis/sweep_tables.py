@@ -42,7 +42,7 @@ def sweep_tables(points: Sequence[Point]) -> tuple[Table, ...]:
 
 
 def crossings(points: Sequence[Point]) -> list[str]:
-    """One sentence for each curve: where it is faster than the target alone, and where not; one for each with failed chains, which has no
+    """A sentence for each curve: where it is faster than the target alone, and where not; one for each with failed chains, which has no
     speed there, and for each whose baseline lacked some of its hardware; and how far simulated speeds may be off."""
     found = curves(points)
     against = baselines(found)
@@ -52,7 +52,7 @@ def crossings(points: Sequence[Point]) -> list[str]:
 
 
 def _unlike(curve: Mapping[int, Sequence[Point]]) -> str:
-    """What is not as it is for the target alone, to stand beside a verdict."""
+    """How it differs from the target alone, to be shown with a verdict."""
     clauses = dict.fromkeys(clause for points in curve.values() for point in points for clause in point.unlike)
     return f" (not alike: {'; '.join(clauses)})" if clauses else ""
 

@@ -74,7 +74,7 @@ def _check_same(folders: Sequence[Path], runs: Sequence[RunFile]) -> None:
     for folder, run in zip(folders, runs, strict=True):
         for role, given in run.engines.items():
             if runs[0].engines.get(role, given) != given:
-                raise UsageError(f"{folder}: its engine {role!r} is not that of {folders[0]}; calibrate by runs on the same engines")
+                raise UsageError(f"{folder}: its engine {role!r} differs from that of {folders[0]}; use runs on the same engines")
 
 
 def _spec(folder: Path, run: RunFile, role: str) -> SimSpec:

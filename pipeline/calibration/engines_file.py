@@ -18,7 +18,7 @@ def engines_file(found: Calibration) -> str:
 
 
 def fit_lines(found: Calibration) -> Iterator[str]:
-    """A sentence for each device: what it was fitted to, and how well."""
+    """A line for each device: what it was fitted to, and how well."""
     for device, fit in found.fits.items():
         roles = [role for role, spec in found.specs.items() if spec.device.name == device]
         calls = ", ".join(f"{found.calls[role]:,} calls of {role}" for role in roles)
@@ -37,7 +37,7 @@ def _about(found: Calibration) -> Iterator[str]:
     names = ", ".join(f"{one_line(run.run_id)} (batch size {run.batch_size}{_one_of(replica_count(run))})" for run in found.runs)
     yield f"# Simulated engines with rates fitted by `pipeline calibrate` to {names},"
     yield f"# {first.schedule}, on {host.cores} cores of {one_line(host.processor)}."
-    yield "# Rates are those that explain the calls' times best, and no maker's; sizes are those of the models' files, lengths and"
+    yield "# Rates are those that explain the calls' times best, not a maker's; sizes are those of the models' files, lengths and"
     yield "# acceptance those of the run."
     yield from (f"# {one_line(line)}" for line in fit_lines(found))
 

@@ -67,7 +67,7 @@ def read_calls(run: Path, most: int) -> dict[str, list[TimedCall]]:
         if len(rows) > 16 * most:  # rows come in order of their ends: the earliest are among these
             break
     if not rows:
-        raise InputError(str(run), "has no answered call: there is nothing to calibrate by")
+        raise InputError(str(run), "has no answered call, so there is nothing to calibrate with")
     rows.sort(key=lambda row: int(row["submit_unix_ns"]))
     start = rows[0]["submit_unix_ns"]
     found: dict[str, list[TimedCall]] = {row["engine"]: [] for row in rows}
@@ -77,7 +77,7 @@ def read_calls(run: Path, most: int) -> dict[str, list[TimedCall]]:
             break
         calls.append(_timed_call(row, start))
     if timeless := [role for role, calls in found.items() if not any(call.duration_s >= RESOLUTION_S for call in calls)]:
-        raise InputError(str(run), f"no call of engine {timeless[0]!r} took time: there is nothing to calibrate by")
+        raise InputError(str(run), f"no call of engine {timeless[0]!r} took time, so there is nothing to calibrate with")
     return found
 
 

@@ -37,7 +37,7 @@ def begin() -> None:
 
 
 def with_variables(sentence: str) -> str:
-    """A sentence, with the environment variables that gave the options that it names."""
+    """A message, with the environment variables that set the options that it names."""
     named = (f"{option} is from {name}" for option, name in _variables.items() if re.search(rf"{option}(?![\w-])", sentence))
     said = ", ".join(named)
     return f"{sentence} ({said})" if said else sentence
@@ -182,7 +182,7 @@ class Commands(click.Group):
 
 
 def usage_sentence(error: click.ClickException) -> str:
-    """What is wrong with the words of a command, in one sentence as this package writes them."""
+    """What is wrong with the arguments of a command, as an error in this package's style."""
     context = getattr(error, "ctx", None)
     see = "" if context is None else f"; see {context.command_path} --help"
     if isinstance(error, click.NoSuchOption):

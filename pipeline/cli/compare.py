@@ -71,7 +71,7 @@ def compare(
 ) -> None:
     """Compare the accuracy and speed of the run folders RUN..., each with the baseline over the same problems.
 
-    The baseline is the target alone, if there is such a run. One table and a sentence are printed; --all prints the tables of the papers.
+    The baseline is the target alone, if there is such a run. Prints one table and a verdict; --all prints the tables of the papers.
     """
     _check(runs, baseline, table, no_pool, identical, every)
     for path in output:
@@ -121,4 +121,4 @@ def _check(runs: tuple[Path, ...], baseline: str | None, table: str | None, no_p
     if identical and (table is not None or no_pool or every):
         raise UsageError("--identical cannot be combined with --table, --all or --no-pool")
     if every and table is not None:
-        raise UsageError("--table and --all: give one of them")
+        raise UsageError("--table and --all: give only one of them")

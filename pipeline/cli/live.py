@@ -33,7 +33,7 @@ MOST_REPLICAS = 16
 """Most replicas that have a line of their own."""
 
 OVER, STEPS, KEPT = "chains", "steps", "kept tokens"
-"""Names of the counts that have rates, beside `tokens ROLE`."""
+"""Names of the counts that have rates, in addition to `tokens ROLE`."""
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def has_panel() -> bool:
 
 @contextmanager
 def repeated(seconds: float, work: Callable[[], object]) -> Iterator[None]:
-    """Do `work` every so many seconds until the block ends, in a thread of its own."""
+    """Call `work` every `seconds` seconds until the block ends, in a separate thread."""
     over = threading.Event()
 
     def repeat() -> None:

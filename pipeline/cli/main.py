@@ -77,7 +77,7 @@ Options can be set in the environment: PIPELINE_RUN_BATCH_SIZE=32 is the same
 as `pipeline run --batch-size 32`.
 Documentation: docs/pages/index.md in the source; `make docs` builds the site.
 """
-"""What stands below the commands in the help."""
+"""The text below the commands in the help."""
 NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of the system that only the name of a file has, which the user gave."""
 
@@ -105,7 +105,7 @@ class Printed:
 
 @contextmanager
 def printing(what: str) -> Iterator[Printed]:
-    """A body that prints `what`, which is also in files: where stdout cannot be written an error says so, and the command goes on."""
+    """A body that prints `what`, which is also in files: where stdout cannot be written an error says so, and the command continues."""
     printed = Printed()
     try:
         yield printed
@@ -156,7 +156,7 @@ def main() -> None:
 def run_command(arguments: Sequence[str]) -> int:
     """Run the command that `arguments` name and return its exit code.
 
-    Errors of this package are one sentence on stderr, with `--debug` a traceback.
+    Errors of this package are one message on stderr, with `--debug` a traceback.
     """
     commands.begin()
     try:

@@ -1,7 +1,7 @@
 """Metrics of a run for Prometheus, on a port of this machine: the `View` of the run is read whenever they are asked for.
 
 Engines have the metrics that vLLM's server has, under the same names with `pipeline` in place of `vllm`, and with the label `engine`
-beside `model_name` (https://docs.vllm.ai/en/stable/usage/metrics): a dashboard for vLLM fits once its prefix is changed.
+next to `model_name` (https://docs.vllm.ai/en/stable/usage/metrics): a dashboard for vLLM fits once its prefix is changed.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ from pipeline.session.observer import SOLVING, Observer, View
 MOST_CONNECTIONS = 8
 """Connections that are served at once. Each takes a descriptor and a thread, which the run needs more."""
 SILENT_S = 5.0
-"""After so many seconds without a byte a connection is closed."""
+"""A connection is closed after this many seconds without a byte."""
 
 
 class _Handler(WSGIRequestHandler):
@@ -71,7 +71,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing is printed beside the display of the run."""
+        """Nothing is printed alongside the display of the run."""
 
 
 class RunMetrics(Collector):
@@ -112,13 +112,13 @@ class RunMetrics(Collector):
         labels = ["engine", "model_name", *(["replica"] if self._view.replicas() else [])]
         running = GaugeMetricFamily("pipeline:num_requests_running", "Requests that the engine computes.", labels=labels)
         waiting = GaugeMetricFamily("pipeline:num_requests_waiting", "Requests in the engine's queue.", labels=labels)
-        queued = GaugeMetricFamily("pipeline:num_requests_queued", "Requests that wait here to be sent to the engine.", labels=labels)
+        queued = GaugeMetricFamily("pipeline:num_requests_queued", "Requests in the client queue, not yet sent.", labels=labels)
         usage = GaugeMetricFamily("pipeline:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", labels=labels)
         prompt = CounterMetricFamily("pipeline:prompt_tokens", "Prompt tokens of answered requests.", labels=labels)
         cached = CounterMetricFamily("pipeline:prefix_cache_hits", "Prompt tokens from the prefix cache.", labels=labels)
         output = CounterMetricFamily("pipeline:generation_tokens", "Generated tokens of answered requests, kept or not.", labels=labels)
         requests = CounterMetricFamily("pipeline:request_success", "Answered requests.", labels=labels)
-        restarts = CounterMetricFamily("pipeline:engine_restarts", "How often the engine died and was restarted.", labels=labels)
+        restarts = CounterMetricFamily("pipeline:engine_restarts", "Number of times the engine died and was restarted.", labels=labels)
         for named, found, in_lane in self._statistics():
             running.add_metric(named, found.running)
             waiting.add_metric(named, found.waiting)

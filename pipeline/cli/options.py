@@ -87,7 +87,7 @@ def batch_size_option(default: int | None = 64) -> Callable[[F], F]:
 
 
 def schedule_option(default: ScheduleName | None = "pipelined") -> Callable[[F], F]:
-    """The option of when chains go on; without a default it may be left out."""
+    """The option of when chains advance; without a default it may be left out."""
     return option(
         "--schedule",
         type=click.Choice(get_args(ScheduleName)),
@@ -132,10 +132,10 @@ def metrics_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of the address at which the metrics of its run are served; they come as `metrics`."""
 
     @option(
-        "--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="Serve Prometheus metrics at this port.", heading="Display"
+        "--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="Serve Prometheus metrics on this port.", heading="Display"
     )
     @option(
-        "--metrics-host", default="127.0.0.1", show_default=True, metavar="HOST", help="Address to serve metrics at.", heading="Display"
+        "--metrics-host", default="127.0.0.1", show_default=True, metavar="HOST", help="Address to serve metrics on.", heading="Display"
     )
     @wraps(command)
     def with_metrics(*args: Any, metrics_port: int | None, metrics_host: str, **options: Any) -> Any:

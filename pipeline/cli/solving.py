@@ -67,7 +67,7 @@ def solve_and_exit(options: RunOptions, as_json: bool, metrics: Address) -> NoRe
 
 
 def _print_end(result: SessionResult) -> None:
-    """Print what kept a run from its own end, and how to go on with it."""
+    """Print what stopped a run early, and how to resume it."""
     if (said := shortfall(result.run)) is not None:
         print_notice(said)
     if result.error is None:

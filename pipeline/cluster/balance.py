@@ -13,7 +13,7 @@ from msgspec import Struct
 SLOW = 0.5
 """A replica is slow whose chains get fewer tokens a second than this share of the median replica's chains."""
 FULLER = 1.5
-"""Chains move from a replica with more than so many times as many as another one would have with one more."""
+"""Chains move from a replica that has more than this many times as many as another one would have with one more."""
 
 
 class Load(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""A run on replicas: chains are handed out as replicas have room, their rows come back, what a lost replica had goes on elsewhere.
+"""A run on replicas: chains are handed out as replicas have room, their rows come back, what a lost replica had continues elsewhere.
 
     input -> pool -> replicas 0 .. N-1 -> rows, which are graded and written here
 
@@ -32,7 +32,7 @@ from pipeline.trace.events import CallRow, ChainRow, StepRow
 from pipeline.trace.run_file import ModeChange, Replica
 
 READ_AHEAD = 64
-"""So many chains, and one for each replica, wait in the pool if there are so many."""
+"""Number of chains that wait in the pool, if there are that many, in addition to one for each replica."""
 BALANCE_S = 5.0
 """How often it is decided whether chains should move, once none waits."""
 END_S = 10.0
@@ -259,7 +259,7 @@ class FleetWork:
         self._rows.step(row)
 
     def _chain(self, member: Member, row: ChainRow) -> None:
-        """A chain has ended on a replica: it is over, or goes on elsewhere."""
+        """A chain has ended on a replica: it is over, or continues elsewhere."""
         name, engines_own = row.chain_id, row.error_type in ENGINES_OWN
         if row.stop_reason == "cancelled" and not self._aborting:
             self._put_back([name])  # the replica ends, and the run goes on

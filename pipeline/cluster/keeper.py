@@ -51,7 +51,7 @@ class Keeper:
         self.opened: OpenReplica | None = None
         """What the first replica said whose engines were open."""
         self.failure: Exception | None = None
-        """Why no replica is left, or what the handler raised, which cannot go on then."""
+        """Why no replica is left, or what the handler raised, which then cannot continue."""
         self._launch, self._tell, self._changed = launch, tell, anyio.Event()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -91,7 +91,7 @@ class Keeper:
             self.change()
 
     async def _lost(self, member: Member) -> bool:
-        """Start a replica and go on until it has ended; whether it was lost."""
+        """Start a replica and serve it until it has ended; whether it was lost."""
         try:
             async with self._launch(member.number) as link:
                 member.start(link)
@@ -136,9 +136,9 @@ class Keeper:
         if report.failure is not None:
             raise UsageError(report.failure.what) if report.failure.usage else ReplicaLost(report.failure.what)
         if report.over and not self._ending:
-            raise ReplicaLost("it ended of its own accord")
+            raise ReplicaLost("it ended unexpectedly")
         if member.strikes >= STRIKES:
-            raise ReplicaLost(f"{member.strikes} chains failed on it one after the other, the last one because {member.last_error}")
+            raise ReplicaLost(f"{member.strikes} chains in a row failed on it, the last one because {member.last_error}")
 
     def _open(self, opened: OpenReplica) -> None:
         """The engines of a replica are open; raises `UsageError` where they would not continue what those of another one wrote."""
@@ -151,16 +151,16 @@ class Keeper:
                 first, here = facts[name], opened.facts[role][name]
                 if first != here:
                     raise UsageError(
-                        f"engine {role!r} has {name} {here} there and {first} on other replicas; use the same model everywhere"
+                        f"engine {role!r}: {name} is {here} on this replica but {first} on the others; use the same model everywhere"
                     )
 
     def _lose(self, member: Member, loss: ReplicaLost | UsageError) -> None:
-        """Take down that a replica is lost."""
+        """Record that a replica is lost."""
         member.lose(str(loss), for_good=isinstance(loss, UsageError))
         if self.handler is not None:
             self.handler.lose(member)
         if not self._ending:
-            what = "dropped" if member.dropped else "lost, it is started again"
+            what = "dropped" if member.dropped else "lost, restarting it"
             self._tell(f"replica {member.number}{f' on node {member.node}' if member.node else ''}: {what}: {loss}")
         if all(each.dropped for each in self.members):
             count = len(self.members)
@@ -188,7 +188,7 @@ class _answered:
 
 @asynccontextmanager
 async def kept(count: int, launch: Launcher, tell: Tell) -> AsyncIterator[Keeper]:
-    """Start so many replicas, which end with the block. Raises `UsageError` or `RunError` where the engines of none can be opened."""
+    """Start the replicas, which end with the block. Raises `UsageError` or `RunError` where the engines of none can be opened."""
     keeper = Keeper(count, launch, tell)
     error: Exception | None = None
     async with anyio.create_task_group() as tasks:

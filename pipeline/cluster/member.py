@@ -11,9 +11,9 @@ from pipeline.session.observer import SOLVING, ReplicaState
 from pipeline.trace.run_file import Replica
 
 MOST_LOSSES = 3
-"""A replica is dropped that was lost so many times in a row without a chain that ended on it in between."""
+"""A replica is dropped after this many losses in a row without a chain that ended on it in between."""
 STRIKES = 16
-"""A replica is lost on which so many chains in a row fail by its engines."""
+"""A replica is lost when this many chains in a row have failed because of its engines."""
 SPEED_S = 30.0
 """Time constant of the mean of a replica's speed."""
 
@@ -92,7 +92,7 @@ class Member:
         )
 
     def load(self, chains: int, batch_size: int) -> Load:
-        """Its load, if it has so many chains."""
+        """Its load, if it has `chains` chains."""
         speed = self._tokens / self._chain_s if self._chain_s else None
         return Load(number=self.number, chains=chains, batch_size=batch_size, tokens_per_s=speed)
 

@@ -56,10 +56,10 @@ class OpenReplica(Struct, frozen=True, kw_only=True):
 
 
 class Failure(Struct, frozen=True, kw_only=True):
-    """Why a replica does not go on."""
+    """Why a replica does not continue."""
 
     what: str
-    """The error in a sentence."""
+    """The error message."""
     usage: bool = False
     """Whether the graph or the engines file is wrong there, so that starting it again would change nothing."""
 

@@ -1,7 +1,7 @@
 """Which chains wait to be handed out, which replica has which, and what is recorded of those. Decides synchronously; never waits.
 
 A chain is in one of three places: it waits here, it is at one replica, or it is over. What a replica has reported of a chain is kept until
-the chain is over, so that it can go on elsewhere from its last recorded call; of a chain that is over nothing is kept.
+the chain is over, so that it can continue elsewhere from its last recorded call; of a chain that is over nothing is kept.
 """
 
 from array import array
@@ -23,13 +23,13 @@ class Held(Struct):
 
     start: Start
     resumed: ResumedChain
-    """What another replica needs to go on with it; grows with every reported row."""
+    """What another replica needs to continue it; grows with every reported row."""
     replica: int | None = None
     """The replica that has it; None while it waits."""
     avoid: frozenset[int] = frozenset()
     """Replicas that it should not come to again, as long as there are others."""
     moves: int = 0
-    """How often it was taken from a replica that went on."""
+    """How often it was taken from a replica that kept running."""
 
 
 class Pool:
@@ -67,7 +67,7 @@ class Pool:
         self._waiting.append(name)
 
     def take(self, replica: int, most: int, others: Callable[[], frozenset[int]]) -> tuple[Assignment, ...]:
-        """Hand out at most so many chains to `replica`. A chain that should avoid it waits for one of the `others`, if there is any."""
+        """Hand out at most `most` chains to `replica`. A chain that should avoid it waits for one of the `others`, if there is any."""
         taken, left = list[Assignment](), list[str]()
         while self._waiting and len(taken) < most:
             name = self._waiting.popleft()

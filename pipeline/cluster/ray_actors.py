@@ -108,15 +108,15 @@ def _answering(cluster: str) -> str:
 
 
 def check_room(plan: Plan, options: RunOptions, tell: Tell) -> int:
-    """How many GPUs each replica gets, 0 on a cluster without any. Raises `UsageError` where no node has so many; `tell` gets a sentence
+    """How many GPUs each replica gets, 0 on a cluster without any. Raises `UsageError` if no node has that many; `tell` gets a notice
     where not all replicas have room at the moment."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     there = [int(node.get("GPU", 0)) for node in nodes]
     needed = gpus(plan.engines) if any(there) else 0
     if needed > max(there, default=0):
         raise UsageError(
-            f"--cluster {options.cluster}: each replica needs {needed} GPUs on one node by its engines file, "
-            f"and no node has more than {max(there)}; set engines.ROLE.device or devices"
+            f"--cluster {options.cluster}: by its engines file each replica needs {needed} GPUs on one node, "
+            f"but no node has more than {max(there)}; set engines.ROLE.device or devices"
         )
     places = [int(node.get("CPU", 0)) if not needed else min(int(node.get("CPU", 0)), int(node.get("GPU", 0)) // needed) for node in nodes]
     room, what = sum(places), f"{needed} GPUs" if needed > 1 else "a GPU" if needed else "a CPU"
@@ -128,7 +128,7 @@ def check_room(plan: Plan, options: RunOptions, tell: Tell) -> int:
 
 
 def ray_launcher(settings: RunSettings, gpus_each: int) -> Launcher:
-    """Starts replicas as actors with so many GPUs each."""
+    """Starts replicas as actors with `gpus_each` GPUs each."""
     actors: Any = ray.remote(ReplicaActor)
     options = {"num_cpus": 1, "num_gpus": gpus_each, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": THREADS}
     kind = actors.options(**options, scheduling_strategy="SPREAD")
@@ -179,7 +179,7 @@ class RayLink:
         try:
             return self._decoder.decode(data)
         except (msgspec.DecodeError, TypeError) as error:
-            raise ReplicaLost(f"it answered with what is no report: {error}") from error
+            raise ReplicaLost(f"it sent an invalid report: {error}") from error
 
 
 async def _answer(pending: Awaitable[Any]) -> Any:

@@ -35,7 +35,7 @@ GATHER_S = 0.1
 MOST_ROWS = 8192
 """No new chain starts while this many rows are not reported."""
 AHEAD = 8
-"""A replica keeps a chain waiting for every so many of its batch size, at least one, so that a place is filled at once."""
+"""A replica keeps one chain waiting for every `AHEAD` chains of its batch size, at least one, so that a place is filled at once."""
 
 
 class HandedChains:

@@ -17,7 +17,7 @@ ELSEWHERE = {"after", "when", "engine", "until", "stages", "prompts"}
 NEUTRAL = (None, 0, 1, ())
 """Defaults that are not shown; true and false equal 1 and 0."""
 ALWAYS = "context_length"
-"""The exit that every loop has, whatever its graph says."""
+"""The stop condition that every loop has, whatever its graph says."""
 
 
 def shortened(text: str) -> str:
@@ -53,7 +53,7 @@ def verdict_word(accepted: bool) -> str:
 
 
 def exit_lines(loop: LoopNode) -> dict[str, str]:
-    """Every exit of a loop by its name, with its limit where it has one."""
+    """Every stop condition of a loop by its name, with its limit if it has one."""
     set_ = {name: getattr(loop.until, name) for name in loop.until.__struct_fields__ if getattr(loop.until, name)}
     return {name: name if value is True else f"{name} {value:,}" for name, value in set_.items()} | {ALWAYS: ALWAYS}
 
@@ -72,7 +72,7 @@ def rounds_a_chain(counts: RunCounts, loop: LoopNode) -> float:
 
 
 def ended_by(counts: RunCounts, loop: LoopNode | None) -> Mapping[str, str]:
-    """How often chains ended by each exit of `loop`, the plan's last one; without a loop, by each `stop_reason`."""
+    """How often chains ended by each stop condition of `loop`, the plan's last one; without a loop, by each `stop_reason`."""
     known = exit_lines(loop) if loop else {}
     return {reason: with_share(count, counts.chains) for reason, count in counts.stop_reasons.items() if (reason in known) == bool(loop)}
 

@@ -2,7 +2,7 @@
 
 The plan is drawn level by level. Invariant: the open arrows are those that lead out of the levels drawn so far and have no head yet.
 Each of them leads to all stages of the next level; a stage under a condition takes only those of its verdict, and those of the other
-verdict stay open past it. A loop has a box of its own, its head, where each round begins and the exits are checked.
+verdict stay open past it. A loop has a box of its own, its head, where each round begins and the stop conditions are checked.
 """
 
 from collections.abc import Iterator
@@ -195,7 +195,7 @@ class _DiagramBuilder:
         yield f"{mean_time(found.in_flight_s, found.calls)} in flight, {mean_time(found.waiting_s, found.calls)} waiting"
 
     def _endings(self) -> tuple[str, ...]:
-        """How often chains ended for a reason that is no exit of the last loop."""
+        """How often chains ended for a reason that is not a stop condition of the last loop."""
         if self._counts is None:
             return ()
         known = exit_lines(self._loops[-1]) if self._loops else {}

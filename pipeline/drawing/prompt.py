@@ -56,7 +56,7 @@ def shown_prompt(
     finally:
         end_rendering()
     if not requests:
-        raise UsageError(f"stage `{stage}` asks nothing of such a chain: its thought is open or its tokens are spent, or `max_tokens` is 0")
+        raise UsageError(f"stage `{stage}` would make no request: the reasoning is open or out of tokens, or `max_tokens` is 0")
     return _shown(stage, role, requests[0], builders[role].tokenizer)
 
 
@@ -81,7 +81,7 @@ def _tokenizer(plan: Plan, role: str) -> Tokenizer:
     spec = plan.engines[role]
     load = backend_of(spec).tokenizer
     if load is None:
-        raise GraphError(f"engine {role!r}", f"the backend `{spec.backend}` has its tokenizer only when it is open")
+        raise GraphError(f"engine {role!r}", f"the tokenizer of backend `{spec.backend}` is only available once the engine is open")
     return load(role, spec)
 
 

@@ -31,7 +31,7 @@ def plan_of_run(plan: Plan, folder: Path) -> RunPlan:
     run = RunFile.read(folder)
     switched = run.plan.name == plan.name and run.plan.speculate != plan.speculate  # which adds stages and leaves out others
     if not switched and (different := _difference(dict(_outline(plan.block)), dict(_outline(run.plan.block)))):
-        raise InputError(str(folder), f"is a run of {run.graph_file}, which is another graph than `{plan.name}`: {different}")
+        raise InputError(str(folder), f"is a run of {run.graph_file}, which differs from `{plan.name}`: {different}")
     for stage in run.plan.stages():
         if isinstance(stage.spec, UnknownStage):
             raise InputError(str(folder / "run.json"), f"its stage `{stage.name}` cannot be drawn: {stage.spec.flaw}")
@@ -77,7 +77,7 @@ def _difference(ours: Mapping[str, tuple[str, ...]], theirs: Mapping[str, tuple[
     for name, (kind, role, _) in ours.items():
         if theirs[name][:2] != (kind, role):
             return f"its stage `{name}` is a `{theirs[name][0]}` by `{theirs[name][1]}`, not a `{kind}` by `{role}`"
-    return "its stages stand in another order"
+    return "its stages are in another order"
 
 
 def _differences(plan: Plan, carried_out: Plan) -> Iterator[str]:

@@ -130,7 +130,7 @@ def _columns(rows: Sequence[tuple[str, tuple[str, ...]]], counted: bool) -> Iter
 
 
 def _endings(plan: Plan, counts: RunCounts | None) -> Iterator[str]:
-    """How often chains ended for a reason that is no exit of the last loop, in a line; no line without any."""
+    """How often chains ended for a reason that is not a stop condition of the last loop, in a line; no line without any."""
     loops = [node for level in plan.block.levels for node in level if isinstance(node, LoopNode)]
     known = exit_lines(loops[-1]) if loops else {}
     others = {name: count for name, count in (counts.stop_reasons if counts else {}).items() if name not in known}

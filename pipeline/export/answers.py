@@ -80,7 +80,7 @@ def _problems(run: Path, record: RunFile) -> Iterator[tuple[Any, Row]]:
     kept = kept_problems(run, record.input)
     problems = kept or open_problems(record.input.file, record.input.columns, record.input.part)
     if kept is None and problems.check().sha256 != record.input.sha256:
-        raise InputError(str(problems.path), "is not the input of this run any more, which has not kept it")
+        raise InputError(str(problems.path), "has changed since this run, which kept no copy of it")
     same = {record.input.columns.get(name, name) for name in ("problem", "problem_id")}
     for item, whole in problems.with_records():
         yield item, {} if isinstance(whole, Flaw) else {_own(name): value for name, value in whole.items() if name not in same}

@@ -39,15 +39,15 @@ def form_of(path: Path, asked: Form | None = None) -> Form:
     if form is None:
         raise UsageError(f"{path}: unknown format; expected a name that ends in .jsonl, .csv (or either with .gz) or .parquet, or --format")
     if form == "parquet" and inner != path.name.lower():
-        raise UsageError(f"{path}: Parquet files are compressed by themselves; leave out .gz")
+        raise UsageError(f"{path}: Parquet files are already compressed; leave out .gz")
     return form
 
 
 def write_answers(path: Path, rows: Iterable[Row], form: Form | None = None) -> int:
     """Write the rows to a file in this format, or else that of its name; the number of rows.
 
-    CSV and Parquet name their columns before the first row: until all are known the rows are kept in a nameless file beside it. Raises
-    `UsageError` for an unknown format, `OSError` where the file cannot be written; then nothing is left behind.
+    CSV and Parquet name their columns before the first row: until all are known the rows are kept in a nameless file next to it. Raises
+    `UsageError` for an unknown format, `OSError` where the file cannot be written; then no file is left.
     """
     form = form_of(path, form)
     with whole_file(path) as file:

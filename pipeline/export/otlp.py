@@ -68,7 +68,7 @@ class Sent(Struct, frozen=True):
     steps: int
     calls: int
     remark: str = ""
-    """What the destination said about spans that it took, as a sentence."""
+    """What the destination said about spans that it accepted, as a message."""
 
     @property
     def spans(self) -> int:

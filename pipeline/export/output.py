@@ -21,7 +21,7 @@ def check_output(path: Path, overwrite: bool) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to write to, compressed where its name ends in `.gz`; nothing is left behind when the body fails.
+    """Open a file to write to, compressed where its name ends in `.gz`; no file is left when the body fails.
 
     Compressed files hold no name and no time, so that equal content gives equal files.
     """

@@ -88,7 +88,7 @@ class RunTrack:
         packets.process(self._uuid, RUN_PID, f"run {run.run_id}")
 
     def sessions(self) -> None:
-        """Write a slice for each session of the run; one that goes on has no end."""
+        """Write a slice for each session of the run; one in progress has no end."""
         track = identity("run", "sessions")
         self._packets.thread(track, RUN_PID, RUN_PID * TIDS, "sessions")
         for number, session in enumerate(self._run.sessions, 1):

@@ -34,10 +34,10 @@ class Sink(Protocol):
     """A destination of spans, which get there some hundred at a time."""
 
     remark: str
-    """What the destination has said about spans that it took, as a sentence; empty where it said nothing."""
+    """What the destination has said about spans that it accepted, as a message; empty if nothing."""
 
     def send(self, spans: Sequence[ReadableSpan]) -> None:
-        """Send `spans`; raises `ExportError` where the destination takes none of them."""
+        """Send `spans`; raises `ExportError` if the destination accepts none of them."""
 
 
 class ServerSink:
@@ -70,7 +70,7 @@ class ServerSink:
     def check(self) -> None:
         """Raise `ExportError` where the server has rejected spans."""
         if self._rejected:
-            what = f"rejects {self._rejected:,} of {self._sent:,} spans: {self._why or 'it does not say why'}"
+            what = f"rejects {self._rejected:,} of {self._sent:,} spans: {self._why or 'without saying why'}"
             raise ExportError(self._endpoint, one_line(what))
 
     def close(self) -> None:
@@ -93,8 +93,8 @@ class ServerSink:
         except (DecodeError, ParseError):
             pass
         if kind == "text/html":
-            raise ExportError(self._endpoint, f"answers with a page for people, not as a receiver of OTLP{self._hint()}")
-        self.remark = f"{self._endpoint} does not say in OTLP what it took"
+            raise ExportError(self._endpoint, f"answers with a web page, so it is not an OTLP receiver{self._hint()}")
+        self.remark = f"{self._endpoint} does not confirm in OTLP what it accepted"
         return ExportTracePartialSuccess()
 
     def _hint(self) -> str:

@@ -86,7 +86,7 @@ def beginnings(batch: pa.RecordBatch, table: str) -> Array:
 def windows(
     run: Path, table: Literal["calls", "chains"], columns: Sequence[str], found: Survey, maybe: Sequence[str] = ()
 ) -> Iterator[Window]:
-    """The second pass over a table, up to the last row of its survey `found`: a run that goes on may have more by now.
+    """The second pass over a table, up to the last row of its survey `found`: a run in progress may have more by now.
 
     The columns `maybe`, which earlier versions did not write, are null where a file lacks them.
     """

@@ -40,7 +40,7 @@ def fetch_problems(text: str, folder: Path) -> Path:
 
 
 def _matches(name: str, pattern: list[str]) -> bool:
-    """Whether a name fits a pattern, in which `**` stands for any folders."""
+    """Whether a name fits a pattern, in which `**` matches any folders."""
     parts = name.split("/")
     if "**" in pattern:
         return fnmatchcase(name, "/".join(pattern).replace("**/", "*"))

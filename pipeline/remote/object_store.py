@@ -1,4 +1,4 @@
-"""A folder of an object store: names of objects and their bytes enter and leave, errors of the store leave as one sentence.
+"""A folder of an object store: names of objects and their bytes enter and leave, errors of the store leave as one error message.
 
 An object is replaced whole or not at all. No rename and no lock is asked of the store, only that a list shows what was written before.
 """

@@ -11,7 +11,7 @@ from pipeline.trace.folder import LOCK, hold, is_held
 from pipeline.trace.run_file import FILE as CARD
 
 ELSEWHERE = "of another machine"
-"""What stands in the lock file of a mirror in place of a pid, while another machine writes the run: then it is in use here, too."""
+"""The content of the lock file of a mirror, instead of a pid, while another machine writes the run: then it is in use here, too."""
 
 
 class Mirror:

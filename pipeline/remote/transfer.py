@@ -37,7 +37,7 @@ def _nothing() -> None:
 
 
 def patiently(call: Callable[[], T], seconds: float) -> T:
-    """The result of `call`, repeated with growing pauses while it fails for a reason that may pass, for so many seconds."""
+    """The result of `call`, repeated with growing pauses for up to `seconds` while it fails for a reason that may pass."""
     pause, deadline = FIRST_S, time.monotonic() + seconds
     while True:
         try:

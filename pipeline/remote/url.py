@@ -1,4 +1,4 @@
-"""URLs of files and folders: text enters, a `Url` leaves, or one sentence about what is wrong with it. Nothing is opened.
+"""URLs of files and folders: text enters, a `Url` leaves, or an error about what is wrong with it. Nothing is opened.
 
     s3://BUCKET/PATH      Amazon S3, or any server that speaks its protocol
     gs://BUCKET/PATH      Google Cloud Storage
@@ -65,11 +65,11 @@ def parse_url(text: str) -> Url | Path:
         return Path(f"/{unquote(path)}")
     if "@" in authority or _SECRET_OPTION.search(text):
         remedy = f"they come from the environment only: set {FROM_ENVIRONMENT[scheme]}"
-        raise UsageError(f"{without_credentials(text)}: holds credentials, which are refused in a URL; {remedy}")
+        raise UsageError(f"{without_credentials(text)}: contains credentials, which are not allowed in a URL; {remedy}")
     if option := _OPTION.search(text):
-        raise UsageError(f"{shown}: takes no option {option[1]!r}; set {ENDPOINTS[scheme]} in the environment instead")
+        raise UsageError(f"{shown}: accepts no option {option[1]!r}; set {ENDPOINTS[scheme]} in the environment instead")
     if not re.fullmatch(r"[\w.-]+", authority, re.ASCII):
-        raise UsageError(f"{shown}: {authority!r} is no name of a bucket; expected {SCHEMES[scheme]}")
+        raise UsageError(f"{shown}: {authority!r} is not a bucket name; expected {SCHEMES[scheme]}")
     key = path.strip("/")
     if any(part in ("", ".", "..") for part in key.split("/")) and key:
         raise UsageError(f"{shown}: has an empty part, `.` or `..` in its path")

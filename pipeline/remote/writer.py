@@ -1,8 +1,8 @@
 """One machine that writes the run folder at a URL: it claims the folder, uploads in the background, and gives the folder back.
 
 A writer has an object `.writer-NAME` in the folder, which it writes again every few seconds. While it is fresh no other machine writes
-there; one that takes over from a dead machine removes its object, which stops it should it live on. A process that was killed goes
-on under the same name, as that stands in the staging folder.
+there; one that takes over from a dead machine removes its object, which stops that machine if it is still alive. A killed process resumes
+under the same name, which is kept in the staging folder.
 """
 
 import math
@@ -35,7 +35,7 @@ PREFIX = ".writer-"
 OPEN, CLOSED = b"open\n", b"closed\n"
 
 Tell = Callable[[str], object]
-"""Shows a sentence to a person."""
+"""Shows a message to the user."""
 
 
 class Lost(StoreError):
@@ -169,7 +169,7 @@ class Writer:
             raise Lost(str(self._staging.url), "another machine has taken the run over, and nothing more is uploaded from this one")
 
     def _check_empty(self, listing: dict[str, Seen], new: bool) -> None:
-        """Raise `UsageError` where the folder in the store has what a run cannot begin or go on with."""
+        """Raise `UsageError` if the content of the folder in the store prevents a run from starting or being resumed."""
         if CARD in listing and new:
             remedy = "add --resume to resume it, or choose another URL with --output"
             raise UsageError(f"{self._staging.url}: already contains a run; {remedy}")
@@ -218,10 +218,10 @@ def bring_here(
 ) -> None:
     """Make the folder of this machine what the store has, which lists these objects; raises `StoreError` where that would lose rows."""
     if CARD not in listing or (not staging.is_gone and staging.is_based_on(listing, store.read(MANIFEST))):
-        return  # where a machine died before it had uploaded a `run.json` there is nothing to go on with
+        return  # where a machine died before it had uploaded a `run.json` there is nothing to resume
     if staging.is_ahead:
-        what = f"was written by another machine since, and {staging.folder} holds rows that are not in it"
-        raise StoreError(str(staging.url), f"{what}; to go on with what the store has, remove that folder")
+        what = f"has been written by another machine since, and {staging.folder} holds rows that it lacks"
+        raise StoreError(str(staging.url), f"{what}; to continue from what the store has, remove that folder")
     if count := download(store, staging, before_each):
         tell(f"{staging.url}: {count:,} files downloaded to {staging.folder}")
 

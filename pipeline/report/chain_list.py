@@ -1,6 +1,6 @@
 """The chains of a run as columns of numbers, and which of them to show: the chains table enters, indices of chains leave.
 
-Of a chain that was taken up again the last row counts. Names and numbers are held, never a text.
+Of a chain that was resumed the last row counts. Names and numbers are held, never a text.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class ChainList(Struct, frozen=True, kw_only=True):
     failed: Array
     """Whether it failed."""
     cancelled: Array
-    """Whether it was cancelled, because the run was interrupted or could not go on."""
+    """Whether it was cancelled, because the run was interrupted or had to stop."""
 
     @property
     def grades(self) -> Grades:

@@ -52,7 +52,7 @@ class Gantt(Struct, frozen=True):
 
 
 def read_gantt(run: Path, chains: ChainList, places: Array, axis: Axis) -> Gantt:
-    """The spans of the chains with the indices `places`; for a chain that was taken up again also those of earlier calls.
+    """The spans of the chains with the indices `places`; for a chain that was resumed also those of earlier calls.
 
     Raises `InputError` where the calls of the run folder `run` cannot be read.
     """

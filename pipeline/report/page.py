@@ -92,7 +92,7 @@ def numeric(table: Table) -> list[bool]:
 
 
 def prose(text: str) -> Markup:
-    """A paragraph as HTML: escaped, with what stands in backticks as code."""
+    """A paragraph as HTML: escaped, with text in backticks as code."""
     parts = re.split(r"`([^`\n]+)`", sanitize(text))
     return Markup("").join(Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in enumerate(parts))
 

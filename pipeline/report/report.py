@@ -54,7 +54,7 @@ def comparison(runs: Sequence[Path]) -> Section:
         found = compare(read)
     except UsageError as error:
         return Section(title="Comparison", notices=[f"These runs are not compared: {error}."])
-    pooled = [f"{run.run} pools {', '.join(run.pooled)}, which differ in the seed alone." for run in found.runs if run.pooled]
+    pooled = [f"{run.run} pools {', '.join(run.pooled)}, which differ only in the seed." for run in found.runs if run.pooled]
     simulated = [said] if (said := clock(found)) else []
     plot = latency_and_accuracy(found)
     flags = Table("Differences between the runs", ("run", "what"), tuple((flag.run, flag.what) for flag in found.flags))

@@ -35,7 +35,7 @@ SIMULATED = "Simulated: every time on this page is that of a simulated clock, an
 MEASURED = "Measured: times are those of real engines on the machine below."
 REPLAYED = "Replayed on a simulated clock: texts of replayed engines are those of a recorded run, times are simulated."
 MEANS = (
-    "Requests and chains are those of all {count} replicas together; busy and idle time and the overlap are means over the replicas, each "
+    "Requests and chains are totals over all {count} replicas; busy and idle time and the overlap are means over the replicas, each "
     "with its own engines."
 )
 """Said of figures of engines where there are several replicas."""
@@ -86,7 +86,7 @@ def _engines(analysis: Analysis) -> Section:
         title="Engines over time",
         text=[
             f"Time is divided into {len(occupancy.live)} slices of {occupancy.edges_s[1]:.3g} s; "
-            "what is drawn of a slice is its mean. Drag to zoom, double-click to go back.",
+            "each shows its mean. Drag to zoom, double-click to zoom out.",
             *([MEANS.format(count=len(occupancy.replicas))] if occupancy.replicas else []),
         ],
         tables=[figures_time.causes_table(occupancy)],
@@ -122,11 +122,11 @@ def _replicas(analysis: Analysis, found: Imbalance | None) -> Iterator[Section]:
 
 
 def _how_evenly(found: Imbalance) -> str:
-    said = [f"{found.replicas} replicas, each with engines of its own."]
+    said = [f"{found.replicas} replicas, each with its own engines."]
     if found.busy is not None and found.chains is not None:
-        said.append(f"The busiest was busy {found.busy:.2f} times the mean; most chains of one are {found.chains:.2f} times the mean.")
+        said.append(f"The busiest was busy for {found.busy:.2f} times the mean; most chains on one: {found.chains:.2f} times the mean.")
     if found.tail_s is not None and found.tail_idle_share is not None:
-        said.append(f"The tail is {plain(found.tail_s)} s; in the mean a replica had no request {found.tail_idle_share:.1%} of that time.")
+        said.append(f"The tail is {plain(found.tail_s)} s; on average a replica was idle for {found.tail_idle_share:.1%} of it.")
     return " ".join(said)
 
 
@@ -135,9 +135,9 @@ def _modes(folder: Path, run: RunFile, bins: int) -> Iterator[Section]:
     if found is None:
         return
     expected = (
-        "Expected is what the control reckoned with when it decided: of all live chains together."
+        "Expected: the throughput of all live chains together that the controller assumed when it decided."
         if found.replicas == 1
-        else "Each replica has a control of its own, which decides about its chains alone; the decisions of all are in the table."
+        else "Each replica has its own controller, which decides only about its own chains; the decisions of all are in the table."
     )
     note = (
         "A chain is in the mode of a step from the commit of the step before it until its own, and a step's tokens are spread evenly over "
@@ -159,11 +159,11 @@ def _chains(folder: Path, run: RunFile, chains: ChainList) -> Section:
     else:
         some = middle(chains, MOST_ROWS)
         shown = {
-            f"{len(drawn):,} of the {count:,} chains that ended, evenly spaced by their start, a row each; the others are left out": drawn,
-            f"{len(some):,} chains that began one after the other in the middle of the run, one row each": some,
+            f"{len(drawn):,} of the {count:,} chains that ended, evenly spaced by start, one row each; the others are left out": drawn,
+            f"{len(some):,} consecutive chains from the middle of the run, one row each": some,
         }
     note = (
-        f"Waiting of less than {SHORTEST:.1%} of a usual chain's time is not drawn. Drag over a few rows to see them; their names appear."
+        f"Waiting times below {SHORTEST:.1%} of a typical chain's time are not drawn. Drag over a few rows to zoom in and see their names."
     )
     plots = {title: draw_chains(read_gantt(folder, chains, places, axis), stages) for title, places in shown.items()}
     return Section(title="Chains over time", figures=[Figure(title, plot, note) for title, plot in plots.items()])
@@ -174,9 +174,7 @@ def _time(analysis: Analysis, stages: Sequence[str]) -> Section:
     figures = []
     if analysis.critical_path.total_s:
         plot = figures_tokens.paths(analysis.critical_path, stages)
-        note = (
-            f"The calls that determined when a chain ended, one after the other; mean of {analysis.critical_path.chains:,} finished chains."
-        )
+        note = f"The sequence of calls that determined when a chain ended; mean of {analysis.critical_path.chains:,} finished chains."
         figures.append(Figure("Where the time of a chain goes", plot, note))
     if latencies:
         figures.append(Figure("Call latency by stage", figures_tokens.stage_times(latencies, stages)))
@@ -209,11 +207,11 @@ def _steps(counts: StepCounts) -> Iterator[Section]:
 
 def _calibration(judged: Mapping[str, Scores]) -> Section:
     text = (
-        "Whether a step itself was right is not in a trace. What is: whether the chain that it is part of ended right, and, after "
-        f"`pipeline score RUN --prm FILE`, whether a reward model gives it {GOOD:g} or more. Both are asked of accepted steps, by the "
-        "value that the verifier gave. Intervals are 95%, with problems as clusters, as steps of one chain share its end."
+        "A trace does not say whether a step itself was right, only whether its chain ended right and, after "
+        f"`pipeline score RUN --prm FILE`, whether a reward model gives it {GOOD:g} or more. Both are shown for accepted steps, by the "
+        "value that the verifier gave. Intervals are 95%, clustered by problem, as steps of one chain share its end."
     )
-    missing = [] if any(each.good for each in judged.values()) else ["This run has no rewards: the second question is not answered."]
+    missing = [] if any(each.good for each in judged.values()) else ["This run has no rewards, so only the first is shown."]
     figures = [Figure(f"How often what was accepted is right ({kind})", figures_steps.calibration(each)) for kind, each in judged.items()]
     return Section(title="Verifier calibration", text=[text, *missing], figures=figures)
 
@@ -222,7 +220,7 @@ def _agreement(steps: ScoredSteps | None) -> Iterator[Section]:
     found = agreement(steps) if steps else None
     if found is None:
         return
-    known = "not known, as all are equal" if found.rank_correlation is None else f"{found.rank_correlation:.2f}"
+    known = "undefined, as all values are equal" if found.rank_correlation is None else f"{found.rank_correlation:.2f}"
     text = (
         f"All {found.steps:,} steps that were drafted and scored, accepted and rejected ones, by the reward that a process reward model "
         f"gave them (SpecReason figure 7). Spearman's rank correlation of score and reward: {known}. Intervals are 95%, over problems."
@@ -246,7 +244,7 @@ def _reading(folder: Path, run: RunFile, chains: ChainList, most: int) -> Iterat
 
 
 def clock(run: RunFile) -> str:
-    """Whether times were measured, simulated or replayed, in one sentence."""
+    """Whether times were measured, simulated or replayed."""
     if not run.virtual_time:
         return MEASURED
     return REPLAYED if any(facts.replay is not None for facts in engine_facts(run).values()) else SIMULATED
@@ -296,11 +294,11 @@ def _setup_rows(run: RunFile) -> Iterator[tuple[str, str]]:
 
 
 def _admission(run: RunFile) -> str:
-    """What decided which live chains went on."""
+    """What decided which live chains continued."""
     if run.admission != "cache":
         return "the batch size alone"
     if run.totals.pauses is None:
-        return "the batch size alone: there is no loop, or no engine in one that states the size of its cache"
+        return "only the batch size: there is no loop, or no engine in it reports the size of its cache"
     return f"the engines' caches; chains paused {run.totals.pauses:,} times"
 
 

@@ -21,7 +21,7 @@ Main = Callable[[Stop], Coroutine[Any, Any, SessionResult]]
 
 
 class Background(Protocol):
-    """A run in the background, which goes on while the caller does something else."""
+    """A run in the background, which continues while the caller does something else."""
 
     async def ended(self) -> SessionResult:
         """Wait for the end of the run; its result, or raises what it raised."""

@@ -53,7 +53,7 @@ class OpenEngines(Struct, frozen=True, kw_only=True):
 
 
 async def prepare(settings: RunSettings, engines: Mapping[str, Engine], tell: Tell) -> OpenEngines:
-    """Build the stages of the graph for `engines`, about which `tell` gets sentences.
+    """Build the stages of the graph for `engines`, about which `tell` gets notices.
 
     Raises `GraphError` where a tokenizer or a chat template fails, or an engine does not suit the graph.
     """
@@ -74,7 +74,7 @@ def doubts(engines: Mapping[str, Engine]) -> tuple[str, ...]:
 
 
 def _suitable(plan: Plan, engines: Mapping[str, Engine]) -> tuple[str, ...]:
-    """A sentence for each need of the plan without which a run on these engines does its work, but not as well. Raises `GraphError` where
+    """A notice for each need of the plan without which a run on these engines does its work, but not as well. Raises `GraphError` where
     it would not, or where an engine is none."""
     for role, engine in engines.items():
         if (flaw := flaw_in_contract(Engine, engine)) is not None:
@@ -99,16 +99,16 @@ async def prompt_builders(plan: Plan, engines: Mapping[str, Engine], *, virtual:
 
 
 def new_admission(settings: RunSettings, facts: Facts) -> Admission | None:
-    """What decides which chains go on; None where the batch size alone does."""
+    """What decides which chains continue; None if only the batch size does."""
     limits = [limit for limit in _limits(settings, facts).values() if limit is not None]
     return Admission(limits) if limits else None
 
 
 def unknown_caches(settings: RunSettings, facts: Facts) -> list[str]:
-    """A sentence for each engine whose cache should limit the live chains and which does not state the size of it."""
+    """A notice for each engine whose cache should limit the live chains but which does not report its size."""
     # A recording, whose times stay as they are, has no cache.
     unknown = [role for role, limit in _limits(settings, facts).items() if limit is None and "replay" not in facts[role]]
-    return [f"engine {role!r} does not state the size of its cache: no chain pauses to make room in it" for role in unknown]
+    return [f"engine {role!r} does not report the size of its cache: chains will not pause to make room in it" for role in unknown]
 
 
 def _limits(settings: RunSettings, facts: Facts) -> dict[str, CacheLimit | None]:
@@ -137,7 +137,7 @@ class Chains:
         )
         self.progress, self.lanes, self.drain = self.executor.progress, self.executor.lanes, self.executor.drain
         self.ended: float | None = None
-        """When the last chain was over, by the run's clock; grading and writing that go on after it are no part of the run's time."""
+        """When the last chain was over, by the run's clock; grading and writing that continue after it are not part of the run's time."""
         self._feed, self._clock = feed, clock
 
     @property

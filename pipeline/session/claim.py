@@ -74,12 +74,12 @@ def _remove_drafts(folder: Path) -> None:
 
 def old_run(folder: Path) -> RunFile | None:
     """The `run.json` of the run to resume in `folder`; None where the process was killed while its engines were being opened, so that there
-    is nothing to go on from. Raises `InputError`."""
+    is nothing to resume from. Raises `InputError`."""
     old = RunFile.read(folder)
     if old.status == "starting":
         return None
     if not old.sessions:
-        raise InputError(str(folder / FILE), "is of an earlier version, whose runs cannot go on; start a new run")
+        raise InputError(str(folder / FILE), "was written by an earlier version, whose runs cannot be resumed; start a new run")
     return old
 
 

@@ -114,10 +114,10 @@ class Work(Protocol):
         """How often a chain had to pause; None where the batch size alone decides."""
 
     def drain(self) -> None:
-        """Start no more chains; the live ones go on to their ends, and then `run` returns."""
+        """Start no more chains; the live ones run to their ends, and then `run` returns."""
 
     async def run(self) -> None:
-        """Solve all chains; raises `RunError` when that cannot go on."""
+        """Solve all chains; raises `RunError` if the run cannot continue."""
 
 
 class Site(Protocol):

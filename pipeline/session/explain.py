@@ -87,7 +87,7 @@ def _explained(chain: dict[str, Any], thought: str, grader: Grader) -> Explanati
     answer, reference, kind = chain["answer"], chain["reference_answer"], as_kind(chain.get("grader"))
     said = {"answer_text": chain["answer_text"], "answer": answer, "reference": reference, "kind": kind, "recorded": chain["correct"]}
     if reference is None or chain["stop_reason"] in UNFINISHED:
-        why = "the problem has no reference answer" if reference is None else f"the chain did not come to its end: {chain['stop_reason']}"
+        why = "the problem has no reference answer" if reference is None else f"the chain did not finish: {chain['stop_reason']}"
         return Explanation(chain_id=chain["chain_id"], verdict=None, answer_is=None, rule=why, **said)
     if answer is None:
         return Explanation(chain_id=chain["chain_id"], verdict=False, answer_is=None, rule="there is no answer", **said)
@@ -105,13 +105,13 @@ def _explained(chain: dict[str, Any], thought: str, grader: Grader) -> Explanati
 
 
 def _found(chain: dict[str, Any], thought: str, kind: str) -> Iterator[str]:
-    """Where the recorded answer stands in the texts of the chain, and which part of it is compared."""
+    """Where the recorded answer is in the texts of the chain, and which part of it is compared."""
     answer = chain["answer"]
     stated = stated_in(chain["answer_text"] or "", thought, form_of(kind, chain["reference_answer"]))
     if stated is not None and stated.text == answer:
         yield stated.how
     else:
-        yield "as recorded" if stated is None else f"as recorded; now {stated.text!r} would be taken, {stated.how}"
+        yield "as recorded" if stated is None else f"as recorded; now {stated.text!r} would be used, {stated.how}"
     part = taken(kind, answer)
     if part.how != WHOLE:
         yield f"of it {part.text!r}, {part.how}"

@@ -1,4 +1,4 @@
-"""What a caller may see of a run while it goes on: a `View` of live objects, and the functions of an `Observer` that are called."""
+"""What a caller may see of a run in progress: a `View` of live objects, and the functions of an `Observer` that are called."""
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -41,7 +41,7 @@ class ReplicaState(Struct, frozen=True, kw_only=True):
 
 
 class View(Struct, frozen=True, kw_only=True):
-    """A run that goes on, for a display: live objects that only the run changes."""
+    """A run in progress, for a display: live objects that only the run changes."""
 
     plan: Plan
     folder: Path | None
@@ -69,15 +69,15 @@ class View(Struct, frozen=True, kw_only=True):
 Watch = Callable[[View], AbstractContextManager[Any]]
 """Displays a run until its context manager ends."""
 Tell = Callable[[str], object]
-"""Shows a sentence to a person."""
+"""Shows a message to the user."""
 Attend = Callable[..., Coroutine[Any, Any, Any]]
-"""`attend(stop, task_status=...)`: a task beside a run that may stop it; it is cancelled when the run is over."""
+"""`attend(stop, task_status=...)`: a task alongside a run that may stop it; it is cancelled when the run is over."""
 Starting = Callable[[Mapping[str, EngineSpec]], AbstractContextManager[Listener]]
 """Displays how the engines of these specs start, until its context manager ends; that gives what hears them."""
 
 
 class Observer(Struct, frozen=True, kw_only=True):
-    """What is called while a run goes on; by default nothing."""
+    """Callbacks during a run; by default they do nothing."""
 
     starting: Starting = lambda specs: nullcontext(Listener())
     """Displays the start of the engines."""
@@ -86,6 +86,6 @@ class Observer(Struct, frozen=True, kw_only=True):
     watch: Watch = lambda view: nullcontext()
     """Displays the progress of the run."""
     tell: Tell = lambda sentence: None
-    """Gets the sentences that a person should read before the run."""
+    """Gets the notices that the user should read before the run."""
     sink: RowSink | None = None
     """Gets every row of the trace, besides the run folder."""

@@ -56,7 +56,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     settings: tuple[str, ...] = ()
     """`NAME=VALUE` for params, `engines.ROLE.NAME=VALUE` for engines."""
     columns: dict[str, str] = {}
-    """The file's names of columns by ours."""
+    """The column of the file for each field, where the user mapped any."""
     batch_size: Annotated[int, Meta(ge=1, le=1_000_000)] = 64
     """Chains that live at once."""
     schedule: ScheduleName = "pipelined"
@@ -69,7 +69,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     samples: Annotated[int, Meta(ge=1, le=10_000)] = 1
     """Attempts at every problem."""
     limit: Annotated[int, Meta(ge=1, le=MOST_ROWS)] | None = None
-    """Only so many rows of the input, from its start."""
+    """Only the first `limit` rows of the input."""
     random: str | None = None
     """Only N rows of the input, drawn at random: `N`, or `N:SEED` for other rows than those of seed 0."""
     shard: str | None = None
@@ -126,7 +126,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     def part(self) -> Part:
         """Which rows of the input are asked for; raises `UsageError`."""
         if self.random is not None and self.limit is not None:
-            raise UsageError(f"--random {self.random} and --limit {self.limit}: give one of them")
+            raise UsageError(f"--random {self.random} and --limit {self.limit}: give only one of them")
         sample = None if self.random is None else row_sample(self.random)
         return Part(limit=self.limit, sample=sample, shard=None if self.shard is None else shard_of(self.shard))
 
@@ -164,8 +164,8 @@ def resume_options(
     with boundary(InputError, f"{folder / 'run.json'}: $.options", foreign=msgspec.ValidationError):
         options = msgspec.convert(kept, RunOptions, dec_hook=lambda kind, value: kind(value))
     if options.in_memory:
-        what = f"was started from Python with {' and '.join(options.in_memory)} that stand in no file"
-        raise InputError(str(folder), f"{what}; go on with pipeline.solve(..., output={str(folder)!r}, resume=True)")
+        what = f"was started from Python with {' and '.join(options.in_memory)} that are in no file"
+        raise InputError(str(folder), f"{what}; continue with pipeline.solve(..., output={str(folder)!r}, resume=True)")
     check_functions(folder, kept)
     if input_file is not None:
         options = structs.replace(options, input=input_file, more_inputs=(), input_urls=())
@@ -189,11 +189,11 @@ def check_resume(options: RunOptions) -> None:
     if options.resume and options.output is None:
         raise UsageError("--resume: name the run folder with --output")
     if (options.retry_failed or options.allow_drift) and not options.resume:
-        raise UsageError(f"--{'retry-failed' if options.retry_failed else 'allow-drift'}: only where a run is resumed; add --resume")
+        raise UsageError(f"--{'retry-failed' if options.retry_failed else 'allow-drift'}: only when a run is resumed; add --resume")
 
 
 class GraphKeywords(TypedDict, total=False):
-    """What `load_graph` takes by keyword: what a graph is compiled with beside its engines."""
+    """Keyword arguments of `load_graph`: what a graph is compiled with in addition to its engines."""
 
     set: Mapping[str, Any] | None
     """Values for the graph's params by name, and for fields as `engines.ROLE.NAME` and `stages.STAGE.NAME`."""
@@ -227,7 +227,7 @@ class RunKeywords(GraphKeywords, total=False):
     limit: int | None
     """Only the first problems."""
     random: int | str | None
-    """Only so many problems, drawn at random, the same ones whatever `seed` is; `"N:SEED"` draws others."""
+    """Only N problems drawn at random, the same ones for every `seed`; `"N:SEED"` draws others."""
     shard: str | None
     """One of 8 parts of the problems, `"0/8"`; see `pipeline runs merge`."""
     seed: int

@@ -123,7 +123,7 @@ class Tally:
         grades = {question: grade for question, grade in quick.items() if grade is not None}
         grades |= zip(slow, self._threads.map(lambda question: self._grader.grade(*question), slow), strict=True)
         if broken := next((grade.why for grade in grades.values() if grade.correct is None), None):
-            raise RunError(f"{self._run}: cannot be graded: {broken}; the grades that it has stay")
+            raise RunError(f"{self._run}: cannot be graded: {broken}; its grades were not changed")
         return [self._note(row, question and grades[question]) for row, question in zip(rows, questions, strict=True)]
 
     def _check_graders(self, rows: Sequence[Row]) -> None:
@@ -131,7 +131,7 @@ class Tally:
         for row in rows:
             name = row.get("grader")
             if name is not None and not is_kind(name) and row["correct"] is not None:
-                what = f"was graded by {name[:MOST_NAME]!r}, which is not installed here; install the package that announces it"
+                what = f"was graded by {name[:MOST_NAME]!r}, which is not installed here; install the package that provides it"
                 raise InputError(f"{self._run / 'chains'}, chain {row['chain_id']!r}", what)
 
     def _note(self, row: Row, grade: Grade | None) -> Mapping[str, Any]:

@@ -44,7 +44,7 @@ def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]
         return
     may = [name for name, differences in found.items() if differences and name in MAY_DRIFT and name not in allowed]
     remedy = f"add {' '.join(f'--allow-drift {name}' for name in may)}, or start a new run" if may else "start a new run"
-    raise UsageError(f"{folder}: cannot go on with it: {'; '.join(refused)}; {remedy}")
+    raise UsageError(f"{folder}: cannot be resumed: {'; '.join(refused)}; {remedy}")
 
 
 def drift(old: RunFile, new: RunFile) -> dict[str, Iterator[str]]:
@@ -54,7 +54,7 @@ def drift(old: RunFile, new: RunFile) -> dict[str, Iterator[str]]:
     return {
         # A bundled graph of an earlier version may lack a param; where stages and prompts are the same that makes no difference.
         "params": iter(()) if same_graph else _changes("param ", old.plan.params, new.plan.params),
-        "graph": iter(["the graph is another one"] if same_params and not same_graph else []),
+        "graph": iter(["the graph has changed"] if same_params and not same_graph else []),
         "model": _model_changes(old.engines, new.engines),
         "engines": _engine_changes(old.engines, new.engines),
         "input": _changes("input ", _input(old), _input(new)),
@@ -130,7 +130,7 @@ class TakenBack(Struct, frozen=True):
 def mend_chains(folder: Path, run: RunFile | None) -> TakenBack:
     """Take back what is not consistent in a locked run folder whose write-ahead files have become parts.
 
-    The `run.json` of a finished `run` says first that it was interrupted, so that the run goes on whenever this is cut short.
+    The `run.json` of a finished `run` says first that it was interrupted, so that the run can be resumed if this is cut short.
     Raises `InputError` where a table cannot be read, `RunFolderError` where it cannot be written.
     """
     broken = find_broken(folder)
@@ -141,7 +141,7 @@ def mend_chains(folder: Path, run: RunFile | None) -> TakenBack:
     written = take_back(folder, broken)
     counts = Counter(each.why for each in broken)
     said = [f"{count:,} because {why}" for why, count in counts.most_common()]
-    return TakenBack(len(broken), written, f"{folder}: of {len(broken):,} chains rows were taken back: {', '.join(said)}")
+    return TakenBack(len(broken), written, f"{folder}: rows of {len(broken):,} chains were taken back: {', '.join(said)}")
 
 
 def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_failed: bool) -> Hashes:
@@ -153,7 +153,7 @@ def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_fa
                 continue
             if row["input_row"] < 1 or row["sample_index"] >= samples:
                 what = f"{row['chain_id']!r} is sample {row['sample_index']} of row {row['input_row']}, in a run of {samples} a row, from 1"
-                raise InputError(str(folder / "chains"), f"holds a chain that the run does not have: {what}")
+                raise InputError(str(folder / "chains"), f"has a chain that is not part of the run: {what}")
             places.append((row["input_row"] - 1) * samples + row["sample_index"])
             over.append(hash(row["chain_id"]))
             if row["stop_reason"] == "error":

@@ -1,4 +1,4 @@
-"""One session of a run, in phases: preflight, take up, open, execute. Each takes what the one before it made, frozen.
+"""One session of a run, in phases: preflight, resume, open, execute. Each takes what the one before it made, frozen.
 
     options --claimed, preflight--> Preflight --take_up--> Ready --opened_engines, begin--> Begun --execute--> SessionResult
 
@@ -55,7 +55,7 @@ def run(
 ) -> SessionResult:
     """Solve the input, or what is left of it. Errors before a chain could start are raised; every later end is a `SessionResult`.
 
-    `attend` is a task beside the run that may stop it; `command` is recorded in `run.json`; `carry_out` solves, by default on the
+    `attend` is a task alongside the run that may stop it; `command` is recorded in `run.json`; `carry_out` solves, by default on the
     engines of this process. Not for use in a running event loop.
     """
     plan, observer = load_plan(options.graph, options.bound_engines, options.settings), observer or Observer()
@@ -115,7 +115,7 @@ async def solve(ready: Ready, observer: Observer, stop: Stop | None = None, *, a
 
 
 async def attended(main: Callable[[Stop], Awaitable[SessionResult]], stop: Stop, attend: Attend | None) -> SessionResult:
-    """The result of `main`, which `stop` may end; beside it `attend` is a task. Raises `Interrupted` where it was ended before a chain
+    """The result of `main`, which `stop` may end; `attend` runs alongside it. Raises `Interrupted` where it was ended before a chain
     could start."""
     result = None
     with unwrapped():

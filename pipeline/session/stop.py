@@ -38,7 +38,7 @@ class Stop:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """A context whose body `abort` cancels; the code after it goes on."""
+        """A context whose body `abort` cancels; the code after it continues."""
         outer = self._scope
         with anyio.CancelScope() as self._scope:
             if self.aborted:

@@ -18,7 +18,7 @@ class ChainStream:
     """A `pipeline.runtime.rows.RowSink` that passes chains on to one reader. While `most` chains are unread no new chain starts.
 
     `inline`: the run's event loop is on a virtual clock in a thread of its own, and that thread itself waits, so that the clock
-    stands still; otherwise another thread waits, so that the event loop goes on.
+    stops; otherwise another thread waits, so that the event loop keeps running.
     """
 
     def __init__(self, most: float = math.inf, *, inline: bool = False) -> None:

@@ -1,7 +1,7 @@
 """The lower bound of a run's wall time by device: the run's calls enter, seconds leave.
 
 A backend that can say how long its devices must compute for these calls at least is asked (`Backend.least_s`). Else each engine answers
-the calls again, all ready at once and no other engine beside it, and the times of engines that share a device are added up, as if they
+the calls again, all ready at once and with no other engine running, and the times of engines that share a device are added up, as if they
 took turns on it.
 """
 

@@ -31,7 +31,7 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     repeats: int = 3
     """Runs of every point; simulated ones run once, because they would be equal."""
     baseline: Path | None = None
-    """The graph of the target alone; by default `target.yaml` beside the first graph, else the bundled one."""
+    """The graph of the target alone; by default `target.yaml` next to the first graph, else the bundled one."""
     engines: tuple[Path, ...] = ()
     """Engines files for all graphs; several are compared with each other. By default what the graphs name."""
     planned_engines: dict[str, dict[str, Any]] = {}
@@ -76,7 +76,7 @@ class System(Struct, frozen=True, kw_only=True):
     """Those of `settings` that give it the memory of engines that it does not use."""
     plan: Plan
     engines: dict[str, EngineSpec]
-    """The engines that are open while it runs, by role: those of the plan and, where it shares them with other systems, theirs."""
+    """The engines that are open while it runs, by role: those of the plan and those of the systems that it shares them with."""
     varied: dict[str, Param]
     """Values of the params that vary."""
     baseline: bool
@@ -134,8 +134,8 @@ def planned_points(systems: Sequence[System], options: SweepOptions, repeats: in
 
 
 def together(points: Sequence[PlannedPoint]) -> list[PlannedPoint]:
-    """`points` with those of one repeat on the same engines behind each other, so that engines are started as rarely as can be; the first
-    are those with most engines, which are likeliest to fail, and every second repeat goes on with the engines of the one before."""
+    """`points` with those of one repeat on the same engines in sequence, so that engines are started as rarely as possible; the first
+    are those with most engines, which are likeliest to fail, and every second repeat continues with the engines of the one before."""
     counts = {repr(point.system.engines): len(point.system.engines) for point in points}
     order = {engines: place for place, engines in enumerate(sorted(counts, key=lambda engines: -counts[engines]))}
 

@@ -56,7 +56,7 @@ def reopened(prepared: Prepared) -> Prepared:
     options = prepared.options
     problems = open_files((options.input,), options.columns, run_options(options, prepared.systems[0], prepared.folder).part)
     if problems.check() != prepared.fingerprint:
-        raise InputChanged(str(options.input), "it is another one than when the sweep began")
+        raise InputChanged(str(options.input), "it has changed since the sweep began")
     return structs.replace(prepared, problems=problems)
 
 

@@ -20,7 +20,7 @@ from pipeline.sweep.plan import PlannedPoint
 from pipeline.worker_process import Program, WorkerProcess
 
 LENGTH_BYTES = 8
-"""Every answer of a process begins with its length, as so many bytes, the greatest first."""
+"""Every answer of a process begins with its length in this many bytes, big-endian."""
 
 Keep = Callable[[PlannedPoint, Point], object]
 """Called with each point when it is finished."""
@@ -45,7 +45,7 @@ class _Lost(Exception):
 
 
 async def run_side_by_side(prepared: object, points: Sequence[PlannedPoint], processes: int, keep: Keep) -> None:
-    """Run `points` in so many processes and `keep` each; `prepared` is their sweep.
+    """Run `points` in `processes` processes and `keep` each; `prepared` is their sweep.
 
     Raises the error that ended a point, or a `RunError` where a process was lost.
     """

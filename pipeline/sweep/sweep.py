@@ -122,7 +122,7 @@ def sweep(
 ) -> SweepResult:
     """Run every point that is not finished yet. Errors in the options are raised before an engine starts.
 
-    `observer` observes each run, `done` is called after each point. `attend` runs beside the sweep and may stop it.
+    `observer` observes each run, `done` is called after each point. `attend` runs alongside the sweep and may stop it.
     """
     systems, observer = read_systems(options), observer or Observer()
     error: PipelineError | None = None
@@ -158,7 +158,7 @@ def run_missing(prepared: "Prepared", finished: "FinishedPoints", observer: Obse
 
 
 async def attended(attend: Attend | None, body: Callable[[], Awaitable[None]]) -> None:
-    """Carry out `body` with `attend` beside it; raises its `PipelineError`, or `Interrupted` where `attend` aborted it."""
+    """Carry out `body` with `attend` alongside it; raises its `PipelineError`, or `Interrupted` where `attend` aborted it."""
     stop = Stop()
     with unwrapped():
         async with anyio.create_task_group() as tasks:
@@ -225,7 +225,7 @@ def prepare(options: SweepOptions, systems: list[System], folder: Path) -> Prepa
     """Check everything that can be checked before an engine starts; raises `GraphError`, `InputError` and `UsageError`."""
     virtual = all_virtual(systems)
     if not virtual and (options.workers or 1) > 1:
-        raise UsageError(f"--workers {options.workers}: only points on simulated engines run side by side; leave it out, or take 1")
+        raise UsageError(f"--workers {options.workers}: only points on simulated engines run in parallel; leave it out, or use 1")
     if known := [each for each in options.settings if not any(each in system.settings for system in systems)]:
         raise UsageError(f"--set {known[0]}: none of the graphs has such a param")
     problems = open_files((options.input,), options.columns, run_options(options, systems[0], folder).part)
@@ -381,20 +381,20 @@ def _check_same(path: Path, new: SweepFile) -> None:
         raise UsageError(f"{path}: is not a sweep.json of this version: {error}") from error
     for name in ("input_sha256", "columns", "limit", "random", "samples", "seed", "settings"):
         if getattr(old, name) != getattr(new, name):
-            raise UsageError(f"{path}: cannot go on with it: {name} is {getattr(new, name)}, was {getattr(old, name)}; start a new sweep")
+            raise UsageError(f"{path}: cannot be resumed: {name} is {getattr(new, name)}, was {getattr(old, name)}; start a new sweep")
     for name in ("admission", "order"):
         if getattr(old, name) not in ("", getattr(new, name)):
-            raise UsageError(f"{path}: cannot go on with it: {name} is {getattr(new, name)}, was {getattr(old, name)}; start a new sweep")
+            raise UsageError(f"{path}: cannot be resumed: {name} is {getattr(new, name)}, was {getattr(old, name)}; start a new sweep")
     for label in old.graphs.keys() & new.graphs.keys():
         ours, theirs = new.systems[label].engines, _engines_of(label, old)
         if other := next(_differences(ours, theirs), None):
-            raise UsageError(f"{path}: cannot go on with it: {other} for {label!r}; start a new sweep")
+            raise UsageError(f"{path}: cannot be resumed: {other} for {label!r}; start a new sweep")
         if old.graphs[label] != new.graphs[label]:
-            raise UsageError(f"{path}: cannot go on with it: the graph of {label!r} is another one; start a new sweep")
+            raise UsageError(f"{path}: cannot be resumed: the graph of {label!r} has changed; start a new sweep")
 
 
 def _differences(ours: dict[str, dict[str, Any]], theirs: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """What is other about the engines `ours` than about `theirs`, both by role, as clauses."""
+    """How the engines `ours` differ from `theirs`, both by role, as clauses."""
     for role, settings in ours.items():
         for name, value in settings.items():
             if (was := theirs.get(role, {}).get(name)) != value:

@@ -37,12 +37,12 @@ def read_systems(options: SweepOptions) -> list[System]:
         found = [_baseline_on(options.baseline_engines, options), *(system for system in found if not system.baseline)]
     labels = [system.label for system in found]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
-        raise UsageError(f"two of the graphs are named {twice!r}; points are told apart by that name")
+        raise UsageError(f"two of the graphs are named {twice!r}; give each graph its own name")
     return [system if system.baseline else _beside(system, _alone(system, found), options) for system in found]
 
 
 def baselines(systems: Sequence[System]) -> list[str]:
-    """A sentence for each target alone that got memory of other engines, with the options that make a run of it."""
+    """A notice for each target alone that got memory of other engines, with the options that reproduce it in a run."""
     return [
         f"{system.label} has the memory of the engines that it does not use: {' '.join(f'--set {each}' for each in system.widened)}"
         for system in systems
@@ -51,8 +51,8 @@ def baselines(systems: Sequence[System]) -> list[str]:
 
 
 def unequal_rules(systems: Sequence[System]) -> list[str]:
-    """A sentence for each system of which something is not as it is for the target alone."""
-    return [f"warning: {system.label} beside the target alone: {'; '.join(system.unlike)}" for system in systems if system.unlike]
+    """A warning for each system that differs from the target alone in more than its graph."""
+    return [f"warning: {system.label} against the target alone: {'; '.join(system.unlike)}" for system in systems if system.unlike]
 
 
 def _alone(system: System, systems: Sequence[System]) -> System:
@@ -62,7 +62,7 @@ def _alone(system: System, systems: Sequence[System]) -> System:
 
 
 def _beside(system: System, alone: System, options: SweepOptions) -> System:
-    """`system` with what is not as it is for the target `alone`; raises `UsageError` where it is the options that give it other work."""
+    """`system` with its differences from the target `alone`; raises `UsageError` if the options are what gives it other work."""
     rules = rules_of(system.plan), rules_of(alone.plan)
     plain = (rules_of(load_plan(each.graph, options.bound(system.engines_file))) for each in (system, alone))
     if found := next(imposed(*rules, *plain), None):
@@ -70,7 +70,7 @@ def _beside(system: System, alone: System, options: SweepOptions) -> System:
         remedy = (
             f"sweep each value on its own, with --set {varied[0]}=VALUE" if varied else "give both the same, with --set or in the files"
         )
-        raise UsageError(f"{system.label} beside {alone.label}: by the options of this sweep {found.clause}; {remedy}")
+        raise UsageError(f"{system.label} against {alone.label}: by the options of this sweep {found.clause}; {remedy}")
     return structs.replace(system, unlike=tuple(each.clause for each in differences(*rules)))
 
 
@@ -79,7 +79,7 @@ def all_virtual(systems: Sequence[System]) -> bool:
     found = {system.label: virtual_time(system.engines, str(system.graph)) for system in systems}
     if len(set(found.values())) > 1:
         simulated = ", ".join(label for label, virtual in found.items() if virtual)
-        raise UsageError(f"--engines: {simulated} would run on simulated time and the other systems not; simulate all of them or none")
+        raise UsageError(f"--engines: {simulated} would run on simulated time, the other systems would not; simulate all of them or none")
     return all(found.values())
 
 
@@ -178,7 +178,7 @@ def _shared(systems: Sequence[System]) -> dict[str, EngineSpec]:
     for system in systems:
         for role, spec in system.plan.engines.items():
             if specs.setdefault(role, spec) != spec:
-                raise GraphError(str(system.graph), f"engine {role!r} is not the one of the graphs before; give one for all with --engines")
+                raise GraphError(str(system.graph), f"engine {role!r} differs from that of earlier graphs; give one for all with --engines")
     return specs
 
 
@@ -189,7 +189,7 @@ def _names(files: Sequence[Path | None]) -> dict[Path | None, str]:
     names: dict[Path | None, str] = {file: _name(file) for file in files if file is not None}
     if len(set(names.values())) < len(files):
         twice = next(name for name in names.values() if sum(_name(file) == name for file in files if file is not None) > 1)
-        raise UsageError(f"--engines {twice}: two engines files have this name; points are told apart by it")
+        raise UsageError(f"--engines {twice}: two engines files have this name; give each file its own name")
     return names
 
 

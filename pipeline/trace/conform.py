@@ -1,7 +1,7 @@
-"""Columns as a file holds them become columns as `trace.events` describes them, or one sentence says which column is wrong, and how.
+"""Columns as a file holds them become columns as `trace.events` describes them, or an error says which column is wrong, and how.
 
 Another program may have written or changed a file that is valid Parquet. Types of one family are cast: text, whole numbers,
-numbers, lists of them. Other types, nulls and numbers out of range are refused here, once, so that no reader meets them.
+numbers, lists of them. Other types, nulls and numbers out of range are rejected here, once, so that no reader has to.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ DURATIONS = (-(10**9), 10**9)
 IDS = (0, 2**31 - 1)
 """Token ids."""
 LARGE, SMALL = ("input_row",), ("candidate_tokens",)
-"""Columns whose range is not that of their unit, by which all others have theirs."""
+"""Columns whose range is not that of their unit; all others have the range of their unit."""
 UNBOUNDED = ("seed", "prompt_digest")
 """Whole numbers of 64 bits that may be any."""
 
@@ -60,7 +60,9 @@ def conformed(rows: Rows, file: Path, encoded: Sequence[str] = ()) -> Rows:
         try:
             columns.append(_conformed(column, known[name], name in encoded) if name in known else column)
         except _Odd as odd:
-            raise InputError(str(file), f"the column `{name}` {odd}; another program has changed it, or another version wrote it") from None
+            raise InputError(
+                str(file), f"the column `{name}` {odd}; it was changed by another program or written by another version"
+            ) from None
     _check_lengths(dict(zip(rows.schema.names, columns, strict=True)), table, file)
     return type(rows).from_arrays(columns, names=rows.schema.names)
 

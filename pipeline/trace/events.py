@@ -35,7 +35,7 @@ def counted(correct: bool | None, stop_reason: str, reference_answer: str | None
     """Whether a chain counts as right in every accuracy, from these fields of its `ChainRow`; None where it does not count.
 
     A chain that failed has no grade, and counts as wrong where its problem has a reference answer. One that was cancelled counts as
-    nothing, as it is solved when the run goes on.
+    nothing, as it is solved when the run is resumed.
     """
     if stop_reason in UNFINISHED:
         return False if stop_reason == "error" and reference_answer is not None else None

@@ -88,7 +88,7 @@ def hold_default(parent: Path, name: str) -> Iterator[Path]:
 
 
 def _check_output(folder: Path, card: str, resume: bool) -> None:
-    """Raise `UsageError` where `folder` can neither become a new run folder nor, with `resume`, is one that can go on."""
+    """Raise `UsageError` where `folder` can neither become a new run folder nor, with `resume`, is one that can be resumed."""
     try:
         str(folder).encode()
         found = _found(folder)
@@ -124,16 +124,16 @@ def _cannot_be_created(folder: Path, missing: list[Path], error: BaseException) 
     parent = next(place for place in folder.absolute().parents if place not in missing)
     if (no_locks := _without_locks(folder, error)) is not None:
         return UsageError(no_locks)
-    why = "too many folders in one another" if isinstance(error, RecursionError) else reason(error)
+    why = "folders nested too deeply" if isinstance(error, RecursionError) else reason(error)
     return UsageError(f"{folder}: cannot be created in {parent}: {why}; choose another directory with --output")
 
 
 def _without_locks(folder: Path, error: BaseException) -> str | None:
-    """The sentence for an error that says that there are no locks; None for any other."""
+    """The message for an error that means that there are no locks; None for any other."""
     if not isinstance(error, OSError) or error.errno not in NO_LOCKS:
         return None
-    why = f"its file system locks no files ({reason(error)}), and two processes could write one run"
-    return f"{folder}: {why}; choose a directory on another one, or mount it with locks (NFS: with its lock service)"
+    why = f"its file system does not support locks ({reason(error)}), so two processes could write to one run"
+    return f"{folder}: {why}; choose a directory on another file system, or mount this one with locks (NFS: with its lock service)"
 
 
 def _make(folder: Path) -> None:
@@ -160,8 +160,8 @@ def check_still_held(folder: Path) -> None:
         with suppress(OSError):
             found = Path(lock.lock_file).read_bytes()
             if found and found != signature:
-                what = f"process {_pid(found)} has taken this run over, as the locks of its file system exclude nobody"
-                raise RunFolderError(f"{folder}: {what}; this process writes no more to it: let one process at a time work on a run")
+                what = f"process {_pid(found)} has taken over this run, as the locks of its file system have no effect"
+                raise RunFolderError(f"{folder}: {what}; this process has stopped writing to it; let one process at a time work on a run")
 
 
 def _acquire(lock: FileLock) -> None:
@@ -202,11 +202,11 @@ def _locked(folder: Path) -> FileLock:
         except Timeout as error:
             with suppress(FileNotFoundError):  # its holder has just removed it
                 raise UsageError(f"{folder}: {_at_work(folder)}") from error
-    raise UsageError(f"{folder}: other processes are at work in it; wait for their end")
+    raise UsageError(f"{folder}: other processes are using it; wait until they have ended")
 
 
 def _at_work(folder: Path) -> str:
-    """Who is at work in a folder that is locked, and what to do."""
+    """Who is using a folder that is locked, and what to do."""
     holder = _pid((folder / LOCK).read_bytes())
     if holder == str(os.getpid()):
         return "this process is at work in it; wait for the end of its earlier run, or close the iterator of that (contextlib.aclosing)"

@@ -1,6 +1,6 @@
 """The problems of a run in its own folder: the input enters when the run begins, a table `problems` leaves, which takes its place later.
 
-With it a run goes on, is reported and exported wherever its input has gone, and all columns of the input stay with the answers.
+With it a run can be resumed, reported and exported wherever its input has gone, and all columns of the input stay with the answers.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""Reading the tables of a run folder: finished parts, then the write-ahead files of a run that goes on or was killed.
+"""Reading the tables of a run folder: finished parts, then the write-ahead files of a run that is in progress or was killed.
 
-Nothing is written and no lock is taken, so a run may go on meanwhile.
+Nothing is written and no lock is taken, so a run may continue meanwhile.
 """
 
 import os
@@ -221,7 +221,7 @@ def _joined(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator
 def _present(file: Path, schema: pa.Schema, columns: Sequence[str], maybe: Sequence[str]) -> list[str]:
     if missing := set(columns) - set(schema.names):
         names = ", ".join(f"`{name}`" for name in sorted(missing))
-        raise InputError(str(file), f"has no column {names}; another version may have written it")
+        raise InputError(str(file), f"has no column {names}; it may have been written by another version")
     return [*columns, *(name for name in maybe if name in schema.names)]
 
 

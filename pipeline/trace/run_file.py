@@ -26,7 +26,7 @@ from pipeline.trace.folder import check_still_held
 
 FILE = "run.json"
 Status = Literal["starting", "running", "finished", "failed", "interrupted"]
-"""`starting`: its engines are being opened, and no chain could start yet. `failed` means that the run could not go on; single
+"""`starting`: its engines are being opened, and no chain could start yet. `failed` means that the run had to stop; single
 chains that failed do not make it so."""
 Instant = Annotated[int, Meta(ge=0, le=4 * 10**18)]
 """Nanoseconds UTC, up to the year 2096, so that rows of later sessions have room in 64 bits."""
@@ -53,9 +53,9 @@ class RunInput(Struct, frozen=True, kw_only=True):
 
     file: str
     columns: dict[str, str] = {}
-    """The file's names of columns by ours, where the user mapped any."""
+    """The column of the file for each field, where the user mapped any."""
     limit: Count | None = None
-    """Only the first so many rows."""
+    """Only the first `limit` rows."""
     sample: RowSample | None = None
     """Only these rows, drawn at random."""
     shard: Shard | None = None
@@ -87,7 +87,7 @@ class Host(Struct, frozen=True, kw_only=True):
 
 
 class Totals(Struct, frozen=True, kw_only=True):
-    """Counts at the end of a run, over all its sessions; zero while it goes on."""
+    """Counts at the end of a run, over all its sessions; zero until then."""
 
     chains_done: Count = 0
     chains_failed: Count = 0
@@ -119,7 +119,7 @@ class Replica(Struct, frozen=True, kw_only=True):
     starts: Count = 0
     """How often its engines were started."""
     losses: list[str] = []
-    """Why it was lost, a sentence for each time."""
+    """Why it was lost, an error message for each time."""
     dropped: bool = False
     """Whether it was not started again, because it was lost again and again."""
     chains: Count = 0
@@ -267,7 +267,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
 
     @property
     def ended(self) -> int | None:
-        """When the last session ended, ns UTC; None while it goes on, or where its end was not recorded."""
+        """When the last session ended, ns UTC; None during the run, or where its end was not recorded."""
         return self.sessions[-1].ended_unix_ns if self.sessions else self.ended_unix_ns
 
     @property

@@ -1,6 +1,6 @@
 """A run folder open for appending: rows of `trace.events` enter, the tables `calls`, `steps` and `chains` leave.
 
-A row is written to its table's write-ahead file at once and durable when `append` returns; beside it a part is filled, and
+A row is written to its table's write-ahead file at once and durable when `append` returns; meanwhile a part is filled, and
 when the part is whole the write-ahead file goes. At every moment each row is in one of the two. A part is never read here,
 a write-ahead file only after the process that wrote it is dead. Both are listed in the folder's `manifest`.
 """
@@ -30,7 +30,7 @@ BATCH_ROWS = 512
 """Rows converted at a time, so that the interpreter's lock is held for about a millisecond a column."""
 GROUP_ROWS = 8192
 GROUP_BYTES = 16 << 20
-"""A row group is written when it has this many rows, or bytes of Arrow arrays; so many are held in memory at most."""
+"""A row group is written when it has this many rows, or bytes of Arrow arrays; at most that much is held in memory."""
 PART_GROUPS = 8
 """A part is full after this many row groups."""
 
@@ -99,7 +99,7 @@ def recover(folder: Path) -> int:
 
 
 class _Table:
-    """One table's folder: finished parts, and at most one unfinished part beside its write-ahead file."""
+    """One table's folder: finished parts, and at most one unfinished part next to its write-ahead file."""
 
     def __init__(self, folder: Path, schema: pa.Schema, sync_every_s: float, manifest: Manifest) -> None:
         self._folder, self._schema, self._sync_every_s, self._manifest = folder, schema, sync_every_s, manifest

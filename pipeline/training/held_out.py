@@ -18,8 +18,8 @@ from pipeline.errors import InputError, UsageError, reason
 COLUMNS = ("problem", "question")
 """Where the problem of a row is looked for; GSM8K as published has the second."""
 WINDOW = 8
-"""So many words that follow one another find a problem. One that has fewer could be met by chance: it must be all that stands on its
-lines, behind a colon or behind a token in pointed brackets."""
+"""A problem is found by this many consecutive words. A shorter one could match by chance: it must be all that is on its
+lines, after a colon or after a token in angle brackets."""
 _BREAK = re.compile(r"\n|:\s|<[^<>\s]{1,40}>")
 _WORD = re.compile(r"\w+|[-+*/^=<>]")
 
@@ -40,7 +40,7 @@ class HeldOutProblems:
                     self._add(name, problem)
 
     def found_in(self, text: str) -> str | None:
-        """The name of a test set that has a problem which stands in `text`; None without one."""
+        """The name of a test set with a problem that occurs in `text`; None without one."""
         if self._long:
             said = words(text)
             for place in range(len(said) - WINDOW + 1):
@@ -96,4 +96,4 @@ def _problems(name: str, path: Path) -> Iterable[str]:
     except DAMAGE as error:
         raise InputError(name, reason(error)) from error
     if not count:
-        raise InputError(name, f"is to be a test set and has no problems in a column `{COLUMNS[0]}` or `{COLUMNS[1]}`")
+        raise InputError(name, f"is named as a test set but has no problems in a column `{COLUMNS[0]}` or `{COLUMNS[1]}`")

@@ -1,4 +1,4 @@
-"""Preference data: each drafted step that was rejected, beside the step that was written instead. Retraced chains enter, rows leave."""
+"""Preference data: each drafted step that was rejected, next to the step that was written instead. Retraced chains enter, rows leave."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -108,7 +108,7 @@ class Retracer:
         about = self.record.input
         problems = kept_problems(self.run, about) or open_problems(about.file, about.columns, about.part)
         if problems.check().sha256 != about.sha256:
-            raise InputError(str(problems.path), "is not the input of this run any more, which has not kept it")
+            raise InputError(str(problems.path), "has changed since this run, which kept no copy of it")
         return problems.unchanged()
 
     def chains(self) -> Iterator[RetracedChain]:

@@ -41,7 +41,7 @@ def check_source(retracer: Retracer, source: Source) -> None:
     for name, spec in judges(retracer).items():
         if source == "answers" and not (isinstance(spec, ChooseSpec) and spec.unit == "thought"):
             what = f"the stage `{name}` of {retracer.run} judges steps, which have no answers of their own"
-            raise UsageError(f"--labels answers: {what}; take rewards or verdicts")
+            raise UsageError(f"--labels answers: {what}; use rewards or verdicts")
 
 
 class Selections:

@@ -19,7 +19,7 @@ class Replies:
     """What a model is to say, in the vocabulary of one builder."""
 
     def __init__(self, key: str, builder: PromptBuilder, completion: Completion) -> None:
-        """`key`: under which the builder stands in a chain's contexts. `completion` is `response` where the model marks no thoughts."""
+        """`key`: under which the builder is in a chain's contexts. `completion` is `response` where the model marks no thoughts."""
         self._key, self._builder = key, builder
         self._with_answer = completion == "response" or not builder.thinks
 
@@ -40,7 +40,7 @@ class Replies:
         )
 
     def tokens(self, chain: RetracedChain, origin: dict[str, Any]) -> SftTokensRow:
-        """The same as token ids: the prompt of serving, and the thought as it stands behind it in the context of a chain."""
+        """The same as token ids: the prompt of serving, and the thought as it follows it in the context of a chain."""
         builder, begin, context = self._builder, chain.chain.begins[self._key], chain.chain.contexts[self._key]
         reply = list(context[begin:])
         if builder.think_close_id is not None and reply[-1:] != [builder.think_close_id]:

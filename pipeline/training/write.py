@@ -50,7 +50,7 @@ _NESTED: dict[type[Origin], dict[str, pa.DataType]] = {
     SftRow: {"prompt": _MESSAGES, "completion": _MESSAGES},
     PreferenceRow: {"prompt": _MESSAGES, "chosen": _MESSAGES, "rejected": _MESSAGES, "chat_template_kwargs": _TEMPLATE},
 }
-"""The columns of rows that hold messages, behind those of `Origin`."""
+"""The columns of rows that hold messages, after those of `Origin`."""
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ def write_training_data(path: Path, runs: Sequence[Path], wanted: Wanted, held_o
     """Write the rows of all `runs` to the file `path` in this format, or else that of its name, `.parquet` or `.jsonl`.
 
     Raises `UsageError` for runs that cannot give what is `wanted` or whose problems are in `held_out`, `InputError` for folders that cannot
-    be read, `RunFolderError` where the file cannot be written; then nothing is left behind.
+    be read, `RunFolderError` where the file cannot be written; then no file is left.
     """
     if form_of(path, form) == "csv":
         raise UsageError(f"{path}: CSV cannot hold lists; expected a name that ends in .jsonl, .jsonl.gz or .parquet")

@@ -150,7 +150,7 @@ def test_failures_are_told_first_with_their_share() -> None:
 
 
 NOTHING = {"accepted_steps": 0, "verified_steps": 8, "fallback_steps": 8}
-UNUSED = "engine 'target' has an adapter, `selection`, with which no stage is computed"
+UNUSED = "engine 'target' has an adapter, `selection`, that no stage uses"
 
 
 @pytest.mark.parametrize(

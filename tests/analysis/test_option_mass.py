@@ -14,7 +14,7 @@ def test_mean_tail_and_share_below_nine_tenths() -> None:
     assert found == OptionMass(100, pytest.approx(0.97), 0.5, 0.06)
     assert found.flagged
     assert mass_sentence(found).endswith(
-        "under 90% in 6.0% of 100 verifications: the verifier often means to say something else, so look at its prompt"
+        "under 90% in 6.0% of 100 verifications: the verifier often prefers other tokens; check its prompt"
     )
     fine = option_mass(np.array([1.0] * 95 + [0.5] * 5))
     assert fine is not None

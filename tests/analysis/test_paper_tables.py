@@ -46,7 +46,7 @@ def test_data_sets_are_columns_and_the_last_ones_are_averages(table: Make) -> No
     assert column(found, "gsm8k, r") == ["-", "3"]
     assert column(found, "amc23, r") == ["-", "2"]
     assert column(found, "average, r") == ["-", "2.5"]
-    assert found.note == "Left out, as there are no runs of them: draft alone (graph draft)."
+    assert found.note == "Left out because there are no runs: draft alone (graph draft)."
 
 
 def test_a_system_is_compared_with_the_target_of_its_own_model(table: Make) -> None:
@@ -76,7 +76,7 @@ def test_a_setting_that_the_table_does_not_name_makes_rows(table: Make) -> None:
         ("9", "8"),
     ]
     again = [*runs, table("again", [1.0] * 2, graph="specreason", params={"threshold": 3})]
-    assert "Not shown, as another run has their place: again." in paper_table(SHAPES["specreason-5"], again).note
+    assert "Not shown because another run takes their place: again." in paper_table(SHAPES["specreason-5"], again).note
 
 
 def test_resources_and_batch_sizes_are_over_the_least(table: Make) -> None:
@@ -122,7 +122,7 @@ def test_a_run_is_the_system_that_says_most_about_it(table: Make) -> None:
 def test_pooled_runs_and_failed_chains_are_said(table: Make) -> None:
     seeds = [table(f"s{seed}", [1.0] * 2, graph="speccot", seed=seed, failed=seed) for seed in range(3)]
     note = paper_table(SHAPES["speccot-3"], pool(seeds)).note
-    assert note == "Pooled runs that differ in the seed alone: 3 a row. 3 chains failed: they count as wrong and are in no other figure."
+    assert note == "Pooled runs that differ only in the seed: 3 a row. 3 chains failed: they count as wrong and are in no other figure."
     apart = paper_table(SHAPES["speccot-3"], seeds)
     assert sorted(set(column(apart, "seed"))) == ["0", "1", "2"]
 

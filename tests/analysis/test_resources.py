@@ -127,7 +127,7 @@ def test_what_a_baseline_lacked_is_said() -> None:
     draft, beside = sim("card"), sim("card")
     assert shortfall({"target": sim("card", tokens=1500)}, {"draft": draft, "target": beside}) == ()
     assert shortfall({"target": beside}, {"draft": draft, "target": beside}) == (
-        "the cache of its target holds 1,000 tokens, no more than beside draft",
+        "the cache of its target holds 1,000 tokens, no more than with draft next to it",
     )
     assert shortfall({"target": beside}, {"draft": sim("other"), "target": beside}) == (
         "it had 1 TFLOP/s, simulated (card) instead of 2 TFLOP/s, simulated (card, other)",

@@ -55,10 +55,10 @@ def test_a_preset_makes_systems_alike() -> None:
     [
         ("token_budget=100", "its thoughts have at most 100 tokens, the baseline's at most 8,192 tokens"),
         ("answer_tokens=10", "its answers have at most 10 tokens, the baseline's at most 1,024 tokens"),
-        ("budget=response", "it does not close and answer a thought that is not finished within its budget, the baseline does"),
-        ("temperature=0.1", "what it samples to write has temperature 0.1, the baseline's temperature 0.6"),
-        ("stages.answer.top_k=5", "what it samples to answer has temperature 0.6, top_k 5, the baseline's temperature 0.6"),
-        ("prompts=scot", "`prompts.problem` is another text than the baseline's"),
+        ("budget=response", "it does not close and answer a thought that exceeds its budget, the baseline does"),
+        ("temperature=0.1", "its sampling to write has temperature 0.1, the baseline's temperature 0.6"),
+        ("stages.answer.top_k=5", "its sampling to answer has temperature 0.6, top_k 5, the baseline's temperature 0.6"),
+        ("prompts=scot", "`prompts.problem` differs from the baseline's"),
     ],
 )
 def test_what_differs_is_said(setting: str, clause: str) -> None:

@@ -206,7 +206,7 @@ def test_runs_of_other_engines_are_refused(recorded: list[Path], tmp_path: Path)
     run(
         RunOptions(graph=SPECCOT, engines=SIM, settings=("engines.draft.max_in_flight=3",), input=write_problems(tmp_path, 2), output=other)
     )
-    with pytest.raises(UsageError, match=r"other: its engine 'draft' is not that of .*b1; calibrate by runs on the same engines"):
+    with pytest.raises(UsageError, match=r"other: its engine 'draft' differs from that of .*b1; use runs on the same engines"):
         calibrate([recorded[0], other])
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"run\.json: cannot be read: no such file"):
@@ -229,7 +229,7 @@ def test_a_model_that_is_not_here_has_no_size(recorded: list[Path], tmp_path: Pa
 def test_a_run_whose_calls_took_no_time_is_refused(tmp_path: Path) -> None:
     instant = ROOT / "graphs/engines/sim-instant.yaml"
     run(RunOptions(graph=SPECCOT, engines=instant, input=write_problems(tmp_path, 2), output=tmp_path / "out"))
-    with pytest.raises(InputError, match=r"out: no call of engine '\w+' took time: there is nothing to calibrate by$"):
+    with pytest.raises(InputError, match=r"out: no call of engine '\w+' took time, so there is nothing to calibrate with$"):
         calibrate([tmp_path / "out"])
 
 

@@ -126,4 +126,4 @@ def test_a_list_of_names_is_short_and_begins_with_the_nearest() -> None:
     assert said.startswith("500 known, such as `arith-t")
     assert said.count("`") == 2 * MAX_NAMES
     assert did_you_mean("x", known[:MAX_NAMES]).startswith("known are ")
-    assert did_you_mean("x", []) == "none is known here"
+    assert did_you_mean("x", []) == "none are known here"

@@ -34,7 +34,7 @@ def test_roles_and_their_memory_are_described_without_importing_torch() -> None:
     command = [sys.executable, "-c", code, "doctor", "graphs/engines/tiny.yaml"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 0, done.stderr
-    for said in ("torch bundled:tiny-draft: could start", "memory plan, GiB", "steps pass as token ids", "Every role could start."):
+    for said in ("torch bundled:tiny-draft: could start", "memory plan, GiB", "steps are passed as token ids", "Every role could start."):
         assert said in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 110
 

@@ -79,7 +79,7 @@ def test_options_that_do_not_fit_what_is_exported(source: Path, tmp_path: Path) 
         (("--tokens", "-o", "data.jsonl"), "--tokens: only with --as sft or preference, not --as answers"),
         (("--test-set", "a.jsonl", "-o", "a.jsonl"), "--test-set: only with --as sft, selection or preference, not --as answers"),
         (("--as", "sft", "-o", "data.csv"), "data.csv: CSV cannot hold lists; expected a name that ends in"),
-        (("-o", "data.gz", "--format", "parquet"), "data.gz: Parquet files are compressed by themselves"),
+        (("-o", "data.gz", "--format", "parquet"), "data.gz: Parquet files are already compressed"),
         (("--as", "sft", "--engine", "draft", "--model", "m", "-o", "a.jsonl"), "--engine and --model: each names the model to be trained"),
         (("--as", "selection", "--test-set", source / "problems.jsonl", "-o", "a.jsonl"), "12 of its 12 problems are in the test set"),
     ):

@@ -146,7 +146,7 @@ def test_nothing_is_deleted(run: Path) -> None:
     shutil.copy(run.parent / "other/calls/part-00001.parquet", foreign)
     content = foreign.read_bytes()
     done = pipeline("runs", "check", run, "--repair")
-    assert "repaired: calls/part-00007.parquet is of another run: it is aside/calls/part-00007.parquet now" in done.stdout
+    assert "repaired: calls/part-00007.parquet is of another run: moved to aside/calls/part-00007.parquet" in done.stdout
     assert (run / "aside/calls/part-00007.parquet").read_bytes() == content
     shutil.copy(run / "aside/calls/part-00007.parquet", foreign)
     assert "aside/calls/part-00007.parquet.2 now" in pipeline("runs", "check", run, "--repair").stdout

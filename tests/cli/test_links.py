@@ -131,5 +131,5 @@ def test_a_table_that_is_a_link_to_that_of_another_run_is_refused(folder: Path, 
     reads = {name: done for name, done in said.items() if table == "chains" or name in ("run", "check")}
     assert {name: done.returncode for name, done in reads.items()} == dict.fromkeys(reads, 2)
     for name, done in reads.items():
-        assert f"{table} is a link, not a folder of the run's own" in done.stderr, name
+        assert f"{table} is a link, not a folder of the run itself" in done.stderr, name
     assert {place: place.read_bytes() for place in other.rglob("*") if place.is_file()} == before

@@ -37,7 +37,7 @@ def test_an_export_is_in_the_run_folder_and_not_overwritten(run_folder: Path, ki
         (("--endpoint", "http://x"), "--endpoint: only with --as otlp, not --as answers"),
         (("--as", "otlp", "--format", "csv"), "--format: only with --as answers, calls, steps, chains, rewards, problems, sft, "),
         (("--as", "otlp", "--endpoint", "x"), "--endpoint x: expected an address"),
-        (("--as", "otlp", "--endpoint", "http://x", "--output", "y"), "--endpoint and --output: give one of them"),
+        (("--as", "otlp", "--endpoint", "http://x", "--output", "y"), "--endpoint and --output: give only one of them"),
         (("--as", "perfetto", "--output", "nowhere/at/all"), "nowhere/at/all: not writable; choose another file with --output"),
     ],
 )

@@ -51,7 +51,7 @@ def test_what_a_replica_had_that_died_goes_on_elsewhere(
     [lost, *others] = result.run.sessions[-1].replicas
     assert (lost.starts, lost.losses, lost.dropped) == (2, [DIED], False)
     assert [(each.starts, each.losses) for each in others] == [(1, [])] * (count - 1)
-    assert told == [f"replica 0 on node node-0: lost, it is started again: {DIED}"]
+    assert told == [f"replica 0 on node node-0: lost, restarting it: {DIED}"]
 
 
 def test_no_answer_that_was_reported_is_asked_for_again(problems: Path, calm: SessionResult, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_replica_is_lost_on_which_chain_after_chain_fails(problems: Path, calm
     result = on_replicas(options, lambda number, start: fate if (number, start) == (0, 0) else WELL)
     assert (result.exit_code, result.done) == (0, 32)
     [loss] = result.run.sessions[-1].replicas[0].losses
-    assert loss.startswith(f"{STRIKES} chains failed on it one after the other, the last one because engine 'draft' gave no answer")
+    assert loss.startswith(f"{STRIKES} chains in a row failed on it, the last one because engine 'draft' gave no valid answer")
     check_totals(result)
 
 
@@ -181,7 +181,7 @@ def test_a_replica_with_another_model_is_dropped_in_a_sentence(problems: Path, c
     fleet = Fleet(fates)
     result = on_replicas(options_of(tmp_path, "run", problems, replicas=2), fleet, Observer(tell=told.append))
     check_whole(result, calm)
-    what = "engine 'target' has max_model_len 1000 there and 32768 on other replicas; use the same model everywhere"
+    what = "engine 'target': max_model_len is 1000 on this replica but 32768 on the others; use the same model everywhere"
     assert told == [f"replica 1 on node node-1: dropped: {what}"]
     assert fleet.starts[1] == [0.0]
 

@@ -105,7 +105,7 @@ def test_a_killed_replica_is_started_again_and_its_chains_go_on_elsewhere(folder
     losses = [loss for replica in result.run.sessions[-1].replicas for loss in replica.losses]
     assert len(losses) == 1
     assert losses[0].endswith("ended unexpectedly")
-    assert any("lost, it is started again" in sentence for sentence in told)
+    assert any("lost, restarting it" in sentence for sentence in told)
 
 
 def test_a_node_dies_and_another_one_joins(folder: Path, alone: SessionResult, nodes: Nodes) -> None:
@@ -217,7 +217,7 @@ def test_more_gpus_than_a_node_has(folder: Path, nodes: Nodes) -> None:
         with pytest.raises(UsageError) as found:
             check_room(plan, asked, told.append)
         assert str(found.value) == (
-            "--cluster ray: each replica needs 2 GPUs on one node by its engines file, and no node has more than 1; "
+            "--cluster ray: by its engines file each replica needs 2 GPUs on one node, but no node has more than 1; "
             "set engines.ROLE.device or devices"
         )
         nodes.remove(node)

@@ -41,7 +41,7 @@ def test_a_run_is_drawn_with_its_own_params_and_engines(plan: Load, tmp_path: Pa
 def test_a_run_of_another_graph_is_refused(plan: Load, run_folder: Path, graph: str, said: str) -> None:
     with pytest.raises(InputError) as caught:
         plan_of_run(plan(graph), run_folder)
-    assert str(caught.value) == f"{run_folder}: is a run of {_graph_file(run_folder)}, which is another graph than `{graph}`: {said}"
+    assert str(caught.value) == f"{run_folder}: is a run of {_graph_file(run_folder)}, which differs from `{graph}`: {said}"
 
 
 def _graph_file(folder: Path) -> str:

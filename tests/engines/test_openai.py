@@ -360,7 +360,7 @@ def test_a_compressed_answer_is_refused_unread() -> None:
 def test_an_answer_to_something_else_is_refused(fault: Fault, request_: Request, says: str) -> None:
     outcome = after(fault, request_)
     assert type(outcome) is BadCompletion
-    assert str(outcome).startswith("engine 'draft' gave no answer to request 'r': its answer ")
+    assert str(outcome).startswith("engine 'draft' gave no valid answer to request 'r': its answer ")
     assert says in str(outcome)
 
 

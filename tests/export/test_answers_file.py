@@ -157,5 +157,5 @@ def test_unknown_formats(name: str) -> None:
 
 def test_parquet_is_not_compressed_again() -> None:
     for form in (None, "parquet"):
-        with pytest.raises(UsageError, match="Parquet files are compressed by themselves"):
+        with pytest.raises(UsageError, match="Parquet files are already compressed"):
             form_of(Path("answers.parquet.gz"), form)

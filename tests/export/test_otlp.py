@@ -238,7 +238,7 @@ def test_what_a_server_rejects_is_an_error_with_its_reason(run_folder: Path, col
         ("application/x-protobuf", b"", ""),
         ("application/json", b"{}", ""),
         ("application/x-protobuf", partial(0, "deprecated").SerializeToString(), "{} says: deprecated"),
-        ("text/plain", b"ok", "{} does not say in OTLP what it took"),
+        ("text/plain", b"ok", "{} does not confirm in OTLP what it accepted"),
     ],
 )
 def test_a_server_may_say_something_about_what_it_took(run_folder: Path, collector: Collector, kind: str, body: bytes, remark: str) -> None:

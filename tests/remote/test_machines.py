@@ -123,8 +123,8 @@ def test_a_killed_run_goes_on_on_another_machine(
     refused = pipeline("resume", killed)
     assert refused.returncode == 2
     folder = machines.folder(prefix)
-    what = f"was written by another machine since, and {folder} holds rows that are not in it"
-    assert refused.stderr == f"error: {killed}: {what}; to go on with what the store has, remove that folder\n"
+    what = f"has been written by another machine since, and {folder} holds rows that it lacks"
+    assert refused.stderr == f"error: {killed}: {what}; to continue from what the store has, remove that folder\n"
     folder.rename(tmp_path / "aside")
     assert pipeline("runs", "check", killed).returncode == 0
 

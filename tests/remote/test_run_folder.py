@@ -157,7 +157,7 @@ def test_a_url_of_a_file_is_a_path(tmp_path: Path) -> None:
         ("s3://nobody/run", "s3://nobody/run: there is no bucket 'nobody'"),
         ("s3://runs", "s3://runs: names a bucket; expected a folder in it, such as s3://BUCKET/runs/mine"),
         ("ftp://host/run", "ftp://host/run: unknown scheme 'ftp'"),
-        ("s3://me:secret@runs/run", "s3://runs/run: holds credentials, which are refused in a URL"),
+        ("s3://me:secret@runs/run", "s3://runs/run: contains credentials, which are not allowed in a URL"),
     ],
 )
 def test_what_no_run_can_be_written_to(store: ObjectServer, tmp_path: Path, output: str, sentence: str) -> None:

@@ -34,13 +34,13 @@ def test_a_path_is_no_url(text: str) -> None:
     ("text", "sentence"),
     [
         ("ftp://host/x", "unknown scheme 'ftp'; expected s3://BUCKET/PATH, gs://BUCKET/PATH, file:///PATH"),
-        ("s3://", "'' is no name of a bucket; expected s3://BUCKET/PATH"),
-        ("s3:///x", "'' is no name of a bucket"),
-        ("s3://localhost:9000/x", "'localhost:9000' is no name of a bucket"),
+        ("s3://", "'' is not a bucket name; expected s3://BUCKET/PATH"),
+        ("s3:///x", "'' is not a bucket name"),
+        ("s3://localhost:9000/x", "'localhost:9000' is not a bucket name"),
         ("s3://bucket/a/../b", "`..` in its path"),
         ("s3://bucket/a//b", "has an empty part"),
         ("file://host/x", "is on another machine; expected file:///PATH"),
-        ("s3://bucket/x?endpoint_override=localhost:9000", "takes no option 'endpoint_override'; set AWS_ENDPOINT_URL"),
+        ("s3://bucket/x?endpoint_override=localhost:9000", "accepts no option 'endpoint_override'; set AWS_ENDPOINT_URL"),
     ],
 )
 def test_what_is_wrong_with_a_url(text: str, sentence: str) -> None:
@@ -59,7 +59,9 @@ def test_what_is_wrong_with_a_url(text: str, sentence: str) -> None:
     ],
 )
 def test_credentials_in_a_url_are_refused_and_not_repeated(text: str) -> None:
-    with pytest.raises(UsageError, match="holds credentials, which are refused in a URL; they come from the environment only") as error:
+    with pytest.raises(
+        UsageError, match="contains credentials, which are not allowed in a URL; they come from the environment only"
+    ) as error:
         parse_url(text)
     assert "AKIAEXAMPLE" not in str(error.value)
     assert "x?" not in str(error.value)

@@ -100,7 +100,7 @@ def test_replicas_have_a_section_of_their_own(replicas: Path) -> None:
     sections = {section.title: section for section in run_sections(replicas, ReportOptions(bins=20))}
     assert list(sections)[:4] == ["Summary", "Engines over time", "Replicas", "Chains over time"]
     section, summary = sections["Replicas"], dict(sections["Summary"].tables[1].rows)
-    assert section.text[0].startswith("4 replicas, each with engines of its own.")
+    assert section.text[0].startswith("4 replicas, each with its own engines.")
     assert [figure.title for figure in section.figures] == ["Throughput by replica", "Chains in flight by replica"]
     assert [table.title for table in section.tables] == ["Replicas", "Lost replicas"]
     assert summary["replicas"].startswith("4: ")

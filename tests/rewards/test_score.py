@@ -189,7 +189,7 @@ async def test_what_is_no_answer_is_asked_for_again_and_then_leaves_the_text_uns
     assert found["x"].value is not None
     assert len(engine.requests) == 3
     [(_, found)], engine = await score([step_of(0, "x")], spec=twice, wrap=lambda engine: Garbled(engine, logprobs, 3))
-    said = f"engine 'reward' gave no answer to request 'p#0/1/reward.0.0': {MALFORMED[logprobs]}"
+    said = f"engine 'reward' gave no valid answer to request 'p#0/1/reward.0.0': {MALFORMED[logprobs]}"
     assert found == {"x": Reward(None, said, "BadCompletion")}
     assert len(engine.requests) == 3
 

@@ -272,7 +272,7 @@ async def test_a_call_without_retries_left_gets_one_more_if_nobody_was_answered_
     [
         (7.0, 7.0, "is busy"),
         (LONGEST_RETRY_AFTER_S, LONGEST_RETRY_AFTER_S, "is busy"),
-        (86400.0, LONGEST_RETRY_AFTER_S, "is busy (it asks to wait 86,400 s; waiting 300 s, the maximum)"),
+        (86400.0, LONGEST_RETRY_AFTER_S, "is busy (it asked for a pause of 86,400 s; waiting 300 s, the maximum)"),
         (math.inf, None, "is busy"),
         (math.nan, None, "is busy"),
     ],

@@ -24,9 +24,9 @@ def test_nothing_is_said_of_engines_whose_calls_never_expire(graph: str, engines
 def test_a_limit_below_what_a_simulated_engine_takes_is_named_with_both_numbers() -> None:
     settings = ("engines.target.timeout_s=100", LONG)
     [said] = time_notices(load_plan(TARGET, SIM, settings))
-    start = "warning: engine 'target': a call of the stage `response` may have 30,000 tokens; that takes "
+    start = "warning: engine 'target': a call of the stage `response` may generate 30,000 tokens; that takes "
     assert said.startswith(start)
-    assert said.endswith(" s, and timeout_s is 100: it must be shorter, or the call times out: set timeout_s higher, or max_tokens lower")
+    assert said.endswith(" s, and timeout_s is 100; set timeout_s higher or max_tokens lower, or the call may time out")
     assert said in notices(load_plan(TARGET, SIM, settings))
     assert time_notices(load_plan(TARGET, SIM, ("engines.target.timeout_s=100000", LONG))) == []
 

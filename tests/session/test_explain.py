@@ -55,7 +55,7 @@ def run(tmp_path: Path, blank: Blank) -> Path:
         ("phrase", True, "what follows `answer is`", ("42", "42"), "equal numbers"),
         ("whole", True, "the whole answer", ("2602", "2602"), "equal numbers"),
         ("thought", False, "the last box of the thought", ("7", "8"), "different numbers"),
-        ("old", True, f"as recorded; now '73' would be taken, {BOLD}; of it '73', {BOLD}", ("73", "73"), "the same text"),
+        ("old", True, f"as recorded; now '73' would be used, {BOLD}; of it '73', {BOLD}", ("73", "73"), "the same text"),
         ("percent", True, "the last box", ("1/2", "1/2"), "equal numbers, one of them a percentage"),
         ("letter", False, "what follows `Answer:`", ("C", "D"), "different letters"),
         ("number", True, "the whole answer", ("12", "12"), "equal numbers"),
@@ -75,7 +75,7 @@ def test_what_cannot_be_compared_has_a_reason(run: Path) -> None:
     assert {name: (each.verdict, each.rule) for name, each in found.items()} == {
         "none": (False, "there is no answer"),
         "open": (None, "the problem has no reference answer"),
-        "failed": (None, "the chain did not come to its end: error"),
+        "failed": (None, "the chain did not finish: error"),
     }
 
 

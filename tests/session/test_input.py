@@ -88,7 +88,7 @@ def test_what_changes_while_it_is_read_ends_the_run(tmp_path: Path, name: str) -
     result = solved(problems, tmp_path / "run", changed_meanwhile(problems, change))
     assert (result.exit_code, result.run.status) == (1, "failed")
     remedy = "this run was started with the earlier version of the file; restore it and resume, or start a new run"
-    assert str(result.error) == result.run.error == f"{problems}: was changed while the run went on: {what}; {remedy}"
+    assert str(result.error) == result.run.error == f"{problems}: was changed during the run: {what}; {remedy}"
     assert {row["input_row"] for row in chains_of(tmp_path / "run")} <= set(range(1, ROWS + 1))
     if name != "gone":  # the run has kept its problems
         with pytest.raises(UsageError, match=r"input sha256 is .*, was |holds no rows|is taken by"):
@@ -111,7 +111,7 @@ def test_what_changes_after_it_was_read_is_noticed_at_the_end(tmp_path: Path, ch
 
     result = solved(problems, tmp_path / "run", Observer(watch=watch), limit=30)
     assert (result.exit_code, result.done) == (1, 30)
-    assert "was changed while the run went on: " in str(result.error)
+    assert "was changed during the run: " in str(result.error)
     problems.write_bytes(before)
     again = run(resume_options(tmp_path / "run"))
     assert (again.exit_code, again.done) == (0, 30)

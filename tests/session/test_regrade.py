@@ -204,7 +204,7 @@ def test_a_grader_that_cannot_start_is_said_and_grading_is_made_up_for(tmp_path:
     summary = summarize(run)
     assert summary.grading_errors == {why: 3}
     accuracy = next(row.text for row in headline(summary).rows if row.name == "accuracy")
-    assert accuracy == f"not graded, which `pipeline grade` can do later: 3 not compared to the end: {why}"
+    assert accuracy == f"not graded; `pipeline grade` can do it later: 3 not graded: {why}"
     assert (regrade(run).graded, summarize(run).grading_errors) == (3, {})
 
 

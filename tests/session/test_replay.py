@@ -237,7 +237,7 @@ def test_calls_take_as_long_as_they_took_when_nothing_else_is_asked_of_them(reco
     given = options(before.parent, engines=Path(f"replay:{before}"), output=tmp_path / "out", settings=settings)
     result = run(given, Observer(tell=sentences.append))
     assert sentences == [
-        f"replay of {before}: every call of target and draft takes as long as it took when it was recorded, whatever runs beside it"
+        f"replay of {before}: every call of target and draft takes as long as when it was recorded, whatever else is running"
     ]
     assert said(result.folder) == said(before)
     times = ("e2e_latency_s", "queue_time_s", "prefill_time_s", "decode_time_s", "time_to_first_token_s")
@@ -260,7 +260,7 @@ def test_costs_of_a_file_count_and_so_does_a_calibration(recorded: Callable[[str
     sentences: list[str] = []
     given = options(tmp_path, engines=Path(f"replay:{before}"), output=tmp_path / "out", settings=both)
     result = run(given, Observer(tell=sentences.append))
-    assert sentences == [f"replay of {before}: every call of target and draft costs what the roofline in {other} says"]
+    assert sentences == [f"replay of {before}: every call of target and draft takes the time predicted by the roofline model in {other}"]
     assert said(result.folder) == said(before)
     assert {(facts["device"], facts["devices"]) for facts in result.run.engine_facts.values()} == {("h200-0", ("h200-0",))}
     card = json.loads((before / "run.json").read_bytes())
@@ -285,7 +285,7 @@ def test_rates_without_a_bound_survive(tmp_path: Path) -> None:
     [
         ({"seed": 7}, r"replay of .*/speccot needs --seed 0$"),
         ({"samples": 3}, r"replay of .*/speccot needs --samples 2 or less$"),
-        ({"columns": {"answer": "problem"}}, r"needs no --column: it had none of answer$"),
+        ({"columns": {"answer": "problem"}}, r"needs no --column: it was recorded without answer$"),
         (
             {"settings": ("engines.draft.costs=simulate",)},
             r"--engines: \$\.draft\.costs: unknown value `simulate`; did you mean `simulated`\?",
@@ -309,7 +309,7 @@ def test_what_does_not_fit_the_recorded_run_is_refused_by_name(
 
 
 def test_other_problems_and_more_of_them_are_refused(recorded: Callable[[str], Path], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"needs the problems that it was given, .*problems\.jsonl \(SHA-256 \w+\.\.\.\); .* holds others"):
+    with pytest.raises(UsageError, match=r"needs the recorded problems, .*problems\.jsonl \(SHA-256 \w+\.\.\.\); .* has different ones"):
         replay(recorded("speccot"), tmp_path / "out", input=problems(tmp_path, 9))
     part = run(options(recorded("speccot").parent, "target", limit=3, output=tmp_path / "target"))
     with pytest.raises(UsageError, match="needs --limit 3 or less"):

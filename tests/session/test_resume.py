@@ -145,7 +145,7 @@ def test_a_run_whose_texts_were_changed_is_refused_and_goes_on_from_any_folder(t
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert said(run(resume_options(tmp_path / "run")).folder) == said(whole.folder)
     (tmp_path / "mine.yaml").write_text("system: Be verbose.")
-    with pytest.raises(UsageError, match="the graph is another one; start a new run"):
+    with pytest.raises(UsageError, match="the graph has changed; start a new run"):
         run(resume_options(tmp_path / "run"))
 
 
@@ -237,7 +237,7 @@ def test_a_run_over_a_sample_goes_on_over_the_same_one(wholes: dict[str, Path], 
     of_all = said(wholes["speccot"])
     assert said(tmp_path / "run") == said(whole) == {chain: of_all[chain] for chain in said(whole)}
     assert len(said(whole)) == 8
-    with pytest.raises(UsageError, match=r"cannot go on with it: input sample is .*start a new run"):
+    with pytest.raises(UsageError, match=r"cannot be resumed: input sample is .*start a new run"):
         run(options(wholes["speccot"].parent, output=tmp_path / "run", random="5", resume=True))
 
 
@@ -246,7 +246,7 @@ def test_a_run_over_a_sample_goes_on_over_the_same_one(wholes: dict[str, Path], 
     [
         ({"random": "0"}, "--random 0: expected N or N:SEED, with N 1 or more"),
         ({"random": "10:x"}, "--random 10:x: expected N or N:SEED, with N 1 or more"),
-        ({"random": "2", "limit": 3}, "--random 2 and --limit 3: give one of them"),
+        ({"random": "2", "limit": 3}, "--random 2 and --limit 3: give only one of them"),
     ],
 )
 def test_a_sample_that_is_none_is_refused(wholes: dict[str, Path], tmp_path: Path, given: dict[str, Any], what: str) -> None:
@@ -258,7 +258,7 @@ def test_a_run_of_an_earlier_version_is_refused(wholes: dict[str, Path], tmp_pat
     cut(wholes["target"], tmp_path / "run", 0.5)
     card = msgspec.json.decode((tmp_path / "run/run.json").read_bytes()) | {"sessions": []}
     (tmp_path / "run/run.json").write_bytes(msgspec.json.encode(card))
-    with pytest.raises(InputError, match=r"run\.json: is of an earlier version, whose runs cannot go on; start a new run"):
+    with pytest.raises(InputError, match=r"run\.json: was written by an earlier version, whose runs cannot be resumed; start a new run"):
         run(resume_options(tmp_path / "run"))
 
 

@@ -87,7 +87,7 @@ def test_an_engine_that_does_not_state_its_cache_is_named(tmp_path: Path) -> Non
 
     result = in_loop(carry_out, virtual=True)
     assert told == [
-        f"engine {role!r} does not state the size of its cache: no chain pauses to make room in it" for role in ("draft", "target")
+        f"engine {role!r} does not report the size of its cache: chains will not pause to make room in it" for role in ("draft", "target")
     ]
     assert (result.exit_code, result.run.totals.pauses) == (0, None)
     assert {row["recomputed_input_tokens"] for row in rows(result, "calls")} == {None}

@@ -26,16 +26,16 @@ def plan(graph: str, *settings: str) -> Plan:
 def test_a_budget_that_cuts_many_thoughts_is_named_once() -> None:
     [said] = notices(plan("specreason", "engines.*.text.preset=aime", "max_steps=100"))
     assert said.startswith("warning: max_steps (100) cuts 43% and token_budget (8,192) cuts 15% of the simulated thoughts, ")
-    assert said.endswith("preset `aime`; --set token_budget=30720 --set max_steps=1000 leaves room for those of every preset")
+    assert said.endswith("preset `aime`; --set token_budget=30720 --set max_steps=1000 leaves enough room for every preset")
     [said] = notices(plan("target", "engines.*.text.preset=aime"))
     assert said.startswith("warning: max_tokens of response (8,192) cuts 15% of ")
-    assert said.endswith("; --set token_budget=30720 leaves room for those of every preset")
+    assert said.endswith("; --set token_budget=30720 leaves enough room for every preset")
 
 
 def test_a_context_that_cuts_many_thoughts_is_named() -> None:
     [said] = notices(plan("specreason", "engines.*.text.preset=aime", *ROOMY, "engines.draft.max_model_len=4096"))
     assert said.startswith("warning: max_model_len (4,096) cuts 53% of ")
-    assert said.endswith("; --set 'engines.*.max_model_len=32768' leaves room for those of every preset")
+    assert said.endswith("; --set 'engines.*.max_model_len=32768' leaves enough room for every preset")
 
 
 @pytest.mark.parametrize("preset", PRESETS)

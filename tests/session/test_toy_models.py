@@ -18,7 +18,7 @@ def test_problems_of_another_kind_are_said_with_one_that_they_know() -> None:
     problems = ProblemList(["What is 12 + 30?", "Ada has 9 pens. Ada buys 2. How many pens has Ada now?"], {}, ALL)
     [said] = strange_problems(load_plan(SPECCOT, Path("tiny")), problems)
     assert said.startswith("toy models: tiny-target and tiny-draft know only problems like 'Tom has 4 books. ")
-    assert "and 1 of the first 2 problems are of another kind; name your own models with --model" in said
+    assert "1 of the first 2 problems are of another kind; name your own models with --model" in said
     assert list(strange_problems(load_plan(SPECCOT, SIM), problems)) == []
 
 

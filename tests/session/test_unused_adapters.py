@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 from tests.support.runs import solve
 
 ENGINES = ROOT / "graphs/engines/tiny-scot.yaml"
-UNUSED = "engine 'target' has an adapter, `selection`, with which no stage is computed; `--set adapter=selection` does that"
+UNUSED = "engine 'target' has an adapter, `selection`, that no stage uses; to use it: `--set adapter=selection`"
 
 USED = "stage verify uses the adapter `selection` of engine 'target'"
 
@@ -28,7 +28,7 @@ USED = "stage verify uses the adapter `selection` of engine 'target'"
         (
             "target",
             (),
-            [UNUSED.replace("--set adapter=selection", "adapter: selection").replace("n` does", "n` on a stage of the graph does")],
+            [UNUSED.replace("`--set adapter=selection`", "`adapter: selection` on a stage of the graph")],
         ),
     ],
 )

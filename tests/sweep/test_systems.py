@@ -44,8 +44,8 @@ def test_systems_that_are_held_to_other_rules_than_the_target_alone_are_named() 
     exits = "its thoughts also end at {}max_steps 256, the baseline's at nothing else"
     graphs = {"graphs": (Path("specreason"), SPECCOT)}
     assert unequal_rules([*systems("sim-2xh100", **graphs).values()]) == [
-        f"warning: specreason beside the target alone: {exits.format('answer_boxed, repeated 2, ')}",
-        f"warning: speccot beside the target alone: {exits.format('')}",
+        f"warning: specreason against the target alone: {exits.format('answer_boxed, repeated 2, ')}",
+        f"warning: speccot against the target alone: {exits.format('')}",
     ]
     stepwise = systems("sim-2xh100", baseline=Path("target-steps"), settings=("answer_boxed=true", "repeated=2"), **graphs)
     assert unequal_rules([*stepwise.values()]) == []
@@ -138,8 +138,8 @@ def test_settings_are_of_all_systems_on_every_engines_file_as_far_as_it_has_such
     ("fields", "message"),
     [
         ({"vary": {"token_budget": ("100", "8192")}}, "its thoughts have at most 100 tokens, .*--set token_budget=VALUE"),
-        ({"vary": {"temperature": ("0.1",)}}, "what it samples to write has temperature 0.1, .*--set temperature=VALUE"),
-        ({"settings": ("stages.fallback.temperature=0.1",)}, "what it samples to write has .*; give both the same"),
+        ({"vary": {"temperature": ("0.1",)}}, "its sampling to write has temperature 0.1, .*--set temperature=VALUE"),
+        ({"settings": ("stages.fallback.temperature=0.1",)}, "its sampling to write has .*; give both the same"),
         (
             {"baseline_engines": Path("other.yaml")},
             "the simulated text of its target has .*, the baseline's preset math; give both the same",
@@ -186,12 +186,12 @@ def test_graphs_that_name_other_engines_are_refused_also_where_one_is_the_baseli
     for name, engines in (("speccot", "sim-2xh100"), ("target", "sim-1xh200")):
         text = (ROOT / f"graphs/{name}.yaml").read_text().replace("engines: engines/tiny.yaml", f"engines: {engines}")
         (tmp_path / f"{name}.yaml").write_text(text)
-    with pytest.raises(GraphError, match="engine 'target' is not the one of the graphs before; give one for all with --engines"):
+    with pytest.raises(GraphError, match="engine 'target' differs from that of earlier graphs; give one for all with --engines"):
         systems(graphs=(tmp_path / "speccot.yaml",))
     found = systems(graphs=(tmp_path / "speccot.yaml",), baseline_engines=Path("sim-2xh100"))
     assert list(found) == ["target on sim-2xh100", "speccot"]
 
 
 def test_simulated_and_real_engines_are_not_compared() -> None:
-    with pytest.raises(UsageError, match="speccot on sim-2xh100 would run on simulated time and the other systems not"):
+    with pytest.raises(UsageError, match="speccot on sim-2xh100 would run on simulated time, the other systems would not"):
         all_virtual(list(systems("sim-2xh100", "tiny").values()))

@@ -58,10 +58,13 @@ def test_a_file_system_without_locks_is_named_and_nothing_is_left(
 
     monkeypatch.setattr(fcntl, "flock", flock)
     folder = tmp_path / "new/run" if new else tmp_path
-    with pytest.raises(UsageError, match=r"its file system locks no files .*, and two processes could write one run"), hold_output(folder):
+    with (
+        pytest.raises(UsageError, match=r"its file system does not support locks .*, so two processes could write"),
+        hold_output(folder),
+    ):
         pass
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(RunFolderError, match="its file system locks no files"), hold(tmp_path):
+    with pytest.raises(RunFolderError, match="its file system does not support locks"), hold(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -77,7 +80,7 @@ def test_locks_that_exclude_nobody_are_noticed_before_the_next_row(tmp_path: Pat
         store.append("chains", [])
         other = "import fcntl\nfcntl.flock = lambda file, operation: None\n" + HOLD
         subprocess.run([sys.executable, "-c", other, str(tmp_path)], cwd=ROOT, input=b"\n", capture_output=True, check=True)
-        taken = r"process \d+ has taken this run over, as the locks of its file system exclude nobody; this process writes no more"
+        taken = r"process \d+ has taken over this run, as the locks of its file system have no effect; this process has stopped writing"
         before = sorted(tmp_path.rglob("*"))
         for write in (lambda: store.append("chains", []), store.close, lambda: card.write(tmp_path)):
             with pytest.raises(RunFolderError, match=taken):

@@ -109,7 +109,7 @@ def test_chains_that_the_run_does_not_have_are_not_taken_for_others(run: Path, t
     assert odd_runs.changed_column(odd, "chains", column, odd_runs.filled(number, ""))
     done = command("resume", odd)
     assert done.code == 2
-    assert "chains: holds a chain that the run does not have: " in done.stderr
+    assert "chains: has a chain that is not part of the run: " in done.stderr
 
 
 VALUES: tuple[Any, ...] = (None, "odd", -7, 10**22, [], 1e300)

@@ -72,7 +72,7 @@ def test_gsm8k_calls_a_problem_a_question(tmp_path: Path) -> None:
 def test_a_file_without_problems_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "odd.jsonl"
     path.write_text('{"text": "x"}\n')
-    with pytest.raises(InputError, match="odd: is to be a test set and has no problems in a column `problem` or `question`"):
+    with pytest.raises(InputError, match="odd: is named as a test set but has no problems in a column `problem` or `question`"):
         HeldOutProblems({"odd": [path]})
 
 

@@ -93,7 +93,7 @@ def test_a_problem_in_both_splits_is_refused(tmp_path: Path) -> None:
     assert len(prepared(one).train) == len(prepared(other).train) == 1
     with pytest.raises(InputError) as caught:
         prepared_of(one, other)
-    what = "its problem, c, is in the split train, and in validation in one.jsonl, row 2, so that what is learnt would be measured"
+    what = "its problem, c, is in the split train, and in validation in one.jsonl, row 2, so validation would measure training data"
     remedy = "export all files with one --validation, and set `validation` to the same share for published data"
     assert str(caught.value) == f"other.jsonl, row 1: {what}; {remedy}"
 
@@ -127,7 +127,7 @@ def test_how_problems_were_asked_is_known(tmp_path: Path) -> None:
 def test_cut_thoughts_are_told(tmp_path: Path) -> None:
     path = published_thoughts(tmp_path / "data.jsonl", 2)
     path.write_text(path.read_text().replace("</think>", "", 1))
-    assert prepared(path, validation=0.0).notices()[0] == "data.jsonl: 1 thoughts have no end and are learnt as they are"
+    assert prepared(path, validation=0.0).notices()[0] == "data.jsonl: 1 thoughts have no end and are used as they are"
 
 
 def test_choices_of_several_files(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_new_training_begins_a_new_log(tmp_path: Path) -> None:
 
 def test_a_lost_loss_ends_the_training(tmp_path: Path) -> None:
     log = Log(tmp_path / "log.jsonl", lambda line: None)
-    with pytest.raises(RunError, match="the loss is nan at step 3; lower learning_rate, or raise warmup, and begin anew"):
+    with pytest.raises(RunError, match="the loss is nan at step 3; lower learning_rate, or raise warmup, and start again"):
         log.write(step(3, float("nan")), 10)
 
 

@@ -50,7 +50,7 @@ def test_a_training_is_gone_on_with_only_when_that_is_asked_for(tmp_path: Path) 
     folder = tmp_path / "out"
     with held(folder, resume=False):
         begin(folder, CONFIG, record())
-    with pytest.raises(UsageError, match="already holds a training; add --resume to go on with it"), held(folder, resume=False):
+    with pytest.raises(UsageError, match="already holds a training; add --resume to continue it"), held(folder, resume=False):
         pass
     with held(folder, resume=True):
         assert begin(folder, CONFIG, record(commands=("two",))).commands == ("one", "two")
@@ -66,11 +66,11 @@ def test_a_folder_that_was_made_for_nothing_is_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "values", "says"),
     [
-        ({"seed": 3}, {}, "is not the same training any more: seed was 0 and is 3; put that back, or begin in another folder"),
-        ({}, {"weights_sha256": "c" * 64}, "the weights of bundled:tiny-target are others"),
-        ({}, {"processes": 2}, "it had 1 processes and has 2"),
-        ({}, {"files": (msgspec.structs.replace(record().files[0], sha256="d" * 64),)}, "the file a.jsonl is another one"),
-        ({}, {"task": "draft"}, "was begun by `pipeline train select`, which alone can go on with it"),
+        ({"seed": 3}, {}, "is no longer the same training: seed was 0 and is 3; undo that, or start in another folder"),
+        ({}, {"weights_sha256": "c" * 64}, "the weights of bundled:tiny-target have changed"),
+        ({}, {"processes": 2}, "it had 1 processes and now has 2"),
+        ({}, {"files": (msgspec.structs.replace(record().files[0], sha256="d" * 64),)}, "the file a.jsonl has changed"),
+        ({}, {"task": "draft"}, "was begun by `pipeline train select`; only that can continue it"),
     ],
 )
 def test_another_training_cannot_go_on_with_it(tmp_path: Path, config: dict[str, Any], values: dict[str, Any], says: str) -> None:

@@ -28,7 +28,7 @@ def test_a_thought_that_was_cut_is_taken_as_it_is() -> None:
         (3, "`pred` is int, expected text"),
         ("First, 2 + 3.", "`pred` is not <｜User｜>PROBLEM<｜Assistant｜><think>THOUGHT"),  # noqa: RUF001 - as published
         (f"{ASKED}so", "`pred` is not"),
-        (f"{ASKED}<think>\n\n</think>", "`pred` has no thought behind <think>"),
+        (f"{ASKED}<think>\n\n</think>", "`pred` has no thought after <think>"),
     ],
 )
 def test_what_is_no_thought(text: Any, says: str) -> None:

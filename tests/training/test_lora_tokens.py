@@ -125,7 +125,7 @@ def test_messages_before_the_question_are_said_too() -> None:
 
 def test_a_reply_without_its_thought_is_an_error() -> None:
     row = msgspec.convert(messages_row(PROBLEM, "So 5."), SftRow)
-    with pytest.raises(InputError, match=r"data, row 3: the reply begins 'So 5\.', and the model bundled:tiny-draft begins with <think>"):
+    with pytest.raises(InputError, match=r"data, row 3: the reply begins 'So 5\.', but the model bundled:tiny-draft begins with <think>"):
         encoder("tiny-draft").example("data, row 3", row)
 
 
@@ -172,7 +172,7 @@ def row_of(**values: Any) -> SelectionRow | SftTokensRow:
         ({"input_ids": [5, 560]}, "has the token id 560, and bundled:tiny-target has 560 tokens; its prompts were made for bundled:tiny"),
         ({"input_ids": [-1]}, "has the token id -1"),
         ({"input_ids": [5, 6, 9999], "labels": [-100, 6, 9999]}, "has the token id 9,999"),
-        ({"model": "no/model", "labels": [-100, 6, 7]}, "made for no/model, whose tokenizer is not here to compare it with"),
+        ({"model": "no/model", "labels": [-100, 6, 7]}, "made for no/model, whose tokenizer is not available to compare with"),
         ({"model": "bundled:gone", "labels": [-100, 6, 7]}, "add same_tokenizer: [bundled:gone]"),
     ],
 )

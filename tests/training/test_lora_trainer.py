@@ -107,13 +107,13 @@ def test_a_killed_training_goes_on_to_the_same_adapter(trained: Training, tmp_pa
     assert 0 < step < 26
     refused = spawned(*trained.words(folder))
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert "already holds a training; add --resume to go on with it" in refused.stderr
+    assert "already holds a training; add --resume to continue it" in refused.stderr
     done = spawned(*trained.words(folder, "--resume"))
-    assert (done.returncode, f"going on from step {step}" in done.stderr) == (0, True), done.stderr
+    assert (done.returncode, f"continuing from step {step}" in done.stderr) == (0, True), done.stderr
     assert (folder / "adapter_model.safetensors").read_bytes() == (trained.folder / "adapter_model.safetensors").read_bytes()
     assert rows_of(folder) == rows_of(trained.folder)
     again = spawned(*trained.words(folder, "--resume"))
-    assert (again.returncode, again.stderr) == (0, f"{folder}: is finished already; nothing to do\n")
+    assert (again.returncode, again.stderr) == (0, f"{folder}: is already finished; nothing to do\n")
     assert len(read_record(folder).commands) == 2
 
 
@@ -125,7 +125,7 @@ def test_a_checkpoint_between_two_rows_changes_none(tmp_path: Path) -> None:
     assert [row["step"] for row in rows if row["kind"] == "step"] == [2, 3, 4, 6]
     assert as_killed(folder) == 4
     done = spawned("train", "draft", config, "--resume")
-    assert (done.returncode, "going on from step 4" in done.stderr) == (0, True), done.stderr
+    assert (done.returncode, "continuing from step 4" in done.stderr) == (0, True), done.stderr
     assert rows_of(folder) == rows
     assert (folder / "adapter_model.safetensors").read_bytes() == weights
 
@@ -185,7 +185,7 @@ def test_two_processes_that_are_killed_go_on_to_the_same_adapter(tmp_path: Path)
         for each in [*psutil.Process(process.pid).children(recursive=True), process]:
             each.kill()
     done = together(made.words(folder, "--resume"))
-    assert (done.returncode, "going on from step " in done.stderr) == (0, True), done.stderr
+    assert (done.returncode, "continuing from step " in done.stderr) == (0, True), done.stderr
     assert (folder / "adapter_model.safetensors").read_bytes() == (made.folder / "adapter_model.safetensors").read_bytes()
     assert rows_of(folder) == rows_of(made.folder)
     first, *_, last = validations(read_log(folder / "log.jsonl"))
@@ -247,6 +247,6 @@ def test_what_was_begun_is_removed_where_nothing_was_learnt(tmp_path: Path) -> N
     begin = 8 + int.from_bytes(weights[:8], "little")
     (model / "model.safetensors").write_bytes(weights[:begin].ljust(len(weights), b"\xff"))  # all of them not numbers
     done = spawned("train", "draft", draft_config(tmp_path, model=str(model)))
-    what = "error: the loss of the untouched model is nan; look at its weights, or set precision: float32, and begin anew"
+    what = "error: the loss of the untouched model is nan; check its weights, or set precision: float32, and start again"
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, what)
     assert not (tmp_path / "out").exists(), "which can be begun anew"

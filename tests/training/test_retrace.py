@@ -93,5 +93,5 @@ def test_a_run_without_its_problems_is_refused(tmp_path: Path) -> None:
     problems = write_problems(tmp_path)
     folder = solve(tmp_path, input=problems, keep_input=False).folder
     problems.write_text('{"problem": "another"}\n')
-    with pytest.raises(InputError, match="is not the input of this run any more"):
+    with pytest.raises(InputError, match="has changed since this run, which kept no copy of it"):
         next(Retracer(folder).chains())

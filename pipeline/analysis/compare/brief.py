@@ -15,7 +15,7 @@ ALONE = "Nothing to compare with: name a second run over the same problems; for 
 
 
 def brief(c: Comparison) -> list[str | Table]:
-    """The table, the sentences, and what is not the same in all runs."""
+    """The table, the sentences, and how runs differ otherwise."""
     found: list[str | Table] = [_table(c), "\n".join(_sentences(c)) or ALONE]
     return [*found, *filter(None, (pooled_lines(c), simulated(c), flag_lines(c)))]
 

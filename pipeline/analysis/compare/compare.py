@@ -227,7 +227,7 @@ def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
     if run.failed:
         said.append(f"{run.failed} chains failed: they count as wrong and are in no other figure")
     if run.lost:
-        said.append("as chains failed, it has no wall time to compare")
+        said.append("because chains failed, it has no wall time to compare")
     if run.cancelled:
         said.append(f"{run.cancelled} chains were cancelled and are in no figure")
     if (mass := option_mass(run.masses)) and mass.flagged:
@@ -246,7 +246,7 @@ def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
         said += _other_machine(run.host, base.host)
     if set(run.problem_ids) != set(base.problem_ids):
         common = len(set(run.problem_ids) & set(base.problem_ids))
-        said.append(f"of its {len(run.problem_ids)} problems {common} are the baseline's; differences are over these")
+        said.append(f"{common} of its {len(run.problem_ids)} problems are also the baseline's; differences are over these")
     said += [clause for kind, clause in differences(run.rules, base.rules) if kind != "devices"]  # what the engines stated is below
     if run.resources.kind != base.resources.kind or (run.models.keys() == base.models.keys() and run.resources != base.resources):
         said.append(f"it had {run.resources.label}, the baseline {base.resources.label}")
@@ -262,13 +262,13 @@ def _seeds(run: RunTable) -> str:
 
 
 def _other_machine(ours: Host, theirs: Host) -> Iterator[str]:
-    """Whether it was another machine, or the same one of which a process might use other cores."""
+    """Whether it was another machine, or the same one with another number of usable cores."""
     names = ("machine", "processor", "memory_bytes", "system")
     if unlike := [name for name in names if getattr(ours, name) != getattr(theirs, name)]:
         said = ", ".join(f"{_WORDS[name]} {getattr(ours, name)}, the baseline's {getattr(theirs, name)}" for name in unlike)
         yield f"it ran on another machine or system than the baseline: {said}"
     elif ours.cores != theirs.cores:
-        yield f"of the cores of the machine it might use {ours.cores}, the baseline {theirs.cores}"
+        yield f"it could use another number of cores: {ours.cores}, the baseline {theirs.cores}"
 
 
 _WORDS = {"machine": "architecture", "processor": "processor", "memory_bytes": "bytes of memory", "system": "system"}

@@ -219,10 +219,10 @@ def _note(shape: Shape, cells: Sequence[_Cell], hidden: Sequence[str]) -> str:
     there = {each.at["system"] for each in cells}
     said = [shape.note] if shape.note else []
     missing = [f"{system.label} ({_asked(system)})" for system in shape.systems if system.label not in there]
-    said += [f"Left out, as there are no runs of them: {', '.join(missing)}."] if missing else []
-    said += [f"Not shown, as another run has their place: {', '.join(hidden)}."] if hidden else []
+    said += [f"Left out because there are no runs: {', '.join(missing)}."] if missing else []
+    said += [f"Not shown because another run takes their place: {', '.join(hidden)}."] if hidden else []
     pooled = sorted({len(each.run.pooled) for each in cells if each.run.pooled})
-    said += [f"Pooled runs that differ in the seed alone: {', '.join(map(str, pooled))} a row."] if pooled else []
+    said += [f"Pooled runs that differ only in the seed: {', '.join(map(str, pooled))} a row."] if pooled else []
     failed = sum({each.run.name: each.run.failed for each in cells}.values())
     said += [f"{failed} chains failed: they count as wrong and are in no other figure."] if failed else []
     made = {kind: None for each in cells if (kind := figures(each.run, each.run).answers)}
@@ -231,7 +231,7 @@ def _note(shape: Shape, cells: Sequence[_Cell], hidden: Sequence[str]) -> str:
 
 
 def _unlike(shape: Shape, cells: Sequence[_Cell], runs: Sequence[RunTable]) -> Iterator[str]:
-    """What is not the same in a run and in the one that its figures are over, beside what the rows and columns say."""
+    """How a run differs from the one that its figures are relative to, apart from what the rows and columns say."""
     found: dict[str, dict[str, None]] = {}
     for each, metric in product(cells, shape.metrics):
         base = _base(metric, each, cells, runs)

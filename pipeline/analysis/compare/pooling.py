@@ -30,7 +30,7 @@ ALIKE = (
     "samples",
     "simulated",
 )
-"""Fields of a `RunTable` that have to agree beside those of the input."""
+"""Fields of a `RunTable` that have to agree in addition to those of the input."""
 SUMS = ("chains", "graded", "right")
 MEANS = ("latency_s", "thinking_s", "thought_tokens", "answer_tokens", "steps", "accepted", "fallbacks")
 SPLITS = ("train", "validation", "test", "dev", "data", "problems")

@@ -54,7 +54,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     closes: bool
     """Whether a thought that is not finished within its budget is closed and answered."""
     exits: tuple[str, ...]
-    """What ends a thought beside its end and its bounds, such as `repeated 2`."""
+    """What ends a thought other than its own end and its limits, such as `repeated 2`."""
     sampling: dict[str, str]
     """By purpose of the calls, such as `temperature 0.6, top_p 0.95`."""
     asked: tuple[str, ...]
@@ -85,12 +85,12 @@ def rules_of(plan: Plan) -> Rules:
 
 
 def differences(ours: Rules, theirs: Rules) -> Iterator[Unlike]:
-    """What of a run is not as in its baseline."""
+    """How a run differs from its baseline."""
     if ours.thought_tokens != theirs.thought_tokens:
         yield Unlike("budget", f"its thoughts have {_tokens(ours.thought_tokens)}, the baseline's {_tokens(theirs.thought_tokens)}")
     if ours.closes != theirs.closes:
         which = ("it closes", "the baseline does not") if ours.closes else ("it does not close", "the baseline does")
-        yield Unlike("budget", f"{which[0]} and answer a thought that is not finished within its budget, {which[1]}")
+        yield Unlike("budget", f"{which[0]} and answer a thought that exceeds its budget, {which[1]}")
     elif ours.answer_tokens != theirs.answer_tokens:
         yield Unlike("budget", f"its answers have {_tokens(ours.answer_tokens)}, the baseline's {_tokens(theirs.answer_tokens)}")
     if ours.exits != theirs.exits:
@@ -98,10 +98,10 @@ def differences(ours: Rules, theirs: Rules) -> Iterator[Unlike]:
     for purpose in WRITING:
         one, other = ours.sampling.get(purpose), theirs.sampling.get(purpose)
         if one and other and one != other:
-            yield Unlike("sampling", f"what it samples to {purpose} has {one}, the baseline's {other}")
+            yield Unlike("sampling", f"its sampling to {purpose} has {one}, the baseline's {other}")
     for name in dict.fromkeys((*ours.asked, *theirs.asked)):
         if getattr(ours.prompts, name) != getattr(theirs.prompts, name):
-            yield Unlike("prompts", f"`prompts.{name}` is another text than the baseline's")
+            yield Unlike("prompts", f"`prompts.{name}` differs from the baseline's")
     if ours.candidates and theirs.candidates and ours.candidates != theirs.candidates:
         yield Unlike("candidates", f"candidates is {ours.candidates}, the baseline's {theirs.candidates}")
     for role in (role for role in ours.engines if role in theirs.engines):

@@ -1,6 +1,6 @@
 """A run as a table with a few numbers for every problem, to be compared with others: a run folder enters, a `RunTable` leaves.
 
-Of a chain that was taken up again the last row counts. A chain that failed counts as wrong (`events.counted`) and in no other figure, one
+Of a chain that was resumed the last row counts. A chain that failed counts as wrong (`events.counted`) and in no other figure, one
 that was cancelled in none. Tables are read in batches; names and numbers of chains are held, never a text.
 """
 
@@ -73,7 +73,7 @@ class Tokens(Struct, frozen=True):
     by_role: dict[str, Array]
     """All sampled tokens, whatever became of them."""
     answer: Array
-    """Tokens after the thought: those of stages that answer, and of whole responses those behind their thought."""
+    """Tokens after the thought: those of stages that answer, and of whole responses those after their thought."""
 
 
 class Speculation(Struct, frozen=True):

@@ -15,8 +15,8 @@ from pipeline.analysis.resources import of_answers
 from pipeline.analysis.simulated import stated
 
 INTERVALS = (
-    "Brackets: 95% intervals. Of an accuracy: Wilson's, or with several samples a problem that of problems as clusters; of all "
-    "else: bootstrap over problems, the same problems for both runs of a difference."
+    "Brackets: 95% intervals. For an accuracy: Wilson's, or with several samples a problem, clustered by problem; for all "
+    "else: bootstrap over problems, paired by problem for differences."
 )
 SIMULATED = (
     "Simulated runs: times are those of a simulated clock, and answers are right only as far as the references are simulated too; "
@@ -61,7 +61,7 @@ def parts(comparison: Comparison, first: Sequence[Table] = ()) -> list[str | Tab
 def pooled_lines(comparison: Comparison) -> str:
     """Which runs are pooled, a line each; empty where none are."""
     pooled = [f"- {run.run}: the runs {', '.join(run.pooled)}" for run in comparison.runs if run.pooled]
-    return "\n".join(["Pooled, as they differ in the seed alone:", "", *pooled]) if pooled else ""
+    return "\n".join(["Pooled, as they differ only in the seed:", "", *pooled]) if pooled else ""
 
 
 def flag_lines(comparison: Comparison) -> str:
@@ -144,7 +144,7 @@ def tokens(c: Comparison) -> Table:
         for role, sampled in _in_order(run)
     ]
     note = (
-        "Sampled by each model, whatever became of them; `speculated inside` is the engine's own count over the whole run. "
+        "All tokens sampled by each model, kept or not; `speculated inside` is the engine's own count over the whole run. "
         "Tokens/s: of all roles together, over the wall time; kept are those of thoughts and answers."
     )
     return Table("Tokens by model, per problem (SpecCoT table 6: throughput)", columns, tuple(rows), note)
@@ -313,8 +313,8 @@ def masses(c: Comparison) -> Table:
         if (m := run.option_mass)
     ]
     columns = ("run", "system", "verifications", "mean", "5th percentile", f"share under {LOW:.0%}")
-    note = f"(!): more than {FLAGGED:.0%} of the verifications meant to say something else; look at the verifier's prompt."
-    return Table("Probability on the valid options of verifications, before renormalising", columns, tuple(rows), note)
+    note = f"(!): in more than {FLAGGED:.0%} of the verifications the verifier preferred other tokens; check its prompt."
+    return Table("Probability of the valid options in verifications, before renormalising", columns, tuple(rows), note)
 
 
 def pairs(c: Comparison) -> Table:
@@ -351,7 +351,7 @@ def selection(c: Comparison) -> Table:
         "that are right. Agreement: selected drafts whose own answer, as found in the thought, has the verdict that the chain got."
     )
     if unknown := sum(run.selection.unknown for run in c.runs if run.selection):
-        note += f" Left out: {unknown:,} choices of which nobody knows the class, or the verdict, because drafts state no answer."
+        note += f" Left out: {unknown:,} choices whose class or verdict is unknown, because drafts state no answer."
     return Table("Selection among whole thoughts, by class (SCoT 4.4)", columns, tuple(rows), note)
 
 

@@ -107,7 +107,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     answers: str | None = None
     """`simulated` or `recorded` where models did not give the answers; see `resources.answers`."""
     unused_adapters: tuple[str, ...] = ()
-    """A sentence for each engine with adapters of which no stage uses any."""
+    """A notice for each engine with adapters that no stage uses."""
     take_turns: tuple[str, ...] = ()
     """Roles of engines that computed on one GPU in turns, because CUDA MPS did not run."""
     example: str | None = None
@@ -130,7 +130,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     problems: int
     """Distinct input rows that have a chain."""
     chains: int
-    """Chains that have ended; of a chain that was taken up again only the last attempt counts."""
+    """Chains that have ended; of a chain that was resumed only the last attempt counts."""
     done: int
     """Chains that neither failed nor were cancelled."""
     failed: int

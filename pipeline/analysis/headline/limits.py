@@ -1,4 +1,4 @@
-"""What limits a run, and what to try: a summary enters, one sentence leaves, or none. Pure.
+"""What limits a run, and what to try: a summary enters, one hint leaves, or none. Pure.
 
 Each rule looks at one cause; they are asked in the order of `RULES`, and the first that finds its cause speaks. What only the run's own
 figures show is said: no rule guesses.

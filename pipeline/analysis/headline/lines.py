@@ -131,7 +131,7 @@ def _restarts(s: Summary) -> str:
 def _why_not_graded(s: Summary) -> str:
     """Why no answer of the run was graded."""
     if s.grading_errors:
-        return f"not graded, which `pipeline grade` can do later: {_grading_errors(s)}"
+        return f"not graded; `pipeline grade` can do it later: {_grading_errors(s)}"
     return "no reference answers" if s.done else "no chain finished"
 
 
@@ -139,7 +139,7 @@ def _grading_errors(s: Summary) -> str:
     """What kept answers from being compared, the most frequent reasons."""
     first = dict(list(s.grading_errors.items())[:MOST_REASONS])
     more = len(s.grading_errors) - len(first)
-    said = [f"{count:,} not compared to the end: {why}" for why, count in first.items()]
+    said = [f"{count:,} not graded: {why}" for why, count in first.items()]
     return "; ".join(said) + (f"; and {more} other reasons" if more else "")
 
 
@@ -167,7 +167,7 @@ def _engines(s: Summary) -> Iterator[Row]:
     busy = {role: engine for role, engine in s.engines.items() if engine.calls}
     if busy and s.span_s:
         said = [f"{role} {_percent(engine.busy_share)}{' busy' if not place else ''}" for place, (role, engine) in enumerate(busy.items())]
-        yield Row("engines", "", ", ".join(said) + (f", in the mean of {s.replicas.replicas} replicas" if s.replicas else ""))
+        yield Row("engines", "", ", ".join(said) + (f", mean of {s.replicas.replicas} replicas" if s.replicas else ""))
     for role, engine in busy.items():
         if engine.speculated_tokens:
             accepted = (engine.accepted_speculated_tokens or 0) / engine.speculated_tokens

@@ -82,7 +82,7 @@ def difference(over: Array, under: Array, base_over: Array, base_under: Array) -
 def gain(part: Array, whole: Array, base_part: Array, base_whole: Array) -> Estimate:
     """The `difference` of two shares.
 
-    Where all draws of the bootstrap agree, the interval reaches as far as Wilson's does for a share of 0 in so many problems.
+    Where all draws of the bootstrap agree, the interval reaches as far as Wilson's does for a share of 0 in that many problems.
     """
     found = difference(part, whole, base_part, base_whole)
     if found.value is None or found.low != found.high:

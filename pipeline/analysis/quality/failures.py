@@ -48,6 +48,6 @@ def failures(run: Path) -> list[Failure]:
 
 
 def _failed(run: Path) -> Iterator[dict[str, Any]]:
-    """Rows of failed chains, those that were taken up again and succeeded included: such a chain has a second row."""
+    """Rows of failed chains, including those that were resumed and succeeded: such a chain has a second row."""
     for batch in read_batches(run, "chains", ["chain_id", "error_type", "error_message", "error_stage", "stop_reason"]):
         yield from batch.filter(batch.column("error_type").is_valid()).to_pylist()

@@ -166,7 +166,7 @@ def invariance_markdown(found: Invariance) -> str:
         "",
         f"- equal to the last token: {found.equal} ({found.equal_share:.1%}; 95% interval {low:.1%} to {high:.1%})",
         f"- the same answer: {found.equal_answers} ({found.equal_answers / found.chains:.1%})",
-        f"- the others part by their drafts {found.parted_by_drafts}, by a verdict {found.parted_by_verdict}, "
+        f"- the others diverge by their drafts {found.parted_by_drafts}, by a verdict {found.parted_by_verdict}, "
         f"by a written text {found.parted_by_writing}",
     ]
     if found.first_difference:

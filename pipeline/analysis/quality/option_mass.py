@@ -35,7 +35,7 @@ class OptionMass(Struct, frozen=True):
 
     @property
     def flagged(self) -> bool:
-        """Whether so many are doubtful that the verdicts should not be trusted."""
+        """Whether too many are doubtful for the verdicts to be trusted."""
         return self.low_share > FLAGGED
 
 
@@ -90,4 +90,4 @@ def mass_sentence(found: OptionMass) -> str:
     """What was found as one sentence, with a warning where it is `flagged`."""
     said = f"{found.mean:.1%} of the probability on valid options, 5th percentile {found.p5:.1%}"
     said += f", under {LOW:.0%} in {found.low_share:.1%} of {found.verifications:,} verifications"
-    return f"{said}: the verifier often means to say something else, so look at its prompt" if found.flagged else said
+    return f"{said}: the verifier often prefers other tokens; check its prompt" if found.flagged else said

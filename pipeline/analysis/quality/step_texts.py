@@ -16,7 +16,7 @@ from pipeline.analysis.time.timeline import Array
 from pipeline.trace.read import read_batches, with_lengths
 
 REFLECTIVE = ("wait", "but", "hmm", "however", "alternatively", "actually", "maybe", "let me check", "double-check")
-"""Words of second thoughts (SpecCoT A.1 names the first three and an ellipsis; the others are ours)."""
+"""Words of second thoughts (SpecCoT A.1 names the first three and an ellipsis; the others are this project's)."""
 _REFLECTIVE = re.compile(r"\b(" + "|".join(map(re.escape, REFLECTIVE)) + r")\b", re.IGNORECASE)
 _WORD = re.compile(r"\w+")
 COLUMNS = ["chain_id", "decision", "step_text", "step_token_ids", "candidate_texts", "candidate_tokens"]

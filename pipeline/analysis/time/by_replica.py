@@ -56,7 +56,7 @@ class ReplicaFigures(Struct, frozen=True, kw_only=True):
     starts: int
     """How often its engines were started."""
     losses: tuple[str, ...]
-    """Why it was lost, a sentence for each time."""
+    """Why it was lost, an error message for each time."""
     dropped: bool
     """Whether it was not started again, because it was lost again and again."""
 

@@ -64,7 +64,7 @@ class Accumulator(Protocol):
     """An analysis that adds up calls. It gets all calls of a run in parts, the last ones first."""
 
     columns: tuple[str, ...]
-    """Columns of the calls table that it needs beside `BASE`."""
+    """Columns of the calls table that it needs in addition to `BASE`."""
 
     def add(self, calls: Calls) -> None:
         """Add `calls`, none of which ended after any that were added before."""
@@ -98,7 +98,7 @@ def accumulate(run: Path, accumulators: Callable[[Outline], Found]) -> Found:
 
 
 def is_long(run: Path) -> bool:
-    """Whether the run folder `run` has so many calls that compiling the analyses saves time."""
+    """Whether the run folder `run` has enough calls for compiling the analyses to save time."""
     return count_rows(run, "calls") >= LONG
 
 

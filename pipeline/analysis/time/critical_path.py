@@ -1,7 +1,7 @@
 """The critical path of chains: the calls that determined when a chain ended, one after the other. A run folder enters, seconds leave.
 
 The path is found backwards from the chain's end: the call that ended last before it, its time in lane and engine, and from the
-moment it was ready the same again. Calls that ran beside the path are not on it.
+moment it was ready the same again. Calls that ran in parallel to the path are not on it.
 
 All chains are followed in one pass backwards in time. For each chain its frontier is held: the instant back to which its path is
 known, and the stage of the call that became ready then. Invariant: the time from a frontier to its chain's end is in the totals.

@@ -61,7 +61,7 @@ class ModesOverTime(Struct, frozen=True, kw_only=True):
 
 
 def modes_over_time(folder: Path, run: RunFile, bins: int) -> ModesOverTime | None:
-    """The modes of the run in `folder` over time in so many `bins`; None where its chains are not switched, or no step is there.
+    """The modes of the run in `folder` over time in `bins` bins; None if its chains are not switched, or no step is there.
 
     Raises `InputError` where the steps cannot be read.
     """

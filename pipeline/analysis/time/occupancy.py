@@ -65,7 +65,7 @@ class DeviceOccupancy(Struct, frozen=True, kw_only=True):
 
 
 class Occupancy(Struct, frozen=True, kw_only=True):
-    """A run over time, without the pauses between the sessions of a run that was taken up again.
+    """A run over time, without the pauses between the sessions of a run that was resumed.
 
     Of a run with several replicas chains and requests are those of all of them; seconds, of engines, devices and overlap, are means over
     the replicas, so that busy and idle ones still add up to the length of a bin. A replica whose engines are not there, because it was lost
@@ -73,7 +73,7 @@ class Occupancy(Struct, frozen=True, kw_only=True):
     """
 
     span_s: float
-    """Seconds from the start of the run until its end; of one that goes on or was killed, until the last event in the trace."""
+    """Seconds from the start of the run until its end; of one in progress or killed, until the last event in the trace."""
     edges_s: Array
     """Edges of the bins, one more than there are bins; seconds since the start."""
     live: Array

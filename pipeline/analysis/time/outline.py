@@ -1,6 +1,6 @@
 """What is known of a run before its calls are analysed: its span, its engines and its chains. A run folder enters, an `Outline` leaves.
 
-Instants are nanoseconds of work: since the start of the run, without the pauses between the sessions of a run that was taken up
+Instants are nanoseconds of work: since the start of the run, without the pauses between the sessions of a run that was resumed
 again. A chain is identified by the hash of its name: among 10^6 chains two hashes agree once in some 10^7 runs.
 """
 
@@ -115,7 +115,7 @@ def read_outline(run: Path) -> Outline:
 
 
 def read_whole_outline(run: Path) -> Outline:
-    """Make the outline from the calls table too, which is also right for a run that goes on, was killed, or has no `run.json`.
+    """Make the outline from the calls table too, which is also right for a run that is in progress, was killed, or has no `run.json`.
 
     Raises `InputError` where a table cannot be read.
     """

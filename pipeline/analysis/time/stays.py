@@ -1,6 +1,6 @@
 """When each chain was on which replica: a run folder and its outline enter, `Stays` leave.
 
-A chain is on one replica from its admission to its end, unless that was lost and it went on elsewhere. Then it was on each earlier
+A chain is on one replica from its admission to its end, unless that was lost and it continued elsewhere. Then it was on each earlier
 replica from when its first call there was ready until its last one there ended, and from then on where it ended. Calls are streamed;
 held are those pairs of a chain and a replica where the chain did not end.
 """
@@ -17,7 +17,7 @@ from pipeline.trace.read import read_batches
 from pipeline.trace.run_file import RunFile
 
 NAMED = ("chain_id", "submit_unix_ns", "end_unix_ns", "client_wait_s")
-"""Columns of the calls table that are read, beside `replica`."""
+"""Columns of the calls table that are read, in addition to `replica`."""
 
 
 class Lives(Struct, frozen=True):

@@ -109,7 +109,7 @@ def _busy(calls: _Calls, which: Array, chains: int) -> Array:
         return np.zeros(chains)
     order = np.lexsort((start, chain))
     chain, start, end = chain[order], start[order], end[order]
-    # Each chain is moved behind the ones before it, so that one running maximum tells how far the chain's calls reached.
+    # Each chain is moved after the ones before it, so that one running maximum tells how far the chain's calls reached.
     shift = chain * (end.max() - start.min() + 1.0)
     reached = np.maximum.accumulate(end + shift)
     before = np.concatenate([[-np.inf], reached[:-1]])

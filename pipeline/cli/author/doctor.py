@@ -26,7 +26,7 @@ from pipeline.machine import GIB, Gpu, Machine, gib, look
 
 @command()
 @click.argument("what", required=False, type=click.Path(path_type=Path), metavar="[GRAPH|ENGINES|RUN]")
-@option("--engines", "bound", type=click.Path(path_type=Path), metavar="NAME|FILE", help="For a graph: engines instead of its own.")
+@option("--engines", "bound", type=click.Path(path_type=Path), metavar="NAME|FILE", help="For a graph: engines to use instead of its own.")
 @model_option
 @option("--as", "named", metavar="NxGPU", help="Plan for another machine, such as 2xH100-80GB, H200 or 4x48GB.")
 @option("-s", "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set engines.ROLE.NAME. May be repeated.")

@@ -19,7 +19,7 @@ from pipeline.trace.folder import hold
 
 
 def print_flaws(runs: Iterable[Path]) -> None:
-    """Print a sentence for every file of the run folders `runs` that is missing, left out, or not as the run left it."""
+    """Print a notice for every file of the run folders `runs` that is missing, left out, or changed since the run."""
     for run in runs:
         for sentence in flaws(run):
             print_notice(sentence)
@@ -51,7 +51,7 @@ def check(run: Path, repair: bool, as_json: bool) -> None:
 
 def _lines(found: Examination, repair: bool) -> list[str]:
     sessions = f"{found.sessions} session{'' if found.sessions == 1 else 's'}"
-    manifest = "" if found.manifest else ", no manifest (of an earlier version, or lost): missing and foreign files cannot be told"
+    manifest = "" if found.manifest else ", no manifest (of an earlier version, or lost): missing and foreign files cannot be detected"
     lines = [f"{found.folder}: {found.status}, {sessions}{', a process is at work in it' if found.held else ''}{manifest}"]
     lines += ["{:<10}{:>8}{:>14}{:>14}{:>12}".format("table", "parts", "write-ahead", "rows", "MB")]
     for table in found.tables:

@@ -171,9 +171,9 @@ def _check(kind: str, runs: Sequence[Path], output: Path | None, options: dict[s
     if str(output) == "-" and (kind in (*FORMATS, *FILES) or options["form"] not in (None, "jsonl")):
         raise UsageError("-o -: only JSON lines of answers or of a table can be printed; name a file")
     if options["endpoint"] is not None and output is not None:
-        raise UsageError("--endpoint and --output: give one of them")
+        raise UsageError("--endpoint and --output: give only one of them")
     if options["engine"] and options["model"]:
-        raise UsageError("--engine and --model: each names the model to be trained; give one of them")
+        raise UsageError("--engine and --model: each names the model to be trained; give only one of them")
 
 
 def _any_of(kinds: Sequence[str]) -> str:

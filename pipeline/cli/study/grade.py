@@ -23,7 +23,7 @@ _WORDS = {True: "right", False: "wrong", None: "no verdict"}
 
 @command()
 @click.argument("run", type=RunFolder(), metavar="RUN")
-@option("--explain", "row", metavar="ROW", help="Say how the verdict on ROW, a problem_id or chain_id, came about; write nothing.")
+@option("--explain", "row", metavar="ROW", help="Explain the verdict on ROW, a problem_id or chain_id; write nothing.")
 @option("--dry-run", is_flag=True, help="Report what would change; write nothing.")
 @option("--workers", type=click.IntRange(1, 256), metavar="N", help="Number of grading processes.  [default: one per core, maximum 8]")
 @option(
@@ -65,7 +65,7 @@ def _lines(found: Regrade) -> list[str]:
     lines = [f"{found.run}: {changed}, {found.became_right:,} to right and {found.became_wrong:,} to wrong"]
     lines += [_line(change) for change in found.changes[:SHOWN]]
     lines += [f"  and {found.changed - SHOWN:,} more, all of them with --json"] if found.changed > SHOWN else []
-    lines += [f"not compared to the end: {count:,}, {why}" for why, count in found.errors.items()]
+    lines += [f"not graded: {count:,}, {why}" for why, count in found.errors.items()]
     share = f" ({found.correct / found.graded:.1%})" if found.graded else ""
     return [*lines, f"{found.correct:,} of {found.graded:,} graded are right{share}, of {found.chains:,} chains"]
 

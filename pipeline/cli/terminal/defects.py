@@ -1,4 +1,4 @@
-"""What is said of an error that nobody foresaw: one sentence, and a file with its traceback for whoever mends it."""
+"""The report of an unexpected error: a message, and a file with its traceback for whoever fixes it."""
 
 import traceback
 from tempfile import NamedTemporaryFile
@@ -7,10 +7,10 @@ from pipeline.redaction import redact
 
 
 def sentence_of(error: BaseException) -> str:
-    """A sentence for a person about an unexpected error, whose traceback is kept in a new file, without secrets."""
+    """A message for the user about an unexpected error, whose traceback is kept in a new file, without secrets."""
     lines = [*str(error).strip().splitlines(), ""]
     what = f"unexpected {type(error).__name__}{': ' if lines[0] else ''}{lines[0]}"
-    return f"{what}; this is a defect of pipeline: please report it with {_kept(error)}"
+    return f"{what}; this is a bug in pipeline: please report it with {_kept(error)}"
 
 
 def _kept(error: BaseException) -> str:

@@ -49,5 +49,5 @@ def fit_address_space(least: int) -> None:
         return
     let_arrow_return_memory()  # its own allocator would reserve a GiB at once
     if limit < least:
-        what = f"the limit on memory (`ulimit -v`) is {limit >> 20} MiB, and this command takes at least {least >> 20} MiB"
+        what = f"the limit on memory (`ulimit -v`) is {limit >> 20} MiB, and this command needs at least {least >> 20} MiB"
         raise RunError(f"{what}; raise it, or limit a container instead")

@@ -52,14 +52,14 @@ class Notices:
                 file.close()
 
     def _keep(self, line: str) -> None:
-        """Write a line into the file; one that cannot be written any more, as on a full disk, is closed, and the command goes on."""
+        """Write a line into the file; one that cannot be written any more, as on a full disk, is closed, and the command continues."""
         if self._file is None:
             return
         try:
             print(line, file=self._file, flush=True)
         except OSError as error:
             self.close()
-            self.say(f"--log-file {self.options.log_file}: not written any more: {reason(error)}", error=True)
+            self.say(f"--log-file {self.options.log_file}: no longer written: {reason(error)}", error=True)
 
 
 _PLAIN = Notices()

@@ -20,7 +20,7 @@ from pipeline.graph.spec import EngineSpec
 PER_SECOND = 4
 """How often the lines are drawn."""
 SAY_AGAIN_S = 30.0
-"""Seconds after which a plain line says that a phase goes on."""
+"""Seconds after which a plain line says that a phase is still running."""
 
 
 class Starts:

@@ -17,7 +17,7 @@ MOST_CHANGES = 40
 
 
 def modes(found: ModesOverTime) -> go.Figure:
-    """How many live chains were in each mode, and the tokens a second of all together beside what the control expected of them, unless
+    """How many live chains were in each mode, and the tokens a second of all together next to what the controller expected of them, unless
     there were several controls, none of which knew of all."""
     middle = (found.edges_s[1:] + found.edges_s[:-1]) / 2
     figure = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.07)

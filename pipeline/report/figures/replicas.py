@@ -41,10 +41,10 @@ def shown(replicas: Sequence[ReplicaFigures]) -> list[ReplicaFigures]:
 
 
 def which(replicas: Sequence[ReplicaFigures]) -> str:
-    """What `shown` leaves out, in a sentence; empty where it is nothing."""
+    """What `shown` leaves out, as a sentence; empty if nothing."""
     if len(replicas) <= 2 * ENDS:
         return ""
-    return f"Of {len(replicas):,} replicas the {ENDS} slowest and the {ENDS} fastest, by generated tokens/s, from slow to fast."
+    return f"Of {len(replicas):,} replicas the {ENDS} slowest and the {ENDS} fastest, by generated tokens/s, slowest first."
 
 
 def replicas_table(replicas: Sequence[ReplicaFigures]) -> Table:

@@ -1,4 +1,4 @@
-"""Calls that may not end within the limits of their engine: a plan enters, sentences leave, before anything is asked.
+"""Calls that may exceed the time limits of their engine: a plan enters, warnings leave, before any request is sent.
 
 How fast a simulated engine writes is known before it starts; of any other it is said how fast it would have to be.
 """
@@ -25,7 +25,7 @@ class _Limit(NamedTuple):
 
 
 def time_notices(plan: Plan) -> list[str]:
-    """A sentence for each stage whose longest call is not expected to end within the limit of its engine, or may not."""
+    """A warning for each stage whose longest call will, or may, exceed the time limit of its engine."""
     return list(_notices(plan))
 
 
@@ -39,10 +39,10 @@ def _notices(plan: Plan) -> Iterator[str]:
             what = _too_slow(engine, node.spec, tokens, limit)
         else:
             rate = tokens / limit.seconds
-            what = f"in {limit.seconds:g} s that is {rate:.0f} tokens a second" if rate > SURE_TOKENS_PER_S else None
+            what = f"within {limit.seconds:g} s that needs {rate:.0f} tokens a second" if rate > SURE_TOKENS_PER_S else None
         if what is not None:
-            said = f"a call of the stage `{node.name}` may have {tokens:,} tokens; {what}"
-            yield f"warning: engine {node.spec.role!r}: {said}, or the call times out: set {limit.name} higher, or max_tokens lower"
+            said = f"a call of the stage `{node.name}` may generate {tokens:,} tokens; {what}"
+            yield f"warning: engine {node.spec.role!r}: {said}; set {limit.name} higher or max_tokens lower, or the call may time out"
 
 
 def _limit(engine: EngineSpec) -> _Limit | None:
@@ -60,12 +60,12 @@ def _too_slow(engine: SimSpec, stage: StageSpec, tokens: int, limit: _Limit) -> 
     alone_s, full_s = (_seconds(engine, tokens, size) for size in (1, together))
     if full_s <= limit.seconds:
         return None
-    beside = "" if together == 1 else f", beside {together - 1:,} others {full_s:,.0f} s"
-    return f"that takes {alone_s:,.0f} s alone{beside}, and {limit.name} is {limit.seconds:g}: it must be shorter"
+    full = "" if together == 1 else f", {full_s:,.0f} s in a batch of {together:,}"
+    return f"that takes {alone_s:,.0f} s alone{full}, and {limit.name} is {limit.seconds:g}"
 
 
 def _seconds(engine: SimSpec, tokens: int, size: int) -> float:
-    """Seconds in which a simulated engine writes so many tokens of `size` sequences at once, with the device to itself."""
+    """Seconds that a simulated engine needs to write `tokens` tokens for each of `size` sequences at once, with the device to itself."""
     iterations = tokens if engine.speculative is None else -(-tokens // (1 + engine.speculative.num_speculative_tokens))
     growth = size * tokens / iterations
     return Roofline(engine).iteration(size, size, growth).duration(iterations)

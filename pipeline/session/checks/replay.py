@@ -1,7 +1,7 @@
-"""Checks and sentences about a run on replayed engines: whether its options fit the recorded run, where its times come from, and
+"""Checks and notices for a run on replayed engines: whether its options match the recorded run, where its times come from, and
 how many chains needed text that was not recorded.
 
-Plans, options and fingerprints enter, sentences leave; for a plan without replayed engines there are none.
+Plans, options and fingerprints enter, notices leave; for a plan without replayed engines there are none.
 """
 
 from collections.abc import Iterator
@@ -45,27 +45,27 @@ def _check_adapter(stage: StageNode, spec: ReplaySpec) -> None:
     if adapter not in known:
         there = f"it had {', '.join(map(repr, known))}" if known else "it had none"
         raise GraphError(
-            f"stage `{stage.name}`", f"asks for the adapter {adapter!r} of `{role}`, which the run {spec.run} did not have; {there}"
+            f"stage `{stage.name}`", f"asks for the adapter {adapter!r} of `{role}`, which run {spec.run} did not have; {there}"
         )
 
 
 def announcements(plan: Plan) -> list[str]:
-    """One sentence for each source of the times of replayed calls (the recording, or a roofline), with the roles that use it."""
+    """One notice for each source of the times of replayed calls (the recording, or a roofline), with the roles that use it."""
     costs: dict[str, list[str]] = {}
     for role, spec in _replayed(plan).items():
         if spec.costs == "recorded":
-            said = "takes as long as it took when it was recorded, whatever runs beside it"
+            said = "takes as long as when it was recorded, whatever else is running"
         elif spec.costs_from is None:
             continue
         else:
-            fitted = " that was fitted to it" if Path(spec.costs_from).name == CALIBRATION else ""
-            said = f"costs what the roofline{fitted} in {spec.costs_from} says"
+            fitted = " fitted to it" if Path(spec.costs_from).name == CALIBRATION else ""
+            said = f"takes the time predicted by the roofline model{fitted} in {spec.costs_from}"
         costs.setdefault(f"replay of {spec.run}: every call of %s {said}", []).append(role)
     return [sentence.replace("%s", " and ".join(roles), 1) for sentence, roles in costs.items()]
 
 
 def shortfall(run: RunFile) -> str | None:
-    """The sentence that says how many chains needed text that was never generated, and at which stages; None where none did."""
+    """A notice of how many chains needed text that was never generated, and at which stages; None where none did."""
     missing = run.totals.errors.get(NeverGenerated.__name__)
     if not missing:
         return None
@@ -84,9 +84,9 @@ def needs(recording: RunFile, options: RunOptions, fingerprint: Fingerprint) -> 
         yield f"--seed {recording.seed}"
     if options.columns != then.columns:
         columns = " ".join(f"--column {ours}={theirs}" for ours, theirs in then.columns.items())
-        yield columns or f"no --column: it had none of {', '.join(options.columns)}"
+        yield columns or f"no --column: it was recorded without {', '.join(options.columns)}"
     if fingerprint.sha256 != then.sha256:
-        yield f"the problems that it was given, {then.file} (SHA-256 {then.sha256[:12]}...); {options.input} holds others"
+        yield f"the recorded problems, {then.file} (SHA-256 {then.sha256[:12]}...); {options.input} has different ones"
     if options.samples > recording.samples:
         yield f"--samples {recording.samples} or less"
     asked = options.part

@@ -1,7 +1,7 @@
 """Thoughts in a plan: whether all drafts fit into the context of their judge; of simulated ones, whose lengths are read, whether engines
 agree on them, which is refused, and which limits cut many.
 
-A plan enters; a plan or sentences leave.
+A plan enters; a plan or warnings leave.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ MANY = 0.1
 ROOM = {"token_budget": 30720, "max_steps": 1000, "draft_tokens": 30720}
 """Params of the bundled graphs that have room for the thoughts of every preset."""
 _PARTS = 1000
-"""Distributions are looked at in so many equally likely parts."""
+"""Number of equally likely parts that a distribution is divided into."""
 _NORMALS = tuple(NormalDist().inv_cdf((part + 0.5) / _PARTS) for part in range(_PARTS))
 
 
@@ -47,7 +47,7 @@ def room_notices(plan: Plan) -> list[str]:
 
 
 def _crowded(plan: Plan) -> Iterator[str]:
-    """A sentence for each judge of whole thoughts whose context cannot hold the longest ones that may be drafted."""
+    """A warning for each judge of whole thoughts whose context cannot hold the longest ones that may be drafted."""
     drafts = [node.spec for node in plan.stages() if isinstance(node.spec, DraftSpec) and node.spec.unit == "thought"]
     most = sum(spec.candidates * spec.max_tokens for spec in drafts)
     for node in plan.stages():
@@ -57,7 +57,7 @@ def _crowded(plan: Plan) -> Iterator[str]:
             count = sum(each.candidates for each in drafts)
             what = f"{count} drafts may have {most:,} tokens, and the context of engine {spec.role!r} {length:,}"
             then = "are all rejected" if spec.reject else "fail with their chain"
-            yield f"warning: {what}: those that do not fit beside the problem {then}; draft less, or set its max_model_len"
+            yield f"warning: {what}: those that do not fit next to the problem {then}; draft less, or set its max_model_len"
 
 
 def _cut(plan: Plan) -> list[str]:
@@ -79,7 +79,7 @@ def _remedy(plan: Plan, text: SimTextSpec, cut: Mapping[tuple[str, int], float])
     less = (name for name, value in ROOM.items() if isinstance(now := plan.params.get(name), int) and now < value)
     settings = [f"--set {name}={ROOM[name]}" for name in less]
     settings += ["--set 'engines.*.max_model_len=32768'"] if any(name == "max_model_len" for name, _ in cut) else []
-    return f"{' '.join(settings)} leaves room for those of every preset" if text.preset is not None and settings else "set it higher"
+    return f"{' '.join(settings)} leaves enough room for every preset" if text.preset is not None and settings else "set it higher"
 
 
 def _limits(block: Block) -> Iterator[tuple[str, int, Unit]]:
@@ -113,5 +113,5 @@ def _check_agreement(specs: Mapping[str, SimSpec]) -> None:
     first = next((role for role, spec in specs.items() if spec.text.measured), None)
     for role, spec in specs.items():
         if first is not None and spec.text.distribution("steps") != specs[first].text.distribution("steps"):
-            what = f"its thoughts have other numbers of steps than those of {role!r}, which goes on with them"
+            what = f"its thoughts differ in numbers of steps from those of {role!r}, which continues them"
             raise GraphError(f"engine {first!r}: text", f"{what}; give both the same `preset`, or `lengths` with the same `steps`")

@@ -1,4 +1,4 @@
-"""Whether the bundled toy models can know the problems of a run: a plan and problems enter, a sentence leaves.
+"""Whether the bundled toy models can know the problems of a run: a plan and problems enter, a warning leaves.
 
 A toy model was trained on the problems of one bundled data set, which its model card names, and knows their words alone. A problem is of
 that kind where all of its words and numbers but one, such as a name, occur there.
@@ -23,7 +23,7 @@ _FRONT_MATTER = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
 
 
 def strange_problems(plan: Plan, problems: Problems) -> Iterator[str]:
-    """A sentence, where the plan has toy models and problems are of a kind that these do not know."""
+    """A warning if the plan has toy models and the problems are of a kind that these do not know."""
     named = (bundled_name(str(getattr(spec, "model", ""))) for spec in plan.engines.values())
     toys = {name: data for name in named if name is not None and (data := _trained_on(name))}
     for data in set(toys.values()):
@@ -32,7 +32,7 @@ def strange_problems(plan: Plan, problems: Problems) -> Iterator[str]:
         strange = sum(len(_words(text) - known) > 1 for text in seen)
         if strange:
             models = " and ".join(name.partition(":")[2] for name, other in toys.items() if other == data)
-            what = f"know only problems like {first!r}, and {strange} of the first {len(seen)} problems are of another kind"
+            what = f"know only problems like {first!r}; {strange} of the first {len(seen)} problems are of another kind"
             yield f"toy models: {models} {what}; name your own models with --model, or in an engines file"
 
 

@@ -1,8 +1,8 @@
-"""Whether the rows of each chain are consistent, and taking back what does not: tables are read, rows are removed, none is made up.
+"""Whether the rows of each chain are consistent, and taking back what is not: tables are read, rows are removed, none are invented.
 
-A chain that is over has all calls and steps that its row counts; one that is not has its first so many calls and steps, and each step
+A chain that is over has all calls and steps that its row counts; one that is not has its first calls and steps without a gap, and each step
 has the calls before its commit. What a full disk, a lost file or a second copy broke is taken back to such a beginning, from which
-the chain goes on, on engines that do not answer the same twice as well.
+the chain continues, also on engines that do not answer the same twice.
 
 Tables are read in batches. Of a chain that is over two checksums are held, of the others the numbers of their calls and steps.
 """
@@ -37,9 +37,9 @@ class Broken(Struct, frozen=True, kw_only=True):
     chain_id: str
     why: Why
     again: bool
-    """Whether it is to be solved further: then its row in `chains`, if it has one, cannot stay."""
+    """Whether it will be continued: then its row in `chains`, if it has one, cannot stay."""
     calls: int
-    """Its first so many calls can stay."""
+    """The number of its first calls that can stay."""
     steps: frozenset[int]
     """The indices of those of its steps that can stay."""
 

@@ -95,23 +95,21 @@ def repair(folder: Path) -> Examination:
     with boundary(RunFolderError, f"{folder}: cannot be written", foreign=OSError):
         if lost or aside.keys() & _listed(folder):
             _set_interrupted(folder)
-        done = [f"{name} {why}: it is {_put_aside(folder, name)} now" for name, why in aside.items()]
+        done = [f"{name} {why}: moved to {_put_aside(folder, name)}" for name, why in aside.items()]
         done += _put_home(folder, [f"{each.table}/{each.file}" for each in inventory.of("swapped")])
         ahead = sum(len(list((folder / table).glob("wal-*.arrows"))) for table in MAIN)
         recover(folder)
         done += [f"{ahead} write-ahead files became parts"] if ahead else []
         for table in MAIN:
             (folder / table).mkdir(exist_ok=True)
-        done += [
-            f"{name} is missing: it is struck off the manifest" for name in lost if not stands((folder / name).parent, Path(name).name)
-        ]
+        done += [f"{name} is missing: removed from the manifest" for name in lost if not stands((folder / name).parent, Path(name).name)]
         _strike_missing(complete_manifest(folder))
     broken = find_broken(folder)
     if any(each.again for each in broken):
         _set_interrupted(folder)
     take_back(folder, broken)
     again = sum(each.again for each in broken)
-    done += [f"of {len(broken):,} chains rows were taken back, {again:,} are to be solved further"] if broken else []
+    done += [f"rows of {len(broken):,} chains were taken back; {again:,} of them will be continued"] if broken else []
     return structs.replace(_examined(folder, False), repaired=done)
 
 
@@ -119,7 +117,7 @@ def _examined(folder: Path, held: bool) -> Examination:
     inventory = _inventory(folder)
     run, whole = _run_file(folder)
     content = _scan(folder, inventory)
-    flaws = [] if whole else [Flaw(RUN_JSON, "is missing or cannot be read: the run cannot go on")]
+    flaws = [] if whole else [Flaw(RUN_JSON, "is missing or cannot be read: the run cannot be resumed")]
     if not inventory.listed and (folder / MANIFEST).exists():
         flaws.append(Flaw(MANIFEST, "has no whole line"))
     there = {each.table for each in inventory.files}
@@ -199,7 +197,7 @@ def _order(table: str) -> tuple[int, str]:
 
 
 def _set_interrupted(folder: Path) -> None:
-    """Let a finished run go on, before any of its rows may go."""
+    """Make a finished run resumable, before any of its rows may be removed."""
     run, whole = _run_file(folder)
     if whole and run.status == "finished":
         structs.replace(run, status="interrupted").write(folder)
@@ -239,7 +237,7 @@ def _put_home(folder: Path, swapped: list[str]) -> list[str]:
         kind, ending = ("wal", "arrows") if draft.name.startswith("wal-") else ("part", "parquet")
         home = folder / label.table / f"{kind}-{label.number:05}.{ending}" if label else folder / was
         if os.path.lexists(home):
-            done.append(f"{was} has no place of its own: it is {_put_aside(folder, str(draft.relative_to(folder)))} now")
+            done.append(f"{was} has the same place as another file: moved to {_put_aside(folder, str(draft.relative_to(folder)))}")
             continue
         home.parent.mkdir(exist_ok=True)
         os.rename(draft, home)

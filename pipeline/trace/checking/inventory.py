@@ -1,4 +1,4 @@
-"""What lies in a run folder beside what its manifest lists: each file is sound, or it is foreign, doubled, swapped, changed or missing.
+"""The files of a run folder against its manifest: each file is sound, or it is foreign, doubled, swapped, changed or missing.
 
 Nothing is written, except by `complete_manifest`. Folders of earlier versions have no manifest; of their files nothing more is known
 than that they can be read.
@@ -24,7 +24,7 @@ MAIN = ("calls", "steps", "chains")
 PART, WAL = "part-[0-9]*.parquet", "wal-[0-9]*.arrows"
 Verdict = Literal["sound", "unlisted", "changed", "swapped", "doubled", "foreign", "irregular", "damaged", "missing"]
 REFUSED: tuple[Verdict, ...] = ("swapped", "doubled", "foreign", "irregular", "damaged", "missing")
-"""Verdicts with which a run does not go on: its rows would be others than it has written."""
+"""Verdicts with which a run is not resumed: its rows would not be those that it wrote."""
 NOT_OURS: tuple[Verdict, ...] = ("doubled", "foreign")
 """Verdicts of files that readers leave out, which loses nothing of the run."""
 
@@ -67,20 +67,20 @@ def take_inventory(folder: Path) -> Inventory:
 
 
 def check_files(folder: Path) -> list[str]:
-    """Sentences about what can be overlooked in the files of a run that is to go on; raises `InputError` for what cannot."""
+    """Notices of flaws in the files of a run that do not prevent its resumption; raises `InputError` for those that do."""
     found = take_inventory(folder)
     if refused := found.of(*REFUSED):
         more = f", and {len(refused) - 5} more" if len(refused) > 5 else ""
         what = f"{'; '.join(map(str, refused[:5]))}{more}"
         raise InputError(str(folder), f"{what}; nothing was changed; to repair: pipeline runs check {folder} --repair")
     if not found.listed and found.files:
-        return [f"{folder}: has no manifest of its files, so that missing or foreign ones cannot be told; from now on it has one"]
-    return [f"{folder}: {each}; its rows are taken as they are" for each in found.of("changed", "unlisted")]
+        return [f"{folder}: has no manifest of its files, so missing or foreign ones cannot be detected; one is written now"]
+    return [f"{folder}: {each}; its rows are used as they are" for each in found.of("changed", "unlisted")]
 
 
 def flaws(folder: Path) -> list[str]:
-    """Sentences about files of a run folder that are missing, and about those that are left out when it is read."""
-    said = {"missing": "what is shown lacks its rows", "swapped": "its rows are shown", "changed": "its rows are shown as they are"}
+    """Notices of files of a run folder that are missing, and of those that are left out when it is read."""
+    said = {"missing": "its rows are not shown", "swapped": "its rows are shown", "changed": "its rows are shown as they are"}
     said |= dict.fromkeys(NOT_OURS, "it is left out")
     if not folder.is_dir():
         return []

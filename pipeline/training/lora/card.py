@@ -34,7 +34,7 @@ def adapter_card(name: str, folder: str, base_model: str, on_hub: bool, config: 
     assert outcome is not None
     facts = [
         f"Base model: `{base_model}`; weights {_hash(record.weights_sha256)}.",
-        f"{outcome.steps:,} steps, {outcome.trained_parameters:,} trained parameters beside {outcome.parameters:,}, in {outcome.precision}"
+        f"{outcome.steps:,} steps; {outcome.trained_parameters:,} trained and {outcome.parameters:,} frozen parameters; {outcome.precision}"
         f" on {outcome.device}; seed {config.seed}.",
     ]
     parts = [
@@ -73,7 +73,7 @@ def _header(base_model: str | None, library: str, tags: Sequence[str], relation:
 
 
 def _serving(record: Record, folder: str, base_model: str) -> str:
-    """What it takes to serve an adapter: for each graph and prompts of its data a command, in which FILE stands for what is not known."""
+    """How to serve an adapter: a command for each graph and prompts of its data, with FILE for what is not known."""
     asked = {(each.graph, each.prompts or "FILE") for file in record.files for each in file.asked} or {("scot", "FILE")}
     if record.task == "draft":
         first = f"pipeline train merge {folder} -o {folder}-merged"
@@ -113,7 +113,7 @@ def _results(rows: Sequence[Row]) -> str:
     said = f"Training loss {', '.join(ends)}.\n" if ends else ""
     found = validations(rows)
     if not found:
-        return f"{said}\nNothing was held back to measure on.\n"
+        return f"{said}\nNo examples were held back for validation.\n"
     columns = [name for name in ValidationRow.__struct_fields__[2:-1] if any(getattr(row, name) is not None for row in found)]
     head = f"| step | {' | '.join(column.replace('_', ' ') for column in columns)} |\n|{'---|' * (len(columns) + 1)}\n"
     lines = (f"| {row.step:,} | {' | '.join(_figure(getattr(row, column)) for column in columns)} |\n" for row in _thinned(found))

@@ -1,4 +1,4 @@
-"""The file of a training as strict values: YAML and `--set` enter, a config leaves, or all that is wrong with it, in one sentence each.
+"""The file of a training as strict values: YAML and `--set` enter, a config leaves, or all that is wrong with it, as one error each.
 
 A default is the value of SCoT's paper (Wang et al.) where it states one, else that of its published code, else one chosen here; the field
 says which. Paths count from the working folder, as those of models and adapters in engines files do.
@@ -60,7 +60,7 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Prompts for published data: a bundled prompts file or a path. Serve with the same ones (`pipeline run scot --set prompts=scot`);
     graphs use `default` unless told otherwise."""
     same_tokenizer: tuple[Text, ...] = ()
-    """Other models, by their names in the column `model` of token ids, that have the tokenizer of `model`, if theirs is not available
+    """Other models, by their names in the column `model` of token ids, that have the tokenizer of `model`, if their own is not available
     here."""
     lora: LoraSpec = LoraSpec()
     """The LoRA matrices."""

@@ -1,4 +1,4 @@
-"""The data of a training: rows of files enter, examples to learn from and to measure on leave, with what was counted; or one sentence about
+"""The data of a training: rows of files enter, examples to learn from and to measure on leave, with what was counted; or an error about
 what must not be learnt."""
 
 from collections import Counter
@@ -63,7 +63,7 @@ class Data(Struct, frozen=True, kw_only=True):
         said = self.left_out()
         for file in self.files:
             if file.cut:
-                said.append(f"{file.name}: {file.cut:,} thoughts have no end and are learnt as they are")
+                said.append(f"{file.name}: {file.cut:,} thoughts have no end and are used as they are")
         if not self.validation:
             said.append("no example is held back for validation: nothing is measured")
         return said
@@ -119,7 +119,7 @@ def _check_split(splits: dict[str, tuple[str, str]], where: str, row: Row, split
     if first != split:
         what = f"its problem, {_called(row)}, is in the split {split}, and in {first} in {place}"
         remedy = "export all files with one --validation, and set `validation` to the same share for published data"
-        raise InputError(where, f"{what}, so that what is learnt would be measured; {remedy}")
+        raise InputError(where, f"{what}, so validation would measure training data; {remedy}")
 
 
 def _asked(file: RowsFile, config: TrainConfig) -> tuple[Asking, ...]:

@@ -1,4 +1,4 @@
-"""The files of training data: paths enter, typed rows leave, with what identifies each file; or one sentence about the first wrong row.
+"""The files of training data: paths enter, typed rows leave, with what identifies each file; or an error about the first wrong row.
 
 What a file is for is told by its columns. Nothing is said to a tokenizer here and no model is needed.
 """
@@ -61,7 +61,7 @@ def read_files(task: Task, files: Iterable[tuple[str, Path]]) -> list[RowsFile]:
 
 
 def text_of(row: Row, decode: Callable[[Sequence[int]], str]) -> str:
-    """A text in which the problem of a row stands: the problem itself or what was asked; of token ids that which `decode` makes of them."""
+    """A text that contains the problem of a row: the problem itself or what was asked; of token ids that which `decode` makes of them."""
     match row:
         case Thought() | Choice():
             return row.problem

@@ -1,6 +1,6 @@
-"""What a training tells as it goes: rows enter, `log.jsonl` and lines for a person leave; and the rows of a file that is there already.
+"""What a training tells as it goes: rows enter, `log.jsonl` and lines for the user leave; and the rows of a file that is there already.
 
-A row is written when it comes. Those behind the checkpoint from which a training goes on are taken out first, as they come again.
+A row is written when it comes. Those after the checkpoint from which a training continues are removed first, as they will be written again.
 """
 
 import math
@@ -68,7 +68,7 @@ Row: TypeAlias = StepRow | ValidationRow
 
 
 class Log:
-    """The log of one training that goes on."""
+    """The log of one training in progress."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Log:
         now: Callable[[], float] = time.monotonic,
         show: Callable[[], object] | None = None,
     ) -> None:
-        """`from_step`: the step from which the training goes on; `now` is the clock, in seconds; `show` is called after each validation."""
+        """`from_step`: the step to continue from; `now` is the clock, in seconds; `show` is called after each validation."""
         self._path, self._tell, self._now, self._show = path, tell, now, show
         self._begun, self._first, self._told = now(), from_step, -math.inf
         kept = [row for row in read_log(path) if row.step <= from_step] if from_step else []
@@ -86,12 +86,12 @@ class Log:
             draft.write_bytes(msgspec.json.Encoder().encode_lines(kept))
 
     def write(self, row: Row, steps: int) -> None:
-        """Write a row of a training of so many steps; raises `RunError` where its loss is not a number."""
+        """Write a row of a training of `steps` steps; raises `RunError` where its loss is not a number."""
         if not math.isfinite(row.loss):
             if row.step == 0:
                 what = f"the loss of the untouched model is {row.loss}"
-                raise RunError(f"{what}; look at its weights, or set precision: float32, and begin anew")
-            raise RunError(f"the loss is {row.loss} at step {row.step}; lower learning_rate, or raise warmup, and begin anew")
+                raise RunError(f"{what}; check its weights, or set precision: float32, and start again")
+            raise RunError(f"the loss is {row.loss} at step {row.step}; lower learning_rate, or raise warmup, and start again")
         with self._path.open("ab") as file:
             file.write(msgspec.json.encode(row) + b"\n")
         now = self._now()

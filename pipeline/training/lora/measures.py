@@ -18,7 +18,7 @@ NLL, TOKENS = range(2)
 
 
 def select_figures(outcomes: Outcomes) -> dict[str, float]:
-    """Loss, probability mass on the options and accuracy, by class as in SCoT 4.4, each beside what chance would reach.
+    """Loss, probability mass on the options and accuracy, by class as in SCoT 4.4, each next to what chance would reach.
 
     Class 1 is chosen well where a right option is the likeliest of all options, class 2 where the one that rejects all is.
     """

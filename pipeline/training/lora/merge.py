@@ -129,7 +129,7 @@ def _merged(request: MergeRequest, model: str, card: ModelCard) -> Any:
             beside: Any = PeftModel.from_pretrained(loaded, str(request.folder))
             merged: Any = beside.merge_and_unload()
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise UsageError(f"{request.adapter}: does not fit to {model}: {reason(error)}; {ANEW}") from error
+        raise UsageError(f"{request.adapter}: does not fit {model}: {reason(error)}; {ANEW}") from error
     left = [key for key, _ in merged.named_parameters() if "lora_" in key]
     if left:
         raise UsageError(f"{request.adapter}: {len(left):,} of its matrices cannot be merged: {listed(left)}; serve it as an adapter")

@@ -62,7 +62,7 @@ class Record(Struct, frozen=True, kw_only=True):
     versions: Mapping[str, str]
     """Of Python and the packages that compute."""
     commands: tuple[str, ...]
-    """As they were given, the first and those that went on."""
+    """As they were given, the first and those that resumed it."""
     outcome: Outcome | None = None
 
 
@@ -70,7 +70,7 @@ class Record(Struct, frozen=True, kw_only=True):
 def held(folder: Path, *, resume: bool) -> Iterator[None]:
     """Hold `folder` for one training until the end. Raises `UsageError` where it is in use, or holds one that is not to be resumed."""
     if not resume and (folder / configs.FILE).is_file():
-        raise UsageError(f"{folder}: already holds a training; add --resume to go on with it, or choose another folder with --output")
+        raise UsageError(f"{folder}: already holds a training; add --resume to continue it, or choose another folder with --output")
     with hold_output(folder, configs.FILE, resume=resume):
         yield
 
@@ -166,15 +166,13 @@ def weights_sha256(folder: Path) -> str:
 
 def _check_unchanged(folder: Path, before: Record, config: TrainConfig, now: Record) -> None:
     if before.task != now.task:
-        raise UsageError(f"{folder}: was begun by `pipeline train {before.task}`, which alone can go on with it")
+        raise UsageError(f"{folder}: was begun by `pipeline train {before.task}`; only that can continue it")
     differences = changes(read_config(folder, CONFIGS[now.task]), config)
     hashes = {file.name: file.sha256 for file in before.files}
-    differences += [f"the file {file.name} is another one" for file in now.files if hashes.get(file.name) != file.sha256]
+    differences += [f"the file {file.name} has changed" for file in now.files if hashes.get(file.name) != file.sha256]
     if None not in (before.weights_sha256, now.weights_sha256) and before.weights_sha256 != now.weights_sha256:
-        differences.append(f"the weights of {now.model} are others")
+        differences.append(f"the weights of {now.model} have changed")
     if before.processes != now.processes:
-        differences.append(f"it had {before.processes} processes and has {now.processes}")
+        differences.append(f"it had {before.processes} processes and now has {now.processes}")
     if differences:
-        raise UsageError(
-            f"{folder}: is not the same training any more: {'; '.join(differences)}; put that back, or begin in another folder"
-        )
+        raise UsageError(f"{folder}: is no longer the same training: {'; '.join(differences)}; undo that, or start in another folder")

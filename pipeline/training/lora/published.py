@@ -57,7 +57,7 @@ def parse_thought(record: Mapping[str, Any]) -> Thought:
         raise Flaw(f"`pred` is not {USER}PROBLEM{ASSISTANT}{THINK_OPEN}THOUGHT, as in the published file")
     thought = thought.removeprefix("\n").removesuffix(END)
     if not thought.removesuffix(THINK_CLOSE).strip():
-        raise Flaw(f"`pred` has no thought behind {THINK_OPEN}")
+        raise Flaw(f"`pred` has no thought after {THINK_OPEN}")
     return Thought(problem, thought)
 
 
@@ -98,7 +98,7 @@ def _thoughts(rest: str, asked: ChoosePrompt) -> tuple[str, ...]:
 
 
 def _around(asked: ChoosePrompt, number: int) -> tuple[str, str]:
-    """What stands before and behind the thought with this number."""
+    """The text before and after the thought with this number."""
     before, _, after = asked.candidate.partition("{{candidate}}")
     return filled(before, {"label": str(number)}), after
 

@@ -1,4 +1,4 @@
-"""Rows of training data as token ids: typed rows and a tokenizer enter, examples leave, or one sentence about a row that does not fit.
+"""Rows of training data as token ids: typed rows and a tokenizer enter, examples leave, or an error about a row that does not fit.
 
 Prompts are built by the same `PromptBuilder` as those of serving, so that both agree to the last id. Rows that are token ids already stay
 as they are, and are compared with what the tokenizer of the model makes of them.
@@ -76,7 +76,7 @@ class Encoder:
             return self._tokenizer.decode(ids)
 
     def example(self, where: str, row: Row) -> TokenExample:
-        """The example of a row that stands at `where`; raises `InputError` where the two do not fit together."""
+        """The example of a row, which is at `where`; raises `InputError` where the two do not fit together."""
         with boundary(InputError, where, foreign=(RequestRefused, GraphError)):
             match row:
                 case Thought():
@@ -105,13 +105,13 @@ class Encoder:
     def _reply(self, where: str, builder: PromptBuilder, asked: str, reply: str) -> DraftExample:
         """A question and the whole reply to it, with the marks of its thought where the model has them.
 
-        A reply that goes on behind the thought, and one of a model that marks none, ends with the end of the sequence.
+        A reply that continues after the thought, and one of a model that marks none, ends with the end of the sequence.
         """
         prompt, marks = builder.generation(asked), builder.prompts.thought
         parts = ["", reply]
         if builder.thinks:
             if not reply.startswith(marks.open):
-                what = f"the reply begins {reply[:20]!r}, and the model {self._model} begins with {marks.open}"
+                what = f"the reply begins {reply[:20]!r}, but the model {self._model} begins with {marks.open}"
                 raise InputError(where, f"{what}; export replies with their thoughts")
             thought, close, answer = reply.removeprefix(marks.open).partition(marks.close)
             if self._tokenizer.decode(prompt[-4:]).endswith("\n"):  # the line break belongs to the template's opening of the thought
@@ -159,7 +159,7 @@ class Encoder:
         if row.model != self._model and row.model not in self._same:
             other = _resolved(row.model)
             if local_folder(other) is None:
-                what = f"its token ids were made for {row.model}, whose tokenizer is not here to compare it with that of {self._model}"
+                what = f"its token ids were made for {row.model}, whose tokenizer is not available to compare with that of {self._model}"
                 raise InputError(where, f"{what}; export text, or, where they are the same, add same_tokenizer: [{row.model}]")
             if not same_tokenizers(HFTokenizer(other), self._tokenizer):
                 what = f"its token ids were made for {row.model}, whose tokenizer is not that of {self._model}"

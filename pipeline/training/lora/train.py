@@ -76,9 +76,9 @@ class TrainRequest(Struct, frozen=True, kw_only=True):
 
 
 def train(request: TrainRequest, tell: Tell) -> bool:
-    """Train what `request` asks for, or go on with it; `tell` takes lines for a person. Whether this process is the first of its kind.
+    """Train what `request` asks for, or continue it; `tell` gets lines for the user. Whether this process is the first of its kind.
 
-    Raises `UsageError` for whatever is wrong with config, data or model, `RunError` where the training cannot go on.
+    Raises `UsageError` for whatever is wrong with config, data or model, `RunError` if the training cannot continue.
     """
     _check_extra()
     for name, value in QUIET.items():
@@ -120,12 +120,12 @@ def _train_held(request: TrainRequest, model: str, card: ModelCard, data: Data, 
     folder, config = request.folder, request.config
     record = begin(folder, config, _record(request, card, data))
     if is_finished(folder) and record.outcome is not None:
-        tell(f"{folder}: is finished already; nothing to do")
+        tell(f"{folder}: is already finished; nothing to do")
         return
     checkpoint, step = last_checkpoint(folder)
     if request.resume and checkpoint is not None:
-        tell(f"going on from step {step:,}")
-    tell(f"{len(data.train):,} examples to learn from, {len(data.validation):,} held back to measure on; loading {config.model}")
+        tell(f"continuing from step {step:,}")
+    tell(f"{len(data.train):,} examples to train on, {len(data.validation):,} held back for validation; loading {config.model}")
     began = time.monotonic()
     log, show = folder / LOG, partial(_write_report, folder, config, record, _silent)
     try:

@@ -40,7 +40,7 @@ from pipeline.training.lora.tokens import DraftExample, SelectExample, TokenExam
 
 Batch: TypeAlias = dict[str, torch.Tensor]
 NO_MEMORY = (
-    "the GPU's memory is used up; lower batch_size, set gradient_checkpointing: true, lower max_length, or take more GPUs, and begin anew"
+    "the GPU's memory is used up; lower batch_size, set gradient_checkpointing: true, lower max_length, or use more GPUs, and start again"
 )
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
 """What transformers calls them."""
@@ -57,7 +57,7 @@ class Job(Struct, frozen=True, kw_only=True):
     checkpoints: Path
     """The folder of the checkpoints."""
     checkpoint: Path | None
-    """Where to go on from; of several processes that of the first counts."""
+    """Where to continue from; of several processes that of the first counts."""
 
 
 class Facts(Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 
 def train(job: Job, open_log: Callable[[], Log] | None) -> Facts:
-    """Train, or go on training, until all steps are done; `open_log` gives the log of the first process, None in the others.
+    """Train, or continue a training, until all steps are done; `open_log` gives the log of the first process, None in the others.
 
     Raises `UsageError` for a model that cannot be loaded, has no such layers or is none that TRL or PEFT takes, `RunError` where memory
     runs out or the loss is lost.
@@ -113,11 +113,11 @@ def _trained(job: Job, open_log: Callable[[], Log] | None) -> Facts:
 
 @contextmanager
 def _refusals(config: TrainConfig) -> Iterator[None]:
-    """Make one sentence of what transformers, PEFT and TRL say of settings and models that they do not take."""
+    """Turn what transformers, PEFT and TRL say of settings and models that they do not accept into one error."""
     try:
         yield
     except ValueError as error:
-        raise UsageError(f"{config.model}: cannot be trained so: {reason(error)}") from error
+        raise UsageError(f"{config.model}: cannot be trained with these settings: {reason(error)}") from error
 
 
 class DraftTrainer(SFTTrainer):
@@ -329,7 +329,7 @@ def _is_spread(config: TrainConfig, arguments: SFTConfig) -> bool:
 
 
 def _trainer(job: Job, model: Any, arguments: SFTConfig) -> SFTTrainer:
-    """The trainer of the config's kind, with the model and the matrices beside it."""
+    """The trainer of the config's kind, with the model and its LoRA matrices."""
     config = job.config
     lora = config.lora
     matrices = LoraConfig(
@@ -383,7 +383,7 @@ def _tokenizer(job: Job) -> Any:
 
 
 def _agreed(checkpoint: Path | None) -> str | None:
-    """The checkpoint from which all processes go on: that of the first one. To be called when the processes are connected."""
+    """The checkpoint from which all processes continue: that of the first one. To be called when the processes are connected."""
     agreed = [None if checkpoint is None else str(checkpoint)]
     broadcast_object_list(agreed)
     return agreed[0]

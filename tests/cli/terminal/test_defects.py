@@ -25,7 +25,7 @@ def failing(error: str, folder: Path, *arguments: str) -> subprocess.CompletedPr
 def test_the_traceback_is_in_a_file_that_the_sentence_names(tmp_path: Path) -> None:
     done = failing("KeyError('sk-canary-7f3a9c')", tmp_path)
     (kept,) = tmp_path.iterdir()
-    said = f"this is a defect of pipeline: please report it with {kept} (or the traceback that --debug shows)"
+    said = f"this is a bug in pipeline: please report it with {kept} (or the traceback that --debug shows)"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: unexpected KeyError: '***'; {said}\n")
     assert "in fail\nKeyError: '***'\n" in kept.read_text()
 
@@ -50,5 +50,5 @@ def test_want_of_memory_is_no_defect(tmp_path: Path, error: str) -> None:
 def test_where_no_file_can_be_written_the_way_to_see_it_again_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/nowhere")
     assert sentence_of(ZeroDivisionError()) == (
-        "unexpected ZeroDivisionError; this is a defect of pipeline: please report it with the traceback that --debug shows"
+        "unexpected ZeroDivisionError; this is a bug in pipeline: please report it with the traceback that --debug shows"
     )

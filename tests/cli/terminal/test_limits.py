@@ -24,7 +24,7 @@ def limited(limit: int, *arguments: str | Path) -> subprocess.CompletedProcess[s
 def test_a_limit_that_is_too_low_is_named(name: str, least: int) -> None:
     done = limited(least - (1 << 20), name, "speccot")
     mib = least >> 20
-    limits = f"the limit on memory (`ulimit -v`) is {mib - 1} MiB, and this command takes at least {mib} MiB"
+    limits = f"the limit on memory (`ulimit -v`) is {mib - 1} MiB, and this command needs at least {mib} MiB"
     assert (done.returncode, done.stderr) == (1, f"error: {limits}; raise it, or limit a container instead\n")
 
 

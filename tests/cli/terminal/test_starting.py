@@ -86,7 +86,7 @@ def test_lines_with_times_also_in_a_file(tmp_path: Path) -> None:
 
 def test_a_log_file_on_a_full_disk_does_not_end_the_run(tmp_path: Path) -> None:
     out, error = run(tmp_path, "--log-file", "/dev/full")
-    assert error.count("not written any more") == 1
+    assert error.count("no longer written") == 1
     assert "12 of 12 solved" in out
 
 
