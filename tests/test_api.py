@@ -205,7 +205,7 @@ def wrong(**changes: Any) -> Any:
         ({"graders": [lambda answer: True]}, r"cannot be called as function\(answer, reference\)"),
         ({"random": "x"}, "x: expected N or N:SEED"),
         ({"random": 2, "limit": 2}, "give only one of them"),
-        ({"retry_failed": True}, "only where a run is resumed"),
+        ({"retry_failed": True}, "only when a run is resumed"),
         ({"problems": 5}, "expected a path, texts, mappings or a table, got `int`"),
         ({"problems": PROBLEMS[0]}, "expected a path, texts, mappings or a table, got `dict`"),
         ({"problems": [5]}, "item 1: expected the text of a problem or a mapping with the key `problem`, got `int`"),

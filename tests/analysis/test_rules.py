@@ -24,7 +24,7 @@ def test_every_bundled_system_has_the_target_s_budgets(graph: str) -> None:
     found = rules(graph)
     assert (found.thought_tokens, found.answer_tokens, found.closes) == (8192, 1024, True)
     assert not [
-        clause for clause in unlike(found, rules("target")) if "exits" not in clause and "end at" not in clause and "sample" not in clause
+        clause for clause in unlike(found, rules("target")) if "exits" not in clause and "end at" not in clause and "sampling" not in clause
     ]
 
 

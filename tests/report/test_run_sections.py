@@ -104,7 +104,7 @@ def test_replicas_have_a_section_of_their_own(replicas: Path) -> None:
     assert [figure.title for figure in section.figures] == ["Throughput by replica", "Chains in flight by replica"]
     assert [table.title for table in section.tables] == ["Replicas", "Lost replicas"]
     assert summary["replicas"].startswith("4: ")
-    assert "all 4 replicas together" in sections["Engines over time"].text[1]
+    assert "totals over all 4 replicas" in sections["Engines over time"].text[1]
     assert dict(decisions(RunFile.read(replicas)).rows)["batch size"] == "4 chains in flight on each of 4 replicas, pipelined"
     line = section.figures[1].plot.layout.shapes[0]
     assert float(summary["wall time"].partition(" ")[0]) - line.x0 == pytest.approx(

@@ -26,7 +26,7 @@ def test_a_limit_below_what_a_simulated_engine_takes_is_named_with_both_numbers(
     [said] = time_notices(load_plan(TARGET, SIM, settings))
     start = "warning: engine 'target': a call of the stage `response` may generate 30,000 tokens; that takes "
     assert said.startswith(start)
-    assert said.endswith(" s, and timeout_s is 100; set timeout_s higher or max_tokens lower, or the call may time out")
+    assert said.endswith(" s in a batch of 7, and timeout_s is 100; set timeout_s higher or max_tokens lower, or the call may time out")
     assert said in notices(load_plan(TARGET, SIM, settings))
     assert time_notices(load_plan(TARGET, SIM, ("engines.target.timeout_s=100000", LONG))) == []
 
@@ -37,7 +37,7 @@ def test_a_limit_below_what_a_simulated_engine_takes_is_named_with_both_numbers(
 def test_of_a_server_it_is_said_how_fast_it_must_be(tmp_path: Path, more: str, rate: int, name: str) -> None:
     engines = servers_file(tmp_path, more=more, target="http://127.0.0.1:1/v1")
     [said] = time_notices(load_plan(TARGET, engines, (LONG, "answer_tokens=20")))
-    assert f" s that is {rate} tokens a second, or the call times out: set {name} higher" in said
+    assert f" s that needs {rate} tokens a second; set {name} higher" in said
     assert time_notices(load_plan(TARGET, engines, ("token_budget=250", "answer_tokens=20"))) == []
 
 

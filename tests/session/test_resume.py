@@ -174,7 +174,7 @@ def test_two_at_work_on_one_folder_are_refused(wholes: dict[str, Path], tmp_path
 def test_options_of_resume_must_fit(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--resume: name the run folder with --output"):
         run(options(tmp_path, output=None, resume=True))
-    with pytest.raises(UsageError, match="--retry-failed: only where a run is resumed"):
+    with pytest.raises(UsageError, match="--retry-failed: only when a run is resumed"):
         run(options(tmp_path, retry_failed=True))
     with pytest.raises(InputError, match=r"run\.json: cannot be read: no such file or directory; expected a run folder"):
         resume_options(tmp_path / "nothing")

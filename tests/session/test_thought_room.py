@@ -62,7 +62,7 @@ def test_engines_that_disagree_on_the_number_of_steps_are_refused(tmp_path: Path
     with pytest.raises(GraphError) as error:
         plan("speccot", "engines.target.text.preset=math")
     assert str(error.value) == (
-        "engine 'target': text: its thoughts have other numbers of steps than those of 'draft', which goes on with them; "
+        "engine 'target': text: its thoughts differ in numbers of steps from those of 'draft', which continues them; "
         "give both the same `preset`, or `lengths` with the same `steps`"
     )
     (tmp_path / "steps.yaml").write_text("steps: [5, 9]\n")
