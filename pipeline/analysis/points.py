@@ -67,7 +67,7 @@ class Point(Coordinates, frozen=True, kw_only=True):
     orchestrator_cpu_s: float | None
     problems_per_s: float | None
     """Finished problems over the wall time, the tail included. Null, as are the other speeds of the run, where chains failed that an
-    engine worked for: their time is no speed. Rows that hold no problem fail at once."""
+    engine worked for: their time does not measure speed. Rows that hold no problem fail at once."""
     steady_problems_per_s: float | None
     """Problems that ended before the tail, over the time before it; null where all of the run was tail."""
     output_tokens_per_s: float | None

@@ -24,7 +24,7 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     answers: str = "model"
     """What gives the engine's answers: `model`, `simulated` or `recorded`."""
     devices: tuple[str, ...] = ()
-    """Names of the devices that it computes on; empty where they are not known: then it counts as a device of its own."""
+    """Names of the devices that it computes on; empty where they are not known: then it counts as a separate device."""
     device_model: str | None = None
     """For example `NVIDIA H200`."""
     accelerators: int = 0
@@ -91,7 +91,7 @@ def replica_count(run: RunFile) -> int:
 def resources(engines: Iterable[EngineFacts], replicas: int = 1) -> Resources:
     """What these engines computed on together; an engine that states nothing adds nothing.
 
-    Each of several `replicas` has such engines on devices of its own; servers and recorded runs are the same ones.
+    Each of several `replicas` has such engines on its own devices; servers and recorded runs are the same ones.
     """
     gpus: set[str] = set()
     servers: set[str] = set()
@@ -130,7 +130,7 @@ def of_answers(said: str, made: str | None) -> str:
 
 
 def devices_of(role: str, engine: EngineFacts) -> tuple[str, ...]:
-    """Names of the devices of the engine `role`, such as `GPU 0`; its role where they are not known, as a device of its own."""
+    """Names of the devices of the engine `role`, such as `GPU 0`; its role where they are not known, as a separate device."""
     return engine.devices or (role,)
 
 

@@ -36,7 +36,7 @@ RECOMPUTED, MODEL = "recomputed_input_tokens", "response_model"
 
 
 def summarize(run: Path) -> Summary:
-    """The summary of the run folder `run`; raises `InputError` when that is no run folder or its trace cannot be read."""
+    """The summary of the run folder `run`; raises `InputError` when that is not a run folder or its trace cannot be read."""
     if not any((run / table).is_dir() for table in TABLES) and not (run / FILE).is_file():
         raise InputError(str(run), f"is not a run folder; expected {', '.join(TABLES[:2])} and {TABLES[2]} in it")
     file = RunFile.read_known(run)

@@ -262,7 +262,7 @@ class FleetWork:
         """A chain has ended on a replica: it is over, or continues elsewhere."""
         name, engines_own = row.chain_id, row.error_type in ENGINES_OWN
         if row.stop_reason == "cancelled" and not self._aborting:
-            self._put_back([name])  # the replica ends, and the run goes on
+            self._put_back([name])  # the replica ends, and the run continues
             return
         member.chain_over(row.error_message if engines_own else None)
         if engines_own and not self._pool.held(name).avoid and self._others(member):

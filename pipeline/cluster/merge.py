@@ -45,7 +45,7 @@ def in_order(found: Mapping[Path, RunFile]) -> list[Path]:
     (first, about), *others = found.items()
     for run, file in found.items():
         if file.input.shard is None:
-            raise UsageError(f"{run}: is no shard: it was not run with --shard")
+            raise UsageError(f"{run}: is not a shard: it was not run with --shard")
         if file.status != "finished":
             raise UsageError(f"{run}: is {file.status}; `pipeline resume {run}` first")
     for run, file in others:

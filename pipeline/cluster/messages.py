@@ -52,7 +52,7 @@ class OpenReplica(Struct, frozen=True, kw_only=True):
     facts: dict[str, dict[str, Fact]]
     """What each of its engines states about itself, by role."""
     notices: tuple[str, ...] = ()
-    """Sentences for a person about these engines."""
+    """Notices for the user about these engines."""
 
 
 class Failure(Struct, frozen=True, kw_only=True):

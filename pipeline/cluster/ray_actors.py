@@ -1,7 +1,7 @@
 """Replicas as actors of a Ray cluster: settings enter, a `Launcher` leaves. The only module that imports Ray.
 
 An actor is a process on one node with the GPUs that the engines file asks for. It runs the same `Replica` as everywhere in a thread with an
-event loop of its own. It is never restarted by Ray: whoever is lost is started anew, so that nothing of a broken process lives on.
+event loop of its own. It is never restarted by Ray: a lost replica is started again, so that nothing of a broken process lives on.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""A replica in a thread of its own, in a process of somebody else: Ray's workers have their own event loop, policy and signal handlers."""
+"""A replica in a separate thread of another program's process: Ray's workers have their own event loop, policy and signal handlers."""
 
 import asyncio
 from concurrent.futures import Future
@@ -14,7 +14,7 @@ from pipeline.session.preflight import RunSettings
 
 
 class ReplicaThread:
-    """A `Replica` that serves in an event loop of its own until the process ends; its methods may be called from any other thread."""
+    """A `Replica` that serves in its own event loop until the process ends; its methods may be called from any other thread."""
 
     def __init__(self, settings: RunSettings) -> None:
         # Ray's policy brings uvloop, whose event loop neither tells when a timer is due nor starts processes from this thread.

@@ -167,7 +167,7 @@ def _download(store: ObjectStore, staging: Staging, name: str, seen: Seen) -> bo
     if known is not None and known.remote == seen and path.is_file() and local_version(path) == known.local:
         return False
     if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise InputError(str(store.url), f"holds an object {name!r}, which is no file of a run")
+        raise InputError(str(store.url), f"holds an object {name!r}, which is not a file of a run")
     with boundary(RunFolderError, f"{path}: cannot be written", foreign=OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with new_file(path) as draft:

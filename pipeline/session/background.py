@@ -1,4 +1,4 @@
-"""A run in the background of the calling code: in a thread with an event loop of its own, or as a task of the running event loop."""
+"""A run in the background of the calling code: in a thread with its own event loop, or as a task of the running event loop."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -34,7 +34,7 @@ class Background(Protocol):
 
 
 class ThreadRun:
-    """A run in a thread and an event loop of its own: for engines that the run opens and closes itself.
+    """A run in its own thread and event loop: for engines that the run opens and closes itself.
 
     It ends with the main thread at the latest.
     """

@@ -41,7 +41,7 @@ class OpenEngines(Struct, frozen=True, kw_only=True):
     builders: Mapping[str, PromptBuilder]
     stages: Mapping[str, Stage]
     notices: tuple[str, ...]
-    """Sentences for a person about these engines."""
+    """Notices for the user about these engines."""
 
     @property
     def facts(self) -> dict[str, dict[str, Fact]]:
@@ -85,7 +85,7 @@ def _suitable(plan: Plan, engines: Mapping[str, Engine]) -> tuple[str, ...]:
 
 
 async def prompt_builders(plan: Plan, engines: Mapping[str, Engine], *, virtual: bool) -> dict[str, PromptBuilder]:
-    """The prompt builder of each role, and of each stage that has prompts of its own, as `builder_key` names it. Raises `GraphError` for a
+    """The prompt builder of each role, and of each stage that has its own prompts, as `builder_key` names it. Raises `GraphError` for a
     tokenizer or a chat template that fails."""
 
     def build() -> dict[str, PromptBuilder]:

@@ -1,6 +1,6 @@
 """`pipeline grade --explain`: how the verdicts on one row of a run come about. A run folder and the row's name enter, `Explanation`s leave.
 
-Nothing is written. What is said is what the code that grades left behind: `grading.stated` says where the answer was found, the
+Nothing is written. What is said is what the grading code recorded: `grading.stated` says where the answer was found, the
 `Ruling` of a `Grade` what decided.
 """
 

@@ -79,7 +79,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     cluster: str | None = None
     """Solve on the replicas of a cluster: `ray`, or `ray://HOST:PORT`; None: on engines of this process."""
     replicas: Annotated[int, Meta(ge=1, le=10_000)] = 1
-    """How many sets of engines the cluster starts, each with chains up to `batch_size` of its own."""
+    """How many sets of engines the cluster starts, each with up to `batch_size` chains."""
     output: Path | None = None
     """The run folder; by default `runs/GRAPH-TIME`."""
     keep_input: bool = True

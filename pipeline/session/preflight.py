@@ -121,7 +121,7 @@ def preflight(options: RunOptions, plan: Plan, problems: Problems, claim: Claim,
     if claim.old is not None and claim.folder is not None:
         check_drift(claim.folder, claim.old, new_record(found), options.allow_drift)
         if claim.nothing_to_do:
-            check_files(claim.folder)  # of a run that goes on they are checked when it is taken up
+            check_files(claim.folder)  # those of a run in progress are checked when it is resumed
     return found
 
 
@@ -163,7 +163,7 @@ def _input(run: Preflight) -> RunInput:
 
 
 def notices(plan: Plan) -> list[str]:
-    """Sentences for a person before the run: which foreign code runs, which plugins cannot be loaded, where replayed engines have their
+    """Notices for the user before the run: which foreign code runs, which plugins cannot be loaded, where replayed engines have their
     times from, which limits cut simulated thoughts, which adapters are used or are there for nothing, which calls cannot end in time."""
     return [
         *(f"warning: {each}" for each in broken_plugins()),

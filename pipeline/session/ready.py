@@ -25,7 +25,7 @@ class Ready(Struct, frozen=True, kw_only=True):
     rewritten_bytes: int = 0
     """Bytes of write-ahead files that were made parts, and of parts without rows that were not consistent."""
     remarks: tuple[str, ...] = ()
-    """Sentences for a person about what was found in the folder."""
+    """Notices for the user about what was found in the folder."""
 
 
 @contextmanager

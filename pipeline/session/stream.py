@@ -17,7 +17,7 @@ from pipeline.trace.events import CallRow, ChainRow, StepRow
 class ChainStream:
     """A `pipeline.runtime.rows.RowSink` that passes chains on to one reader. While `most` chains are unread no new chain starts.
 
-    `inline`: the run's event loop is on a virtual clock in a thread of its own, and that thread itself waits, so that the clock
+    `inline`: the run's event loop is on a virtual clock in a separate thread, and that thread itself waits, so that the clock
     stops; otherwise another thread waits, so that the event loop keeps running.
     """
 

@@ -27,7 +27,7 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     order: str = "input"
     """See `RunOptions.order`."""
     vary: dict[str, tuple[str, ...]] = {}
-    """Values of params that vary, by the param's name; every combination is a curve of its own."""
+    """Values of params that vary, by the param's name; every combination is a separate curve."""
     repeats: int = 3
     """Runs of every point; simulated ones run once, because they would be equal."""
     baseline: Path | None = None

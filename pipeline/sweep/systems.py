@@ -1,7 +1,7 @@
 """Which systems a sweep compares, and on which engines: options enter, systems leave. Only graphs and engines files are read.
 
 The baseline of all others is the target alone on the same hardware: where the others' engines take memory of its devices it gets that
-memory for its own cache, and an engines file of its own may give it their devices as well.
+memory for its own cache, and a separate engines file may give it their devices as well.
 """
 
 from collections.abc import Mapping, Sequence
@@ -97,12 +97,12 @@ def _on(file: Path | None, name: str, options: SweepOptions) -> list[System]:
     engines = _shared(others if options.baseline_engines else [alone, *others])
     alone = _with_memory(alone, engines, options)
     if all(engines.get(role) == spec for role, spec in alone.plan.engines.items()):
-        alone = structs.replace(alone, engines=engines)  # nothing has to be started anew for it
+        alone = structs.replace(alone, engines=engines)  # nothing has to be restarted for it
     return [alone, *(structs.replace(system, engines=engines) for system in others)]
 
 
 def _baseline_on(file: Path, options: SweepOptions) -> System:
-    """The target alone on an engines `file` of its own, with the memory of the other engines in it: one for all engines files."""
+    """The target alone on a separate engines `file`, with the memory of the other engines in it: one for all engines files."""
     alone = _system(_baseline(options), file, _name(file), options, baseline=True)
     replayed = str(file).startswith(PREFIX)
     return alone if replayed else _with_memory(alone, load_engines(file, engine_specs(), _of_engines(file, options)), options)

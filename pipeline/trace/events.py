@@ -58,7 +58,7 @@ class CallRow(Struct, frozen=True):
     call_index: int
     """Order of the chain's calls, from 0."""
     attempt: int
-    """0 for the first attempt; each retry has a row of its own."""
+    """0 for the first attempt; each retry has its own row."""
     stage: Annotated[str, column(otel="gen_ai.prompt.name")]
     """Name of the stage in the graph."""
     kind: str

@@ -1,4 +1,4 @@
-"""Changing what a run folder holds: values in finished parts, rows taken out, or a whole table written anew.
+"""Changing what a run folder holds: values in finished parts, rows taken out, or a whole table rewritten.
 
 A part is replaced whole: a reader sees the old one or the new one, never half of it; a part in which nothing changes is not
 touched. The same holds for a table. Rows that a dead run left in a write-ahead file are changed only after `store.recover`.

@@ -184,7 +184,7 @@ class _Table:
             raise
 
     def _close_part(self, keep: bool) -> None:
-        """After a part is finished or deleted: go on to the next number, and `keep` the write-ahead file or remove it."""
+        """After a part is finished or deleted: continue with the next number, and `keep` the write-ahead file or remove it."""
         wal, self._wal, self._part = self._wal, None, None
         self._number += 1
         if wal and keep:

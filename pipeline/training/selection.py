@@ -40,7 +40,7 @@ def check_source(retracer: Retracer, source: Source) -> None:
     assert source in SOURCES
     for name, spec in judges(retracer).items():
         if source == "answers" and not (isinstance(spec, ChooseSpec) and spec.unit == "thought"):
-            what = f"the stage `{name}` of {retracer.run} judges steps, which have no answers of their own"
+            what = f"the stage `{name}` of {retracer.run} judges steps, which state no answers"
             raise UsageError(f"--labels answers: {what}; use rewards or verdicts")
 
 

@@ -90,7 +90,7 @@ def test_merged_shards_are_the_run_over_the_whole_input(shards: Mapping[str, Pat
         (("0/3", "1/3"), "shard 2/3 missing"),
         (("0/3",), "shards 1/3, 2/3 missing"),
         (("0/3", "1/3", "1/3"), "are both shard 1/3"),
-        (("0/3", "whole"), "is no shard"),
+        (("0/3", "whole"), "is not a shard"),
     ],
 )
 def test_what_is_not_all_shards_once_is_refused(shards: Mapping[str, Path], tmp_path: Path, runs: tuple[str, ...], said: str) -> None:

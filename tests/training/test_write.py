@@ -180,7 +180,7 @@ def test_json_lines_have_the_columns_of_parquet(speccot: SessionResult, tmp_path
         ("likelihood", {"format": "selection"}, "likelihood, has no `choose` or `score` stage"),
         ("draft", {"format": "preference"}, "draft, drafts nothing that could be rejected"),
         ("best-of-n", {"format": "preference"}, "best-of-n, drafts nothing that could be rejected"),
-        ("speccot", {"format": "selection", "labels": "answers"}, "judges steps, which have no answers of their own"),
+        ("speccot", {"format": "selection", "labels": "answers"}, "judges steps, which state no answers"),
         ("speccot", {"format": "selection", "labels": "rewards"}, "has no rewards; score its candidates with `pipeline score"),
         ("speccot", {"format": "sft", "engine": "drat"}, "has no such engine; did you mean `draft`?"),
     ],

@@ -172,7 +172,7 @@ class Compared(Struct, frozen=True, kw_only=True):
     draft_share: Estimate
     """Steps by the draft over all steps (SpecReason 5.2)."""
     wall_time_s: float | None
-    """Wall time of the whole run; the mean of pooled ones. Null where chains failed: their time is no speed."""
+    """Wall time of the whole run; the mean of pooled ones. Null if chains failed, as their time does not measure speed."""
     generated_tokens_per_s: float | None
     """Tokens that all roles sampled, whatever became of them, over wall time."""
     kept_tokens_per_s: float | None

@@ -110,7 +110,7 @@ class RunTable(Struct, frozen=True, kw_only=True):
     order: str
     batch_size: int
     replicas: int = 1
-    """How many replicas there were at once, each with engines and `batch_size` chains of its own."""
+    """How many replicas there were at once, each with its own engines and `batch_size` chains."""
     samples: int
     seed: int
     simulated: bool
@@ -181,7 +181,7 @@ class RunTable(Struct, frozen=True, kw_only=True):
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunTable]:
-    """The tables of several run folders, each with a name of its own: folders with equal names are named with their parents.
+    """The tables of several run folders, each with a unique name: folders with equal names are named with their parents.
 
     Raises `UsageError` where a folder is given twice, and `InputError` as `read_run` does.
     """

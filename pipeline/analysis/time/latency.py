@@ -24,7 +24,7 @@ EXACT_CALLS = 100_000
 """Number of calls up to which all their times are kept."""
 RELATIVE_ERROR = 1 / 256
 FRACTION_BITS = 7
-"""How many of the 52 bits of a number's fraction select its bin, beside its exponent: a bin's relative width is 2^-7, and the middle
+"""How many of the 52 bits of a number's fraction select its bin, together with its exponent: a bin's relative width is 2^-7, and the middle
 of a bin is off by half of that at most."""
 SHIFT = 52 - FRACTION_BITS
 SMALLEST, LARGEST = 2.0**-40, 2.0**40

@@ -1,7 +1,7 @@
 """Busy time and overlap of engines: the calls table of a run folder enters, seconds of each engine and stage leave.
 
 Only five columns are read, as arrays of 28 bytes a call, and never of all calls at once. An engine is busy while at
-least one request is in flight to it; each replica has engines of its own. Nothing is written.
+least one request is in flight to it; each replica has its own engines. Nothing is written.
 """
 
 from collections.abc import Collection, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Lines for a person: on stderr, and with `--log-file` in a file, each with its time. No secret is in them, and no control character."""
+"""Lines for the user: on stderr, and with `--log-file` in a file, each with its time. No secret is in them, and no control character."""
 
 import sys
 from collections.abc import Callable

@@ -77,7 +77,7 @@ def causes_table(occupancy: Occupancy) -> Table:
 
 
 def _places(occupancy: Occupancy) -> Iterator[tuple[str, Array, Mapping[str, Array]]]:
-    """Name, busy and idle seconds of everything with a row of its own: engines and shared devices."""
+    """Name, busy and idle seconds of everything with its own row: engines and shared devices."""
     for role, engine in occupancy.engines.items():
         yield role, engine.busy_s, engine.idle_s
     for name, device in _shared(occupancy).items():

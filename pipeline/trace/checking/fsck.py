@@ -39,7 +39,7 @@ class TableContent(Struct, frozen=True):
     write_ahead: int
     """Write-ahead files."""
     rows: int
-    """Rows in files of the run's own."""
+    """Rows in the files of the run itself."""
     bytes: int
 
 
@@ -78,7 +78,7 @@ class Examination(Struct, frozen=True):
 
 
 def examine(folder: Path) -> Examination:
-    """Examine a run folder, reading every row; nothing is written. Raises `InputError` where `folder` is no run folder."""
+    """Examine a run folder, reading every row; nothing is written. Raises `InputError` if `folder` is not a run folder."""
     return _examined(folder, is_held(folder))
 
 
@@ -132,7 +132,7 @@ def _examined(folder: Path, held: bool) -> Examination:
 
 
 def _inventory(folder: Path) -> Inventory:
-    """The files in `folder`; raises `InputError` where it is no run folder."""
+    """The files in `folder`; raises `InputError` if it is not a run folder."""
     if not folder.is_dir():
         raise InputError(str(folder), "not a directory; expected a run folder")
     found = take_inventory(folder)

@@ -19,7 +19,7 @@ FILE = "log.jsonl"
 LINE_EVERY_S = 10.0
 """Seconds between two lines about steps; every validation has one."""
 Tell: TypeAlias = Callable[[str], object]
-"""Takes a line for a person."""
+"""Gets a line for the user."""
 
 
 class StepRow(Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):

@@ -58,7 +58,7 @@ class Record(Struct, frozen=True, kw_only=True):
     """That of `sha256sum` over the files of the model's weights, sorted by name, in the form in which it prints them; None: not known."""
     files: tuple[FileCounts, ...]
     processes: int
-    """That computed together, each on examples of its own."""
+    """That computed together, each on its own examples."""
     versions: Mapping[str, str]
     """Of Python and the packages that compute."""
     commands: tuple[str, ...]

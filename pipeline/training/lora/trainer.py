@@ -1,8 +1,8 @@
 """The training itself, by TRL and PEFT: a job enters; checkpoints and rows of a log leave as it goes. The only module that imports either.
 
-Both trainers are `SFTTrainer`s. The draft's uses its loss as it is. The target's has a loss of its own, of one position alone, and asks the
+Both trainers are `SFTTrainer`s. The draft's uses its loss as it is. The target's has its own loss, of one position alone, and asks the
 model for the logits of that position only, so that a prompt of several whole thoughts does not cost a vocabulary for each of its tokens.
-Everything random is seeded, and a checkpoint holds the state of it: a training that goes on from one computes what it would have computed.
+Everything random is seeded, and a checkpoint holds the state of it: training that continues from one computes what it would have computed.
 """
 
 import gc
