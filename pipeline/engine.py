@@ -1,4 +1,4 @@
-"""The engine contract: what a stage may ask of a served model and what comes back.
+"""The engine contract: what a stage may ask a served model for, and what it returns.
 
 Prompts enter and candidates leave as token ids. Everything here is data or a protocol; no backend is imported.
 One test suite, `tests/engines/test_contract.py`, holds every backend to it.
@@ -25,12 +25,12 @@ _NO_ID = (1 << 32) - 1
 
 
 class Content(Struct, frozen=True):
-    """What a prompt is about, which an engine that simulates would otherwise have to find in it."""
+    """What a prompt is about, which a simulated engine would otherwise have to parse from it."""
 
     problem: str
     judged: tuple[tuple[int, int], ...] = ()
-    """For each option of a choice, from where to where in the prompt the candidate stands that it names, (0, 0) where it names none; one
-    place where all options rate one candidate."""
+    """For each option of a choice, start and end in the prompt of the candidate that it names, (0, 0) if it names none; a single place if
+    all options rate one candidate."""
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -38,22 +38,22 @@ class Request(Struct, frozen=True, kw_only=True):
 
     request_id: str
     prompt_ids: Sequence[int]
-    """A run passes an `array` of unsigned integers, which is as compact as it can be and is hashed without being converted."""
+    """A run passes an `array` of unsigned integers, which is compact and hashed without conversion."""
     max_tokens: int
-    """Most tokens of one candidate; the engine cuts it to what its context leaves."""
+    """Maximum number of tokens of one candidate; the engine lowers it to what its context leaves."""
     n: int = 1
-    """How many candidates to sample from the same prompt; where they are more than the engine computes together, the
-    others start as places free up."""
+    """How many candidates to sample from the same prompt; if the engine cannot compute them all together, the others start as places become
+    free."""
     temperature: float = 0.0
     """0 is greedy."""
     top_p: float = 1.0
     top_k: int = 0
-    """Only so many of the likeliest tokens are sampled; 0: all."""
+    """Sample among this many of the likeliest tokens; 0: all."""
     min_p: float = 0.0
-    """Only tokens are sampled that have at least this share of the likeliest one's probability."""
+    """Sample only tokens with at least this share of the likeliest one's probability."""
     seed: int = 0
-    """Candidate j draws from (seed, j) alone: the same request gives the same text, whatever runs beside it, as far as its log
-    probabilities are the same then, which only some engines promise (`batch_invariant` of `Engine.facts`)."""
+    """Candidate j draws from (seed, j) alone: the same request gives the same text, whatever else is in the batch, provided that its log
+    probabilities are the same, which only some engines promise (`batch_invariant` of `Engine.facts`)."""
     stop: tuple[str, ...] = ()
     """A candidate ends after the token that completes one of these; that token is kept."""
     stop_ids: tuple[int, ...] = ()
@@ -62,14 +62,14 @@ class Request(Struct, frozen=True, kw_only=True):
     option_ids: tuple[int, ...] = ()
     """Not empty: choose one token among these (`max_tokens` is 1) and return all their log probabilities."""
     logprobs: bool = False
-    """Return the cumulative log probability of every candidate; some engines take notably longer then."""
+    """Return the cumulative log probability of every candidate, which takes notably longer on some engines."""
     scored_ids: tuple[int, ...] = ()
     """Not empty: generate nothing, return the log probability of each of these tokens after the prompt."""
     priority: int = 0
-    """Lower goes first, in engines that order their own queue."""
+    """Lower goes first, in engines that order their own queues."""
     adapter: str | None = None
     """The engine's adapter (LoRA) that this request is computed with, by the name that its spec has for it; None: the model as it is. An
-    engine refuses a name that it does not have. Keys and values of one adapter are never those of another, or of none."""
+    engine rejects a name that it does not have. Keys and values of one adapter are never those of another, or of none."""
     affinity: str = ""
     """The chain: requests of one chain share a prefix and belong on one replica."""
     content: "Content | None" = None
@@ -107,8 +107,8 @@ class Candidate(Struct, frozen=True, kw_only=True):
     ids: tuple[int, ...]
     text: str
     cumulative_logprob: float | None
-    """Sum over the sampled tokens, natural log, under the model's own distribution at temperature 1. None where nobody asked
-    and the engine does not work it out anyway, or cannot."""
+    """Sum over the sampled tokens, natural log, under the model's own distribution at temperature 1. None if it was not requested and the
+    engine does not compute it anyway, or cannot."""
     finish_reason: FinishReason
     """`length`: cut at `max_tokens` or at the end of the context; `interrupted`: cut because the caller asked for it."""
     stop_reason: str | int | None = None
@@ -125,13 +125,14 @@ class Usage(Struct, frozen=True, kw_only=True):
 
     input_tokens: int
     cached_input_tokens: int | None = None
-    """Prompt tokens whose keys and values were already in the engine's prefix cache; None where it does not say, or did not look."""
+    """Prompt tokens whose keys and values were already in the engine's prefix cache; None if the engine does not report it, or did not
+    look."""
     output_tokens: int = 0
     """Sampled tokens over all candidates, end-of-sequence tokens included."""
 
 
 class Timing(Struct, frozen=True, kw_only=True):
-    """Seconds by the engine's own clock; None where it does not know."""
+    """Seconds by the engine's own clock; None if unknown."""
 
     queue_time_s: float | None = None
     """Arrival until first scheduled."""
@@ -155,7 +156,7 @@ class Completion(Struct, frozen=True, kw_only=True):
     usage: Usage
     timing: Timing = Timing()
     model: str | None = None
-    """The model that answered, by the name that a server gives it; None where none is stated."""
+    """The model that answered, by the server's name for it; None if not reported."""
 
 
 class Speculation(Struct, frozen=True, kw_only=True):
@@ -181,7 +182,7 @@ class Speculation(Struct, frozen=True, kw_only=True):
         )
 
     def since(self, before: "Speculation") -> "Speculation":
-        """What was counted after `before`, which are earlier totals of the same engine."""
+        """What was counted since `before`, earlier totals of the same engine."""
         pairs = zip_longest(self.accepted_by_position, before.accepted_by_position, fillvalue=0)
         return Speculation(
             drafts=self.drafts - before.drafts,
@@ -210,24 +211,24 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
     waiting: int = 0
     """Requests in the engine's own queue."""
     kv_cache_usage: float | None = None
-    """Share of the cache in use, 0 to 1; null where the engine does not say."""
+    """Share of the cache in use, 0 to 1; null if the engine does not report it."""
     requests: int = 0
     input_tokens: int = 0
     cached_input_tokens: int | None = None
-    """Of the requests for which the engine said so; null where that were none of those that it answered."""
+    """Of the requests for which the engine reported it; null if it did so for none of those that it answered."""
     output_tokens: int = 0
     busy_s: float = 0.0
     """Seconds in which the engine computed."""
     written_tokens: int | None = None
-    """Tokens sampled since it opened, those of running requests included; null where the engine does not know."""
+    """Tokens sampled since it opened, those of running requests included; null if unknown."""
     speculation: Speculation | None = None
-    """Null where the engine does not speculate."""
+    """Null if the engine does not speculate."""
     restarts: int = 0
-    """Times that it was started again after it died; the totals go on."""
+    """Times that it was restarted after it died; the totals continue."""
 
     @classmethod
     def together(cls, found: Sequence["EngineStatistics"]) -> "EngineStatistics":
-        """The statistics of several engines of one role, at least one: sums, and of the caches the mean of their shares."""
+        """The statistics of several engines of one role, at least one: sums, and the mean of the shares of their caches."""
         sums = {name: sum(getattr(each, name) for each in found) for name in ("running", "waiting", *TOTALS)}
         written = [each.written_tokens for each in found if each.written_tokens is not None]
         speculation = [each.speculation for each in found if each.speculation is not None]
@@ -242,7 +243,7 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
         )
 
     def since(self, before: "EngineStatistics") -> "EngineStatistics":
-        """These statistics with only what was counted after `before`, which are earlier ones of the same engine."""
+        """These statistics with only what was counted since `before`, earlier ones of the same engine."""
         now = structs.replace(self, **{name: getattr(self, name) - getattr(before, name) for name in TOTALS})
         if self.cached_input_tokens is not None:
             now = structs.replace(now, cached_input_tokens=self.cached_input_tokens - (before.cached_input_tokens or 0))
@@ -270,15 +271,15 @@ class Tokenizer(Protocol):
         """Fingerprint of the ordinary (not special) tokens: where two agree, their ids can be shared."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text` with nothing added; the text of special tokens becomes their ids. Only for what a template or this program
-        wrote: see `encode_parts`."""
+        """Ids of `text` with nothing added; the text of special tokens becomes their ids. Only for text from a template or this program:
+        see `encode_parts`."""
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
         """Ids of all `parts` as one text, with nothing added. The first, third, ... are a template's, as `encode` takes it; the second,
         fourth, ... were written by others, and none of their characters becomes part of a token of `control_ids`.
 
-        Where they hold no text of such a token the ids are those of `encode` for the joined parts; where the first part is empty, those
-        that they have behind other text.
+        Where they hold no text of such a token the ids are those of `encode` for the joined parts; if the first part is empty, those that
+        they have after other text.
         """
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -295,7 +296,7 @@ class Engine(Protocol):
     """The engine's name in its graph, such as `draft` or `target`."""
     tokenizer: Tokenizer
     max_model_len: int
-    """The context length: most tokens of a prompt and its output together."""
+    """The context length: maximum number of tokens of a prompt and its output together."""
     vocab_size: int
     """Every token id of a request and of a candidate is below this number."""
 
@@ -303,29 +304,28 @@ class Engine(Protocol):
     def facts(self) -> Mapping[str, Fact]:
         """What the engine found out about itself when it opened; a run keeps it as `engine_facts` in `run.json`.
 
-        Analyses and reports ask these facts, never the name of a backend. An engine leaves out what it does not know, and
-        may add entries of its own (versions, capabilities). All sizes are of this engine alone. No number is infinite:
-        JSON has no such number. No entry holds a key or a password.
+        Analyses and reports ask these facts, never the name of a backend. An engine leaves out what it does not know, and may add its own
+        entries (versions, capabilities). All sizes are of this engine alone. No number is infinite: JSON has no such number. No entry holds
+        a key or a password.
 
         answers: what its completions come from: `model`, `simulated` or `recorded`. A replay of simulated answers says
             `simulated`. Left out: `model`.
         devices: names of the devices it computes on, as they are shown: `GPU 0`, `CPU core 3`, `CPU cores 0-1`, the
-            name of a simulated device. Engines of a run that name the same device share it. Left out: the engine is a
-            device of its own.
+            name of a simulated device. Engines of a run that name the same device share it. Left out: the engine is a separate device.
         device_model: what those devices are, where they are accelerators: `NVIDIA H200`, the name of a simulated device.
         accelerators: how many of `devices` are real accelerators (GPUs).
         cores: how many CPU cores it computes on, where it computes on CPU cores.
         flops_per_s: the matrix rate of a simulated device, FLOP/s. Left out of a simulated engine: without a bound.
         servers: addresses of the servers that compute for it, in place of `devices`.
         replay: the folder of the recorded run that it answers from.
-        cannot: what it cannot do of all that stages may need (`StageSpec.needs`). `continues`: write on in a thought that was begun;
-            `options`: give log probabilities of `option_ids`; `scoring`: of `scored_ids`; `marks`: show the token that closes a thought;
+        cannot: what it cannot do of all that stages may need (`StageSpec.needs`). `continues`: continue a partial reply;
+            `options`: give log probabilities of `option_ids`; `scoring`: of `scored_ids`; `marks`: show the closing reasoning tag;
             `top_p`, `top_k`, `min_p`, `seeds`: honour these; `interrupt`: end a request early. Left out: it can do all of it.
-        batch_invariant: whether it promises that a request gets the same answer whatever is computed beside it. Left out: it does not.
+        batch_invariant: whether it promises that a request gets the same answer whatever else is in the batch. Left out: it does not.
         kv_cache_tokens: tokens whose keys and values fit into its cache, over all replicas.
         kv_cache_sequences: sequences that fit into its cache, where each takes a place of one size, however short it is.
         block_size: tokens of a sequence that its cache keeps or evicts together.
-        doubts: sentences about what could not be found out, or is strange, which a run says at its start and `doctor` too.
+        doubts: notices about what could not be determined, or looks wrong, which a run prints at its start, and `doctor` too.
         """
 
     async def generate(self, request: Request) -> Completion:
@@ -359,18 +359,17 @@ class Restartable(Engine, Protocol):
 
 @runtime_checkable
 class Remote(Engine, Protocol):
-    """An engine whose servers may be away for a while, without being started again from here."""
+    """An engine whose servers may be unreachable for a while and are not restarted from here."""
 
     async def wait_answering(self) -> bool:
-        """Ask the servers now. False: one of them answers, as before. True: none did, and by now one answers again.
-
-        Raises `EngineDead` when none will.
+        """Ask the servers now. False: one of them still answers. True: none did, but one answers again now. Raises `EngineDead` if none
+        will.
         """
 
 
 @runtime_checkable
 class Distant(Engine, Protocol):
-    """An engine whose servers compute unseen, so that its `busy_s` says nothing of their progress."""
+    """An engine whose servers cannot be observed, so `busy_s` says nothing about their progress."""
 
     @property
     def received_bytes(self) -> int:
@@ -382,18 +381,17 @@ class Interruptible(Engine, Protocol):
     """An engine that can end a request early and give back what it wrote."""
 
     def interrupt(self, request_id: str) -> None:
-        """Let the `generate` of this request, which is `interruptible`, return soon: every candidate that is not finished has the finish
-        reason `interrupted` and the tokens that were sampled so far, none where it had not started. Does nothing where no such
-        request is open."""
+        """Let the `generate` of this request, which is `interruptible`, return soon: every unfinished candidate has the finish reason
+        `interrupted` and the tokens sampled so far, none if it had not started. Does nothing where no such request is open."""
 
 
 @runtime_checkable
 class PrefixCacheReset(Engine, Protocol):
-    """An engine whose prefix cache can be emptied, so that a measurement does not profit from prompts of the one before it."""
+    """An engine whose prefix cache can be cleared, so that a measurement does not profit from the prompts of an earlier one."""
 
     async def reset_prefix_cache(self) -> None:
-        """Empty the prefix cache. Call it only while no request is in flight; raises `EngineDead`, and `EngineUnavailable` where the
-        engine kept what it has."""
+        """Empty the prefix cache. Call it only while no request is in flight; raises `EngineDead`, and `EngineUnavailable` if the engine
+        did not clear it."""
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -406,11 +404,11 @@ class Finding(Struct, frozen=True, kw_only=True):
     remedy: str
     """What to do about it, in one clause."""
     fatal: bool
-    """Whether the engine cannot start unless this is mended."""
+    """Whether the engine cannot start unless this is fixed."""
 
 
 class MemoryRow(Struct, frozen=True, kw_only=True):
-    """The memory that one engine would take on one device, worked out before it starts. None: not known, or not limited."""
+    """The memory that one engine would take on one device, computed before it starts. None: unknown, or unlimited."""
 
     role: str
     device: str
@@ -422,15 +420,15 @@ class MemoryRow(Struct, frozen=True, kw_only=True):
     share_bytes: int | None = None
     weights_bytes: int | None
     weights_source: str
-    """Where the size of the weights was learnt, such as `its files`."""
+    """The source of the size of the weights, such as `its files`."""
     overhead_bytes: int
-    """Activations, graphs and workspaces: an assumption."""
+    """Activations, graphs and workspaces, estimated."""
     cache_bytes: int | None
     """Size of the key-value cache."""
     cache_tokens: int | None
     """Tokens whose keys and values fit into that cache."""
     sequences: float | None
-    """Whole contexts that fit into the cache at once."""
+    """Full contexts that fit into the cache at once."""
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True):
@@ -443,14 +441,14 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
 
 
 class Examination(Struct, frozen=True, kw_only=True):
-    """What can be said of the engines of one backend before they start."""
+    """What is known about the engines of one backend before they start."""
 
     findings: tuple[Finding, ...] = ()
     memory: tuple[MemoryRow, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
-    """The weights that would be loaded, where they are on this machine and their files are whole: their tensors can be compared."""
+    """The weights that would be loaded, if they are on this machine and their files are complete: their tensors can be compared."""
     cannot: Mapping[str, Collection[str]] = {}
-    """What the engine of each role cannot do (see the fact `cannot`), where that was found out."""
+    """What the engine of each role cannot do (see the fact `cannot`), if known."""
 
 
 class Availability(Struct, frozen=True, kw_only=True):
@@ -458,18 +456,18 @@ class Availability(Struct, frozen=True, kw_only=True):
 
     usable: bool
     what: str
-    """What is installed and on what it would compute, or what is missing, in one clause."""
+    """What is installed and where it would compute, or what is missing, in one clause."""
     remedy: str = ""
-    """What to install or change where something is missing or a GPU would stay idle; empty where nothing is."""
+    """What to install or change if something is missing or a GPU would stay idle; else empty."""
 
 
 class Backend(Struct, frozen=True, kw_only=True):
     """How to open the engines of one kind; an entry point of the group `pipeline.engines` names one of these."""
 
     spec: type[EngineSpec]
-    """What an engines file may say of such an engine; its tag is the backend's name."""
+    """The keys that an engines file may hold for such an engine; its tag is the backend's name."""
     open: Callable[[Mapping[str, Any]], AbstractAsyncContextManager[Mapping[str, Engine]]]
-    """Opens all roles of this backend together, role to spec, because they may share a device; closes them on exit.
+    """Opens all roles of this backend together (role to spec), because they may share a device, and closes them on exit.
 
     Raises `UsageError` before anything is started when a spec cannot work here, `EngineDead` when a start fails.
     """
@@ -478,21 +476,21 @@ class Backend(Struct, frozen=True, kw_only=True):
     available: Callable[[Machine], Availability] | None = None
     """What `pipeline doctor` asks of the installation: can any engine of this backend start here? None: it always can."""
     examine: Callable[[Mapping[str, Any], Machine], Awaitable[Examination]] | None = None
-    """What `pipeline doctor` asks before anything starts: would these roles, role to spec, start on this machine? None: there
-    is nothing that could be checked before a start."""
+    """What `pipeline doctor` asks before anything starts: would these roles, role to spec, start on this machine? None: nothing can be
+    checked before a start."""
     tokenizer: Callable[[str, Any], Tokenizer] | None = None
-    """The tokenizer of an engine that is not open, from its role and its spec. Raises `GraphError` where it cannot be had. None: only an
+    """The tokenizer of an engine that is not open, from its role and its spec. Raises `GraphError` if it cannot be loaded. None: only an
     open engine has one."""
     least_s: Callable[[Mapping[str, Any], Mapping[str, Sequence[AnsweredCall]], Mapping[str, int]], Mapping[str, float]] | None = None
-    """The least seconds that each device (`Engine.facts`) has to compute for given calls, whatever their schedule; no run of these calls is
-    faster. Takes by role the specs, the answered calls, and the most sequences that may ever be computed together. Empty where that
-    cannot be worked out for these specs. None: for none."""
+    """The minimum number of seconds that each device (`Engine.facts`) must compute for given calls, whatever their schedule; no run of
+    these calls is faster. Takes by role the specs, the answered calls, and the maximum number of sequences that may be computed together.
+    Empty if it cannot be computed for these specs. None: for no specs."""
     widened: Callable[[Mapping[str, Any], Collection[str]], Mapping[str, Mapping[str, Any]]] | None = None
-    """What to change where only some of the engines in an engines file are opened, so that these have the memory which the others would
-    have taken of their devices. Takes the specs by role and the roles that are opened; returns fields and their new values, by role.
-    Raises `GraphError` where the specs do not fit together. None: its engines take no more memory than they need, or it does not know."""
+    """What to change if only some of the engines in an engines file are opened, so that they get the memory which the others would have
+    taken on their devices. Takes the specs by role and the roles that are opened; returns fields and their new values, by role. Raises
+    `GraphError` where the specs do not fit together. None: its engines take no more memory than they need, or it cannot tell."""
     gpus: Callable[[Mapping[str, Any]], int] | None = None
-    """How many GPUs a machine must show so that the engines of these specs find theirs, by role the specs: one more than the greatest
-    index. Where a machine has none, engines that need none of them compute on its CPU. None: they use no GPU of the machine."""
+    """How many GPUs a machine must have for the engines of these specs (by role): one more than the greatest index. On a machine without
+    GPUs, engines that need none compute on its CPU. None: they use no GPU of the machine."""
     devices: Callable[[Mapping[str, Any], Machine], Mapping[str, Collection[int]]] | None = None
     """The GPUs of a machine, by their indices, that the engine of each role computes on. None: its engines use no GPU of the machine."""

@@ -208,7 +208,7 @@ def wrong(**changes: Any) -> Any:
         ({"retry_failed": True}, "only when a run is resumed"),
         ({"problems": 5}, "expected a path, texts, mappings or a table, got `int`"),
         ({"problems": PROBLEMS[0]}, "expected a path, texts, mappings or a table, got `dict`"),
-        ({"problems": [5]}, "item 1: expected the text of a problem or a mapping with the key `problem`, got `int`"),
+        ({"problems": [5]}, "item 1: expected a problem's text or a mapping with the key `problem`, got `int`"),
         ({"problems": [{"problem": object()}]}, "no row holds a problem; row 1: cannot be written as JSON: a value is of type `object`"),
         ({"problems": []}, "holds no rows"),
         ({"problems": [PROBLEMS[0], PROBLEMS[0]]}, "problem_id 'p0' is taken by row 1 already"),

@@ -81,10 +81,10 @@ def test_a_gpu_that_nothing_can_use_is_said() -> None:
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        ({}, "with the model runner that it chooses for a model (VLLM_USE_V2_MODEL_RUNNER), whose answers depend on what runs beside them"),
+        ({}, "with the model runner that it chooses for a model (VLLM_USE_V2_MODEL_RUNNER), whose answers depend on the batch"),
         ({"VLLM_USE_V2_MODEL_RUNNER": "1"}, "with model runner V2, whose answers depend on"),
         ({"VLLM_USE_V2_MODEL_RUNNER": "0"}, "with model runner V1"),
-        ({"VLLM_BATCH_INVARIANT": "1"}, "whose answers are the same whatever runs beside them"),
+        ({"VLLM_BATCH_INVARIANT": "1"}, "whose answers do not depend on the batch"),
     ],
 )
 def test_what_vllm_promises_of_answers_is_said(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], said: str) -> None:
@@ -151,7 +151,7 @@ def test_an_engines_file_is_diagnosed(tmp_path: Path) -> None:
     path.write_text('a: {backend: torch, model: "bundled:tiny-draft"}\nb: {backend: torch, model: "bundled:tiny-draft", core: 4000}\n')
     found = diagnose(path, ["engines.a.max_model_len=9999"])
     assert [(role.role, role.could_start) for role in found.roles] == [("a", False), ("b", False)]
-    assert found.roles[0].findings[0].what == "max_model_len is 9999, but bundled:tiny-draft was made for 4096 tokens"
+    assert found.roles[0].findings[0].what == "max_model_len is 9999, but bundled:tiny-draft supports 4096"
     assert isinstance(found.roles[1].findings[0], Finding)
     assert [row.role for row in found.memory] == ["a", "b"]
     assert found.machine.mps is not None
@@ -179,7 +179,7 @@ def test_models_that_no_engine_could_serve_are_said(tmp_path: Path) -> None:
     layers = "model.layers.0.self_attn.k_proj.weight, model.layers.1.self_attn.k_proj.weight"
     assert said["empty"] == [f"{models['empty']} cannot be served: its model.safetensors is empty"]
     assert said["tensors"] == [f"2 of the model's tensors are not in its files: {layers}"]
-    assert said["shape"] == ["1 of its tensors is of another shape than the model's: model.norm.weight has 3, not 64"]
+    assert said["shape"] == ["1 of its tensors is not of the model's shape: model.norm.weight has 3, not 64"]
     assert "2 of the model's tensors are not in its files: model.layers.0.mlp.down_proj.weight" in said["inner"][-1]
     assert said["tokenizer"][0].startswith("its tokenizer cannot be loaded: ")
     assert said["piped"] == [f"{models['piped']} cannot be served: its config.json is a named pipe, not a file"]
@@ -238,7 +238,7 @@ def test_a_graph_s_needs_are_held_against_what_its_servers_can_do(tmp_path: Path
     with small_server(replace(VLLM, logprobs=logprobs), tokenizer) as server:
         engines = servers_file(tmp_path, model="tiny", draft=server.base_url, target=server.base_url)
         found = diagnose(ROOT / "graphs/speccot.yaml", bound=engines)
-        said = "engine 'target': gives no log probabilities, of which the stage `verify` makes its verdict; take a server that gives them"
+        said = "engine 'target': returns no log probabilities, which stage `verify` needs for its verdict; use a server that returns them"
         assert found.healthy is fits
         assert ([f"{each.what}; {each.remedy}" for role in found.roles for each in role.findings if each.fatal] == []) is fits
         asked = len(server.bodies)

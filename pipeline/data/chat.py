@@ -10,7 +10,7 @@ from pipeline.data.values import kind_of
 from pipeline.graph.prompts import Message
 
 MOST_MESSAGES = 64
-"""Most messages of a chat: every length is a template of its own, which is cut once."""
+"""Maximum number of messages of a chat: every length is a separate template, which is cut once."""
 
 
 def chat_of(name: str, value: Any) -> tuple[Message, ...] | None:
@@ -29,11 +29,11 @@ def chat_of(name: str, value: Any) -> tuple[Message, ...] | None:
     if len(chat) > MOST_MESSAGES:
         raise Flaw(f"`{name}` has {len(chat)} messages, more than {MOST_MESSAGES}")
     if turns[-1:] == ["assistant"]:
-        remedy = f"end it with the user's, or map that: --column problem='{name}[{len(roles) - 2}].content'"
-        raise Flaw(f"`{name}` ends with a message of the assistant; {remedy}")
+        remedy = f"end the chat with the user's, or map it: --column problem='{name}[{len(roles) - 2}].content'"
+        raise Flaw(f"`{name}` ends with an assistant message; {remedy}")
     if not turns or turns != ["user", "assistant"] * (len(turns) // 2) + ["user"]:
-        expected = "expected one of the system or none, then user and assistant in turns, the user last"
-        raise Flaw(f"`{name}` has messages of {', '.join(roles)}; {expected}")
+        expected = "expected an optional system message, then alternating user and assistant messages, ending with the user's"
+        raise Flaw(f"`{name}` has messages by {', '.join(roles)}; {expected}")
     return chat
 
 

@@ -27,7 +27,7 @@ class Parquet:
     MAX_DICTIONARY_BYTES = 2 << 20
     """Largest dictionary of a column that is taken for harmless; writers stop using a dictionary at 1 MiB."""
     MAX_RATIO = 8
-    """Compression ratio beyond which a few bytes may stand for large texts."""
+    """Compression ratio above which a few bytes may expand to large texts."""
     LARGE_BYTES = 64 << 20
     """A larger file is read through a buffer, which Arrow makes as large as a damaged file says that a page is, up to 2 GiB."""
 
@@ -114,15 +114,13 @@ class Arrow:
         head = file.read(6)
         file.seek(0)
         if head.startswith(b"FEA1"):
-            raise InputError(
-                str(self._path), "is Feather version 1, which nothing writes any more; write it again as version 2, or as Parquet"
-            )
+            raise InputError(str(self._path), "is Feather version 1, an obsolete format; write it as version 2, or as Parquet")
         return self._pa.ipc.open_file(file) if head == b"ARROW1" else self._pa.ipc.open_stream(file)
 
 
 def records_of(batch: Any) -> Iterator[Record]:
     """The rows of a record batch, a `Flaw` in place of one that cannot be read. Numbers of half and single precision become the shortest
-    decimals that stand for them in that width, as which they were written: 0.3, not 0.30000001192092896."""
+    decimals that denote them in that width, as they were written: 0.3, not 0.30000001192092896."""
     narrow = {field.name: make for field in batch.schema if (make := _narrow(field.type)) is not None}
     for start in range(0, batch.num_rows, BATCH_ROWS):
         for record in _records(batch.slice(start, BATCH_ROWS)):

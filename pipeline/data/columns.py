@@ -29,14 +29,14 @@ class Columns:
     """Our columns in the rows of one input."""
 
     def __init__(self, mapped: Mapping[str, str]) -> None:
-        """Raises `InputError` for a name that is none of ours, or a path that is none."""
+        """Raises `InputError` for an unknown field or an invalid path."""
         for ours, theirs in mapped.items():
             if ours not in COLUMNS:
                 remedy = f"did you mean --column {theirs}={ours!r}?" if theirs in COLUMNS else did_you_mean(ours, COLUMNS)
                 raise InputError(f"--column {ours}={theirs}", f"a problem has no field `{ours}`; {remedy}")
         self.mapped = dict(mapped)
         self._names: dict[str, tuple[str, ...]] = {ours: (ours,) for ours in COLUMNS}
-        """For each of ours one name; of several columns of options the names joined by commas, and each by itself."""
+        """One name per field; for options in several columns, the names joined by commas, and each by itself."""
         for ours, theirs in mapped.items():
             self._names[ours] = (theirs, *(theirs.split(",") if ours == "options" and "," in theirs else ()))
         also = [names for each in ALSO.values() for names in each]

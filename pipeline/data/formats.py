@@ -41,7 +41,7 @@ def open_source(path: Path) -> Source:
     if not form:
         *others, last = FORMS
         expected = f"expected {', '.join(others)} or {last}, the text formats also with {', '.join(PACKED)}"
-        raise InputError(str(path), f"unknown kind of file `{''.join(path.suffixes[-2:])}`; {expected}")
+        raise InputError(str(path), f"unknown file type `{''.join(path.suffixes[-2:])}`; {expected}")
     try:
         return FORMS[form](path)
     except DAMAGE as error:

@@ -108,7 +108,7 @@ def _line(row: int, problem: Mapping[str, Any] | Problem | Flaw, wanted: frozens
     if isinstance(problem, Flaw):
         return problem
     if not isinstance(problem, Mapping | Struct):
-        what = f"expected the text of a problem or a mapping with the key `problem`, got `{type(problem).__name__}`"
+        what = f"expected a problem's text or a mapping with the key `problem`, got `{type(problem).__name__}`"
         raise InputError(f"problems, item {row}", what)
     fields = dict(problem) if isinstance(problem, Mapping) else msgspec.to_builtins(problem)
     try:
@@ -117,7 +117,7 @@ def _line(row: int, problem: Mapping[str, Any] | Problem | Flaw, wanted: frozens
     except Flaw as flaw:
         return flaw
     except UnicodeEncodeError:
-        return Flaw("holds half of a surrogate pair, which is no character")
+        return Flaw("contains a lone surrogate, which is not a character")
     except (TypeError, ValueError, RecursionError) as error:
         return Flaw(f"cannot be written as JSON: {error}")
 

@@ -56,19 +56,19 @@ def files_among(where: str, names: Iterable[str]) -> list[str]:
     found = sorted(name for name in known if name.count("/") == least)
     folders = sorted({name.rpartition("/")[0] for name in found})
     if len(folders) > 1:
-        raise InputError(where, f"has files in several folders, {', '.join(folders[:10])}; name one: {where.rstrip('/')}/{folders[0]}")
+        raise InputError(where, f"has files in several folders, {', '.join(folders[:10])}; choose one: {where.rstrip('/')}/{folders[0]}")
     splits: dict[str, int] = {}
     for name in found:
         splits[_split(name)] = splits.get(_split(name), 0) + 1
     if len(splits) > 1:
         told = ", ".join(f"{split or 'others'} ({count} {'file' if count == 1 else 'files'})" for split, count in sorted(splits.items()))
         one = next(name for name in found if _split(name) in ("test", min(splits, key=lambda split: split != "test")))
-        raise InputError(where, f"has files of several splits, {told}; name one, as a file or a pattern: {where.rstrip('/')}/{one}")
+        raise InputError(where, f"has files of several splits, {told}; choose one, as a file or a pattern: {where.rstrip('/')}/{one}")
     return found
 
 
 def is_problems_file(name: str) -> bool:
-    """Whether a file may hold problems, by its name below a folder; what is hidden, and what libraries keep beside data, does not."""
+    """Whether a file may hold problems, by its name below a folder; hidden files and those that libraries keep next to data may not."""
     *folders, own = name.split("/")
     hidden = any(part.startswith(".") for part in (*folders, own))
     return bool(form_of(own)) and not hidden and own not in _ABOUT and not _CACHED.fullmatch(own)
@@ -131,8 +131,8 @@ class _Joined:
         return self._read if self._source is None else {**self._read, **self._source.names}
 
     def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
-        """Every file must have the columns, one of JSON lines in any of its rows. What is wrong with a file is told
-        with what is wrong with those behind it."""
+        """Every file must have the columns, one of JSON lines in any of its rows. The flaws of a file are reported together with those of
+        the files after it."""
         before = row = 0
         for place, file in enumerate(self._files):
             try:

@@ -19,13 +19,13 @@ STDIN = "-"
 _NAME = r"[A-Za-z0-9](?:[\w-]|\.(?!\.))*"
 HUB = re.compile(rf"hf://(?P<name>{_NAME}(?:/{_NAME})?)(?:@(?P<revision>[\w./-]+?))?(?::(?P<config>\w[\w.-]*))?(?:/(?P<split>\w[\w.-]*))?")
 """`hf://OWNER/NAME`, with `@REVISION`, `:CONFIG` and `/SPLIT`."""
-NEWEST = "its newest revision, whose commit the library does not state"
+NEWEST = "its newest revision, whose commit the library does not report"
 SNIFFED = 1 << 16
 """Bytes of stdin that are looked at to tell its format."""
 Fetch = Callable[[str, Path], Path]
 """Gives the path of what a URL names, which is in an empty folder where it had to be downloaded."""
 Tell = Callable[[str], None]
-"""Takes a sentence for a person."""
+"""Receives a notice for the user."""
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def problem_files(inputs: Sequence[str], fetch: Fetch, tell: Tell) -> Iterator[l
     `MissingExtra` for the hub without the package that reads it, and what `fetch` raises.
     """
     if list(inputs).count(STDIN) > 1:
-        raise InputError("stdin", "can be read once; name it once")
+        raise InputError("stdin", "can be read only once; name it once")
     with TemporaryDirectory(prefix="problems-") as folder:
         yield [_file(each, Path(folder, str(place)), fetch, tell) for place, each in enumerate(inputs)]
 
@@ -62,7 +62,7 @@ def spooled(stream: BinaryIO, folder: Path) -> Path:
             file.write(head)
             shutil.copyfileobj(stream, file)
     except OSError as error:
-        raise InputError("stdin", f"cannot be kept in {folder}: {reason(error)}") from error
+        raise InputError("stdin", f"cannot be stored in {folder}: {reason(error)}") from error
     return path
 
 
@@ -82,10 +82,12 @@ def downloaded(address: str, folder: Path, tell: Tell) -> Path:
     """A data set of the hub as a Parquet file of `folder`; which split and revision that is goes to `tell`."""
     found = HUB.fullmatch(address)
     if found is None:
-        raise InputError(address, "expected hf://OWNER/NAME, then @REVISION, :CONFIG and /SPLIT where they are wanted")
+        raise InputError(address, "expected hf://OWNER/NAME, optionally followed by @REVISION, :CONFIG and /SPLIT")
     name, config, revision = found["name"], found["config"], found["revision"]
     if Path(name).exists():
-        raise InputError(address, f"{name} is here, too, and would be read in place of the hub's; name it by its path, or start elsewhere")
+        raise InputError(
+            address, f"{name} also exists here and would be read instead of the hub's; give its path, or run from another folder"
+        )
     split = found["split"] or _split(address, name, config, revision)
     data = hub_data(address, name, config, split, revision)
     tell(f"{address}: split `{split}`, {_commit(data, name) or (f'revision {revision}' if revision else NEWEST)}")
@@ -103,7 +105,7 @@ def hub_data(where: str, name: str, config: str | None, split: str, revision: st
     try:
         return load(name, config, split=split, revision=revision)
     except Exception as error:  # whatever its HTTP client, its file systems and its formats raise
-        raise InputError(where, f"cannot be loaded: {reason(error).rstrip('.')}; or download it and give its file") from error
+        raise InputError(where, f"cannot be loaded: {reason(error).rstrip('.')}; or download it and give the file") from error
 
 
 def _split(address: str, name: str, config: str | None, revision: str | None) -> str:
@@ -113,7 +115,7 @@ def _split(address: str, name: str, config: str | None, revision: str | None) ->
     except Exception as error:  # whatever the hub's library raises
         raise InputError(address, f"cannot be loaded: {reason(error)}") from error
     if len(splits) > 1 and "test" not in splits:
-        raise InputError(address, f"has the splits {', '.join(splits)}; name one: {address}/{splits[0]}")
+        raise InputError(address, f"has the splits {', '.join(splits)}; choose one: {address}/{splits[0]}")
     return "test" if "test" in splits else splits[0]
 
 

@@ -15,7 +15,7 @@ from pipeline.data.values import as_text, kind_of
 from pipeline.graph.prompts import LETTERS
 
 MOST_OPTIONS = len(LETTERS)
-FROM_0, FROM_1, SAID = "places counted from 0", "places counted from 1", "what an option says"
+FROM_0, FROM_1, SAID = "positions counted from 0", "positions counted from 1", "the text of an option"
 """What numbers as answers may be."""
 
 
@@ -34,7 +34,7 @@ def options_of(name: str, value: Any) -> Options:
         try:
             value = msgspec.json.decode(value)
         except msgspec.DecodeError as error:
-            raise Flaw(f"`{name}` is text and no JSON ({error}), expected an array of options") from None
+            raise Flaw(f"`{name}` is text but not JSON ({error}), expected an array of options") from None
     if value is None or value == "" or value == [] or value == {}:
         return Options()
     texts, labels = _parts(name, value)
@@ -45,7 +45,7 @@ def options_of(name: str, value: Any) -> Options:
         raise Flaw(f"option {LETTERS[said.index('')]} of `{name}` is empty")
     named = tuple((as_text(name, each) or "").strip() for each in labels)
     if len(set(named)) < len(named) or (named and len(named) != len(said)):
-        raise Flaw(f"`{name}` has {len(said)} texts and the labels {', '.join(named)}, expected a label of its own for each")
+        raise Flaw(f"`{name}` has {len(said)} texts and the labels {', '.join(named)}, expected one label per text")
     return Options(_unlabelled(said), named)
 
 
@@ -60,9 +60,7 @@ def _parts(name: str, value: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         return [each["text"] for each in value], [each["label"] for each in value if each.get("label") is not None]
     if isinstance(value, list) and all(isinstance(each, str | int | float) for each in value):
         return value, ()
-    raise Flaw(
-        f"`{name}` is {kind_of(value)} in which there are no options; expected an array of texts, or of objects with `text` and `label`"
-    )
+    raise Flaw(f"`{name}` is {kind_of(value)} without options; expected an array of texts, or of objects with `text` and `label`")
 
 
 def _unlabelled(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -72,7 +70,7 @@ def _unlabelled(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def shown_in(problem: str, texts: Sequence[str]) -> bool:
-    """Whether a problem's text shows its options already, each behind its letter."""
+    """Whether a problem's text shows its options already, each after its letter."""
     place = 0
     for letter, text in zip(LETTERS, texts, strict=False):
         found = re.compile(rf"(?<!\w){letter}\W{{1,6}}?\s*{re.escape(text)}").search(problem, place)
@@ -118,16 +116,16 @@ def letter_of(name: str, answer: Any, options: Options, ways: "frozenset[str] | 
     number = whole_number(answer, options)
     if number is not None:
         found = {place for way, place in places(number, options).items() if way in (ways or ())}
-        doubt = "whether that is a place counted from 0 or from 1, or what an option says, cannot be known from the other rows"
+        doubt = "whether that is a position counted from 0 or from 1, or an option's text, cannot be determined from the other rows"
     else:
         found = set(_named(text, options))
-        doubt = "which fits several options"
+        doubt = "which matches several options"
     if len(found) == 1:
         return LETTERS[found.pop()]
     if found or (number is not None and places(number, options)):
         raise Flaw(f"`{name}` is {text!r}: {doubt}; write the letter")
     last = options.labels[-1] if options.labels else LETTERS[len(options.texts) - 1]
-    what = f"which is none of its {len(options.texts)} options; expected a letter up to {last}, or the text of an option"
+    what = f"which is not one of its {len(options.texts)} options; expected a letter up to {last}, or the text of an option"
     raise Flaw(f"`{name}` is {text[:100]!r}, {what}")
 
 

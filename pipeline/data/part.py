@@ -1,4 +1,4 @@
-"""Which rows of an input a run is of: all, the first so many, or a random sample; and of these one of several shards.
+"""Which rows of an input a run uses: all, the first `n`, or a random sample; and of these one of several shards.
 
 A sample is the rows with the least hashes of seed and number. So it is the same wherever it is drawn, it does not depend on the seed of the
 run, and a smaller one with the same seed is part of a larger one. A shard is the problems whose hash says so, whatever their rows are.
@@ -17,7 +17,7 @@ MOST_ROWS = 1_000_000_000_000
 
 
 class RowSample(Struct, frozen=True):
-    """So many rows, drawn without replacement."""
+    """A number of rows, drawn without replacement."""
 
     rows: int
     seed: int = 0
@@ -57,7 +57,7 @@ class Part(Struct, frozen=True, kw_only=True):
     """Which rows of an input are asked for; by default all."""
 
     limit: int | None = None
-    """The first so many."""
+    """Only the first `limit` rows."""
     sample: RowSample | None = None
     """These, drawn at random; not together with a limit."""
     shard: Shard | None = None
@@ -71,7 +71,7 @@ def row_sample(text: str) -> RowSample:
     """The sample that `text` asks for; raises `UsageError`."""
     found = re.fullmatch(r"(\d{1,12})(?::(-?\d{1,18}))?", text, re.ASCII)
     if found is None or not 1 <= int(found[1]) <= MOST_ROWS:
-        raise UsageError(f"--random {text}: expected N or N:SEED, with N 1 or more")
+        raise UsageError(f"--random {text}: expected N or N:SEED, with N at least 1")
     return RowSample(int(found[1]), int(found[2] or 0))
 
 

@@ -91,7 +91,7 @@ def _open(recipe: Recipe, origin: str | None) -> _Published:
         return _Published(f"hub: {hub.id}", {}, enumerate(hub_data(f"hub: {hub.id}", hub.id, hub.config, hub.split, hub.revision), 1))
     if origin is None and recipe.file is None:
         or_hub = f", or --from hub to download {recipe.hub.id}" if recipe.hub else ""
-        raise UsageError(f"{recipe.name} is not bundled; give its file as published: --from PATH{or_hub}")
+        raise UsageError(f"{recipe.name} is not bundled; give the published file: --from PATH{or_hub}")
     path = Path(origin) if origin is not None else FOLDERS["data set"] / str(recipe.file)
     source = open_source(path)
     return _Published(str(path), source.names, _records(source, path, recipe.columns()))
@@ -121,21 +121,21 @@ def _read(recipe: Recipe, published: _Published) -> tuple[list[CanonicalRow], in
                 continue
             row = reader.read(number, record)
             if row.problem_id in rows:
-                raise Flaw(f"`{recipe.problem_id}` gives it the id of row {numbers[row.problem_id]}, {row.problem_id!r}; ids are unique")
+                raise Flaw(f"`{recipe.problem_id}` is the id of row {numbers[row.problem_id]} too, {row.problem_id!r}; ids must be unique")
             rows[row.problem_id], numbers[row.problem_id] = row, number
         except Flaw as flaw:
             flaws[number] = str(flaw)
     if flaws:
         raise _wrong_rows(published.where, flaws)
     if not rows:
-        raise InputError(published.where, f"holds no rows; {left_out} are left out by the recipe's `only`" if left_out else "holds no rows")
+        raise InputError(published.where, f"holds no rows; the recipe's `only` skips {left_out}" if left_out else "holds no rows")
     return list(rows.values()), left_out
 
 
 def _wrong_rows(where: str, flaws: dict[int, str]) -> InputError:
     first, *others = flaws
     more = f"; also wrong: {', '.join(map(str, islice(others, 10)))}{', ...' if len(others) > 10 else ''}" if others else ""
-    return InputError(f"{where}, row {first}", f"{flaws[first]}{more}; nothing is written")
+    return InputError(f"{where}, row {first}", f"{flaws[first]}{more}; nothing was written")
 
 
 def _mismatch(recipe: Recipe, rows: int, digest: str, from_hub: bool) -> str | None:
@@ -171,7 +171,7 @@ def _write(table: pa.Table, output: Path, overwrite: bool) -> bool:
         if _holds(output, table):
             return False
         if not overwrite:
-            raise UsageError(f"{output}: exists and holds something else; choose another file with --output, or add --overwrite")
+            raise UsageError(f"{output}: exists with different content; choose another file with --output, or add --overwrite")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with new_file(output) as draft:

@@ -1,7 +1,7 @@
 """The problems of an input file, streamed: records of `rows` enter, `Problem`s leave, one at a time and in file order.
 
 The file is never in memory as a whole and never written. A fault of the file raises `InputError`; a fault of one row
-leaves as a `BadRow` in its place, so that the others go on.
+leaves as a `BadRow` in its place, so that the others continue.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class Problem(Struct, frozen=True):
     problem: str
     """The text that the models are asked about."""
     answer: str | None
-    """The reference answer as text; of a worked solution that ends in `#### ANSWER` (GSM8K) only what follows the mark."""
+    """The reference answer as text; of a worked solution that ends in `#### ANSWER` (GSM8K) only what follows the marker."""
     options: tuple[str, ...] = ()
     """The options of a multiple-choice problem that `problem` does not show, in the order of their letters; else empty. Then the answer
     is a letter."""
@@ -86,13 +86,13 @@ class Problems:
         self.remarks: tuple[str, ...] = ()
         """Sentences about what was chosen in reading the file, and what is wrong with rows; known after `check`."""
         self.origin: tuple[str, ...] = ()
-        """Sentences about which files were taken; the first of the remarks."""
+        """Notices about which files are used; the first of the remarks."""
         self.grader: Kind | None = None
         """How answers to problems are graded that do not say it."""
         self.graders: frozenset[Kind] = frozenset()
         """The graders that problems name; known after `check`."""
         self._chosen: dict[str, str] = {}
-        """Clauses about columns that were taken for ours without being mapped, and what else was chosen."""
+        """Clauses about columns that are used without being mapped, and other choices made."""
         self._ways: frozenset[str] | None = None
         self._taken: set[str] = set()
         self._drawn: frozenset[int] | None = None
@@ -116,7 +116,7 @@ class Problems:
             raise self._taken_twice(twice, seen)
         sha256 = self._sha256()
         if self._version() != before:
-            raise InputError(str(self.path), "is being written; start the run when it is complete")
+            raise InputError(str(self.path), "is still being written; start the run when it is complete")
         self._taken = seen.taken if seen.bad or seen.nameless else set()
         self._items_before, self._version_before, self._sha256_before = seen.items, before, sha256
         self.graders = frozenset(seen.graders)
@@ -136,10 +136,12 @@ class Problems:
         yield from self._chosen.values()
         if seen.nameless:
             count, first = seen.nameless, seen.first_nameless
-            rows, called = ("1 row has", "it is called") if count == 1 else (f"{count:,} rows have", "they are called by their numbers, as")
+            rows, called = (
+                ("1 row has", "it is called") if count == 1 else (f"{count:,} rows have", "they are named by their row numbers, such as")
+            )
             yield f"{rows} no `{self._columns.name('problem_id')}`: {called} (row {first})"
         if seen.bad:
-            yield f"{seen.bad:,} of {seen.rows:,} rows hold no problem and fail: {seen.flaws}"
+            yield f"{seen.bad:,} of {seen.rows:,} rows hold no problem and will fail: {seen.flaws}"
 
     def unchanged(self) -> Iterator[Problem | BadRow]:
         """The items that `check` read, read anew; raises `InputChanged` in place of the first that is another one."""
@@ -149,12 +151,12 @@ class Problems:
             for place, before in enumerate(self._items_before):
                 item = next(items, None)
                 if item is None:
-                    raise InputChanged(str(self.path), f"it had {rows:,} rows and has {place:,}")
+                    raise InputChanged(str(self.path), f"it had {rows:,} rows and now has {place:,}")
                 if _hash(item) != before:
-                    raise InputChanged(str(self.path), f"row {item.row} is another one")
+                    raise InputChanged(str(self.path), f"row {item.row} differs")
                 yield item
             if next(items, None) is not None:
-                raise InputChanged(str(self.path), f"it had {rows:,} rows and has more")
+                raise InputChanged(str(self.path), f"it had {rows:,} rows and now has more")
         except InputError as error:
             raise InputChanged(str(self.path), error.what) from error
 
@@ -174,7 +176,7 @@ class Problems:
         for _ in self.unchanged():
             pass  # it raises for what it misses
         if self._sha256() != self._sha256_before:
-            raise InputChanged(str(self.path), "its rows are the same, and its bytes are not")
+            raise InputChanged(str(self.path), "its rows are the same, but its bytes differ")
 
     def __iter__(self) -> Iterator[Problem | BadRow]:
         return self._items(self._open())
@@ -207,7 +209,7 @@ class Problems:
     def _draw(self, sample: RowSample) -> frozenset[int]:
         count = sum(1 for _ in self._open().records((self._columns.name("problem"),)))
         if sample.rows > count:
-            raise InputError(str(self.path), f"a sample of {sample.rows:,} rows was asked for, and it has {count:,}")
+            raise InputError(str(self.path), f"a sample of {sample.rows:,} rows was requested, but it has {count:,}")
         return sample.drawn(count)
 
     def _item(self, row: int, record: Record) -> Problem | BadRow:
@@ -225,7 +227,7 @@ class Problems:
             return BadRow(str(self.path), row, str(flaw), self._row_name(row))
 
     def _row_name(self, row: int) -> str:
-        """The name in the run of a row that has none: `(row 7)`, with a mark where another problem of the file has that name."""
+        """The name in the run of a row that has none: `(row 7)`, with a suffix if another problem of the file has that name."""
         name = f"(row {row})"
         while name in self._taken:
             name += "*"
@@ -238,7 +240,7 @@ class Problems:
             return own, None
         name = found[0]
         if name != own:
-            self._chosen[ours] = f"its column `{name}` is taken for `{ours}`"
+            self._chosen[ours] = f"its column `{name}` is used as `{ours}`"
         return name, fields.record[name] if name in fields.record else self._columns.value(name, fields.record)
 
     def _id(self, row: int, fields: Fields) -> str:
@@ -246,7 +248,7 @@ class Problems:
             return str(row)
         name, value = self._value("problem_id", fields)
         if isinstance(value, float) and abs(value) >= 2**53:
-            what = "and such large floats do not tell whole numbers apart; write ids as integers or text"
+            what = "and floats of that size cannot represent every integer; write ids as integers or text"
             raise Flaw(f"`{name}` is the float {value!r}, {what}")
         text = as_text(name, value)
         return _bounded(name, text, MOST_ID) if text and text.strip() else self._row_name(row)
@@ -291,7 +293,7 @@ class Problems:
             name, value = self._value("options", fields)
         else:
             name, value = ", ".join(names), [self._columns.value(each, fields.record) for each in names]
-            self._chosen["options"] = f"its columns {', '.join(f'`{each}`' for each in names)} are taken for the options"
+            self._chosen["options"] = f"its columns {', '.join(f'`{each}`' for each in names)} are used as the options"
         options = options_of(name, value)
         for text in options.texts:
             _bounded("options", text, MOST_ANSWER)
@@ -302,7 +304,7 @@ class Problems:
         if self._ways is None:
             self._ways = ways_to_count(self._choices())
             if len(self._ways) == 1:
-                self._chosen["numbers"] = f"numbers as answers are {min(self._ways)}"
+                self._chosen["numbers"] = f"numeric answers are read as {min(self._ways)}"
         return self._ways
 
     def _choices(self) -> Iterator[tuple[Any, Options]]:

@@ -26,7 +26,7 @@ from pipeline.graph.spec import NAME_PATTERN
 COLUMNS = ("problem_id", "problem", "answer", "options", "source", "grader")
 """The columns of a prepared file, in order; those of the recipe's `keep` follow."""
 HASHES = "####"
-"""The mark before the final answer of a worked solution, as GSM8K writes it."""
+"""The marker before the final answer of a worked solution, as GSM8K writes it."""
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
@@ -80,7 +80,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     problem: str
     """Path of the problem's text."""
     problem_prefix: str = ""
-    """Text that is removed from the beginning of every problem that has it, because a graph has an instruction of its own."""
+    """Text that is removed from the beginning of every problem that has it, because a graph has its own instruction."""
     problem_id: str | None = None
     """Path of the id; null: the data set has none, and rows are numbered from 1."""
     answer: str | None = None
@@ -121,7 +121,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def find_recipe(name: str) -> Recipe:
-    """The bundled recipe called `name`, or the one in the YAML file at that path; raises `UsageError`."""
+    """The bundled recipe named `name`, or the one in the YAML file at that path; raises `UsageError`."""
     return load_recipe(find_file(name, "data set"))
 
 
@@ -136,7 +136,7 @@ def load_recipe(path: Path) -> Recipe:
 def _flaws(recipe: Recipe, stem: str) -> Iterator[tuple[str, str]]:
     """What is wrong although every key has the right type: the key, and what would be right."""
     if recipe.name != stem or not re.fullmatch(NAME_PATTERN, recipe.name):
-        yield "name", f"expected `{stem}`, as the file is named, in small letters, digits, - and _, got {recipe.name!r}"
+        yield "name", f"expected `{stem}`, as the file is named, in lower-case letters, digits, - and _, got {recipe.name!r}"
     if (recipe.answer is None) == (recipe.choices is None):
         yield "answer", "expected either `answer` or `choices`, got " + ("neither" if recipe.answer is None else "both")
     if recipe.choices is not None and recipe.grader != "letter":
@@ -145,7 +145,7 @@ def _flaws(recipe: Recipe, stem: str) -> Iterator[tuple[str, str]]:
         yield "digest", f"expected 32 hexadecimal digits, got {recipe.digest!r}"
     for ours in recipe.keep:
         if ours in COLUMNS or not re.fullmatch(NAME_PATTERN, ours):
-            yield f"keep.{ours}", "expected a name in small letters, digits, - and _ that is not a column already"
+            yield f"keep.{ours}", "expected a name in lower-case letters, digits, - and _ that is not a column already"
     for key, path in recipe.paths():
         try:
             keys_of(path)
@@ -166,7 +166,7 @@ class CanonicalRow(Struct, frozen=True):
     source: str
     grader: BuiltIn
     kept: dict[str, str | None]
-    """The columns of the recipe's `keep`, by our name."""
+    """The columns of the recipe's `keep`, by their new names."""
 
 
 class RowReader:
@@ -191,7 +191,7 @@ class RowReader:
         else:
             problem, answer = self._answer(recipe.answer or "answer", problem, row)
         if not problem:
-            raise Flaw(f"`{recipe.problem}` holds no problem, only what the recipe cuts off it")
+            raise Flaw(f"`{recipe.problem}` holds no problem, only what the recipe removes")
         return CanonicalRow(
             problem_id=self._id(number, row),
             problem=problem,
@@ -208,7 +208,7 @@ class RowReader:
         return own if own.startswith(f"{name}-") else f"{name}-{own}"
 
     def _answer(self, path: str, problem: str, row: Row) -> tuple[str, str]:
-        """Problem and answer of a row; the answer may stand at the end of the problem's text, behind one of `answer_marks`."""
+        """Problem and answer of a row; the answer may be at the end of the problem's text, after one of `answer_marks`."""
         value = self._value(path, row)
         parts = value if isinstance(value, list) else [value]
         text = ", ".join(filter(None, ((as_text(path, part) or "").strip() for part in parts)))
@@ -217,7 +217,7 @@ class RowReader:
                 before, _, after = problem.rpartition(mark)
                 if before.strip() and after.strip():
                     return before.strip(), after.strip()
-            raise Flaw(f"`{path}` is empty; every problem needs the answer that is right")
+            raise Flaw(f"`{path}` is empty; every problem needs its correct answer")
         return problem, self._gold(path, text)
 
     def _gold(self, path: str, text: str) -> str:
@@ -235,7 +235,7 @@ class RowReader:
         right = self._text(choices.right, row)
         wrong = [self._text(path, row) for path in choices.wrong]
         if right in wrong:
-            raise Flaw(f"`{choices.wrong[wrong.index(right)]}` is the same as `{choices.right}`; only one option may be right")
+            raise Flaw(f"`{choices.wrong[wrong.index(right)]}` is the same as `{choices.right}`; only one option may be correct")
         options = shuffled([right, *wrong], question, choices.seed)
         return LETTERS[options.index(right)], options
 

@@ -31,10 +31,10 @@ COMPRESSED = {
 }
 """The first bytes of compressed files, and by what they are compressed, as pyarrow calls it."""
 OTHERS = {
-    b"PAR1": "a Parquet file; call it .parquet",
-    b"ARROW1": "an Arrow file; call it .arrow",
-    b"PK\x03\x04": "a ZIP archive, as spreadsheets are too; unpack it, or save it as CSV",
-    b"version https://git-lfs": "a pointer of Git LFS in place of the file; fetch that with `git lfs pull`",
+    b"PAR1": "a Parquet file; name it .parquet",
+    b"ARROW1": "an Arrow file; name it .arrow",
+    b"PK\x03\x04": "a ZIP archive (or a spreadsheet, which is one); unpack it, or save it as CSV",
+    b"version https://git-lfs": "a Git LFS pointer instead of the file; fetch the file with `git lfs pull`",
 }
 """First bytes of what is no text file of problems, and what it is."""
 ROW_KEYS = {"problem", "question", "prompt", "messages"}
@@ -101,7 +101,7 @@ class JsonLines:
             with suppress(UnicodeEncodeError):
                 msgspec.json.encode(value)
                 continue
-            return Flaw(f"`{name}` holds half of a surrogate pair, which is no character")
+            return Flaw(f"`{name}` contains a lone surrogate, which is not a character")
         return record
 
     def _no_object(self, line: bytes) -> Flaw:
@@ -109,10 +109,10 @@ class JsonLines:
             return Flaw("not a JSON object")
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             msgspec.json.decode(line)
-            return Flaw("not a JSON object, but an array: write one object a line")
+            return Flaw("an array, not a JSON object: write one object per line")
         if self.names:
             return Flaw("not JSON (an array that is not closed)")
-        raise InputError(str(self._path), "one JSON array over many lines; write one object a line, or name the file .json")
+        raise InputError(str(self._path), "one JSON array over many lines; write one object per line, or name the file .json")
 
 
 def _value(name: str, raw: msgspec.Raw) -> Any:
@@ -132,7 +132,9 @@ class JsonDocument(JsonLines):
         with _text_lines(self._path) as lines:
             content = lines.rest(self.MAX_BYTES)
         if content is None:
-            raise InputError(str(self._path), f"a JSON document of more than {self.MAX_BYTES >> 30} GiB; write one object a line (.jsonl)")
+            raise InputError(
+                str(self._path), f"a JSON document of more than {self.MAX_BYTES >> 30} GiB; write one object per line (.jsonl)"
+            )
         for row, line in enumerate(self._rows(content), 1):
             yield row, self._record(bytes(line), wanted)
 
@@ -140,16 +142,16 @@ class JsonDocument(JsonLines):
         try:
             found = _pieces(content)
         except (ValueError, RecursionError) as error:
-            what = f"not a JSON document: {reason(error)}; write one array of objects, or one object a line (.jsonl)"
+            what = f"not a JSON document: {reason(error)}; write one array of objects, or one object per line (.jsonl)"
             raise InputError(str(self._path), what) from error
         if isinstance(found, list):
             return found
         if found and all(bytes(value).lstrip().startswith(b"{") for value in found.values()):
-            what = "holds an object for each column, as pandas writes it by default; write it with orient='records'"
+            what = "holds one object per column, the pandas default; write it with orient='records'"
             raise InputError(str(self._path), what)
         arrays = {} if found.keys() & ROW_KEYS else {name: rows for name, value in found.items() if (rows := _objects(value))}
         if len(arrays) > 1:
-            what = f"holds several arrays of objects, `{'`, `'.join(arrays)}`; write the one with the problems into a file of its own"
+            what = f"holds several arrays of objects, `{'`, `'.join(arrays)}`; write the one with the problems to a separate file"
             raise InputError(str(self._path), what)
         for name, rows_within in arrays.items():
             self.remark = f"its rows are those of `{name}`"
@@ -292,7 +294,7 @@ class LineReader:
         return line
 
     def skip(self, blank: re.Pattern[bytes]) -> None:
-        """Skip the lines that are next and `blank`, many at once: a few bytes of a compressed file may stand for millions of them."""
+        """Skip the lines that are next and `blank`, many at once: a few bytes of a compressed file may expand to millions of them."""
         while found := blank.match(ahead := self._stream.peek(1)):
             whole = ahead.rfind(b"\n", 0, found.end()) + 1
             if not whole:
@@ -310,7 +312,7 @@ class LineReader:
         return None if len(content) > most else content
 
     def each(self) -> Iterator[bytes | Flaw]:
-        """All lines, each a row of its own; in place of one that is too long, a `Flaw`."""
+        """All lines, each a separate row; a `Flaw` in place of one that is too long."""
         while True:
             self.new_row()
             try:
@@ -341,7 +343,7 @@ def opened(file: BinaryIO, path: Path) -> Iterator[BufferedReader]:
             decoder = codecs.getincrementaldecoder("utf-16")("surrogatepass")
             stream = _recoded(stream, lambda data: decoder.decode(data, not data).encode(errors="surrogatepass"))
         elif b"\0" in head:
-            raise InputError(str(path), "not UTF-8 text, but something binary, or UTF-16 without a byte order mark; save it as UTF-8")
+            raise InputError(str(path), "not UTF-8 text (binary, or UTF-16 without a byte order mark); save it as UTF-8")
         begun = stream.peek(HEAD)
         if b"\r" in begun and b"\n" not in begun:
             stream = _recoded(stream, lambda data: data.replace(b"\r", b"\n"))

@@ -1,4 +1,4 @@
-"""Values of a row: where one stands, and its text. A path and a value of any format enter; text leaves, or a `Flaw` that says why not."""
+"""Values of a row: where one is, and its text. A path and a value of any format enter; text leaves, or a `Flaw` that says why not."""
 
 import math
 import re
@@ -24,7 +24,7 @@ _PATH = re.compile(r"[^.\[\]]+(?:\.[^.\[\]]+|\[\d+\])*")
 def keys_of(path: str) -> Keys:
     """The keys of a path: `final_answer[0]` is `("final_answer", 0)`; raises `ValueError` for what is no path."""
     if not _PATH.fullmatch(path):
-        raise ValueError(f"{path!r} is not a path; expected a column, then .NAME or [PLACE] for what is inside, such as `final_answer[0]`")
+        raise ValueError(f"{path!r} is not a path; expected a column, then .NAME or [INDEX] for nested values, such as `final_answer[0]`")
     return tuple(int(place) if place else name for place, name in re.findall(r"\[(\d+)\]|([^.\[\]]+)", path))
 
 
@@ -68,7 +68,7 @@ def as_text(name: str, value: Any) -> str | None:
             with suppress(UnicodeDecodeError):
                 if "".join((text := value.decode()).split()).isprintable():
                     return text
-            raise Flaw(f"`{name}` is binary and no text, expected text or a number")
+            raise Flaw(f"`{name}` is binary, expected text or a number")
     raise Flaw(f"`{name}` is {kind_of(value)}, expected text or a number")
 
 

@@ -44,7 +44,7 @@ class AdapterCard(Struct, frozen=True, kw_only=True):
     base_model: str = ""
     """The name or folder of the model that it was trained on, as its configuration has it."""
     unusual: tuple[str, ...] = ()
-    """What its configuration asks for beyond two matrices beside a layer."""
+    """What its configuration asks for beyond two matrices per layer."""
     tensors: Tensors = {}
 
 
@@ -80,14 +80,14 @@ def read_adapter(path: str) -> AdapterCard:
 
 
 def adapter_findings(role: str, adapters: Mapping[str, AdapterCard], card: ModelCard, variants: Collection[str] = ()) -> Iterator[Finding]:
-    """Why an engine cannot compute with `adapters`, by what it calls them, beside the model of `card`: files that are missing or damaged,
+    """Why an engine cannot use `adapters` (name to folder) with the model of `card`: files that are missing or damaged,
     adapters of another model, and such as are more than LoRA, unless the engine takes these `variants`. Models are told apart by their
     sizes and, where both have names on the hub or come with the package, by these."""
     for name, adapter in adapters.items():
         if adapter.flaw is not None:
             yield Finding(role=role, what=f"the adapter {name} cannot be loaded: {adapter.flaw}", remedy=_ANOTHER, fatal=True)
         elif (what := _misfit(adapter, card)) is not None:
-            yield Finding(role=role, what=f"the adapter {name} is one of another model: {what}", remedy=_OF_THIS_MODEL, fatal=True)
+            yield Finding(role=role, what=f"the adapter {name} belongs to another model: {what}", remedy=_OF_THIS_MODEL, fatal=True)
         elif odd := [key for key in adapter.unusual if key not in variants]:
             what = f"the adapter {name} has {' and '.join(odd)} in its {CONFIG}, which this engine does not support"
             yield Finding(role=role, what=what, remedy="merge it into the model, or name a plain LoRA adapter", fatal=True)
@@ -146,7 +146,7 @@ def _misfits(tensors: Tensors, shape: Shape) -> Iterator[str]:
         module, side = next(((name.removesuffix(end), end) for end in _SIDES if name.endswith(end)), ("", ""))
         layer = _LAYER.search(module)
         if layer is not None and int(layer[1]) >= shape.layers:
-            yield f"it has matrices for layer {layer[1]}, and the model's last one is {shape.layers - 1}"
+            yield f"it has matrices for layer {layer[1]}, but the model's last layer is {shape.layers - 1}"
         wanted = known.get(module.rpartition(".")[2])
         if wanted is None or len(sizes) != 2:
             continue
@@ -169,7 +169,7 @@ def _layer_sizes(shape: Shape) -> dict[str, tuple[int, int]]:
 
 
 def slot_parameters(shape: Shape, rank: int) -> int:
-    """Parameters of an adapter of this rank beside every linear layer of a model, the embeddings included: what vLLM keeps room for."""
+    """Parameters of an adapter of this rank on every linear layer of a model, embeddings included: what vLLM reserves memory for."""
     sizes = _layer_sizes(shape)
     outside = sum(sum(sizes.pop(name)) for name in ("lm_head", "embed_tokens"))
     return rank * (shape.layers * sum(map(sum, sizes.values())) + outside)

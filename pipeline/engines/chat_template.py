@@ -27,7 +27,7 @@ class ChatTemplate:
     """The chat template of one model."""
 
     def __init__(self, model: str, source: str, variables: Mapping[str, Any]) -> None:
-        """`source` is the template in Jinja; `variables` are what it may use beside the messages, such as `bos_token`."""
+        """`source` is the template in Jinja; `variables` are what it may use in addition to the messages, such as `bos_token`."""
         self._model, self._source, self._variables = model, source, dict(variables)
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
@@ -87,7 +87,7 @@ class _Renderer:
         said = process.last_error()
         process.close_files()
         if status == -signal.SIGPROF:
-            return f"it computes for more than {LIMIT_S:g} s"
+            return f"it runs for more than {LIMIT_S:g} s"
         return f"its worker was lost ({said or process.ending()})"
 
 

@@ -28,7 +28,7 @@ _MOST_HEADER_BYTES = 100 << 20
 """The safetensors format allows no longer header."""
 _KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"), (stat.S_ISSOCK, "a socket"))
 
-ANEW = "copy or download it anew, or name another model"
+ANEW = "copy or download it again, or use another model"
 """What to do about a model whose files are damaged or not its own."""
 
 Part = Literal["config", "weights", "tokenizer"]
@@ -161,7 +161,7 @@ def _flaw_in_weights(folder: Path) -> str | None:
     if not files:
         return f"its {index} names no files" if index else "it has no weights, no *.safetensors or *.bin"
     if absent := [path.name for path in files if not path.exists()]:
-        return f"{len(absent)} of its {len(files)} files of weights are missing: {listed(absent)}"
+        return f"{len(absent)} of its {len(files)} weight files are missing: {listed(absent)}"
     tensors = 0
     for path in files:
         try:

@@ -35,7 +35,7 @@ def share_cores(core_requests: Mapping[str, CoreRequest], cores: Sequence[int]) 
 
 
 def core_facts(role: str, cores: Sequence[int], threads: int) -> dict[str, Fact]:
-    """The part of `Engine.facts` about CPU `cores` (empty: any), on which the engine computes with so many `threads`."""
+    """The part of `Engine.facts` about CPU `cores` (empty: any), on which the engine computes with `threads` threads."""
     name = f"CPU core{'s' if len(cores) > 1 else ''} {ranges(cores)}" if cores else f"CPU cores of {role}"
     return {"devices": (name,), "cores": threads}
 
@@ -47,15 +47,15 @@ def core_findings(core_requests: Mapping[str, CoreRequest], cores: Sequence[int]
     for role, request in core_requests.items():
         named = [] if request.first is None else list(range(request.first, request.first + request.threads))
         if absent := [core for core in named if core not in cores]:
-            what = f"core {absent[0]} is not among those this process may use"
+            what = f"core {absent[0]} is not available to this process"
             yield Finding(role=role, what=what, remedy=f"name some of {ranges(cores)}", fatal=True)
         if both := [core for core in named if core in taken]:
-            what = f"core {both[0]} is that of {taken[both[0]]} as well: they slow each other down"
-            yield Finding(role=role, what=what, remedy="name other cores, or none", fatal=False)
+            what = f"core {both[0]} is also used by {taken[both[0]]}: they slow each other down"
+            yield Finding(role=role, what=what, remedy="choose other cores, or none", fatal=False)
         taken |= dict.fromkeys(named, role)
     wanted = sum(request.threads for request in core_requests.values())
     if wanted > count:
-        there = f"{count} are there" if count == len(cores) else f"a CPU quota leaves the time of {count}"
+        there = f"{count} are there" if count == len(cores) else f"a CPU quota allows only {count}"
         what = f"the engines want {wanted} cores together, but {there}: they slow each other down"
         yield Finding(role=[*core_requests][-1], what=what, remedy=f"keep the sum of threads at {count} or less", fatal=False)
 

@@ -39,13 +39,13 @@ def cautions(specs: Mapping[str, EngineSpec]) -> list[str]:
     trusting = [(role, getattr(spec, "model", role)) for role, spec in specs.items() if getattr(spec, "trust_remote_code", False)]
     keys = [(role, name) for role, spec in specs.items() if (name := getattr(spec, "api_key_env", None)) and not os.environ.get(name)]
     return [
-        *(f"warning: engine {role!r}: trust_remote_code is on, code that comes with {model!r} will run" for role, model in trusting),
+        *(f"warning: engine {role!r}: trust_remote_code is on, so code that comes with {model!r} will run" for role, model in trusting),
         *(f"warning: engine {role!r}: the environment variable {name} (api_key_env) is not set" for role, name in keys),
     ]
 
 
 def gpus(specs: Mapping[str, EngineSpec]) -> int:
-    """How many GPUs a machine must show so that all engines of these specs find theirs; see `Backend.gpus`."""
+    """How many GPUs a machine must have for all engines of these specs to find their own; see `Backend.gpus`."""
     return max((backend.gpus(group) for backend, group in by_backend(specs) if backend.gpus is not None), default=0)
 
 

@@ -1,6 +1,6 @@
-"""What engines say of themselves to a person: phases of their start, and lines that their programs print.
+"""What engines tell the user about themselves: phases of their start, and lines that their programs print.
 
-The start of a large model takes minutes, in which one should see that it goes on. A backend says a phase with `tell_phase` in the task
+The start of a large model takes minutes, so its progress should be visible. A backend says a phase with `tell_phase` in the task
 that opens its engines; the program of a worker says it in the same way while it loads. Without a listener nothing happens.
 """
 

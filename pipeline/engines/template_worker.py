@@ -80,7 +80,7 @@ def answer(template: Any, messages: Sequence[dict[str, str]], variables: dict[st
     try:
         text = template.render(messages=messages, tools=None, documents=None, add_generation_prompt=True, **variables)
     except MemoryError:
-        return None, "it takes too much memory"
+        return None, "it uses too much memory"
     return (text, None) if len(text) <= most else (None, f"it writes {len(text):,} characters")
 
 

@@ -38,7 +38,7 @@ class HFTokenizer:
     ) -> None:
         """`model` is a folder or a hub name; raises `GraphError` when its tokenizer cannot be loaded.
 
-        `template_arguments` are what its chat template is told beside the messages, such as `enable_thinking`.
+        `template_arguments` are passed to its chat template in addition to the messages, such as `enable_thinking`.
         """
         if (flaw := unusual_file(Path(model).expanduser())) is not None:
             raise GraphError(model, flaw)
@@ -139,7 +139,7 @@ class HFTokenizer:
             source = str(self._hf.get_chat_template())
         for name in self._template_arguments:
             if not re.search(rf"\b{re.escape(name)}\b", source):
-                raise GraphError(self._model, f"its chat template does not read `{name}`, which chat_template_kwargs names; leave it out")
+                raise GraphError(self._model, f"its chat template does not use `{name}`, set in chat_template_kwargs; leave it out")
         return ChatTemplate(self._model, source, {**self._hf.special_tokens_map, **self._template_arguments})
 
     @cached_property
@@ -147,7 +147,7 @@ class HFTokenizer:
         return Marked(self._backend, {text: id_ for text, id_ in self.special_ids.items() if id_ in self.control_ids})
 
     def _controls_are_ours(self, encoding: Any, parts: Sequence[str]) -> bool:
-        """Whether every control token stands within one of the template's `parts`; it may have taken up white space around it."""
+        """Whether every control token stands within one of the template's `parts`; it may include white space around it."""
         text, ours, end = "".join(parts), [], 0
         for number, part in enumerate(parts):
             start, end = end, end + len(part)

@@ -32,7 +32,7 @@ _MANY_IDS = 128
 """From this many on, numpy finds the largest one faster."""
 
 _VERSION = re.compile(r"|[-:@](\d{3,}[\d.-]*|preview|free)", re.ASCII)
-"""What servers put behind or leave off the name of one model."""
+"""What servers append to, or leave off, a model's name."""
 
 
 def validate_request(request: Request, max_model_len: int, vocab_size: int, adapters: Collection[str] | None = ()) -> None:
@@ -78,7 +78,7 @@ def _flaw_in_options(request: Request) -> str | None:
     if request.scored_ids and request.n != 1:
         return f"scored_ids are scored once, not n={request.n} times"
     if request.interruptible and (request.option_ids or request.scored_ids):
-        return "a choice and a scoring cannot be interrupted, so interruptible must not be set"
+        return "choices and scorings cannot be interrupted, so interruptible must not be set"
     return None
 
 
@@ -90,7 +90,7 @@ def _flaw_in_sampling(request: Request) -> str | None:
     if request.top_k < 0 or not 0 <= request.min_p <= 1:
         return f"top_k={request.top_k} or min_p={request.min_p} is out of range"
     if not 0 <= request.seed <= _MOST_SEED:
-        return f"seed {request.seed} is not a number of 63 bits"
+        return f"seed {request.seed} is not a 63-bit number"
     if "" in request.stop:
         return "a stop string is empty"
     return None
@@ -170,7 +170,7 @@ def _flaw_in_candidate(candidate: Candidate, request: Request, vocab_size: int, 
     if total is not None and not total <= _ROUNDING * max(1, len(ids)):
         return f"{_shown(total)} is not a log probability"
     if not isinstance(candidate.text, str):
-        raise TypeError(f"a text is expected, not {type(candidate.text).__name__!r}")
+        raise TypeError(f"expected text, got {type(candidate.text).__name__!r}")
     return None
 
 
@@ -203,7 +203,7 @@ def _many(count: int, one: str, several: str | None = None) -> str:
 
 def is_another_model(asked: str, answered: str | None) -> bool:
     """Whether `answered`, the name by which a server calls the model that answered, is none for the model `asked` for: the same name, its
-    end after a slash, or one with a date or a version behind it."""
+    end after a slash, or one followed by a date or a version."""
     if answered is None or asked == answered:
         return False
     names = [each.lower().removesuffix("-latest").removesuffix(":latest") for each in (asked, answered)]

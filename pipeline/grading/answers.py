@@ -24,9 +24,10 @@ BROKEN = "cannot load: "
 """What a worker's reply begins with that has no such grader."""
 Canonical = Fraction | str
 LONGEST = 10_000
-"""Answers of more characters are compared as they stand, without normalisation."""
+"""Answers of more characters are compared as they are, without normalisation."""
 SHORT, KEPT = 200, 2048
-"""What is found about a text of at most so many characters is kept, of the last so many: samples and problems have answers in common."""
+"""What is found about a text of at most this many characters is kept, for the last this many texts: samples and problems have answers in
+common."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -105,7 +106,7 @@ def as_kind(name: str | None) -> Kind:
 
 
 def is_kind(name: str) -> bool:
-    """Whether answers can be graded in this way here: it is a kind of ours, or an installed package announces it."""
+    """Whether answers can be graded in this way here: the kind is built in, or an installed package registers it."""
     return name in KINDS or name in grader_names()
 
 
@@ -193,7 +194,7 @@ def _told(what: str, correct: bool, answer: str, reference: str) -> Ruling:
 
 
 def _numbers(answer: Fraction, reference: Fraction, percent: bool, expected: bool) -> Ruling:
-    """Whether two numbers are equal; where one text alone is a percentage, whether it stands for the other number (50% is 0.5)."""
+    """Whether two numbers are equal; where one text alone is a percentage, whether it denotes the other number (50% is 0.5)."""
     if answer != reference and percent != expected:
         hundredth = (answer / 100, reference) if percent else (answer, reference / 100)
         return _told("numbers, one of them a percentage", hundredth[0] == hundredth[1], *map(str, hundredth))

@@ -56,7 +56,7 @@ def same_form(answer: str, reference: str, leaf: Leaf) -> Ruling:
     left, right = clean(answer), clean(reference)
     left, right = _rows_in_braces(left, right), _rows_in_braces(right, left)
     if not left or not right or max(_depth(left), _depth(right)) > DEEPEST:
-        return Ruling(False, "nothing to compare, or brackets too deep", left, right)
+        return Ruling(False, "nothing to compare, or brackets nested too deeply", left, right)
     bare = not left.startswith(r"\{") and not right.startswith(r"\{")
     found = Found(False, "")
     for a, b in dict.fromkeys(product(_readings(left), _readings(right))):
@@ -318,14 +318,14 @@ def _equations(a: str, b: str, leaf: Leaf) -> Found | None:
         if not _has_letters(mine[0]) and not _has_letters(theirs[0]):
             return _all("the last sides", [_same_one(mine[-1], theirs[-1], leaf)])
         if None in names:
-            return leaf(a, b) if _solved(mine) == _solved(theirs) else Found(False, "an equation, and its solution")
+            return leaf(a, b) if _solved(mine) == _solved(theirs) else Found(False, "an equation and its solution")
         if names[0] != names[1]:
             return Found(False, f"different names, {names[0]} and {names[1]}")
         return _all(f"behind `{names[0]} =`", [_same_one(mine[-1], theirs[-1], leaf)])
     named, sides = (names[0], mine) if len(mine) > 1 else (names[1], theirs)
     if named is None and _has_letters(sides[0]):
         return Found(False, "an equation, and no equation")
-    return _all("behind the last `=`", [_same_one(mine[-1], theirs[-1], leaf)])
+    return _all("after the last `=`", [_same_one(mine[-1], theirs[-1], leaf)])
 
 
 def _solved(sides: Sequence[str]) -> bool:

@@ -39,7 +39,7 @@ CACHED = 4096
 
 
 def default_workers() -> int:
-    """How many workers to use beside engines: a quarter of the cores, at least 1 and at most 4."""
+    """How many workers to use next to engines: a quarter of the cores, at least 1 and at most 4."""
     return max(1, min(4, core_count() // 4))
 
 
@@ -137,7 +137,7 @@ class Grader:
                     found = msgspec.json.decode(said, type=Ruling)
                     return Grade(found.correct, ruling=found)
                 except TooLong:
-                    return Grade(False, f"not compared within {self.limit_s:g} s of computing")
+                    return Grade(False, f"not compared within {self.limit_s:g} s of CPU time")
                 except WorkerLost as error:
                     lost = str(error)
             return Grade(None if self._broken else False, self._broken or f"the grader {lost}")

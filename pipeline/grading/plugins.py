@@ -66,7 +66,7 @@ def register_grader(given: Same | FunctionGrader) -> str:
     """Make a grader known in this process, a plain function by its own name; the name. Raises `UsageError` for what is none."""
     found = given if isinstance(given, FunctionGrader) else FunctionGrader(getattr(given, "__name__", "grader"), given)
     if found.name in KINDS:
-        raise UsageError(f"a built-in grader is called {found.name!r}; give yours another name")
+        raise UsageError(f"{found.name!r} is a built-in grader; choose another name")
     try:
         signature(found.function).bind("answer", "reference")
     except TypeError as error:

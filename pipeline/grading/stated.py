@@ -1,8 +1,8 @@
 """Which answer a text states: a text enters, what it gives as its answer and how that was found leave.
 
-A text that ends in an answer says so: in its last `\\boxed{}`, in a line `#### ANSWER`, behind `answer is`, `Answer:` or `Final Answer`,
-or in bold in its last line. From a text without these a reader takes what it ends with: the last number, option or expression, whichever
-the reference is. Time is linear in the length of the text, and nothing raises.
+A text that ends in an answer says so: in its last `\\boxed{}`, in a line `#### ANSWER`, after `answer is`, `Answer:` or `Final Answer`, or
+in bold in its last line. From a text without these a reader takes what it ends with: the last number, option or expression, whichever the
+reference is. Time is linear in the length of the text, and nothing raises.
 """
 
 import re
@@ -15,7 +15,7 @@ from pipeline.grading.notation import in_ascii
 Form: TypeAlias = Literal["number", "letter", "expression"]
 """What kind of thing a reference is, and so the answer that is looked for."""
 WHOLE = "the whole answer"
-"""How an answer was found that nothing marks."""
+"""How an unmarked answer was found."""
 THINK_CLOSE = "</think>"
 MOST_PHRASES = 4
 """Phrases such as `the answer is` that are looked at, from the end."""
@@ -191,5 +191,5 @@ def _options(text: str) -> list[str]:
 
 
 def segments(text: str) -> list[str]:
-    """The formulas of a text that stand between dollars or LaTeX's delimiters."""
+    """The formulas of a text between dollars or LaTeX's delimiters."""
     return [segment.strip(" .,;:") for groups in _MATH.findall(text) for segment in groups if segment.strip(" .,;:")]

@@ -66,7 +66,7 @@ _BARE = re.compile(rf"(?:(?<=[\d)}}\]])|(?<=\\pi))(\s*)({_WORD}(?:(?:\s|\s?/\s?)
 _SYMBOL = re.compile(r"(?:(?<=[\d)}\]])\s|(?<=\\pi)\s?)\s*([mgshlLNJWV](?:\s?\^\s?\{?[23]\}?)?)\s*$", re.ASCII)
 _LONGEST_BARE = 60
 _SURE = 4
-"""A word of at least this many letters behind a number and a space is not read as a product of variables."""
+"""A word of at least this many letters after a number and a space is not read as a product of variables."""
 
 
 def split_unit(text: str) -> tuple[str, str | None]:

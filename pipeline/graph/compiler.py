@@ -120,7 +120,7 @@ def _depths(after: Mapping[str, tuple[str, ...]], where: str) -> dict[str, int]:
     def visit(name: str, path: tuple[str, ...]) -> int:
         if name in path:
             circle = " -> ".join((*path[path.index(name) :], name))
-            raise GraphError(f"{where}.{name}.after", f"stages wait for each other in a circle: {circle}; only a `repeat` may loop")
+            raise GraphError(f"{where}.{name}.after", f"stages wait for each other in a cycle: {circle}; only a `repeat` may loop")
         if name not in depth:
             depth[name] = max((visit(other, (*path, name)) + 1 for other in after[name]), default=0)
         return depth[name]
@@ -151,7 +151,7 @@ def _check_stage(name: str, spec: StageSpec, stages: Stages, ancestors: Ancestor
         field, what = flaw
         raise GraphError(f"{place}.{field}" if field else place, what)
     if inside_repeat and (isinstance(spec, RepeatSpec) or finishes(spec)):
-        raise GraphError(place, "cannot stand inside a `repeat`; put it after it")
+        raise GraphError(place, "is not allowed inside a `repeat`; put it after")
 
 
 def _check_when(name: str, spec: StageSpec, stages: Stages, before: Stages, place: str) -> None:
@@ -173,7 +173,7 @@ def _check_when(name: str, spec: StageSpec, stages: Stages, before: Stages, plac
 
 def _check_judge(spec: StageSpec, before: Stages, place: str) -> None:
     if loop := next((other for other, s in before.items() if isinstance(s, RepeatSpec)), None):
-        raise GraphError(place, f"cannot stand after `{loop}`: a `repeat` leaves no candidates to judge")
+        raise GraphError(place, f"cannot follow `{loop}`: a `repeat` leaves no candidates to judge")
     if not any(s.drafts for s in before.values()):
         raise GraphError(place, "has nothing to judge; put it `after` a `draft` stage")
 
@@ -196,21 +196,21 @@ def _exclusive(a: StageSpec, b: StageSpec) -> bool:
 
 def _check_repeat(spec: RepeatSpec, place: str) -> None:
     if spec.until == UntilSpec():
-        raise GraphError(f"{place}.until", f"names no exit; set one of {', '.join(f'`{f}`' for f in UntilSpec.__struct_fields__)}")
+        raise GraphError(f"{place}.until", f"has no stop condition; set one of {', '.join(f'`{f}`' for f in UntilSpec.__struct_fields__)}")
     body = spec.stages
     always = any(s.writes and s.when is None for s in body.values())
     for name, judge in body.items():
         if judge.may_reject and not always and not _goes_on(name, body):
             raise GraphError(
                 f"{place}.stages.{name}",
-                f"a rejection leaves no step, and the loop would never make progress; add a `generate` stage with `when: {name}.rejected`",
+                f"a rejection leaves no step, so the loop would never make progress; add a `generate` stage with `when: {name}.rejected`",
             )
     if not always and not any(s.judges for s in body.values()):
         raise GraphError(f"{place}.stages", "nothing in this loop writes a step; add a `generate` stage")
 
 
 def _goes_on(judge: str, body: Stages) -> bool:
-    """Whether a step is committed in the same round after `judge` has rejected: by a stage that writes, or by a judge that goes on."""
+    """Whether a step is committed in the same round after `judge` has rejected: by a stage that writes, or by a judge that continues."""
     after = [(name, spec) for name, spec in body.items() if spec.when == f"{judge}.rejected"]
     return any(spec.writes or (spec.judges and (not spec.may_reject or _goes_on(name, body))) for name, spec in after)
 
@@ -230,9 +230,9 @@ def _roles(stages: Stages, engines: Mapping[str, EngineSpec], where: str, flaws:
     for name, spec in stages.items():
         if isinstance(spec, RepeatSpec):
             if spec.adapter is not None:
-                flaws.add(GraphError(f"{where}.{name}.adapter", "a `repeat` calls no engine; name the adapter on one of its stages"))
+                flaws.add(GraphError(f"{where}.{name}.adapter", "a `repeat` calls no engine; set the adapter on one of its stages"))
             if spec.prompts is not None:
-                flaws.add(GraphError(f"{where}.{name}.prompts", "a `repeat` says nothing to an engine; give the prompts to its stages"))
+                flaws.add(GraphError(f"{where}.{name}.prompts", "a `repeat` sends nothing to an engine; set the prompts on its stages"))
             yield from _roles(spec.stages, engines, f"{where}.{name}.stages", flaws)
         elif (role := spec.role) is not None:
             if role not in engines:
@@ -246,5 +246,5 @@ def _check_adapter(spec: StageSpec, engine: EngineSpec, where: str) -> None:
     known = engine.adapter_names
     if spec.adapter is None or known is None or spec.adapter in known:
         return
-    there = f"it has {', '.join(f'`{name}`' for name in known)}" if known else "none is named under `adapters` in its engines file"
+    there = f"it has {', '.join(f'`{name}`' for name in known)}" if known else "its engines file lists none under `adapters`"
     raise GraphError(where, f"the engine `{spec.role}` has no adapter named `{spec.adapter}`; {there}")

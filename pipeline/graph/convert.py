@@ -35,7 +35,7 @@ def tagged(raw: Any, tag: str, structs: Mapping[str, type[T]], path: Path, where
 
 
 def convert(raw: dict[str, Any], to: type[T], path: Path, where: str) -> T:
-    """The `to` that the values `raw` describe; they stand at `where` in the file `path`. Raises `GraphError`, or `GraphErrors`.
+    """The `to` that the values `raw` describe; they are at `where` in the file `path`. Raises `GraphError`, or `GraphErrors`.
 
     msgspec names the first flaw alone; the value that has it is then left out, and the rest is tried again.
     """
@@ -57,12 +57,12 @@ def convert(raw: dict[str, Any], to: type[T], path: Path, where: str) -> T:
 
 
 def _left_out(keys: tuple[str, ...], dropped: Collection[tuple[str, ...]]) -> bool:
-    """Whether what stands, or is missing, under `keys` was left out before, perhaps under a misspelt name."""
+    """Whether the value under `keys`, present or missing, was left out before, perhaps under a misspelt name."""
     return any(keys[:-1] == each[:-1] and get_close_matches(keys[-1], [each[-1]]) for each in dropped if keys and each)
 
 
 def _without(value: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """A copy of `value` without what stands under `keys`; empty where that is not there."""
+    """A copy of `value` without what is under `keys`; empty if nothing is."""
     key, *rest = keys
     if key not in value:
         return {}

@@ -39,14 +39,14 @@ def direct_stages(stages: Stages, where: str) -> tuple[StageSpec, StageSpec]:
     plain = {name, *guides[:1], *(other for other, spec in stages.items() if spec.answers and not spec.when)}
     if loop.when or stages.keys() > plain:
         odd = "this loop has a condition" if loop.when else f"this one also has `{next(other for other in stages if other not in plain)}`"
-        raise GraphError(place, f"{asked} needs a graph of a loop, at most one guidance before it, and an answer after it; {odd}")
+        raise GraphError(place, f"{asked} works only in graphs of the form [guidance], repeat, answer; {odd}")
     if taken := {RESPONSE, BOUNDARY} & (stages.keys() | loop.stages.keys()):
-        raise GraphError(place, f"{asked} adds a stage named `{min(taken)}`; give the one of that name another")
+        raise GraphError(place, f"{asked} adds a stage named `{min(taken)}`; rename yours")
     if loop.until.token_budget is None:
-        raise GraphError(f"{where}.{name}.until", f"{asked} needs a `token_budget`, the most tokens of the target's response")
+        raise GraphError(f"{where}.{name}.until", f"{asked} needs a `token_budget`, the maximum number of tokens of the target's response")
     writer = next((spec for spec in loop.stages.values() if spec.kind == "generate"), None)
     if writer is None:
-        raise GraphError(place, f"{asked} needs a `generate` stage in the loop, whose engine and temperature the response has")
+        raise GraphError(place, f"{asked} needs a `generate` stage in the loop, whose engine and temperature the target's response uses")
     own: dict[str, Any] = {"after": (), "when": None, "first_steps": 0}
     answer = next(spec for spec in stages.values() if spec.answers and not spec.when)
     said = answer.max_tokens if getattr(answer, "budget", None) == "thought" else None  # type: ignore[attr-defined]

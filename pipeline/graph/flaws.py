@@ -27,7 +27,7 @@ class Flaws:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Note a `GraphError` of the body and go on behind it."""
+        """Note a `GraphError` of the body and continue after it."""
         try:
             yield
         except GraphError as error:

@@ -19,7 +19,7 @@ def check_json(key: str, value: Mapping[str, Any], reserved: Mapping[str, str] =
 
 def check_template_arguments(value: Mapping[str, Any]) -> None:
     """Raise `ValueError` where `value` cannot be what the key `chat_template_kwargs` holds."""
-    check_json("chat_template_kwargs", value, dict.fromkeys(_OF_THE_TEMPLATE, "every prompt has its own"))
+    check_json("chat_template_kwargs", value, dict.fromkeys(_OF_THE_TEMPLATE, "every prompt sets its own"))
 
 
 def _flaw(value: object, place: str) -> str | None:
@@ -27,14 +27,14 @@ def _flaw(value: object, place: str) -> str | None:
     if isinstance(value, Mapping):
         odd = next((key for key in value if not isinstance(key, str)), None)
         if odd is not None:
-            return f"{place} has the key {odd!r}, which is no text"
+            return f"{place} has the key {odd!r}, which is not text"
         return next((flaw for key, each in value.items() if (flaw := _flaw(each, f"{place}.{key}"))), None)
     if isinstance(value, list | tuple):
         return next((flaw for number, each in enumerate(value) if (flaw := _flaw(each, f"{place}[{number}]"))), None)
     if isinstance(value, float) and not math.isfinite(value):
-        return f"{place} is {value}, which JSON has not"
+        return f"{place} is {value}, which JSON cannot represent"
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
-        return f"{place} is a whole number of more than 64 bits"
+        return f"{place} is an integer of more than 64 bits"
     if value is not None and not isinstance(value, str | int | float):
-        return f"{place} is a {type(value).__name__}, which JSON has not"
+        return f"{place} is a {type(value).__name__}, which JSON cannot represent"
     return None

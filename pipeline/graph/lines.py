@@ -21,8 +21,8 @@ PLACE = re.compile(r"(?P<file>.+?): \$(?P<path>.*)", re.DOTALL)
 
 
 def with_lines(function: Callable[P, R]) -> Callable[P, R]:
-    """`function` whose `GraphError`s name lines: `graph.yaml, line 12: $.stages.verify`; or, where a param stands there that one of the
-    keyword argument `settings` gave, that setting."""
+    """`function` whose `GraphError`s name lines: `graph.yaml, line 12: $.stages.verify`; or, if the value is a param set by one of the
+    keyword argument `settings`, that setting."""
 
     @wraps(function)
     def called(*arguments: P.args, **named: P.kwargs) -> R:
@@ -48,12 +48,12 @@ def _located(error: GraphError, settings: Any) -> GraphError:
 
 
 class Place(NamedTuple):
-    """Where something stands in a YAML file."""
+    """Where something is in a YAML file."""
 
     line: int
     """From 1."""
     text: str | None
-    """What stands there, if it is text that names a param."""
+    """The value there, if it is text that names a param."""
 
 
 def place_of(file: str, path: str, key: str | None = None) -> Place | None:

@@ -98,14 +98,14 @@ def load_graph(
         flaws.check(_check_names, [raw["name"]], f"{path}: $.name", "a graph")
     named = set(_named([raw["stages"], raw.get("sampling"), raw.get("prompts"), roles if inline else None]))
     for name in sorted(raw["params"].keys() - named):
-        flaws.add(GraphError(f"{path}: $.params.{name}", f"nothing uses this param; write `${name}` where it belongs or drop it"))
+        flaws.add(GraphError(f"{path}: $.params.{name}", f"this param is unused; write `${name}` where it belongs, or drop it"))
     with flaws.noted():
         raw["params"] |= _engines_params(defaults, raw, roles_file)
     for setting in settings:
         flaws.check(_apply, setting, raw["params"], roles, path, raw["stages"])
     for name, value in raw["params"].items():
         if isinstance(value, float) and not math.isfinite(value):
-            flaws.add(GraphError(f"{path}: $.params.{name}", f"is {value}; expected a number that `run.json` can hold, which is finite"))
+            flaws.add(GraphError(f"{path}: $.params.{name}", f"is {value}; expected a finite number"))
     filled = _filled(raw, roles if inline else {}, path, flaws)
     return _decoded({**raw, **filled}, filled["roles"] if inline else roles, roles_file, kinds, backends, path, flaws)
 
@@ -195,7 +195,9 @@ def digest(spec: GraphSpec) -> str:
 def _check_names(names: Iterable[str], where: str, of: str) -> None:
     for name in names:
         if not re.fullmatch(NAME_PATTERN, name):
-            raise GraphError(where, f"{name!r} is not a valid name of {of}; expected lower-case letters, digits, - and _, a letter first")
+            raise GraphError(
+                where, f"{name!r} is not a valid name of {of}; expected lower-case letters, digits, - and _, beginning with a letter"
+            )
 
 
 def _read_engines(raw: dict[str, Any], path: Path, override: Engines) -> tuple[dict[str, Any], Any, Path]:
@@ -203,7 +205,7 @@ def _read_engines(raw: dict[str, Any], path: Path, override: Engines) -> tuple[d
     that file."""
     engines = raw.get("engines") if override is None else None
     if override is None and engines is None:
-        raise GraphError(f"{path}: $.engines", "is missing: name an engines file here or give one with --engines")
+        raise GraphError(f"{path}: $.engines", "is missing; name an engines file here, or give one with --engines")
     if isinstance(override, Mapping):
         return *_roles_and_params(override, Path("--engines"), inline=False), Path("--engines")
     if isinstance(engines, dict):
@@ -213,8 +215,7 @@ def _read_engines(raw: dict[str, Any], path: Path, override: Engines) -> tuple[d
 
 
 def _roles_and_params(content: Mapping[str, Any], file: Path, *, inline: bool) -> tuple[dict[str, Any], Any]:
-    """What an engines file says of each role, copied, and of the params of graphs; a graph that holds its engines (`inline`) has params of
-    its own."""
+    """What an engines file says about each role, copied, and about the params of graphs; a graph with `inline` engines has its own."""
     roles = {role: spec for role, spec in content.items() if inline or role != PARAMS}
     found = {role: dict(mapping(spec, f"{file}: {_role_path(role, inline)}")) for role, spec in roles.items()}
     return found, {} if inline else content.get(PARAMS) or {}
@@ -225,7 +226,7 @@ def _engines_params(said: Any, graph: Mapping[str, Any], file: Path) -> dict[str
     said, place = mapping(said, f"{file}: $.{PARAMS}"), f"{file}: $.{PARAMS}"
     for name, values in said.items():
         if not isinstance(values, dict):
-            raise GraphError(f"{place}.{name}", f"expected the params of a graph called `{name}`, such as scot: {{adapter: selection}}")
+            raise GraphError(f"{place}.{name}", f"expected the params of a graph named `{name}`, such as scot: {{adapter: selection}}")
     found: dict[str, Any] = said.get(str(graph.get("name")), {})
     for param in found.keys() - graph["params"].keys():
         raise GraphError(f"{place}.{graph['name']}.{param}", f"the graph has no such param; {did_you_mean(param, graph['params'])}")
@@ -360,7 +361,8 @@ def _prompts(value: Any, under: Mapping[str, Any], path: Path, where: str) -> di
 
 
 def _prompts_file(name: str, graph: Path) -> Path:
-    """The prompts file that `name` means: a graph means one beside it, or a bundled one, `--set` one in the working folder too."""
+    """The prompts file that `name` refers to: from a graph, a file next to it or a bundled one; from `--set`, also one in the working
+    folder."""
     file = find_file(name, "prompts file", beside=graph.parent)
     return Path(name) if not file.exists() and Path(name).exists() else file
 
@@ -410,7 +412,8 @@ def _with_prompts(stages: Mapping[str, Any], under: Mapping[str, Any], marks: Ma
             checked = _checked_prompts(said["prompts"], path, f"{place}.prompts")
             if checked.thought != marks:
                 raise GraphError(
-                    f"{path}: {place}.prompts.thought", "all stages of a graph share one pair of marks; name it in its `prompts`"
+                    f"{path}: {place}.prompts.thought",
+                    "all stages of a graph share one pair of reasoning tags; set it in the graph's `prompts`",
                 )
         if isinstance(said.get("stages"), dict):
             said["stages"] = _with_prompts(said["stages"], under, marks, path, f"{place}.stages")

@@ -15,29 +15,29 @@ from pipeline.graph.plan import Plan
 
 _LACKS = {
     "continues": (
-        "cannot write on in a thought that was begun, as the stage `{stage}` has it do",
-        "take a server with the completions endpoint, or a graph of whole thoughts, such as scot",
+        "cannot continue a partial reply, which stage `{stage}` needs",
+        "use a server with /v1/completions, or a graph of whole thoughts, such as `scot`",
     ),
     "options": (
-        "gives no log probabilities, of which the stage `{stage}` makes its verdict",
-        "take a server that gives them, `backend: chat`, which asks for a verdict in words, or a judge without an engine, such as `vote`",
+        "returns no log probabilities, which stage `{stage}` needs for its verdict",
+        "use a server that returns them, `backend: chat`, which asks for a verdict in words, or a judge without an engine, such as `vote`",
     ),
     "scoring": (
-        "gives no log probabilities of the tokens of a prompt, by which the stage `{stage}` judges",
-        "take an engine that gives them (torch, a vLLM server, vllm: on a GPU under its model runner V1 with "
+        "returns no log probabilities of prompt tokens, which stage `{stage}` needs",
+        "use an engine that returns them (torch, a vLLM server, vllm: on a GPU under its model runner V1 with "
         "`max_num_batched_tokens: 2048` or less), or judge with `choose` or `score`",
     ),
     "marks": (
-        "hides the mark that closes a thought, a special token of its model, at which the stage `{stage}` ends: no thought would",
-        "start it so that it shows special tokens (llama-server: --special), or take a server that returns token ids",
+        "hides the closing reasoning tag, a special token of its model, at which stage `{stage}` stops: no thought would end",
+        "start it so that it shows special tokens (llama-server: --special), or use a server that returns token ids",
     ),
     "interrupt": (
-        "cannot interrupt a request: what it writes alone is not switched to speculation before its end",
-        "take an engine that can, or `--set speculate=always`",
+        "cannot interrupt a request, so a response of the target alone is not switched to speculation before its end",
+        "use an engine that can, or `--set speculate=always`",
     ),
     "seeds": (
-        "takes no seeds: what the stage `{stage}` samples is another text in every run",
-        "take an engine that does where runs are to be repeated",
+        "does not support seeds: stage `{stage}` samples a different text in every run",
+        "use an engine that does if runs must be reproducible",
     ),
 }
 _BEARABLE = ("interrupt", "seeds")
@@ -93,4 +93,4 @@ def _needs(plan: Plan) -> Iterator[tuple[str, str, str, object]]:
 def _unhonoured(need: str, value: object) -> tuple[str, str]:
     """What is said of a parameter of sampling, and of the need of a stage of another package."""
     sets = "" if value is True else f" sets to {value}"
-    return f"does not honour `{need}`, which the stage `{{stage}}`{sets or ' needs'}", "leave that out or take another engine"
+    return f"does not support `{need}`, which stage `{{stage}}`{sets or ' needs'}", "leave that out or use another engine"

@@ -1,7 +1,7 @@
 """The compiled graph: stages in the order they run, conditions resolved. Frozen; it can be printed, hashed and compared.
 
-A block's `levels` are what one chain runs: the stages of a level run concurrently and their outcomes are applied in
-the order they stand there, so that timing never changes an answer.
+A block's `levels` are what one chain runs: the stages of a level run concurrently and their outcomes are applied in the order listed, so
+that timing never changes an answer.
 
 `encode_plan` turns a plan into what `run.json` keeps, `decode_plan` reads it back, also where a stage or an engine belongs to
 a package that is not installed.
@@ -40,7 +40,7 @@ class StageNode(Struct, frozen=True, tag="stage", tag_field="node"):
 
 
 class LoopNode(Struct, frozen=True, tag="loop", tag_field="node"):
-    """A `repeat` in a plan: its body runs again and again until one of the exits in `until` holds."""
+    """A `repeat` in a plan: its body runs again and again until one of the stop conditions in `until` holds."""
 
     name: str
     until: UntilSpec
@@ -51,14 +51,14 @@ class LoopNode(Struct, frozen=True, tag="loop", tag_field="node"):
 
 
 class Direct(Struct, frozen=True):
-    """The stages of a loop that is switched while it runs (`speculate: auto`), beside those of its body."""
+    """The stages of a loop that is switched while it runs (`speculate: auto`), in addition to those of its body."""
 
     response: StageNode
     """The target writes on to the end of thought and answer, in one request."""
     boundary: StageNode
     """The target finishes the step that was cut where its response was interrupted."""
     guidance: StageNode | None = None
-    """The target gives the direction, where a thought begins with speculation; None: the graph has no guidance."""
+    """The stage that gives guidance if a thought begins with speculation; None: the graph has no guidance."""
 
 
 class Block(Struct, frozen=True):

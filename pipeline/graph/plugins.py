@@ -42,7 +42,7 @@ def register(kind: Any) -> None:
     """Make a `StageKind` known in this process, in place of an earlier one; raises `UsageError` where a built-in one has its name."""
     name = _tag(kind.spec)
     if name in STAGE_KINDS or name == _tag(RepeatSpec):
-        raise UsageError(f"a built-in kind of stage is called {name!r}; give yours another name")
+        raise UsageError(f"{name!r} is a built-in kind of stage; choose another name")
     _registered[name] = kind
     stage_kinds.cache_clear()
 

@@ -1,6 +1,6 @@
 """The texts that a graph says to its models, with named places for problems, thoughts and candidates: the block `prompts` of a graph file.
 
-Plain text: `{{problem}}` stands for the problem, braces that are not doubled stand for themselves, nothing is computed. The defaults are
+Plain text: `{{problem}}` is replaced by the problem, braces that are not doubled are literal, nothing is computed. The defaults are
 this package's own wording, which the bundled models were trained on; `graphs/prompts/` has those that the papers published.
 """
 
@@ -105,7 +105,7 @@ class ChoosePrompt(Question, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     labels: tuple[Label, ...] = tuple(LABELS)
 
     def options(self, candidates: int, reject: bool) -> Options:
-        """The options of a choice among so many candidates, one of which rejects them all where the stage may `reject`."""
+        """The options of a choice among that many candidates, one of which rejects them all where the stage may `reject`."""
         first = self.none_at == "first"
         used = self.labels[first and not reject : candidates + (first or reject)]
         none = None if not reject else 0 if first else len(used) - 1
@@ -170,7 +170,7 @@ class Prompts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return filled(self.problem, {"problem": self.with_options(problem, options)})
 
     def with_options(self, problem: str, options: Sequence[str]) -> str:
-        """The text of a problem with its options behind it, where it has any."""
+        """The text of a problem followed by its options, if it has any."""
         if not options:
             return problem
         lines = [filled(self.option, {"letter": letter, "option": option}) for letter, option in zip(LETTERS, options, strict=False)]
@@ -219,10 +219,10 @@ def _flaws_in(field: str, text: str, needed: Sequence[str], allowed: Sequence[st
     found, known = pieces(text)[1::2], [*needed, *allowed]
     for name in found:
         if name not in known:
-            what = did_you_mean(name, known) if known else "this text has no places"
-            yield field, f"has an unknown place {{{{{name}}}}}; {what}"
+            what = did_you_mean(name, known) if known else "this text has no placeholders"
+            yield field, f"has an unknown placeholder {{{{{name}}}}}; {what}"
         elif found.count(name) > 1:
-            yield field, f"has the place {{{{{name}}}}} {found.count(name)} times; say it once"
+            yield field, f"has the placeholder {{{{{name}}}}} {found.count(name)} times; use it once"
     for name in needed:
         if name not in found:
-            yield field, f"has no place for the {name}; write {{{{{name}}}}} where it belongs"
+            yield field, f"has no placeholder for the {name}; write {{{{{name}}}}} where it belongs"

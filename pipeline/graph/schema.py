@@ -1,6 +1,6 @@
 """JSON Schemas of the files that a user writes, for editors: the Structs of stages and engines enter, the schema of one file leaves.
 
-Wherever a graph may name a param, its schema allows `$NAME` beside the value itself.
+Wherever a graph may name a param, its schema allows `$NAME` in place of the value.
 """
 
 import ast
@@ -24,7 +24,7 @@ REF = "#/$defs/"
 PARAM: dict[str, Any] = {"type": "string", "pattern": f"^{PARAM_PATTERN}$", "description": "The value of this param."}
 LIKE: dict[str, Any] = {
     "type": "string",
-    "description": "A bundled prompts file by name, or a path: its keys hold where others are left out.",
+    "description": "A bundled prompts file by name, or a path: its texts apply to the keys that are left out.",
 }
 
 GRAPH_PARAMS: dict[str, Any] = {
@@ -160,7 +160,7 @@ def _with_inner(kinds: Iterable[type[Struct]]) -> Iterator[type[Struct]]:
 
 @cache
 def _documented(struct: type[Struct]) -> dict[str, str]:
-    """The strings behind the annotated names of a Struct and its base classes."""
+    """The strings after the annotated names of a Struct and its base classes."""
     found: dict[str, str] = {}
     for base in reversed(struct.__mro__):
         if base is not Struct and issubclass(base, Struct):

@@ -107,7 +107,7 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
 
 
 def pending_drafts(before: Mapping[str, StageSpec]) -> int:
-    """Candidates that a judge behind the stages `before` gets: those drafted last, where others were drafted because earlier ones were
+    """Candidates that a judge after the stages `before` gets: those drafted last, where others were drafted because earlier ones were
     rejected."""
     again = [spec for spec in before.values() if spec.drafted and spec.when is not None and spec.when.endswith(".rejected")]
     return sum(spec.drafted for spec in again[-1:] or before.values())
@@ -209,7 +209,7 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
         return ()
 
     def located(self, folder: Path) -> Self:
-        """The spec with absolute paths in place of those that count from `folder`, which is that of the file it stands in."""
+        """The spec with absolute paths in place of those that count from `folder`, the folder of the file it is in."""
         return self
 
 

@@ -34,7 +34,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise GraphError(str(path), f"cannot be read: {reason(error)}") from error
     if len(content) > MAX_BYTES:
-        raise GraphError(str(path), f"is larger than {MAX_BYTES >> 20} MiB; a graph or engines file is a page of text")
+        raise GraphError(str(path), f"is larger than {MAX_BYTES >> 20} MiB, the limit for a graph or engines file")
     try:
         value = parse(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -137,7 +137,7 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, str):
                 raise yaml.MarkedYAMLError(problem=f"the key {key!r} is not text", problem_mark=key_node.start_mark)
             if key in seen and key_node.tag != "tag:yaml.org,2002:merge":
-                raise yaml.MarkedYAMLError(problem=f"the key `{key}` stands here twice", problem_mark=key_node.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"the key `{key}` is given twice", problem_mark=key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 

@@ -215,7 +215,7 @@ class Chain:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
     def room(self, max_tokens: int, key: str) -> int:
-        """The least of `max_tokens`, what is left of the thought's token budget, and what all contexts have room for beside an answer; at
+        """The least of `max_tokens`, what is left of the thought's token budget, and what all contexts have room for next to an answer; at
         least 1. `key`: of the context that is written on; another one may take more tokens for the same text, as it did so far."""
         found = max_tokens if self.budget is None else min(max_tokens, self.budget - self.thought_tokens)
         for other, ids in self.contexts.items():
@@ -230,7 +230,7 @@ class Chain:
 
     @property
     def rest_of_delimiter(self) -> str:
-        """What ends a step that was cut within the delimiter behind it; empty where none was."""
+        """What ends a step that was cut within the delimiter after it; empty if none was."""
         tail = "".join(span.text for span in self.thought[-2:])
         if tail.endswith(self._delimiter):
             return ""
@@ -238,7 +238,7 @@ class Chain:
         return next((self._delimiter[len(part) :] for part in parts if tail.endswith(part)), "")
 
     def left(self, role: str, tokens: int) -> int:
-        """How many tokens the context of the engine `role` has room for beside so many; below 0: not even these fit."""
+        """How many tokens the context of the engine `role` has room for in addition to `tokens`; below 0: not even these fit."""
         return self._limits[role] - tokens
 
     @property
@@ -250,7 +250,7 @@ class Chain:
         """Indices of the pending candidates in the order in which they were drafted; of identical ones only the first.
 
         Where some of these close the thought and some do not, it is the first of the majority, and of those that do not where both are
-        as many: a thought that goes on may be closed at the next step.
+        as many: a thought that continues may be closed at the next step.
         """
         if self._distinct is None:
             identical: dict[tuple[str, tuple[int, ...]], list[int]] = {}
@@ -272,11 +272,11 @@ class Chain:
         self.budget = until.token_budget
 
     def leave(self, reason: str) -> None:
-        """End the loop for `reason`, the name of an exit."""
+        """End the loop for `reason`, the name of a stop condition."""
         self.stop_reason, self.budget = reason, None
 
     def exit(self, until: UntilSpec) -> str | None:
-        """The name of the exit that holds, or None while the thought goes on."""
+        """The name of the stop condition that holds, or None while the thought continues."""
         # An engine that ended its turn and then has nothing to say would go on saying nothing.
         if self.thought_closed and (until.thought_closed or not self.thought[-1].ids):
             return "thought_closed"

@@ -3,10 +3,10 @@
 A prompt only ever grows at its end. The generation context is the template over the problem plus the committed
 thought; a verification appends a turn to exactly these ids, so that the engine's prefix cache holds all but the new
 turn, or is a chat of its own. Turns are cut once from the template around placeholders; an earlier turn is never rendered again
-(templates such as R1's drop a thought that stands before `</think>` when they render it).
+(templates such as R1's drop the thought before `</think>` when they render it).
 
-What users, graphs, data and models wrote is text in every prompt: only the template's parts, and the marks of a thought that are written
-here, become control tokens (`Tokenizer.encode_parts`).
+What users, graphs, data and models wrote is text in every prompt: only the template's parts, and the reasoning tags written here, become
+control tokens (`Tokenizer.encode_parts`).
 """
 
 from array import array
@@ -24,7 +24,7 @@ MOST_KNOWN = 4096
 
 Array: TypeAlias = "array[int]"
 Places: TypeAlias = Sequence[tuple[int, int]]
-"""From where to where candidates stand; (0, 0) of an option that is none."""
+"""Start and end of each candidate; (0, 0) for an option that names none."""
 
 
 class Opening(NamedTuple):
@@ -35,7 +35,7 @@ class Opening(NamedTuple):
     margins: Margins
     """What the template strips from it."""
     after: str
-    """From behind it to where the thought begins."""
+    """From its end to where the thought begins."""
 
 
 def builder_key(role: str, stage: str) -> str:
@@ -64,11 +64,11 @@ class OptionPrompt(NamedTuple):
 
 
 class Around(NamedTuple):
-    """What stands around a candidate where it is shown."""
+    """The text around a candidate that is shown."""
 
     before: Array
     after: str
-    """The text behind it, which is left out where the candidate ends with that."""
+    """The text after it, left out if the candidate ends with that."""
     behind: Array
     """Its ids."""
     ends: dict[tuple[int, ...], bool]
@@ -79,12 +79,12 @@ class PromptBuilder:
     """Builds the prompts of one engine with its tokenizer, its chat template and the texts of a graph."""
 
     def __init__(self, tokenizer: Tokenizer, prompts: Prompts = DEFAULT_PROMPTS, where: str = "its chat template") -> None:
-        """Raises `GraphError` at `where` for a template that cannot ask a problem, or a tokenizer without the marks of a thought that
-        `prompts` names."""
+        """Raises `GraphError` at `where` for a template that cannot ask a problem, or a tokenizer without the reasoning tags that `prompts`
+        names."""
         self.tokenizer, self.prompts, self._where = tokenizer, prompts, where
         marks, special = prompts.thought, tokenizer.special_ids
         if marks != Marks() and (missing := {marks.open, marks.close} - special.keys()):
-            raise GraphError(where, f"its tokenizer has no token {min(missing)!r}, which `prompts.thought` names")
+            raise GraphError(where, f"its tokenizer has no token {min(missing)!r}, set in `prompts.thought`")
         # A template may be told not to let its model think: then it closes an empty thought before the reply.
         self.thinks = marks.open in special and marks.close in special and not self._begins_behind(marks.close)
         self.think_close_id: int | None = special[marks.close] if self.thinks else None
@@ -109,7 +109,7 @@ class PromptBuilder:
             opening = self._cut_opening(self.prompts.before(history)) if history else self._opening
         except GraphError as error:
             roles = ", ".join(message.role for message in history)
-            raise RequestRefused(f"its chat template cannot say the messages before the problem ({roles}): {error}") from error
+            raise RequestRefused(f"its chat template cannot render the messages before the problem ({roles}): {error}") from error
         return self.tokenizer.encode_parts([*opening.before, _stripped(said, opening.margins), opening.after])
 
     def choose(
@@ -148,13 +148,11 @@ class PromptBuilder:
         return self._asked(asked, shown, begin, {"problem": problem}, array("I"), places, asked.labels)
 
     def ask(self, context: Sequence[int], turn: str | Sequence[str | Sequence[int]], prefill: str, options: Sequence[str]) -> OptionPrompt:
-        """`context`, then a turn of the user, then a reply that begins with `prefill` and goes on with one of the `options`.
-
-        A verifier's own question is asked with this. `turn` is a text, or texts and token ids in the order in which they are
-        said, the last one a text: texts are encoded one by one and stay text, ids among them stand in the prompt as they are. The
-        prompt repeats `context` to the last token, which an engine's prefix cache holds. Raises `RequestRefused` where the
-        engine's tokenizer has no single token for one of the `options` at that place; `can_name` tells before.
-        """
+        """`context`, then a turn of the user, then a reply that begins with `prefill` and continues with one of the `options`. A judge's
+        question is asked with this. `turn` is a text, or texts and token ids in the order in which they are said, the last one a text:
+        texts are encoded one by one and stay text, ids among them enter the prompt as they are. The prompt repeats `context` to the last
+        token, which an engine's prefix cache holds. Raises `RequestRefused` where the engine's tokenizer has no single token for one of the
+        `options` at that place; `can_name` tells before."""
         *parts, question = [turn] if isinstance(turn, str) else turn
         reply = self._thinking(self._cut()[1], "after_thought")
         tail, option_ids = self._question(str(question), reply, prefill, tuple(options))
@@ -224,7 +222,7 @@ class PromptBuilder:
         return OptionPrompt(ids, option_ids, tuple([(start + shift, end + shift) if end else (0, 0) for start, end in places]))
 
     def options(self, unit: str, candidates: int, reject: bool) -> Options:
-        """The options of a choice among so many candidates."""
+        """The options of a choice among that many candidates."""
         known = self._options.get((unit, candidates, reject))
         if known is None:
             known = self._options[unit, candidates, reject] = self.asked_of(unit).options(candidates, reject)

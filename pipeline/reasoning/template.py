@@ -30,7 +30,7 @@ def parts_of(text: str, *placeholders: str, where: str) -> list[str]:
     parts, rest = [], text
     for placeholder in placeholders:
         if (count := text.count(placeholder)) != 1:
-            raise GraphError(where, f"shows a message of the chat {count} times, not once" if count else "leaves out a message of the chat")
+            raise GraphError(where, f"shows a message of the chat {count} times, not once" if count else "omits a message of the chat")
         before, found, rest = rest.partition(placeholder)
         if not found:
             raise GraphError(where, "changes the order of the messages")

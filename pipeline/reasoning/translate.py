@@ -1,9 +1,8 @@
 """How token ids that one engine wrote become text in the prompts of another one, or in its own.
 
-Engines whose ordinary vocabularies agree share ids span by span, and only the special tokens are mapped by their
-text; for all others the text of a span is encoded once, as what follows other text. A token that controls a chat is spelled out, so that
-nothing that a model or a server wrote begins or ends a turn; the mark at the end of a span that closes a thought stays what it is, the end
-of the thought.
+Engines whose ordinary vocabularies agree share ids span by span, and only the special tokens are mapped by their text; for all others the
+text of a span is encoded once, as what follows other text. A token that controls a chat is spelled out, so that nothing that a model or a
+server wrote begins or ends a turn; the closing reasoning tag at the end of a span stays what it is, the end of the thought.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ class TokenTranslator:
     """Translates spans of ids between the engines of one run, by role."""
 
     def __init__(self, tokenizers: Mapping[str, Tokenizer], thought: Marks = DEFAULT_PROMPTS.thought) -> None:
-        """`thought`: the marks of a thought."""
+        """`thought`: the reasoning tags."""
         self._pairs = {
             (source, target): _Pair(tokenizers[source], tokenizers[target], thought, same=source == target)
             for source in tokenizers

@@ -19,7 +19,7 @@ _PLACE = re.compile(r"\{(problem|step|number)\}")
 
 
 class Thought:
-    """The committed text of one chain, cut into steps. `thought_end` is put in place of the mark that closes its thought."""
+    """The committed text of one chain, cut into steps. `thought_end` replaces the closing reasoning tag."""
 
     def __init__(self, thought_end: str = "", said: Prompts = DEFAULT_PROMPTS) -> None:
         """`said`: the prompts of the run, which name what ends a step and a thought."""
@@ -45,7 +45,7 @@ class Thought:
         return thought + self._thought_end if mark else thought
 
     def _cut(self, text: str) -> tuple[list[str], str]:
-        """The steps of `text` that the delimiter ends, and the text behind the last of them."""
+        """The steps of `text` that the delimiter ends, and the text after the last of them."""
         *whole, begun = text.split(self._delimiter)
         return [step.strip() for step in whole if step.strip()], begun
 
@@ -54,13 +54,13 @@ class RewardPromptBuilder:
     """Builds the prompts that ask one reward model about steps."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: TextPrompt | ChatPrompt, where: str) -> None:
-        """Raises `GraphError` where `good` or `bad` is not one token; `where` is the file of the reward model, for the message."""
+        """Raises `GraphError` if `good` or `bad` is not one token; `where` is the file of the reward model, for the message."""
         self._tokenizer, self._prompt, self._where = tokenizer, prompt, where
         self._rendered: dict[tuple[int, str], list[str]] = {}
         self.option_ids = _one_token(tokenizer, prompt, "good", where), _one_token(tokenizer, prompt, "bad", where)
         """Token ids of the answers good and bad."""
         if self.option_ids[0] == self.option_ids[1]:
-            raise GraphError(f"{where}: $.prompt", f"`good` and `bad` are one token, {prompt.good!r}; name two")
+            raise GraphError(f"{where}: $.prompt", f"`good` and `bad` are the same token, {prompt.good!r}; choose two")
 
     def ids(self, problem: str, steps: Sequence[str]) -> list[int]:
         """The prompt, as token ids, that asks about the last of `steps`, which are all of the thought so far."""
@@ -77,7 +77,7 @@ class RewardPromptBuilder:
         return parts
 
     def _around(self, count: int, margin: str = "") -> list[str]:
-        """What the chat template puts before, between and behind `count` turns of the user, to which the assistant says `good`; it leaves
+        """What the chat template puts before, between and after `count` turns of the user, to which the assistant says `good`; it leaves
         of the `margin` of each turn what it leaves."""
         known = self._rendered.get((count, margin))
         if known is None:
@@ -135,7 +135,7 @@ def stripped(parts: Sequence[str], margins: Margins) -> list[str]:
 def _filled(template: str, problem: str, step: str = "", number: int = 0, end: str = "") -> list[str]:
     """The parts of `template` and of what its places are filled with, by turns, so that braces in a problem or step are left alone.
 
-    The mark `end` of a thought at the end of `step` is a part of the template.
+    The closing reasoning tag `end` at the end of `step` is a part of the template.
     """
     texts = {"problem": problem, "step": step.removesuffix(end), "number": str(number)}
     mark = end if step.endswith(end) else ""

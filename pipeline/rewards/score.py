@@ -53,7 +53,7 @@ def score_run(
     """
     spec = load_reward_model(prm, engine_specs(), settings)
     if virtual_time({"reward": spec.reward}, str(prm)):
-        raise GraphError(f"{prm}: $.reward", "is simulated, and its rewards would mean nothing; expected a backend that serves a model")
+        raise GraphError(f"{prm}: $.reward", "is simulated, so its rewards would be meaningless; expected a backend that serves a model")
     file = RunFile.read(run)
     steps = StepsToScore(run, file, open_input(run, file, input_file), spec.prompt.thought_end)
     tally = RewardTally(run.resolve().name, file.run_id, str(getattr(spec.reward, "model", "reward")))

@@ -33,7 +33,7 @@ class PromptSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
 
 
 class TextPrompt(PromptSpec, frozen=True, kw_only=True, tag="text"):
-    """The problem, then all steps, each with a tag behind it; the answer is the next token."""
+    """The problem, then all steps, each followed by a tag; the answer is the next token."""
 
     begin: Text
     """Everything before the first step, special tokens included, as text."""
@@ -94,4 +94,4 @@ def load_reward_model(path: Path, backends: Backends, settings: Sequence[str] = 
 def _check_holds(name: str, text: str, *needed: str) -> None:
     """Raise a `ValueError` where a place is missing in `text`; decoding turns it into a `GraphError` that names the file."""
     if missing := [each for each in needed if each not in text]:
-        raise ValueError(f"`{name}` is {text!r}, which has no {missing[0]} where that text belongs")
+        raise ValueError(f"`{name}` is {text!r}, which lacks the placeholder {missing[0]}")

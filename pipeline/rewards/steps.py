@@ -68,12 +68,12 @@ def open_input(folder: Path, run: RunFile, now: Path | None) -> Problems:
         return kept
     path = now or Path(run.input.file)
     if now is None and not path.is_file():
-        raise InputError(str(path), "the input of this run is not here; say with --input where it is now")
+        raise InputError(str(path), "the input of this run is not here; give its path with --input")
     problems = open_problems(path, run.input.columns, run.input.part)
     found = problems.check().sha256
     if found != run.input.sha256:
         what = f"is not the input of this run: its SHA-256 is {found[:12]}..., run.json has {run.input.sha256[:12]}..."
-        raise InputError(str(path), f"{what}; say with --input where that file is")
+        raise InputError(str(path), f"{what}; give that file's path with --input")
     return problems
 
 
@@ -120,7 +120,7 @@ class StepsToScore:
     def _check_order(self, row: Mapping[str, Any]) -> None:
         chain, index = row["chain_id"], row["step_index"]
         if (last := self._last.get(chain, -1)) >= index:
-            what = f"chain {chain!r} has its step {index} after step {last}: what stood before a step cannot be told"
+            what = f"chain {chain!r} has its step {index} after step {last}: the text before a step cannot be determined"
             raise InputError(str(self._run / "steps"), what)
         self._last[chain] = index
 

@@ -67,17 +67,17 @@ class Progress:
         self.oldest: dict[str, float] = {}
         """When each live chain started, by `chain_id`, oldest first."""
         self.tell: Callable[[str], object] = lambda sentence: None
-        """Is told what a person should read while the run goes on."""
+        """Receives notices for the user during the run."""
         self._strangers: set[tuple[str, str]] = set()
 
     def sampled(self, role: str, stage: str, tokens: int) -> None:
-        """A call of `stage` to the engine `role` was answered with so many tokens."""
+        """A call of `stage` to the engine `role` was answered with that many tokens."""
         self.output_tokens[role] += tokens
         if stage in self._finishing:
             self.kept_tokens += tokens
 
     def committed(self, stage: str, decision: str, tokens: int) -> None:
-        """`stage` committed a step of so many tokens. Those of a stage that finishes its chain count as they are sampled."""
+        """`stage` committed a step of that many tokens. Those of a stage that finishes its chain count as they are sampled."""
         self.steps += 1
         self.decisions[decision] += 1
         if stage not in self._finishing:
@@ -123,7 +123,7 @@ class StageLabel(Struct, frozen=True):
     served: str
     """The name under which the engine is asked for the model, with the adapter of the stage."""
     context: str | None
-    """Under which key of `Chain.contexts` its prompts begin; None: each is a chat of its own."""
+    """The key of `Chain.contexts` with which its prompts begin; None: each is a separate chat."""
 
 
 class Attempt(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Sends requests to one engine: each waits in the engine's lane, is sent and retried, and is recorded with its chain."""
+"""Sends requests to one engine: each waits in the engine's client queue, is sent and retried, and is recorded with its chain."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ class _CallInterrupted(Exception):
 
 
 class Dispatcher:
-    """Sends the calls of all chains to one engine, in the order that its lane decides."""
+    """Sends the calls of all chains to one engine, in the order of its client queue."""
 
     def __init__(self, engine: Engine, spec: EngineSpec, clock: Clock, cache_tokens: float | None = None) -> None:
         """`cache_tokens`: see `Settings.cache_tokens`; None: calls in flight are bounded by their number alone."""
@@ -57,7 +57,7 @@ class Dispatcher:
 
     def interrupt(self, order: int) -> None:
         """End the interruptible call of a chain early, if it has one: what it has written so far is its completion, nothing where it
-        waits here. Where the engine cannot interrupt what was sent, it goes on to its end."""
+        waits here. If the engine cannot interrupt what was sent, it continues to its end."""
         call = self._interruptible.get(order)
         if call is None or call.interrupted:
             return
@@ -74,7 +74,7 @@ class Dispatcher:
         await self._caller.watch()
 
     async def _wait(self, call: Call, record: ChainRecorder, ready: float) -> float:
-        """Wait until the lane lets `call` start and the engine is up; returns the time at which both hold."""
+        """Wait until the client queue lets `call` start and the engine is up; returns the time at which both hold."""
         record.waiting.begin(ready)
         try:
             if not self.lane.start(call):

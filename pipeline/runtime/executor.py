@@ -1,4 +1,4 @@
-"""Carries a plan out: a task for each chain, a lane for each engine, no barrier between chains, steps or problems.
+"""Executes a plan: a task for each chain, a client queue for each engine, no barrier between chains, steps or problems.
 
 Chains come from a `Feed`, rows leave into a `RowSink`. A failed chain is a row; a dead engine is an exception that ends the run.
 """
@@ -103,12 +103,12 @@ class Executor:
         return ModeSwitch(control, self.dispatchers[role], role, clock, schedule)
 
     def drain(self) -> None:
-        """Start no more chains; the live ones go on to their ends, and then `run` returns."""
+        """Start no more chains; the live ones run to their ends, and then `run` returns."""
         self._feeding.cancel()
 
     def release(self, name: str, released: Callable[[str], None]) -> None:
-        """Stop a chain, by its `chain_id`, so that it can go on elsewhere: its row is not written, and `released` is told its name once it
-        has stopped. Does nothing where it neither is live nor waits for a place, or ends of itself first."""
+        """Stop a chain, by its `chain_id`, so that it can continue elsewhere: its row is not written, and `released` is called with its
+        name once it has stopped. Does nothing if it is neither live nor waiting for a place, or ends by itself first."""
         if (found := self._live.get(name)) is not None:
             scope, record = found
             record.released = released

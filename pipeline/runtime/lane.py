@@ -1,8 +1,7 @@
-"""The queue of calls for one engine: which call is sent next, and how many may be in flight. Decides synchronously; never waits.
+"""The client queue of one engine: which call is sent next, and how many may be in flight. Decides synchronously; never waits.
 
-What holds whenever no method runs: `in_flight` is at most `max_in_flight`, and every call that waits stands in both `_ready`,
-by expected length, and `_arrivals`, by age; a call that has started or timed out may still stand in one of them and is
-skipped there.
+What holds whenever no method runs: `in_flight` is at most `max_in_flight`, and every call that waits is in both `_ready`, by expected
+length, and `_arrivals`, by age; a call that has started or was dropped may still be in one of them and is skipped there.
 """
 
 import heapq
@@ -17,14 +16,14 @@ from pipeline.runtime.admission.call_room import CallRoom
 MAX_OVERTAKES = 8
 """A waiting call is overtaken by at most this many times `max_in_flight` others."""
 FEW = 128
-"""As long as no more calls than this stand in a queue, those that do not wait any more are not looked for."""
+"""While a queue holds no more calls than this, those that no longer wait are not searched for."""
 
 
 class Call:
-    """One request in a lane: which stage and chain it comes from, and whether it was started.
+    """One request in a client queue: which stage and chain it comes from, and whether it was started.
 
-    `order` is the number of its chain in the input; `interrupted`: its chain does not want it any more. The lane fills in, when the
-    call starts, how many calls are then in flight at the engine and of the stage, and how many wait.
+    `order` is the number of its chain in the input; `interrupted`: its chain no longer wants it. When the call starts, the queue fills in
+    how many calls are then in flight at the engine and of the stage, and how many wait.
     """
 
     __slots__ = (
@@ -60,7 +59,7 @@ class LaneStatistics(Struct, frozen=True):
 class Lane:
     """Orders the calls for one engine: the one with the fewest expected output tokens first, then the one of the oldest chain.
 
-    So verifications overtake fallbacks, and old chains finish and free their KV cache. The expectation for a stage is the running
+    So judge calls overtake fallbacks, and old chains finish and free their KV cache. The expectation for a stage is the running
     mean of its output tokens. No call is overtaken without bound (`MAX_OVERTAKES`). With a `room` none starts while
     those in flight fill it.
     """
@@ -103,7 +102,7 @@ class Lane:
         return call
 
     def leave(self, call: Call, output_tokens: int | None = None) -> None:
-        """`call` has ended, or timed out before it started; `output_tokens` is the mean of its candidates, None without an answer."""
+        """`call` has ended, or was dropped before it started; `output_tokens` is the mean of its candidates, None without an answer."""
         if not call.started:
             call.cancelled = True
             self.waiting -= 1

@@ -1,4 +1,4 @@
-"""What earlier sessions of a run left behind: which chains are over, and the answered calls of those that are not. Pure data.
+"""What earlier sessions of a run left behind: which chains are finished, and the answered calls of those that are not. Pure data.
 
 A chain is resumed by running its plan from the start while its recorded calls answer in place of the engines: the same seeds
 lead to the same requests, so that it comes to its last answered call as before, and from there on asks the engines.
@@ -26,7 +26,7 @@ class ResumeMismatch(ChainError):
     """A resumed chain committed another step than the run folder holds."""
 
     def __init__(self, step_index: int) -> None:
-        super().__init__(f"step {step_index} came out differently from the one that the run folder holds; its calls are not all there")
+        super().__init__(f"step {step_index} differs from the one in the run folder; some of its calls are missing")
         self.step_index = step_index
 
 

@@ -1,6 +1,6 @@
 """The one retry loop: sends a request to an engine until it is answered or may be sent no more. Chains and rewards use it.
 
-Requests enter, validated completions leave. Knows of no lane and keeps no record: an `Observer` is told of every attempt.
+Requests enter, validated completions leave. Knows of no client queue and keeps no record: an `Observer` is told of every attempt.
 """
 
 import math

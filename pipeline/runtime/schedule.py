@@ -1,7 +1,7 @@
-"""Decides when chains begin and when they go on: the pipelined, lockstep and sequential schedules over the same executor.
+"""Decides when chains begin and when they continue: the pipelined, lockstep and sequential schedules over the same executor.
 
-A chain `enter`s before its first call, asks for a `turn` before each level of its plan, and `leave`s at its end. Where there is an
-`Admission`, only the chains go on that it lets. The decisions are synchronous (`_advance`); the coroutines only wait for them.
+A chain `enter`s before its first call, asks for a `turn` before each level of its plan, and `leave`s at its end. If there is an
+`Admission`, only the chains that it allows continue. The decisions are synchronous (`_advance`); the coroutines only wait for them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ NO_CONTEXTS: Contexts = {}
 
 
 class Schedule(Protocol):
-    """Decides when a chain may begin and when it may go on."""
+    """Decides when a chain may begin and when it may continue."""
 
     batch_size: int
     """Most chains that are live at once."""
@@ -40,7 +40,7 @@ class Schedule(Protocol):
         """Tell the schedule that no more chains will enter."""
 
     def limit(self, most: int | None) -> None:
-        """Let no more than so many chains go on where some may pause; None: no such limit."""
+        """Let at most that many chains run if some may pause; None: no such limit."""
 
 
 class Pipelined:
@@ -94,7 +94,7 @@ class Pipelined:
             member.waits(False)
 
     def _resume(self, member: Member) -> None:
-        """Let a chain go on that was to pause; one that has not come to its next turn does not wait."""
+        """Let a chain continue that was to pause; one that has not reached its next turn does not wait."""
         if member.gate is not None:
             member.gate.set()
             member.gate = None
@@ -126,11 +126,11 @@ class Lockstep(Pipelined):
     `_running` plus the other two; a phase begins only when `_running` is 0, and within a round the ranks of its phases grow. A chain
     that waits for a rank which the round has passed, as one that begins its next step does, waits for the next round.
 
-    Example (`tests/runtime/test_schedule.py` runs it): batch size 2; a has one level, of rank 1; b has ranks 1, 2, 1; c has 0, 1.
-    First a and b enter and wait for rank 1: nobody runs and the round is full, so phase 1 begins for both. Then a leaves and b
-    waits for rank 2: phase 2 begins for b alone, for c may not enter within the round. Then b waits for rank 1, which is not
-    ahead of 2: a new round starts, c enters and waits for rank 0. The round is full: phase 0 begins for c, while b goes on
-    waiting. When c waits for rank 1 too, phase 1 begins for both.
+    Example (`tests/runtime/test_schedule.py` runs it): batch size 2; a has one level, of rank 1; b has ranks 1, 2, 1; c has 0, 1. First a
+    and b enter and wait for rank 1: nobody runs and the round is full, so phase 1 begins for both. Then a leaves and b waits for rank 2:
+    phase 2 begins for b alone, for c may not enter within the round. Then b waits for rank 1, which is not ahead of 2: a new round starts,
+    c enters and waits for rank 0. The round is full: phase 0 begins for c, while b keeps waiting. When c waits for rank 1 too, phase 1
+    begins for both.
     """
 
     def __init__(self, batch_size: int, admission: Admission | None = None) -> None:

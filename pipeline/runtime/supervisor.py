@@ -1,6 +1,6 @@
 """Keeps one engine alive: starts it again when it has died, sees whether it hangs, and lets its calls wait meanwhile.
 
-The `EngineDead` of a call enters; the call goes on once the engine is up again, or gets an `EngineDead` when it never will be.
+The `EngineDead` of a call enters; the call continues once the engine is up again, or gets an `EngineDead` when it never will be.
 Only a `Restartable` engine is ever restarted or killed. Sends no requests and records nothing.
 """
 

@@ -1,4 +1,4 @@
-"""The event loop of simulated runs: its time stands still while anything can go on, and jumps to the next timer when nothing can.
+"""The event loop of simulated runs: its time does not advance while anything can run, and jumps to the next timer when nothing can.
 
 Threads and signals wake it as they do any asyncio loop. It does not wait for them while there is a timer to jump to; without one it
 waits really.

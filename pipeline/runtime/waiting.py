@@ -1,4 +1,4 @@
-"""How a chain waits: at a gate until its call may start, and for an answer until that times out.
+"""How a chain waits: at a gate until its call may start, and for an answer until the wait ends.
 
 anyio's `Event` and `CancelScope` do both, and cost more than the call's place in the queue does
 (docs/pages/dev/log/orchestration.md). A future of asyncio and the task's own cancellation do the same for a third.
@@ -30,7 +30,7 @@ class Awaited:
     def __init__(self) -> None:
         self._asked: dict[asyncio.Task[Any], float] = {}
         self._reasons: dict[asyncio.Task[Any], str] = {}
-        """Why answers were dropped whose tasks have not noticed yet."""
+        """Why the wait was ended for answers whose tasks have not noticed yet."""
 
     @property
     def oldest(self) -> float | None:
@@ -43,7 +43,7 @@ class Awaited:
             self._asked[task] += seconds
 
     def give_up(self, asked: float, reason: str) -> None:
-        """Give up the answers that were asked for at `asked` or before, for this `reason`."""
+        """Stop waiting for the answers that were asked for at `asked` or before, for this `reason`."""
         for task, when in list(self._asked.items()):
             if when > asked:
                 return

@@ -1,6 +1,6 @@
 """The stage contract: two pure functions around engine calls.
 
-`requests` says what to ask about a chain as it stands, `apply` what the answers do to it. Neither waits, times,
+`requests` says what to ask about a chain in its current state, `apply` what the answers do to it. Neither waits, times,
 retries or records; the runtime does that once for all stages.
 """
 
@@ -33,7 +33,7 @@ class Stage(Protocol):
     """The role of the engine that it calls."""
 
     def requests(self, chain: Chain) -> list[Request]:
-        """The requests to send about `chain` as it stands; the stage asks nothing where there are none."""
+        """The requests to send about `chain` in its current state; the stage asks nothing where there are none."""
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """The outcome for `chain` of the `completions`, which are in the order of the requests. Does not change the chain."""
@@ -50,7 +50,7 @@ class ShowingStage(Stage, Protocol):
     """The key of the context that its prompts begin with."""
 
     def room_for(self, chain: Chain, candidates: int) -> int:
-        """Most tokens that each of so many candidates may have, so that the question about them fits; below 1: it does not fit at all."""
+        """Maximum number of tokens of each of that many candidates, so that the question about them fits; below 1: it does not fit."""
 
 
 class StageKind(Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class StageKind(Struct, frozen=True, kw_only=True):
     """The keys that a graph file may hold for it; its tag is the word under `kind`."""
     build: Any
     """Makes a stage ready to run: `build(name, spec, builders) -> Stage`, where `builders` has a `PromptBuilder` for each role, and for
-    each stage with prompts of its own (`builder_key`)."""
+    each stage with its own prompts (`builder_key`)."""
 
 
 class EngineStage:
@@ -76,7 +76,7 @@ class EngineStage:
         self.judges: tuple[ShowingStage, ...] = ()
         """The judges that are shown what this stage drafts; `build_stages` fills them in."""
         self.alone = False
-        """Whether each of its prompts is a chat of its own, and does not begin with a context."""
+        """Whether each of its prompts is a separate chat, and does not begin with a context."""
         self.close_ids = () if self.builder.think_close_id is None else (self.builder.think_close_id,)
         self.step_stop = (self.builder.prompts.delimiter,)
         self.sampling: Mapping[str, Any] = spec.sampling if isinstance(spec, SamplingSpec) else {}
@@ -127,7 +127,7 @@ class EngineStage:
         return span if size == len(span.ids) else Span(self.role, span.ids[:size], decode(span.ids[:size]))
 
     def whole(self, candidate: Candidate) -> Candidate:
-        """`candidate` without the first tokens of a character that it was cut in: whoever goes on writes that anew, whatever its
+        """`candidate` without the first tokens of a character that it was cut in: whoever continues writes that again, whatever its
         vocabulary. One that would be empty stays as it is."""
         ids, decode = candidate.ids, self.builder.tokenizer.decode
         if candidate.finish_reason == "stop" or not candidate.text.endswith(REPLACEMENT):

@@ -61,7 +61,7 @@ def flaw_in_contract(contract: type, thing: object) -> str | None:
     lacking = [name for name in members if not hasattr(thing, name)]
     if lacking:
         missing = ", ".join(f"`{name}`" for name in lacking)
-        return f"has no {missing} (a {type(thing).__name__}); `pipeline.engine.{contract.__name__}` says what it must have"
+        return f"has no {missing} (a {type(thing).__name__}); `pipeline.engine.{contract.__name__}` describes what it needs"
     return None
 
 

@@ -56,13 +56,13 @@ class ChooseStage(EngineStage):
         super().__init__(name, spec, builders)
         self.alone = self.builder.asked_of(spec.unit).form == "alone"
         self._around: dict[int, int] = {}
-        """Tokens of the question beside the context and so many candidates; of one that stands alone, those of the last chain."""
+        """Tokens of the question in addition to the context and that many candidates; of a separate chat, those of the last chain."""
 
     def check(self, candidates: int) -> str | None:
         asked = self.builder.asked_of(self.spec.unit)
         options = self.builder.options(self.spec.unit, candidates, self.spec.reject)
         if len(options.labels) < candidates:
-            return f"its prompt has {len(asked.labels)} labels, too few for {candidates} candidates; name more under `labels`"
+            return f"its prompt has {len(asked.labels)} labels, too few for {candidates} candidates; add more under `labels`"
         return self.builder.flaw(asked, options.all)
 
     def requests(self, chain: Chain) -> list[Request]:
@@ -100,7 +100,7 @@ class ChooseStage(EngineStage):
         return (chain.left(self.role, len(context) + around) - 1) // candidates
 
     def _unclosed(self, candidate: Span) -> Span:
-        """A whole thought without the mark that closes it, as the verifier sees it (SCoT figure 3)."""
+        """A whole thought without its closing reasoning tag, as the judge sees it (SCoT figure 3)."""
         mark = self.builder.prompts.thought.close
         if not (candidate.closes and candidate.text.endswith(mark)):
             return candidate

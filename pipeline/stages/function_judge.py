@@ -31,12 +31,12 @@ from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.stages.base import StageKind
 
 Judged = int | tuple[int | None, float] | None
-"""The index of the candidate that is accepted, None where all are rejected; or that and the number which the decision is based on."""
+"""The index of the accepted candidate, or None to reject all; or that and the number which the decision is based on."""
 JudgeFunction = Callable[..., Judged]
 
 
 class JudgeFailed(ChainError):
-    """The function of a judge raised an error, or returned what is no judgement."""
+    """The function of a judge raised an error, or returned an invalid verdict."""
 
 
 class FunctionJudgeSpec(StageSpec, frozen=True, kw_only=True):
@@ -51,12 +51,12 @@ class FunctionJudgeKind(StageKind, frozen=True, kw_only=True):
     function: JudgeFunction
 
     def __call__(self, *arguments: Any, **keys: Any) -> Judged:
-        """What the function says."""
+        """The function's verdict."""
         return self.function(*arguments, **keys)
 
 
 class FunctionJudge:
-    """A stage that asks a function which candidate to take; without candidates nothing is asked."""
+    """A stage that asks a function which candidate to accept; without candidates nothing is asked."""
 
     role = ""
     """It calls no engine."""
@@ -130,15 +130,15 @@ def judge(
     distinct: bool = True,
     in_thread: bool = False,
 ) -> FunctionJudgeKind | Callable[[JudgeFunction], FunctionJudgeKind]:
-    """Make a function a kind of stage that judges candidates, called `kind` in graph files, or by its own name where it is decorated
-    without one; it is known in this process from then on.
+    """Make a function a kind of stage that judges candidates, named `kind` in graph files, or after the function if `kind` is left out. It
+    is registered in this process from then on.
 
     The function is called as `function(problem, thought, candidates, **keys)` with the texts of the problem, of all steps that were
     committed, and of the candidates, of which identical ones are there once unless `distinct` is false. If its first argument is annotated
-    with `pipeline.Problem` it gets that, with `options`, `history` and the reference `answer`. It returns a `Judged`. `value`,
-    `low` and `high` name the number that it returns, for plots. It must be a pure function of its arguments, or a resumed and a replayed
-    run will differ. `in_thread`: call it in a thread, because it takes longer than a millisecond; not on simulated engines, whose time
-    stands still meanwhile.
+    with `pipeline.Problem` it gets that, with `options`, `history` and the reference `answer`. It returns a `Judged`. `value`, `low` and
+    `high` name the number that it returns, for plots. It must be a pure function of its arguments, or a resumed and a replayed run will
+    differ. `in_thread`: call it in a thread, because it takes longer than a millisecond; not on simulated engines, whose clock does not
+    advance meanwhile.
 
     Raises `TypeError` for a function with other arguments, `UsageError` where a built-in kind has that name.
     """
@@ -163,7 +163,7 @@ def kind_of(function: JudgeFunction, kind: str, scale: Scale, *, distinct: bool 
 
 
 def as_judge(given: JudgeFunction | StageKind) -> StageKind:
-    """A kind of stage as it is, a plain function as the judge of its own name; raises `UsageError` for what is neither."""
+    """A kind of stage as it is, a plain function as the judge of that name; raises `UsageError` for what is neither."""
     if isinstance(given, StageKind):
         return given
     if not hasattr(given, "__name__"):
@@ -182,7 +182,7 @@ def _spec_of(kind: str, function: JudgeFunction) -> type[StageSpec]:
     hints = get_type_hints(function, include_extras=True)
     positional = [each for each in inspect.signature(function).parameters.values() if each.kind is not each.KEYWORD_ONLY]
     if len(positional) != 3:
-        raise TypeError(f"a judge takes (problem, thought, candidates), and its keys after a *; {function.__name__} does not")
+        raise TypeError(f"a judge accepts (problem, thought, candidates), and its keys after a *; {function.__name__} does not")
     fields = [
         (each.name, hints.get(each.name, Any), *(() if each.default is each.empty else (each.default,)))
         for each in inspect.signature(function).parameters.values()
@@ -191,7 +191,7 @@ def _spec_of(kind: str, function: JudgeFunction) -> type[StageSpec]:
     taken = {*FunctionJudgeSpec.__struct_fields__, "engine", "role", "kind"} & {name for name, *_ in fields}
     if taken:
         raise TypeError(
-            f"a judge has no key called {', '.join(sorted(taken))} of its own: every stage has it; rename that of {function.__name__}"
+            f"a judge cannot have a key named {', '.join(sorted(taken))}: every stage has it; rename that of {function.__name__}"
         )
     made: type[StageSpec] = msgspec.defstruct(
         f"{kind.title().replace('_', '').replace('-', '')}Spec",
@@ -209,7 +209,7 @@ def _spec_of(kind: str, function: JudgeFunction) -> type[StageSpec]:
 def _received(kind: str, keys: Mapping[str, Any]) -> StageSpec:
     """The spec of a judge that came from another process, where its class was made anew: the class has no name to be pickled by."""
     if kind not in (known := stage_specs()):
-        raise UsageError(f"the judge {kind!r} is not known in this process; announce it as an entry point of the group pipeline.stages")
+        raise UsageError(f"the judge {kind!r} is not known in this process; register it as an entry point of the group pipeline.stages")
     return known[kind](**keys)
 
 
@@ -219,7 +219,7 @@ def _judgement(kind: str, judged: Any, candidates: int) -> tuple[int | None, flo
     if place is not None and (not isinstance(place, int) or isinstance(place, bool)):
         raise JudgeFailed(f"the judge {kind!r} returned {judged!r}; expected the index of a candidate, None, or (index or None, value)")
     if place is not None and not 0 <= place < candidates:
-        raise JudgeFailed(f"the judge {kind!r} returned the index {place}, and there are {candidates} candidates")
+        raise JudgeFailed(f"the judge {kind!r} returned the index {place}, but there are {candidates} candidates")
     try:
         number = float(place is not None if value is None else value)
     except (TypeError, ValueError):

@@ -84,7 +84,7 @@ class GenerateStage(EngineStage):
         return "first_steps" if self.spec.first_steps else "written"
 
     def _response(self, candidate: Candidate) -> Outcome:
-        """The outcome of a response; one that was interrupted, or cut at its last token, leaves what it wrote, and the chain goes on."""
+        """The outcome of a response; one that was interrupted, or cut at its last token, leaves what it wrote, and the chain continues."""
         thought, answer = self._split(self.whole(candidate))
         if candidate.finish_reason != "interrupted":
             whole = candidate.finish_reason == "stop"
@@ -102,8 +102,8 @@ class GenerateStage(EngineStage):
         return Span(self.role, cut.ids, cut.text)
 
     def _split(self, candidate: Candidate) -> tuple[Span, Span | None]:
-        """The thought and the answer of a response, as far as it came. Without `</think>` there is no answer, unless the model marks no
-        thoughts at all: then a finished response is both."""
+        """The thought and the answer of a response, as far as it came. Without `</think>` there is no answer, unless the model has no
+        reasoning tags at all: then a finished response is both."""
         ids, text = candidate.ids, candidate.text
         finished = candidate.finish_reason == "stop"
         if not self.close_ids or self.close_ids[0] not in ids:

@@ -34,7 +34,7 @@ class ScoreSpec(StageSpec, frozen=True, kw_only=True, tag="score"):
     def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
         many = pending_drafts(before)
         if many > 1:
-            yield "", f"`score` rates one candidate and gets {many}; set `candidates: 1` or use `choose`"
+            yield "", f"`score` rates one candidate but gets {many}; set `candidates: 1` or use `choose`"
 
 
 class ScoreStage(EngineStage):

@@ -66,7 +66,7 @@ def test_json_says_the_same() -> None:
     ("arguments", "said"),
     [
         (("nowhere.yaml",), "nowhere.yaml: cannot be read"),
-        (("tests/bad_graphs/duplicate_key.yaml",), "stands here twice"),
+        (("tests/bad_graphs/duplicate_key.yaml",), "is given twice"),
         (("graphs/engines/tiny.yaml", "--set", "engines.darft.core=1"), "did you mean `draft`?"),
         (("graphs/engines/tiny.yaml", "--set", "engines.draft.model=bundled:tiny"), "no bundled model is named 'tiny'"),
     ],

@@ -33,7 +33,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[bytes, str]]:
         "truncated.parquet": (whole[:-20], "not a complete Parquet file"),
         "twice.jsonl": (b'{"problem_id": "a", "problem": "x"}\n' * 2, "row 2: problem_id 'a' is taken by row 1 already"),
         "utf16.jsonl": ('{"problem": "x"}\n'.encode("utf-16-le"), "not UTF-8"),
-        "unknown.xlsx": (b"PK", "unknown kind of file `.xlsx`"),
+        "unknown.xlsx": (b"PK", "unknown file type `.xlsx`"),
     }
 
 

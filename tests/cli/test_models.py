@@ -73,7 +73,7 @@ def test_an_engines_file_is_examined_for_another_machine() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--as", "2xH10000"), "no such GPU is known"),
+        (("--as", "2xH10000"), "unknown GPU"),
         (("--as", "1xRTX4090-24GB", "speccot", *PAIR), "do not fit on 1 x RTX4090-24GB of 24.0 GiB with room for one context each"),
         (PAIR, "--model: only with a graph; name it too"),
         (("speccot", "-o", "engines.yaml"), "writes the engines that are chosen for --model; give those too"),

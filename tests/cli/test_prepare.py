@@ -32,8 +32,8 @@ def test_errors_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
     for arguments, sentence in [
         (("mine.yaml", "--from", "one.jsonl"), "error: one.jsonl: 1 row, expected 2: it is not the file the recipe was made for"),
         (("mine.yaml", "--from", "one.jsonl", "--overwrite"), "error: one.jsonl: 1 row, expected 2: it is not the file"),
-        (("mine.yaml", "--from", "bad.jsonl", "--allow-mismatch"), "error: bad.jsonl, row 2: `a` is empty; every problem needs the answer"),
-        (("mine.yaml",), "error: mine is not bundled; give its file as published: --from PATH\n"),
+        (("mine.yaml", "--from", "bad.jsonl", "--allow-mismatch"), "error: bad.jsonl, row 2: `a` is empty; every problem needs its"),
+        (("mine.yaml",), "error: mine is not bundled; give the published file: --from PATH\n"),
         (("gsm9k",), "error: no data set is named `gsm9k` and there is no such file; did you mean `gsm8k`?"),
     ]:
         done = prepare(tmp_path, *arguments)

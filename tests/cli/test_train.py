@@ -61,7 +61,7 @@ def test_merge_says_what_does_not_fit(tmp_path: Path) -> None:
     adapter = noisy(tmp_path / "mine")
     done = pipeline("train", "merge", adapter, "-o", tmp_path / "out", "--model", "bundled:tiny-draft")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "is one of another model" in done.stderr
+    assert "belongs to another model" in done.stderr
 
 
 def test_an_unknown_config_names_the_nearest() -> None:

@@ -196,7 +196,7 @@ def test_remote_code_is_off_and_announced_where_it_is_on(tmp_path: Path, more: s
     (tmp_path / "engines.yaml").write_text(f"target: {{backend: torch, model: /nowhere/x{more}}}\n")
     for arguments in (("graph", "check", TARGET), ("run", TARGET, "--input", tmp_path / "none.csv")):
         done = command(*arguments, "--engines", tmp_path / "engines.yaml")
-        assert done.stderr.count("engine 'target': trust_remote_code is on, code that comes with '/nowhere/x' will run") == said
+        assert done.stderr.count("engine 'target': trust_remote_code is on, so code that comes with '/nowhere/x' will run") == said
 
 
 @pytest.mark.slow

@@ -133,7 +133,7 @@ def test_chains_of_a_replica_whose_engine_died_go_on_elsewhere(problems: Path, c
     result = on_replicas(options_of(tmp_path, "run", problems, replicas=3), always(r0=fate))
     check_whole(result, calm)
     replica = result.run.sessions[-1].replicas[0]
-    assert set(replica.losses) == {"engine 'draft' died: it was told to, by dies_after_calls=5"}
+    assert set(replica.losses) == {"engine 'draft' died: as configured by dies_after_calls=5"}
     assert any(row["error_type"] == "EngineDead" for row in rows(result, "calls"))
 
 

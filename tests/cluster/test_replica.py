@@ -168,7 +168,7 @@ async def test_a_dead_engine_is_the_failure_of_the_replica() -> None:
         it.order(chains=(chain(0), chain(1)))
         last = await it.until(lambda report: report.over)
         assert last.failure is not None
-        assert (last.failure.what, last.failure.usage) == ("engine 'draft' died: it was told to, by dies_after_calls=2", False)
+        assert (last.failure.what, last.failure.usage) == ("engine 'draft' died: as configured by dies_after_calls=2", False)
         assert {row.stop_reason for row in it.rows("chains")} == {"cancelled"}
 
 

@@ -67,7 +67,7 @@ asyncio.run(main())
     assert code == 0, error
     for rows in found:
         half, nameless, named = (next(row for row in rows if row["text"].startswith(start)) for start in ("half", "Two", "Three"))
-        assert (half["status"], half["error"]) == ("failed", "holds half of a surrogate pair, which is no character")
+        assert (half["status"], half["error"]) == ("failed", "contains a lone surrogate, which is not a character")
         assert (nameless["status"], nameless["reference_answer"], named["problem_id"], named["reference_answer"]) == (
             "done",
             "0.3",

@@ -65,11 +65,11 @@ def test_messages_in_every_form(value: Any, chat: tuple[Message, ...] | None) ->
 @pytest.mark.parametrize(
     ("value", "what"),
     [
-        ([ONE, TWO], "`m` ends with a message of the assistant; end it with the user's, or map that: --column problem='m[0].content'"),
-        ([SYSTEM], "`m` has messages of system; expected"),
-        ([ONE, ONE], "`m` has messages of user, user; expected"),
-        ([ONE, SYSTEM, ONE], "`m` has messages of user, system, user; expected"),
-        ([{"role": "tool", "content": "x"}, ONE], "`m` has messages of tool, user; expected"),
+        ([ONE, TWO], "`m` ends with an assistant message; end the chat with the user's, or map it: --column problem='m[0].content'"),
+        ([SYSTEM], "`m` has messages by system; expected"),
+        ([ONE, ONE], "`m` has messages by user, user; expected"),
+        ([ONE, SYSTEM, ONE], "`m` has messages by user, system, user; expected"),
+        ([{"role": "tool", "content": "x"}, ONE], "`m` has messages by tool, user; expected"),
         ([{"role": "user", "content": ""}], "the `content` of `m[0]` is empty, expected text"),
         ([{"role": "user", "content": [{"type": "image"}]}], "the `content` of `m[0]` is an array, expected text"),
         ([ONE, TWO] * 40 + [ONE], "`m` has 81 messages, more than 64"),

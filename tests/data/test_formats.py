@@ -85,13 +85,13 @@ def parquet() -> bytes:
 
 REFUSED: dict[str, tuple[str, bytes, str]] = {
     "several arrays": ("p.json", json.dumps({"train": ROWS, "test": ROWS}).encode(), "holds several arrays of objects, `train`, `test`"),
-    "columns of pandas": ("p.json", b'{"problem": {"0": "x"}, "answer": {"0": 1}}', "holds an object for each column, as pandas writes it"),
+    "columns of pandas": ("p.json", b'{"problem": {"0": "x"}, "answer": {"0": 1}}', "holds one object per column, the pandas default"),
     "array over lines": ("p.jsonl", json.dumps(ROWS, indent=1).encode(), "one JSON array over many lines"),
-    "parquet by another name": ("p.jsonl", parquet(), "is a Parquet file; call it .parquet"),
+    "parquet by another name": ("p.jsonl", parquet(), "is a Parquet file; name it .parquet"),
     "archive": ("p.csv", b"PK\x03\x04abc", "is a ZIP archive"),
-    "pointer": ("p.csv", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "is a pointer of Git LFS in place of the file"),
+    "pointer": ("p.csv", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "is a Git LFS pointer instead of the file"),
     "utf-32": ("p.csv", CSV.encode("utf-32"), "not UTF-8 text, but UTF-32"),
-    "utf-16 without a mark": ("p.csv", CSV.encode("utf-16-le"), "UTF-16 without a byte order mark; save it as UTF-8"),
+    "utf-16 without a mark": ("p.csv", CSV.encode("utf-16-le"), "UTF-16 without a byte order mark); save it as UTF-8"),
     "feather 1": ("p.feather", b"FEA1abcdef", "is Feather version 1"),
     "no arrow": ("p.arrow", b"", "not a complete Arrow file: "),
     "arrow cut": ("p.arrow", FILE[:-40], "not a complete Arrow file: "),

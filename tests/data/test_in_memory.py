@@ -78,9 +78,9 @@ def test_numbers_of_torch_have_the_digits_of_their_width() -> None:
 @pytest.mark.parametrize(
     ("row", "what"),
     [
-        ({"problem": "a\ud800"}, "holds half of a surrogate pair, which is no character"),
+        ({"problem": "a\ud800"}, "contains a lone surrogate, which is not a character"),
         ({"problem": "a", "answer": float("inf")}, "`answer` is infinite, expected text or a number"),
-        ({"problem": "a", "answer": b"\xff"}, "`answer` is binary and no text, expected text or a number"),
+        ({"problem": "a", "answer": b"\xff"}, "`answer` is binary, expected text or a number"),
         ({"problem": "a", "answer": 1j}, "cannot be written as JSON: a value is of type `complex`"),
     ],
 )

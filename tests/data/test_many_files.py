@@ -174,21 +174,21 @@ def test_two_parts_of_a_data_set_of_the_hub_are_two_inputs(monkeypatch: pytest.M
     told: list[str] = []
     with problem_files(["hf://a/b:main", "hf://a/b@v1:other/train", "hf://a/b:only"], fetch_problems, told.append) as paths:
         assert said(open_files(paths)) == [(1, "a/b main test"), (2, "a/b other train"), (3, "a/b only train")]
-    newest = "its newest revision, whose commit the library does not state"
+    newest = "its newest revision, whose commit the library does not report"
     assert told == [
         f"hf://a/b:main: split `test`, {newest}",
         "hf://a/b@v1:other/train: split `train`, revision v1",
         f"hf://a/b:only: split `train`, {newest}",
     ]
     with (
-        pytest.raises(InputError, match="has the splits train, dev; name one: hf://a/b:none/train"),
+        pytest.raises(InputError, match="has the splits train, dev; choose one: hf://a/b:none/train"),
         problem_files(["hf://a/b:none"], fetch_problems, print),
     ):
         pass
 
 
 def test_stdin_can_be_named_once() -> None:
-    with pytest.raises(InputError, match="can be read once"), problem_files(["-", "x.jsonl", "-"], fetch_problems, print):
+    with pytest.raises(InputError, match="can be read only once"), problem_files(["-", "x.jsonl", "-"], fetch_problems, print):
         pass
 
 
@@ -201,7 +201,7 @@ def test_what_is_no_address_of_the_hub(address: str) -> None:
 def test_a_folder_is_not_taken_for_a_data_set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "openai/gsm8k").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="is here, too"), problem_files(["hf://openai/gsm8k"], fetch_problems, print):
+    with pytest.raises(InputError, match="also exists here"), problem_files(["hf://openai/gsm8k"], fetch_problems, print):
         pass
 
 
@@ -257,17 +257,17 @@ def test_the_files_of_a_folder_as_data_sets_lie(names: list[str], found: list[st
     [
         (
             ["train.jsonl", "test.jsonl"],
-            "has files of several splits, test (1 file), train (1 file); name one, as a file or a pattern: here/test.jsonl",
+            "has files of several splits, test (1 file), train (1 file); choose one, as a file or a pattern: here/test.jsonl",
         ),
         (
             ["data/train-0.parquet", "data/train-1.parquet", "data/validation.parquet"],
             "several splits, train (2 files), validation (1 file)",
         ),
         (["a.jsonl", "train.jsonl"], "several splits, others (1 file), train (1 file)"),
-        (["main/test.parquet", "socratic/test.parquet"], "has files in several folders, main, socratic; name one: here/main"),
+        (["main/test.parquet", "socratic/test.parquet"], "has files in several folders, main, socratic; choose one: here/main"),
         (
             ["train/data-0.arrow", "test/data-0.arrow", "dataset_dict.json"],
-            "has files in several folders, test, train; name one: here/test",
+            "has files in several folders, test, train; choose one: here/test",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Multiple choice as data sets write it: options become lettered, answers letters, and what cannot be known is refused."""
+"""Multiple choice as data sets write it: options become lettered, answers letters, and what cannot be determined is refused."""
 
 import json
 from pathlib import Path
@@ -41,10 +41,10 @@ def test_options_in_every_form(value: Any, texts: tuple[str, ...], labels: tuple
 @pytest.mark.parametrize(
     ("value", "what"),
     [
-        ("(A) a (B) b", "`o` is text in which there are no options"),
-        ("['w', 'x']", "`o` is text and no JSON"),
-        (5, "`o` is a number in which"),
-        ([["a"], ["b"]], "`o` is an array in which"),
+        ("(A) a (B) b", "`o` is text without options"),
+        ("['w', 'x']", "`o` is text but not JSON"),
+        (5, "`o` is a number without options"),
+        ([["a"], ["b"]], "`o` is an array without options"),
         (["a", ""], "option B of `o` is empty"),
         ([str(place) for place in range(27)], "`o` has 27 texts, more than the 26"),
         ({"text": ["w", "x"], "label": ["A"]}, "`o` has 2 texts and the labels A"),
@@ -86,15 +86,15 @@ def test_an_answer_becomes_a_letter(options: Any, answer: Any, letter: str | Non
 @pytest.mark.parametrize(
     ("options", "answer", "what"),
     [
-        (WX, "green", "which is none of its 4 options; expected a letter up to D"),
-        (WX, "E", "which is none of its 4 options"),
-        (WX, "D. y", "which is none of"),
-        (("B", "A"), "A", "which fits several options; write the letter"),
-        (("w", "w"), "w", "which fits several options"),
+        (WX, "green", "which is not one of its 4 options; expected a letter up to D"),
+        (WX, "E", "which is not one of its 4 options"),
+        (WX, "D. y", "which is not one of"),
+        (("B", "A"), "A", "which matches several options; write the letter"),
+        (("w", "w"), "w", "which matches several options"),
         (WX, ["A", "B"], "is an array, expected text or a number"),
-        (WX, -1, "which is none of"),
-        (WX, 2, "cannot be known from the other rows; write the letter"),
-        (WX, 7, "which is none of"),
+        (WX, -1, "which is not one of"),
+        (WX, 2, "cannot be determined from the other rows; write the letter"),
+        (WX, 7, "which is not one of"),
     ],
 )
 def test_an_answer_that_cannot_be_known_is_refused(options: tuple[str, ...], answer: Any, what: str) -> None:
@@ -115,7 +115,7 @@ def test_numbers_are_places_only_where_the_column_says_from_where(sizes: list[in
         if known:
             assert letter_of("a", answer, each, ways) == LETTERS[place]
         else:
-            with pytest.raises(Flaw, match="cannot be known"):
+            with pytest.raises(Flaw, match="cannot be determined"):
                 letter_of("a", answer, each, ways)
 
 
@@ -136,10 +136,10 @@ def test_options_that_a_problem_shows(problem: str, shown: bool) -> None:
 
 QUESTIONS = [f"q{place}" for place in range(4)]
 SETS: dict[str, tuple[dict[str, str], list[dict[str, Any]], str, str]] = {
-    "mmlu": ({}, [{"choices": WX, "answer": place} for place in range(4)], "ABCD", "places counted from 0"),
-    "from 1": ({}, [{"choices": WX, "answer": place + 1} for place in range(4)], "ABCD", "places counted from 1"),
-    "by value": ({}, [{"choices": [3, 4, 5, 6], "answer": place + 3} for place in range(4)], "ABCD", "what an option says"),
-    "arc": ({}, [{"choices": {"text": WX, "label": list("ABCD")}, "answerKey": each} for each in "CADB"], "CADB", "`answerKey` is taken"),
+    "mmlu": ({}, [{"choices": WX, "answer": place} for place in range(4)], "ABCD", "positions counted from 0"),
+    "from 1": ({}, [{"choices": WX, "answer": place + 1} for place in range(4)], "ABCD", "positions counted from 1"),
+    "by value": ({}, [{"choices": [3, 4, 5, 6], "answer": place + 3} for place in range(4)], "ABCD", "the text of an option"),
+    "arc": ({}, [{"choices": {"text": WX, "label": list("ABCD")}, "answerKey": each} for each in "CADB"], "CADB", "`answerKey` is used"),
     "hellaswag": (
         {"options": "endings", "answer": "label"},
         [{"endings": WX, "label": str(place)} for place in range(4)],
@@ -150,7 +150,7 @@ SETS: dict[str, tuple[dict[str, str], list[dict[str, Any]], str, str]] = {
         {"options": "opa,opb,opc,opd", "answer": "cop"},
         [{"opa": "w", "opb": "x", "opc": "y", "opd": "z", "cop": place} for place in range(4)],
         "ABCD",
-        "`opa`, `opb`, `opc`, `opd` are taken for the options",
+        "`opa`, `opb`, `opc`, `opd` are used as the options",
     ),
     "mmlu-pro": ({}, [{"options": WX, "answer": "D", "answer_index": 3}] * 4, "DDDD", ""),
 }

@@ -292,7 +292,7 @@ def test_the_same_file_again_is_fine_and_another_is_not(write: Write, tmp_path: 
     assert prepare(tiny(), str(one), output).written
     assert not prepare(tiny(), str(one), output).written
     assert wrong(tiny(), other, output, UsageError).endswith(
-        "exists and holds something else; choose another file with --output, or add --overwrite"
+        "exists with different content; choose another file with --output, or add --overwrite"
     )
     assert prepare(tiny(), str(other), output, overwrite=True).written
     assert [row["answer"] for row in rows_of(output)] == ["3"]
@@ -301,7 +301,7 @@ def test_the_same_file_again_is_fine_and_another_is_not(write: Write, tmp_path: 
 
 def test_a_file_that_is_no_parquet_is_not_written_over(write: Write, tmp_path: Path) -> None:
     output = write("out.parquet", "notes")
-    assert "exists and holds something else" in wrong(tiny(), write("one.jsonl", [{"q": "x", "a": 2}]), output, UsageError)
+    assert "exists with different content" in wrong(tiny(), write("one.jsonl", [{"q": "x", "a": 2}]), output, UsageError)
 
 
 @pytest.mark.parametrize("name", ["out.csv", "folder.parquet"])
@@ -342,14 +342,14 @@ def test_the_digest_sees_every_problem_and_answer(write: Write, tmp_path: Path, 
 
 BAD_ROWS: list[tuple[dict[str, Any], Any, str]] = [
     ({}, '{"q":"x","a":', "not JSON (Input data was truncated)"),
-    ({}, "[1]", "not a JSON object, but an array: write one object a line"),
+    ({}, "[1]", "an array, not a JSON object: write one object per line"),
     ({}, {"qq": "x", "a": "1"}, "has no `q`; other rows have it"),
     ({}, {"q": None, "a": "1"}, "`q` is empty; expected text"),
     ({}, {"q": " ", "a": "1"}, "`q` is empty; expected text"),
     ({}, {"q": ["x"], "a": "1"}, "`q` is an array, expected text or a number"),
     ({}, {"q": "x"}, "has no `a`; other rows have it"),
-    ({}, {"q": "x", "a": ""}, "`a` is empty; every problem needs the answer that is right"),
-    ({}, {"q": "x", "a": []}, "`a` is empty; every problem needs the answer that is right"),
+    ({}, {"q": "x", "a": ""}, "`a` is empty; every problem needs its correct answer"),
+    ({}, {"q": "x", "a": []}, "`a` is empty; every problem needs its correct answer"),
     ({}, {"q": "x", "a": {"b": 1}}, "`a` is an object, expected text or a number"),
     ({"answer": "a[1]"}, {"q": "x", "a": ["1"]}, "`a[1]`: the array holds 1 values"),
     ({"answer": "a[0]"}, {"q": "x", "a": "1"}, "`a[0]`: expected an array before `[0]`, got text"),
@@ -358,10 +358,10 @@ BAD_ROWS: list[tuple[dict[str, Any], Any, str]] = [
     ({"gold": "after_hashes"}, {"q": "x", "a": "18"}, "`a` holds no `#### ANSWER`; the recipe takes the answer from there"),
     ({"gold": "after_hashes"}, {"q": "x", "a": "18 ####"}, "`a` holds no `#### ANSWER`; the recipe takes the answer from there"),
     ({"gold": "boxed"}, {"q": "x", "a": "so 5"}, "`a` holds no `\\boxed{ANSWER}`; the recipe takes the answer from there"),
-    ({"problem_prefix": "Say: "}, {"q": "Say: ", "a": "1"}, "`q` holds no problem, only what the recipe cuts off it"),
+    ({"problem_prefix": "Say: "}, {"q": "Say: ", "a": "1"}, "`q` holds no problem, only what the recipe removes"),
     ({"problem_id": "id"}, {"q": "x", "a": "1", "id": None}, "`id` is empty; expected text"),
-    ({"problem_id": "id"}, {"q": "x", "a": "1", "id": 1}, "`id` gives it the id of row 1, 'tiny-1'; ids are unique"),
-    ({"answer_marks": ["Answer:"]}, {"q": "x Answer:", "a": ""}, "`a` is empty; every problem needs the answer that is right"),
+    ({"problem_id": "id"}, {"q": "x", "a": "1", "id": 1}, "`id` is the id of row 1 too, 'tiny-1'; ids must be unique"),
+    ({"answer_marks": ["Answer:"]}, {"q": "x Answer:", "a": ""}, "`a` is empty; every problem needs its correct answer"),
 ]
 
 
@@ -372,42 +372,42 @@ def test_a_wrong_row_is_named_and_nothing_is_written(write: Write, tmp_path: Pat
         good["a"] = {"b": "2"} if "." in more["answer"] else ["1", "2"]
     lines = [json.dumps(good), row if isinstance(row, str) else json.dumps(row)]
     path = write("p.jsonl", "\n".join(lines) + "\n")
-    assert wrong(tiny(**more), path, tmp_path / "out.parquet", force=True) == f"p.jsonl, row 2: {what}; nothing is written"
+    assert wrong(tiny(**more), path, tmp_path / "out.parquet", force=True) == f"p.jsonl, row 2: {what}; nothing was written"
 
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.json", "p.csv"])
 def test_a_column_that_is_not_there(write: Write, tmp_path: Path, name: str) -> None:
     rows = [{"question": "x", "a": "1"}]
     path = write(name, "question,a\nx,1\n" if name == "p.csv" else json.dumps(rows) if name == "p.json" else rows)
-    expected = f"{name}, row 1: has no `questoin`; did you mean `question`?; nothing is written"
+    expected = f"{name}, row 1: has no `questoin`; did you mean `question`?; nothing was written"
     assert wrong(tiny(problem="questoin"), path, tmp_path / "out.parquet") == expected
 
 
 def test_more_wrong_rows_are_named_together(write: Write, tmp_path: Path) -> None:
     path = write("p.jsonl", [{"q": "x", "a": "" if number % 2 else "1"} for number in range(40)])
     assert wrong(tiny(), path, tmp_path / "out.parquet") == (
-        "p.jsonl, row 2: `a` is empty; every problem needs the answer that is right; "
-        "also wrong: 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, ...; nothing is written"
+        "p.jsonl, row 2: `a` is empty; every problem needs its correct answer; "
+        "also wrong: 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, ...; nothing was written"
     )
 
 
 def test_an_option_that_is_right_twice(write: Write, gpqa_recipe: Recipe, tmp_path: Path) -> None:
     rows = gpqa_rows()
     rows[4]["Incorrect Answer 2"] = rows[4]["Correct Answer"] + " "
-    what = "`Incorrect Answer 2` is the same as `Correct Answer`; only one option may be right"
+    what = "`Incorrect Answer 2` is the same as `Correct Answer`; only one option may be correct"
     assert what in wrong(gpqa_recipe, write("p.jsonl", rows), tmp_path / "out.parquet")
 
 
 WRONG_FILES = [
-    ("p.txt", "x", "p.txt: unknown kind of file `.txt`"),
+    ("p.txt", "x", "p.txt: unknown file type `.txt`"),
     ("p.jsonl", "", "p.jsonl: holds no rows"),
-    ("p.json", "[1, {}]", "p.json, row 1: not a JSON object; also wrong: 2; nothing is written"),
+    ("p.json", "[1, {}]", "p.json, row 1: not a JSON object; also wrong: 2; nothing was written"),
     ("p.json", '[{"q": "x"', "p.json: not a JSON document: "),
     ("p.json", "[]", "p.json: holds no rows"),
     ("p.json", "[" * 100_000, "p.json: not a JSON document: maximum recursion depth exceeded"),
     ("p.csv", "q,q\n1,2\n", "p.csv: has the column `q` twice"),
     ("p.parquet", "PAR1", "p.parquet: not a complete Parquet file"),
-    ("p.csv", 'q,a\nx,1\n"y,2\n', "p.csv, row 2: a quote that is opened in it is never closed; nothing is written"),
+    ("p.csv", 'q,a\nx,1\n"y,2\n', "p.csv, row 2: a quote that is opened in it is never closed; nothing was written"),
 ]
 
 
@@ -426,7 +426,7 @@ def test_only_leaves_rows_out_where_they_have_the_column(write: Write, tmp_path:
     assert (prepared.rows, prepared.left_out) == (2, 2)
     assert [row["problem_id"] for row in rows_of(tmp_path / "out.parquet")] == ["tiny-1", "tiny-3"]
     none = wrong(tiny(only={"lang": ["fr"]}), write("p.jsonl", rows[:1]), tmp_path / "other.parquet")
-    assert none == "p.jsonl: holds no rows; 1 are left out by the recipe's `only`"
+    assert none == "p.jsonl: holds no rows; the recipe's `only` skips 1"
 
 
 def test_answers_are_taken_as_the_recipe_says(write: Write, tmp_path: Path) -> None:
@@ -463,13 +463,13 @@ def test_a_place_that_is_not_there(tmp_path: Path) -> None:
     pytest.importorskip("datasets.load", reason="the extra `data` is not installed")
     sentence = wrong(tiny(hub={"id": str(tmp_path / "none"), "split": "test"}), "hub", tmp_path / "out.parquet")
     assert sentence.startswith("hub: ")
-    assert sentence.endswith("; or download it and give its file")
+    assert sentence.endswith("; or download it and give the file")
 
 
 def test_what_is_not_bundled_and_what_is_not_on_the_hub(tmp_path: Path) -> None:
     output = tmp_path / "out.parquet"
     assert wrong(find_recipe("gsm8k"), None, output, UsageError) == (
-        "gsm8k is not bundled; give its file as published: --from PATH, or --from hub to download openai/gsm8k"
+        "gsm8k is not bundled; give the published file: --from PATH, or --from hub to download openai/gsm8k"
     )
     assert wrong(find_recipe("arith"), "hub", output, UsageError) == "--from hub: arith is not on the hub; give a file: --from PATH"
 
@@ -507,14 +507,14 @@ BAD_RECIPES = [
     (GOOD + "rows: many\n", "$.rows: expected `int | null`, got `str`"),
     (GOOD + "digest: abc\n", "$.digest: expected 32 hexadecimal digits, got 'abc'"),
     (GOOD.replace("name: mine", "name: other"), "$.name: expected `mine`, as the file is named"),
-    (GOOD.replace("answer: a", "answer: a[b]"), "$.answer: 'a[b]' is not a path; expected a column, then .NAME or [PLACE]"),
+    (GOOD.replace("answer: a", "answer: a[b]"), "$.answer: 'a[b]' is not a path; expected a column, then .NAME or [INDEX]"),
     (GOOD.replace("answer: a\n", ""), "$.answer: expected either `answer` or `choices`, got neither"),
     (GOOD + CHOICES, "$.answer: expected either `answer` or `choices`, got both"),
     (GOOD.replace("answer: a\n", CHOICES), "$.grader: expected `letter`, as there are `choices`, got 'math'"),
     (GOOD.replace("answer: a\n", "choices: {right: a, wrong: []}\n"), "$.choices.wrong: expected `array` of length"),
-    (GOOD + "keep: {answer: x}\n", "$.keep.answer: expected a name in small letters, digits, - and _ that is not a column already"),
+    (GOOD + "keep: {answer: x}\n", "$.keep.answer: expected a name in lower-case letters, digits, - and _ that is not a column already"),
     (GOOD + "keep: {note: a..b}\n", "$.keep.note: 'a..b' is not a path"),
-    (GOOD + "title: Again\n", "invalid YAML: the key `title` stands here twice"),
+    (GOOD + "title: Again\n", "invalid YAML: the key `title` is given twice"),
     ("[1]\n", "expected a mapping, got `list`"),
     ("", "is empty"),
 ]

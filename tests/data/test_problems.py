@@ -106,7 +106,7 @@ def test_a_sample_is_drawn_from_all_rows_and_is_part_of_a_larger_one(write: Writ
 
 def test_a_sample_larger_than_the_file_is_refused(write: Write) -> None:
     path = write("p.csv", "problem\nx\ny\n")
-    with pytest.raises(InputError, match=r"p\.csv: a sample of 3 rows was asked for, and it has 2$"):
+    with pytest.raises(InputError, match=r"p\.csv: a sample of 3 rows was requested, but it has 2$"):
         open_problems(path, part=Part(sample=RowSample(3))).check()
 
 
@@ -167,7 +167,7 @@ BAD_LINES = [
     (b'"text"', "not a JSON object"),
     (b'{"problem":"x","answer":1e400}', "`answer` holds a number that is out of range"),
     (b'{"problem":' + b"9" * 5000 + b"}", "`problem` holds a number that is out of range"),
-    (b'[{"problem":"x"}]', "not a JSON object, but an array: write one object a line"),
+    (b'[{"problem":"x"}]', "an array, not a JSON object: write one object per line"),
     (b'[{"problem":"x"},', "not JSON (an array that is not closed)"),
     (b'{"problem":null}', "`problem` is empty"),
     (b'{"problem":""}', "`problem` is empty"),
@@ -180,10 +180,10 @@ BAD_LINES = [
     (b'{"problem":"x","answer":{}}', "`answer` is an object, expected text or a number"),
     (b'{"problem":"x","answer":[[1]]}', "`answer` is an array, expected text or a number"),
     (b'{"problem":"x","answer":Infinity}', "`answer` is infinite, expected text or a number"),
-    (b'{"problem":"x\\ud800"}', "`problem` holds half of a surrogate pair, which is no character"),
+    (b'{"problem":"x\\ud800"}', "`problem` contains a lone surrogate, which is not a character"),
     (
         b'{"problem":"x","problem_id":9007199254740994.0}',
-        "`problem_id` is the float 9007199254740994.0, and such large floats do not tell whole numbers apart; "
+        "`problem_id` is the float 9007199254740994.0, and floats of that size cannot represent every integer; "
         "write ids as integers or text",
     ),
     (b'{"problem":' + b"[" * 20000 + b"]" * 20000 + b"}", "nested too deeply"),
@@ -282,10 +282,10 @@ WRONG_FILES: list[tuple[str, Any, str]] = [
     (
         "p.txt",
         "x",
-        "p.txt: unknown kind of file `.txt`; expected .parquet, .arrow, .feather, .jsonl, .ndjson, .json, .csv or .tsv, "
+        "p.txt: unknown file type `.txt`; expected .parquet, .arrow, .feather, .jsonl, .ndjson, .json, .csv or .tsv, "
         "the text formats also with .gz, .bz2, .zst, .lz4, .xz",
     ),
-    ("p.parquet.gz", b"", "p.parquet.gz: unknown kind of file `.parquet.gz`; expected"),
+    ("p.parquet.gz", b"", "p.parquet.gz: unknown file type `.parquet.gz`; expected"),
     ("p.jsonl", "", "p.jsonl: holds no rows"),
     ("p.jsonl", "\n\n", "p.jsonl: holds no rows"),
     ("p.jsonl.gz", "", "p.jsonl.gz: holds no rows"),
@@ -297,7 +297,7 @@ WRONG_FILES: list[tuple[str, Any, str]] = [
     (
         "p.csv",
         "problem\nx\n".encode("utf-16-le"),
-        "p.csv: not UTF-8 text, but something binary, or UTF-16 without a byte order mark; save it as UTF-8",
+        "p.csv: not UTF-8 text (binary, or UTF-16 without a byte order mark); save it as UTF-8",
     ),
     ("p.csv", b"probl\xe8me\nx\n", "p.csv: the header is not UTF-8"),
     ("p.csv", "problem,problem\nx,y\n", "p.csv: has the column `problem` twice"),
@@ -305,9 +305,9 @@ WRONG_FILES: list[tuple[str, Any, str]] = [
     (
         "p.jsonl",
         '[\n{"problem":"x"},\n{"problem":"y"}\n]\n',
-        "p.jsonl: one JSON array over many lines; write one object a line, or name the file .json",
+        "p.jsonl: one JSON array over many lines; write one object per line, or name the file .json",
     ),
-    ("p.jsonl", '[{"problem":"x"}]', "p.jsonl: no row holds a problem; row 1: not a JSON object, but an array: write one object a line"),
+    ("p.jsonl", '[{"problem":"x"}]', "p.jsonl: no row holds a problem; row 1: an array, not a JSON object: write one object per line"),
     ("p.jsonl", [{"question": "x", "answer": 1}], "p.jsonl: no column `problem`; it has `question`, `answer`; pass --column problem=NAME"),
     ("p.csv", "question,answer\nx,1\n", "p.csv: no column `problem`; it has `question`, `answer`; pass --column problem=NAME"),
     ("p.parquet", [{"question": "x"}], "p.parquet: no column `problem`; it has `question`; pass --column problem=NAME"),
@@ -527,5 +527,5 @@ def test_rows_without_a_problem_are_named_when_the_file_is_read(write: Write) ->
     source = open_problems(write("p.jsonl", b'nonsense\n{"problem":""}\n{"problem":5}\n{"q":1}\n{"problem":"x"}\n'))
     assert source.check().bad_rows == 4
     [said] = source.remarks
-    assert "4 of 5 rows hold no problem and fail: row 1: not JSON" in said
+    assert "4 of 5 rows hold no problem and will fail: row 1: not JSON" in said
     assert all(f"row {row}: " in said for row in (1, 2, 3, 4))

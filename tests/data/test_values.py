@@ -84,8 +84,8 @@ def test_ids_and_answers_of_every_type(tmp_path: Path, values: tuple[Any, list[s
 @pytest.mark.parametrize(
     ("array", "what"),
     [
-        (pa.array([b"\xff"]), "`k` is binary and no text"),
-        (pa.array([b"\0" * 16], pa.binary(16)), "`k` is binary and no text"),
+        (pa.array([b"\xff"]), "`k` is binary, expected text"),
+        (pa.array([b"\0" * 16], pa.binary(16)), "`k` is binary, expected text"),
         (pa.array([datetime.timedelta(1)]), "`k` is a duration, expected text or a number"),
         (pa.array([float("inf")]), "`k` is infinite"),
     ],

@@ -91,13 +91,13 @@ def test_an_adapter_that_cannot_be_used_is_refused(tmp_path: Path, spoil: Callab
     [
         (matrices("model.layers.0.self_attn.q_proj", 5120, 64), "self_attn.q_proj takes 5,120 values, the model's 64"),
         (matrices("model.layers.1.mlp.down_proj", 128, 5120), "mlp.down_proj gives 5,120 values, the model's 64"),
-        (matrices("model.layers.2.self_attn.k_proj", 64, 32), "it has matrices for layer 2, and the model's last one is 1"),
+        (matrices("model.layers.2.self_attn.k_proj", 64, 32), "it has matrices for layer 2, but the model's last layer is 1"),
         (matrices("lm_head", 64, 999), "lm_head gives 999 values, the model's 1,000"),
     ],
 )
 def test_an_adapter_of_another_model_is_known_by_its_sizes(tmp_path: Path, made: Mapping[str, Any], what: str) -> None:
     [said] = found(read_adapter(str(write_adapter(tmp_path, made))))
-    assert said.startswith("the adapter selection is one of another model: ")
+    assert said.startswith("the adapter selection belongs to another model: ")
     assert what in said
 
 
@@ -135,7 +135,7 @@ def test_an_adapter_of_another_bundled_model_is_refused_though_its_sizes_fit() -
     adapter = structs.replace(read_adapter("bundled:tiny-selection"), base_model="bundled:wordy-target")
     [said] = found(adapter, read_card(resolve("target", "bundled:tiny-target")))
     assert said == (
-        "the adapter selection is one of another model: its adapter_config.json says that it was trained on bundled:wordy-target, and the "
+        "the adapter selection belongs to another model: its adapter_config.json says that it was trained on bundled:wordy-target, and the "
         "model is bundled:tiny-target; name an adapter that was trained on this model"
     )
 
@@ -159,7 +159,7 @@ def test_vllm_has_a_largest_rank_and_takes_plain_adapters_alone(tmp_path: Path) 
     said = [each.what for each in findings(memory_plan({"target": spec}, here, {"big": QWQ}, adapters))]
     assert said == [
         "the adapter of lora_path has use_dora in its adapter_config.json, which this engine does not support",
-        "the adapter large has rank 600, and vLLM takes at most 512",
+        "the adapter large has rank 600, but vLLM supports at most 512",
     ]
     assert list(adapter_findings("target", {"odd": adapters[odd]}, QWQ, VARIANTS)) == [], "torch computes it"
 

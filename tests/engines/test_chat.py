@@ -66,7 +66,7 @@ def test_a_choice_is_asked_for_by_name() -> None:
     [("First,", {}), ("", {"scored_ids": (70,)})],
 )
 def test_what_no_chat_can_carry_is_refused(begun: str, fields: dict[str, Any]) -> None:
-    with pytest.raises(RequestRefused, match="chat completions alone"):
+    with pytest.raises(RequestRefused, match="only chat completions"):
         asked_of(request(user("x"), begun=begun, **fields), TOKENIZER)
 
 
@@ -141,7 +141,7 @@ Answer = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
 
 
 class ChatServer:
-    """A real HTTP server with chat completions alone; `answer` makes the reply to the body of a request."""
+    """A real HTTP server with only chat completions; `answer` makes the reply to the body of a request."""
 
     def __init__(self, answer: Answer) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -256,7 +256,7 @@ def test_graphs_that_write_on_are_refused_before_a_call(served: Callable[[Answer
     server = served(wise)
     with pytest.raises(
         GraphError,
-        match="cannot write on in a thought that was begun, as the stage `",
+        match="cannot continue a partial reply, which stage `",
     ):
         run(options(tmp_path, graph, engines_file(tmp_path, server.url)))
     assert server.bodies == []

@@ -44,10 +44,10 @@ def test_a_template_has_what_transformers_gives_it(source: str, text: str) -> No
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "it computes for more than 2 s"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "it runs for more than 2 s"),
         (
             "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
-            "it takes too much memory",
+            "it uses too much memory",
         ),
         ("{{ ('a' * 5000000) }}", "it writes 5,000,000 characters"),
         ("{{ raise_exception('no\n  user') }}", "no user"),

@@ -97,10 +97,10 @@ FLAWS: dict[str, tuple[Damage, str]] = {
     "a folder": (lambda folder: [removed("model.safetensors")(folder), (folder / "model.safetensors").mkdir()], "is not a file"),
     "a link to nothing": (
         lambda folder: [removed("model.safetensors")(folder), (folder / "model.safetensors").symlink_to("nowhere")],
-        "1 of its 1 files of weights are missing: model.safetensors",
+        "1 of its 1 weight files are missing: model.safetensors",
     ),
-    "missing shards": (sharded(2), "2 of its 3 files of weights are missing: model-00001-of-00003.safetensors, model-00003-of-00003"),
-    "missing shards, no index": (sharded(1, 2, index=False), "1 of its 3 files of weights are missing: model-00003-of-00003.safetensors"),
+    "missing shards": (sharded(2), "2 of its 3 weight files are missing: model-00001-of-00003.safetensors, model-00003-of-00003"),
+    "missing shards, no index": (sharded(1, 2, index=False), "1 of its 3 weight files are missing: model-00003-of-00003.safetensors"),
     "an index of nothing": (
         written("model.safetensors.index.json", '{"weight_map": {"a": 5}}'),
         "its model.safetensors.index.json names no files",
@@ -140,7 +140,7 @@ def test_every_engine_refuses_it_before_a_start(model: Path, damage: Damage, sai
     for refusal in (lambda: anyio.run(start), lambda: check({"target": VllmSpec(model=str(model))}, here)):
         with pytest.raises(GraphError) as refused:
             refusal()
-        assert str(refused.value) == f"engine 'target': {model} cannot be served: {what}; copy or download it anew, or name another model"
+        assert str(refused.value) == f"engine 'target': {model} cannot be served: {what}; copy or download it again, or use another model"
 
 
 def found(model: Path, *needs: Any) -> list[Finding]:

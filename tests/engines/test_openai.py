@@ -176,7 +176,7 @@ def test_tokens_of_a_prompt_are_scored_where_the_server_can() -> None:
     request = ask(prompt_ids=PROMPT[:-3], max_tokens=1, scored_ids=tuple(PROMPT[-3:]))
     (scored,) = answers(VLLM, request)
     assert (scored.candidates, scored.scored_logprobs, scored.usage.output_tokens) == ((), (-0.25,) * 3, 0)
-    with pytest.raises(RequestRefused, match="gives no log probabilities of a prompt"):
+    with pytest.raises(RequestRefused, match="returns no log probabilities of a prompt"):
         answers(SGLANG, request)
 
 
@@ -216,7 +216,13 @@ def test_vllm_is_sent_ids_and_values_that_leave_nothing_to_the_models_own_defaul
     assert body["prompt"] == PROMPT
     assert (body["top_k"], body["min_p"], body["repetition_penalty"]) == (-1, 0.0, 1.0)
     assert (body["n"], body["seed"], body["stop"], body["stop_token_ids"], body["priority"]) == (2, 3, ["\n\n"], [THINK_CLOSE], 5)
-    assert {"prompts": "ids", "outputs": "ids", "options": "exact", "stops": "told by the server", "replicas": 1}.items() <= facts.items()
+    assert {
+        "prompts": "ids",
+        "outputs": "ids",
+        "options": "exact",
+        "stops": "reported by the server",
+        "replicas": 1,
+    }.items() <= facts.items()
     assert (facts["server"], facts["server_version"]) == ("vllm", "0.32.0")
     body, _ = sent(VLLM, ask(max_tokens=1, option_ids=DIGITS))
     assert body["logprob_token_ids"] == body["allowed_token_ids"] == list(DIGITS)
@@ -314,8 +320,12 @@ def first(answer: dict[str, Any]) -> Any:
         (edited(lambda answer: first(answer).update(token_ids=None)), BadCompletion, "has no token ids"),
         (edited(lambda answer: first(answer).update(token_ids=[-1])), BadCompletion, "is not a completion: "),
         (edited(lambda answer: first(answer).update(token_ids=[5] * 61)), BadCompletion, "a candidate of 61 tokens, more than max_tokens"),
-        (edited(lambda answer: first(answer).update(logprobs=None)), BadCompletion, "has log probabilities of 0 tokens, not of "),
-        (edited(lambda answer: first(answer).update(stop_reason="Next")), BadCompletion, "at 'Next', which was not asked for"),
+        (edited(lambda answer: first(answer).update(logprobs=None)), BadCompletion, "has log probabilities for 0 tokens, not "),
+        (
+            edited(lambda answer: first(answer).update(stop_reason="Next")),
+            BadCompletion,
+            "at 'Next', which was not a requested stop string",
+        ),
     ],
     ids=lambda value: getattr(value, "__qualname__", str(value)),
 )
@@ -337,22 +347,26 @@ def test_an_answer_that_never_ends_is_dropped(headers: dict[str, str]) -> None:
 
     outcome = after(flood)
     assert type(outcome) is BadCompletion
-    assert re.search(r"sent an answer of more than 1,\d+ KiB, the most that this request can have", str(outcome))
+    assert re.search(r"sent an answer of more than 1,\d+ KiB, the maximum for this request", str(outcome))
 
 
 def test_a_compressed_answer_is_refused_unread() -> None:
     outcome = after(lambda handler, reply: handler.send((200, {"Content-Encoding": "gzip"}, gzip.compress(b" " * 1000))))
     assert type(outcome) is BadCompletion
-    assert "sent a compressed answer, which nobody asked for" in str(outcome)
+    assert "sent a compressed answer, which was not requested" in str(outcome)
 
 
 @pytest.mark.parametrize(
     ("fault", "request_", "says"),
     [
         (edited(lambda answer: answer["choices"].pop()), PAIR, "has 1 choices, not 2"),
-        (edited(lambda answer: answer["choices"][1].update(index=0)), PAIR, "numbers its choices in a way of its own"),
+        (edited(lambda answer: answer["choices"][1].update(index=0)), PAIR, "numbers its choices in an unexpected way"),
         (edited(lambda answer: first(answer).update(token_ids=[DIGITS[5]])), CHOICE, "which is not one of the options"),
-        (edited(lambda answer: first(answer)["logprobs"].update(top_logprobs=[])), CHOICE, "has no log probabilities of the options"),
+        (
+            edited(lambda answer: first(answer)["logprobs"].update(top_logprobs=[])),
+            CHOICE,
+            "lacks the requested log probabilities of the options",
+        ),
         (edited(lambda answer: first(answer)["logprobs"]["top_logprobs"][0].popitem()), CHOICE, "lacks the log probabilities of some"),
     ],
     ids=["too few", "same index", "not an option", "no options", "one option less"],
@@ -392,14 +406,14 @@ def test_a_server_says_when_to_come_back() -> None:
     ("kind", "fields", "says"),
     [
         (VLLM, {"model": "tinny"}, "does not serve 'tinny'; did you mean `tiny`?"),
-        (HOSTED, {"max_model_len": None}, "does not say the context length of 'tiny'; set max_model_len"),
-        (HOSTED, {"prompts": "ids"}, "does not take `prompts: ids` (prompt must be a string)"),
+        (HOSTED, {"max_model_len": None}, "does not report the context length of 'tiny'; set max_model_len"),
+        (HOSTED, {"prompts": "ids"}, "does not accept `prompts: ids` (prompt must be a string)"),
         (VLLM, {"tokenizer": "bundled:tiny-targe"}, "did you mean `tiny-target`?"),
         (VLLM, {"base_url": ()}, "base_url must name at least one server"),
-        (VLLM, {"base_url": "http://user:pass@127.0.0.1/v1"}, "base_url must be an address alone, http://127.0.0.1/v1"),
-        (VLLM, {"base_url": "http://127.0.0.1/v1?key=1"}, "base_url must be an address alone, http://127.0.0.1/v1"),
-        (VLLM, {"base_url": "127.0.0.1:8000/v1"}, "is not an address such as http://127.0.0.1:8000/v1"),
-        (VLLM, {"base_url": "http://127.0.0.1:9/v1"}, "cannot be reached: All connection attempts failed; start it, or correct base_url"),
+        (VLLM, {"base_url": "http://user:pass@127.0.0.1/v1"}, "base_url must be a plain URL, http://127.0.0.1/v1"),
+        (VLLM, {"base_url": "http://127.0.0.1/v1?key=1"}, "base_url must be a plain URL, http://127.0.0.1/v1"),
+        (VLLM, {"base_url": "127.0.0.1:8000/v1"}, "is not a URL such as http://127.0.0.1:8000/v1"),
+        (VLLM, {"base_url": "http://127.0.0.1:9/v1"}, "cannot be reached: All connection attempts failed; start it, or check base_url"),
         (VLLM, {"api_key_env": "NO_SUCH_KEY"}, "the environment variable NO_SUCH_KEY, named by api_key_env, is not set or is empty"),
     ],
     ids=str,
@@ -423,7 +437,7 @@ def test_a_model_whose_name_is_no_tokenizer_needs_one_named(tmp_path: Path) -> N
 def test_a_server_that_only_chats_cannot_be_used() -> None:
     with small_server(VLLM, TOKENIZER) as server:
         server.completions = "/v1/chat/completions"
-        with pytest.raises(GraphError, match="a server that only chats cannot go on from a thought"):
+        with pytest.raises(GraphError, match="a server with only chat completions cannot continue a partial reply"):
             talk(spec_of(server), untouched)
 
 
@@ -432,7 +446,10 @@ async def untouched(engine: OpenAIEngine) -> None:
 
 
 def test_a_url_without_v1_is_pointed_out() -> None:
-    with small_server(VLLM, TOKENIZER) as server, pytest.raises(GraphError, match=r"gives no list of models.*up to and including /v1"):
+    with (
+        small_server(VLLM, TOKENIZER) as server,
+        pytest.raises(GraphError, match=r"returns no list of models.*base_url usually ends with /v1"),
+    ):
         talk(spec_of(server, base_url=server.base_url.removesuffix("/v1")), untouched)
 
 
@@ -448,7 +465,7 @@ def test_a_server_that_is_still_loading_is_waited_for() -> None:
 def test_a_server_that_never_finishes_loading_is_an_error() -> None:
     with small_server(VLLM, TOKENIZER) as server:
         server.always = status(503, "loading", headers={"Retry-After": "0.01"})
-        with pytest.raises(GraphError, match=r"gives no list of models \(loading\)"):
+        with pytest.raises(GraphError, match=r"returns no list of models \(loading\)"):
             talk(spec_of(server, reconnect_s=0.05), untouched)
 
 
@@ -562,7 +579,7 @@ def hang_up(handler: Any, reply: Any) -> None:
     handler.close_connection = True
 
 
-@pytest.mark.parametrize(("env", "remedy"), [("SMALL_KEY", "does not accept the key in SMALL_KEY"), (None, "asks for a key: name")])
+@pytest.mark.parametrize(("env", "remedy"), [("SMALL_KEY", "does not accept the key in SMALL_KEY"), (None, "requires a key: set")])
 def test_a_wrong_key_is_named_by_its_variable(monkeypatch: pytest.MonkeyPatch, env: str | None, remedy: str) -> None:
     monkeypatch.setenv("SMALL_KEY", CANARY)
     monkeypatch.setenv("OPENAI_API_KEY", CANARY)
@@ -716,7 +733,7 @@ def test_an_engine_is_dead_when_no_replica_comes_back() -> None:
                 tasks.start_soon(expect_death, engine, died)
         await expect_death(engine, died)
         assert len(died) == 4
-        assert {str(error).partition("; ")[2] for error in died} == {"no server of it has answered for reconnect_s=2"}
+        assert {str(error).partition("; ")[2] for error in died} == {"none of its servers has answered for reconnect_s=2"}
 
     with ExitStack() as stack:
         servers = [stack.enter_context(small_server(VLLM, TOKENIZER)) for _ in range(2)]

@@ -194,7 +194,7 @@ MANY_DIGITS = "9" * 5000
         (in_json("finish_reason", '"\\ud800"'), EngineUnavailable, "sent an answer that is not JSON: "),
         (in_json("finish_reason", f'"{"x" * 100_000}"'), BadCompletion, "ended a candidate with finish_reason 'xxx"),
         (in_json("token_ids", f"[{MANY_DIGITS}]"), BadCompletion, "its answer is not a completion: Integer value out of range"),
-        (in_json("token_ids", f"[{(1 << 31) - 1}]"), BadCompletion, "has log probabilities of "),
+        (in_json("token_ids", f"[{(1 << 31) - 1}]"), BadCompletion, "has log probabilities for "),
         (in_json("token_logprobs", "[1e400]"), BadCompletion, "its answer is not a completion: Number out of range"),
         (in_json("token_logprobs", "[NaN]"), EngineUnavailable, "sent an answer that is not JSON: "),
         (in_json("token_logprobs", "[5.0]"), BadCompletion, "has a log probability of 5.0"),
@@ -226,7 +226,7 @@ def test_counts_that_cannot_be_true_are_counted_here(cases: dict[str, Case], fie
     outcome = cases["text"].outcome(in_json(field, str(number)))
     if field == "prompt_tokens" and number == 10**4:
         assert isinstance(outcome, RequestRefused)
-        assert "states 10,000 tokens of a prompt of " in str(outcome)
+        assert "reports 10,000 tokens for a prompt of " in str(outcome)
     else:
         counted_here(cases["text"], in_json(field, str(number)))
 
@@ -270,7 +270,7 @@ def test_the_answer_to_another_request_is_none(cases: dict[str, Case]) -> None:
     outcome = once.outcome(late(0.3), prompt_ids=PROMPT[:-1])
     once.portal.call(once.server.aclose)
     assert type(outcome) is BadCompletion
-    assert str(outcome).endswith("its answer is that to another prompt")
+    assert str(outcome).endswith("its answer belongs to another prompt")
 
 
 @pytest.mark.parametrize("odd", ["null", '"x"', "[1.5]", MANY_DIGITS], ids=lambda odd: odd[:5])
@@ -304,7 +304,7 @@ def test_a_stop_far_behind_max_tokens_does_not_end_a_text(cases: dict[str, Case]
 def test_twenty_megabytes_of_text_are_not_read(cases: dict[str, Case]) -> None:
     outcome = cases["text"].outcome(edited(lambda answer: answer["choices"][0].update(text="x" * (20 << 20))))
     assert type(outcome) is BadCompletion
-    assert "KiB, the most that this request can have" in str(outcome)
+    assert "KiB, the maximum for this request" in str(outcome)
 
 
 # Keys and other hosts.
@@ -380,7 +380,7 @@ def test_prompts_go_to_no_other_server(cases: dict[str, Case], code: int) -> Non
         target = f"{other.base_url}/completions"
         outcome = case.outcome(lambda handler, reply: handler.send((code, {"Location": target}, b"")))
         assert type(outcome) is EngineUnavailable
-        assert f"redirects to {target}, to which nothing is sent" in str(outcome)
+        assert f"redirects to {target}, which is not followed" in str(outcome)
         assert other.seen == []
 
 
@@ -400,7 +400,7 @@ def test_a_server_that_redirects_at_the_start_is_named() -> None:
     with pytest.MonkeyPatch.context() as patch, small_server(VLLM, TOKENIZER) as small:
         patch.setenv("SMALL_LOGIN", KEY)
         small.always = lambda handler, reply: handler.send((302, {"Location": "https://login.invalid/?next=x"}, b""))
-        with pytest.raises(GraphError, match=r"redirects to https://login.invalid/\?next=x, to which nothing is sent"):
+        with pytest.raises(GraphError, match=r"redirects to https://login.invalid/\?next=x, which is not followed"):
             anyio.run(facts_of, spec_of(small))
 
 
@@ -410,9 +410,9 @@ def test_a_server_that_redirects_at_the_start_is_named() -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (DEEP.encode(), "does not answer a completion of 'tiny' (it sent an answer that is not a completion: "),
-        (b"\xff", "does not answer a completion of 'tiny' (it sent an answer that is not JSON: "),
-        (b'{"data": 5}', "does not answer a completion of 'tiny' (it sent an answer that is not a completion: "),
+        (DEEP.encode(), "does not answer a completion with 'tiny' (it sent an answer that is not a completion: "),
+        (b"\xff", "does not answer a completion with 'tiny' (it sent an answer that is not JSON: "),
+        (b'{"data": 5}', "does not answer a completion with 'tiny' (it sent an answer that is not a completion: "),
         (b'{"data": [5, null, {"id": 5}, {"id": "b"}]}', "does not serve 'tiny'; known are `b`"),
         (b'{"data": [{"id": "' + b"tinny" * 10_000 + b'"}]}', "does not serve 'tiny'; known are `tinnytinny"),
     ],

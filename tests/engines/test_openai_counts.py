@@ -54,13 +54,13 @@ def opened(kind: Kind, **fields: Any) -> dict[str, Fact]:
 @pytest.mark.parametrize(
     ("changes", "fields", "says"),
     [
-        ({"wraps": 11}, {}, r"states (\d+) tokens of a prompt of (\d+): it wraps prompts in a chat template"),
-        ({"keeps": 200}, {}, r"states 200 tokens of a prompt of 448: it shortens prompts"),
-        ({"owned_by": "vllm", "ids": True}, {"tokenizer": "bundled:wordy-target"}, r"`tokenizer` is not that of its model"),
-        ({}, {"tokenizer": "bundled:wordy-target"}, r"states (\d+) tokens of a prompt of (\d+): .* `tokenizer` is not that of its model"),
-        ({"bos": True}, {"adds_bos": False}, r"states (\d+) tokens of a prompt of (\d+): it wraps .* or adds special tokens"),
-        ({}, {"adds_bos": True}, r"states (\d+) tokens of a prompt of (\d+): it shortens"),
-        ({"bos": True, "wraps": 11}, {"adds_bos": True}, r"states (\d+) tokens of a prompt of (\d+): it wraps"),
+        ({"wraps": 11}, {}, r"reports (\d+) tokens for a prompt of (\d+): it wraps prompts in a chat template"),
+        ({"keeps": 200}, {}, r"reports 200 tokens for a prompt of 448: it truncates prompts"),
+        ({"owned_by": "vllm", "ids": True}, {"tokenizer": "bundled:wordy-target"}, r"`tokenizer` does not match its model"),
+        ({}, {"tokenizer": "bundled:wordy-target"}, r"reports (\d+) tokens for a prompt of (\d+): .* `tokenizer` does not match its model"),
+        ({"bos": True}, {"adds_bos": False}, r"reports (\d+) tokens for a prompt of (\d+): it wraps .* or adds special tokens"),
+        ({}, {"adds_bos": True}, r"reports (\d+) tokens for a prompt of (\d+): it truncates"),
+        ({"bos": True, "wraps": 11}, {"adds_bos": True}, r"reports (\d+) tokens for a prompt of (\d+): it wraps"),
     ],
     ids=["wrapped", "shortened", "ids of another tokenizer", "another tokenizer", "a BOS", "no BOS", "wrapped after a BOS"],
 )
@@ -81,7 +81,7 @@ def test_where_nothing_is_stated_a_run_and_doctor_say_that_it_cannot_be_known() 
     silent = replace(SGLANG, counts=False, bos=True)
     facts = opened(silent)
     assert facts["prompt_tokens"] == "not stated"
-    assert "whether the server shortens prompts, or puts a token before them (which `adds_bos` would say), cannot be known" in str(facts)
+    assert "whether the server truncates prompts, or prepends a token (which `adds_bos` would state), cannot be determined" in str(facts)
     assert "adds_bos" not in str(opened(silent, adds_bos=True))
     assert "adds_bos" not in str(opened(replace(VLLM, counts=False))["doubts"])
     with small_server(silent, TOKENIZER) as small:
@@ -124,7 +124,7 @@ def test_an_answer_to_another_prompt_fails_its_request_with_both_numbers(kind: K
         assert error is None
     else:
         assert isinstance(error, RequestRefused)
-        assert f"tokens of a prompt of {len(PROMPT)}: " in str(error)
+        assert f"tokens for a prompt of {len(PROMPT)}: " in str(error)
 
 
 @given(st.integers(1, 1 << 20), st.integers(1, 1 << 20), st.booleans())

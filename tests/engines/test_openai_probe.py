@@ -76,10 +76,10 @@ def test_a_server_that_answers_whatever_model_is_asked_for_does_not_serve_one_th
         (
             404,
             404,
-            r"gives no list of models \(not now\), and no completion \(not now\); base_url goes up to and including /v1$",
+            r"returns no list of models \(not now\), and no completion \(not now\); base_url usually ends with /v1$",
         ),
-        (500, 500, r"gives no list of models \(not now\), and the server refuses a completion of 'tiny' \(status 500\): not now$"),
-        (None, 500, r"does not list 'tiny', and refuses a completion of it \(status 500\): not now; "),
+        (500, 500, r"returns no list of models \(not now\), and the server rejects a completion with 'tiny' \(status 500\): not now$"),
+        (None, 500, r"does not list 'tiny', and rejects a completion with it \(status 500\): not now; "),
     ],
 )
 def test_a_server_that_lists_nothing_and_answers_nothing_is_quoted(listed: int | None, asked: int, said: str) -> None:

@@ -171,8 +171,8 @@ def test_many_refusals_at_once_share_a_probe() -> None:
     ("code", "why"),
     [
         (401, "the key is not accepted"),
-        (402, "nothing is left to pay for requests"),
-        (404, f"no such model or address is served; every server of it has refused everything for {RECONNECT_S:g} s"),
+        (402, "the account has no credit left"),
+        (404, f"no such model or address is served; all of its servers have rejected every request for {RECONNECT_S:g} s"),
     ],
 )
 def test_where_every_replica_refuses_everything_the_engine_is_dead(code: int, why: str) -> None:
@@ -279,7 +279,7 @@ def test_an_engine_says_whether_it_answers_anybody() -> None:
         server.faults.append(status(500))
         assert await engine.wait_answering() is True
         server.always = status(500, "broken")
-        with pytest.raises(EngineDead, match=f"answered 500: broken; no server of it has answered for reconnect_s={RECONNECT_S:g}"):
+        with pytest.raises(EngineDead, match=f"answered 500: broken; none of its servers has answered for reconnect_s={RECONNECT_S:g}"):
             await engine.wait_answering()
         with pytest.raises(EngineDead):
             await engine.generate(ask())

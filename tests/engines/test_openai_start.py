@@ -31,7 +31,7 @@ def opened(server: SmallServer, **fields: Any) -> int:
 def test_a_server_that_never_answers_is_not_waited_for(asked: str) -> None:
     with small_server(VLLM, TOKENIZER) as server:
         server.always = lambda handler, reply: hang(handler, reply) if handler.path.endswith(asked) else handler.send(reply)
-        with pytest.raises(GraphError, match=r"^engine 'draft': its servers did not say .* within startup_timeout_s=0\.3; set more where"):
+        with pytest.raises(GraphError, match=r"^engine 'draft': its servers did not say .* within startup_timeout_s=0\.3; increase it if"):
             opened(server, startup_timeout_s=0.3)
 
 
@@ -47,7 +47,7 @@ def test_what_a_busy_server_can_do_is_not_known() -> None:
 def test_a_context_length_that_is_none_is_not_believed(length: int) -> None:
     with small_server(VLLM, TOKENIZER) as server:
         server.always = edited(lambda answer: answer["data"][0].update(max_model_len=length) if "data" in answer else None)
-        with pytest.raises(GraphError, match="does not say the context length of 'tiny'; set max_model_len"):
+        with pytest.raises(GraphError, match="does not report the context length of 'tiny'; set max_model_len"):
             opened(server)
         assert opened(server, max_model_len=256) == 256
 
@@ -73,6 +73,6 @@ def test_an_adapter_is_asked_for_by_its_served_name() -> None:
         with pytest.raises(GraphError, match="does not serve 'tiny-selektion' as the adapter 'selection'; did you mean `tiny-selection`"):
             opened(server, adapters={"selection": "tiny-selektion"})
         with pytest.raises(
-            GraphError, match="serves 'other-selection', which is to be the adapter 'selection' of 'tiny', as one of 'huge'"
+            GraphError, match="serves 'other-selection', configured as the adapter 'selection' of 'tiny', as an adapter of 'huge'"
         ):
             opened(server, adapters={"selection": "other-selection"})

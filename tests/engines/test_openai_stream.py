@@ -144,7 +144,7 @@ def test_a_request_that_waits_for_a_replica_has_no_tokens() -> None:
     [
         (b"", EngineUnavailable, "broke its answer off$"),
         (b'data: {"error": {"message": "out of memory", "code": 500}}\n\n', EngineUnavailable, "broke its answer off: out of memory"),
-        (b'data: {"choices": [{"text": "x", "finish_reason": "error"}]}\n\n', EngineUnavailable, "gave up the request"),
+        (b'data: {"choices": [{"text": "x", "finish_reason": "error"}]}\n\n', EngineUnavailable, "aborted the request"),
         (b'data: {"error": {"message": "no more", "code": 400}, "choices": []}', RequestRefused, "broke its answer off: no more"),
         (b'data: {"choices": [{"index": "x"}]}\n\n', BadCompletion, "is not a completion"),
     ],

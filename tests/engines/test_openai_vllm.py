@@ -33,7 +33,7 @@ def ask(engine: OpenAIEngine, portal: BlockingPortal, **fields: object) -> Compl
 
 
 def test_vllm_is_used_to_the_full(engine: OpenAIEngine) -> None:
-    stated = {"server": "vllm", "outputs": "ids", "options": "exact", "stops": "told by the server"}
+    stated = {"server": "vllm", "outputs": "ids", "options": "exact", "stops": "reported by the server"}
     stated |= {"candidates": "all in one request", "priorities": True, "cannot": ()}
     assert stated.items() <= engine.facts.items()
     assert engine.max_model_len == 512

@@ -161,7 +161,7 @@ def test_a_start_that_takes_too_long_is_killed_and_said() -> None:
         raise AssertionError("it started")
 
     before = set(psutil.Process().children(recursive=True))
-    with pytest.raises(EngineDead, match=r"^engine 'echo' died: it did not start within startup_timeout_s=0\.5; set more where"):
+    with pytest.raises(EngineDead, match=r"^engine 'echo' died: it did not start within startup_timeout_s=0\.5; increase it if"):
         talk_to(talk, loads="never", startup_timeout_s=0.5)
     assert psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=10)[1] == []
 

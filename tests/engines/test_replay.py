@@ -95,12 +95,12 @@ def test_a_text_that_was_recorded_longer_than_asked_is_cut() -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"temperature": 0.5}, "another temperature"),
-        ({"top_p": 0.5}, "another top_p"),
-        ({"seed": 6}, "another seed"),
-        ({"stop": ()}, "another stop"),
-        ({"option_ids": (1, 2)}, "another options"),
-        ({"n": 3}, "3 candidates, of which 2 were recorded"),
+        ({"temperature": 0.5}, "a different temperature"),
+        ({"top_p": 0.5}, "a different top_p"),
+        ({"seed": 6}, "a different seed"),
+        ({"stop": ()}, "a different stop"),
+        ({"option_ids": (1, 2)}, "a different options"),
+        ({"n": 3}, "3 candidates, but 2 were recorded"),
         ({}, None),
     ],
 )
@@ -181,8 +181,8 @@ def test_an_answered_attempt_is_found_in_any_part(calls: RecordedCalls) -> None:
     [
         ({"request_id": "p#0/3/draft"}, "the recorded run made no such call"),
         ({"request_id": "p#0/2/draft"}, "the recorded call got no answer"),
-        ({"prompt_ids": PROMPT[1:]}, "the recorded call had another prompt"),
-        ({"stop_ids": (1,)}, "the recorded call had another prompt"),
+        ({"prompt_ids": PROMPT[1:]}, "the recorded call had a different prompt"),
+        ({"stop_ids": (1,)}, "the recorded call had a different prompt"),
     ],
 )
 def test_why_there_is_no_answer_is_said(calls: RecordedCalls, fields: dict[str, Any], says: str) -> None:
@@ -204,7 +204,7 @@ async def test_a_call_takes_as_long_as_it_took(calls: RecordedCalls) -> None:
     completion = await engine.generate(request(max_tokens=len(SAID)))
     assert anyio.current_time() == start + 0.25
     assert completion.usage == Usage(input_tokens=len(PROMPT), output_tokens=len(SAID) + len(ENDED) + 1)
-    with pytest.raises(NeverGenerated, match=r"may have 64 tokens, and a recorded text was cut at \d+"):
+    with pytest.raises(NeverGenerated, match=r"allows 64 tokens, but a recorded text was cut at \d+"):
         await engine.generate(request())
     with pytest.raises(ContextOverflow):
         await engine.generate(request(prompt_ids=PROMPT * 20))

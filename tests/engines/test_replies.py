@@ -76,10 +76,10 @@ BOTH: dict[str, tuple[Fault, type[PipelineError], str]] = {
     "quota": (status(429, WORDS, code="insufficient_quota", type="insufficient_quota"), RUN, WORDS),
     "Moonshot's quota": (status(429, WORDS, type="exceeded_current_quota_error"), RUN, WORDS),
     "LiteLLM's budget": (status(400, WORDS, type="budget_exceeded"), RUN, WORDS),
-    "Anthropic's balance": (status(400, "Your credit balance is too low"), RUN, "nothing is left to pay"),
+    "Anthropic's balance": (status(400, "Your credit balance is too low"), RUN, "the account has no credit left"),
     "Gemini's key": (status(400, "API key not valid. Please pass a valid API key."), RUN, "the key is not accepted"),
-    "tomorrow": (status(429, WORDS, {"Retry-After": "43200"}), RUN, "it asks to come back after 43,200 s"),
-    "maintenance": (status(503, WORDS, {"Retry-After": "7200"}), RUN, "it asks to come back after 7,200 s"),
+    "tomorrow": (status(429, WORDS, {"Retry-After": "43200"}), RUN, "it asks to retry after 43,200 s"),
+    "maintenance": (status(503, WORDS, {"Retry-After": "7200"}), RUN, "it asks to retry after 7,200 s"),
     "soon": (status(429, WORDS, {"Retry-After": "30"}), AGAIN, WORDS),
     "flagged": (status(403, "Your input was flagged", code=403, metadata={"reasons": ["x"]}), CHAIN, "flagged"),
     "Azure's filter": (status(400, WORDS, code="content_filter"), CHAIN, WORDS),
@@ -125,7 +125,7 @@ CHAT: dict[str, tuple[Fault, type[PipelineError], str]] = {
     "tool beside a text": (in_message(tool_calls=[{"id": "a"}]), CHAIN, "called a tool"),
     "null": (in_message(content=None, reasoning_content=None), BAD, "holds no text"),
     "an image": (in_message(content=[{"type": "image_url", "image_url": {"url": "x"}}]), BAD, "type 'image_url'"),
-    "a number": (in_message(content=42), BAD, "'42' in place of a text"),
+    "a number": (in_message(content=42), BAD, "'42' instead of text"),
     "no message": (edited(lambda answer: answer["choices"][0].pop("message")), BAD, "holds no message"),
     "half a character": (raw(b'{"choices": [{"message": {"content": "\\ud83d"}, "finish_reason": "stop"}]}'), AGAIN, "is not JSON"),
     "digits": (raw(b'{"choices": [{"message": {"content": %s}, "finish_reason": "stop"}]}' % (b"9" * 5000)), BAD, "cannot be read"),
@@ -386,7 +386,7 @@ def test_a_budget_that_all_went_into_reasoning_is_no_failure(ask: Callable[[str]
     result = run(over(small, backend, tmp_path))
     assert (result.exit_code, result.done) == (0, 4), result.error
     if backend == "chat":
-        assert "shortens the messages that it is sent cannot be known" in str(result.notices)
+        assert "it is unknown whether the server truncates messages" in str(result.notices)
     assert {(row["answer"], row["correct"]) for row in rows(result, "chains")} == {(None, False)}
     assert {reason for row in rows(result, "calls") for reason in row["finish_reason"]} == {"length"}
     assert {row["attempt"] for row in rows(result, "calls")} == {0}

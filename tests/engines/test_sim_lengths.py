@@ -113,7 +113,7 @@ def test_samples_are_equally_likely() -> None:
         ({"steps": {"p10": 3, "p9o": 3}}, "`steps` has the key `p9o`; quantiles are named p0 to p100"),
         ({"steps": {"p10": 3, "p101": 3}}, "`steps` has the key `p101`; quantiles are named p0 to p100"),
         ({"steps": {"p10": 3, "p10.0": 3}}, "`steps` has `p10` and `p10.0`, which are the same quantile; drop one"),
-        ({"steps": {"p10": 4, "p90": 3}}, "`steps` is 4 at p10 and 3 at p90; quantiles must not fall"),
+        ({"steps": {"p10": 4, "p90": 3}}, "`steps` is 4 at p10 and 3 at p90; quantiles must not decrease"),
         ({"steps": {"p0": 1, "p50": 3, "p100": 9}}, "`steps` has fewer than two quantiles between p0 and p100"),
     ],
 )
@@ -124,11 +124,11 @@ def test_what_cannot_be_lengths_is_refused(text: dict[str, Any], what: str) -> N
 
 
 def test_one_length_has_one_source() -> None:
-    with pytest.raises(ValueError, match="`preset` and `lengths` both say how long thoughts are; drop one"):
+    with pytest.raises(ValueError, match="`preset` and `lengths` both set the length of thoughts; drop one"):
         SimTextSpec(preset="math", lengths="lengths.yaml")
-    with pytest.raises(ValueError, match="`preset` and `step_tokens_sigma` both give `step_tokens`; drop one, or set it to null"):
+    with pytest.raises(ValueError, match="`preset` and `step_tokens_sigma` both set `step_tokens`; drop one, or set it to null"):
         SimTextSpec(preset="math", step_tokens_sigma=0.6)
-    with pytest.raises(ValueError, match="`lengths` and `steps_mean` both give `steps`; drop one"):
+    with pytest.raises(ValueError, match="`lengths` and `steps_mean` both set `steps`; drop one"):
         SimTextSpec(lengths=SimLengthsSpec(steps=(3,)), steps_mean=12)
     half = SimTextSpec(lengths=SimLengthsSpec(steps=(3,)), step_tokens_mean=50)
     assert (half.steps_mean, half.step_tokens_mean, half.step_tokens_sigma) == (None, 50, 0.6)
@@ -269,7 +269,7 @@ def test_what_holds_no_lengths_is_named(tmp_path: Path) -> None:
             named(tmp_path / path)()
         assert str(error.value).startswith("engine 'draft': text.lengths: ")
         assert what in str(error.value)
-    with pytest.raises(GraphError, match="`lengths` and `steps_mean` both give `steps`; drop one, or set it to null"):
+    with pytest.raises(GraphError, match="`lengths` and `steps_mean` both set `steps`; drop one, or set it to null"):
         named(tmp_path / "good.yaml", steps_mean=12.0)()
 
 
@@ -291,7 +291,7 @@ def test_a_recorded_run_gives_the_lengths_of_its_thoughts(tmp_path: Path, graph:
 
 def test_a_run_without_a_finished_thought_gives_none(tmp_path: Path) -> None:
     solve(tmp_path, graph="specreason", settings=("max_steps=1", "engines.*.text.steps_sigma=0"))
-    with pytest.raises(InputError, match="has no chain whose thought was finished: there are no lengths to take"):
+    with pytest.raises(InputError, match="has no chain that finished its thought, so there are no lengths to use"):
         read_lengths(tmp_path / "run")
 
 

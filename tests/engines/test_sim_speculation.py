@@ -169,5 +169,7 @@ def test_one_call_takes_just_as_long_as_its_bound() -> None:
 @pytest.mark.anyio
 async def test_an_iteration_must_hold_what_is_verified_together() -> None:
     inner = SimSpeculativeSpec(num_speculative_tokens=8, acceptance=0.5)
-    with pytest.raises(GraphError, match=r"64 is less than max_num_seqs x \(num_speculative_tokens \+ 1\), 72; so many are verified"):
+    with pytest.raises(
+        GraphError, match=r"64 is less than max_num_seqs x \(num_speculative_tokens \+ 1\), 72; that many tokens are verified"
+    ):
         await said(spec(speculative=inner), [])

@@ -117,7 +117,7 @@ def test_an_adapter_is_checked_before_a_worker_starts(portal: BlockingPortal, tm
         async with open_torch({"draft": spec}):
             pass
 
-    with pytest.raises(GraphError, match="engine 'draft': the adapter selection is one of another model: "):
+    with pytest.raises(GraphError, match="engine 'draft': the adapter selection belongs to another model: "):
         portal.call(scene)
 
 

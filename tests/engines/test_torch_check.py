@@ -28,15 +28,15 @@ def found(where: Machine, **fields: Any) -> tuple[Finding, ...]:
     ("where", "fields", "fatal", "said"),
     [
         (machine(), {"kv_cache_slots": 8}, True, "kv_cache_slots is 8, but max_num_seqs = 64 sequences need one each"),
-        (machine(), {"max_model_len": 9000}, True, "big was made for 8192 tokens; set max_model_len to at most 8192"),
+        (machine(), {"max_model_len": 9000}, True, "big supports 8192; set max_model_len to at most 8192"),
         (machine(), {"device": "cuda"}, True, "device is cuda, but this machine shows no GPU; set device to auto or cpu"),
         (machine(GPU), {"device": "cuda:1"}, True, "device is cuda:1, but this machine has 1 GPUs"),
         (machine(GPU, torch="2.13.0+cpu"), {"device": "cuda:0"}, True, "torch 2.13.0+cpu cannot use the H100"),
         (machine(GPU, torch="2.13.0+cpu"), {"max_model_len": 64}, False, "install torch's CUDA build"),
-        (machine(), {"core": 5}, True, "core 5 is not among those this process may use; name some of 0-1"),
+        (machine(), {"core": 5}, True, "core 5 is not available to this process; name some of 0-1"),
         (machine(), {"threads": 4}, False, "the engines want 4 cores together, but 2 are there"),
         (machine(free=8), {}, True, "its weights take 8.0 GiB (its files), but 8.0 GiB of main memory are free"),
-        (machine(free=20), {}, False, "its cache may grow to 128.0 GiB, but 11.2 GiB of main memory are free beside the weights"),
+        (machine(free=20), {}, False, "its cache may grow to 128.0 GiB, but 11.2 GiB of main memory are free next to the weights"),
         (machine(GPU), {}, False, "its cache may grow to 128.0 GiB, but 70.2 GiB of GPU 0 are free"),
     ],
 )

@@ -147,11 +147,11 @@ def test_without_a_gpu_roles_share_main_memory() -> None:
         (pair(target={"gpu_memory_utilization": 0.85}), machine(),
          "draft", "adds up to 1.05; set it to 0.11 for draft and 0.84 for target"),
         (pair(gpu_memory_utilization=None), machine(),
-         "target", "does not say gpu_memory_utilization; set it to 0.11 for draft and 0.84 for target"),
+         "target", "does not set gpu_memory_utilization; set it to 0.11 for draft and 0.84 for target"),
         (pair(draft={"gpu_memory_utilization": None}), machine(), "draft", "it shares GPU 0 with target"),
         (alone(), machine(free=10),
          "target", "gpu_memory_utilization 0.9 of GPU 0 is 36.0 GiB, but 9.5 GiB are free of 40.0 GiB; at most 0.23 fits"),
-        (alone(), machine(free=0.1), "target", "0.0 GiB are free of 40.0 GiB; end what else runs there, or name another GPU"),
+        (alone(), machine(free=0.1), "target", "0.0 GiB are free of 40.0 GiB; stop other processes on it, or choose another GPU"),
         (pair(), machine(free=35), "draft", "6.0 GiB are free of 40.0 GiB once target has started; at most 0.15 fits"),
         # Weights and one sequence.
         (alone(gpu_memory_utilization=0.5), machine(), "target", "its weights take 20.0 GiB (its files)"),
@@ -162,7 +162,7 @@ def test_without_a_gpu_roles_share_main_memory() -> None:
         (alone(gpu_memory_utilization=0.55), machine(), "target", "or less, or set gpu_memory_utilization to 0.56 or more"),
         (alone(kv_cache_gib=0.5), machine(), "target", "holds 4,096 tokens, but one sequence may have 8,192"),
         (alone(kv_cache_gib=0.5), machine(), "target", "set max_model_len to 4096 or less, or set kv_cache_gib to 1 or more"),
-        (alone(max_model_len=9000), machine(), "target", "big was made for 8192 tokens; set max_model_len to at most 8192"),
+        (alone(max_model_len=9000), machine(), "target", "big supports 8192; set max_model_len to at most 8192"),
         # Devices.
         (alone(devices=(3,)), machine(2), "target", "it needs GPU 3, but this machine has GPU 0, GPU 1"),
         (alone(tensor_parallel_size=4), machine(2), "target", "it needs GPU 2, 3, but"),
@@ -175,14 +175,14 @@ def test_without_a_gpu_roles_share_main_memory() -> None:
         (alone(speculative_config=SpeculativeSpec(method="draft_model")), machine(),
          "target", "has method draft_model, but no model; name one, or use ngram"),
         (alone(speculative_config=SpeculativeSpec(method="ngram", model="small")), machine(),
-         "target", "ngram, which takes no model, but says small; drop it, or use method draft_model or eagle or eagle3"),
+         "target", "ngram, which does not accept model, but has small; drop it, or use method draft_model or eagle or eagle3"),
         (alone(speculative_config=SpeculativeSpec(method="ngram", prompt_lookup_min=8)), machine(),
          "target", "prompt_lookup_min is 8, more than"),
         (alone(speculative_config=SpeculativeSpec(method="eagle3")), machine(), "target", "has method eagle3, but no model"),
         (alone(speculative_config=SpeculativeSpec(method="eagle", model="small", suffix_decoding_max_tree_depth=9)), machine(),
-         "target", "eagle, which takes no suffix_decoding_max_tree_depth, but says 9; drop it, or use method suffix"),
+         "target", "eagle, which does not accept suffix_decoding_max_tree_depth, but has 9; drop it, or use method suffix"),
         (alone(speculative_config=SpeculativeSpec(method="draft_model", model="small", prompt_lookup_max=3)), machine(),
-         "target", "draft_model, which takes no prompt_lookup_max, but says 3; drop it, or use method ngram"),
+         "target", "draft_model, which does not accept prompt_lookup_max, but has 3; drop it, or use method ngram"),
         (alone(speculative_config=SpeculativeSpec(method="suffix")), machine(),
          "target", "has method suffix, for which arctic-inference is not installed; pip install arctic-inference==0.1.1, or use ngram"),
         (alone(speculative_config=SpeculativeSpec(method="draft_model", model="odd-heads"), tensor_parallel_size=2), machine(2),
@@ -191,9 +191,9 @@ def test_without_a_gpu_roles_share_main_memory() -> None:
         (alone(max_model_len=1024), machine(0, free_memory_bytes=8 * GIB), "target", "it needs 23.0 GiB of main memory (20.0 GiB weights"),
         (alone(max_model_len=1024, kv_cache_gib=20), machine(0), "target", "set kv_cache_gib to 8 instead of 20"),
         (alone(kv_cache_gib=0.5), machine(0), "target", "set kv_cache_gib to 1 or more"),
-        (alone(max_model_len=1024, core=7), machine(0), "target", "core 7 is not among those this process may use; name some of 0-1"),
+        (alone(max_model_len=1024, core=7), machine(0), "target", "core 7 is not available to this process; name some of 0-1"),
         (alone(max_model_len=1024, enable_chunked_prefill=True), machine(0),
-         "target", "vLLM dies of a seeded request whose prefill is split; leave it out: prompts are then computed whole"),
+         "target", "vLLM crashes on a seeded request whose prefill is split; leave it out, so that prompts are computed whole"),
         (alone(max_model_len=1024, max_num_batched_tokens=512), machine(0),
          "target", "an iteration must hold a whole prompt; leave it out, or set it to at least max_model_len, which is 1024"),
         (alone(max_num_batched_tokens=512), machine(0), "target", "at least max_model_len, which is 8192"),
@@ -348,9 +348,7 @@ def test_check_raises_one_sentence_for_the_first_fatal_finding() -> None:
     specs = {"target": VllmSpec(model="bundled:tiny-target", devices=(1,))}
     with pytest.raises(GraphError) as error:
         check(specs, machine())
-    assert str(error.value) == (
-        "engine 'target': it needs GPU 1, but this machine has GPU 0; set devices or tensor_parallel_size to what is there"
-    )
+    assert str(error.value) == ("engine 'target': it needs GPU 1, but this machine has GPU 0; set devices or tensor_parallel_size to match")
     with pytest.raises(GraphError, match="no bundled model is named 'tiny'"):
         check({"target": VllmSpec(model="bundled:tiny")}, machine())
     with pytest.raises(GraphError, match="no such directory: /no/where"):

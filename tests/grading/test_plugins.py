@@ -57,7 +57,7 @@ def test_it_grades(installed: None) -> None:
         assert grader.grade("bag", "b c", "a b").correct is False
         failed = grader.grade("bag", "fail", "a b")
         assert (failed.correct, failed.why) == (False, "the comparison ended with RuntimeError")
-        assert grader.grade("bag", "loop", "a b").why == "not compared within 1 s of computing"
+        assert grader.grade("bag", "loop", "a b").why == "not compared within 1 s of CPU time"
         assert grader.grade("math", "1/2", "0.5").correct is True
 
 

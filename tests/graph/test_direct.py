@@ -98,9 +98,9 @@ MORE = {"kind": "generate", "engine": "target", "unit": "step", "max_tokens": 8,
         ({"before": {"guide": GUIDE, "more": {**GUIDE, "after": "guide"}}}, "this one also has `more`"),
         (
             {"after": {"more": MORE, "answer": {"kind": "answer", "engine": "target", "after": "more"}}},
-            "needs a graph of a loop, at most one guidance before it, and an answer after it; this one also has `more`",
+            "works only in graphs of the form [guidance], repeat, answer; this one also has `more`",
         ),
-        ({"before": {"boundary": GUIDE}}, "adds a stage named `boundary`; give the one of that name another"),
+        ({"before": {"boundary": GUIDE}}, "adds a stage named `boundary`; rename yours"),
     ],
 )
 def test_a_graph_of_another_form_is_refused(parts: dict[str, Any], says: str) -> None:

@@ -32,7 +32,7 @@ def test_they_hold_where_set_says_nothing_and_for_that_graph_alone(tmp_path: Pat
     ("params", "said"),
     [
         ("{scot: {candidatez: 3}}", r"engines.yaml, line 1: \$.params.scot.candidatez: the graph has no such param; did you mean `cand"),
-        ("{adapter: selection}", r"\$.params.adapter: expected the params of a graph called `adapter`, such as scot: {adapter: selection}"),
+        ("{adapter: selection}", r"\$.params.adapter: expected the params of a graph named `adapter`, such as scot: {adapter: selection}"),
         ("3", r"\$.params: expected a mapping, got `int`"),
     ],
 )

@@ -39,8 +39,8 @@ def flaws(text: str, tmp_path: Path) -> list[str]:
 def test_names_params_keys_and_values_of_all_stages_at_once(tmp_path: Path) -> None:
     found = flaws(BAD.replace("{engines}", "engines.yaml").replace("{{", "{").replace("}}", "}"), tmp_path)
     assert found[:2] == [
-        "line 1: $.name: 'Odd Name' is not a valid name of a graph; expected lower-case letters, digits, - and _, a letter first",
-        "line 2: $.params.unused: nothing uses this param; write `$unused` where it belongs or drop it",
+        "line 1: $.name: 'Odd Name' is not a valid name of a graph; expected lower-case letters, digits, - and _, beginning with a letter",
+        "line 2: $.params.unused: this param is unused; write `$unused` where it belongs, or drop it",
     ]
     assert [each.split(": ", 2)[:2] for each in found[2:]] == [
         ["line 5", "$.stages.guidance"],

@@ -54,17 +54,17 @@ def test_a_graph_needs(graph: str, settings: tuple[str, ...], needs: dict[str, s
     [
         (
             "options",
-            "gives no log probabilities, of which the stage `verify` makes its verdict; take a server that",
+            "returns no log probabilities, which stage `verify` needs for its verdict; use a server that",
         ),
         (
             "continues",
-            "cannot write on in a thought that was begun, as the stage `guidance` has it do; take a server with",
+            "cannot continue a partial reply, which stage `guidance` needs; use a server with",
         ),
         (
             "marks",
-            "hides the mark that closes a thought, a special token of its model, at which the stage `guidance` ends",
+            "hides the closing reasoning tag, a special token of its model, at which stage `guidance` stops",
         ),
-        ("top_k", "does not honour `top_k`, which the stage `guidance` sets to 20; leave that out or take another engine"),
+        ("top_k", "does not support `top_k`, which stage `guidance` sets to 20; leave that out or use another engine"),
     ],
 )
 def test_what_is_said_names_engine_stage_and_remedy(need: str, said: str) -> None:

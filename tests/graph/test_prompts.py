@@ -72,7 +72,7 @@ def test_a_text_may_begin_with_a_dollar_sign(tmp_path: Path) -> None:
 
 
 def test_a_stage_cannot_have_other_marks_of_a_thought_than_its_graph(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match=r"verify\.prompts\.thought: all stages of a graph share one pair of marks"):
+    with pytest.raises(GraphError, match=r"verify\.prompts\.thought: all stages of a graph share one pair of reasoning tags"):
         graph_with(tmp_path, verify="{thought: {open: <a>, close: </a>}}")
     assert (
         stage_of(graph_with(tmp_path, "prompts: {thought: {open: <a>, close: </a>}}", "{system: Hm.}"), "verify").prompts.thought.open
@@ -105,16 +105,16 @@ def test_braces_that_are_not_doubled_stand_for_themselves() -> None:
 @pytest.mark.parametrize(
     ("prompts", "what"),
     [
-        ('{problem: "Solve it."}', r"\$\.prompts\.problem: has no place for the problem; write {{problem}} where it belongs"),
-        ('{problem: "{{problem}} {{answer}}"}', r"\$\.prompts\.problem: has an unknown place {{answer}}; known are `problem`"),
-        ('{problem: "{{problem}} in \\\\boxed{{}}"}', r"\$\.prompts\.problem: has an unknown place {{}}; known are `problem`"),
-        ('{problem: "{{problem}} {{problem}}"}', r"\$\.prompts\.problem: has the place {{problem}} 2 times; say it once"),
-        ('{choose: {turn: "Which?"}}', r"\$\.prompts\.choose\.turn: has no place for the candidates"),
-        ('{choose: {turn: "{{candidates}}{{thought}}"}}', r"\$\.prompts\.choose\.turn: has an unknown place {{thought}}"),
-        ("{choose: {form: alone}}", r"\$\.prompts\.choose\.turn: has no place for the problem"),
-        ('{score: {form: alone, turn: "{{problem}}"}}', r"\$\.prompts\.score\.turn: has no place for the thought"),
-        ('{choose: {candidate: "{{candidate}}"}}', r"\$\.prompts\.choose\.candidate: has no place for the label"),
-        ('{choose: {none: "0: none {{candidates}}"}}', r"\$\.prompts\.choose\.none: has an unknown place {{candidates}}"),
+        ('{problem: "Solve it."}', r"\$\.prompts\.problem: has no placeholder for the problem; write {{problem}} where it belongs"),
+        ('{problem: "{{problem}} {{answer}}"}', r"\$\.prompts\.problem: has an unknown placeholder {{answer}}; known are `problem`"),
+        ('{problem: "{{problem}} in \\\\boxed{{}}"}', r"\$\.prompts\.problem: has an unknown placeholder {{}}; known are `problem`"),
+        ('{problem: "{{problem}} {{problem}}"}', r"\$\.prompts\.problem: has the placeholder {{problem}} 2 times; use it once"),
+        ('{choose: {turn: "Which?"}}', r"\$\.prompts\.choose\.turn: has no placeholder for the candidates"),
+        ('{choose: {turn: "{{candidates}}{{thought}}"}}', r"\$\.prompts\.choose\.turn: has an unknown placeholder {{thought}}"),
+        ("{choose: {form: alone}}", r"\$\.prompts\.choose\.turn: has no placeholder for the problem"),
+        ('{score: {form: alone, turn: "{{problem}}"}}', r"\$\.prompts\.score\.turn: has no placeholder for the thought"),
+        ('{choose: {candidate: "{{candidate}}"}}', r"\$\.prompts\.choose\.candidate: has no placeholder for the label"),
+        ('{choose: {none: "0: none {{candidates}}"}}', r"\$\.prompts\.choose\.none: has an unknown placeholder {{candidates}}"),
         ('{choose: {labels: ["1", "2", "1"]}}', r"\$\.prompts\.choose\.labels: names '1' twice"),
         ('{score: {labels: ["1", "2"]}}', r"\$\.prompts\.score\.labels: expected `array` of length >= 10"),
         ("{choose: {form: beside}}", r"\$\.prompts\.choose\.form: unknown value `beside`; known are `alone`, `appended`"),

@@ -145,10 +145,10 @@ def test_a_template_runs_in_a_sandbox_and_its_failure_is_one_sentence(tmp_path: 
 @pytest.mark.parametrize(
     ("template", "what"),
     [
-        ("You are good.", "leaves out a message of the chat"),
-        ("{% for m in messages %}{{ m.role }}{% endfor %}", "leaves out a message of the chat"),
+        ("You are good.", "omits a message of the chat"),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", "omits a message of the chat"),
         ("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", "shows a message of the chat 2 times, not once"),
-        ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "leaves out a message of the chat"),
+        ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "omits a message of the chat"),
     ],
 )
 def test_a_template_that_drops_or_doubles_a_problem_is_refused_at_the_start(tmp_path: Path, template: str, what: str) -> None:
@@ -159,7 +159,7 @@ def test_a_template_that_drops_or_doubles_a_problem_is_refused_at_the_start(tmp_
 @pytest.mark.parametrize(
     ("template", "what"),
     [
-        ("{{ messages[0].content }}", "leaves out a message of the chat"),
+        ("{{ messages[0].content }}", "omits a message of the chat"),
         ("{% for m in messages | reverse %}{{ m.content }}{% endfor %}", "changes the order of the messages"),
     ],
 )
@@ -218,5 +218,5 @@ def test_a_template_that_knows_no_message_of_the_system_fails_the_chain_alone(ro
     tokenizer._hf.chat_template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + R1_STYLE
     builder = PromptBuilder(tokenizer)
     assert builder.generation("2+2?", (), HISTORY[1:])
-    with pytest.raises(RequestRefused, match=r"cannot say the messages before the problem \(system, user, assistant\): .*no system"):
+    with pytest.raises(RequestRefused, match=r"cannot render the messages before the problem \(system, user, assistant\): .*no system"):
         builder.generation("2+2?", (), HISTORY)

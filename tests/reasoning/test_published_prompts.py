@@ -171,7 +171,7 @@ def test_a_label_of_two_tokens_is_named() -> None:
 
 
 def test_marks_that_the_tokenizer_does_not_have_are_named() -> None:
-    with pytest.raises(GraphError, match=r"its tokenizer has no token '\[/THINK\]', which `prompts.thought` names"):
+    with pytest.raises(GraphError, match=r"its tokenizer has no token '\[/THINK\]', set in `prompts\.thought`"):
         builder_of(R1, Prompts(thought=Marks(open="[THINK]", close="[/THINK]")))
 
 

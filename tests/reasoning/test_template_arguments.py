@@ -44,7 +44,7 @@ def test_a_model_that_is_told_not_to_think_replies_behind_an_empty_thought() -> 
 
 
 def test_an_argument_that_the_template_does_not_read_is_refused() -> None:
-    with pytest.raises(GraphError, match="its chat template does not read `enable_thinkin`, which chat_template_kwargs names"):
+    with pytest.raises(GraphError, match="its chat template does not use `enable_thinkin`, set in chat_template_kwargs"):
         qwen3(enable_thinkin=False)
 
 
@@ -79,11 +79,11 @@ def test_a_server_that_chats_is_told_in_every_request(given: str) -> None:
     ("fields", "flaw"),
     [
         ({"extra": {"model": "x"}}, "extra must not hold `model`: each request has its own"),
-        ({"extra": {"temperature": 1}}, "extra must not hold `temperature`: the graph says it"),
+        ({"extra": {"temperature": 1}}, "extra must not hold `temperature`: the graph sets it"),
         ({"extra": {"max_completion_tokens": 5}, "max_tokens_key": "max_completion_tokens"}, "must not hold `max_completion_tokens`"),
-        ({"extra": {"chat_template_kwargs": {}}, "chat_template_kwargs": {"a": 1}}, "it stands beside `extra` as well; name it once"),
+        ({"extra": {"chat_template_kwargs": {}}, "chat_template_kwargs": {"a": 1}}, "it is also set next to `extra`; set it once"),
         ({"extra": {"chat_template_kwargs": [1]}}, "extra.chat_template_kwargs must be a mapping"),
-        ({"extra": {"x": float("inf")}}, "extra.x is inf, which JSON has not"),
+        ({"extra": {"x": float("inf")}}, "extra.x is inf, which JSON cannot represent"),
     ],
 )
 def test_fields_that_a_request_has_anyway_are_refused(fields: dict[str, Any], flaw: str) -> None:

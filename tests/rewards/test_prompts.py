@@ -110,7 +110,7 @@ def test_the_mark_of_the_end_of_a_thought_is_the_reward_model_s_own() -> None:
             TextPrompt(begin="{problem}", step="{step}", bad="--"),
             r"f.yaml: \$.prompt.bad: '--' is 2 tokens of this model; an answer must be one",
         ),
-        (ChatPrompt(good="-"), r"`good` and `bad` are one token, '-'; name two"),
+        (ChatPrompt(good="-"), r"`good` and `bad` are the same token, '-'; choose two"),
     ],
 )
 def test_answers_must_be_two_single_tokens(prompt: TextPrompt | ChatPrompt, message: str) -> None:

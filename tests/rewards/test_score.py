@@ -264,7 +264,7 @@ def test_a_simulated_reward_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "prm.yaml"
     engine = "{backend: sim, model: m, device: {name: d, flops_per_s: 1, bytes_per_s: 1}, parameters: 1, kv_bytes_per_token: 1}"
     path.write_text(f"reward: {engine}\nprompt: {{form: chat}}\n")
-    with pytest.raises(GraphError, match=r"prm.yaml: \$.reward: is simulated, and its rewards would mean nothing"):
+    with pytest.raises(GraphError, match=r"prm.yaml: \$.reward: is simulated, so its rewards would be meaningless"):
         score_run(tmp_path, path)
 
 

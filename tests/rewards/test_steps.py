@@ -132,7 +132,7 @@ def test_a_folder_without_steps(tmp_path: Path) -> None:
 
 
 def test_steps_out_of_order(tmp_path: Path, row: Callable[..., Any]) -> None:
-    with pytest.raises(InputError, match=r"steps: chain 'a#0' has its step 1 after step 2: what stood before a step cannot be told"):
+    with pytest.raises(InputError, match=r"steps: chain 'a#0' has its step 1 after step 2: the text before a step cannot be determined"):
         rounds_of(folder_of(tmp_path, row("a", 2, "x"), row("a", 1, "y")))
 
 
@@ -140,7 +140,7 @@ def test_an_input_that_changed_moved_or_went(tmp_path: Path, row: Callable[..., 
     folder = folder_of(tmp_path, row("a", 1, "x"))
     file, path = RunFile.read(folder), tmp_path / "problems.csv"
     moved = path.rename(tmp_path / "moved.csv")
-    with pytest.raises(InputError, match=r"problems.csv: the input of this run is not here; say with --input where it is now"):
+    with pytest.raises(InputError, match=r"problems.csv: the input of this run is not here; give its path with --input"):
         open_input(folder, file, None)
     assert [each.problem for each in StepsToScore(folder, file, open_input(folder, file, moved))] == ["Problem A?"]
     moved.write_text(moved.read_text().replace("Problem A?", "Problem C?"))

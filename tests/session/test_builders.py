@@ -43,6 +43,6 @@ class Halves:
 
 
 def test_an_engine_of_one_s_own_without_a_tokenizer_is_one_sentence() -> None:
-    said = r"engines: .target. has no `tokenizer`, `aclose` \(a Halves\); `pipeline.engine.Engine` says what it must have"
+    said = r"engines: .target. has no `tokenizer`, `aclose` \(a Halves\); `pipeline.engine.Engine` describes what it needs"
     with pytest.raises(UsageError, match=f"^{said}$"):
         pipeline.solve("target", [{"problem": "1 + 1?"}], engines={"target": Halves()})

@@ -52,15 +52,15 @@ def spoil(path: Path) -> None:
 
 
 CHANGES: dict[str, tuple[Change, str]] = {
-    "cut": (cut, "it had 700 rows and has 400"),
-    "appended": (append, "it had 700 rows and has more"),
-    "doubled": (double, "it had 700 rows and has more"),
-    "edited": (edit, "row 651 is another one"),
-    "swapped": (swap, "row 601 is another one"),
-    "spoilt": (spoil, "row 691 is another one"),
-    "reformatted": (lambda path: path.write_bytes(path.read_bytes().replace(b":", b": ")), "its rows are the same, and its bytes are not"),
+    "cut": (cut, "it had 700 rows and now has 400"),
+    "appended": (append, "it had 700 rows and now has more"),
+    "doubled": (double, "it had 700 rows and now has more"),
+    "edited": (edit, "row 651 differs"),
+    "swapped": (swap, "row 601 differs"),
+    "spoilt": (spoil, "row 691 differs"),
+    "reformatted": (lambda path: path.write_bytes(path.read_bytes().replace(b":", b": ")), "its rows are the same, but its bytes differ"),
     "gone": (Path.unlink, "no such file"),
-    "empty": (lambda path: path.write_bytes(b""), "it had 700 rows and has 0"),
+    "empty": (lambda path: path.write_bytes(b""), "it had 700 rows and now has 0"),
 }
 
 
@@ -133,7 +133,7 @@ def test_parquet_is_compared_too(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "p.parquet")
     shorter = changed_meanwhile(tmp_path / "p.parquet", lambda path: pq.write_table(table.slice(0, 500), path))
     result = solved(tmp_path / "p.parquet", tmp_path / "run", shorter)
-    assert (result.exit_code, "it had 600 rows and has 500" in str(result.error)) == (1, True)
+    assert (result.exit_code, "it had 600 rows and now has 500" in str(result.error)) == (1, True)
 
 
 def test_a_file_that_is_written_while_it_is_checked_is_refused(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_file_that_is_written_while_it_is_checked_is_refused(tmp_path: Path) -
 
     path = write_problems(tmp_path)
     open_problems(path).check()
-    with pytest.raises(InputError, match="is being written; start the run when it is complete"):
+    with pytest.raises(InputError, match="is still being written; start the run when it is complete"):
         Written(path, {}, ALL).check()
 
 

@@ -105,8 +105,8 @@ def test_an_engine_that_cannot_interrupt_writes_to_the_end(tmp_path: Path, monke
     result = in_loop(main, virtual=True)
     assert {(row["mode"], row["decision"]) for row in rows(result, "steps")} == {("direct", "written")}
     assert result.notices == (
-        "engine 'target': cannot interrupt a request: what it writes alone is not switched to speculation before its end; "
-        "take an engine that can, or `--set speculate=always`",
+        "engine 'target': cannot interrupt a request, so a response of the target alone is not switched to speculation before its end; "
+        "use an engine that can, or `--set speculate=always`",
     )
 
 

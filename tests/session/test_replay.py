@@ -161,7 +161,7 @@ def test_a_raised_threshold_stops_at_the_fallback_and_a_lowered_one_behind_it(re
     }
     lowered = replay(recorded("specreason"), tmp_path / "lowered", settings=("threshold=0",))
     assert set(unanswered(lowered.folder).values()) == {"draft"}
-    assert "the recorded call had another prompt: the chain went another way before it" in failures(lowered.folder)[0].message
+    assert "the recorded call had a different prompt: the chain took another path before" in failures(lowered.folder)[0].message
     assert not any(row["decision"] == "fallback" for row in rows(lowered.folder, "steps"))
 
 
@@ -190,7 +190,7 @@ def test_fewer_problems_samples_and_candidates_need_no_new_text_as_far_as_they_g
     assert set(unanswered(three.folder).values()) == {"verify"}  # other candidates to choose from are another question
     more = replay(before, tmp_path / "more", settings=("candidates=7",))
     assert set(unanswered(more.folder).values()) == {"draft"}
-    assert "the call asks for 7 candidates, of which 5 were recorded" in failures(more.folder)[0].message
+    assert "the call asks for 7 candidates, but 5 were recorded" in failures(more.folder)[0].message
 
 
 @pytest.mark.slow
@@ -217,7 +217,7 @@ def test_a_longer_limit_needs_new_text_where_the_recorded_one_was_cut(recorded: 
 @pytest.mark.parametrize(
     ("settings", "stage", "why"),
     [
-        (("temperature=0.7",), "guidance", "the call asks with another temperature than the recorded one"),
+        (("temperature=0.7",), "guidance", "the call has a different temperature than the recorded one"),
         (("guidance_tokens=0",), "draft", "the recorded run made no such call"),
     ],
 )
@@ -351,7 +351,7 @@ def test_a_replay_goes_on_after_it_was_stopped(recorded: Callable[[str], Path], 
 
 def test_a_replay_is_not_replayed(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     first = replay(recorded("target"), tmp_path / "first")
-    with pytest.raises(GraphError, match=rf"is a replay itself; replay what it replays: replay:{recorded('target')}"):
+    with pytest.raises(GraphError, match=rf"is itself a replay; replay the original run: replay:{recorded('target')}"):
         replay(first.folder, tmp_path / "second", graph="target", input=recorded("target").parent / "problems.jsonl")
 
 

@@ -244,8 +244,8 @@ def test_a_run_over_a_sample_goes_on_over_the_same_one(wholes: dict[str, Path], 
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        ({"random": "0"}, "--random 0: expected N or N:SEED, with N 1 or more"),
-        ({"random": "10:x"}, "--random 10:x: expected N or N:SEED, with N 1 or more"),
+        ({"random": "0"}, "--random 0: expected N or N:SEED, with N at least 1"),
+        ({"random": "10:x"}, "--random 10:x: expected N or N:SEED, with N at least 1"),
         ({"random": "2", "limit": 3}, "--random 2 and --limit 3: give only one of them"),
     ],
 )

@@ -216,7 +216,7 @@ def test_a_replay_answers_what_was_asked_of_the_same_adapter(tmp_path: Path) -> 
     assert {row["adapter"] for row in rows(same, "calls")} == {None, "selection"}
     assert other.done == 0
     assert {row["error_stage"] for row in rows(other, "chains")} == {"verify"}
-    assert "or another adapter" in rows(other, "chains")[0]["error_message"]
+    assert "another wording or adapter" in rows(other, "chains")[0]["error_message"]
 
 
 def test_a_run_goes_on_with_its_adapters_alone(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_run_goes_on_with_its_adapters_alone(tmp_path: Path) -> None:
         (
             "scot",
             ("adapter=selection",),
-            r"stages\.verify\.adapter: the engine `target` has no adapter named `selection`; none is named under",
+            r"stages\.verify\.adapter: the engine `target` has no adapter named `selection`; its engines file lists none",
         ),
         (
             "specreason",
@@ -245,7 +245,7 @@ def test_a_run_goes_on_with_its_adapters_alone(tmp_path: Path) -> None:
             r"stages\.verify\.adapter: the engine `target` has no adapter named `other`; it has `selection`$",
         ),
         ("speccot", (LISTED, "stages.draft.adapter=selection"), "the engine `draft` has no adapter named `selection`"),
-        ("speccot", (LISTED, "stages.reason.adapter=selection"), r"\.reason\.adapter: a `repeat` calls no engine; name the adapter on"),
+        ("speccot", (LISTED, "stages.reason.adapter=selection"), r"\.reason\.adapter: a `repeat` calls no engine; set the adapter on"),
         ("speccot", (LISTED, "adapter=3"), r"--set adapter=3: expected `str \| null`, got `int`"),
         ("speccot", ("engines.target.adapters=['']",), r"adapters\[0\]: expected `str` of length >= 1"),
     ],

@@ -39,7 +39,7 @@ def statistics(result: SessionResult, engine: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("schedule", ["pipelined", "lockstep", "sequential"])
-@pytest.mark.parametrize(("fault", "words"), [("dies", "it was told to"), ("hangs", "it computed nothing for")])
+@pytest.mark.parametrize(("fault", "words"), [("dies", "as configured"), ("hangs", "it computed nothing for")])
 def test_an_engine_that_fails_is_restarted_and_no_answer_changes(
     tmp_path: Path, calm: SessionResult, schedule: Any, fault: str, words: str
 ) -> None:
@@ -64,7 +64,7 @@ def test_an_engine_that_fails_is_restarted_and_no_answer_changes(
 def test_an_engine_that_dies_too_often_ends_the_run_with_its_last_words(tmp_path: Path) -> None:
     settings = ("engines.draft.faults.dies_after_calls=10", "engines.draft.max_restarts=2")
     result = solve(tmp_path, settings=settings)
-    words = "engine 'draft' died: it was told to, by dies_after_calls=10; it was restarted 2 times, and max_restarts=2 allows no more"
+    words = "engine 'draft' died: as configured by dies_after_calls=10; it was restarted 2 times, and max_restarts=2 allows no more"
     assert (result.exit_code, str(result.error)) == (1, words)
     assert result.run.error == words
     assert statistics(result, "draft")["restarts"] == 2
@@ -74,7 +74,7 @@ def test_an_engine_that_dies_too_often_ends_the_run_with_its_last_words(tmp_path
 
 def test_without_restarts_the_first_death_ends_the_run(tmp_path: Path) -> None:
     result = solve(tmp_path, settings=("engines.draft.faults.dies_after_calls=10", "engines.draft.max_restarts=0"))
-    assert (result.exit_code, str(result.error)) == (1, "engine 'draft' died: it was told to, by dies_after_calls=10")
+    assert (result.exit_code, str(result.error)) == (1, "engine 'draft' died: as configured by dies_after_calls=10")
     assert {len(call) for call in attempts(result, "draft")} == {1}
 
 

@@ -123,9 +123,9 @@ def test_a_key_that_expires_stops_the_run_and_burns_no_chain(tmp_path: Path, cal
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        (status(503), "no server of it has answered for reconnect_s=2"),
-        (raw(b"<html>"), "no server of it has sent a valid answer for 2 s"),
-        (hang, "no server of it has answered for reconnect_s=2"),
+        (status(503), "none of its servers has answered for reconnect_s=2"),
+        (raw(b"<html>"), "none of its servers has sent a valid answer for 2 s"),
+        (hang, "none of its servers has answered for reconnect_s=2"),
     ],
     ids=["503", "HTML", "hangs"],
 )

@@ -59,7 +59,7 @@ def test_a_server_that_is_busy_or_broken_now_and_then_loses_nothing(tmp_path: Pa
 def test_a_server_that_does_not_know_a_way_of_sampling_is_refused_before_a_chain_starts(tmp_path: Path) -> None:
     with small_server.small_server(small_server.HOSTED, HFTokenizer(str(MODELS / "tiny-target"))) as hosted:
         engines = servers_file(tmp_path, model="tiny", more=", max_model_len: 512", **both(hosted))
-        what = "engine '%s': does not honour `top_k`, which the stage `%s` sets to 20; leave that out or take another engine"
+        what = "engine '%s': does not support `top_k`, which stage `%s` sets to 20; leave that out or use another engine"
         with pytest.raises(GraphError) as caught:
             solve_with(engines, tmp_path / "run", limit=2, settings=("top_k=20",))
         assert str(caught.value).splitlines() == [what % about for about in (("target", "guidance"), ("draft", "draft"))]

@@ -45,9 +45,9 @@ def arguments(folder: Path, template: str, problems: Path = TEST_SET) -> Iterato
 @pytest.mark.parametrize(
     ("template", "what"),
     [
-        (ENDLESS, "its chat template fails: it computes for more than 2 s"),
+        (ENDLESS, "its chat template fails: it runs for more than 2 s"),
         ("{{ raise_exception('no') }}", "its chat template fails: no"),
-        ("You are good.", "its chat template: leaves out a message of the chat"),
+        ("You are good.", "its chat template: omits a message of the chat"),
         (
             "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}",
             "its chat template: shows a message of the chat 2 times, not once",

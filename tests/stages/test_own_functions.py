@@ -74,9 +74,9 @@ def test_a_name_of_ours_is_not_taken() -> None:
     def math(answer: str, reference: str) -> bool:
         return True
 
-    with pytest.raises(UsageError, match="a built-in kind of stage is called 'choose'"):
+    with pytest.raises(UsageError, match="'choose' is a built-in kind of stage"):
         pipeline.judge(choose)
-    with pytest.raises(UsageError, match="a built-in grader is called 'math'"):
+    with pytest.raises(UsageError, match="'math' is a built-in grader"):
         pipeline.grader(math)
     with pytest.raises(UsageError, match="unknown kind `never_heard_of`"):
         solve("never_heard_of")

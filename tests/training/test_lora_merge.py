@@ -78,7 +78,7 @@ def test_an_adapter_of_another_model(tmp_path: Path) -> None:
     adapter = noisy(tmp_path / "mine")
     with pytest.raises(UsageError) as caught:
         merge(MergeRequest(adapter=adapter, output=tmp_path / "out", model="bundled:tiny-draft"))
-    assert f"the adapter {adapter} is one of another model: " in str(caught.value)
+    assert f"the adapter {adapter} belongs to another model: " in str(caught.value)
     assert "(bundled:tiny-draft); name an adapter that was trained on this model" in str(caught.value)
 
 
@@ -118,7 +118,7 @@ def test_the_adapter_of_another_bundled_model(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         merge(MergeRequest(adapter=Path("bundled:tiny-selection"), output=tmp_path / "out", model="bundled:wordy-target"))
     assert str(caught.value) == (
-        "the adapter bundled:tiny-selection is one of another model: its adapter_config.json says that it was trained on "
+        "the adapter bundled:tiny-selection belongs to another model: its adapter_config.json says that it was trained on "
         "bundled:tiny-target, and the model is bundled:wordy-target; name an adapter that was trained on this model"
     )
 

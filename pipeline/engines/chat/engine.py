@@ -81,7 +81,7 @@ class ChatEngine:
             "servers": (server.url,),
             "api": "chat",
             "cannot": spec.cannot,
-            "doubts": ("whether the server shortens the messages that it is sent cannot be known: its tokens are not",),
+            "doubts": ("it is unknown whether the server truncates messages: its tokens are unknown",),
         }
         self._meter = UsageMeter()
         self._exit_reason: str | None = None

@@ -30,8 +30,8 @@ class Asked(NamedTuple):
 
 
 class ChatTokenizer(SimTokenizer):
-    """The `Tokenizer` contract for servers that tell nothing of their tokens: three bytes are one, and turns have marks of their own. A
-    message of the system is a user's turn before that of the user."""
+    """The `Tokenizer` contract for servers that do not report token ids: three bytes count as one token, and turns have their own markers.
+    A system message becomes a user turn before the user's."""
 
     vocabulary = "chat-bytes-3"
 
@@ -40,7 +40,7 @@ def asked_of(request: Request, tokenizer: ChatTokenizer) -> Asked:
     """The chat that `request` asks for; raises `RequestRefused` for one that no chat can carry."""
     *said, last = _turns(request.prompt_ids, tokenizer)
     if request.scored_ids:
-        raise RequestRefused("a server with chat completions alone gives no log probabilities of a prompt")
+        raise RequestRefused("a server with only chat completions returns no log probabilities of a prompt")
     if request.option_ids:
         options = tuple(tokenizer.decode([id_]) for id_ in request.option_ids)
         question = _message(said[-1], len(said) - 1, said)
@@ -50,7 +50,7 @@ def asked_of(request: Request, tokenizer: ChatTokenizer) -> Asked:
         thought = f"{last.thought.strip()}\n\n{last.answer.strip()}".strip()
         return Asked((*_messages(said), Message("assistant", thought), Message("user", FINAL)), thinks=False)
     if last.thought.strip():
-        raise RequestRefused("a server with chat completions alone cannot write on in a thought that was begun")
+        raise RequestRefused("a server with only chat completions cannot continue a partial reply")
     return Asked(_messages(said), thinks=True)
 
 
@@ -98,20 +98,20 @@ def conclusion(content: str) -> str:
 
 
 def option_in(content: str, options: Sequence[str]) -> int | None:
-    """Which of the options a reply names: the last one that stands by itself in its text; None where there is none."""
+    """Which of the options a reply names: the last one that appears by itself in its text; None where there is none."""
     plain = content.rpartition(THINK_CLOSE)[2]
     found = re.findall("|".join(rf"(?<![\w.]){re.escape(option.strip())}(?!\w|\.\d)" for option in options), plain)
     return [option.strip() for option in options].index(found[-1]) if found else None
 
 
 class Turn(NamedTuple):
-    """One turn of a prompt, of the user or of the assistant (`mark`)."""
+    """One turn of a prompt, by the user or by the assistant (`mark`)."""
 
     mark: str
     thought: str
-    """All of its text, up to the mark that closes a thought."""
+    """All of its text, up to the closing reasoning tag."""
     closed: bool
-    """Whether there is such a mark; a text that only spells it out is none."""
+    """Whether there is such a tag; text that merely spells it out does not count."""
     answer: str
     """The text after it."""
 

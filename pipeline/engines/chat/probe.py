@@ -32,10 +32,10 @@ async def check_model(where: str, server: Server, spec: ChatSpec) -> None:
     refuse_closed(where, server, spec.api_key_env, reply)
     if not reply.ok and reply.status not in (429, 503):
         said = server_error_of(reply).text
-        remedy = "max_tokens_key, send_sampling, chat_template_kwargs and extra say what is sent"
-        raise GraphError(where, f"{server.url} refuses a small chat with {spec.model!r} (status {reply.status}): {said}; {remedy}")
+        remedy = "max_tokens_key, send_sampling, chat_template_kwargs and extra determine what is sent"
+        raise GraphError(where, f"{server.url} rejects a small chat with {spec.model!r} (status {reply.status}): {said}; {remedy}")
     if nonsense := _nonsense_in(reply):
-        raise GraphError(where, f"{server.url} does not answer a chat with {spec.model!r} (it {server.quote(nonsense)}); correct base_url")
+        raise GraphError(where, f"{server.url} does not answer a chat with {spec.model!r} (it {server.quote(nonsense)}); check base_url")
 
 
 async def lasting_nonsense(server: Server, spec: ChatSpec) -> str | None:

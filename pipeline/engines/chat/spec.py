@@ -42,15 +42,15 @@ class ChatSpec(EngineSpec, frozen=True, kw_only=True, tag="chat"):
     """Maximum number of requests sent to the server at once."""
 
     def __post_init__(self) -> None:
-        """Refuse fields that a request has without them."""
+        """Reject fields that every request already has."""
         check_template_arguments(self.chat_template_kwargs)
         own = dict.fromkeys(
             ("model", "messages", "n", "stream", "stream_options", "max_tokens", self.max_tokens_key), "each request has its own"
         )
         if self.send_sampling:
-            own |= dict.fromkeys(("temperature", "top_p", "seed"), "the graph says it; `send_sampling: false` leaves it to the server")
+            own |= dict.fromkeys(("temperature", "top_p", "seed"), "the graph sets it; `send_sampling: false` leaves it to the server")
         if self.chat_template_kwargs:
-            own["chat_template_kwargs"] = "it stands beside `extra` as well; name it once"
+            own["chat_template_kwargs"] = "it is also set next to `extra`; set it once"
         check_json("extra", self.extra, own)
         if "chat_template_kwargs" in self.extra:
             told = self.extra["chat_template_kwargs"]
@@ -65,5 +65,5 @@ class ChatSpec(EngineSpec, frozen=True, kw_only=True, tag="chat"):
 
     @property
     def cannot(self) -> tuple[str, ...]:
-        """A verdict is read from a reply, in place of log probabilities of the options."""
+        """A verdict is read from a reply, not from log probabilities of the options."""
         return ("continues", "scoring", "top_k", "min_p", "interrupt", *(() if self.send_sampling else ("top_p", "seeds")))

@@ -26,13 +26,13 @@ from pipeline.machine import Machine
 from pipeline.tasks import background_tasks, gather
 
 T = TypeVar("T")
-_SHORTENS = "whether the server shortens prompts"
-_SHORTENS_OR_ADDS = f"{_SHORTENS}, or puts a token before them (which `adds_bos` would say),"
+_SHORTENS = "whether the server truncates prompts"
+_SHORTENS_OR_ADDS = f"{_SHORTENS}, or prepends a token (which `adds_bos` would state),"
 
 
 @asynccontextmanager
 async def open_openai(specs: Mapping[str, OpenAISpec]) -> AsyncIterator[Mapping[str, OpenAIEngine]]:
-    """Open an engine for each role, all at once.
+    """Open an engine for each role, concurrently.
 
     Raises `GraphError` when a server cannot be reached, refuses the key, does not serve the model or cannot do what is needed.
     """
@@ -70,7 +70,7 @@ async def _within(role: str, spec: OpenAISpec, ask: Callable[[], Awaitable[T]]) 
     """What `ask` finds out about the servers of a role; raises `GraphError` where that takes longer than the spec allows."""
     with anyio.move_on_after(spec.startup_timeout_s):
         return await ask()
-    what = f"its servers did not say what they can do within startup_timeout_s={spec.startup_timeout_s:g}; set more where they need more"
+    what = f"its servers did not say what they can do within startup_timeout_s={spec.startup_timeout_s:g}; increase it if they need more"
     raise GraphError(_where(role), what)
 
 
@@ -82,7 +82,7 @@ def _connect(role: str, spec: OpenAISpec, stack: AsyncExitStack) -> list[Server]
     where = _where(role)
     urls = [check_url(where, url) for url in ([spec.base_url] if isinstance(spec.base_url, str) else spec.base_url)]
     if not urls or len(set(urls)) < len(urls):
-        raise GraphError(where, "base_url must name at least one server, and none of them twice")
+        raise GraphError(where, "base_url must name at least one server, each of them once")
     key = read_key(where, spec.api_key_env)
     servers = [Server(where, url, key, spec.max_in_flight) for url in urls]
     tell_phase(role, f"connecting to {', '.join(server.url for server in servers)}")
@@ -123,7 +123,7 @@ def facts(deployment: Deployment, can: Capabilities, probed: Sequence[ProbedServ
         "prompts": can.prompts,
         "outputs": "ids" if can.returns_ids else "text, encoded here",
         "options": "exact" if can.exact_options else f"among the top {can.top_logprobs} tokens" if can.top_logprobs else "none",
-        "stops": "assumed: a text that stopped had the stop string it was sent" if by_text else "told by the server",
+        "stops": "assumed: a text that stopped ended at the stop string it was sent" if by_text else "reported by the server",
         "candidates": "all in one request" if MANY in can.fields else "a request each",
         "priorities": PRIORITY in can.fields,
         "prompt_tokens": "as sent" if can.counts_prompts else "not stated",
@@ -140,7 +140,7 @@ def _doubts(deployment: Deployment, can: Capabilities, probed: Sequence[ProbedSe
     said = [f"{url} answers as the model {name!r} where {asked!r} is asked for" for url, name in names if is_another_model(asked, name)]
     if not can.counts_prompts:
         known = can.prompts == "ids" or deployment.spec.adds_bos is not None
-        said.append(f"its answers do not say how many tokens were read: {_SHORTENS if known else _SHORTENS_OR_ADDS} cannot be known")
+        said.append(f"it does not report how many tokens it read: {_SHORTENS if known else _SHORTENS_OR_ADDS} cannot be determined")
     return {"doubts": tuple(said)} if said else {}
 
 

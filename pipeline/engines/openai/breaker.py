@@ -11,7 +11,7 @@ State = Literal["closed", "open", "half-open"]
 """Closed: it gets calls. Open: it gets none until a probe is due. Half-open: a probe is on its way."""
 Cause = Literal["errors", "silence", "refusal", "closure", "nonsense"]
 """Why it is open. Errors: calls fail, or it says that it is in trouble. Silence: no answer comes. Refusal: it refuses whatever it is asked.
-Closure: it says that it will go on to do so, for want of a key, of money, or of the model. Nonsense: what answers a probe speaks no such
+Closure: it says that it will keep doing so, for lack of a key, of credit, or of the model. Nonsense: what answers a probe speaks no such
 API, or not the one that it spoke at the start."""
 
 FAILURES_IN_ROW = 3

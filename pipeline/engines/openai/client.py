@@ -106,8 +106,8 @@ class _Error(Struct):
 
 
 class _Refusal(Struct):
-    """The body of a refusal: OpenAI, vLLM and llama.cpp put an object or a text into `error`, SGLang a `message` beside it,
-    FastAPI a `detail`. Each may hold anything, so that its JSON is kept as it is."""
+    """The body of a refusal: OpenAI, vLLM and llama.cpp put an object or a text into `error`, SGLang a `message` next to it, FastAPI a
+    `detail`. Each may hold anything, so that its JSON is kept as it is."""
 
     error: Raw = Raw()
     message: Raw = Raw()
@@ -177,10 +177,10 @@ def check_url(where: str, url: str) -> str:
     parts = urlsplit(url)
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        what = f"base_url must be an address alone, {shown}, as run.json keeps it; api_key_env names the variable that holds a key"
+        what = f"base_url must be a plain URL, {shown}, because run.json records it; api_key_env names the variable that holds a key"
         raise GraphError(where, what)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise GraphError(where, f"base_url {url!r} is not an address such as http://127.0.0.1:8000/v1")
+        raise GraphError(where, f"base_url {url!r} is not a URL such as http://127.0.0.1:8000/v1")
     return url.rstrip("/")
 
 
@@ -246,12 +246,12 @@ class Server:
         return None if reply.streamed else reply
 
     async def send(self, path: str, body: Mapping[str, Any], longest: int) -> Reply:
-        """The reply of at most `longest` bytes to a `body` sent to another endpoint, whose `path` stands below the base URL; raises
+        """The reply of at most `longest` bytes to a `body` sent to another endpoint, whose `path` is relative to the base URL; raises
         `Broken`."""
         return await self._send("POST", path, longest, msgspec.json.encode(body))
 
     async def get(self, path: str) -> Reply:
-        """The reply to a question about the server itself; `path` stands below its base URL or is a full address. Raises `Broken`."""
+        """The reply to a question about the server itself; `path` is relative to its base URL or is a full URL. Raises `Broken`."""
         with anyio.move_on_after(ASK_S):
             return await self._send("GET", path, MAX_FACTS_BYTES)
         raise Broken(f"at {self.url} has not answered GET {path} for {ASK_S:g} s")
@@ -311,7 +311,7 @@ def _staying_at(home: "httpx2.URL") -> "Callable[[httpx2.Request], Awaitable[Non
     async def stay(request: "httpx2.Request") -> None:
         url = request.url
         if (url.host, url.port, url.scheme) != (home.host, home.port, home.scheme):
-            raise Broken(f"redirects to {url}, to which nothing is sent; if that is the right server, name it in base_url")
+            raise Broken(f"redirects to {url}, which is not followed; if that is the right server, set base_url to it")
 
     return stay
 
@@ -329,7 +329,7 @@ def _bounding() -> "Callable[[httpx2.Response], Awaitable[None]]":
             async for chunk in self._stream:
                 length += len(chunk)
                 if length > self._longest:
-                    raise Oversized(f"sent an answer of more than {self._longest >> 10:,} KiB, the most that this request can have")
+                    raise Oversized(f"sent an answer of more than {self._longest >> 10:,} KiB, the maximum for this request")
                 yield chunk
 
         async def aclose(self) -> None:
@@ -337,7 +337,7 @@ def _bounding() -> "Callable[[httpx2.Response], Awaitable[None]]":
 
     async def bound(response: httpx2.Response) -> None:
         if response.headers.get("content-encoding", "").lower() not in ("", "identity"):
-            raise Oversized("sent a compressed answer, which nobody asked for")  # a few bytes of it may stand for gigabytes
+            raise Oversized("sent a compressed answer, which was not requested")  # a few bytes of it may stand for gigabytes
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = Bounded(response.stream, response.request.extensions[_MOST_BYTES])
 

@@ -39,7 +39,7 @@ BUSY_S = 1.0
 PADDING_IDS = 4096
 """Most ids that a model has beyond those of its tokenizer: vocabularies are padded to sizes that suit a processor."""
 _TIMED_OUT = 0.9
-"""A call that is cancelled after this share of `timeout_s`, or of `hang_s` without a word of its server, was given up because of that."""
+"""A call that is cancelled after this share of `timeout_s`, or of `hang_s` without anything from its server, counts as timed out."""
 
 
 class ServedTokenizer(HFTokenizer):
@@ -264,9 +264,9 @@ class OpenAIEngine:
 
     def _check_possible(self, request: Request) -> None:
         if request.scored_ids and SCORING not in self.can.fields:
-            raise RequestRefused(f"request {request.request_id!r}: the server of {self.role!r} gives no log probabilities of a prompt")
+            raise RequestRefused(f"request {request.request_id!r}: the server of {self.role!r} returns no log probabilities of a prompt")
         if request.option_ids and not self.can.top_logprobs:
-            raise RequestRefused(f"request {request.request_id!r}: the server of {self.role!r} gives no log probabilities to choose by")
+            raise RequestRefused(f"request {request.request_id!r}: the server of {self.role!r} returns no log probabilities to choose by")
 
     def _understand(self, request: Request, server: Server, read: Callable[[], T]) -> T:
         """The result of `read`, which decodes an answer; its errors become `Failed`, `ContextOverflow` or `RequestRefused`, without the key
@@ -357,7 +357,7 @@ class OpenAIEngine:
         except Failed as failed:
             return Probe("errors" if failed.cause == "busy" else failed.cause, failed.what)
         except ContextOverflow as overflow:
-            return Probe("refusal", f"at {server.url} refuses a prompt of a few tokens: {overflow}")
+            return Probe("refusal", f"at {server.url} rejects a prompt of a few tokens: {overflow}")
         except RequestRefused:
             return Probe(None)  # it answers, and withholds that
         return Probe("silence", f"at {server.url} has not answered a small request for {limit_s:.3g} s")

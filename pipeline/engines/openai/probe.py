@@ -140,8 +140,8 @@ async def find_model(where: str, server: Server, spec: OpenAISpec) -> ServedMode
     for name, served in spec.adapters.items():
         found = await served_model(where, server, models, served, ask, f" as the adapter {name!r}")
         if found.parent not in (None, spec.model):
-            what = f"{server.url} serves {served!r}, which is to be the adapter {name!r} of {spec.model!r},"
-            raise GraphError(where, f"{what} as one of {server.quote(found.parent)!r}; name another, or correct model")
+            what = f"{server.url} serves {served!r}, configured as the adapter {name!r} of {spec.model!r},"
+            raise GraphError(where, f"{what} as an adapter of {server.quote(found.parent)!r}; name another, or correct model")
     return await served_model(where, server, models, spec.model, ask)
 
 
@@ -151,10 +151,10 @@ async def listed_models(where: str, server: Server, api_key_env: str | None, mos
     try:
         reply = await _send_until_loaded(lambda: server.get("/models"), most_s)
     except Broken as error:
-        raise GraphError(where, f"the server {error}; start it, or correct base_url") from None
+        raise GraphError(where, f"the server {error}; start it, or check base_url") from None
     refuse_closed(where, server, api_key_env, reply)
     if reply.status in (429, 503):
-        raise GraphError(where, f"{server.url}/models gives no list of models ({server_error_of(reply).text}); wait until it has loaded")
+        raise GraphError(where, f"{server.url}/models returns no list of models ({server_error_of(reply).text}); wait until it has loaded")
     models = _model_list(server, reply)
     return reply if models is None else models
 
@@ -163,7 +163,7 @@ async def served_model(
     where: str, server: Server, models: Sequence[ServedModel] | Reply, name: str, ask: Callable[[str], Awaitable[Reply]], purpose: str = ""
 ) -> ServedModel:
     """The one of the server's `models` (`listed_models`) that has this name. One that is not listed is served where the server answers
-    `ask`, a small request to the model of a name, and does not answer for a name that nobody has beside those that it lists. Raises
+    `ask`, a small request to the model of a name, and rejects a made-up name. Raises
     `GraphError` for any other."""
     known = [] if isinstance(models, Reply) else models
     model = next((each for each in known if each.id == name), None)
@@ -189,15 +189,15 @@ def _why_not_served(server: Server, models: Sequence[ServedModel] | Reply, name:
     said = server_error_of(reply).text
     if isinstance(models, Reply):
         listed = "something else" if models.ok else server_error_of(models).text
-        unlisted = f"{server.url}/models gives no list of models ({listed})"
+        unlisted = f"{server.url}/models returns no list of models ({listed})"
         if reply.status == 404:
-            return f"{unlisted}, and no completion ({said}); base_url goes up to and including /v1"
-        return f"{unlisted}, and the server refuses a completion of {name!r}{purpose} (status {reply.status}): {said}"
+            return f"{unlisted}, and no completion ({said}); base_url usually ends with /v1"
+        return f"{unlisted}, and the server rejects a completion with {name!r}{purpose} (status {reply.status}): {said}"
     names = [server.quote(each.id) for each in models]
-    near = did_you_mean(name, names) if len(names) <= _MAX_NAMES else f"it serves {len(names)} others"
+    near = did_you_mean(name, names) if len(names) <= _MAX_NAMES else f"it serves {len(names)} other models"
     if reply.ok or reply.status in (400, 404, 422):
         return f"{server.url} does not serve {name!r}{purpose}; {near}"
-    return f"{server.url} does not list {name!r}{purpose}, and refuses a completion of it (status {reply.status}): {said}; {near}"
+    return f"{server.url} does not list {name!r}{purpose}, and rejects a completion with it (status {reply.status}): {said}; {near}"
 
 
 def context_length(where: str, server: Server, spec: OpenAISpec, model: ServedModel) -> int:
@@ -207,7 +207,7 @@ def context_length(where: str, server: Server, spec: OpenAISpec, model: ServedMo
         return min(own, spec.max_model_len)
     length = spec.max_model_len or own or trained
     if length is None:
-        raise GraphError(where, f"{server.url} does not say the context length of {spec.model!r}; set max_model_len")
+        raise GraphError(where, f"{server.url} does not report the context length of {spec.model!r}; set max_model_len")
     return length
 
 
@@ -320,10 +320,10 @@ def _why_not(server: Server, spec: OpenAISpec, reply: Reply | Unanswered) -> str
         return f"{server.url} {reply}"
     said = server_error_of(reply).text if isinstance(reply, Reply) else f"it {server.quote(str(reply))}"
     if isinstance(reply, Reply) and reply.status in (404, 405):
-        return f"{server.url} has no /completions ({said}); a server that only chats cannot go on from a thought"
+        return f"{server.url} has no /completions ({said}); a server with only chat completions cannot continue a partial reply"
     if spec.prompts != "auto":
-        return f"{server.url} does not take `prompts: {spec.prompts}` ({said}); leave it out to let the server decide"
-    return f"{server.url} does not answer a completion of {spec.model!r} ({said})"
+        return f"{server.url} does not accept `prompts: {spec.prompts}` ({said}); leave it out to use what the server supports"
+    return f"{server.url} does not answer a completion with {spec.model!r} ({said})"
 
 
 def probe_request(tokenizer: Tokenizer, level: Capabilities, question: str = "0 or 1?") -> Request:
@@ -344,7 +344,7 @@ def _observed(level: Capabilities, answer: ResponseBody) -> Capabilities:
 
 async def _refine(prober: _Prober, can: Capabilities) -> Capabilities:
     """`can` with what further questions show: whether the server takes seeds, samples several candidates at once, scores a prompt's
-    tokens, shows the mark that closes a thought, and gives answers in pieces."""
+    tokens, shows the closing reasoning tag, and streams answers."""
     question = structs.replace(probe_request(prober.tokenizer, can), option_ids=())
     sampled = structs.replace(question, temperature=1.0)
     for extra in ({SEED, MANY}, {SEED}, {MANY}):
@@ -360,8 +360,8 @@ async def _refine(prober: _Prober, can: Capabilities) -> Capabilities:
 
 
 async def _hides_marks(prober: _Prober, can: Capabilities) -> bool:
-    """Whether the texts of the server lack the mark that closes a thought, though it shows a digit that it is made to sample in the same
-    way. False where that cannot be found out, and for a chat that begins behind a thought, which no mark closes."""
+    """Whether the server's texts lack the closing reasoning tag, though they show a digit that it is made to sample in the same way. False
+    if that cannot be determined, and for a chat that begins after a thought, which no tag closes."""
     tokenizer = prober.tokenizer
     close = close_mark(tokenizer)
     if can.returns_ids or close is None or tokenizer.render([{"role": "user", "content": "0 or 1?"}]).rstrip().endswith(close):
@@ -404,7 +404,7 @@ def cache_config(metrics: str) -> CacheConfig | None:
 
 
 def _beside(server: Server, page: str) -> str:
-    """The address of a page of the server that is beside `/v1`."""
+    """The URL of a page of the server that is next to `/v1`."""
     parts = urlsplit(server.url)
     return f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix('/v1')}/{page}"
 

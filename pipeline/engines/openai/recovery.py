@@ -40,7 +40,7 @@ class Owner(NamedTuple):
     probe: Callable[[int], Awaitable[Probe]]
     """Sends the replica a small request."""
     abandon: Callable[[int, float], None]
-    """Takes those calls away from a replica that have been there for so many seconds."""
+    """Takes away the calls that a replica has had for that many seconds."""
     die: Callable[[str], None]
     """Makes every call fail from now on, for this reason."""
 
@@ -115,7 +115,7 @@ class Recovery:
             if now - asleep > 2 * LOOK_EVERY_S:
                 self._router.skip(now - asleep)
             for index in self._router.silent(now):
-                words = f"has answered nothing for {self._router.silence_s:.3g} s though it had calls"
+                words = f"has answered nothing for {self._router.silence_s:.3g} s with calls in flight"
                 self._router.replicas[index].breaker.suspect(now, "silence", words)
                 self.begin(index)
             for index, overdue_s in self._router.overdue():
@@ -171,10 +171,10 @@ class Recovery:
         if refused == "closure":
             return words
         if refused == "nonsense":
-            return f"{words}; no server of it has sent a valid answer for {limit_s:g} s"
+            return f"{words}; none of its servers has sent a valid answer for {limit_s:g} s"
         if refused:
-            return f"{words}; every server of it has refused everything for {limit_s:g} s"
-        return f"{words}; no server of it has answered for reconnect_s={limit_s:g}"
+            return f"{words}; all of its servers have rejected every request for {limit_s:g} s"
+        return f"{words}; none of its servers has answered for reconnect_s={limit_s:g}"
 
     def _change(self) -> None:
         self._changed.set()

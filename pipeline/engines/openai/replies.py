@@ -95,14 +95,14 @@ def error_of(reply: Unanswered, role: str, request: Request, server: Server, max
 # Statuses, and errors inside a reply of status 200.
 
 _KEY, _MODEL = "the key is not accepted", "no such model or address is served"
-_PURSE = "nothing is left to pay for requests"
+_PURSE = "the account has no credit left"
 _STATUSES: Mapping[int, tuple[Meaning, str]] = {
     401: (Closed, _KEY),
     402: (Closed, _PURSE),
-    403: (Closed, "the key has no right to this"),
+    403: (Closed, "the key lacks permission"),
     404: (Closed, _MODEL),
     405: (Closed, _MODEL),
-    407: (Closed, "a proxy on the way wants to know who asks"),
+    407: (Closed, "a proxy requires authentication"),
     408: (Aborted, ""),
     409: (Aborted, ""),
     410: (Closed, _MODEL),
@@ -147,7 +147,7 @@ def _meaning(status: int, error: ServerError, words: str, retry_after_s: float |
     found = next(((kind, why) for pattern, kind, why in _SAID if any(map(pattern.search, said))), None)
     kind, why = found or _STATUSES.get(status) or ((Aborted if status >= 500 else Withheld), "")
     if kind is Aborted and (retry_after_s or 0) > LONGEST_PATIENCE_S:
-        return Closed(f"{words}; it asks to come back after {retry_after_s:,.0f} s", final=True)
+        return Closed(f"{words}; it asks to retry after {retry_after_s:,.0f} s", final=True)
     if kind is Aborted:
         return Aborted(words, retry_after_s, busy=status == 429)
     if kind is Closed:
@@ -177,13 +177,13 @@ def refuse_closed(where: str, server: Server, api_key_env: str | None, reply: Re
     if reply.status not in (401, 403):
         raise GraphError(where, f"the server at {server.url} {server.quote(str(meaning))}")
     known = f"does not accept the key in {api_key_env}"
-    remedy = known if api_key_env else "asks for a key: name the variable that holds it in api_key_env"
+    remedy = known if api_key_env else "requires a key: set api_key_env to the name of the variable that holds it"
     raise GraphError(where, f"{server.url} {remedy} (status {reply.status})")
 
 
 # How a candidate ended.
 
-_TOOL = "called a tool in place of writing an answer"
+_TOOL = "called a tool instead of writing an answer"
 _FILTERED = "withheld its answer"
 _FINISH: Mapping[str, FinishReason | tuple[Meaning, str]] = {
     **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn", "complete"), "stop"),
@@ -202,15 +202,14 @@ _FINISH: Mapping[str, FinishReason | tuple[Meaning, str]] = {
             *("abort", "cancelled", "canceled", "error", "network_error", "insufficient_system_resource", "time_limit", "timeout"),
             *("load", "unload", "overloaded", "malformed_response"),
         ),
-        (Aborted, "gave up the request"),
+        (Aborted, "aborted the request"),
     ),
 }
-"""What each documented finish reason means, in small letters."""
+"""What each documented finish reason means, in lower case."""
 
 
 def finish_of(stated: str | None, error: Raw = NULL) -> FinishReason:
-    """How a candidate ended whose finish reason is `stated`, with the `error` beside it; raises what `_FINISH` says for what is no end of
-    an answer."""
+    """How a candidate with finish reason `stated` and this `error` ended; raises what `_FINISH` says for what is no end of an answer."""
     if error != NULL and (failure := error_within(msgspec.json.encode({"error": error}), "broke its answer off: ")) is not None:
         raise failure
     if not stated:
@@ -297,7 +296,7 @@ def _parts_of(value: Any, kind: str) -> Iterator[tuple[str, str]]:
     elif isinstance(value, dict):
         yield from _part(value, kind)
     else:
-        raise Malformed(f"holds {str(value)[:20]!r} in place of a text")
+        raise Malformed(f"holds {str(value)[:20]!r} instead of text")
 
 
 def _part(part: Mapping[str, Any], kind: str) -> Iterator[tuple[str, str]]:
@@ -317,7 +316,7 @@ def _part(part: Mapping[str, Any], kind: str) -> Iterator[tuple[str, str]]:
     elif "value" in part:
         yield from _parts_of(part["value"], kind)
     else:
-        raise Malformed(f"has a part of the type {named!r}, which is no text")
+        raise Malformed(f"has a part of type {named!r}, which is not text")
 
 
 def _decoded(value: Raw) -> Any:

@@ -1,6 +1,6 @@
 """Requests in the terms of OpenAI's completions endpoint: what a server can do, as data, and the body of a request. Pure.
 
-Servers differ in which fields they take beyond OpenAI's own, and a hosted one refuses a field it does not know. So a server
+Servers differ in which fields they take beyond OpenAI's own, and a hosted one rejects a field it does not know. So a server
 is described by the set of optional fields that it honours, and a body holds only fields of that set.
 """
 
@@ -52,7 +52,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     prompts: Prompts
     """How it takes prompts: as token ids or as text."""
     fields: frozenset[str] = frozenset()
-    """Optional fields of a request that it honours."""
+    """Optional request fields that it honours."""
     top_logprobs: int = 0
     """For how many alternatives of a token it gives log probabilities; 0: it gives none at all."""
     reports_stop: bool = False
@@ -62,7 +62,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     counts_prompts: bool = False
     """Whether its answers say how many tokens it has read."""
     hides_marks: bool = False
-    """Whether its texts lack the mark that closes a thought, though the model wrote it."""
+    """Whether its texts lack the closing reasoning tag, though the model wrote it."""
     streams: bool = True
     """Whether it gives an answer in pieces, so that it can be interrupted."""
 

@@ -20,7 +20,7 @@ from pipeline.engines.openai.text_mode import answer_ids
 from pipeline.engines.tokenizer import count_through_stop
 
 _LEAST_LOGPROB = -9998.0
-"""A log probability below this stands for minus infinity: vLLM writes -9999, because JSON has no infinity."""
+"""A log probability below this means minus infinity: vLLM writes -9999, because JSON has no infinity."""
 _GREATEST_LOGPROB = 0.01
 """A log probability may be this much above 0: half-precision servers round."""
 _ID_LABEL = "token_id:"
@@ -182,7 +182,7 @@ def _choices(request: Request, answer: ResponseBody, asked: int) -> list[Choice]
         raise Malformed(f"has {len(answer.choices)} choices, not {asked}")
     choices = sorted(answer.choices, key=lambda choice: choice.index or 0)
     if [choice.index or 0 for choice in choices] != list(range(asked)):
-        raise Malformed("numbers its choices in a way of its own")
+        raise Malformed("numbers its choices in an unexpected way")
     return [structs.replace(choice, finish_reason=_finish(request, choice)) for choice in choices]
 
 
@@ -201,7 +201,7 @@ def _check_prompts(request: Request, choices: Sequence[Choice]) -> None:
         except UNREADABLE:
             continue
         if repeated is not None and repeated != [*request.prompt_ids, *request.scored_ids]:
-            raise Malformed("is that to another prompt")
+            raise Malformed("belongs to another prompt")
 
 
 _CUT: Mapping[str | None, FinishReason] = {"length": "length", "interrupted": "interrupted"}
@@ -221,7 +221,7 @@ def _candidate_of_ids(request: Request, choice: Choice, can: Capabilities, token
     logprobs = _sampled_logprobs(choice)
     asked = request.logprobs and can.top_logprobs
     if asked and len(logprobs) != len(ids):
-        raise Malformed(f"has log probabilities of {len(logprobs)} tokens, not of {len(ids)}")
+        raise Malformed(f"has log probabilities for {len(logprobs)} tokens, not {len(ids)}")
     # An end of sequence was sampled, though it is not kept; what token-level speculation wrote beyond a stop string was not.
     counted = kept if isinstance(stop, str) else len(ids)
     total = math.fsum(logprobs[:counted]) if asked else None
@@ -244,7 +244,7 @@ def _end_of_ids(request: Request, choice: Choice, ids: Sequence[int], tokenizer:
     if not isinstance(reported, str):
         return max(0, len(ids) - 1), "stop", None
     if reported not in request.stop:
-        raise Malformed(f"ended a candidate at {reported!r}, which was not asked for")
+        raise Malformed(f"ended a candidate at {reported!r}, which was not a requested stop string")
     return count_through_stop(ids, reported, tokenizer.decode), "stop", reported
 
 
@@ -269,7 +269,7 @@ def _candidate_of_text(request: Request, choice: Choice, can: Capabilities, toke
     logprobs = _sampled_logprobs(choice)
     asked = request.logprobs and can.top_logprobs
     if asked and text and not logprobs:
-        raise Malformed("has no log probabilities, which were asked for")
+        raise Malformed("lacks the requested log probabilities")
     ids = answer_ids(tokenizer, text)
     if len(ids) > request.max_tokens:  # not every server keeps to it
         ids = ids[: request.max_tokens]
@@ -312,7 +312,7 @@ def _trimmed(reported: str | int | UnsetType | None, stops: dict[str, str | int 
         return sent[0] if sent else None
     if isinstance(reported, str):
         if reported not in stops:
-            raise Malformed(f"ended a candidate at {reported!r}, which was not asked for")
+            raise Malformed(f"ended a candidate at {reported!r}, which was not a requested stop string")
         return reported
     return next((stop for stop, reason in stops.items() if reported is not None and reason == reported), None)
 
@@ -347,7 +347,7 @@ def _first_place(choice: Choice) -> dict[str | int, float]:
         return {label: _logprob(one.logprob) for one in (entry, *entry.top_logprobs) for label in (one.token, one.id) if label is not None}
     if given and given.top_logprobs and given.top_logprobs[0]:
         return {_label(text): _logprob(value) for text, value in given.top_logprobs[0].items()}
-    raise Malformed("has no log probabilities of the options, which were asked for")
+    raise Malformed("lacks the requested log probabilities of the options")
 
 
 def _label(text: str) -> str | int:

@@ -53,7 +53,7 @@ class Router:
     def __init__(self, replicas: int, max_chains: int = MAX_CHAINS) -> None:
         self.replicas = [Replica() for _ in range(replicas)]
         self._homes: OrderedDict[str, int] = OrderedDict()
-        """The replica of each chain; the chain with the latest call stands last."""
+        """The replica of each chain; the chain with the latest call comes last."""
         self._max_chains = max_chains
 
     @property
@@ -134,7 +134,7 @@ class Router:
         return max(SILENT_S, *(replica.longest_s for replica in self.replicas))
 
     def skip(self, seconds: float) -> None:
-        """For `seconds` nothing could be heard of any replica: they are nobody's silence."""
+        """For `seconds` no replica could be heard from: that time counts against none of them."""
         for replica in self.replicas:
             replica.heard_s += seconds
             replica.busy_s += seconds

@@ -16,7 +16,7 @@ _OWN = (
 )
 RESERVED = {
     **dict.fromkeys(_OWN.split(), "each request has its own"),
-    "chat_template_kwargs": "the template is rendered here; name it beside `extra`",
+    "chat_template_kwargs": "the template is rendered here; set it next to `extra`",
 }
 """The fields that `extra` must not hold, and why."""
 
@@ -61,7 +61,7 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     """Time limit in seconds for the servers to report what they can do, before the run starts."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be the name of a variable, and may be the key itself, without repeating it; and fields that a request has."""
+        """Reject what cannot be a variable's name and may be the key itself, without repeating it; and fields that every request has."""
         check_template_arguments(self.chat_template_kwargs)
         check_json("extra", self.extra, RESERVED)
         if self.api_key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):

@@ -17,7 +17,7 @@ from pipeline.engines.validate import flaw_in_timing, flaw_in_usage
 
 T = TypeVar("T")
 AGREEING = 256
-"""One token in so many may be counted otherwise than here."""
+"""One in `AGREEING` tokens may be counted differently than here."""
 _LONGEST_NAME = 300
 """Most characters of a model's name that are kept."""
 Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
@@ -94,13 +94,13 @@ def flaw_in_prompt_tokens(sent: int, stated: int, copies: int = 1, *, exact: boo
     """
     if any(abs(stated - sent * each) <= (0 if exact else sent * each // AGREEING) for each in (1, copies)):
         return None
-    fewer = "it shortens prompts" if stated < sent else "it wraps prompts in a chat template or adds special tokens"
-    return f"states {stated:,} tokens of a prompt of {sent:,}: {fewer}, or `tokenizer` is not that of its model"
+    fewer = "it truncates prompts" if stated < sent else "it wraps prompts in a chat template or adds special tokens"
+    return f"reports {stated:,} tokens for a prompt of {sent:,}: {fewer}, or `tokenizer` does not match its model"
 
 
 def states_what_was_cached(request: Request, answers: int) -> bool:
-    """Whether what a server states with so many `answers` to `request` is what was cached before it. For a scoring no server reads its
-    cache; of several candidates in one answer vLLM states what the last of them found, which the others had just computed."""
+    """Whether what a server reports with this number of `answers` to `request` is what was cached before it. No server reads its cache for
+    a scoring; for several candidates in one answer vLLM reports what the last of them found, which the others had just computed."""
     return not request.scored_ids and candidates_asked(request) == answers
 
 

@@ -41,7 +41,7 @@ class StreamedAnswer:
         return structs.replace(self._stated, choices=choices)
 
     def interrupted(self, asked: int) -> ResponseBody:
-        """The answer as far as it has come, of so many candidates as were asked for; raises what `decode_response` does."""
+        """The answer so far, with as many candidates as were requested; raises what `decode_response` does."""
         if self._flaw is not None:
             raise self._flaw
         choices = (_joined(index, self._pieces.get(index, ())) for index in range(asked))

@@ -12,7 +12,7 @@ from pipeline.engine import Tokenizer
 from pipeline.errors import RequestRefused
 
 _CLOSE = re.compile(r"</(\w+:)?think(ing)?>|\[/THINK(ING)?\]", re.IGNORECASE)
-"""How models write the mark that closes a thought: `</think>`, `</seed:think>`, `[/THINK]`."""
+"""How models write the closing reasoning tag: `</think>`, `</seed:think>`, `[/THINK]`."""
 
 
 def answer_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
@@ -44,7 +44,7 @@ def prompt_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
         said.append(text[start:end])
     whole = "".join([*said, controls.sub(_broken, text[end:])])
     if [id_ for id_ in tokenizer.encode(whole) if id_ in control_ids] != [ids[place] for place in places]:
-        raise RequestRefused("the prompt spells out a special token of the model, which a server that takes text would not see as text")
+        raise RequestRefused("the prompt spells out a special token of the model, which a server that accepts text would not read as text")
     return whole
 
 

@@ -1,7 +1,7 @@
-"""What `--model ROLE=VALUE` says: a text enters, what is to play the role leaves. Pure.
+"""What `--model ROLE=VALUE` means: a text enters, the model for the role leaves. Pure.
 
-A value is a name on the Hugging Face hub, a folder, `bundled:NAME`, or the URL of a server, up to and including `/v1`, with the name of
-the model behind a `#` where the server has several. `chat+` before the URL says that the server has chat completions only.
+A value is a name on the Hugging Face hub, a folder, `bundled:NAME`, or the URL of a server, up to and including `/v1`, with the name of the
+model after a `#` if the server has several. `chat+` before the URL says that the server has chat completions only.
 """
 
 import re
@@ -65,7 +65,7 @@ def _choice(role: str, value: str) -> Choice:
         return Weights(str(Path(value).expanduser().absolute()))
     if value.startswith("bundled:") or is_hub_name(value):
         return Weights(value)
-    what = "there is no such folder" if "://" not in value and "/" in value else "is none of what a model is named by"
+    what = "there is no such folder" if "://" not in value and "/" in value else "is not a valid model"
     raise UsageError(f"--model {role}={value}: {what}; expected {_FORMS}")
 
 
@@ -74,5 +74,5 @@ def _served(role: str, text: str, *, chat: bool) -> Served:
     path = urlsplit(url).path.rstrip("/")
     if not path:
         example = f"{url.rstrip('/')}/v1" + (f"#{model}" if model else "")
-        raise UsageError(f"--model {role}={text}: a server is named up to and including /v1: {role}={_CHAT if chat else ''}{example}")
+        raise UsageError(f"--model {role}={text}: a server's URL must include the path, up to /v1: {role}={_CHAT if chat else ''}{example}")
     return Served(url.rstrip("/"), model or None, chat)

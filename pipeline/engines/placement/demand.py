@@ -55,7 +55,7 @@ class Demands(Struct, frozen=True):
 
 
 def demands(graphs: Sequence[Graph], settings: Sequence[str], batch_size: int, roles: Sequence[str]) -> Demands:
-    """What `graphs` ask of their roles with so many chains at once; raises `UsageError` for one of `roles` that none of them has.
+    """What `graphs` need from their roles with this many chains at once; raises `UsageError` for one of `roles` that none of them has.
 
     Of several graphs each gets the `settings` that it has a param or stage for.
     """

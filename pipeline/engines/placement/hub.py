@@ -40,7 +40,7 @@ def _config(role: str, model: str) -> dict[str, object] | None:
             found = json.loads(answer.read(_MOST_BYTES))
     except HTTPError as error:
         if error.headers.get("X-Error-Code") in _ABSENT:
-            what = "the Hugging Face hub has no such model, or not for you (HF_TOKEN)"
+            what = "the Hugging Face hub has no such model, or you have no access to it (HF_TOKEN)"
             raise UsageError(f"--model {role}={model}: {what}") from None
         return None
     except (OSError, ValueError, HTTPException):

@@ -90,7 +90,7 @@ def _layouts(specs: Specs, machine: Machine, models: Models) -> Iterator[dict[st
 
 
 def _first(spec: VllmSpec, most: int, models: Models) -> tuple[int, ...]:
-    """The first GPUs, at most so many as can share a layer of the model."""
+    """The first GPUs, at most as many as can share a layer of the model."""
     shape = models.cards[spec.model].shape
     if shape is None:
         return tuple(range(1 << (most.bit_length() - 1)))
@@ -156,7 +156,7 @@ def _contexts(gpu: Gpu, specs: Specs, models: Models) -> float:
 
 
 def _least(gpu: Gpu, spec: VllmSpec, models: Models, contexts: float) -> float:
-    """The share of a GPU that an engine needs for so many contexts; where their size is not known, for half of its weights."""
+    """The share of a GPU that an engine needs for this many contexts; if their size is unknown, for half of its weights."""
     size = _context_bytes(spec, models)
     cache = (_weights(spec, models) or 0) / 2 if size is None else size * min(contexts, spec.max_in_flight)
     return math.ceil(100 * (_fixed(gpu, spec, models) + cache) / (gpu.memory_bytes or 1) - 1e-9) / 100

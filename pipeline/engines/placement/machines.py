@@ -80,4 +80,4 @@ def _gpu(asked: str) -> tuple[str, int]:
     if found:
         raise UsageError(f"--as {asked}: say {' or '.join(found)}")
     known = did_you_mean(asked.strip().upper(), GPUS).rstrip("?")
-    raise UsageError(f"--as {asked}: no such GPU is known; {known}, or give its memory, such as 4x96GB")
+    raise UsageError(f"--as {asked}: unknown GPU; {known}, or give its memory, such as 4x96GB")

@@ -88,7 +88,7 @@ def _replaced(choices: Mapping[str, Choice], engines: Path | Mapping[str, Any], 
         if isinstance(choice, Served):
             roles[role] = served_fields(role, choice, _said({role: {}}, settings)[role])
         elif backend in ("sim", "replay"):
-            what = f"{file} has an engine of the backend `{backend}` there, which loads no model"
+            what = f"{file} uses the backend `{backend}` for it, which loads no model"
             raise UsageError(f"--model {role}=...: {what}; leave out --model, or --engines")
         else:
             roles[role]["model"] = choice.model
@@ -141,7 +141,7 @@ class _Placer:
         for role, spec in specs.items():
             card = self._cards[_models(spec)[0]]
             if isinstance(spec, VllmSpec) and card.parameters is None and card.file_bytes is None:
-                what = f"the size of {spec.model} is not known: it is not on this machine, and its name does not tell"
+                what = f"the size of {spec.model} is unknown: it is not on this machine, and its name does not state it"
                 raise UsageError(f"--model {role}={spec.model}: {what}; download it, or write an engines file and give --engines")
 
     def _demand(self, role: str) -> Demand:
@@ -210,16 +210,16 @@ class _Placer:
 
     def _remarks(self) -> list[str]:
         """What to know about the engines."""
-        said = [f"the size of {card.model} is assumed, by its name: {card.parameters:,} parameters" for card in self._guessed()]
+        said = [f"the size of {card.model} is guessed from its name: {card.parameters:,} parameters" for card in self._guessed()]
         said += self._papers_prompts()
         if self._torch and self._machine.gpus and not self._uses_vllm:
-            said.append(f"vLLM is not installed, so that PyTorch computes, which is slower: {CUDA_INSTALL}")
+            said.append(f"vLLM is not installed, so PyTorch is used, which is slower: {CUDA_INSTALL}")
         if self._vllm is None:
             return said
         if (chains := room(self._vllm)) < FEW_CONTEXTS:
             largest = next(iter(self._vllm.specs))
-            what = f"there is room for {chains:.1f} whole contexts at once, so that chains will wait for each other"
-            said.append(f"{what}; more GPUs or a quantized model (such as --set engines.{largest}.quantization=fp8) hold more")
+            what = f"there is room for {chains:.1f} full contexts at once, so chains will wait for each other"
+            said.append(f"{what}; more GPUs or a quantized model (such as --set engines.{largest}.quantization=fp8) would hold more")
         used = {index for spec in self._vllm.specs.values() for index in devices_of(spec)}
         if idle := [gpu.index for gpu in self._machine.gpus if gpu.index not in used]:
             said.append(f"{_gpus(idle)} will be idle; a second run with --shard can use it (CUDA_VISIBLE_DEVICES)")
@@ -232,7 +232,7 @@ class _Placer:
         for plan in self._asked.plans:
             own = load_preset(plan.name).set.get("prompts") if plan.name in bundled_files("preset") else None
             if own is not None and plan.params.get("prompts") != own:
-                yield f"{plan.name}: the prompts are this package's; those of its paper: --set prompts={own}"
+                yield f"{plan.name}: the prompts are this package's; for the paper's: --set prompts={own}"
 
     def _guessed(self) -> list[ModelCard]:
         return [card for card in self._cards.values() if card.rough and card.parameters is not None]
@@ -243,11 +243,11 @@ def _too_large(specs: Mapping[str, VllmSpec], machine: Machine, models: Models) 
     sizes = {role: models.cards[spec.model].weights_bytes("bfloat16", spec.quantization) or 0 for role, spec in specs.items()}
     weights = " and ".join(f"{role} {_shown(specs[role].model)} ({gib(size)} of weights)" for role, size in sizes.items())
     if not machine.gpus:
-        return f"--model: backend vllm needs a GPU, and this machine has none; leave it to torch, or {CUDA_INSTALL} where there is one"
+        return f"--model: backend vllm needs a GPU, and this machine has none; use torch, or {CUDA_INSTALL} on a machine with one"
     each = machine.gpus[0].memory_bytes
     have = described(machine) + ("" if each is None else f" of {gib(each)}")
     count = enough_gpus(specs, machine, models)
-    remedy = f"{count} such GPUs would do" if count else "it takes larger GPUs"
+    remedy = f"{count} such GPUs would be enough" if count else "larger GPUs are needed"
     heaviest = max(sizes, key=lambda role: sizes[role])
     halved = dict(specs) | {heaviest: structs.replace(specs[heaviest], quantization="fp8")}
     fits = specs[heaviest].quantization is None and best_plan(halved, machine, models) is not None

@@ -30,7 +30,7 @@ def served_fields(role: str, choice: Served, said: Mapping[str, Any]) -> dict[st
     fields = _fields(choice, model.id)
     if choice.chat and missing not in said:
         if model.own_context is None:
-            what = f"{choice.url} does not say the context length of {model.id!r}"
+            what = f"{choice.url} does not report the context length of {model.id!r}"
             raise UsageError(f"--model {role}=...: {what}; add --set engines.{role}.max_model_len=TOKENS")
         return fields | {"max_model_len": model.own_context}
     return fields | ({"tokenizer": model.root} if not choice.chat and model.root != model.id and _is_here(model.root) else {})

@@ -286,7 +286,7 @@ class WorkerEngine:
     """The `Engine` contract over one worker process after another; open it with `open_workers`.
 
     `load_tokenizer` is called once, in a thread, while the worker loads its model; it raises `GraphError`. `has_room` says, in a thread,
-    whether the memory that a worker needs is free: of a dead one's processes some may hold theirs a while longer.
+    whether the memory that a worker needs is free: some processes of a dead worker may hold theirs a while longer.
     """
 
     def __init__(
@@ -376,7 +376,7 @@ class WorkerEngine:
         return ready
 
     def _current(self) -> Worker:
-        assert self._worker is not None, "it was not opened"
+        assert self._worker is not None, "it is not open"
         return self._worker
 
 
@@ -440,7 +440,7 @@ async def open_workers(queues: Sequence[Sequence[WorkerEngine]]) -> AsyncIterato
 
 
 def _too_slow(what: str, startup_timeout_s: float) -> str:
-    return f"it did not {what} within startup_timeout_s={startup_timeout_s:g}; set more where it needs more"
+    return f"it did not {what} within startup_timeout_s={startup_timeout_s:g}; increase it if more is needed"
 
 
 async def _all_ready(queues: Sequence[Sequence[WorkerEngine]], tasks: anyio.abc.TaskGroup) -> None:

@@ -1,8 +1,8 @@
-"""The worker's side of an engine in a process of its own: what the worker programs of `WorkerEngine` are made of.
+"""The worker's side of an engine in a separate process: what the worker programs of `WorkerEngine` are made of.
 
-A program that computes its requests iteration by iteration implements a `BatchedModel` and calls `run_worker`; the rest, from the
-first message to the end of the process, is done here. One whose engine has an event loop of its own uses a `ParentConnection`
-directly. Neither anyio nor anything that takes long to import is loaded here.
+A program that computes its requests iteration by iteration implements a `BatchedModel` and calls `run_worker`; the rest, from the first
+message to the end of the process, is done here. One whose engine has its own event loop uses a `ParentConnection` directly. Neither anyio
+nor anything that takes long to import is loaded here.
 """
 
 import os

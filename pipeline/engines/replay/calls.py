@@ -123,4 +123,4 @@ def _absence(known: bool, answered: bool) -> str:
         return "the recorded run made no such call"
     if not answered:
         return "the recorded call got no answer"
-    return "the recorded call had another prompt: the chain went another way before it, or the graph asks in other words or another adapter"
+    return "the recorded call had a different prompt: the chain took another path before, or the graph uses another wording or adapter"

@@ -49,7 +49,7 @@ class RecordedText:
         output = output_of(call, request, limit, self.tokenizer)
         if output is None:
             end = "interrupted" if "interrupted" in call.finish_reason else f"cut at {call.max_tokens}"
-            what = f"the call may have {request.max_tokens} tokens, and a recorded text was {end}"
+            what = f"the call allows {request.max_tokens} tokens, but a recorded text was {end}"
             raise NeverGenerated(request.request_id, what)
         return call, output
 
@@ -66,9 +66,9 @@ def mismatch(call: RecordedCall, request: Request, role: str) -> str | None:
         ("options", call.option_ids, request.option_ids),
     ):
         if then != now:
-            return f"the call asks with another {name} than the recorded one"
+            return f"the call has a different {name} than the recorded one"
     if request.n > call.choice_count:
-        return f"the call asks for {request.n} candidates, of which {call.choice_count} were recorded"
+        return f"the call asks for {request.n} candidates, but {call.choice_count} were recorded"
     return None
 
 
@@ -100,7 +100,7 @@ def output_of(call: RecordedCall, request: Request, limit: int, tokenizer: Token
 
 
 class ReplayEngine:
-    """The `Engine` contract over recorded calls, each of which takes as long as it took then, whatever runs beside it."""
+    """The `Engine` contract over recorded calls, each of which takes as long as it did when it was recorded, whatever else is running."""
 
     def __init__(self, role: str, source: RecordedText, max_model_len: int) -> None:
         self.role, self._source = role, source
@@ -153,8 +153,8 @@ class ReplayEngine:
 
 
 def written_after(call: RecordedCall, lengths: Sequence[int], elapsed_s: float) -> list[int]:
-    """How many tokens each candidate, in the end of so many, had so long after the call was sent: one with the first token, then one
-    after another at a steady pace, so that the longest is whole when the call ends."""
+    """How many tokens each candidate, whose final lengths are given, had by a time after the call was sent: one at the first token, then
+    one after another at a steady pace, so that the longest is complete when the call ends."""
     longest, first_s = max(lengths), call.timing.time_to_first_token_s
     if first_s is None:
         first_s = call.e2e_latency_s / longest

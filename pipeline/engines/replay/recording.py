@@ -26,7 +26,7 @@ PREFIX = "replay:"
 """Marks a run folder where the name of an engines file is expected: `replay:RUN`."""
 CALIBRATION = "calibration.yaml"
 """The file in a run folder with simulated engines that were fitted to the run."""
-TOO_OLD = "was recorded by an earlier version, which did not keep what a replay needs; record it again"
+TOO_OLD = "was recorded by an earlier version, which did not record what a replay needs; record it again"
 """What is wrong with such a run folder, as a clause."""
 
 
@@ -52,7 +52,7 @@ class Recording(Struct, frozen=True):
             raise GraphError(f"engine {role!r}", f"the run {self.folder} had no such engine; {did_you_mean(role, engines)}")
         found = engines[role]
         if isinstance(found, ReplaySpec):
-            what = f"the run {self.folder} is a replay itself; replay what it replays: {PREFIX}{found.run}"
+            what = f"the run {self.folder} is itself a replay; replay the original run: {PREFIX}{found.run}"
             raise GraphError(f"engine {role!r}", what)
         return found
 
@@ -139,7 +139,7 @@ def sim_spec(role: str, spec: ReplaySpec, recording: Recording) -> SimSpec:
 def _of_file(role: str, path: Path) -> SimSpec:
     engines = load_engines(path, {"sim": SimSpec})
     if role not in engines:
-        raise GraphError(str(path), f"holds no engine `{role}` whose costs could count; {did_you_mean(role, engines)}")
+        raise GraphError(str(path), f"holds no engine `{role}` to take costs from; {did_you_mean(role, engines)}")
     found = engines[role]
     assert isinstance(found, SimSpec)
     return found

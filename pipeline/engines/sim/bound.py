@@ -20,7 +20,7 @@ from pipeline.engines.sim.speculation import progress_of
 
 
 class Work(Struct, frozen=True):
-    """What one engine has to do for its calls, in seconds on a device of its own."""
+    """What one engine has to do for its calls, in seconds on a separate device."""
 
     compute: float
     """Arithmetic."""
@@ -54,9 +54,9 @@ class _Call(Struct, frozen=True):
 
 
 def least_s(specs: Mapping[str, SimSpec], calls: Mapping[str, Sequence[AnsweredCall]], sequences: Mapping[str, int]) -> dict[str, float]:
-    """Seconds by the device's name; all mappings are by role. `sequences`: the most that an engine may ever compute together.
+    """Seconds by the device's name; all mappings are by role. `sequences`: the maximum that an engine may compute together.
 
-    In time slices the engines' times add up; under MPS their memory traffic does, and their arithmetic, but overhead runs beside.
+    In time slices the engines' times add up; under MPS their memory traffic does, and their arithmetic, but overhead overlaps.
     """
     found: dict[str, float] = {}
     for name in dict.fromkeys(spec.device.name for spec in specs.values()):

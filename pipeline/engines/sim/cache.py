@@ -26,10 +26,10 @@ class Node:
 
 
 LONG = 512
-"""Prompts of so many tokens have hundreds of nodes in the tree: the way to where the last one ended is not gone again."""
+"""Prompts of at least this many tokens have hundreds of nodes in the tree, so the path to where the last one ended is not walked again."""
 _KEY = slice(LONG - 32, LONG)
 MOST_ENDS = 4096
-"""Of so many long prompts it is known at most where they ended."""
+"""Maximum number of long prompts whose ends are kept."""
 
 
 class PrefixCache:
@@ -103,7 +103,7 @@ class PrefixCache:
         self._touch(node)
 
     def reserve(self, tokens: int) -> bool:
-        """Reserve room for so many tokens, evicting what was not used for longest; False when there is not enough room."""
+        """Reserve room for that many tokens, evicting the least recently used; False when there is not enough room."""
         while self.cached + self.reserved + tokens > self.capacity:
             if not self._drop_one():
                 return False
@@ -111,7 +111,7 @@ class PrefixCache:
         return True
 
     def release(self, tokens: int) -> None:
-        """Give back room for so many tokens that was reserved."""
+        """Return reserved room for that many tokens."""
         self.reserved -= tokens
 
     def _add(self, node: Node, tokens: Sequence[int]) -> Node:

@@ -171,7 +171,7 @@ def devices_of(specs: Mapping[str, SimSpec]) -> dict[str, SimDeviceSpec]:
         if spec.max_num_batched_tokens < spec.max_num_seqs * each:
             needs = f"max_num_seqs, {spec.max_num_seqs}; each sequence needs a token"
             if each > 1:
-                needs = f"max_num_seqs x (num_speculative_tokens + 1), {spec.max_num_seqs * each}; so many are verified together"
+                needs = f"max_num_seqs x (num_speculative_tokens + 1), {spec.max_num_seqs * each}; that many tokens are verified together"
             what = f"{spec.max_num_batched_tokens} is less than {needs}"
             raise GraphError(f"$.{role}.max_num_batched_tokens", what)
     return devices

@@ -1,4 +1,4 @@
-"""The `sim` backend: engines that take the time that a roofline gives and write seeded text, on the caller's event loop.
+"""The `sim` backend: engines that take the time predicted by a roofline model and write seeded text, on the caller's event loop.
 
 Requests enter as at any engine; the answers leave when a continuous-batching server with this device would have
 finished them. On a virtual clock (`VirtualLoop`) hours pass in seconds, and equal requests at equal times give equal
@@ -177,7 +177,7 @@ class SimEngine:
     def _fail(self, fault: str | None) -> None:
         """Carry out a fault of `SimFaults.next_call`, if there is one."""
         if fault == "dies":
-            self.kill(f"it was told to, by dies_after_calls={self.spec.faults.dies_after_calls}")
+            self.kill(f"as configured by dies_after_calls={self.spec.faults.dies_after_calls}")
         elif fault == "hangs":
             self._computes = False
             self._drop_all()

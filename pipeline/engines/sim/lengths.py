@@ -128,7 +128,7 @@ def _check_order(part: str, quantiles: Sequence[tuple[float, float, str]]) -> No
         if low == high:
             raise ValueError(f"`{part}` has `{name}` and `{other}`, which are the same quantile; drop one")
         if above < below:
-            raise ValueError(f"`{part}` is {below:g} at {name} and {above:g} at {other}; quantiles must not fall")
+            raise ValueError(f"`{part}` is {below:g} at {name} and {above:g} at {other}; quantiles must not decrease")
     if sum(0 < share < 1 for share, _, _ in quantiles) < 2:
         raise ValueError(f"`{part}` has fewer than two quantiles between p0 and p100, which only bound it; give two, such as p10 and p90")
 

@@ -1,7 +1,7 @@
 """Reads the lengths of simulated texts: the path of a file or of a recorded run's folder enters, a `SimLengthsSpec` leaves.
 
-Of a run the thoughts count that were finished, and not cut or ended as repetitive. A step is what stands between blank lines, whichever
-calls wrote it: the tokens of a call with several steps are shared by characters.
+Of a run the thoughts count that were finished, and not cut or ended as repetitive. A step is the text between blank lines, whichever calls
+wrote it: the tokens of a call with several steps are divided by characters.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from pipeline.trace.run_file import RunFile
 FINISHED = ("thought_closed", "answer_boxed")
 """The stop reasons of chains whose thought was finished."""
 KEPT = 512
-"""Most samples that are kept of a run; of more, the means of so many parts of the ordered ones, which have the same mean."""
+"""Maximum number of samples kept of a run; more are sorted and averaged in this many groups, which keeps the mean."""
 
 
 def with_lengths(role: str, spec: SimSpec) -> SimSpec:
@@ -55,7 +55,7 @@ def _recorded(run: Path) -> SimLengthsSpec:
                 thoughts[chain].append((text, count))
     steps = [lengths for parts in thoughts.values() if (lengths := list(_steps(parts)))]
     if not steps:
-        raise InputError(str(run), "has no chain whose thought was finished: there are no lengths to take")
+        raise InputError(str(run), "has no chain that finished its thought, so there are no lengths to use")
     counts, tokens = [len(each) for each in steps], [length for each in steps for length in each]
     return SimLengthsSpec(steps=_samples(counts, MOST["steps"]), step_tokens=_samples(tokens, MOST["step_tokens"]))
 

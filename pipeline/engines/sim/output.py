@@ -29,7 +29,7 @@ class Output(Struct, frozen=True):
         return sum(len(candidate.ids) + candidate.ended for candidate in self.candidates)
 
     def cut(self, counts: Sequence[int], tokenizer: Tokenizer) -> "Output":
-        """What there is of it once so many tokens of each candidate were sampled and the request is interrupted."""
+        """What there is of it if the request is interrupted once that many tokens of each candidate were sampled."""
         each = zip(self.candidates, self.lengths, counts, strict=True)
         candidates = tuple(_interrupted(one, length, count, tokenizer) for one, length, count in each)
         return structs.replace(self, candidates=candidates, lengths=tuple(counts))

@@ -1,4 +1,4 @@
-"""How long iterations of a simulated engine take, in seconds on a device of its own: a roofline, in closed form. Pure.
+"""How long iterations of a simulated engine take, in seconds on a separate device: a roofline, in closed form. Pure.
 
 Figures of a device and a model enter, seconds leave. An iteration takes the longer of its arithmetic and its memory traffic, plus
 a constant overhead; with a draft inside the engine it is several such passes.

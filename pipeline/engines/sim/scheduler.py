@@ -44,9 +44,9 @@ from pipeline.engines.sim.speculation import Progress
 Key = tuple[int, float, str, int]
 """What jobs are ordered by: priority, arrival, request id, number."""
 OLDEST_EVERY = 8
-"""One admission in so many goes to the oldest job, whatever its priority, so that none waits forever."""
+"""One in this many admissions goes to the oldest job, whatever its priority, so that none waits forever."""
 FEW = 128
-"""As long as no more jobs than this stand in a queue, those that do not wait any more are not looked for."""
+"""While a queue holds no more jobs than this, those that no longer wait are not searched for."""
 
 
 class Job:
@@ -130,7 +130,7 @@ class Segment(Struct, frozen=True):
 
 
 def segment(start: float, iterations: int, cost: Cost, chunks: tuple[tuple[Job, int], ...] = ()) -> Segment:
-    """A segment of so many iterations that begins at `start`, in device work."""
+    """A segment of that many iterations that begins at `start`, in device work."""
     return Segment(start, start + cost.duration(iterations), iterations, cost, chunks)
 
 
@@ -157,7 +157,7 @@ class Decoding(NamedTuple):
     growth: float
 
     def after(self, iterations: int) -> "Decoding":
-        """The same sequences, so many iterations later."""
+        """The same sequences, that many iterations later."""
         return Decoding(self.size, self.context + iterations * self.growth, self.growth)
 
     def joined(self, job: Job) -> "Decoding":
@@ -316,7 +316,7 @@ class Scheduler:
         return chunks
 
     def _admit(self, sequences: int, now: float) -> Job | None:
-        """Admit the next job of the queue, if it fits beside so many `sequences` and into the cache; else None."""
+        """Admit the next job of the queue, if it fits next to that many `sequences` and into the cache; else None."""
         job = self._head()
         if job is None or sequences + job.sequences > self.max_num_seqs:
             return None

@@ -139,7 +139,7 @@ def stretch(uses: Sequence[Use]) -> float:
     """How many times as long everything but overhead takes for engines that use a device together: the least number, at least 1, for
     which they take no more than its bandwidth and its multipliers.
 
-    So each gets of both in proportion to what it would take alone, and overhead runs beside the others' work. Example: two engines
+    So each gets of both in proportion to what it would take alone, and overhead overlaps with the others' work. Example: two engines
     without overhead that each take all of the bandwidth are stretched 2 times; with an overhead of half their time, each takes half
     of the bandwidth alone, and nothing is stretched.
     """
@@ -170,7 +170,7 @@ class Pace(Struct):
 
 class Concurrent:
     """Engines that are busy at the same time share bandwidth and multipliers in proportion to what each takes alone (`stretch`); overhead
-    is not device time and runs beside. From two engines on, everything but overhead takes 1/`efficiency` times longer still.
+    is not device time and overlaps. From two engines on, everything but overhead takes 1/`efficiency` times longer still.
 
     What an engine takes changes with its batch, and slowly as contexts grow: it is worked out anew for each segment, and within a
     segment whenever the traffic has grown by a sixteenth; the greatest use of such a piece counts for all of it, so that the engines

@@ -79,7 +79,7 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def __post_init__(self) -> None:
         """Raise `ValueError` where one length has two sources; fill in the defaults where it has none."""
         if self.preset is not None and self.lengths is not None:
-            raise ValueError("`preset` and `lengths` both say how long thoughts are; drop one")
+            raise ValueError("`preset` and `lengths` both set the length of thoughts; drop one")
         if isinstance(self.lengths, str):
             return  # which lengths it gives is known once it is read
         for part, defaults in _DEFAULTS.items():
@@ -88,7 +88,7 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 if source is None and getattr(self, key) is None:
                     force_setattr(self, key, value)
                 elif source is not None and getattr(self, key) is not None:
-                    raise ValueError(f"`{source}` and `{key}` both give `{part}`; drop one, or set it to null")
+                    raise ValueError(f"`{source}` and `{key}` both set `{part}`; drop one, or set it to null")
 
     @property
     def measured(self) -> bool:

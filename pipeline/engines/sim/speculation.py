@@ -44,12 +44,12 @@ class Progress:
         return int((int(self.tokens[-1]) - 1) * _GRAIN / rest) / _GRAIN if rest else 1.0
 
     def after(self, iterations: int) -> int:
-        """Tokens that there are after so many iterations."""
+        """Number of tokens after that many iterations."""
         return int(self.tokens[iterations - 1]) if iterations else 0
 
 
 def agreement(acceptance: float, request: Request, candidate: int, tokens: int) -> NDArray[np.bool_]:
-    """Which of so many tokens after the first one of `candidate` are as the draft proposes them. It follows from these alone, whatever is
+    """Which of that many tokens after the first one of `candidate` are as the draft proposes them. It follows from these alone, whatever is
     in the batch, and the first of more tokens are the same."""
     key = blake2b(f"speculation\0{request.request_id}\0{request.seed}\0{candidate}".encode(), digest_size=16).digest()
     draws = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little"))).random(tokens)
@@ -81,7 +81,7 @@ class SpeculationMeter:
         self._by_position = np.zeros(proposals, dtype=np.int64)
 
     def count(self, progress: Sequence[Progress], lengths: Sequence[int]) -> None:
-        """Count a request whose candidates came to so many tokens."""
+        """Count a request whose candidates had that many tokens."""
         for each, length in zip(progress, lengths, strict=True):
             accepted = each.accepted[: max(int(np.searchsorted(each.tokens, length, side="right")) - 1, 0)]
             self._drafts += len(accepted)

@@ -135,7 +135,7 @@ def _marker(step: int, total: int, word: str) -> Piece:
 
 @lru_cache(maxsize=KEPT)
 def _short_marker(step: int, total: int, word: str) -> Piece:
-    """What stands for `_marker` in a step that is too short for it, in `SHORTEST_STEP` tokens."""
+    """What replaces `_marker` in a step that is too short for it, in `SHORTEST_STEP` tokens."""
     return _piece(f"{_letters(step)}{_letters(total)} {word}{THINK_CLOSE if step == total else DELIMITER}")
 
 
@@ -324,7 +324,7 @@ class TextModel:
         yield from pieces
 
     def _pieces(self, state: ThoughtState, key: str) -> Iterator[Piece]:
-        """The rest of the response in pieces; a blank line, `</think>` and the end of sequence stand only at the end of a piece."""
+        """The rest of the response in pieces; a blank line, `</think>` and the end of sequence occur only at the end of a piece."""
         problem, step, all_right = state.problem, state.done, state.all_right
         if problem is None:
             while True:
@@ -352,7 +352,7 @@ class TextModel:
         return round(self._step.at(_normal(uniform)))
 
     def _ended(self, step: int, total: int, word: str, tokens: int, place: float) -> Piece:
-        """A step of so many `tokens`; where lengths are those of `SimTextSpec` its marker may make it longer."""
+        """A step of `tokens` tokens; where lengths are those of `SimTextSpec` its marker may make it longer."""
         marker = _marker(step, total, word)
         if self.spec.measured and tokens < len(marker[0]):
             marker = _short_marker(step, total, word)

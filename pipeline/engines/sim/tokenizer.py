@@ -1,8 +1,7 @@
 """A tokenizer that needs no vocabulary: an ordinary token is one to three UTF-8 bytes, written into its own id.
 
-Text enters, ids leave, and back; any text that UTF-8 can carry survives. Digits, capital letters, a line feed and a
-blank line are tokens of their own, and no token reaches into one of them, so that a step ends, and an option of a
-choice stands, on a token boundary.
+Text enters, ids leave, and back; any text that UTF-8 can carry survives. Digits, capital letters, a line feed and a blank line are separate
+tokens, and no token reaches into one of them, so that a step ends, and an option of a choice stands, on a token boundary.
 """
 
 import re

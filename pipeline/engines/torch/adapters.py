@@ -1,4 +1,4 @@
-"""LoRA adapters beside a loaded model, by PEFT: one of them, or none, takes part in a forward pass."""
+"""LoRA adapters on a loaded model, through PEFT: a forward pass uses one of them, or none."""
 
 import warnings
 from collections.abc import Mapping
@@ -13,8 +13,7 @@ class Adapters:
     """The adapters of a model, of which at most one is in use; without any, PEFT is not even imported."""
 
     def __init__(self, module: Any, paths: Mapping[str, str]) -> None:
-        """Put the adapters at `paths`, folders or `bundled:NAME`, beside the layers of `module`; raises `CannotLoad` where one is not
-        whole."""
+        """Attach the adapters at `paths`, folders or `bundled:NAME`, to the layers of `module`; raises `CannotLoad` if one is damaged."""
         self._names = {name: f"adapter{number}" for number, name in enumerate(paths)}
         """What PEFT calls them: its own names must not have dots."""
         self._layers: list[Any] = []
@@ -36,7 +35,7 @@ class Adapters:
 
 
 def _beside(module: Any, paths: Mapping[str, str]) -> list[Any]:
-    """Put adapters beside the layers of `module`, which computes as before for now; returns the layers that have one."""
+    """Attach adapters to the layers of `module`, inactive for now; returns the layers that have one."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     wrapped: Any = None

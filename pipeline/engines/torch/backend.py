@@ -132,7 +132,7 @@ def _spec(role: str, spec: TorchSpec, machine: Machine, card: ModelCard) -> Iter
     if (flaw := _flaw_in_slots(spec)) is not None:
         yield Finding(role=role, what=flaw, remedy=f"set kv_cache_slots to {spec.max_num_seqs} or more", fatal=True)
     if spec.max_model_len and card.max_model_len and spec.max_model_len > card.max_model_len:
-        what = f"max_model_len is {spec.max_model_len}, but {spec.model} was made for {card.max_model_len} tokens"
+        what = f"max_model_len is {spec.max_model_len}, but {spec.model} supports {card.max_model_len}"
         yield Finding(role=role, what=what, remedy=f"set max_model_len to at most {card.max_model_len}", fatal=True)
 
 
@@ -182,7 +182,7 @@ def _memory(rows: list[MemoryRow]) -> Iterator[Finding]:
                 role=row.role, what=what, remedy="use a smaller model, another device or backend vllm with a quantized one", fatal=True
             )
         elif fixed + cache > free:
-            what = f"its cache may grow to {gib(cache)}, but {gib(free - fixed)} of {place} are free beside the weights"
+            what = f"its cache may grow to {gib(cache)}, but {gib(free - fixed)} of {place} are free next to the weights"
             yield Finding(role=row.role, what=what, remedy="lower max_num_seqs, kv_cache_slots or max_model_len", fatal=False)
         taken[row.device] = taken.get(row.device, 0) + fixed
 

@@ -28,7 +28,7 @@ class PrefillChunk(NamedTuple):
 
 
 class BatchLayout:
-    """Where the tokens of one iteration stand: first one token for each decoding slot, then the chunks of prefills."""
+    """Where the tokens of one iteration are: first one token for each decoding slot, then the chunks of prefills."""
 
     def __init__(self, slots: NDArray[np.int64], positions: NDArray[np.int64], decoding: int, chunks: list[PrefillChunk]) -> None:
         self.slots, self.positions = slots, positions
@@ -106,7 +106,7 @@ class KVCache:
         try:
             wider = self._kv.new_zeros(layers, slots, heads, capacity, head_dim)
         except RuntimeError as error:
-            need = f"{slots} KV slots of {capacity} tokens do not fit into the memory of {self._kv.device}"
+            need = f"{slots} KV slots of {capacity} tokens do not fit in the memory of {self._kv.device}"
             raise MemoryError(f"{need}; lower kv_cache_slots, max_num_seqs or max_model_len") from error
         wider[:, :, :, : self.capacity] = self._kv
         self._kv, self.capacity = wider, capacity

@@ -55,7 +55,7 @@ def _device(spec: TorchSpec) -> str:
     if spec.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if spec.device.startswith("cuda") and not torch.cuda.is_available():
-        raise CannotLoad(f"device {spec.device!r} is asked for, but torch finds no CUDA here")
+        raise CannotLoad(f"device {spec.device!r} is set, but torch finds no CUDA device")
     return spec.device
 
 
@@ -95,7 +95,7 @@ def _runner(module: Any, tokenizer: HFTokenizer, setup: Setup, spec: TorchSpec) 
     if longest < 1:
         raise CannotLoad(f"its config.json says max_position_embeddings: {longest}, which is not a number of tokens")
     if spec.max_model_len is not None and spec.max_model_len > longest:
-        raise CannotLoad(f"max_model_len is {spec.max_model_len}, but the model was made for {longest} tokens")
+        raise CannotLoad(f"max_model_len is {spec.max_model_len}, but the model supports {longest}")
     max_model_len, slots = spec.max_model_len or longest, spec.kv_cache_slots or 2 * spec.max_num_seqs
     capacity = min(_FIRST_CAPACITY, max_model_len)
     cache = KVCache(_attention(config), slots, capacity, module.dtype, str(module.device))

@@ -49,7 +49,7 @@ class WantedLogprob(NamedTuple):
 
 
 class BatchPlan:
-    """The flat batch of a forward pass, from the sequences that decode and the prefills that go on, all with one adapter or with none."""
+    """The flat batch of a forward pass: the sequences that decode and the prefills that continue, all with one adapter or none."""
 
     def __init__(self, decoding: list[Sequence], prefills: list[Prefill], adapter: str | None = None) -> None:
         self.prefills, self.adapter = prefills, adapter
@@ -263,7 +263,7 @@ class BatchRunner:
 
     def _plans(self) -> list[BatchPlan]:
         """Choose what this iteration computes: all sequences that decode, and the oldest prefills within the token budget. Every adapter
-        has a forward pass of its own, so that what computes beside a sequence changes it no more than without adapters."""
+        has its own forward pass, so other sequences of the batch change a sequence no more than without adapters."""
         self._make_room(max((sequence.position + 1 for sequence in self._decoding), default=0))
         budget = max(self.max_num_batched_tokens - len(self._decoding), 1)
         going = []
@@ -313,7 +313,7 @@ class BatchRunner:
         return found
 
     def _advance(self, plan: BatchPlan, now_s: float) -> None:
-        """Count the tokens that were prefilled; candidates of finished prefills decode from now on, each in a slot of its own."""
+        """Count the tokens that were prefilled; candidates of finished prefills decode from now on, each in its own slot."""
         for prefill in plan.prefills:
             prefill.done += prefill.chunk
             if prefill.left:
@@ -325,7 +325,7 @@ class BatchRunner:
         self._prefills = [prefill for prefill in self._prefills if prefill.left]
 
     def _deliver(self, plan: BatchPlan, tokens: list[int], chosen: list[float]) -> dict[int, RequestState]:
-        """Give each sequence its token; those that go on decode from now on. Returns the requests of those that ended, by number."""
+        """Give each sequence its token; those that continue decode from now on. Returns the requests of those that ended, by number."""
         touched = {}
         self.written_tokens += len(tokens)
         for sequence, token, logprob in zip(plan.sequences, tokens, chosen, strict=True):

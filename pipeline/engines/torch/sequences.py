@@ -11,7 +11,7 @@ from pipeline.engines.torch.sampling import stream_key
 Decode = Callable[[list[int]], str]
 """Text of token ids."""
 _OLDEST_EVERY = 8
-"""One admission in so many goes to the oldest request, whatever its priority, so that none waits forever."""
+"""One in this many admissions goes to the oldest request, whatever its priority, so that none waits forever."""
 
 
 class Stops:

@@ -43,5 +43,5 @@ class TorchSpec(RestartableSpec, frozen=True, kw_only=True, tag="torch"):
     """Run code that comes with the model."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be told to a chat template."""
+        """Reject arguments that cannot be passed to a chat template."""
         check_template_arguments(self.chat_template_kwargs)

@@ -21,7 +21,7 @@ from transformers import AutoConfig
 from pipeline.engines.checkpoint import Damaged, Tensors, listed, read_tensors, weight_files
 
 _QUANTIZATIONS = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
-"""Files beside the `config.json` in which some tools describe a quantization."""
+"""Files next to `config.json` in which some tools describe a quantization."""
 
 
 class Unloadable(Exception):
@@ -60,10 +60,10 @@ def flaw_in_loading(report: Mapping[str, Any]) -> str | None:
     """What is wrong according to the `loading_info` of transformers: tensors that it had to make up; None where nothing is."""
     missing = sorted(report["missing_keys"])
     if missing:
-        others = "" if not report["unexpected_keys"] else f" (it has {len(report['unexpected_keys'])} others that the model does not have)"
+        others = "" if not report["unexpected_keys"] else f" (it has {len(report['unexpected_keys'])} others that the model lacks)"
         return f"{_count(missing)} of the model's tensors {_is(missing)} not in its files: {listed(missing)}{others}"
     other = [f"{name} has {_shape(found)}, not {_shape(wanted)}" for name, found, wanted in sorted(report["mismatched_keys"])]
-    return f"{_count(other)} of its tensors {_is(other)} of another shape than the model's: {listed(other)}" if other else None
+    return f"{_count(other)} of its tensors {_is(other)} not of the model's shape: {listed(other)}" if other else None
 
 
 def flaw_in_conversion(error: Exception) -> str | None:
@@ -88,7 +88,7 @@ def _pickled(files: Iterable[Path]) -> Tensors:
         try:
             read = torch.load(path, map_location="meta", weights_only=True)
         except Exception as error:  # torch raises what it likes for a damaged file
-            raise Unloadable(flaw_in_pickle(error) or f"its {path.name} cannot be read: it is damaged, or no file of torch's") from error
+            raise Unloadable(flaw_in_pickle(error) or f"its {path.name} cannot be read: it is damaged, or not a torch file") from error
         if not isinstance(read, Mapping):
             raise Unloadable(f"its {path.name} holds no tensors by name")
         tensors |= {name: tuple(value.shape) for name, value in read.items() if isinstance(value, torch.Tensor)}

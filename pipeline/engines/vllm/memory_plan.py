@@ -161,7 +161,7 @@ def lora_slots(spec: VllmSpec, *, cpu: bool) -> int:
 
 
 def lora_bytes(spec: VllmSpec, shape: Shape | None, adapters: Mapping[str, AdapterCard], *, cpu: bool) -> int:
-    """Bytes of the adapters on each GPU: vLLM keeps room for each beside every linear layer, all with the largest rank."""
+    """Bytes of the adapters on each GPU: vLLM reserves memory for each on every linear layer, all with the largest rank."""
     mine = [adapters[path] for path in spec.adapter_paths]
     if shape is None:
         return sum(adapter.parameters for adapter in mine) * _value_bytes(spec)
@@ -222,8 +222,8 @@ def batched_tokens(spec: VllmSpec, gpu: Gpu | None) -> int:
 
 
 def overhead_bytes(spec: VllmSpec, shape: Shape | None, gpu: Gpu | None) -> int:
-    """Bytes that an engine needs on `gpu` (None: on the CPU) beside weights and cache, an assumption: activations of the largest iteration,
-    sampling, graphs."""
+    """Bytes that an engine needs on `gpu` (None: on the CPU) in addition to weights and cache, an estimate: activations of the largest
+    iteration, sampling, graphs."""
     fixed = _CPU_PROCESS_BYTES if gpu is None else _WORKSPACE_BYTES + (0 if spec.enforce_eager else _GRAPH_BYTES)
     if shape is None:
         return fixed + GIB
@@ -292,7 +292,7 @@ def _gpu_row(role: str, spec: VllmSpec, gpu: Gpu, cards: Mapping[str, ModelCard]
 
 
 def _room(spec: VllmSpec, cache: int | None, cards: Mapping[str, ModelCard]) -> tuple[int | None, float | None]:
-    """How many tokens a cache of so many bytes holds, and how many of the longest sequences."""
+    """How many tokens a cache of this size in bytes holds, and how many of the longest sequences."""
     each, context = token_bytes(spec, cards), context_of(spec, cards[spec.model])
     if cache is None or each is None:
         return None, None

@@ -1,7 +1,7 @@
 """Which processes an engine on CPU cores consists of: the worker with vLLM's front end, and one that schedules and computes.
 
-vLLM's CPU build would start two beside the worker, one that schedules and one that computes, and each would import everything again,
-because the number of OpenMP's threads and their cores have to be set before a process loads OpenMP. One thread on one core needs
+vLLM's CPU build would start two in addition to the worker, one that schedules and one that computes, and each would import everything
+again, because the number of OpenMP's threads and their cores have to be set before a process loads OpenMP. One thread on one core needs
 neither: the process that schedules computes, too, and is a fork of the worker, which has imported everything.
 """
 

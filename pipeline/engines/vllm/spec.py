@@ -20,7 +20,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
         "suffix_decoding_min_token_prob",
     ),
 }
-"""The keys that each method of speculation has beside `num_speculative_tokens`."""
+"""The keys that each method of speculation has in addition to `num_speculative_tokens`."""
 _DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "ngram": {"num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 1},
     "suffix": {},
@@ -58,7 +58,7 @@ class SpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.model if self.method == "draft_model" else None
 
     def terms(self) -> dict[str, Any]:
-        """What vLLM is told: the keys that are set, and the defaults that are ours."""
+        """What vLLM is passed: the keys that are set, and this project's defaults."""
         names = ("num_speculative_tokens", *OPTIONS[self.method])
         stated = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {"method": self.method} | dict(_DEFAULTS.get(self.method, {"num_speculative_tokens": 5})) | stated
@@ -101,7 +101,7 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     enable_prefix_caching: bool = True
     """Reuse KV blocks of earlier prompts."""
     enable_chunked_prefill: bool | None = None
-    """Null: on with a GPU. Without one it cannot be on: a seeded request whose prefill is split kills vLLM 0.32 there."""
+    """Null: on with a GPU. Without one it cannot be on: a seeded request whose prefill is split crashes vLLM 0.32 there."""
     enforce_eager: bool | None = None
     """No CUDA graphs and no compilation; null: without a GPU only."""
     lora_path: str | None = None
@@ -111,7 +111,7 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     speculative_config: SpeculativeSpec | None = None
     """Token-level speculation inside the engine; null: none."""
     core: Annotated[int, Meta(ge=0, le=65535)] | None = None
-    """Without a GPU: the first of the `threads` cores that it computes on; null: cores of its own if there are enough."""
+    """Without a GPU: the first of the `threads` cores that it computes on; null: separate cores if there are enough."""
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Without a GPU: number of cores."""
     chat_template_kwargs: Mapping[str, Any] = {}
@@ -120,7 +120,7 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     """Run code that comes with the model."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be told to a chat template."""
+        """Reject arguments that cannot be passed to a chat template."""
         check_template_arguments(self.chat_template_kwargs)
 
     @property
@@ -130,8 +130,8 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     def unable(self, *, on_cpu: bool) -> tuple[str, ...]:
         """The fact `cannot` of such an engine.
 
-        With token-level speculation vLLM refuses `min_p` (`SamplingParams._validate_spec_decode`), and without a GPU `top_k` kills
-        vLLM 0.32: its rejection sampler looks for the largest k of no sequence.
+        With token-level speculation vLLM rejects `min_p` (`SamplingParams._validate_spec_decode`), and without a GPU `top_k` crashes vLLM
+        0.32: its rejection sampler looks for the largest k of no sequence.
         """
         if self.speculative_config is None:
             return ()

@@ -93,7 +93,7 @@ class Unusable(Exception):
 def sampling_params(request: Request, max_model_len: int, *, speculates: bool) -> list[SamplingParams]:
     """The sampling parameters of each candidate of `request`, of one where it is greedy, with nothing left to the model's own defaults.
 
-    Each candidate is a request of its own to vLLM, with the seed that vLLM would give it. Of a request for n candidates vLLM states the
+    Each candidate is a separate request to vLLM, with the seed that vLLM would give it. Of a request for n candidates vLLM states the
     cached tokens of the one that ends last, which are those that the others have just computed.
     """
     params = _first_params(request, max_model_len, speculates)

@@ -1,6 +1,6 @@
 """The worker process of engine `vllm`: one `AsyncLLM`, fed from the socket until the socket closes.
 
-Started by `pipeline.engines.vllm.backend` as `python -m pipeline.engines.vllm.worker FD`; `AsyncLLM` starts processes of its own.
+Started by `pipeline.engines.vllm.backend` as `python -m pipeline.engines.vllm.worker FD`; `AsyncLLM` starts its own processes.
 This, `terms`, `processes` and `cpu_patch` are the only modules that know vLLM.
 """
 
@@ -165,7 +165,7 @@ class VllmServer:
             await asyncio.sleep(_ABORT_AGAIN_S)
 
     async def _reset_prefix_cache(self) -> None:
-        flaw: str | None = f"kept its prefix cache: blocks were in use {_RESETS * _RESET_AGAIN_S:g} s after its last answer"
+        flaw: str | None = f"could not clear its prefix cache: blocks were in use {_RESETS * _RESET_AGAIN_S:g} s after its last answer"
         for _ in range(_RESETS):
             if await self._engine.reset_prefix_cache():
                 flaw = None

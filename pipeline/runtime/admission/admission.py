@@ -1,8 +1,8 @@
-"""Admission by cache: which live chains go on, so that the contexts of those that do fit into the key-value cache of every engine.
+"""Admission by cache: which live chains run, so that their contexts fit into the key-value cache of every engine.
 
 A chain comes back to its context at every step; where another's has taken its place by then, all of it is computed again. So a chain
-begins, or goes on after a pause, only where it is expected to have room together with what the others will grow by; and where there
-is no room left after all, the youngest pauses. At least one chain always goes on. Decides synchronously; never waits.
+begins, or continues after a pause, only if it is expected to fit together with the growth of the others; and if the room runs out after
+all, the youngest pauses. At least one chain always runs. Decides synchronously; never waits.
 """
 
 from bisect import bisect_left
@@ -25,7 +25,7 @@ class Member:
         self.number = number
         """How many chains began before it."""
         self.going = False
-        """Whether it goes on; False: it pauses, from its next turn on."""
+        """Whether it runs; False: it pauses, from its next turn on."""
         self.gate: Any = None
         """What it waits for while it pauses; the schedule puts it here and sets it."""
         self.starts: list[int] = []
@@ -37,7 +37,7 @@ class Member:
         self.stop: Callable[[], None] = _nothing
         """Called when it is to pause: ends early what would take long."""
         self.waits: Callable[[bool], None] = _nothing
-        """Called with True when it begins to wait, and with False when it goes on."""
+        """Called with True when it begins to wait, and with False when it continues."""
 
 
 def _nothing(*_: object) -> None:
@@ -45,10 +45,10 @@ def _nothing(*_: object) -> None:
 
 
 class Admission:
-    """Decides which of the live chains go on, by the limits of at least one cache; each of their turns tells it their contexts.
+    """Decides which of the live chains run, by the limits of at least one cache; each of their turns reports their contexts.
 
-    What holds whenever no method runs: `_members` are the live chains by age, of which the oldest, `_going` of them, go on and the others
-    pause; a cache counts the contexts of those that go on and have had a turn.
+    What holds whenever no method runs: `_members` are the live chains by age, of which the oldest, `_going` of them, run and the others
+    pause; a cache counts the contexts of those that run and have had a turn.
     """
 
     def __init__(self, limits: Sequence[CacheLimit]) -> None:
@@ -62,7 +62,7 @@ class Admission:
         self._limit = inf
         self._members: list[Member] = []
         self._going = self._numbers = self._unseen = 0
-        """How many members go on, how many ever began, and how many of those that go on have not had a turn."""
+        """How many members run, how many ever began, and how many of those that run have not had a turn."""
 
     @property
     def paused(self) -> int:
@@ -74,7 +74,7 @@ class Admission:
         return self._going == len(self._members) and self._may_begin()
 
     def enter(self) -> Member:
-        """One more chain begins, and goes on; its contexts are not known yet."""
+        """One more chain begins to run; its contexts are not known yet."""
         member = Member(self._numbers)
         self._numbers += 1
         self._members.append(member)
@@ -82,7 +82,7 @@ class Admission:
         return member
 
     def turn(self, member: Member, contexts: Mapping[str, Sequence[int]]) -> bool:
-        """Take note of the contexts of `member`, and let the youngest pause where they do not fit; whether `member` goes on."""
+        """Record the contexts of `member`, and let the youngest pause if they do not fit; whether `member` continues."""
         if not self._keys:
             self._keys = [[key for key in contexts if role_of(key) == role] for role in self._roles]
         tokens = [len(contexts[keys[0]]) if len(keys) == 1 else sum(len(contexts[key]) for key in keys) for keys in self._keys]
@@ -95,13 +95,13 @@ class Admission:
         return member.going
 
     def limit(self, most: int | None) -> Iterator[Member]:
-        """No more than so many are to go on, whatever is expected of them; None: no such limit. Gives those that go on again."""
+        """Let at most that many run, whatever is expected of them; None: no such limit. Returns those that continue."""
         self._limit = inf if most is None else most
         self._pause_youngest()
         yield from self._resume()
 
     def leave(self, member: Member) -> Iterator[Member]:
-        """`member` has ended; gives those that go on in its place, the oldest first."""
+        """`member` has ended; returns those that continue in its place, the oldest first."""
         if member.going:
             self._set(member, going=False)
         for cache, start, tokens in zip(self._caches, member.starts, member.tokens, strict=False):
@@ -129,7 +129,7 @@ class Admission:
             youngest.stop()
 
     def _begin(self, member: Member, tokens: list[int]) -> None:
-        """The first turn of `member`, with contexts of so many `tokens`."""
+        """The first turn of `member`, with contexts of that many `tokens`."""
         going = member.going
         if going:
             self._set(member, going=False)
@@ -140,7 +140,7 @@ class Admission:
             self._set(member, going=True)
 
     def _set(self, member: Member, *, going: bool) -> None:
-        """Let `member` go on, or no longer."""
+        """Let `member` run, or no longer."""
         sign = 1 if going else -1
         member.going = going
         self._going += sign
@@ -162,7 +162,7 @@ class Admission:
         return self._has_room(starts, starts)
 
     def _has_room(self, starts: Sequence[float], tokens: Sequence[float]) -> bool:
-        """Whether one more member with these contexts may go on."""
+        """Whether one more member with these contexts may run."""
         if not self._going:
             return True
         if self._going >= min(self._most, self._limit):

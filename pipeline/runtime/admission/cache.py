@@ -17,7 +17,8 @@ FILLED = 0.95
 """Share of a cache that is filled. A context that does not fit after all takes the place of another, which takes that of a third: near
 to its limit a cache makes every call compute its context again."""
 CLASSES = 32
-"""Into so many classes chains are divided by how far their contexts have grown; the classes double their width as they are outgrown."""
+"""Number of classes into which chains are divided by how far their contexts have grown; the classes double their width as they are
+outgrown."""
 _CLASS = np.arange(CLASSES)
 _LATER = _CLASS[:, None] + _CLASS[None, :]
 """To which class a chain of class i belongs once its context has grown through j more."""
@@ -32,7 +33,7 @@ class CacheLimit(Struct, frozen=True, kw_only=True):
     sequences: float = inf
     """Sequences that fit into it, where each takes a place of one size."""
     parallel_steps: int = 1
-    """How many texts as long as a step a chain has there beside its context: the candidates that are drafted or judged."""
+    """How many texts as long as a step a chain has there in addition to its context: the candidates that are drafted or judged."""
 
 
 def cache_limits(plan: Plan, facts: Mapping[str, Mapping[str, Fact]]) -> dict[str, CacheLimit | None]:
@@ -72,7 +73,7 @@ def _parallel_steps(plan: Plan) -> dict[str, int]:
 
 
 def _positive(fact: Fact | None, parts: int) -> float | None:
-    """One of so many equal parts of a size that an engine states; None where it states none."""
+    """One of that many equal parts of a size that an engine states; None if it states none."""
     return fact / parts if isinstance(fact, int | float) and fact > 0 else None
 
 
@@ -82,21 +83,20 @@ class Cache:
     def __init__(self, limit: CacheLimit) -> None:
         self.limit = limit
         self.tokens = 0
-        """Tokens in the contexts of the members that go on."""
+        """Tokens in the contexts of the members that run."""
         self.start = 0.0
         """Mean context of a chain that begins."""
         self._begun = self._steps = self._grown = 0
         self._width = 16
         """Tokens of growth in one class."""
         self._going, self._contexts, self._live, self._ended = ([0] * CLASSES for _ in range(4))
-        """By class: members that go on, tokens of their contexts, live members, and members that have ended."""
+        """By class: members that run, tokens of their contexts, live members, and members that have ended."""
 
     @property
     def beside(self) -> float:
-        """Tokens that a chain takes beside its context.
-
-        A step puts as many texts of its length there as are drafted or judged at once, and one more for what the engine writes itself
-        and for questions; those of the step before are still there too, as nothing is evicted that was used later than a context.
+        """Tokens that a chain takes in addition to its context. A step puts as many texts of its length there as are drafted or judged at
+        once, and one more for what the engine writes itself and for questions; those of the step before are still there too, as nothing is
+        evicted that was used later than a context.
         """
         return 2 * (self.limit.parallel_steps + 1) * self._grown / self._steps if self._steps else 0.0
 
@@ -107,7 +107,7 @@ class Cache:
         self._live[0] += 1
 
     def go(self, start: int, tokens: int, sign: int = 1) -> None:
-        """A member whose context was `start` tokens and is `tokens` goes on; with the sign -1 it no longer does."""
+        """A member whose context was `start` tokens and is `tokens` runs; with the sign -1 it no longer does."""
         place = (tokens - start) // self._width
         self._going[place] += sign
         self._contexts[place] += sign * tokens
@@ -124,22 +124,22 @@ class Cache:
             self.go(start, tokens)
 
     def step(self, tokens: int) -> None:
-        """A step of a round was so many tokens long."""
+        """A step of a round was that many tokens long."""
         self._steps += 1
         self._grown += tokens
 
     def end(self, start: int, tokens: int) -> None:
-        """A member that does not go on any more has ended with a context of `tokens`."""
+        """A member that no longer runs has ended with a context of `tokens`."""
         place = (tokens - start) // self._width
         self._live[place] -= 1
         self._ended[place] += 1
 
     def fits(self, members: int) -> bool:
-        """Whether there is room now for the contexts of so many members that go on, and for a step of each."""
+        """Whether there is room now for the contexts of that many running members, and for a step of each."""
         return self.tokens + members * self.beside <= FILLED * self.limit.tokens
 
     def has_room(self, members: int, start: float, tokens: float, unseen: int = 0) -> bool:
-        """Whether so many members are expected to fit from now on, one of which comes to them with a context that began
+        """Whether that many members are expected to fit from now on, one of which joins them with a context that began
         with `start` tokens and has `tokens`.
 
         `unseen` of the others have not had their first turn.
@@ -157,10 +157,10 @@ class Cache:
         return self._peak(going, contexts) <= room
 
     def _peak(self, going: "np.ndarray[Any, Any]", contexts: "np.ndarray[Any, Any]") -> float:
-        """The most tokens that contexts, so many in each class, are expected to come to at any time, if all grow alike.
+        """The maximum number of tokens that contexts, with these counts by class, are expected to reach at any time, if all grow alike.
 
         What share of a class lives on until the next is estimated as Kaplan and Meier do, from all chains that came so far: those that
-        have not ended count as well, or else the short ones, which end first, would stand for all. Beyond the longest none goes on.
+        have not ended count as well, or else the short ones, which end first, would represent all. Beyond the longest none continues.
         """
         ended = np.array(self._ended, float)
         reached = np.cumsum((ended + self._live)[::-1])[::-1]

@@ -22,14 +22,14 @@ class _Stage:
     def length(self) -> float:
         """Tokens that a text is expected to come to.
 
-        All tokens that were written, over the texts that have ended, as for lifetimes of which some still run: the short texts end
-        first, and would stand for all if those in flight did not count. One text of half of what it may have is taken to have ended
-        before, so that a single short one is not believed.
+        All tokens that were written, over the texts that have ended, as for lifetimes of which some still run: the short texts end first,
+        and would represent all if those in flight did not count. One text of half of what it may have is taken to have ended before, so
+        that a single short one is not believed.
         """
         return min(self.most, (self.most / 2 + self.written + sum(self.running.values())) / (1 + self.ended))
 
     def end(self, request_id: str, tokens: int) -> None:
-        """A call has ended with a mean text of so many tokens: those that began before it have written as much by now."""
+        """A call has ended with a mean text of that many tokens: those that began before it have written as much by now."""
         for other in self.running:
             if other == request_id:
                 break

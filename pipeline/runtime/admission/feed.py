@@ -1,4 +1,4 @@
-"""What gives an executor its chains: problems of an input in their order, or chains that somebody hands out while the run goes on."""
+"""What gives an executor its chains: problems of an input in their order, or chains that are handed out during the run."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -19,7 +19,7 @@ class Feed(Protocol):
         """Wait for the chain that begins next; None when no more will come."""
 
     def ended(self, start: Start, thought_tokens: int) -> None:
-        """A chain was finished with a thought of so many tokens."""
+        """A chain was finished with a thought of that many tokens."""
 
 
 class InputFeed:

@@ -46,7 +46,7 @@ class StartOrder(Protocol):
         """The chain that begins next; None until more are added."""
 
     def ended(self, start: Start, thought_tokens: int) -> None:
-        """A chain was finished with a thought of so many tokens."""
+        """A chain was finished with a thought of that many tokens."""
 
 
 class InputOrder:

@@ -31,7 +31,7 @@ class ComputedContexts:
         """By its key, the length of the latest context that it computed, and of the one before that was shorter."""
 
     def recomputed(self, key: Hashable, role: str, context: int, cached: int) -> int:
-        """How many tokens the engine computed again for a call with a context of so many tokens, of which `cached` were in its cache.
+        """How many tokens the engine computed again for a call with a context of that many tokens, of which `cached` were in its cache.
         `key` tells apart the contexts of the chain, and the adapters that they are computed with."""
         latest, before = self._contexts.get(key, (0, 0))
         if context > latest:

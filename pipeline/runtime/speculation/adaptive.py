@@ -1,4 +1,4 @@
-"""Decides while a run goes on which chains speculate: facts of calls and steps enter, modes and interruptions leave.
+"""Decides during a run which chains speculate: facts of calls and steps enter, modes and interruptions leave.
 
 Every chain begins in direct mode. The target's speed there is observed; what rounds would make of it is predicted by a cost model,
 tried by few chains first, within a debit account, and then observed too. What is observed replaces what was assumed.
@@ -20,7 +20,7 @@ a check is begun."""
 WORTH = 1.05
 """The gain from which another share of speculating chains is worth a switch."""
 PROBED = 64
-"""One of so many chains is in a probe, and at least one."""
+"""One in this many chains is in a probe, and at least one."""
 FIRST_SPREAD, PROBED_SPREAD, PER_PROBED = 0.6, 0.1, 0.05
 """Standard deviations of the logarithm of a predicted speed: before any round was observed, after some chains had one, and
 for each time that all are e times as many."""
@@ -41,9 +41,9 @@ JUDGED = 16
 TURN = 4
 """Steps that direct mode may write while chains that turn to rounds have their first one, for which both engines compute their contexts."""
 AGAIN = 2.0
-"""Rounds that lost are tried again when the run has taken so many times as long as until then."""
+"""Rounds that lost are tried again when the run has taken this many times as long as until then."""
 SPARE = 8
-"""For so many requests that the target computes one may wait there, and at least one."""
+"""For this many requests that the target computes, one may wait there, and at least one."""
 CHANGES = 500
 """Most entries of `Adaptive.changes`."""
 
@@ -83,7 +83,7 @@ class Adaptive:
         self._waited = 0
         """Requests that waited at the target when it was looked at last."""
         self._room: int | None = None
-        """How many requests the target computes at once and has at hand; None: none had to wait."""
+        """How many requests the target computes at once and has available; None: none had to wait."""
         # What is decided.
         self._share = 0.0
         self._ending: list[int] = []
@@ -301,7 +301,7 @@ class Adaptive:
         return self._lost() * (now - self._window.start) / together if together else 0.0
 
     def _progress(self) -> float:
-        """Tokens that all chains got on in the window, at least 1: what an engine has counted may lag behind what it has answered."""
+        """Tokens that all chains advanced in the window, at least 1: what an engine has counted may lag behind what it has answered."""
         return max(self._counted(), 1.0)
 
     def _counted(self) -> float:

@@ -11,7 +11,7 @@ from msgspec import Struct
 STEPS = 40
 """Iterations of the fixed point, each of which halves the distance to it."""
 SHORTEST_S = 1e-9
-"""Least seconds that anything counts as: a clock may stand still from one event to the next."""
+"""Minimum seconds that anything counts as: a clock may not advance between two events."""
 
 
 class IterationCost(Struct, frozen=True, kw_only=True):
@@ -69,14 +69,14 @@ class CostModel(Struct, frozen=True, kw_only=True):
     target: IterationCost
     draft: IterationCost
     interference: float = 1.0
-    """By what share of its time each engine takes longer while the other one computes: 0 on hardware of its own, 1 in time slices."""
+    """By what share of its time each engine takes longer while the other one computes: 0 on separate hardware, 1 in time slices."""
 
     def direct(self, chains: float, context: float) -> float:
         """Tokens a second of each of `chains` chains that are all direct and have `context` tokens each."""
         return 1 / self.target.seconds(chains * context, chains)
 
     def speeds(self, speculative: float, direct: float, context: float, step: Round) -> Speeds:
-        """Speeds of the chains where so many are `speculative` and `direct`, with `context` tokens each."""
+        """Speeds of the chains if that many are `speculative` and `direct`, with `context` tokens each."""
         phi, others = self.interference, max(speculative - 1, 0.0)
         round_s = step.tokens * self.target.seconds((speculative + direct) * context, speculative + direct)
         draft_s = target_s = round_s / 2

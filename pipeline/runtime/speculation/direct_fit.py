@@ -1,4 +1,4 @@
-"""How long the target's iterations take while it writes alone: observations enter while a run goes on, a fitted cost leaves."""
+"""How long the target's iterations take while it writes alone: observations enter during a run, a fitted cost leaves."""
 
 from pipeline.runtime.speculation.cost_model import SHORTEST_S, IterationCost
 
@@ -28,7 +28,7 @@ class DirectFit:
         return bool(self.observations)
 
     def observe(self, chains: float, context: float, seconds: float) -> None:
-        """An iteration of so many chains with `context` tokens together took so long; errors count relative to `seconds`."""
+        """An iteration of `chains` chains with `context` tokens together took `seconds`, to which errors are relative."""
         features, seconds = self._features(chains, context), max(seconds, SHORTEST_S)
         if not self.observations:
             self._scale = [max(value, 1e-12) for value in features]
@@ -46,11 +46,11 @@ class DirectFit:
         self._solve()
 
     def seconds(self, chains: float, context: float) -> float:
-        """Seconds of an iteration of so many chains with `context` tokens together."""
+        """Seconds of an iteration of that many chains with `context` tokens together."""
         return max(sum(w * value for w, value in zip(self._weights, self._features(chains, context), strict=True)), SHORTEST_S)
 
     def cost(self, chains: float) -> IterationCost:
-        """The same as a cost, near so many chains."""
+        """The same as a cost, near that many chains."""
         fixed = self._weights[0] + self._weights[2] * chains
         return IterationCost(fixed=fixed, per_context=self._weights[1], per_token=fixed / RIDGE)
 

@@ -22,8 +22,8 @@ DRAFT = 0.25
 INTERFERENCE = 0.5
 """The same of `CostModel.interference`."""
 UNWORTHY = 0.9
-"""The gain below which a trial is given up for its verdicts, and that is expected at most after a trial that showed no more than that it
-loses."""
+"""The gain below which a trial is ended because of its verdicts, and that is expected at most after a trial that showed no more than that
+it loses."""
 FARTHEST = 100.0
 """By what factor a prediction is taken to be off at most."""
 LOST = 0.5
@@ -51,17 +51,17 @@ class State(Struct, frozen=True):
 
 
 class Correction(Struct, frozen=True):
-    """Observed over predicted speed, where so many `chains` lived: the fewer are left, the less it says."""
+    """Observed over predicted speed, with that many live `chains`: the fewer are left, the less it says."""
 
     factor: float = 1.0
     chains: float = 1.0
 
     def at(self, chains: float) -> float:
-        """The factor for so many live chains."""
+        """The factor for that many live chains."""
         return math.pow(self.factor, math.pow(min(chains / self.chains, 1.0), FADES))
 
     def toward(self, observed: float, weight: float, chains: float) -> "Correction":
-        """The correction after `observed` was seen where so many chains lived; `weight` is between 0 and 1."""
+        """The correction after `observed` was seen with that many live chains; `weight` is between 0 and 1."""
         before, bounded = self.at(chains), min(max(observed, 1 / FARTHEST), FARTHEST)
         return Correction(before * math.pow(bounded / before, weight), chains)
 
@@ -93,16 +93,16 @@ class Estimates:
         """The same by the share of chains that speculate, where it was observed."""
 
     def model(self, chains: int) -> CostModel:
-        """The cost model as it is now, near so many live chains."""
+        """The cost model as it is now, near that many live chains."""
         target = self.fit.cost(chains)
         return CostModel(target=target, draft=target.scaled(DRAFT * self._draft_scale), interference=self.interference)
 
     def best(
         self, chains: int, context: float, direct: float, rests: Sequence[float], *, mixed: bool, acceptance: float | None = None
     ) -> Choice:
-        """The best share for so many live chains with `context` tokens each, which get `direct` tokens a second each if none speculates.
+        """The best share for that many live chains with `context` tokens each, which get `direct` tokens a second each if none speculates.
 
-        `mixed`: some may speculate beside others that do not. `rests` are the tokens that they are expected to write yet, longest first,
+        `mixed`: some may speculate while others do not. `rests` are the tokens that they are expected to write yet, longest first,
         where these are the last chains; else empty. `acceptance` replaces that which is known.
         """
         model = self.model(chains)

@@ -17,12 +17,12 @@ class ExpectedRest:
         self._sum = 0.0
 
     def ended(self, tokens: int) -> None:
-        """A thought of so many tokens ended."""
+        """A thought of that many tokens ended."""
         self._count += 1
         self._sum += math.log(max(tokens, 1))
 
     def rests(self, written: Sequence[float]) -> list[float]:
-        """Expected tokens that are missing of thoughts of which so many are `written`."""
+        """Expected number of tokens still missing from thoughts of which that many are `written`."""
         known = [math.log(max(tokens, 1.0)) for tokens in written]
         mean = (self._sum + sum(known)) / (self._count + len(known)) if self._count else max(known, default=0.0)
         for _ in range(3):  # those that have not ended count with the length that is expected of them

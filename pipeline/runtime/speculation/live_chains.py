@@ -1,6 +1,6 @@
 """The chains that a control decides about: their modes, contexts and thoughts so far, and which of them are to speculate. Synchronous.
 
-A chain that pauses (`pipeline.runtime.admission`) writes nothing, so that it counts nowhere until it goes on.
+A chain that pauses (`pipeline.runtime.admission`) writes nothing, so it counts nowhere until it continues.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ class LiveChain:
 
     def __init__(self, speculates: bool) -> None:
         self.speculates = speculates
-        """Whether it is to go on by rounds from its next boundary on."""
+        """Whether it is to continue in rounds from its next boundary on."""
         self.mode: Mode | None = None
         """The mode of its step under way; None before its first one."""
         self.context = self.written = 0
@@ -31,23 +31,23 @@ class LiveChain:
 class LiveChains:
     """The live chains by their order.
 
-    What holds whenever no method runs: `counts`, `speculating` and the sums of contexts are those of the chains that go on; those that
-    pause keep the mode of their step and all that they wrote.
+    What holds whenever no method runs: `counts`, `speculating` and the sums of contexts are those of the chains that run; those that pause
+    keep the mode of their step and all that they wrote.
     """
 
     def __init__(self) -> None:
         self._going: dict[int, LiveChain] = {}
         self._paused: dict[int, LiveChain] = {}
         self.counts: dict[Mode, int] = {"speculative": 0, "direct": 0}
-        """Chains that go on, by the mode of their step under way."""
+        """Running chains, by the mode of their current step."""
         self.speculating = 0
-        """How many of those that go on are to speculate."""
+        """How many of the running chains are to speculate."""
         self.direct_tokens = 0.0
         """Tokens that a chain would have that was in direct mode since the beginning."""
         self.exhausted = False
         """Whether no more chains will enter."""
         self._contexts = self._starts = 0.0
-        """`LiveChain.context` of all that go on, and `LiveChain.start` of those in direct mode, added up."""
+        """`LiveChain.context` of all that run, and `LiveChain.start` of those in direct mode, added up."""
         self._ended = 0
         self._lengths = ExpectedRest()
 
@@ -65,12 +65,12 @@ class LiveChains:
 
     @property
     def at_least_one(self) -> int:
-        """How many go on, 1 where none does."""
+        """How many run, at least 1."""
         return max(len(self._going), 1)
 
     @property
     def context_sum(self) -> float:
-        """Tokens in the contexts of all that go on, what direct requests have written so far included; at least 1."""
+        """Tokens in the contexts of all that run, what direct requests have written so far included; at least 1."""
         return max(self._contexts + self.counts["direct"] * self.direct_tokens - self._starts, 1.0)
 
     @property
@@ -85,7 +85,7 @@ class LiveChains:
 
     @property
     def last(self) -> bool:
-        """Whether those that go on are the last ones."""
+        """Whether those that run are the last ones."""
         return self.exhausted and not self._paused
 
     @property
@@ -98,7 +98,7 @@ class LiveChains:
         return horizon(len(self._going) + len(self._paused), self._ended, self.exhausted)
 
     def rests(self) -> list[float]:
-        """Tokens that those which go on are expected to write yet, longest first."""
+        """Tokens that the running chains are expected to write yet, longest first."""
         return sorted(self._lengths.rests([self._thought(chain) for chain in self._going.values()]), reverse=True)
 
     def direct(self) -> Iterator[tuple[int, LiveChain]]:
@@ -125,7 +125,7 @@ class LiveChains:
         chain.mode = mode
 
     def resume(self, order: int, share: float, now: float) -> list[int]:
-        """A chain goes on with its step; `share` of all are to speculate. Returns it where its direct request is not to be sent."""
+        """A chain continues its step; `share` of all are to speculate. Returns it where its direct request is not to be sent."""
         chain = self._paused.pop(order)
         mode, chain.mode = chain.mode, None
         self._go_on(order, chain, share)
@@ -134,7 +134,7 @@ class LiveChains:
         return self._to_interrupt([order])
 
     def step(self, order: int, context: int, now: float) -> Mode:
-        """A chain begins a step, with so many tokens of context; returns its mode."""
+        """A chain begins a step, with that many tokens of context; returns its mode."""
         chain = self._going[order]
         self._end_step(chain)
         self._contexts += context - chain.context

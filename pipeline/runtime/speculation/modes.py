@@ -1,4 +1,4 @@
-"""What decides, at every step boundary, in which mode a chain goes on: facts enter, a mode leaves. No I/O, no clock, no task."""
+"""What decides, at every step boundary, in which mode a chain continues: facts enter, a mode leaves. No I/O, no clock, no task."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
@@ -49,18 +49,18 @@ class Change(Struct, frozen=True, kw_only=True):
 
 
 class ModeControl(Protocol):
-    """Decides synchronously in which mode each chain goes on.
+    """Decides synchronously in which mode each chain continues.
 
     A chain is named by its `order`, the number of its start in the input; `now` is the time of the run's clock in seconds.
     """
 
     @property
     def changes(self) -> Iterable[Change]:
-        """The decisions so far, oldest first, so many that `run.json` can hold them."""
+        """The decisions so far, oldest first, few enough for `run.json` to hold them."""
 
     @property
     def most(self) -> int | None:
-        """How many chains may go on beside each other, because the target computes no more at once; None: as many as the schedule lets."""
+        """How many chains may run at once, because the target computes no more; None: as many as the schedule lets."""
 
     def enter(self, order: int, now: float) -> None:
         """A chain began its loop."""
@@ -72,7 +72,7 @@ class ModeControl(Protocol):
         """The chain pauses in its step, because the engines' caches are full."""
 
     def resume(self, order: int, now: float) -> None:
-        """The chain goes on after a pause."""
+        """The chain continues after a pause."""
 
     def exhausted(self) -> None:
         """No more chains will enter."""
@@ -85,7 +85,7 @@ class ModeControl(Protocol):
         wrote until its end or its interruption."""
 
     def called(self, call: CallFacts) -> None:
-        """A call of a chain was answered that has entered its loop; also behind it, where the target may write the answer."""
+        """A call of a chain was answered that has entered its loop; also after it, where the target may write the answer."""
 
     def interrupts(self, now: float) -> Sequence[int]:
         """The chains whose direct request is to be interrupted now; asked after every event, and at `wake`."""

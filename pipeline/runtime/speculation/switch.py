@@ -27,7 +27,7 @@ class Limited(Protocol):
     """Lets chains pause; a `Schedule` is one."""
 
     def limit(self, most: int | None) -> None:
-        """Let no more than so many chains go on; None: no such limit."""
+        """Let at most that many chains run; None: no such limit."""
 
 
 class ModeSwitch:
@@ -132,7 +132,7 @@ class ModeSwitch:
             self._schedule.limit(self._most)
 
     def _waits(self, order: int, waiting: bool) -> None:
-        """A chain begins to pause, or goes on."""
+        """A chain begins to pause, or continues."""
         if order in self._inside:
             now = self._clock.now()
             (self.control.pause if waiting else self.control.resume)(order, now)

@@ -27,7 +27,7 @@ class Window:
         self._last_judged, self._last_judges = start, 0
 
     def wrote(self, tokens: int, accepted: bool, seconds: float, direct_speed: float) -> None:
-        """A round of so many seconds committed so many tokens, which direct mode writes at `direct_speed` tokens a second."""
+        """A round of `seconds` committed `tokens`, which direct mode writes at `direct_speed` tokens a second."""
         seconds = max(seconds, SHORTEST_S)
         excess = seconds - tokens / direct_speed
         self.tokens += tokens
@@ -76,6 +76,6 @@ class Window:
         return min(self.judges - self._last_judges, self.drafts)
 
     def acceptance(self, before: float, weight: float) -> float:
-        """The share of accepted rounds, where it was taken to be `before`, with the `weight` of so many verdicts."""
+        """The share of accepted rounds, where it was taken to be `before`, with the `weight` of that many verdicts."""
         verdicts = max(self.verdicts, self.accepted)
         return (before * weight + self.accepted) / (weight + verdicts) if verdicts else before

@@ -58,7 +58,7 @@ def test_the_configuration_of_a_model_is_read_at_the_hub(monkeypatch: pytest.Mon
         card = card_of("target", "someone/model")
         assert (card.source, card.rough, card.max_model_len) == ("its config.json on the hub", False, 4096)
         assert card.shape is not None
-        with pytest.raises(UsageError, match="--model target=someone/other: the Hugging Face hub has no such model, or not for you"):
+        with pytest.raises(UsageError, match="--model target=someone/other: the Hugging Face hub has no such model, or you have no access"):
             card_of("target", "someone/other")
 
 

@@ -46,7 +46,7 @@ def test_both_models_share_one_card_where_they_fit() -> None:
 def test_a_card_that_is_nearly_full_computes_smaller_iterations_and_says_so() -> None:
     found = placed("1xH100-80GB")
     assert found.engines["target"]["max_num_batched_tokens"] == 2048
-    assert any("whole contexts at once" in sentence and "quantization=fp8" in sentence for sentence in found.sentences)
+    assert any("full contexts at once" in sentence and "quantization=fp8" in sentence for sentence in found.sentences)
 
 
 def test_two_cards_are_shared_by_both_models_where_that_leaves_more_room() -> None:
@@ -78,31 +78,33 @@ def test_models_that_do_not_fit_are_one_error_with_what_would_do() -> None:
         placed("1xRTX4090-24GB")
     assert "target Qwen/QwQ-32B (61.0 GiB of weights) and draft" in str(raised.value)
     assert "do not fit on 1 x RTX4090-24GB of 24.0 GiB" in str(raised.value)
-    assert str(raised.value).endswith("; 4 such GPUs would do")
-    with pytest.raises(UsageError, match=r"2 such GPUs would do, or --set engines.target.quantization=fp8, which halves its weights"):
+    assert str(raised.value).endswith("; 4 such GPUs would be enough")
+    with pytest.raises(
+        UsageError, match=r"2 such GPUs would be enough, or --set engines.target.quantization=fp8, which halves its weights"
+    ):
         placed("1xA6000-48GB")
 
 
 def test_settings_of_engines_are_planned_with() -> None:
     found = placed("1xH100-80GB", settings=["engines.target.quantization=fp8"])
     assert found.engines["target"]["quantization"] == "fp8"
-    assert not any("whole contexts" in sentence for sentence in found.sentences)
+    assert not any("full contexts" in sentence for sentence in found.sentences)
 
 
 def test_a_size_that_only_the_name_tells_is_said_to_be_assumed() -> None:
     found = placed("2xH100-80GB", PAIR | {"target": "nobody/Model-14B"})
-    assert "the size of nobody/Model-14B is assumed, by its name: 14,000,000,000 parameters" in found.sentences
+    assert "the size of nobody/Model-14B is guessed from its name: 14,000,000,000 parameters" in found.sentences
 
 
 def test_a_size_that_nothing_tells_is_an_error() -> None:
-    with pytest.raises(UsageError, match="the size of nobody/model is not known: it is not on this machine, and its name does not tell"):
+    with pytest.raises(UsageError, match="the size of nobody/model is unknown: it is not on this machine, and its name does not state it"):
         placed("2xH100-80GB", PAIR | {"target": "nobody/model"})
 
 
 @pytest.mark.parametrize(("graph", "said"), [("speccot", []), ("specreason", ["specreason"]), ("scot", ["scot"])])
 def test_prompts_that_are_not_those_of_the_paper_are_said_where_models_are_not_bundled(graph: str, said: list[str]) -> None:
     found = placed("8xH200", graph=graph)
-    ending = [f"{graph}: the prompts are this package's; those of its paper: --set prompts={name}" for name in said]
+    ending = [f"{graph}: the prompts are this package's; for the paper's: --set prompts={name}" for name in said]
     assert [sentence for sentence in found.sentences if "paper" in sentence] == ending
     assert not any("paper" in sentence for sentence in placed(LAPTOP, SMALL, graph=graph).sentences)
 

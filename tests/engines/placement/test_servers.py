@@ -45,7 +45,7 @@ def test_a_chat_server_says_its_context_length_or_it_has_to_be_set(server: Small
     assert served_fields("target", choice, {}) == {"backend": "chat", "model": "tiny", "base_url": server.base_url, "max_model_len": 512}
     with small_server(HOSTED, TOKENIZER) as silent:
         choice = Served(silent.base_url, chat=True)
-        with pytest.raises(UsageError, match=r"does not say the context length of .tiny.; add --set engines"):
+        with pytest.raises(UsageError, match=r"does not report the context length of .tiny.; add --set engines"):
             served_fields("target", choice, {})
         assert served_fields("target", choice, {"max_model_len": 4096})["model"] == "tiny"
 
