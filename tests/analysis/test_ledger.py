@@ -149,7 +149,7 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
     found = ledger(folder).engines["d"]
     assert lines(found) == {"unfinished": 30}
     assert (found.counted_output, found.counted_input) == (None, None)
-    assert "goes on" in found.why_unrecorded[0]
+    assert "in progress" in found.why_unrecorded[0]
 
 
 def test_no_tokens_at_all(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_replay_takes_no_adapter_that_the_recorded_run_did_not_have(tmp_path: 
     graph = ROOT / "graphs/target.yaml"
     options = RunOptions(graph=graph, engines=SIM, input=write_problems(tmp_path, 2), output=tmp_path / "run")
     run(options)
-    with pytest.raises(GraphError, match=r"asks for the adapter 'None' of `target`, which the run .* did not have; it had none"):
+    with pytest.raises(GraphError, match=r"asks for the adapter 'None' of `target`, which run .* did not have; it had none"):
         load_plan(graph, Path(f"replay:{tmp_path / 'run'}"), ("stages.answer.adapter=None",))
 
 

@@ -134,7 +134,7 @@ def test_a_function_with_other_arguments_is_no_judge() -> None:
     def two(problem: str, candidates: Sequence[str]) -> int:
         return 0
 
-    with pytest.raises(TypeError, match=r"takes .problem, thought, candidates."):
+    with pytest.raises(TypeError, match=r"accepts .problem, thought, candidates."):
         judge("two")(two)
 
 

@@ -1,4 +1,4 @@
-"""Points that run side by side are those that run one after the other; what goes wrong in a process is one sentence."""
+"""Points that run in parallel are those that run one after the other; what goes wrong in a process is one sentence."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ def test_an_error_travels_as_what_it_is() -> None:
 
 
 def test_real_engines_run_no_points_side_by_side(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--workers 2: only points on simulated engines run side by side"):
+    with pytest.raises(UsageError, match="--workers 2: only points on simulated engines run in parallel"):
         sweep(options(tmp_path, engines=()))
 
 
