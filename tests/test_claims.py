@@ -27,7 +27,7 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, Poin
         engines=(ROOT / "graphs/engines/sim-2xh100.yaml",),
         settings=ROOMY,
         output=folder / "sweep",
-        processes=1,
+        workers=1,
     )
     result = sweep(options)
     assert result.error is None

@@ -191,7 +191,7 @@ def usage_sentence(error: click.ClickException) -> str:
     if isinstance(error, click.MissingParameter) and error.param is not None:
         return f"{_name(error.param)} is missing{_choices(error.param)}{see}"
     if isinstance(error, click.BadParameter) and error.param is not None:
-        return f"{_name(error.param)}: {error.message.rstrip('.')}"
+        return f"{_name(error.param)}: {error.message.rstrip('.').replace('a valid integer range', 'a whole number')}"
     text = " ".join(error.format_message().split()).rstrip(".")
     return f"{text[:1].lower()}{text[1:]}{see}"
 

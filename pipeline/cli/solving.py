@@ -21,7 +21,7 @@ from pipeline.cli.terminal.limits import return_memory
 from pipeline.cli.terminal.notices import print_error, print_notice
 from pipeline.cli.terminal.signals import restored_handlers, stop_on_signal
 from pipeline.cli.terminal.starting import show_starts
-from pipeline.errors import MissingExtra, UsageError
+from pipeline.errors import Interrupted, MissingExtra, UsageError
 from pipeline.remote.url import is_url
 from pipeline.session.checks.replay import shortfall
 from pipeline.session.execute import SessionResult
@@ -49,7 +49,11 @@ def solve_and_exit(options: RunOptions, as_json: bool, metrics: Address) -> NoRe
     baseline = plan_baseline(options) if options.baseline else None
     with restored_handlers(), rare_collection(), _quiet_stdout(options), _observed(metrics) as observer:
         solve = partial(start, observer=observer, attend=stop_on_signal, command=sys.argv, carry_out=_carried_out(options))
-        results = [solve(options)]
+        try:
+            results = [solve(options)]
+        except Interrupted:
+            print_notice("interrupted before any problem was started")
+            raise
         folder = results[0].folder
         assert folder is not None, "the run of a command has a folder"
         if baseline is not None and results[0].error is None:

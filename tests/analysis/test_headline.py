@@ -134,7 +134,7 @@ def test_a_baseline_is_compared_and_an_expected_loss_is_called_so() -> None:
     ]
     told = headline(summary(baseline=SLOWER, has_toy_models=False, simulated=True, answers="simulated")).lines
     assert told[start + 1].strip() == "both are simulated"
-    assert rows(baseline=structs.replace(SLOWER, flags=("seed is 1",)))["unlike"] == "seed is 1"
+    assert rows(baseline=structs.replace(SLOWER, flags=("seed is 1",)))["differs"] == "seed is 1"
     stopped = Baseline(run="run-target", status="interrupted")
     assert rows(baseline=stopped)["baseline"] == "- the run of the target alone is interrupted:  pipeline resume run --baseline"
     assert "baseline" not in rows(drafters=())

@@ -75,7 +75,7 @@ def test_options_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("variable", "value", "says"),
     [
-        ("BATCH_SIZE", "many", "--batch-size: 'many' is not a valid integer range (--batch-size is from PIPELINE_RUN_BATCH_SIZE)"),
+        ("BATCH_SIZE", "many", "--batch-size: 'many' is not a whole number (--batch-size is from PIPELINE_RUN_BATCH_SIZE)"),
         ("RANDOM", "x", "--random x: expected N or N:SEED, with N at least 1 (--random is from PIPELINE_RUN_RANDOM)"),
         ("SET", "'a=1", "--set: no closing quotation (--set is from PIPELINE_RUN_SET)"),
     ],

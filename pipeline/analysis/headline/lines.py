@@ -191,7 +191,7 @@ def _baseline(s: Summary, place: str) -> Iterator[Row]:
         if said := "; ".join(_also_compared(s, found)):
             yield Row("", "", said)
         if found.flags:
-            yield Row("unlike", "", "; ".join(found.flags))
+            yield Row("differs", "", "; ".join(found.flags))
 
 
 def _compared(s: Summary, found: Baseline, rate: float) -> str:

@@ -49,7 +49,9 @@ class RunState(Struct, frozen=True, kw_only=True):
 def list_(folder: Path, as_json: bool) -> None:
     """List the runs in DIR (default: runs), latest first; with --json one object a line."""
     if not folder.is_dir():
-        raise UsageError(f"{folder}: not a directory; expected the parent directory of run folders")
+        raise UsageError(
+            f"{folder}: {'not a directory' if folder.exists() else 'no such directory'}; name the one that contains your run folders"
+        )
     found = list(_states(folder))
     if as_json:
         for state in found:

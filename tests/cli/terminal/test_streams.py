@@ -52,7 +52,7 @@ def test_a_run_with_failed_chains_is_exit_code_3(options: list[str | Path], stre
 @pytest.mark.parametrize(("streams", "code"), [(">&-", 0), ("2>&-", 0), ("| true", 0), (">/dev/full", 1), (">/dev/full 2>/dev/full", 1)])
 def test_output_that_is_lost_for_lack_of_room_is_exit_code_1(streams: str, code: int) -> None:
     """A reader that has gone, or never was, wanted no more; a full disk loses what somebody wants."""
-    done = shell(f"p check speccot --json {streams}")
+    done = shell(f"p graph check speccot --json {streams}")
     assert done.returncode == code
     assert done.stderr == ("error: output: no space left on device\n" if streams == ">/dev/full" else "")
 
@@ -75,7 +75,7 @@ def test_files_are_written_and_read_as_utf8_whatever_the_locale(options: list[st
     commands = (
         "report $1",
         "compare $1 --output $2/t.md",
-        "calibrate $1 --calls 20",
+        "calibrate $1 --max-calls 20",
         "graph speccot --run $1 --output $2/g.dot",
         "errors $1",
     )
