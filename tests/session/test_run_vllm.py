@@ -166,7 +166,7 @@ ONE = 'target: {backend: vllm, model: "bundled:tiny-target", dtype: float32, max
 
 
 def test_a_program_that_is_interrupted_or_killed_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGKILL while vLLM loads, Ctrl-C in mid-run, and SIGKILL when the run has gone on; by the target alone, to start vLLM less often."""
+    """SIGKILL while vLLM loads, Ctrl-C and SIGKILL of the resumed run; by the target alone, to start vLLM less often."""
     monkeypatch.setenv("RUN_UNDER_TEST", str(tmp_path))
     out, engines, mark = tmp_path / "out", tmp_path / "engines.yaml", str(tmp_path)
     engines.write_text(ONE)
@@ -177,7 +177,7 @@ def test_a_program_that_is_interrupted_or_killed_leaves_no_process(tmp_path: Pat
                 process.wait(0.05)
         process.kill()
         assert alive(under_test(mark), 5) == []
-    with begun(*arguments, chains=80) as process:
+    with begun("resume", out, chains=80) as process:
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=HANGS_S)
     assert process.returncode == 130, error

@@ -76,8 +76,8 @@ def test_files_are_written_and_read_as_utf8_whatever_the_locale(options: list[st
         "report $1",
         "compare $1 --output $2/t.md",
         "calibrate $1 --max-calls 20",
-        "graph speccot --run $1 --output $2/g.dot",
-        "errors $1",
+        "graph show speccot --run $1 --output $2/g.mmd",
+        "show $1 --failed",
     )
     done = shell(" && ".join(f"p {each}" for each in commands), out, tmp_path, **PLAIN)
     assert done.returncode == 0, done.stderr
