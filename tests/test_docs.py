@@ -99,6 +99,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.torch
 def test_notebooks_run(notebook: Path, tmp_path: Path) -> None:
     """In a process of its own: a kernel that this one started would be waited for, and its time counted, in a later test."""
     done = subprocess.run([sys.executable, "-c", EXECUTE, notebook, tmp_path / "done.ipynb"], cwd=ROOT, timeout=300)
