@@ -191,9 +191,14 @@ def usage_sentence(error: click.ClickException) -> str:
     if isinstance(error, click.MissingParameter) and error.param is not None:
         return f"{_name(error.param)} is missing{_choices(error.param)}{see}"
     if isinstance(error, click.BadParameter) and error.param is not None:
-        return f"{_name(error.param)}: {error.message.rstrip('.').replace('a valid integer range', 'a whole number')}"
+        return f"{_name(error.param)}: {_plain(error.message.rstrip('.'))}"
     text = " ".join(error.format_message().split()).rstrip(".")
     return f"{text[:1].lower()}{text[1:]}{see}"
+
+
+def _plain(said: str) -> str:
+    """What click says of a number, in words: `0<=x<=1` is between 0 and 1."""
+    return re.sub(r"in the range (\S+)<=x<=(\S+)", r"between \1 and \2", said.replace("a valid integer range", "a whole number"))
 
 
 def _name(param: click.Parameter) -> str:

@@ -38,7 +38,8 @@ GROUPS, PIECE_BYTES = 8, 16 << 20
 def check_folder(run: Path) -> None:
     """Raise `InputError` unless `run` is a folder."""
     if not run.is_dir():
-        raise InputError(str(run), "not a directory; expected a run folder")
+        what = "not a directory" if run.exists() else "no such directory"
+        raise InputError(str(run), f"{what}; expected a run folder")
 
 
 def read_batches(run: Path, table: str, columns: Sequence[str], maybe: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:

@@ -156,7 +156,7 @@ def test_what_the_baseline_lacked_is_said(table: Make) -> None:
     engines = {"target": {"backend": "torch", "model": "org/large"}}
     ours = table("speccot", ONES, facts=both)
     alone = table("target", BASE, engines=engines, facts={"target": both["target"]})
-    lacked = "of the baseline: the cache of its target holds 5,000 tokens, no more than with draft next to it"
+    lacked = "the baseline lacked hardware: the cache of its target holds 5,000 tokens, no more than with draft next to it"
     assert [flag.what for flag in compare([alone, ours]).flags] == [lacked]
     larger = EngineFacts(devices=("GPU 0",), accelerators=1, kv_cache_tokens=6000)
     assert compare([table("target", BASE, engines=engines, facts={"target": larger}), ours]).flags == ()

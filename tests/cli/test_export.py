@@ -151,7 +151,7 @@ def test_a_folder_without_runs(tmp_path: Path) -> None:
     done = pipeline("runs", "list", tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", f"{tmp_path}: contains no runs\n")
     done = pipeline("runs", "list", tmp_path / "nothing")
-    assert (done.returncode, "not a directory" in done.stderr) == (2, True)
+    assert (done.returncode, "no such directory; name the one that contains your run folders" in done.stderr) == (2, True)
 
 
 def test_runs_are_deleted_when_all_may_be(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_what_is_no_run_folder(tmp_path: Path) -> None:
         done = pipeline("runs", "check", tmp_path, *options)
         assert (done.returncode, done.stderr) == (2, f"error: {tmp_path}: not a run folder: it has neither run.json nor tables\n")
         done = pipeline("runs", "check", tmp_path / "nothing", *options)
-        assert (done.returncode, done.stderr) == (2, f"error: {tmp_path}/nothing: not a directory; expected a run folder\n")
+        assert (done.returncode, done.stderr) == (2, f"error: {tmp_path}/nothing: no such directory; expected a run folder\n")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -109,7 +109,7 @@ def test_a_failed_chain_is_exit_code_3(tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         (("run", SPECCOT), "error: --input is missing; see pipeline run --help"),
-        (("run", SPECCOT, "--input", "x", "--batch-size", "0"), "error: --batch-size: 0 is not in the range"),
+        (("run", SPECCOT, "--input", "x", "--batch-size", "0"), "error: --batch-size: 0 is not between 1 and 1000000"),
         (("run", SPECCOT, "--input", "x", "--schedule", "pipeline"), "'pipeline' is not one of 'pipelined', 'lockstep', 'sequential'"),
         (("run", SPECCOT, "--input", "x", "--column", "problem"), "--column: expected FIELD=COLUMN"),
         (("run", SPECCOT, "--input", "x", "--column", "problem=a", "--column", "problem=b"), "problem is mapped twice"),

@@ -51,7 +51,7 @@ def test_a_report_is_written_where_it_says(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["nowhere"], "nowhere: not a directory; expected a run folder"),
+        (["nowhere"], "nowhere: no such directory; expected a run folder"),
         (["two", "--output", "no/x.html"], "--output no/x.html: no such directory"),
         (["one", "--output", "one/run.json"], "one/run.json: exists and is not a report; choose another file with --output"),
         (["one", "--output", "two"], "--output two: is a directory; expected a file"),

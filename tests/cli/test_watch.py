@@ -43,7 +43,7 @@ def test_one_look(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stdout.startswith("run: finished, 12/12 chains · 0 failed · ")
     assert json.loads(pipeline("watch", folder, "--json").stdout)["done"] == 12
-    assert "not a directory" in pipeline("watch", tmp_path / "nothing").stderr
+    assert "no such directory; expected a run folder" in pipeline("watch", tmp_path / "nothing").stderr
 
 
 @pytest.mark.slow

@@ -251,7 +251,7 @@ def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
     if run.resources.kind != base.resources.kind or (run.models.keys() == base.models.keys() and run.resources != base.resources):
         said.append(f"it had {run.resources.label}, the baseline {base.resources.label}")
     if base.facts.keys() < run.facts.keys():
-        said += [f"of the baseline: {clause}" for clause in shortfall(base.facts, run.facts)]
+        said += [f"the baseline lacked hardware: {clause}" for clause in shortfall(base.facts, run.facts)]
     if run.quality and base.quality and run.quality.model != base.quality.model:
         said.append(f"its steps were scored by {run.quality.model}, the baseline's by {base.quality.model}")
     return [Flag(run.name, what) for what in said]

@@ -73,7 +73,7 @@ def _planned(graph: Path | None, bound: Path | None, elsewhere: Machine | None, 
 def _write(path: Path, engines: dict[str, dict[str, Any]], head: list[str]) -> None:
     with whole_file(path) as file:
         file.write(engines_text(engines, head).encode())
-    print_notice(f"engines: {path}")
+    print_notice(f"wrote {path}")
 
 
 def _print(diagnosis: Diagnosis) -> None:

@@ -18,6 +18,7 @@ from pipeline.trace.folder import is_held
 from pipeline.trace.manifest import FILE as MANIFEST
 from pipeline.trace.manifest import Manifest, number_of, stands
 from pipeline.trace.part_file import open_part
+from pipeline.trace.read import check_folder
 from pipeline.trace.run_file import FILE as RUN_JSON
 from pipeline.trace.run_file import RunFile
 from pipeline.trace.store import recover
@@ -133,8 +134,7 @@ def _examined(folder: Path, held: bool) -> Examination:
 
 def _inventory(folder: Path) -> Inventory:
     """The files in `folder`; raises `InputError` if it is not a run folder."""
-    if not folder.is_dir():
-        raise InputError(str(folder), "not a directory; expected a run folder")
+    check_folder(folder)
     found = take_inventory(folder)
     if not found.files and not (folder / RUN_JSON).exists() and not (folder / MANIFEST).exists():
         raise InputError(str(folder), f"not a run folder: it has neither {RUN_JSON} nor tables")
