@@ -195,7 +195,7 @@ def test_a_grader_that_cannot_start_is_said_and_grading_is_made_up_for(tmp_path:
         run = result.folder
         before = content(run)
         with pytest.raises(
-            RunError, match=r"run: cannot be graded: the grader cannot start: .*No module named 'sympy'; the grades that it has"
+            RunError, match=r"run: cannot be graded: the grader cannot start: .*No module named 'sympy'; its grades were not changed"
         ):
             regrade(run)
         assert content(run) == before

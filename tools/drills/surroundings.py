@@ -56,7 +56,7 @@ def _changed(fault: str, change: Change, ground: Ground, folder: Path, luck: ran
     command.process.join(luck.uniform(0, longest_s))
     problems.write_bytes(change(content))
     code = command.wait()
-    wrong = int(code not in (0, 1) or (code == 1 and "was changed while the run went on" not in sentence(log)))
+    wrong = int(code not in (0, 1) or (code == 1 and "was changed during the run" not in sentence(log)))
     problems.write_bytes(content)
     wrong += carried_out(own.command(run), log) != 0
     return toll(fault, own, run, log, faults=int(code != 0), wrong_ends=wrong)
