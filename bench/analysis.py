@@ -29,7 +29,7 @@ from analysis_trace import write_trace
 from recording import begin
 from tables import analysis as table
 
-from pipeline.trace.read import count_rows
+from pipeline.store.read import count_rows
 
 ROOT = Path(__file__).parent.parent
 SYSTEMS: dict[str, Callable[[Path], Figures]] = {"pipeline": ours, "pandas": in_pandas, "duckdb": in_duckdb}

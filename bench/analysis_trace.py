@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
-from pipeline.trace.columns import schema_of
-from pipeline.trace.events import CallRow, ChainRow, StepRow
-from pipeline.trace.store import GROUP_ROWS, PART_GROUPS, Part
+from pipeline.store.columns import schema_of
+from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.tables import GROUP_ROWS, PART_GROUPS, Part
 
 Array = Any
 T0 = 1_700_000_000 * 10**9

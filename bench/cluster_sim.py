@@ -39,9 +39,9 @@ from pipeline.session.observer import Attend, Observer
 from pipeline.session.options import RunOptions
 from pipeline.session.ready import Ready
 from pipeline.session.run import run
-from pipeline.trace.checking.fsck import examine
-from pipeline.trace.events import CallRow, ChainRow
-from pipeline.trace.read import read_table
+from pipeline.store.checking.fsck import examine
+from pipeline.store.events import CallRow, ChainRow
+from pipeline.store.read import read_table
 
 ROOT = Path(__file__).parent.parent
 MIB = 1 << 20

@@ -15,7 +15,7 @@ EVERY_S = 0.003
 REPLICA = "pipeline/cluster/replica.py"
 ITS_OWN = (REPLICA, "pipeline/session/chains.py", "pipeline/engines/", "pipeline/runtime/", "pipeline/stages/")
 """Where the tasks of a replica begin."""
-WRITING = ("pipeline/trace/", "pipeline/grading/", "pipeline/runtime/inline_grader.py")
+WRITING = ("pipeline/store/", "pipeline/grading/", "pipeline/runtime/inline_grader.py")
 LOOP = "pipeline/session/loop.py"
 TIMERS = "pipeline/runtime/virtual_loop.py"
 

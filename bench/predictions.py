@@ -30,9 +30,9 @@ from pipeline.engines.sim.text import sim_answer
 from pipeline.graph.yaml_file import setting, written
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
+from pipeline.store.run_file import RunFile
 from pipeline.sweep.plan import PlannedPoint, SweepOptions
 from pipeline.sweep.sweep import sweep
-from pipeline.trace.run_file import RunFile
 
 ROOT = Path(__file__).parent.parent
 FITTED = ("speccot candidates=5, pipelined", (1, 64))

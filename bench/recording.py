@@ -18,7 +18,7 @@ import click
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.trace.run_file import host, versions
+from pipeline.store.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path("bench/results")

@@ -42,9 +42,9 @@ from pipeline.runtime.schedule import SCHEDULES, Pipelined, Schedule
 from pipeline.session.loop import in_loop
 from pipeline.session.preflight import load_plan
 from pipeline.stages.build import build_stages
+from pipeline.store.recorder import open_recorder
+from pipeline.store.tables import TraceStore
 from pipeline.sweep.lower_bound import RecordingEngine, replay_s
-from pipeline.trace.recorder import open_recorder
-from pipeline.trace.store import TraceStore
 
 ROOT = Path(__file__).parent.parent
 SYSTEMS = {"pipelined": "speccot", "lockstep": "speccot", "sequential": "speccot", "target-alone": "target"}

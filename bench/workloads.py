@@ -35,8 +35,8 @@ from pipeline.runtime.speculation.modes import CallFacts
 from pipeline.session.loop import rare_collection
 from pipeline.session.preflight import load_plan
 from pipeline.stages.build import build_stages
-from pipeline.trace.recorder import open_recorder
-from pipeline.trace.store import TraceStore
+from pipeline.store.recorder import open_recorder
+from pipeline.store.tables import TraceStore
 
 ROOT = Path(__file__).parent.parent
 WRITTEN_PER_S = 1000.0
@@ -183,7 +183,7 @@ async def recorded_calls(engines: dict[str, Instant]) -> list[Struct]:
 
 def written(rows: Sequence[Struct], durable: bool) -> float:
     """Microseconds of CPU a row that a store needs for `rows`, `ROWS_AT_ONCE` with each append."""
-    with tempfile.TemporaryDirectory(dir=ROOT) as folder, nullcontext() if durable else patch("pipeline.trace.store.Wal", NoWal):
+    with tempfile.TemporaryDirectory(dir=ROOT) as folder, nullcontext() if durable else patch("pipeline.store.tables.Wal", NoWal):
         cpu = time.process_time()
         store = TraceStore(Path(folder))
         for start in range(0, len(rows), ROWS_AT_ONCE):

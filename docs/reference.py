@@ -24,8 +24,8 @@ from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import ChoosePrompt, Example, Marks, Prompts, Question
 from pipeline.graph.schema import field_docs
 from pipeline.graph.spec import EngineSpec, GraphSpec, RestartableSpec, Sampling, SamplingSpec, StageSpec, UntilSpec
-from pipeline.trace.columns import schema_of
-from pipeline.trace.conform import ROWS
+from pipeline.store.columns import schema_of
+from pipeline.store.conform import ROWS
 from pipeline.training.examples import Origin, PreferenceRow, PreferenceTokensRow, SelectionRow, SftRow, SftTokensRow
 from pipeline.training.lora.config import CONFIGS, LoraSpec, TrainConfig
 

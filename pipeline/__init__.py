@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipeline.reasoning.chain import Verdict
     from pipeline.stages.base import Stage
     from pipeline.stages.function_judge import judge
-    from pipeline.trace.events import CallRow, ChainRow, StepRow
+    from pipeline.store.events import CallRow, ChainRow, StepRow
 
 __all__ = [
     "CallRow",
@@ -53,7 +53,7 @@ _MODULES = {
     "pipeline.reasoning.chain": ("Verdict",),
     "pipeline.stages.base": ("Stage",),
     "pipeline.stages.function_judge": ("judge",),
-    "pipeline.trace.events": ("CallRow", "ChainRow", "StepRow"),
+    "pipeline.store.events": ("CallRow", "ChainRow", "StepRow"),
 }
 
 

@@ -55,11 +55,11 @@ from pipeline.session.stop import Stop
 from pipeline.session.stream import ChainStream
 from pipeline.stages.build import flaw_in_contract
 from pipeline.stages.function_judge import as_judge
-from pipeline.trace.columns import table_of
-from pipeline.trace.events import CallRow, ChainRow, StepRow
-from pipeline.trace.folder import PROBLEMS
-from pipeline.trace.read import read_rows, read_table
-from pipeline.trace.run_file import RunFile
+from pipeline.store.columns import table_of
+from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.folder import PROBLEMS
+from pipeline.store.read import read_rows, read_table
+from pipeline.store.run_file import RunFile
 
 if TYPE_CHECKING:
     import pandas

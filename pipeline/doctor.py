@@ -34,8 +34,8 @@ from pipeline.machine import Machine, look, system
 from pipeline.rewards.spec import load_reward_model
 from pipeline.session.preflight import load_plan, notices
 from pipeline.stages.build import build_stages, builders_of
-from pipeline.trace.run_file import FILE as RUN_FILE
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import FILE as RUN_FILE
+from pipeline.store.run_file import RunFile
 
 _TENSORS_S = 120.0
 """How long transformers may take to compare the tensors of all roles: seconds to be imported, then less than one for each model."""

@@ -39,8 +39,8 @@ from pipeline.reasoning.chain import chain_id
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.session.options import Engines, Graph, GraphKeywords, RunOptions
 from pipeline.session.preflight import RunSettings
+from pipeline.store.events import UNFINISHED, ChainRow
 from pipeline.text import storable
-from pipeline.trace.events import UNFINISHED, ChainRow
 
 ANSWERED = pa.schema(
     [

@@ -32,7 +32,7 @@ from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import EngineDead, GraphError, InputError, Unfinished, UsageError
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.run import run
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 from tests.support.paths import ROOT, SIM
 
 PROBLEMS = [{"problem_id": f"p{i}", "problem": f"Problem number {i}?", "answer": str(i)} for i in range(12)]

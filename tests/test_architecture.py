@@ -19,7 +19,7 @@ LEVELS = [
     ["bundled", "grading"],
     ["graph"],
     ["engine", "data"],
-    ["trace", "reasoning"],
+    ["store", "reasoning"],
     ["stages", "engines"],
     ["runtime", "analysis"],
     ["session", "rewards", "calibration", "report", "export", "drawing", "remote"],
@@ -46,7 +46,7 @@ DOORS = {
     "latex2sympy2_extended": ["grading/expressions"],
     "sympy": ["grading/expressions"],
     "pyarrow": [
-        "trace/",
+        "store/",
         "data/",
         "remote/",
         "session/resume",
@@ -62,7 +62,7 @@ DOORS = {
     "prometheus_client": ["cli/metrics"],
     "pynvml": ["machine"],
     "ray": ["cluster/ray_actors"],
-    "filelock": ["trace/"],
+    "filelock": ["store/"],
     "rich": ["cli/"],
     "yaml": ["graph/yaml_file", "graph/lines"],
 }

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.analysis.ledger import ledger
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 from tests.support.paths import ROOT
 
 PLUGIN = ROOT / "tests/plugin"

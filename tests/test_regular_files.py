@@ -9,11 +9,11 @@ import pytest
 
 from pipeline.errors import InputError, RunFolderError
 from pipeline.files import NotRegular, check_own, create_own, flaw_of, open_regular
-from pipeline.trace.events import CallRow
-from pipeline.trace.folder import LOCK, hold, is_held
-from pipeline.trace.read import read_batches
-from pipeline.trace.run_file import RunFile
-from pipeline.trace.store import TraceStore, recover
+from pipeline.store.events import CallRow
+from pipeline.store.folder import LOCK, hold, is_held
+from pipeline.store.read import read_batches
+from pipeline.store.run_file import RunFile
+from pipeline.store.tables import TraceStore, recover
 
 Blank = Callable[..., Any]
 

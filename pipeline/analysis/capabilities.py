@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.reasoning.chain import Scale
-from pipeline.trace.read import read_batches
+from pipeline.store.read import read_batches
 
 PURPOSE_BY_KIND = {"draft": "draft", "choose": "judge", "score": "judge", "likelihood": "judge", "answer": "answer", "generate": "write"}
 """The purpose of the calls of each kind of stage that earlier versions had; a `generate` before the first step has the purpose `guide`."""

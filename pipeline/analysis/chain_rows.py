@@ -16,8 +16,8 @@ from pipeline.analysis.quality.samples import GradedChains
 from pipeline.analysis.quality.verdicts import COLUMNS as VERDICT_COLUMNS
 from pipeline.analysis.quality.verdicts import verdicts
 from pipeline.analysis.time.timeline import Array, replicas_of
-from pipeline.trace.events import UNFINISHED
-from pipeline.trace.read import read_batches
+from pipeline.store.events import UNFINISHED
+from pipeline.store.read import read_batches
 
 NAMED = ("input_row", "sample_index")
 """Columns that say which chain a row is of."""

@@ -18,7 +18,7 @@ from pipeline.analysis.time.calls import Calls, accumulate, in_one_piece, whole
 from pipeline.analysis.time.outline import FINISHED, LOST, Outline
 from pipeline.analysis.time.timeline import Array, Names
 from pipeline.engine import EngineStatistics
-from pipeline.trace.read import read_backwards
+from pipeline.store.read import read_backwards
 
 OUTCOMES = (
     "committed",

@@ -5,8 +5,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pipeline.trace.events import UNFINISHED
-from pipeline.trace.read import read_batches
+from pipeline.store.events import UNFINISHED
+from pipeline.store.read import read_batches
 
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 

@@ -23,9 +23,9 @@ from pipeline.analysis.time.timeline import Array
 from pipeline.errors import BadRow, InputError
 from pipeline.files import new_file
 from pipeline.graph.spec import Param
-from pipeline.trace.events import UNFINISHED
-from pipeline.trace.read import read_batches, readable
-from pipeline.trace.run_file import RunFile
+from pipeline.store.events import UNFINISHED
+from pipeline.store.read import read_batches, readable
+from pipeline.store.run_file import RunFile
 
 
 class Coordinates(Struct, frozen=True, kw_only=True):

@@ -5,11 +5,11 @@ from pathlib import Path
 from msgspec import Struct
 
 from pipeline.analysis.resources import answers, engine_facts
-from pipeline.trace.events import UNFINISHED, counted
-from pipeline.trace.folder import is_held
-from pipeline.trace.part_file import read_footer
-from pipeline.trace.read import files, read_batches, read_file, readable
-from pipeline.trace.run_file import RunFile
+from pipeline.store.events import UNFINISHED, counted
+from pipeline.store.folder import is_held
+from pipeline.store.part_file import read_footer
+from pipeline.store.read import files, read_batches, read_file, readable
+from pipeline.store.run_file import RunFile
 
 ACTIVE = ("starting", "running")
 """States of a run on which a process is at work."""

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from pipeline.errors import InputError, reason
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 
 REQUIRED = ("answers", "devices", "servers")
 """Names of facts; every engine of this version states at least one of them, so without any an earlier version wrote the run."""

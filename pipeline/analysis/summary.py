@@ -27,9 +27,9 @@ from pipeline.analysis.time.stays import read_stays, started_replicas
 from pipeline.analysis.time.timeline import Array, Names, Pauses, Timeline, timeline, worked_s
 from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
-from pipeline.trace.events import UNFINISHED
-from pipeline.trace.read import count_rows, read_batches
-from pipeline.trace.run_file import FILE, RunFile
+from pipeline.store.events import UNFINISHED
+from pipeline.store.read import count_rows, read_batches
+from pipeline.store.run_file import FILE, RunFile
 
 TABLES = ("calls", "steps", "chains")
 RECOMPUTED, MODEL = "recomputed_input_tokens", "response_model"

@@ -18,7 +18,7 @@ from pipeline.engines.model_card import read_card as read_model_card
 from pipeline.engines.models import resolve
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import InputError, UsageError
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 
 MOST_CALLS = 1500
 """Calls of each engine that are fitted by default."""

@@ -15,8 +15,8 @@ from pipeline.analysis.time.timeline import Array
 from pipeline.engines.sim.spec import SimTextSpec
 from pipeline.errors import InputError
 from pipeline.graph.plan import Plan
-from pipeline.trace.events import UNFINISHED
-from pipeline.trace.read import read_batches, with_lengths
+from pipeline.store.events import UNFINISHED
+from pipeline.store.read import read_batches, with_lengths
 
 ROUNDING_NS = 2
 """How much earlier calls arrive than recorded: one that arrived at the end of an iteration would miss the next if rounded up."""

@@ -35,7 +35,7 @@ from pipeline.cli.solving import solve_and_exit, with_baseline
 from pipeline.cli.terminal.notices import notice_options
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.resume import MAY_DRIFT
-from pipeline.trace.kept_problems import TABLE as KEPT
+from pipeline.store.kept_problems import TABLE as KEPT
 
 BASELINE_HELP = "Then solve the problems with the target alone as well, on the same engines, and compare."
 baseline_option = option("--baseline", is_flag=True, help=BASELINE_HELP, heading="Output")

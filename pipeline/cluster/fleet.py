@@ -27,9 +27,9 @@ from pipeline.runtime.rows import RowSink
 from pipeline.session.checks.order import start_order
 from pipeline.session.execute import Begun
 from pipeline.session.observer import ReplicaState
+from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.run_file import ModeChange, Replica
 from pipeline.tasks import background_tasks, unwrapped
-from pipeline.trace.events import CallRow, ChainRow, StepRow
-from pipeline.trace.run_file import ModeChange, Replica
 
 READ_AHEAD = 64
 """Number of chains that wait in the pool, if there are that many, in addition to one for each replica."""

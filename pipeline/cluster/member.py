@@ -8,7 +8,7 @@ from pipeline.cluster.balance import Load
 from pipeline.cluster.messages import Link, Report
 from pipeline.engine import EngineStatistics
 from pipeline.session.observer import SOLVING, ReplicaState
-from pipeline.trace.run_file import Replica
+from pipeline.store.run_file import Replica
 
 MOST_LOSSES = 3
 """A replica is dropped after this many losses in a row without a chain that ended on it in between."""

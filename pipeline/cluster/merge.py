@@ -14,10 +14,10 @@ from msgspec import structs
 from pipeline.engine import EngineStatistics
 from pipeline.errors import UsageError
 from pipeline.session.resume import drift
-from pipeline.trace.checking.inventory import check_files
-from pipeline.trace.folder import hold, hold_output
-from pipeline.trace.merged import merge_tables, places
-from pipeline.trace.run_file import RunFile, Session, Totals
+from pipeline.store.checking.inventory import check_files
+from pipeline.store.folder import hold, hold_output
+from pipeline.store.merged import merge_tables, places
+from pipeline.store.run_file import RunFile, Session, Totals
 
 
 def merge(runs: Sequence[Path], output: Path) -> RunFile:

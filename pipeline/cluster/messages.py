@@ -10,8 +10,8 @@ from msgspec import Struct
 from pipeline.engine import EngineStatistics, Fact
 from pipeline.runtime.admission.order import Item
 from pipeline.runtime.resume_state import ResumedChain
-from pipeline.trace.events import CallRow, ChainRow, StepRow
-from pipeline.trace.run_file import ModeChange
+from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.run_file import ModeChange
 
 
 class Assignment(Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from pipeline.engine import Usage
 from pipeline.reasoning.chain import chain_id
 from pipeline.runtime.admission.order import Start
 from pipeline.runtime.resume_state import ResumedCall, ResumedChain, ResumeState
-from pipeline.trace.events import CallRow, StepRow
+from pipeline.store.events import CallRow, StepRow
 
 
 class Held(Struct):

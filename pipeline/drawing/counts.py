@@ -7,7 +7,7 @@ import numpy as np
 from msgspec import Struct
 
 from pipeline.graph.plan import Plan
-from pipeline.trace.read import read_batches
+from pipeline.store.read import read_batches
 
 
 class StageCounts(Struct):

@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 
 from pipeline.errors import InputError
 from pipeline.graph.plan import Block, LoopNode, Plan, UnknownStage
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 
 
 class RunPlan(Struct, frozen=True, kw_only=True):

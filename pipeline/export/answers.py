@@ -18,10 +18,10 @@ from pipeline.data.problems import Problem, open_problems
 from pipeline.data.rows import Flaw
 from pipeline.errors import InputError
 from pipeline.grading.grader import Grader
-from pipeline.trace.events import UNFINISHED
-from pipeline.trace.kept_problems import kept_problems
-from pipeline.trace.read import read_batches
-from pipeline.trace.run_file import RunFile
+from pipeline.store.events import UNFINISHED
+from pipeline.store.kept_problems import kept_problems
+from pipeline.store.read import read_batches
+from pipeline.store.run_file import RunFile
 
 WINDOW = 16_384
 """Problems whose thoughts are in memory together."""

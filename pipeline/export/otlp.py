@@ -26,9 +26,9 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 
 from pipeline.export.sinks import Sink, address_of, to_file, to_server
 from pipeline.export.source import open_run
-from pipeline.trace.events import CallRow, ChainRow, StepRow, names_in
-from pipeline.trace.read import files, read_batches
-from pipeline.trace.run_file import RunFile
+from pipeline.store.events import CallRow, ChainRow, StepRow, names_in
+from pipeline.store.read import files, read_batches
+from pipeline.store.run_file import RunFile
 
 __all__ = ["Sent", "address_of", "export", "to_file", "to_server"]
 

@@ -21,7 +21,7 @@ from pipeline.errors import InputError
 from pipeline.export.output import whole_file
 from pipeline.export.packets import Packets, Value, identity
 from pipeline.export.source import END_OF_TIME, Array, Survey, beginnings, open_run, survey, windows
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 
 PHASES = ("queue_time_s", "prefill_time_s", "decode_time_s")
 ARGUMENTS = (

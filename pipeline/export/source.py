@@ -13,8 +13,8 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.errors import InputError
-from pipeline.trace.read import read_batches
-from pipeline.trace.run_file import RunFile
+from pipeline.store.read import read_batches
+from pipeline.store.run_file import RunFile
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 END_OF_TIME = int(np.iinfo(np.int64).max)

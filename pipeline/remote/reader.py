@@ -7,8 +7,8 @@ from pipeline.remote.object_store import ObjectStore
 from pipeline.remote.staging import Staging, is_data
 from pipeline.remote.transfer import upload
 from pipeline.remote.writer import PREFIX, Tell, at_work, bring_here, writing
-from pipeline.trace.folder import LOCK, hold, is_held
-from pipeline.trace.run_file import FILE as CARD
+from pipeline.store.folder import LOCK, hold, is_held
+from pipeline.store.run_file import FILE as CARD
 
 ELSEWHERE = "of another machine"
 """The content of the lock file of a mirror, instead of a pid, while another machine writes the run: then it is in use here, too."""

@@ -23,9 +23,9 @@ from pipeline.files import new_file
 from pipeline.remote.environment import endpoint
 from pipeline.remote.object_store import Seen
 from pipeline.remote.url import SCHEMES, Url
-from pipeline.trace.folder import LOCK, PROBLEMS
-from pipeline.trace.manifest import FILE as MANIFEST
-from pipeline.trace.run_file import FILE as CARD
+from pipeline.store.folder import LOCK, PROBLEMS
+from pipeline.store.manifest import FILE as MANIFEST
+from pipeline.store.run_file import FILE as CARD
 
 VARIABLE = "PIPELINE_STAGING"
 """The environment variable that names another folder for all of this."""

@@ -15,10 +15,10 @@ from pipeline.errors import InputError, RunFolderError, StoreError, boundary
 from pipeline.files import new_file
 from pipeline.remote.object_store import ObjectStore, Seen
 from pipeline.remote.staging import Local, Staging, Synced, digest_of, is_data, local_version
-from pipeline.trace.manifest import FILE as MANIFEST
-from pipeline.trace.manifest import Manifest
-from pipeline.trace.part_file import Fingerprint, fingerprint
-from pipeline.trace.run_file import FILE as CARD
+from pipeline.store.manifest import FILE as MANIFEST
+from pipeline.store.manifest import Manifest
+from pipeline.store.part_file import Fingerprint, fingerprint
+from pipeline.store.run_file import FILE as CARD
 
 T = TypeVar("T")
 FIRST_S, MOST_S = 0.5, 30.0

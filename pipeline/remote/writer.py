@@ -16,9 +16,9 @@ from pipeline.errors import PipelineError, RunFolderError, StoreError, UsageErro
 from pipeline.remote.object_store import ObjectStore, Seen
 from pipeline.remote.staging import Staging
 from pipeline.remote.transfer import FIRST_S, MOST_S, download, patiently, upload
-from pipeline.trace.folder import hold, is_held
-from pipeline.trace.manifest import FILE as MANIFEST
-from pipeline.trace.run_file import FILE as CARD
+from pipeline.store.folder import hold, is_held
+from pipeline.store.manifest import FILE as MANIFEST
+from pipeline.store.run_file import FILE as CARD
 
 EVERY_S = 1.0
 """Seconds between two looks at the folder for files to upload."""

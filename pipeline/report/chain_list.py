@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from pipeline.analysis.quality.verdict_values import Grades
 from pipeline.analysis.time.timeline import Array
-from pipeline.trace.events import UNFINISHED
-from pipeline.trace.read import read_batches
+from pipeline.store.events import UNFINISHED
+from pipeline.store.read import read_batches
 
 NUMBERS = ("input_row", "sample_index", "calls", "start_unix_ns", "end_unix_ns", "chain_time_s")
 

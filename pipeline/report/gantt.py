@@ -17,7 +17,7 @@ from pipeline.analysis.time.outline import Axis
 from pipeline.analysis.time.timeline import Array, Names
 from pipeline.report.chain_list import ChainList, evenly
 from pipeline.report.figures.style import GREY, LIGHT, RED, axes, colours, drawn, layout
-from pipeline.trace.read import read_batches
+from pipeline.store.read import read_batches
 
 COLUMNS = ("chain_id", "stage", "submit_unix_ns", "end_unix_ns", "client_wait_s", "queue_time_s", "error_type")
 MOST_CHAINS = 4_000

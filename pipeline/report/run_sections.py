@@ -29,7 +29,7 @@ from pipeline.report.figures import tokens as figures_tokens
 from pipeline.report.gantt import SHORTEST, draw_chains, middle, read_gantt, sample
 from pipeline.report.page import Figure, Section
 from pipeline.report.transcripts import read_transcripts
-from pipeline.trace.run_file import Host, RunFile
+from pipeline.store.run_file import Host, RunFile
 
 SIMULATED = "Simulated: every time on this page is that of a simulated clock, and every text was made up by a simulated engine."
 MEASURED = "Measured: times are those of real engines on the machine below."

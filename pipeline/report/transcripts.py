@@ -21,10 +21,10 @@ from pipeline.engines.registry import backend_of
 from pipeline.errors import BadRow, InputError, PipelineError
 from pipeline.files import open_file
 from pipeline.report.chain_list import ChainList
+from pipeline.store.kept_problems import kept_problems
+from pipeline.store.read import read_batches
+from pipeline.store.run_file import RunFile
 from pipeline.text import sanitize
-from pipeline.trace.kept_problems import kept_problems
-from pipeline.trace.read import read_batches
-from pipeline.trace.run_file import RunFile
 
 MOST_TRANSCRIPTS = 8_000_000
 """Limit of the characters in all transcripts of a run together; further transcripts are left out."""

@@ -25,11 +25,11 @@ from pipeline.rewards.tally import Reward, RewardTally, ScoringResult
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.retry import RetryingCaller
 from pipeline.stages.choose import probabilities
+from pipeline.store.events import RewardRow
+from pipeline.store.folder import hold
+from pipeline.store.rewrite import replacing
+from pipeline.store.run_file import RunFile
 from pipeline.tasks import unwrapped
-from pipeline.trace.events import RewardRow
-from pipeline.trace.folder import hold
-from pipeline.trace.rewrite import replacing
-from pipeline.trace.run_file import RunFile
 
 WINDOW = 2
 """Steps being scored at once, as a multiple of the engine's `max_in_flight`."""

@@ -13,9 +13,9 @@ from msgspec import Struct
 from pipeline.data.problems import Problems, open_problems
 from pipeline.errors import BadRow, InputError
 from pipeline.rewards.prompts import Thought
-from pipeline.trace.kept_problems import kept_problems
-from pipeline.trace.read import read_batches
-from pipeline.trace.run_file import RunFile
+from pipeline.store.kept_problems import kept_problems
+from pipeline.store.read import read_batches
+from pipeline.store.run_file import RunFile
 
 COLUMNS = [
     "problem_id",

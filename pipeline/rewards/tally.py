@@ -5,7 +5,7 @@ from collections import Counter
 from msgspec import Struct
 
 from pipeline.rewards.steps import StepToScore
-from pipeline.trace.events import RewardRow
+from pipeline.store.events import RewardRow
 
 
 class Reward(Struct, frozen=True):

@@ -21,7 +21,7 @@ from pipeline.runtime.lane import Call
 from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.speculation.modes import Mode
-from pipeline.trace.events import CallRow, ChainRow, StepRow
+from pipeline.store.events import CallRow, ChainRow, StepRow
 
 
 class Clock:

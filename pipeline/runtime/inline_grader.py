@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import Grade, Grader
 from pipeline.runtime.rows import RowSink
-from pipeline.trace.events import UNFINISHED, CallRow, ChainRow, StepRow, counted
+from pipeline.store.events import UNFINISHED, CallRow, ChainRow, StepRow, counted
 
 MOST_WAITING = 1024
 """Number of ungraded rows from which on `room` waits."""

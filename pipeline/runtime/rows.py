@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from pipeline.trace.events import CallRow, ChainRow, StepRow
+from pipeline.store.events import CallRow, ChainRow, StepRow
 
 
 class RowSink(Protocol):

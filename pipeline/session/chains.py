@@ -28,7 +28,7 @@ from pipeline.session.observer import Tell
 from pipeline.session.preflight import RunSettings
 from pipeline.stages.base import Stage
 from pipeline.stages.build import build_stages, builders_of, cannot_of, flaw_in_contract
-from pipeline.trace.run_file import ModeChange
+from pipeline.store.run_file import ModeChange
 
 Facts = Mapping[str, Mapping[str, Fact]]
 """What each engine states about itself, by role."""

@@ -12,8 +12,8 @@ from msgspec import Struct
 from pipeline.errors import InputError
 from pipeline.files import is_draft
 from pipeline.session.options import RunOptions, check_resume
-from pipeline.trace.folder import BEFORE_A_RUN, LOCK, hold, hold_default, hold_output
-from pipeline.trace.run_file import FILE, RunFile
+from pipeline.store.folder import BEFORE_A_RUN, LOCK, hold, hold_default, hold_output
+from pipeline.store.run_file import FILE, RunFile
 
 RUNS = Path("runs")
 """Where run folders are made that the user does not name."""

@@ -30,12 +30,12 @@ from pipeline.session.preflight import Preflight
 from pipeline.session.ready import Ready
 from pipeline.session.resume import drop_unfinished
 from pipeline.session.stop import Stop
-from pipeline.trace.kept_problems import TABLE as KEPT
-from pipeline.trace.kept_problems import keep_problems
-from pipeline.trace.read import count_rows
-from pipeline.trace.recorder import WRITE_EVERY_S, open_recorder
-from pipeline.trace.run_file import ModeChange, Replica, RunFile, Session, Status, Totals, versions
-from pipeline.trace.store import TraceStore
+from pipeline.store.kept_problems import TABLE as KEPT
+from pipeline.store.kept_problems import keep_problems
+from pipeline.store.read import count_rows
+from pipeline.store.recorder import WRITE_EVERY_S, open_recorder
+from pipeline.store.run_file import ModeChange, Replica, RunFile, Session, Status, Totals, versions
+from pipeline.store.tables import TraceStore
 
 
 class SessionResult(Struct, frozen=True, kw_only=True):

@@ -15,8 +15,8 @@ from pipeline.grading.answers import as_kind, form_of, taken
 from pipeline.grading.grader import LIMIT_S, Grader
 from pipeline.grading.stated import WHOLE, stated_in
 from pipeline.session.regrade import LATER, NEEDED
-from pipeline.trace.events import UNFINISHED
-from pipeline.trace.read import files, read_batches
+from pipeline.store.events import UNFINISHED
+from pipeline.store.read import files, read_batches
 
 MOST_KNOWN = 10_000
 """Names of rows that are kept to suggest one of them."""

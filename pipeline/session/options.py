@@ -25,8 +25,8 @@ from pipeline.session.checks.order import LONGEST, earlier_run
 from pipeline.session.resume import MAY_DRIFT
 from pipeline.stages.base import StageKind
 from pipeline.stages.function_judge import JudgeFunction
+from pipeline.store.run_file import RunFile
 from pipeline.text import storable
-from pipeline.trace.run_file import RunFile
 
 Graph: TypeAlias = str | Path | Mapping[str, Any] | Plan
 """A graph file, the name of a bundled graph, the content of a graph file as a mapping, or a plan of `load_graph`."""

@@ -27,9 +27,9 @@ from pipeline.session.checks.thought_room import room_notices, with_thoughts
 from pipeline.session.claim import Claim
 from pipeline.session.options import RunOptions, check_functions, recorded_options
 from pipeline.session.resume import check_drift
+from pipeline.store.checking.inventory import check_files
+from pipeline.store.run_file import RunFile, RunInput, host, versions
 from pipeline.text import storable
-from pipeline.trace.checking.inventory import check_files
-from pipeline.trace.run_file import RunFile, RunInput, host, versions
 
 
 class RunSettings(Struct, frozen=True, kw_only=True):

@@ -9,9 +9,9 @@ from pipeline.runtime.resume_state import ResumeState
 from pipeline.session.checks.toy_models import strange_problems
 from pipeline.session.preflight import Preflight, new_record
 from pipeline.session.resume import mend_chains, read_resume_state
-from pipeline.trace.checking.inventory import check_files
-from pipeline.trace.run_file import FILE, RunFile, Session
-from pipeline.trace.store import recover
+from pipeline.store.checking.inventory import check_files
+from pipeline.store.run_file import FILE, RunFile, Session
+from pipeline.store.tables import recover
 
 
 class Ready(Struct, frozen=True, kw_only=True):

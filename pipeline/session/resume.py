@@ -19,11 +19,11 @@ from msgspec import Struct, structs
 from pipeline.engine import Usage
 from pipeline.errors import InputError, UsageError
 from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeState
-from pipeline.trace.checking.consistency import find_broken, take_back
-from pipeline.trace.events import counted
-from pipeline.trace.read import read_batches
-from pipeline.trace.rewrite import remove
-from pipeline.trace.run_file import RunFile
+from pipeline.store.checking.consistency import find_broken, take_back
+from pipeline.store.events import counted
+from pipeline.store.read import read_batches
+from pipeline.store.rewrite import remove
+from pipeline.store.run_file import RunFile
 
 Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 MAY_DRIFT = ("engines", "batch_size", "schedule", "admission", "order", "limit")

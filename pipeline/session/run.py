@@ -37,9 +37,9 @@ from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan, notices, preflight
 from pipeline.session.ready import Ready, announced, take_up
 from pipeline.session.stop import Stop
+from pipeline.store.kept_problems import kept_problems
+from pipeline.store.run_file import Replica
 from pipeline.tasks import unwrapped
-from pipeline.trace.kept_problems import kept_problems
-from pipeline.trace.run_file import Replica
 
 Solve = Callable[..., Awaitable[SessionResult]]
 """What has the signature of `solve`, and carries a session out in the running event loop as that does."""

@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from pipeline.trace.events import CallRow, ChainRow, StepRow
+from pipeline.store.events import CallRow, ChainRow, StepRow
 
 
 class ChainStream:

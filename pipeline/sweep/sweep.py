@@ -38,13 +38,13 @@ from pipeline.session.preflight import Preflight, notices
 from pipeline.session.ready import take_up
 from pipeline.session.run import opened_engines, solve_on
 from pipeline.session.stop import Stop
+from pipeline.store.folder import hold, hold_default, hold_output
+from pipeline.store.run_file import Host, RunFile, host, versions
 from pipeline.sweep.lower_bound import RecordingEngine, device_limits, reset_caches
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, System, parts, planned_points, together
 from pipeline.sweep.side_by_side import Keep, run_side_by_side
 from pipeline.sweep.systems import all_virtual, baselines, read_systems, unequal_rules
 from pipeline.tasks import unwrapped
-from pipeline.trace.folder import hold, hold_default, hold_output
-from pipeline.trace.run_file import Host, RunFile, host, versions
 
 WARM_UP_PROBLEMS = 32
 """Problems that every system solves before the first point."""

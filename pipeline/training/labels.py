@@ -13,7 +13,7 @@ from pipeline.analysis.quality.selection import draft_is_right
 from pipeline.errors import UsageError
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import Grader
-from pipeline.trace.read import files, read_batches
+from pipeline.store.read import files, read_batches
 from pipeline.training.retrace import RetracedChain, RetracedStep
 
 Source: TypeAlias = Literal["answers", "rewards", "verdicts"]

@@ -34,10 +34,10 @@ from pipeline.runtime.speculation.modes import Change, Mode, ModeControl
 from pipeline.runtime.speculation.switch import ModeSwitch
 from pipeline.session.resume import ANSWER, USAGE
 from pipeline.stages.build import build_stages, builders_of
-from pipeline.trace.events import UNFINISHED, CallRow, ChainRow, StepRow
-from pipeline.trace.kept_problems import kept_problems
-from pipeline.trace.read import read_batches
-from pipeline.trace.run_file import RunFile
+from pipeline.store.events import UNFINISHED, CallRow, ChainRow, StepRow
+from pipeline.store.kept_problems import kept_problems
+from pipeline.store.read import read_batches
+from pipeline.store.run_file import RunFile
 
 LEARNER = "learner"
 """The key of the builder, and of the context in every chain, that belongs to a model which was not in the run."""

@@ -19,7 +19,7 @@ from pipeline.export.answers_file import Form, form_of, write_batches
 from pipeline.grading.grader import Grader
 from pipeline.graph.loader import load_prompts
 from pipeline.graph.prompts import Prompts
-from pipeline.trace.columns import schema_of
+from pipeline.store.columns import schema_of
 from pipeline.training.examples import Origin, PreferenceRow, PreferenceTokensRow, SelectionRow, SftRow, SftTokensRow
 from pipeline.training.held_out import HeldOutProblems
 from pipeline.training.labels import Labels, Source

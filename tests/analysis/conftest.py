@@ -11,7 +11,7 @@ from pipeline.analysis.compare.runs import RunTable
 from pipeline.analysis.quality.samples import SampleStatistics, interval
 from pipeline.analysis.quality.step_texts import Texts
 from pipeline.analysis.resources import Resources
-from pipeline.trace.run_file import Host, RunInput
+from pipeline.store.run_file import Host, RunInput
 from tests.support.replicas import replica_run
 from tests.support.rules import RULES
 

@@ -18,7 +18,7 @@ from pipeline.analysis.time.critical_path import critical_path
 from pipeline.analysis.time.latency import latencies
 from pipeline.analysis.time.occupancy import occupancy
 from pipeline.analysis.time.timeline import timeline
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 from tests.support.replicas import EACH, LOSS, SLOW, cluster_run
 from tests.support.traces import call, card, chain, same, write
 

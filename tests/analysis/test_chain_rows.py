@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pipeline.analysis.chain_rows import ChainCounts, ChainRows
 from pipeline.analysis.quality.samples import sample_statistics
 from pipeline.analysis.summary import tail_time_s
-from pipeline.trace.columns import schema_of
-from pipeline.trace.conform import ROWS
+from pipeline.store.columns import schema_of
+from pipeline.store.conform import ROWS
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "input_row": st.integers(1, 4),

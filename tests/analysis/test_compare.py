@@ -16,7 +16,7 @@ from pipeline.analysis.quality.selection import Choices
 from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.resources import EngineFacts, Resources
 from pipeline.errors import UsageError
-from pipeline.trace.run_file import Host, RunInput
+from pipeline.store.run_file import Host, RunInput
 from tests.support.rules import RULES
 
 Make = Callable[..., RunTable]

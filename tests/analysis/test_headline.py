@@ -20,8 +20,8 @@ from pipeline.analysis.summary import summarize
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
 from pipeline.session.run import run
+from pipeline.store.run_file import UNKNOWN, Host
 from pipeline.sweep.baseline import plan_baseline
-from pipeline.trace.run_file import UNKNOWN, Host
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import solve, write_problems
 

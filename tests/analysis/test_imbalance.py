@@ -14,7 +14,7 @@ from pipeline.analysis.time.imbalance import imbalance, tail
 from pipeline.analysis.time.outline import FINISHED, Axis, Outline
 from pipeline.analysis.time.stays import Stays
 from pipeline.analysis.time.timeline import ReplicaTime
-from pipeline.trace.run_file import UNKNOWN
+from pipeline.store.run_file import UNKNOWN
 from tests.support.traces import chains_of
 
 S = 1_000_000_000

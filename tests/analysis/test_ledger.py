@@ -10,7 +10,7 @@ from pipeline.analysis.ledger import OUTCOMES, EngineLedger, Ledger, ledger
 from pipeline.graph.plan import encode_plan
 from pipeline.stages.draft import DraftSpec
 from pipeline.stages.generate import GenerateSpec
-from pipeline.trace.events import StepRow
+from pipeline.store.events import StepRow
 from tests.support.rows import blank
 from tests.support.runs import solve
 from tests.support.traces import call, card, chain, plan_of, statistics, write

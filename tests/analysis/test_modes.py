@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from pipeline.analysis.time.modes import modes_over_time, passed
-from pipeline.trace.events import StepRow
-from pipeline.trace.run_file import UNKNOWN, ModeChange, Replica, RunFile, Session
+from pipeline.store.events import StepRow
+from pipeline.store.run_file import UNKNOWN, ModeChange, Replica, RunFile, Session
 from tests.support.rows import blank
 from tests.support.traces import S, T, at, write
 

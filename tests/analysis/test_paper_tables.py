@@ -14,7 +14,7 @@ from pipeline.analysis.compare.runs import RunTable
 from pipeline.analysis.quality.reward_agreement import ScoredSteps
 from pipeline.analysis.resources import Resources
 from pipeline.errors import UsageError
-from pipeline.trace.run_file import RunInput
+from pipeline.store.run_file import RunInput
 from tests.support.paths import ROOT
 
 Make = Callable[..., RunTable]

@@ -11,7 +11,7 @@ from pipeline.analysis.resources import EngineFacts, Resources, answers, devices
 from pipeline.graph.loader import load_engines
 from pipeline.graph.plan import settings_of
 from pipeline.graph.plugins import engine_specs
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 
 ROOT = Path(__file__).parent.parent.parent
 A100 = {role: {"device": "NVIDIA A100"} for role in ("draft", "target")}

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.analysis.quality.reward_agreement import agreement, read_scored_steps
-from pipeline.trace.events import StepRow
+from pipeline.store.events import StepRow
 from tests.support.rows import blank
 from tests.support.traces import CHOOSE, SCORE, write
 

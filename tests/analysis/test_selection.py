@@ -13,8 +13,8 @@ from pipeline.graph.plan import Block, LoopNode, Plan
 from pipeline.graph.spec import UntilSpec
 from pipeline.stages.choose import ChooseSpec
 from pipeline.stages.draft import DraftSpec
-from pipeline.trace.events import ChainRow, StepRow
-from pipeline.trace.store import TraceStore
+from pipeline.store.events import ChainRow, StepRow
+from pipeline.store.tables import TraceStore
 from tests.support.traces import CHOOSE, plan_of
 
 Blank = Callable[..., Any]

@@ -12,9 +12,9 @@ import pytest
 from pipeline.analysis.quality.samples import wilson
 from pipeline.analysis.quality.step_counts import StepCounts, count_steps
 from pipeline.analysis.quality.verdict_values import Grades
-from pipeline.trace.columns import schema_of
-from pipeline.trace.events import RewardRow, StepRow
-from pipeline.trace.store import TraceStore
+from pipeline.store.columns import schema_of
+from pipeline.store.events import RewardRow, StepRow
+from pipeline.store.tables import TraceStore
 from tests.support.traces import CHOOSE, SCORE
 
 Blank = Callable[..., Any]

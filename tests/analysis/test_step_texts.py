@@ -12,8 +12,8 @@ from pipeline.analysis.quality.step_texts import read_texts, words_in
 from pipeline.stages.answer import AnswerSpec
 from pipeline.stages.draft import DraftSpec
 from pipeline.stages.generate import GenerateSpec
-from pipeline.trace.events import CallRow, ChainRow, StepRow
-from pipeline.trace.store import TraceStore
+from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.tables import TraceStore
 from tests.support.traces import plan_of
 
 Blank = Callable[..., Any]

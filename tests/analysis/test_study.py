@@ -23,8 +23,8 @@ from pipeline.analysis.time.latency import latencies
 from pipeline.analysis.time.occupancy import occupancy
 from pipeline.analysis.time.outline import CHAIN, FINISHED, OPEN, Axis, Outline, read_outline
 from pipeline.analysis.time.timeline import NO_REPLICA
-from pipeline.trace.run_file import UNKNOWN
-from pipeline.trace.store import TraceStore
+from pipeline.store.run_file import UNKNOWN
+from pipeline.store.tables import TraceStore
 from tests.support.runs import solve
 from tests.support.traces import S, T, call, card, chain, same, write
 

@@ -17,8 +17,8 @@ from pipeline.analysis.quality.samples import Interval
 from pipeline.analysis.summary import summarize, tail_time_s
 from pipeline.analysis.summary_tables import facts
 from pipeline.errors import InputError
-from pipeline.trace.events import CallRow, ChainRow, StepRow
-from pipeline.trace.store import TraceStore
+from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.tables import TraceStore
 from tests.support.traces import SCORE
 
 Blank = Callable[..., Any]

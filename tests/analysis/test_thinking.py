@@ -8,7 +8,7 @@ from pipeline.analysis.time.thinking import read_thinking
 from pipeline.stages.answer import AnswerSpec
 from pipeline.stages.draft import DraftSpec
 from pipeline.stages.generate import GenerateSpec
-from pipeline.trace.events import StepRow
+from pipeline.store.events import StepRow
 from tests.support.rows import blank
 from tests.support.traces import call, plan_of, write
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from pipeline.analysis.time.timeline import EngineTime, Intervals, StageTime, TimelineTotals, measure, merged, read_chunks, timeline
 from pipeline.errors import InputError
-from pipeline.trace.events import CallRow
-from pipeline.trace.store import TraceStore
+from pipeline.store.events import CallRow
+from pipeline.store.tables import TraceStore
 
 Blank = Callable[..., Any]
 S = 1_000_000_000

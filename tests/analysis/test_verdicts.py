@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.analysis.quality.verdicts import COLUMNS, verdicts
-from pipeline.trace.events import counted
+from pipeline.store.events import counted
 
 ROWS = [
     (True, "thought_closed", "5", True),

@@ -33,7 +33,7 @@ from pipeline.report.run_sections import notices
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
 from pipeline.session.run import run
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 from tests.support.replicas import replica_run
 from tests.support.runs import solve, write_problems
 from tests.support.switching import AtTimes, solve_switched

@@ -9,7 +9,7 @@ import pytest
 from pipeline.cli.commands import Commands, Option
 from pipeline.cli.main import COMMANDS, cli
 from pipeline.errors import MAX_NAMES, did_you_mean
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 from tests.support.commands import pipeline
 from tests.support.paths import SIM
 from tests.support.runs import write_problems

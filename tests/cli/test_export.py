@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.trace.folder import hold
+from pipeline.store.folder import hold
 from tests.support.commands import pipeline
 from tests.support.runs import solve, write_problems
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.trace.folder import hold
-from pipeline.trace.manifest import FILE
+from pipeline.store.folder import hold
+from pipeline.store.manifest import FILE
 from tests.support.commands import pipeline
 from tests.support.hanging_together import check_hangs_together, rows
 from tests.support.runs import solve, write_problems

@@ -13,7 +13,7 @@ from pipeline.cli.metrics import MOST_CONNECTIONS, metrics_served
 from pipeline.session.observer import Observer, View
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run as start
-from pipeline.trace.folder import hold
+from pipeline.store.folder import hold
 from tests.support.commands import pipeline
 from tests.support.killed import cut
 from tests.support.paths import ROOT, SIM

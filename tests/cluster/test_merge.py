@@ -11,7 +11,7 @@ from msgspec import structs
 from pipeline.data.part import ALL, Part, Shard, shard_of
 from pipeline.data.problems import open_problems
 from pipeline.errors import UsageError
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 from tests.support.commands import pipeline
 from tests.support.paths import SIM
 from tests.support.runs import write_problems

@@ -12,7 +12,7 @@ from pipeline.data.problems import Problem
 from pipeline.reasoning.chain import chain_id
 from pipeline.runtime.admission.order import Start
 from pipeline.runtime.resume_state import ResumedChain, ResumeState
-from pipeline.trace.events import CallRow, StepRow
+from pipeline.store.events import CallRow, StepRow
 from tests.support.rows import blank
 
 NOBODY = frozenset[int]

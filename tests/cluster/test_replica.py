@@ -14,8 +14,8 @@ from pipeline.cluster.replica import GATHER_S, MOST_ROWS, REPORT_S, HandedChains
 from pipeline.data.problems import Problem
 from pipeline.runtime.resume_state import ResumedChain, ResumeState
 from pipeline.session.preflight import RunSettings, load_plan
+from pipeline.store.events import CallRow
 from pipeline.tasks import background_tasks
-from pipeline.trace.events import CallRow
 from tests.support.fated_replicas import BRIEF, options_of
 from tests.support.paths import ROOT, SIM
 from tests.support.rows import blank

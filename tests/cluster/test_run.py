@@ -15,7 +15,7 @@ from pipeline.session.observer import Observer, View
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 from pipeline.session.stop import Stop
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 from tests.support.fated_replicas import Fate, Fleet, always, at_first, check_totals, check_whole, on_replicas, options_of, places
 from tests.support.hanging_together import check_hangs_together
 from tests.support.killed import cut

@@ -16,8 +16,8 @@ from pipeline.graph.prompts import DEFAULT_PROMPTS, Message
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
 from pipeline.session.run import run
-from pipeline.trace.kept_problems import kept_problems
-from pipeline.trace.run_file import RunFile
+from pipeline.store.kept_problems import kept_problems
+from pipeline.store.run_file import RunFile
 from tests.support.paths import ROOT, SIM
 
 SYSTEM, ONE, TWO = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"})

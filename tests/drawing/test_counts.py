@@ -11,8 +11,8 @@ import pytest
 from pipeline.drawing.captions import mean_time
 from pipeline.drawing.counts import count_run
 from pipeline.graph.plan import Plan
-from pipeline.trace.events import CallRow, ChainRow, StepRow
-from pipeline.trace.store import TraceStore
+from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.tables import TraceStore
 
 
 def test_calls_and_seconds_are_those_of_the_table(plan: Callable[..., Plan], run_folder: Path) -> None:

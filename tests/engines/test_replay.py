@@ -11,8 +11,8 @@ from pipeline.engines.replay.calls import RecordedCall, RecordedCalls
 from pipeline.engines.replay.engine import RecordedText, ReplayEngine, mismatch, output_of, written_after
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.errors import ContextOverflow, EngineDead, NeverGenerated
-from pipeline.trace.events import CallRow
-from pipeline.trace.store import TraceStore
+from pipeline.store.events import CallRow
+from pipeline.store.tables import TraceStore
 
 TOKENIZER = SimTokenizer()
 PROMPT = tuple(TOKENIZER.encode("What is 1 + 1?"))

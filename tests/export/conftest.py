@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.trace.events import CallRow, ChainRow
-from pipeline.trace.store import TraceStore
+from pipeline.store.events import CallRow, ChainRow
+from pipeline.store.tables import TraceStore
 from tests.support.replicas import replica_run
 from tests.support.run_files import SIM, write_run_json
 from tests.support.runs import solve

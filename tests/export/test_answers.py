@@ -11,9 +11,9 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.export.answers import answer_rows
-from pipeline.trace.events import ChainRow, StepRow
-from pipeline.trace.read import read_batches
-from pipeline.trace.store import TraceStore
+from pipeline.store.events import ChainRow, StepRow
+from pipeline.store.read import read_batches
+from pipeline.store.tables import TraceStore
 from tests.support.killed import cut
 from tests.support.runs import solve, write_problems
 

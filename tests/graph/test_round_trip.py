@@ -15,9 +15,9 @@ from pipeline.graph.yaml_file import parse, setting, written
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.preflight import load_plan
 from pipeline.session.run import run
+from pipeline.store.run_file import RunFile
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.systems import read_systems
-from pipeline.trace.run_file import RunFile
 from tests.support.graphs import NAMES, OURS
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems

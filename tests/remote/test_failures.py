@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.trace.checking.fsck import examine
+from pipeline.store.checking.fsck import examine
 from tests.support.commands import pipeline
 from tests.support.hanging_together import check_hangs_together
 from tests.support.object_stores import BUCKET, Fault, ObjectServer, Way, tables, way_to

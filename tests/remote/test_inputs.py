@@ -8,7 +8,7 @@ import pytest
 from pipeline.data.many_files import files_of
 from pipeline.errors import UsageError
 from pipeline.remote.inputs import fetch_problems
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 from tests.support.commands import pipeline
 from tests.support.object_stores import BUCKET, ObjectServer, tables, way_to
 from tests.support.paths import SIM

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 from tests.support.commands import pipeline
 from tests.support.hanging_together import check_hangs_together
 from tests.support.object_stores import BUCKET, ObjectServer, way_to
@@ -23,7 +23,7 @@ from tests.support.runs import said, solve, write_problems
 
 COMMAND = ("run", "speccot", "--engines", SIM)
 SMALL_PARTS = (
-    "import pipeline.trace.store as store, pipeline.remote.writer as writer;"
+    "import pipeline.store.tables as store, pipeline.remote.writer as writer;"
     "store.GROUP_ROWS, store.PART_GROUPS, writer.EVERY_S = 32, 4, 0.05;"
     "from pipeline.cli.main import main; main()"
 )

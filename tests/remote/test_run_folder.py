@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.trace.rewrite import rewrite
-from pipeline.trace.run_file import RunFile
+from pipeline.store.rewrite import rewrite
+from pipeline.store.run_file import RunFile
 from tests.support.commands import pipeline
 from tests.support.object_stores import BUCKET, ObjectServer, tables, way_to
 from tests.support.paths import SIM
@@ -64,8 +64,8 @@ def test_a_run_has_the_rows_of_one_with_a_local_folder(store: ObjectServer, pref
 def test_parts_are_in_the_store_while_the_run_goes_on(
     store: ObjectServer, prefix: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.trace.store.GROUP_ROWS", 64)
-    monkeypatch.setattr("pipeline.trace.store.PART_GROUPS", 1)
+    monkeypatch.setattr("pipeline.store.tables.GROUP_ROWS", 64)
+    monkeypatch.setattr("pipeline.store.tables.PART_GROUPS", 1)
     monkeypatch.setattr("pipeline.remote.writer.EVERY_S", 0.05)
     seen: list[tuple[str, int]] = []
     with way_to(store) as way:

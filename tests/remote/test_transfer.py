@@ -11,12 +11,12 @@ from pipeline.remote.object_store import ObjectStore
 from pipeline.remote.staging import Staging, State
 from pipeline.remote.transfer import download, upload
 from pipeline.remote.url import Url
-from pipeline.trace.checking.fsck import examine
-from pipeline.trace.checking.inventory import take_inventory
-from pipeline.trace.events import ChainRow
-from pipeline.trace.manifest import Manifest
-from pipeline.trace.run_file import RunFile
-from pipeline.trace.store import TraceStore
+from pipeline.store.checking.fsck import examine
+from pipeline.store.checking.inventory import take_inventory
+from pipeline.store.events import ChainRow
+from pipeline.store.manifest import Manifest
+from pipeline.store.run_file import RunFile
+from pipeline.store.tables import TraceStore
 from tests.support.object_stores import BUCKET, ObjectServer, tables, way_to
 from tests.support.runs import solve
 

@@ -15,9 +15,9 @@ from pipeline.report import transcripts as transcripts_module
 from pipeline.report.chain_list import ChainList, evenly, read_chain_list, worth_reading
 from pipeline.report.gantt import FAILED, QUEUED, WAITING, middle, read_gantt, sample
 from pipeline.report.transcripts import MOST_TEXT, option_probabilities, read_transcripts, shown, step_of
-from pipeline.trace.events import CallRow, ChainRow, StepRow
-from pipeline.trace.run_file import RunFile
-from pipeline.trace.store import TraceStore
+from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.run_file import RunFile
+from pipeline.store.tables import TraceStore
 from tests.support.traces import CHOOSE, LIKELIHOOD, SCORE, verdict_columns
 
 Blank = Callable[..., Any]

@@ -24,7 +24,7 @@ from pipeline.report.run_sections import (
 )
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 
 
 @pytest.mark.slow

@@ -29,8 +29,8 @@ from pipeline.rewards.score import Scorer, score_run
 from pipeline.rewards.spec import TextPrompt
 from pipeline.rewards.steps import StepText, StepToScore
 from pipeline.rewards.tally import MeanRewards, Reward, RewardTally, ScoringResult
-from pipeline.trace.events import RewardRow
-from pipeline.trace.rewrite import replacing
+from pipeline.store.events import RewardRow
+from pipeline.store.rewrite import replacing
 from tests.support.commands import pipeline
 from tests.support.runs import SolveTestSet
 

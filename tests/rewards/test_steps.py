@@ -12,9 +12,9 @@ from pipeline.errors import InputError
 from pipeline.rewards.steps import StepsToScore, StepText, StepToScore, open_input
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run as solve
-from pipeline.trace.events import StepRow
-from pipeline.trace.run_file import RunFile
-from pipeline.trace.store import TraceStore
+from pipeline.store.events import StepRow
+from pipeline.store.run_file import RunFile
+from pipeline.store.tables import TraceStore
 from tests.support.run_files import write_run_json
 
 Blank = Callable[..., Any]

@@ -26,8 +26,8 @@ from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.preflight import load_plan
 from pipeline.stages.build import build_stages
-from pipeline.trace.recorder import open_recorder
-from pipeline.trace.store import TraceStore
+from pipeline.store.recorder import open_recorder
+from pipeline.store.tables import TraceStore
 
 ROOT = Path(__file__).parent.parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"

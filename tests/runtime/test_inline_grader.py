@@ -12,9 +12,9 @@ from anyio.lowlevel import checkpoint
 from pipeline.errors import EngineDead
 from pipeline.grading.grader import Grader
 from pipeline.runtime.inline_grader import MOST_WAITING, open_inline_grader
-from pipeline.trace.events import ChainRow
-from pipeline.trace.recorder import open_recorder
-from pipeline.trace.store import TraceStore
+from pipeline.store.events import ChainRow
+from pipeline.store.recorder import open_recorder
+from pipeline.store.tables import TraceStore
 
 Blank = Callable[..., Any]
 TOWER = "9^{9^{9^9}}"

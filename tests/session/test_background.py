@@ -13,7 +13,7 @@ import trio
 import pipeline
 from pipeline import api
 from pipeline.errors import UsageError
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 from tests.support.paths import ROOT
 
 PROBLEMS = [{"problem": f"What is {i} + 2?", "answer": str(i + 2)} for i in range(60)]

@@ -14,7 +14,7 @@ from pipeline.session.claim import claimed
 from pipeline.session.observer import Observer, View
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
-from pipeline.trace.folder import LOCK, hold_default, hold_output
+from pipeline.store.folder import LOCK, hold_default, hold_output
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import chains_of, write_problems
 

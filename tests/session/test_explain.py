@@ -9,8 +9,8 @@ import pytest
 from pipeline.errors import InputError, UsageError
 from pipeline.session.explain import Explanation, explanations
 from pipeline.session.regrade import regrade
-from pipeline.trace.events import ChainRow, StepRow
-from pipeline.trace.store import TraceStore
+from pipeline.store.events import ChainRow, StepRow
+from pipeline.store.tables import TraceStore
 from tests.support.commands import pipeline
 
 Blank = Callable[..., Any]

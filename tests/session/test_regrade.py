@@ -17,9 +17,9 @@ from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, RunError, RunFolderError
 from pipeline.session.regrade import Change, regrade
-from pipeline.trace.events import ChainRow
-from pipeline.trace.rewrite import rewrite
-from pipeline.trace.store import TraceStore
+from pipeline.store.events import ChainRow
+from pipeline.store.rewrite import rewrite
+from pipeline.store.tables import TraceStore
 from tests.support.patience import HANGS_S
 from tests.support.runs import rows, solve
 

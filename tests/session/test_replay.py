@@ -21,9 +21,9 @@ from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.preflight import load_plan
 from pipeline.session.run import run
-from pipeline.trace.columns import schema_of
-from pipeline.trace.events import CallRow
-from pipeline.trace.wal import Wal
+from pipeline.store.columns import schema_of
+from pipeline.store.events import CallRow
+from pipeline.store.wal import Wal
 from tests.support.patience import HANGS_S
 from tests.support.runs import SolveTestSet
 

@@ -16,7 +16,7 @@ from pipeline.errors import InputError, UsageError
 from pipeline.session.execute import SessionResult
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.run import run
-from pipeline.trace.folder import hold
+from pipeline.store.folder import hold
 from tests.support.killed import cut
 from tests.support.opened import opened
 

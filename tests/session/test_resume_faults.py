@@ -20,9 +20,9 @@ from pipeline.errors import InputError, RunFolderError
 from pipeline.session.observer import Observer
 from pipeline.session.options import resume_options
 from pipeline.session.run import run
-from pipeline.trace.checking.fsck import examine, repair
-from pipeline.trace.manifest import FILE
-from pipeline.trace.rewrite import remove
+from pipeline.store.checking.fsck import examine, repair
+from pipeline.store.manifest import FILE
+from pipeline.store.rewrite import remove
 from tests.support.hanging_together import check_hangs_together, rows
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems
@@ -176,7 +176,7 @@ def test_every_state_between_two_changes_of_the_folder_goes_on(source: Path, tmp
         "    target = states / f'{count:03}'\n"
         "    states.mkdir(exist_ok=True)\n"
         "    os.system(f'cp -r {live} {target}')\n"
-        "import pipeline.trace.store as store\n"
+        "import pipeline.store.tables as store\n"
         "store.GROUP_ROWS, store.PART_GROUPS, store.BATCH_ROWS = 64, 1, 32\n"
         "sys.addaudithook(watch)\n"
         "solve_unrepeatably(speccot(live, Path(sys.argv[3]), batch_size=8))\n"

@@ -19,8 +19,8 @@ from pipeline.report.transcripts import unused_drafts
 from pipeline.session.options import RunOptions
 from pipeline.session.regrade import regrade
 from pipeline.session.run import run
-from pipeline.trace.events import CallRow, ChainRow, StepRow
-from pipeline.trace.read import read_batches
+from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.read import read_batches
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said, solve, write_problems
 

@@ -16,7 +16,7 @@ from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.ready import Ready
 from pipeline.session.run import run
-from pipeline.trace.run_file import FILE, RunFile
+from pipeline.store.run_file import FILE, RunFile
 from tests.support.commands import pipeline
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems

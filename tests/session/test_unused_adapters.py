@@ -8,7 +8,7 @@ from msgspec import structs
 
 from pipeline.analysis.headline.adapters import rejections, unused_adapters, used_adapters
 from pipeline.session.preflight import load_plan, notices
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 from tests.support.paths import ROOT
 from tests.support.runs import solve
 

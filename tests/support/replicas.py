@@ -28,12 +28,12 @@ from pipeline.session.options import RunOptions
 from pipeline.session.preflight import RunSettings
 from pipeline.session.ready import Ready
 from pipeline.session.run import run
+from pipeline.store.columns import schema_of
+from pipeline.store.conform import ROWS
+from pipeline.store.read import read_table
+from pipeline.store.run_file import Replica, RunFile
+from pipeline.store.tables import TraceStore
 from pipeline.tasks import background_tasks
-from pipeline.trace.columns import schema_of
-from pipeline.trace.conform import ROWS
-from pipeline.trace.read import read_table
-from pipeline.trace.run_file import Replica, RunFile
-from pipeline.trace.store import TraceStore
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import solve, write_problems
 

@@ -15,8 +15,8 @@ from pipeline.analysis.time.outline import FINISHED, LOST, OPEN, Chains
 from pipeline.graph.plan import Block, Plan, StageNode
 from pipeline.graph.spec import StageSpec
 from pipeline.reasoning.chain import Scale
-from pipeline.trace.events import CallRow, ChainRow
-from pipeline.trace.store import TraceStore
+from pipeline.store.events import CallRow, ChainRow
+from pipeline.store.tables import TraceStore
 from tests.support.rows import blank
 
 S = 1_000_000_000

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from drills.command import carried_out
 from drills.toll import Ground, Toll, sentence, summed, toll, tracebacks
-from pipeline.trace.folder import LOCK
-from pipeline.trace.run_file import FILE
+from pipeline.store.folder import LOCK
+from pipeline.store.run_file import FILE
 
 Damage = Callable[[Path, Path, random.Random], None]
 """Breaks the run in the first folder, with what it needs of a run in the second one."""

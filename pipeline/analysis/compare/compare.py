@@ -15,7 +15,7 @@ from pipeline.analysis.compare.runs import RunTable
 from pipeline.analysis.quality.option_mass import mass_sentence, option_mass
 from pipeline.analysis.resources import Resources, shortfall
 from pipeline.errors import UsageError
-from pipeline.trace.run_file import Host
+from pipeline.store.run_file import Host
 
 Setting = Mapping[str, Any]
 """What was decided about a run, by name; see `setting_of`."""

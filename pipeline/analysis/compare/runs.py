@@ -29,9 +29,9 @@ from pipeline.analysis.time.timeline import Array, Names
 from pipeline.bundled import model_name
 from pipeline.errors import InputError, UsageError
 from pipeline.graph.plan import Plan
-from pipeline.trace.events import UNFINISHED
-from pipeline.trace.read import read_batches
-from pipeline.trace.run_file import Host, RunFile, RunInput
+from pipeline.store.events import UNFINISHED
+from pipeline.store.read import read_batches
+from pipeline.store.run_file import Host, RunFile, RunInput
 
 NUMBERS = ("sample_index", "chain_time_s", "thought_tokens", "steps", "accepted_steps", "fallback_steps")
 """Numeric columns of the chains table that are read."""

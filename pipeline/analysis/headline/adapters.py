@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from pipeline.graph.plan import Plan
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 
 _PARAM = "adapter"
 """The param of bundled graphs that names the adapter of the verifying stage."""

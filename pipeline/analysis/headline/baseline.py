@@ -16,9 +16,9 @@ from pipeline.analysis.headline.figures import Baseline, Summary
 from pipeline.analysis.progress import ACTIVE, state_of
 from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, UsageError
-from pipeline.trace.events import UNFINISHED
-from pipeline.trace.read import read_batches
-from pipeline.trace.run_file import FILE, RunFile
+from pipeline.store.events import UNFINISHED
+from pipeline.store.read import read_batches
+from pipeline.store.run_file import FILE, RunFile
 
 SUFFIX = "-target"
 """What the name of the baseline's folder adds to that of the run's."""

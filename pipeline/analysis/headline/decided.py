@@ -6,7 +6,7 @@ from typing import Any
 from pipeline.analysis.headline.adapters import unused_adapters
 from pipeline.analysis.resources import EngineFacts, answers, devices_of, engine_facts
 from pipeline.analysis.simulated import of_engines
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 
 
 def decided(run: RunFile) -> dict[str, Any]:

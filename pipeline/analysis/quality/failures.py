@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.errors import InputError
-from pipeline.trace.read import read_batches
+from pipeline.store.read import read_batches
 
 EXAMPLES = 5
 """How many chains are named for each cause."""

@@ -19,9 +19,9 @@ from pipeline.analysis.resources import answers as answers_of
 from pipeline.analysis.resources import of_answers
 from pipeline.analysis.time.timeline import Array
 from pipeline.errors import UsageError
+from pipeline.store.events import UNFINISHED
+from pipeline.store.read import read_batches
 from pipeline.text import in_markdown
-from pipeline.trace.events import UNFINISHED
-from pipeline.trace.read import read_batches
 
 SAME = ("graph", "params", "seed", "samples")
 """Settings in which the two runs must agree."""

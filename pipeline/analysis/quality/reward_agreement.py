@@ -16,7 +16,7 @@ from pipeline.analysis.capabilities import SCALE_COLUMNS, read_steps
 from pipeline.analysis.order import spearman
 from pipeline.analysis.quality.estimates import NOTHING, Estimate, ratio
 from pipeline.analysis.time.timeline import Array, Names
-from pipeline.trace.read import read_batches
+from pipeline.store.read import read_batches
 
 BINS = 10
 """Bins of the reward, each 0.1 wide (SpecReason 5.4)."""

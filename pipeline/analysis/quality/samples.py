@@ -17,7 +17,7 @@ from msgspec import Struct
 from pipeline.analysis.quality.votes import Sample, majority
 from pipeline.analysis.time.timeline import Array
 from pipeline.grading.grader import Grader
-from pipeline.trace.read import read_batches
+from pipeline.store.read import read_batches
 
 Z_95 = 1.959963984540054
 """95 % of a normal distribution lie within this many standard deviations."""

@@ -17,7 +17,7 @@ from pipeline.grading.answers import Kind, as_kind, form_of
 from pipeline.grading.grader import Grader
 from pipeline.grading.stated import stated
 from pipeline.graph.plan import Plan, StageNode
-from pipeline.trace.read import read_batches
+from pipeline.store.read import read_batches
 
 
 class Choices(Struct, frozen=True):

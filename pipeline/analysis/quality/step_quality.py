@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from pipeline.analysis.time.timeline import Array, Names
-from pipeline.trace.read import read_batches
+from pipeline.store.read import read_batches
 
 COLUMNS = ["chain_id", "step_index", "candidate_index", "selected", "decision", "reward", "model"]
 

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from pipeline.analysis.time.timeline import Array
-from pipeline.trace.read import read_batches, with_lengths
+from pipeline.store.read import read_batches, with_lengths
 
 REFLECTIVE = ("wait", "but", "hmm", "however", "alternatively", "actually", "maybe", "let me check", "double-check")
 """Words of second thoughts (SpecCoT A.1 names the first three and an ellipsis; the others are this project's)."""

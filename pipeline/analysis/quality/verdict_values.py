@@ -17,7 +17,7 @@ from pipeline.analysis.capabilities import SCALE_COLUMNS, scale_of
 from pipeline.analysis.quality.samples import Interval, interval
 from pipeline.analysis.time.timeline import Array, Names
 from pipeline.reasoning.chain import Scale
-from pipeline.trace.read import read_batches
+from pipeline.store.read import read_batches
 
 COLUMNS = ("chain_id", "step_index", "score_value", "threshold", "verify_kind", *SCALE_COLUMNS)
 """Columns of the steps that are added; see `capabilities.read_steps`."""

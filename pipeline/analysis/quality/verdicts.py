@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.analysis.time.timeline import Array
-from pipeline.trace.events import counted
+from pipeline.store.events import counted
 
 COLUMNS = ("correct", "stop_reason", "reference_answer")
 """Columns of the chains table that decide it."""

@@ -15,8 +15,8 @@ from pipeline.analysis.time.occupancy import BINS, CAUSES, Occupancy, OccupancyA
 from pipeline.analysis.time.outline import FINISHED, Outline
 from pipeline.analysis.time.stays import Stays, read_stays
 from pipeline.analysis.time.timeline import NO_REPLICA, Array, Names, replicas_of
-from pipeline.trace.read import read_batches
-from pipeline.trace.run_file import Replica
+from pipeline.store.read import read_batches
+from pipeline.store.run_file import Replica
 
 
 class ReplicaEngine(Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from pipeline.analysis.capabilities import PURPOSE_FROM, with_purpose
 from pipeline.analysis.time.outline import Outline, read_outline, read_whole_outline, ready_of
 from pipeline.analysis.time.timeline import Array, Names
 from pipeline.errors import InputError
-from pipeline.trace.read import count_rows, read_backwards
+from pipeline.store.read import count_rows, read_backwards
 
 TABLES = ("calls", "steps", "chains")
 BASE = ("chain_id", "engine", "stage", "attempt", "error_type", "submit_unix_ns", "end_unix_ns", "client_wait_s")

@@ -14,8 +14,8 @@ from msgspec import Struct
 from pipeline.analysis.resources import replica_count
 from pipeline.analysis.time.outline import Axis
 from pipeline.analysis.time.timeline import Array
-from pipeline.trace.read import read_batches
-from pipeline.trace.run_file import RunFile
+from pipeline.store.read import read_batches
+from pipeline.store.run_file import RunFile
 
 MODES = ("speculative", "direct")
 

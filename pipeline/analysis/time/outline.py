@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from pipeline.analysis.time.timeline import NO_REPLICA, Array, Names, replicas_of
-from pipeline.trace.events import UNFINISHED
-from pipeline.trace.read import read_batches
-from pipeline.trace.run_file import RunFile
+from pipeline.store.events import UNFINISHED
+from pipeline.store.read import read_batches
+from pipeline.store.run_file import RunFile
 
 FINISHED, LOST, OPEN = 0, 1, 2
 """The status of a chain: it came to its end; it failed or was cancelled; it has no row in the chains table (yet)."""

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from pipeline.analysis.time.outline import Chains, Outline, ready_of
 from pipeline.analysis.time.timeline import NO_REPLICA, Array, replicas_of
-from pipeline.trace.read import read_batches
-from pipeline.trace.run_file import RunFile
+from pipeline.store.read import read_batches
+from pipeline.store.run_file import RunFile
 
 NAMED = ("chain_id", "submit_unix_ns", "end_unix_ns", "client_wait_s")
 """Columns of the calls table that are read, in addition to `replica`."""

@@ -14,7 +14,7 @@ from msgspec import Struct
 from pipeline.analysis.capabilities import PURPOSE_FROM, with_purpose
 from pipeline.analysis.time.timeline import Array, Names
 from pipeline.graph.plan import Plan
-from pipeline.trace.read import read_batches
+from pipeline.store.read import read_batches
 
 KINDS = {"draft": "drafting", "judge": "verification", "guide": "target", "write": "target", "answer": "answer"}
 """By the purpose of a call, what its time counts as: drafting, choosing and scoring, thinking by the engine that writes, or the answer."""

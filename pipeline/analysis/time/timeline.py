@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.trace.read import read_batches
+from pipeline.store.read import read_batches
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 

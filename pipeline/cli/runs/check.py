@@ -12,10 +12,10 @@ from pipeline.cli.located import RunFolder
 from pipeline.cli.main import print_line, print_page
 from pipeline.cli.options import json_option
 from pipeline.cli.terminal.notices import print_notice
-from pipeline.trace.checking.fsck import Examination, examine
-from pipeline.trace.checking.fsck import repair as repaired
-from pipeline.trace.checking.inventory import flaws
-from pipeline.trace.folder import hold
+from pipeline.store.checking.fsck import Examination, examine
+from pipeline.store.checking.fsck import repair as repaired
+from pipeline.store.checking.inventory import flaws
+from pipeline.store.folder import hold
 
 
 def print_flaws(runs: Iterable[Path]) -> None:

@@ -18,9 +18,9 @@ from pipeline.errors import RunFolderError, UsageError, boundary
 from pipeline.export.answers import answer_rows
 from pipeline.export.answers_file import Form, form_of, write_answers, write_batches
 from pipeline.export.output import check_output
-from pipeline.trace.columns import schema_of
-from pipeline.trace.conform import ROWS
-from pipeline.trace.read import check_folder, read_whole
+from pipeline.store.columns import schema_of
+from pipeline.store.conform import ROWS
+from pipeline.store.read import check_folder, read_whole
 from pipeline.training.held_out import HeldOutProblems
 from pipeline.training.labels import SOURCES
 from pipeline.training.write import FORMATS, Wanted, write_training_data

@@ -20,8 +20,8 @@ from pipeline.cli.terminal.notices import print_notice
 from pipeline.cli.terminal.places import LocalPath
 from pipeline.cli.terminal.tables import print_table
 from pipeline.errors import InputError, RunFolderError, UsageError, boundary
-from pipeline.trace.folder import is_held
-from pipeline.trace.run_file import FILE, RunFile
+from pipeline.store.folder import is_held
+from pipeline.store.run_file import FILE, RunFile
 
 
 class RunState(Struct, frozen=True, kw_only=True):

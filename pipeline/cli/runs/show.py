@@ -17,8 +17,8 @@ from pipeline.cli.summary import print_summary
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.errors import UsageError, did_you_mean
 from pipeline.report.transcripts import Candidate, Step, Transcript, transcripts_of, unused_drafts
-from pipeline.trace.read import check_folder, read_batches
-from pipeline.trace.run_file import RunFile
+from pipeline.store.read import check_folder, read_batches
+from pipeline.store.run_file import RunFile
 
 STYLES = {"accepted": "green", "fallback": "yellow", "first_steps": "yellow", "guidance": "cyan", "interrupted": "magenta"}
 """Colours of steps by their decision; the others, which an engine wrote without a choice, are blue."""

@@ -22,7 +22,7 @@ from pipeline.cli.main import print_line, print_page
 from pipeline.cli.options import json_option
 from pipeline.cli.terminal.console import PlainConsole
 from pipeline.cli.terminal.rates import RecentRates
-from pipeline.trace.read import check_folder
+from pipeline.store.read import check_folder
 
 COUNTS = ("over", "steps", "calls")
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 from pipeline.engine import FinishReason, Request, Timing, Usage
 from pipeline.engines.replay.recording import TOO_OLD
 from pipeline.errors import InputError, NeverGenerated
-from pipeline.trace.read import RowGroups, Value
+from pipeline.store.read import RowGroups, Value
 
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 KEPT_GROUPS = 24

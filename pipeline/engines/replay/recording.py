@@ -20,7 +20,7 @@ from pipeline.errors import GraphError, InputError, boundary, did_you_mean
 from pipeline.graph.loader import load_engines
 from pipeline.graph.plan import UnknownEngine, settings_of
 from pipeline.graph.spec import EngineSpec
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 
 PREFIX = "replay:"
 """Marks a run folder where the name of an engines file is expected: `replay:RUN`."""

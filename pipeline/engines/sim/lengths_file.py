@@ -15,8 +15,8 @@ from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import GraphError, InputError, UsageError, boundary
 from pipeline.graph.loader import load_struct
 from pipeline.graph.prompts import DELIMITER, THINK_CLOSE
-from pipeline.trace.read import read_batches
-from pipeline.trace.run_file import RunFile
+from pipeline.store.read import read_batches
+from pipeline.store.run_file import RunFile
 
 FINISHED = ("thought_closed", "answer_boxed")
 """The stop reasons of chains whose thought was finished."""

@@ -10,7 +10,7 @@ from pipeline.graph.plan import Plan
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.speculation.adaptive import Adaptive, Requests
 from pipeline.runtime.speculation.modes import Change, ModeControl
-from pipeline.trace.run_file import ModeChange
+from pipeline.store.run_file import ModeChange
 
 MOST_CHANGES = 1000
 """Most decisions that `run.json` holds: the last ones."""

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pipeline.errors import UsageError
 from pipeline.runtime.admission.order import InputOrder, IsOver, LongestFirst, StartOrder
-from pipeline.trace.events import UNFINISHED
-from pipeline.trace.read import read_batches
+from pipeline.store.events import UNFINISHED
+from pipeline.store.read import read_batches
 
 INPUT, LONGEST = "input", "longest"
 Thoughts = Mapping[str, Sequence[int]]

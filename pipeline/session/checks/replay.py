@@ -16,7 +16,7 @@ from pipeline.errors import GraphError, NeverGenerated, UsageError
 from pipeline.graph.plan import Plan, StageNode, settings_of
 from pipeline.graph.spec import EngineSpec
 from pipeline.session.options import RunOptions
-from pipeline.trace.run_file import RunFile
+from pipeline.store.run_file import RunFile
 
 
 def resolved(plan: Plan) -> Plan:

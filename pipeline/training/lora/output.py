@@ -18,7 +18,7 @@ from pipeline.engines.adapters import CONFIG, WEIGHTS
 from pipeline.engines.checkpoint import read_json, weight_files
 from pipeline.errors import InputError, RunFolderError, UsageError, boundary
 from pipeline.files import new_file
-from pipeline.trace.folder import hold_output
+from pipeline.store.folder import hold_output
 from pipeline.training.lora import config as configs
 from pipeline.training.lora.config import CONFIGS, Task, TrainConfig, changes, read_config
 from pipeline.training.lora.data import FileCounts

@@ -18,12 +18,12 @@ from msgspec import Struct
 
 from pipeline.errors import RunFolderError, reason
 from pipeline.files import check_own_folder, create_own, publish, sync_folder
-from pipeline.trace.checking.inventory import complete_manifest, misplaced, open_manifest
-from pipeline.trace.columns import columns_of, schema_of
-from pipeline.trace.events import CallRow, ChainRow, StepRow
-from pipeline.trace.folder import check_still_held
-from pipeline.trace.manifest import Label, Manifest
-from pipeline.trace.wal import Wal, locked, read_wal
+from pipeline.store.checking.inventory import complete_manifest, misplaced, open_manifest
+from pipeline.store.columns import columns_of, schema_of
+from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.folder import check_still_held
+from pipeline.store.manifest import Label, Manifest
+from pipeline.store.wal import Wal, locked, read_wal
 
 TABLES: dict[str, type[Struct]] = {"calls": CallRow, "steps": StepRow, "chains": ChainRow}
 BATCH_ROWS = 512

@@ -20,7 +20,7 @@ from pipeline.graph.plan import LoopNode, Plan, RecordedPlan, UnknownEngine, Unk
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import Prompts
 from pipeline.graph.spec import EngineSpec, StageSpec
-from pipeline.trace.run_file import UNKNOWN, Host, RunFile, Session, host
+from pipeline.store.run_file import UNKNOWN, Host, RunFile, Session, host
 from tests.support.patience import HANGS_S
 from tests.support.run_files import RUN_JSON, SIM, STAGE, write_run_json
 
@@ -245,7 +245,7 @@ def test_the_name_is_made_durable_too(tmp_path: Path) -> None:
     program = """if True:
         import sys
         from pathlib import Path
-        from pipeline.trace.run_file import UNKNOWN
+        from pipeline.store.run_file import UNKNOWN
         folder, seen = Path(sys.argv[1]), []
         sys.addaudithook(lambda event, args: seen.append((event, str(args[0]))) if event in ("open", "os.rename") else None)
         UNKNOWN.write(folder)

@@ -16,10 +16,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pipeline.errors import RunFolderError
-from pipeline.trace import recorder as module
-from pipeline.trace.events import CallRow, ChainRow, StepRow
-from pipeline.trace.recorder import open_recorder
-from pipeline.trace.store import TraceStore
+from pipeline.store import recorder as module
+from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.recorder import open_recorder
+from pipeline.store.tables import TraceStore
 from tests.support.patience import HANGS_S
 
 pytestmark = pytest.mark.anyio

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from pipeline.errors import InputError, reason
-from pipeline.trace.columns import schema_of
-from pipeline.trace.events import CallRow, ChainRow, ProblemRow, RewardRow, StepRow
+from pipeline.store.columns import schema_of
+from pipeline.store.events import CallRow, ChainRow, ProblemRow, RewardRow, StepRow
 
 ROWS: dict[str, type[Struct]] = {"calls": CallRow, "steps": StepRow, "chains": ChainRow, "rewards": RewardRow, "problems": ProblemRow}
 """Every table that a run folder may have, with the type of its rows."""

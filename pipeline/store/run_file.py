@@ -22,7 +22,7 @@ from pipeline.graph.prompts import DEFAULT_PROMPTS
 from pipeline.machine import core_count, cuda_mps, memory
 from pipeline.machine import versions as installed
 from pipeline.redaction import redact_all
-from pipeline.trace.folder import check_still_held
+from pipeline.store.folder import check_still_held
 
 FILE = "run.json"
 Status = Literal["starting", "running", "finished", "failed", "interrupted"]

@@ -24,7 +24,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.files import check_own, open_regular, sync_data, sync_folder
-from pipeline.trace.part_file import Fingerprint, fingerprint
+from pipeline.store.part_file import Fingerprint, fingerprint
 
 FILE = "manifest.jsonl"
 _LABEL = b"pipeline.file"

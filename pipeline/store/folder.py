@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from pipeline.errors import RunFolderError, UsageError, reason
 from pipeline.files import NotRegular, check_own, open_regular
-from pipeline.trace.wal import lock_file
+from pipeline.store.wal import lock_file
 
 LOCK = "run.lock"
 """The lock file in a run folder; it holds the pid of the process that has it."""

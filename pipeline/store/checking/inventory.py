@@ -15,9 +15,9 @@ from msgspec import Struct
 
 from pipeline.errors import InputError, boundary, reason
 from pipeline.files import check_own_folder, flaw_of
-from pipeline.trace.manifest import Entry, Label, Manifest, Tables, number_of, stands
-from pipeline.trace.part_file import Fingerprint, fingerprint, read_footer
-from pipeline.trace.wal import wal_schema
+from pipeline.store.manifest import Entry, Label, Manifest, Tables, number_of, stands
+from pipeline.store.part_file import Fingerprint, fingerprint, read_footer
+from pipeline.store.wal import wal_schema
 
 MAIN = ("calls", "steps", "chains")
 """The tables that a run writes."""

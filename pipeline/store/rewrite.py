@@ -21,11 +21,11 @@ from msgspec import Struct
 
 from pipeline.errors import RunFolderError, boundary, reason
 from pipeline.files import new_file, sync_folder
-from pipeline.trace.checking.inventory import open_manifest
-from pipeline.trace.conform import conformed
-from pipeline.trace.part_file import open_part
-from pipeline.trace.read import files, readable
-from pipeline.trace.store import GROUP_ROWS, TraceStore
+from pipeline.store.checking.inventory import open_manifest
+from pipeline.store.conform import conformed
+from pipeline.store.part_file import open_part
+from pipeline.store.read import files, readable
+from pipeline.store.tables import GROUP_ROWS, TraceStore
 
 Row = dict[str, Any]
 ChangeRows = Callable[[Sequence[Row]], Sequence[Mapping[str, Any]]]

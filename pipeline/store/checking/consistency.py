@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.trace.read import read_batches
-from pipeline.trace.rewrite import remove
-from pipeline.trace.run_file import RunFile
+from pipeline.store.read import read_batches
+from pipeline.store.rewrite import remove
+from pipeline.store.run_file import RunFile
 
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Sums: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"

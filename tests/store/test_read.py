@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.trace import part_file, read
-from pipeline.trace.events import CallRow
-from pipeline.trace.read import files, read_backwards, read_batches
-from pipeline.trace.store import TraceStore, recover
+from pipeline.store import part_file, read
+from pipeline.store.events import CallRow
+from pipeline.store.read import files, read_backwards, read_batches
+from pipeline.store.tables import TraceStore, recover
 
 Blank = Callable[..., Any]
 

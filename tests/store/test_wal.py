@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipeline.trace.wal import Wal, lock_file, read_wal
+from pipeline.store.wal import Wal, lock_file, read_wal
 
 SCHEMA = pa.schema([pa.field("number", pa.int64(), metadata={"unit": "{token}"}), ("text", pa.string())])
 

@@ -13,8 +13,8 @@ from pipeline.data.rows import Flaw
 from pipeline.errors import BadRow, InputError
 from pipeline.session.options import resume_options
 from pipeline.session.run import run
-from pipeline.trace.kept_problems import kept_problems
-from pipeline.trace.run_file import RunFile
+from pipeline.store.kept_problems import kept_problems
+from pipeline.store.run_file import RunFile
 from tests.support.killed import cut
 from tests.support.runs import said, solve, write_problems
 

@@ -14,10 +14,10 @@ from pipeline.data.problems import Problem, Problems
 from pipeline.data.rows import Flaw, Record, Source
 from pipeline.errors import BadRow
 from pipeline.graph.prompts import Message
-from pipeline.trace.events import ProblemRow
-from pipeline.trace.read import files, read_batches
-from pipeline.trace.rewrite import replacing
-from pipeline.trace.run_file import RunInput
+from pipeline.store.events import ProblemRow
+from pipeline.store.read import files, read_batches
+from pipeline.store.rewrite import replacing
+from pipeline.store.run_file import RunInput
 
 TABLE = "problems"
 AT_ONCE = 512

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.trace.columns import columns_of, schema_of
-from pipeline.trace.conform import ROWS, conformed
+from pipeline.store.columns import columns_of, schema_of
+from pipeline.store.conform import ROWS, conformed
 
 Blank = Callable[..., Any]
 CALLS, STEPS, CHAINS = (Path(f"run/{table}/part-00000.parquet") for table in ("calls", "steps", "chains"))

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import InputError
-from pipeline.trace.columns import columns_of, schema_of
-from pipeline.trace.events import CallRow
-from pipeline.trace.manifest import Label, Manifest
-from pipeline.trace.read import RowGroups, value_of
-from pipeline.trace.store import TraceStore
-from pipeline.trace.wal import Wal
+from pipeline.store.columns import columns_of, schema_of
+from pipeline.store.events import CallRow
+from pipeline.store.manifest import Label, Manifest
+from pipeline.store.read import RowGroups, value_of
+from pipeline.store.tables import TraceStore
+from pipeline.store.wal import Wal
 
 Blank = Callable[..., Any]
 COLUMNS = ("request_id", "output_token_ids", "stop_reason", "option_logprobs", "prompt_digest", "queue_time_s")

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.trace import rewrite
-from pipeline.trace.checking.consistency import Broken, find_broken, take_back
-from pipeline.trace.checking.inventory import take_inventory
-from pipeline.trace.events import CallRow, ChainRow, RewardRow, StepRow
-from pipeline.trace.rewrite import remove
-from pipeline.trace.store import TraceStore
+from pipeline.store import rewrite
+from pipeline.store.checking.consistency import Broken, find_broken, take_back
+from pipeline.store.checking.inventory import take_inventory
+from pipeline.store.events import CallRow, ChainRow, RewardRow, StepRow
+from pipeline.store.rewrite import remove
+from pipeline.store.tables import TraceStore
 
 Blank = Callable[..., Any]
 ROUND = 3

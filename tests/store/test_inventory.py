@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.trace.checking.inventory import check_files, flaws, take_inventory
-from pipeline.trace.events import CallRow, StepRow
-from pipeline.trace.manifest import FILE
-from pipeline.trace.read import count_rows, read_batches
-from pipeline.trace.store import TraceStore, recover
+from pipeline.store.checking.inventory import check_files, flaws, take_inventory
+from pipeline.store.events import CallRow, StepRow
+from pipeline.store.manifest import FILE
+from pipeline.store.read import count_rows, read_batches
+from pipeline.store.tables import TraceStore, recover
 
 Blank = Callable[..., Any]
 Edit = Callable[[Path, Path], object]

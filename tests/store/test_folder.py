@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import RunFolderError, UsageError
-from pipeline.trace.folder import LOCK, hold, hold_output
-from pipeline.trace.run_file import RunFile
-from pipeline.trace.store import TraceStore
+from pipeline.store.folder import LOCK, hold, hold_output
+from pipeline.store.run_file import RunFile
+from pipeline.store.tables import TraceStore
 from tests.support.paths import ROOT
 from tests.support.run_files import write_run_json
 
 HOLD = (
-    "import sys; from pathlib import Path; from pipeline.trace.folder import hold\nwith hold(Path(sys.argv[1])): print(flush=True); input()"
+    "import sys; from pathlib import Path; from pipeline.store.folder import hold\nwith hold(Path(sys.argv[1])): print(flush=True); input()"
 )
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from pipeline.errors import RunFolderError
 from pipeline.files import NotRegular
-from pipeline.trace.checking.inventory import take_inventory
-from pipeline.trace.events import CallRow, ChainRow, RewardRow
-from pipeline.trace.manifest import FILE, Label, Manifest, number_of
-from pipeline.trace.part_file import read_footer
-from pipeline.trace.rewrite import remove, replacing
-from pipeline.trace.store import TraceStore
+from pipeline.store.checking.inventory import take_inventory
+from pipeline.store.events import CallRow, ChainRow, RewardRow
+from pipeline.store.manifest import FILE, Label, Manifest, number_of
+from pipeline.store.part_file import read_footer
+from pipeline.store.rewrite import remove, replacing
+from pipeline.store.tables import TraceStore
 
 Blank = Callable[..., Any]
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.trace.columns import schema_of
-from pipeline.trace.conform import ROWS
-from pipeline.trace.kept_problems import TABLE as KEPT
-from pipeline.trace.read import files, read_batches, read_whole
-from pipeline.trace.store import BATCH_ROWS, TraceStore
+from pipeline.store.columns import schema_of
+from pipeline.store.conform import ROWS
+from pipeline.store.kept_problems import TABLE as KEPT
+from pipeline.store.read import files, read_batches, read_whole
+from pipeline.store.tables import BATCH_ROWS, TraceStore
 
 
 def merge_tables(folders: Sequence[Path], output: Path, run_id: str) -> None:

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import fields
 
-from pipeline.trace.columns import columns_of, schema_of
-from pipeline.trace.events import CallRow, ChainRow, StepRow
-from pipeline.trace.store import TABLES
+from pipeline.store.columns import columns_of, schema_of
+from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.tables import TABLES
 
 Blank = Callable[..., Any]
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.trace.read import read_batches
+from pipeline.store.read import read_batches
 from tests.support import odd_runs
 from tests.support.fuzzing import command
 

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict
 
 from pipeline.errors import RunFolderError
-from pipeline.trace import store
-from pipeline.trace.columns import schema_of
-from pipeline.trace.events import CallRow, ChainRow, StepRow
-from pipeline.trace.read import read_batches
-from pipeline.trace.store import TABLES, TraceStore, recover
+from pipeline.store import tables
+from pipeline.store.columns import schema_of
+from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.read import read_batches
+from pipeline.store.tables import TABLES, TraceStore, recover
 
 Blank = Callable[..., Any]
 
@@ -89,9 +89,9 @@ def test_a_store_without_rows_leaves_three_empty_tables(tmp_path: Path) -> None:
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row groups of 4 rows, parts of 2 groups."""
-    monkeypatch.setattr(store, "BATCH_ROWS", 2)
-    monkeypatch.setattr(store, "GROUP_ROWS", 4)
-    monkeypatch.setattr(store, "PART_GROUPS", 2)
+    monkeypatch.setattr(tables, "BATCH_ROWS", 2)
+    monkeypatch.setattr(tables, "GROUP_ROWS", 4)
+    monkeypatch.setattr(tables, "PART_GROUPS", 2)
 
 
 @pytest.mark.usefixtures("_small")
@@ -114,7 +114,7 @@ def test_groups_and_parts_fill_in_order(tmp_path: Path, blank: Blank) -> None:
 
 
 def test_big_rows_make_a_group_by_their_bytes(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "GROUP_BYTES", 100_000)
+    monkeypatch.setattr(tables, "GROUP_BYTES", 100_000)
     trace = TraceStore(tmp_path)
     trace.append("steps", [blank(StepRow, step_text="x" * 200_000)])
     assert names(tmp_path / "steps") == ["part-00000.parquet.tmp", "wal-00000.arrows"]
@@ -296,10 +296,10 @@ def test_any_end_may_be_torn(tmp_path: Path, left: bytes, data: st.DataObject) -
 
 APPEND_FOREVER = """
 import os, sys
-from pipeline.trace import store
-from pipeline.trace.events import CallRow
+from pipeline.store import tables
+from pipeline.store.events import CallRow
 from tests.support.rows import blank
-store.GROUP_ROWS, store.PART_GROUPS, store.BATCH_ROWS = 8, 2, 4
+tables.GROUP_ROWS, tables.PART_GROUPS, tables.BATCH_ROWS = 8, 2, 4
 for line in sys.stdin:
     folder, start = line.rsplit(maxsplit=1)
     child = os.fork()
@@ -308,7 +308,7 @@ for line in sys.stdin:
         os.waitpid(child, 0)
         print("dead", flush=True)
         continue
-    trace, count = store.TraceStore(store.Path(folder)), int(start)
+    trace, count = tables.TraceStore(tables.Path(folder)), int(start)
     while True:
         trace.append("calls", [blank(CallRow, call_index=index) for index in range(count, count + 3)])
         count += 3
@@ -363,7 +363,7 @@ def fill(disk: Path) -> None:
 @pytest.mark.parametrize("group_rows", [3, 8192])
 def test_a_disk_that_runs_full(small_disk: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch, group_rows: int) -> None:
     """In the write-ahead file, or in the part: what was taken before can be read, and becomes parts once there is space."""
-    monkeypatch.setattr(store, "GROUP_ROWS", group_rows)
+    monkeypatch.setattr(tables, "GROUP_ROWS", group_rows)
     trace = TraceStore(small_disk)
     taken = 0
     with pytest.raises(RunFolderError) as caught:  # noqa: PT012  (which of them fails is not known)

@@ -18,11 +18,11 @@ from msgspec import Struct, structs
 
 from pipeline.errors import InputError, reason
 from pipeline.files import check_own_folder
-from pipeline.trace.checking.inventory import our_files
-from pipeline.trace.columns import schema_of
-from pipeline.trace.conform import conformed
-from pipeline.trace.part_file import open_part, read_footer
-from pipeline.trace.wal import read_wal
+from pipeline.store.checking.inventory import our_files
+from pipeline.store.columns import schema_of
+from pipeline.store.conform import conformed
+from pipeline.store.part_file import open_part, read_footer
+from pipeline.store.wal import read_wal
 
 Row = TypeVar("Row", bound=Struct)
 Value = Callable[[int], Any]

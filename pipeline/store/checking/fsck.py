@@ -12,17 +12,17 @@ import pyarrow as pa
 from msgspec import Struct, structs
 
 from pipeline.errors import InputError, RunFolderError, boundary, reason
-from pipeline.trace.checking.consistency import Broken, find_broken, take_back
-from pipeline.trace.checking.inventory import MAIN, NOT_OURS, Inventory, complete_manifest, label_of, take_inventory
-from pipeline.trace.folder import is_held
-from pipeline.trace.manifest import FILE as MANIFEST
-from pipeline.trace.manifest import Manifest, number_of, stands
-from pipeline.trace.part_file import open_part
-from pipeline.trace.read import check_folder
-from pipeline.trace.run_file import FILE as RUN_JSON
-from pipeline.trace.run_file import RunFile
-from pipeline.trace.store import recover
-from pipeline.trace.wal import read_wal
+from pipeline.store.checking.consistency import Broken, find_broken, take_back
+from pipeline.store.checking.inventory import MAIN, NOT_OURS, Inventory, complete_manifest, label_of, take_inventory
+from pipeline.store.folder import is_held
+from pipeline.store.manifest import FILE as MANIFEST
+from pipeline.store.manifest import Manifest, number_of, stands
+from pipeline.store.part_file import open_part
+from pipeline.store.read import check_folder
+from pipeline.store.run_file import FILE as RUN_JSON
+from pipeline.store.run_file import RunFile
+from pipeline.store.tables import recover
+from pipeline.store.wal import read_wal
 
 ASIDE = "aside"
 """The subfolder for files that are not the run's own."""
