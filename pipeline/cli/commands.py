@@ -7,14 +7,16 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from ctypes import CDLL
 from importlib import import_module
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import click
 from msgspec import Struct
 
-from pipeline.cli.terminal.limits import TO_RUN, TO_START, fit_address_space, give_memory_back, let_arrow_return_memory
-from pipeline.errors import did_you_mean
+from pipeline.cli.terminal import print_notice
+from pipeline.errors import did_you_mean, nearest
 
 F = TypeVar("F", bound=Callable[..., Any] | click.Command)
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120, "auto_envvar_prefix": "PIPELINE"}
@@ -43,6 +45,21 @@ def with_variables(sentence: str) -> str:
     return f"{sentence} ({said})" if said else sentence
 
 
+class Opened(ExitStack):
+    """What a command opens, the `obj` of its context: closed when the command has ended, whether it succeeded or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.urls: dict[str, str] = {}
+        """The URLs that paths of this machine stand for."""
+
+    def named(self, text: str) -> str:
+        """A message with URLs in place of the paths that stand for them."""
+        for path, url in self.urls.items():
+            text = text.replace(path, url)
+        return text
+
+
 class Option(click.Option):
     """An option with a heading for the help of long commands, and an environment variable that is called after it."""
 
@@ -63,13 +80,16 @@ class Option(click.Option):
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         """The variable is called after the option, not after the function's parameter."""
-        if ctx.auto_envvar_prefix is None:
-            return None
-        name = f"{ctx.auto_envvar_prefix}_{self.long_name.lstrip('-').replace('-', '_').upper()}"
-        value = os.environ.get(name) or None
-        if value is not None:
+        name = self.variable(ctx)
+        value = None if name is None else os.environ.get(name) or None
+        if name is not None and value is not None:
             _variables[self.long_name] = name
         return value
+
+    def variable(self, ctx: click.Context) -> str | None:
+        """The name of its environment variable."""
+        prefix = ctx.auto_envvar_prefix
+        return None if prefix is None else f"{prefix}_{self.long_name.lstrip('-').replace('-', '_').upper()}"
 
     def value_from_envvar(self, ctx: click.Context) -> Any:
         """Several values are separated as the words of a shell."""
@@ -94,6 +114,12 @@ class Command(click.Command):
             )
         )
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Variables of the environment that look like options of this command, and are none, are named."""
+        if not ctx.resilient_parsing and (said := _misspelt(ctx)):
+            print_notice(said)
+        return super().parse_args(ctx, args)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if not self.headed:
             super().format_options(ctx, formatter)
@@ -105,6 +131,17 @@ class Command(click.Command):
         for heading, records in found.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+def _misspelt(ctx: click.Context) -> str:
+    """A notice of the variables that begin as those of the command do, or nearly, and set nothing; empty where there are none."""
+    known = {name for param in ctx.command.params if isinstance(param, Option) and (name := param.variable(ctx))}
+    strange = [
+        name
+        for name in os.environ
+        if name.startswith("PIPELINE_") and name not in known and (name.startswith(f"{ctx.auto_envvar_prefix}_") or nearest(name, known))
+    ]
+    return "; ".join(f"{name} sets nothing: {did_you_mean(name, known)}" for name in sorted(strange))
 
 
 def _debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -129,10 +166,23 @@ class Entry(Struct, frozen=True):
     """What it does, in a few words."""
     place: str = ""
     """MODULE:NAME of its function, in this folder."""
-    needs: Literal["little", "tables", "solving"] = "tables"
-    """How much memory it needs: to start, to read or write tables, or to solve problems."""
+    solves: bool = False
+    """It solves problems, which may take much memory."""
     inside: Mapping[str, "Entry"] = {}
     """For a group: its commands."""
+
+
+def _give_memory_back() -> None:
+    """Let memory go back to the system as it is freed: a quarter of that of a simulated run of 40,000 chains.
+
+    Arrow's own allocator keeps some 60 MiB of the rows that a run writes (bench/overhead.py), and glibc what lies between longer-lived
+    objects; other C libraries have no such settings. To be called before Arrow is imported. See mallopt(3).
+    """
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    with suppress(OSError, AttributeError):
+        set_option = CDLL(None).mallopt
+        for number, value in ((-8, 1), (-1, 1 << 17), (-3, 1 << 16)):  # M_ARENA_MAX, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
+            set_option(number, value)
 
 
 class Commands(click.Group):
@@ -153,10 +203,8 @@ class Commands(click.Group):
             return None
         if entry.inside:
             return Commands(cmd_name, sections={"Commands": entry.inside}, help=f"{entry.what[:1].upper()}{entry.what[1:]}.")
-        fit_address_space(TO_START if entry.needs == "little" else TO_RUN)
-        if entry.needs == "solving":
-            let_arrow_return_memory()
-            give_memory_back()
+        if entry.solves:
+            _give_memory_back()
         module, _, function = entry.place.partition(":")
         found: click.Command = getattr(import_module(f"pipeline.cli.{module}"), function)
         return found

@@ -16,9 +16,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.cli.terminal.console import PlainConsole
-from pipeline.cli.terminal.notices import log, options, print_notice
-from pipeline.cli.terminal.rates import RecentRates
+from pipeline.cli.console import PlainConsole
+from pipeline.cli.rates import RecentRates
+from pipeline.cli.terminal import log, notice_settings, print_notice
 from pipeline.session.observer import SOLVING, ReplicaState, View
 
 PANEL_PER_SECOND = 2
@@ -29,8 +29,10 @@ SILENT_S = 10.0
 """An engine that has calls is silent at the earliest when it has answered none of them for this long."""
 SILENT_TIMES = 2.0
 """And not before this many times the longest time between two of its answers so far."""
-MOST_REPLICAS = 16
-"""Most replicas that have a line of their own."""
+MAX_REPLICAS = 16
+"""Replicas that have a line of their own."""
+ENOUGH_FOR_SHARES = 20
+"""Graded answers from which on a percentage says more than a count."""
 
 OVER, STEPS, KEPT = "chains", "steps", "kept tokens"
 """Names of the counts that have rates, in addition to `tokens ROLE`."""
@@ -39,7 +41,7 @@ OVER, STEPS, KEPT = "chains", "steps", "kept tokens"
 @contextmanager
 def watch(view: View) -> Iterator[None]:
     """Display `view` until the block ends, as the command was asked to."""
-    meter, chosen = Meter(view), options()
+    meter, chosen = Meter(view), notice_settings()
     draw = large_panel if chosen.verbose else panel
     with ExitStack() as stack:
         if has_panel():
@@ -57,7 +59,7 @@ def watch(view: View) -> Iterator[None]:
 
 def has_panel() -> bool:
     """Whether a display that changes is to be shown: on a terminal, unless the command was asked for something else."""
-    chosen = options()
+    chosen = notice_settings()
     return sys.stderr is not None and PlainConsole(stderr=True).is_terminal and not (chosen.quiet or chosen.timestamps)
 
 
@@ -80,7 +82,7 @@ def repeated(seconds: float, work: Callable[[], object]) -> Iterator[None]:
 
 
 class Silence:
-    """For how long one engine has had calls and answered none of them; told of its calls again and again."""
+    """For how long one engine has had calls and shown no sign of work on them: no answer, and where it counts them no token."""
 
     def __init__(self, now: float) -> None:
         """`now` and all later times are in seconds of one clock."""
@@ -125,10 +127,11 @@ class Meter:
         return self._now() - self._started
 
     def silent_s(self, role: str) -> float | None:
-        """For how many real seconds the engine with this role has been silent; None where it is not, and on virtual time."""
+        """For how many real seconds the engine of `role` has been silent; None where it is not, and on virtual time."""
         if self.view.virtual_time:
             return None
-        answers = self.view.engines[role].statistics().requests + self.view.progress.output_tokens[role]
+        known = self.view.engines[role].statistics()
+        answers = known.requests + self.view.progress.output_tokens[role] + (known.written_tokens or 0)
         return self._silences[role].seconds(self._now(), answers, self.view.lanes[role].in_flight)
 
     @property
@@ -178,10 +181,19 @@ class Meter:
         return accepted / (accepted + fallback) if accepted + fallback else None
 
     @property
-    def accuracy(self) -> float | None:
-        """Right answers over graded chains so far, 0 to 1; None where none is graded, and where answers are made up."""
+    def generated_tokens(self) -> int:
+        """Tokens sampled so far, those of calls in flight included where the engine counts them."""
+        answered = self.view.progress.output_tokens
+        written = {role: engine.statistics().written_tokens or 0 for role, engine in self.view.engines.items()}
+        return sum(max(tokens, written.get(role, 0)) for role, tokens in answered.items())
+
+    @property
+    def right(self) -> str:
+        """How many answers are right, of few as a count; empty where none is graded, and where answers are made up."""
         graded, correct = (0, 0) if self.view.simulated else self.view.graded()
-        return correct / graded if graded else None
+        if graded >= ENOUGH_FOR_SHARES:
+            return f"{100 * correct / graded:.1f} % right"
+        return f"{correct} of {graded} right" if graded else ""
 
     def tokens_per_s(self, role: str, replica: int | None = None) -> float:
         """Output tokens a second of the engine with this role; of that of one replica, which is among `replicas`."""
@@ -190,9 +202,9 @@ class Meter:
 
 def shown_replicas(states: Sequence[ReplicaState]) -> list[ReplicaState]:
     """Those of many replicas that a person should see: the ones that do not solve, then those on which the fewest chains ended."""
-    if len(states) <= MOST_REPLICAS:
+    if len(states) <= MAX_REPLICAS:
         return list(states)
-    chosen = sorted(states, key=lambda state: (state.what == SOLVING, state.done))[:MOST_REPLICAS]
+    chosen = sorted(states, key=lambda state: (state.what == SOLVING, state.done))[:MAX_REPLICAS]
     return sorted(chosen, key=lambda state: state.number)
 
 
@@ -208,7 +220,8 @@ def _far(meter: Meter) -> list[str]:
     return [
         f"{meter.over:,}/{meter.view.chains:,}" + (f", {failed:,} failed" if failed else ""),
         f"{meter.chains_per_s:.3g} {'problems' if meter.view.samples == 1 else 'chains'}/s",
-        *([] if meter.accuracy is None else [f"{100 * meter.accuracy:.1f} % right"]),
+        f"{meter.generated_tokens:,} tokens",
+        *filter(None, [meter.right]),
         f"ETA {duration(meter.eta_s)}",
     ]
 
@@ -315,7 +328,7 @@ def _notes(meter: Meter, role: str) -> str:
 
 
 def _accuracy(meter: Meter) -> str:
-    return "" if meter.accuracy is None else f", {meter.accuracy:.1%} correct"
+    return f", {meter.right}" if meter.right else ""
 
 
 def _oldest_s(view: View) -> float | None:

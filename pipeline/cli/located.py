@@ -1,25 +1,56 @@
 """Run folders and problems that a command is given by path or URL: text enters, a path leaves. All of that is decided here.
 
-What a URL names is on this machine until the command ends (`terminal.places`); then what was written into it is uploaded.
+What a URL names is on this machine until the command ends; then what was written into it is uploaded.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import click
+from msgspec import Struct
 
-from pipeline.cli.terminal.notices import print_notice
-from pipeline.cli.terminal.places import call, call_by_path, is_opening, open_until_end
+from pipeline.cli.commands import Opened
+from pipeline.cli.terminal import print_notice
 from pipeline.data.obtain import problem_files
-from pipeline.errors import RunFolderError
+from pipeline.redaction import redact
 from pipeline.remote.folder import mirrored_folder, written_folder
 from pipeline.remote.inputs import fetch_problems
 from pipeline.remote.reader import Mirror
 from pipeline.remote.url import is_url, parse_url
 
-_mirrors: dict[Path, Mirror] = {}
+
+class Located(Struct, frozen=True):
+    """A run folder on this machine, and the URL that it stands for, if there is one; as text what the user calls it."""
+
+    path: Path
+    url: str = ""
+    mirror: Mirror | None = None
+
+    def __str__(self) -> str:
+        return self.url or str(self.path)
+
+    def name(self, path: Path) -> str:
+        """How the user calls a file in it."""
+        return f"{self.url}/{path.relative_to(self.path)}" if self.url and path.is_relative_to(self.path) else str(path)
+
+    def refresh(self) -> None:
+        """Bring it up to date, where the URL's folder may have changed."""
+        if self.mirror is not None:
+            self.mirror.refresh()
+
+
+class LocalPath(click.Path):
+    """A path of this machine, for what no command reads from or writes to an object store."""
+
+    def __init__(self, *, allow_dash: bool = False) -> None:
+        super().__init__(path_type=Path, allow_dash=allow_dash)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A URL is an error."""
+        if is_url(str(value)):
+            self.fail(f"{redact(str(value))}: a URL, where only a path of this machine can be used", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class RunFolder(click.Path):
@@ -30,13 +61,12 @@ class RunFolder(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not _is_to_be_opened(value, ctx):
-            return super().convert(value, param, ctx)
+            return Located(Path(value))
         folder, mirror = mirrored_folder(value, print_notice)
-        if mirror is not None and folder not in _mirrors:
-            _mirrors[folder] = mirror
-            call(str(folder), str(parse_url(value)))
-            open_until_end.enter_context(_closed(folder, mirror))
-        return folder
+        if mirror is not None:
+            _opened(ctx).enter_context(closing(mirror))
+            _opened(ctx).urls[str(folder)] = str(parse_url(value))
+        return Located(folder, "" if mirror is None else str(parse_url(value)), mirror)
 
 
 class ProblemFile(click.Path):
@@ -52,19 +82,20 @@ class ProblemFile(click.Path):
         return path
 
 
-def run_folder(text: str, *, new: bool) -> Path:
+def written_run(text: str, *, new: bool) -> Located:
     """The run folder that a command writes, by path or URL, until the command ends; `new`: there is no run yet. Raises `UsageError`."""
     if not is_url(text):
-        return Path(text)
-    return open_until_end.enter_context(_written(text, new))
+        return Located(Path(text))
+    folder = _opened().enter_context(written_folder(text, print_notice, new=new))
+    _opened().urls[str(folder)] = text.rstrip("/")
+    return Located(folder, text.rstrip("/"))
 
 
 def problems_of(*inputs: str) -> list[Path]:
     """The paths of inputs of a command, until it ends; see `problem_files`."""
-    paths = open_until_end.enter_context(problem_files(inputs, fetch_problems, print_notice))
-    for text, path in zip(inputs, paths, strict=True):
-        if is_url(text) and not text.startswith("file:"):
-            call(str(path), text)
+    paths = _opened().enter_context(problem_files(inputs, fetch_problems, print_notice))
+    urls = {str(path): text for text, path in zip(inputs, paths, strict=True) if is_url(text) and not text.startswith("file:")}
+    _opened().urls.update(urls)
     return paths
 
 
@@ -74,39 +105,13 @@ def input_urls(inputs: tuple[str, ...]) -> tuple[str, ...]:
     return urls if any(urls) else ()
 
 
-def refresh(folder: Path) -> None:
-    """Bring a folder that a URL names up to date; any other is as it is."""
-    if (mirror := _mirrors.get(folder)) is not None:
-        mirror.refresh()
+def _opened(ctx: click.Context | None = None) -> Opened:
+    """What is closed when the command has ended, whether it succeeded or not."""
+    opened = (ctx or click.get_current_context()).obj
+    assert isinstance(opened, Opened), "only a command that is carried out opens anything"
+    return opened
 
 
 def _is_to_be_opened(value: Any, ctx: click.Context | None) -> bool:
-    """Whether a value is a URL, in a command that is carried out; others are only parsed, for completion or by a test."""
-    return isinstance(value, str) and is_url(value) and is_opening() and not (ctx is not None and ctx.resilient_parsing)
-
-
-@contextmanager
-def _written(text: str, new: bool) -> Iterator[Path]:
-    """As `written_folder`; where not all could be uploaded the folder is called by its path, as it is what matters then."""
-    folder: Path | None = None
-    try:
-        with written_folder(text, print_notice, new=new) as folder:
-            call(str(folder), text.rstrip("/"))
-            yield folder
-    except RunFolderError:
-        call_by_path(str(folder))
-        raise
-
-
-@contextmanager
-def _closed(folder: Path, mirror: Mirror) -> Iterator[None]:
-    """Close the mirror at the end."""
-    try:
-        yield
-    finally:
-        del _mirrors[folder]
-        try:
-            mirror.close()
-        except RunFolderError:
-            call_by_path(str(folder))
-            raise
+    """True for a URL in a command that is carried out; others are only parsed, for completion or by a test."""
+    return isinstance(value, str) and is_url(value) and ctx is not None and isinstance(ctx.obj, Opened)

@@ -6,27 +6,26 @@ Commands only read options, call the package and print. The module of a command 
 import errno
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from io import TextIOWrapper
+from tempfile import NamedTemporaryFile
 from typing import NoReturn
 
 import click
 
 from pipeline.cli import commands
-from pipeline.cli.commands import SETTINGS, Commands, Entry
-from pipeline.cli.terminal.defects import sentence_of
-from pipeline.cli.terminal.interrupts import ignore_interrupts, keep_interrupts
-from pipeline.cli.terminal.notices import notices_end, print_error
-from pipeline.cli.terminal.places import forget_urls, opening, with_urls
-from pipeline.cli.terminal.streams import discard_stdout, guard_streams
+from pipeline.cli.commands import SETTINGS, Commands, Entry, Opened
+from pipeline.cli.terminal import discard_stdout, notices_end, print_error
 from pipeline.errors import Interrupted, OutOfMemory, PipelineError, RunError, is_interrupt, is_out_of_memory, reason
-from pipeline.text import one_line, sanitize
+from pipeline.redaction import redact
 
 GRAPH = {
-    "check": Entry("check a graph and its engines, and print the plan", "author.graph:check", "little"),
+    "check": Entry("check a graph and its engines, and print the plan", "author.graph:check"),
     "show": Entry("draw a graph, with the counts and times of a run", "author.graph:show"),
-    "prompt": Entry("print the prompt of a stage as its engine gets it", "author.graph:prompt", "little"),
-    "schema": Entry("print the JSON Schema of a kind of file, for editors", "author.files:schema", "little"),
+    "prompt": Entry("print the prompt of a stage as its engine gets it", "author.graph:prompt"),
+    "schema": Entry("print the JSON Schema of a kind of file, for editors", "author.files:schema"),
 }
 RUNS = {
     "list": Entry("list the runs in a folder", "runs.listing:list_"),
@@ -41,31 +40,31 @@ TRAIN = {
 }
 COMMANDS = {
     "Solve": {
-        "run": Entry("solve a data set", "run:run", "solving"),
-        "resume": Entry("resume a stopped run", "run:resume", "solving"),
+        "run": Entry("solve a data set", "run:run", solves=True),
+        "resume": Entry("resume a stopped run", "run:resume", solves=True),
         "watch": Entry("watch a run", "runs.watch:watch"),
     },
     "Author": {
-        "init": Entry("write a graph and an engines file to start from", "author.files:init", "little"),
-        "list": Entry("list what is bundled: graphs, engines, presets, prompts, ...", "author.catalog:list_", "little"),
+        "init": Entry("write a graph and an engines file to start from", "author.files:init"),
+        "list": Entry("list what is bundled: graphs, engines, presets, prompts, ...", "author.catalog:list_"),
         "graph": Entry("check or draw a graph, show its prompts", inside=GRAPH),
-        "doctor": Entry("report what this machine can run", "author.doctor:doctor", "little"),
+        "doctor": Entry("report what this machine can run", "author.doctor:doctor"),
     },
     "Look": {
         "runs": Entry("list, delete, merge or check runs", inside=RUNS),
         "show": Entry("show the summary of a run, or one chain step by step", "runs.show:show"),
-        "report": Entry("write an HTML report on runs", "report:report"),
-        "compare": Entry("compare the accuracy and speed of runs", "compare:compare"),
+        "report": Entry("write an HTML report on runs", "runs.report:report"),
+        "compare": Entry("compare the accuracy and speed of runs", "runs.compare:compare"),
         "export": Entry("export answers, tables, training data or traces", "runs.export:export"),
     },
     "Study": {
-        "sweep": Entry("measure throughput by batch size against the target alone", "study.sweep:sweep", "solving"),
+        "sweep": Entry("measure throughput by batch size against the target alone", "study.sweep:sweep", solves=True),
         "calibrate": Entry("fit the simulator to runs", "study.calibrate:calibrate"),
         "grade": Entry("grade the answers of a run again", "study.grade:grade"),
         "score": Entry("score the steps of a run with a reward model", "study.score:score"),
     },
     "Data and training": {
-        "prepare": Entry("prepare a published data set", "prepare:prepare", "little"),
+        "prepare": Entry("prepare a published data set", "author.prepare:prepare"),
         "train": Entry("train adapters for the draft and the target", inside=TRAIN),
     },
 }
@@ -80,39 +79,6 @@ Documentation: docs/pages/index.md in the source; `make docs` builds the site.
 """The text below the commands in the help."""
 NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of the system that only the name of a file has, which the user gave."""
-
-
-def print_line(text: str) -> None:
-    """Print one line on stdout."""
-    print(one_line(with_urls(text)), flush=True)
-
-
-def print_page(page: str | bytes) -> None:
-    """Print text of several lines on stdout, control characters as `\\uXXXX`, which leaves JSON the same JSON."""
-    text = page if isinstance(page, str) else page.decode()
-    print(sanitize(with_urls(text)), end="" if text.endswith("\n") else "\n", flush=True)
-
-
-class Printed:
-    """Whether something could be printed."""
-
-    lost = False
-
-    def exit_code(self, code: int) -> int:
-        """The exit code of a command that ends with `code` otherwise: 1 in place of 0 where its output is lost."""
-        return 1 if self.lost and code == 0 else code
-
-
-@contextmanager
-def printing(what: str) -> Iterator[Printed]:
-    """A body that prints `what`, which is also in files: where stdout cannot be written an error says so, and the command continues."""
-    printed = Printed()
-    try:
-        yield printed
-    except OSError as error:
-        print_error(f"{what} could not be printed: {reason(error)}")
-        discard_stdout()
-        printed.lost = True
 
 
 def exit_now(code: int) -> NoReturn:
@@ -136,11 +102,11 @@ def cli() -> None:
 
 def main() -> None:
     """The entry point of the console script: run the command that `sys.argv` names and exit with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        keep_interrupts()
-        guard_streams()
         code = run_command(sys.argv[1:])
-        ignore_interrupts()
     except KeyboardInterrupt:
         code = 130
     except Exception as error:
@@ -160,8 +126,11 @@ def run_command(arguments: Sequence[str]) -> int:
     """
     commands.begin()
     try:
-        with opening():
-            return cli(list(arguments), prog_name="pipeline", standalone_mode=False) or 0
+        with Opened() as opened:
+            try:
+                return cli(list(arguments), prog_name="pipeline", standalone_mode=False, obj=opened) or 0
+            except PipelineError as error:
+                return _refused(error, opened)
     except SystemExit as ending:
         return int(ending.code or 0)
     except (click.exceptions.Abort, Interrupted, KeyboardInterrupt):
@@ -173,12 +142,11 @@ def run_command(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         print_error(commands.with_variables(commands.usage_sentence(error)))
         return error.exit_code
-    except PipelineError as error:
-        if commands.is_debugging():
-            raise
-        for line in str(error).splitlines():
-            print_error(commands.with_variables(line))
-        return 1 if isinstance(error, RunError) else 2
+    except BrokenPipeError:  # a reader that has gone (`| head`) wants no more
+        discard_stdout()
+        return 0
+    except PipelineError as error:  # what was opened cannot be closed
+        return _refused(error, Opened())
     except OSError as error:
         if commands.is_debugging():
             raise
@@ -187,7 +155,31 @@ def run_command(arguments: Sequence[str]) -> int:
         return 2 if gone or error.errno in NO_NAMES else 1
     finally:
         notices_end()
-        forget_urls()
+
+
+def _refused(error: PipelineError, opened: Opened) -> int:
+    """Print what is wrong, by the URLs that the user gave; the exit code."""
+    if isinstance(error, Interrupted):
+        return 130
+    if commands.is_debugging():
+        raise error
+    for line in str(error).splitlines():
+        print_error(commands.with_variables(opened.named(line)))
+    return 1 if isinstance(error, RunError) else 2
+
+
+def sentence_of(error: BaseException) -> str:
+    """A message for the user about an unexpected error, whose traceback is kept in a new file, without secrets."""
+    lines = [*str(error).strip().splitlines(), ""]
+    what = f"unexpected {type(error).__name__}{': ' if lines[0] else ''}{lines[0]}"
+    kept = "the traceback that --debug shows"
+    with (
+        suppress(OSError),
+        NamedTemporaryFile("w", prefix="pipeline-error-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace") as file,
+    ):
+        file.write(redact("".join(traceback.format_exception(error))))
+        kept = f"{file.name} (or {kept})"
+    return f"{what}; this is a bug in pipeline: please report it with {kept}"
 
 
 if __name__ == "__main__":  # `accelerate launch -m pipeline.cli.main train ...`

@@ -1,7 +1,8 @@
 """The options that several commands have, and how their values are read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,9 +10,11 @@ import click
 from msgspec import structs
 
 from pipeline.cli.commands import F, option
+from pipeline.cli.terminal import NoticeOptions, notices_as, print_notice
 from pipeline.data.part import MOST_ROWS
 from pipeline.errors import UsageError
 from pipeline.graph.loader import PRESET, load_preset
+from pipeline.machine import Machine
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.options import RunOptions
@@ -128,6 +131,52 @@ def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+MODEL_HELP = (
+    "The model of a role: a Hugging Face name, a folder, bundled:NAME, or a server http://HOST:PORT/v1[#NAME] (chat+http://... for one with"
+    " chat completions only). Engines are chosen that fit on this machine; with --engines only its model is replaced. May be repeated."
+)
+model_option = option("--model", "models", multiple=True, metavar="ROLE=MODEL", help=MODEL_HELP, heading="Models")
+
+
+def fail_option(default: float | None = 0.0) -> Callable[[F], F]:
+    """The option of how many chains may fail; without a default it may be left out."""
+    return option(
+        "--fail-on-error",
+        type=click.FloatRange(0, 1),
+        metavar="SHARE",
+        default=default,
+        show_default=default is not None,
+        help="Exit with code 3 only if more than this share of the chains failed, 0 to 1.",
+        heading="Output",
+    )
+
+
+def with_models(graphs: Sequence[Path], options: Mapping[str, Any], batch_size: int = 64, machine: Machine | None = None) -> dict[str, Any]:
+    """The options of a command without its `models` and, where there are any, with the engines for them as `planned_engines`.
+
+    They are to start on this machine, unless another `machine` is given.
+    """
+    found = {name: value for name, value in options.items() if name != "models"}
+    if not options["models"]:
+        return found
+    pairs = import_module("pipeline.engines.placement.choices").pairs
+    place = import_module("pipeline.engines.placement.place").place
+    given = {"settings": found["settings"], "engines": _file(found.get("engines")), "batch_size": batch_size, "machine": machine}
+    placement = place(graphs, pairs(options["models"]), **given)
+    for sentence in placement.sentences:
+        print_notice(sentence)
+    return found | {"planned_engines": placement.engines}
+
+
+def _file(engines: Path | tuple[Path, ...] | None) -> Path | None:
+    """The engines file whose models are replaced."""
+    if not isinstance(engines, tuple):
+        return engines
+    if len(engines) > 1:
+        raise UsageError("--model: replaces the models of one engines file; give --engines once")
+    return next(iter(engines), None)
+
+
 def metrics_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of the address at which the metrics of its run are served; they come as `metrics`."""
 
@@ -160,3 +209,26 @@ def with_cluster(options: RunOptions, cluster: str | None, replicas: int | None)
     if replicas is not None and cluster is None:
         raise UsageError(f"--replicas {replicas}: only with a cluster; add --cluster ray")
     return structs.replace(options, cluster=cluster, replicas=replicas or options.replicas)
+
+
+def notice_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command that takes long the options `--quiet`, `--verbose`, `--timestamps` and `--log-file`."""
+
+    @option("-q", "--quiet", is_flag=True, help="Print only errors and results.", heading="Display")
+    @option("-v", "--verbose", is_flag=True, help="Also print the logs of the engines' processes.", heading="Display")
+    @option("--timestamps", is_flag=True, help="Plain lines with the time instead of a live display.", heading="Display")
+    @option(
+        "--log-file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Append messages, progress and engine logs to FILE.",
+        heading="Display",
+    )
+    @wraps(command)
+    def noticed(*args: Any, quiet: bool, verbose: bool, timestamps: bool, log_file: Path | None, **others: Any) -> Any:
+        if quiet and verbose:
+            raise UsageError("--quiet and --verbose: give one of them")
+        notices_as(NoticeOptions(quiet=quiet, verbose=verbose, timestamps=timestamps, log_file=log_file))
+        return command(*args, **others)
+
+    return noticed

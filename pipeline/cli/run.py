@@ -7,8 +7,7 @@ import click
 from msgspec import structs
 
 from pipeline.cli.commands import command, option
-from pipeline.cli.located import input_urls, problems_of, run_folder
-from pipeline.cli.models import fail_option, model_option, with_models
+from pipeline.cli.located import input_urls, problems_of, written_run
 from pipeline.cli.options import (
     Address,
     admission_option,
@@ -16,10 +15,13 @@ from pipeline.cli.options import (
     cluster_options,
     column_option,
     engines_option,
+    fail_option,
     input_option,
     json_option,
     limit_option,
     metrics_options,
+    model_option,
+    notice_options,
     order_option,
     preset_option,
     random_option,
@@ -29,10 +31,10 @@ from pipeline.cli.options import (
     settings_option,
     shard_option,
     with_cluster,
+    with_models,
     with_preset,
 )
 from pipeline.cli.solving import solve_and_exit, with_baseline
-from pipeline.cli.terminal.notices import notice_options
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.resume import MAY_DRIFT
 from pipeline.store.kept_problems import TABLE as KEPT
@@ -101,10 +103,17 @@ def run(
     A run that stopped is continued by `pipeline resume`. Exit codes: see reference/exit-codes in the documentation.
     """
     first, *more = problems_of(*inputs)
-    folder = None if output is None else run_folder(output, new=not options["resume"])
+    folder = None if output is None else written_run(output, new=not options["resume"])
     bound = with_models([graph], with_preset(options), options["batch_size"])
-    chosen = RunOptions(graph=graph, input=first, more_inputs=tuple(more), input_urls=input_urls(inputs), output=folder, **bound)
-    solve_and_exit(with_baseline(with_cluster(chosen, cluster, replicas), output, asked=baseline), as_json, metrics)
+    chosen = RunOptions(
+        graph=graph,
+        input=first,
+        more_inputs=tuple(more),
+        input_urls=input_urls(inputs),
+        output=None if folder is None else folder.path,
+        **bound,
+    )
+    solve_and_exit(with_baseline(with_cluster(chosen, cluster, replicas), output, asked=baseline), folder, as_json, metrics)
 
 
 @command(headed=True)
@@ -148,13 +157,13 @@ def resume(
     Finished chains are kept, the others continue from their last answered call. Options for engines, schedule and limit replace those of
     the earlier sessions.
     """
-    folder = run_folder(run, new=False)
+    folder = written_run(run, new=False)
     changes = {name: value for name, value in changed.items() if value is not None}
-    options = resume_options(folder, retry_failed=retry_failed, fail_on_error=fail_on_error)
+    options = resume_options(folder.path, retry_failed=retry_failed, fail_on_error=fail_on_error)
     planned = {} if "engines" in changes else options.planned_engines
     options = structs.replace(options, **changes, planned_engines=planned, allow_drift=tuple(changes))
     inputs = options.input_names if input_ is None else (input_,)
-    if input_ is not None or (options.input_urls and not (folder / KEPT).is_dir()):
+    if input_ is not None or (options.input_urls and not (folder.path / KEPT).is_dir()):
         first, *more = problems_of(*inputs)
         options = structs.replace(options, input=first, more_inputs=tuple(more), input_urls=input_urls(inputs))
-    solve_and_exit(with_baseline(with_cluster(options, cluster, replicas), run, asked=baseline), as_json, metrics)
+    solve_and_exit(with_baseline(with_cluster(options, cluster, replicas), run, asked=baseline), folder, as_json, metrics)

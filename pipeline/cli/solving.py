@@ -14,13 +14,12 @@ from msgspec import structs
 
 from pipeline.analysis.headline.baseline import baseline_folder
 from pipeline.cli import live
-from pipeline.cli.main import printing
+from pipeline.cli.located import Located
 from pipeline.cli.options import Address
+from pipeline.cli.signals import restored_handlers, stop_on_signal
+from pipeline.cli.starting import show_starts
 from pipeline.cli.summary import print_about, print_summary
-from pipeline.cli.terminal.limits import return_memory
-from pipeline.cli.terminal.notices import print_error, print_notice
-from pipeline.cli.terminal.signals import restored_handlers, stop_on_signal
-from pipeline.cli.terminal.starting import show_starts
+from pipeline.cli.terminal import print_error, print_notice, printing
 from pipeline.errors import Interrupted, MissingExtra, UsageError
 from pipeline.remote.url import is_url
 from pipeline.session.checks.replay import shortfall
@@ -41,7 +40,7 @@ def with_baseline(options: RunOptions, output: str | None, *, asked: bool) -> Ru
     return structs.replace(options, baseline=asked or options.baseline or there)
 
 
-def solve_and_exit(options: RunOptions, as_json: bool, metrics: Address) -> NoReturn:
+def solve_and_exit(options: RunOptions, named: Located | None, as_json: bool, metrics: Address) -> NoReturn:
     """Solve with a live display, print the summary and how to resume, and exit with the run's exit code.
 
     With `options.baseline` the problems are solved with the target alone as well, once the run is over.
@@ -60,17 +59,16 @@ def solve_and_exit(options: RunOptions, as_json: bool, metrics: Address) -> NoRe
             for sentence in baseline.notices:
                 print_notice(sentence)
             results.append(solve(baseline.next_to(folder)))
-    return_memory()  # which the summary may take
     if all(each.nothing_to_do for each in results):
-        print_notice(f"{folder} is finished: there is nothing to resume")
+        print_notice(f"{named or folder} is finished: there is nothing to resume")
     with printing("the summary") as printed:
-        print_summary(folder, as_json=as_json)
+        print_summary(named or Located(folder), as_json=as_json)
     for each in results:
-        _print_end(each)
+        _print_end(each, str(named or folder))
     sys.exit(printed.exit_code(next((each.exit_code for each in results if each.exit_code), 0)))
 
 
-def _print_end(result: SessionResult) -> None:
+def _print_end(result: SessionResult, folder: str) -> None:
     """Print what stopped a run early, and how to resume it."""
     if (said := shortfall(result.run)) is not None:
         print_notice(said)
@@ -78,7 +76,7 @@ def _print_end(result: SessionResult) -> None:
         return
     if result.run.status == "failed":
         print_error(str(result.error))
-    print_notice(f"{result.run.status}; to resume: pipeline resume {shlex.quote(str(result.folder))}")
+    print_notice(f"{result.run.status}; to resume: pipeline resume {shlex.quote(folder)}")
 
 
 @contextmanager

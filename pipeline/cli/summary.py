@@ -1,7 +1,6 @@
 """A run's summary on stdout: a run folder enters; ten lines leave, or one, or all figures as tables or JSON."""
 
 import shlex
-from pathlib import Path
 
 import msgspec
 from msgspec import structs
@@ -9,37 +8,35 @@ from msgspec import structs
 from pipeline.analysis import summary_tables
 from pipeline.analysis.headline.baseline import summary_of
 from pipeline.analysis.headline.lines import about, headline
-from pipeline.cli.main import print_line, print_page
-from pipeline.cli.terminal.console import PlainConsole
-from pipeline.cli.terminal.notices import options, print_notice
-from pipeline.cli.terminal.places import with_urls
-from pipeline.cli.terminal.tables import print_table
+from pipeline.cli.console import PlainConsole, print_table
+from pipeline.cli.located import Located
+from pipeline.cli.terminal import notice_settings, print_line, print_notice, print_page
 from pipeline.session.ready import Ready
 from pipeline.text import one_line
 
 
-def print_summary(folder: Path, *, with_about: bool = False, as_json: bool = False) -> None:
-    """Print the summary of the run in `folder` as the command was asked to; `with_about`: with a line that says what is solved with what.
+def print_summary(run: Located, *, with_about: bool = False, as_json: bool = False) -> None:
+    """Print the summary of a run as the command was asked to; `with_about`: with a line that says what is solved with what.
 
     Raises `InputError` where there is no run.
     """
-    found = summary_of(folder)
+    found = summary_of(run.path)
     if as_json:
         print_page(msgspec.json.encode(found, order="sorted"))
         return
-    if with_urls(str(folder)) != str(folder):
+    if run.url:
         found = structs.replace(found, resumable=False)  # a baseline needs a folder on this machine
-    told = headline(found, shlex.quote(str(folder)))
-    if options().quiet:
-        print_line(f"{told.essential}   {folder}")
+    told = headline(found, shlex.quote(str(run)))
+    if notice_settings().quiet:
+        print_line(f"{told.essential}   {run}")
         return
     blocks = [
-        [*([told.about] if with_about else []), f"{told.head}   {folder}"],
+        [*([told.about] if with_about else []), f"{told.head}   {run}"],
         [f"  {line}" for line in told.lines],
         [f"{what:<10}  {command}" for what, command in told.commands],
     ]
     print_page("\n\n".join("\n".join(map(one_line, block)) for block in blocks))
-    if options().verbose:
+    if notice_settings().verbose:
         print_page("".join(f"\n{name:<14} {one_line(text)}" for name, text in summary_tables.facts(found).rows))
         for table in (summary_tables.engines(found), summary_tables.stages(found)):
             print_table(table, PlainConsole())

@@ -8,10 +8,8 @@ from typing import Any, get_args
 import click
 
 from pipeline.cli.commands import command, option
-from pipeline.cli.located import problems_of
-from pipeline.cli.main import print_line
-from pipeline.cli.terminal.notices import print_notice
-from pipeline.cli.terminal.places import LocalPath
+from pipeline.cli.located import LocalPath, problems_of
+from pipeline.cli.terminal import print_line, print_notice
 from pipeline.training.lora.config import CONFIGS, Task, load_config
 from pipeline.training.lora.merge import DType, MergeRequest
 from pipeline.training.lora.merge import merge as merged

@@ -90,7 +90,9 @@ class Columns:
         lacking = list(self._lacking(dict.fromkeys(there)))
         if not lacking:
             return ""
-        remedies = (f"pass --column {ours}=NAME" if ours not in self.mapped else did_you_mean(name, there) for ours, name in lacking)
+        remedies = [f"pass --column {ours}=NAME" if ours not in self.mapped else did_you_mean(name, there) for ours, name in lacking]
+        if "answer" not in self.mapped and not any(set(names) <= set(there) for names in (("answer",), *ALSO["answer"])):
+            remedies.append("--column answer=NAME as well, if one holds the right answers")
         names = " or ".join(f"`{name}`" for _, name in lacking)
         listed = ", ".join(f"`{name}`" for name in there[:20]) + (", ..." if len(there) > 20 else "")
         return "; ".join([f"no column {names}", f"it has {listed}", *(each for each in remedies if not each.startswith("known"))])

@@ -278,7 +278,7 @@ def engine_setup(run: RunFile) -> Table:
 def _setup_rows(run: RunFile) -> Iterator[tuple[str, str]]:
     yield "graph", run.graph_file
     yield "stages", ", ".join(f"{node.name} ({node.spec.kind})" for node in run.plan.stages())
-    yield "params", _pairs(run.plan.params) or "none"
+    yield "params", _pairs({name: value for name, value in run.plan.params.items() if value is not None}) or "none"
     count = replica_count(run)
     yield "batch size", f"{run.batch_size} chains in flight{f' on each of {count} replicas' if count > 1 else ''}, {run.schedule}"
     yield "admission", _admission(run)

@@ -1,6 +1,6 @@
 """The event loop of a run: asyncio, on real time where engines are real and on virtual time where they are simulated.
 
-No signal handler is set here; the command line does that (`pipeline.cli.terminal.signals`).
+No signal handler is set here; the command line does that (`pipeline.cli.signals`).
 """
 
 import asyncio

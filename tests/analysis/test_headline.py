@@ -110,7 +110,7 @@ def test_ten_lines_say_how_a_run_went() -> None:
         "81.0 % of the drafted ones were discarded",
         "engines                target 99.7 % busy, draft 89.5 %",
         "baseline     not run   to compare with the target alone:  pipeline resume runs/one --baseline",
-        "limited by             target: it is busy 100 % of the time, draft 90 %; more or faster devices for it",
+        "limited by             target: it is busy 99.7 % of the time, draft 90 %; more or faster devices for it",
     ]
     assert [command for _, command in found.commands] == [
         "pipeline export runs/one -o answers.csv",

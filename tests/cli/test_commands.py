@@ -92,6 +92,18 @@ def test_an_error_about_something_else_names_no_variable(monkeypatch: pytest.Mon
     assert "PIPELINE_" not in pipeline("run", "speccot", "--engines", SIM, "-i", "none.csv").stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("RUN_BATCHSIZE", "did you mean `PIPELINE_RUN_BATCH_SIZE`?"), ("RUN_QUITE", "`PIPELINE_RUN_QUIET`")]
+)
+def test_a_variable_that_sets_nothing_is_named(monkeypatch: pytest.MonkeyPatch, name: str, said: str) -> None:
+    monkeypatch.setenv(f"PIPELINE_{name}", "1")
+    monkeypatch.setenv("PIPELINE_ELSEWHERE", "1")
+    first = pipeline("run", "speccot", "--engines", SIM, "-i", "none.csv").stderr.splitlines()[0]
+    assert first.startswith(f"PIPELINE_{name} sets nothing: ")
+    assert said in first
+    assert "ELSEWHERE" not in first
+
+
 @pytest.mark.slow
 def test_every_option_has_a_variable_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     for path, command in inner(cli, ""):

@@ -30,6 +30,12 @@ def test_a_folder_to_begin_with(tmp_path: Path) -> None:
     assert (again.returncode, "file exists" in again.stderr) == (2, True)
 
 
+def test_without_a_kind_the_kinds_are_listed() -> None:
+    listed = pipeline("list").stdout
+    assert all(f"\n{kind} " in listed for kind in ("graphs", "engines", "tables"))
+    assert [each["name"] for each in json.loads(pipeline("list", "--json").stdout)][:2] == ["graphs", "engines"]
+
+
 def test_the_list_of_graphs_begins_with_the_main_ones() -> None:
     found = json.loads(pipeline("list", "graphs", "--json").stdout)
     assert {row["name"] for row in found} == set(bundled_files("graph"))

@@ -47,11 +47,11 @@ class Counting:
     """The statistics of an engine that has answered so many requests."""
 
     def __init__(self) -> None:
-        self.requests = 0
+        self.requests = self.written_tokens = 0
 
     def statistics(self) -> EngineStatistics:
         zeros = dict.fromkeys(EngineStatistics.__struct_fields__, 0) | {"speculation": None}
-        return EngineStatistics(**zeros | {"requests": self.requests})
+        return EngineStatistics(**zeros | {"requests": self.requests, "written_tokens": self.written_tokens})
 
 
 class Watched:
@@ -112,7 +112,7 @@ def test_the_display_says_since_when_an_engine_is_silent_and_then_knows_no_end(w
         for engine in watched.engines.values():
             engine.requests += 1
         assert "no answer" not in line(watched.meter)
-    assert line(watched.meter) == "2/10 · 0.1 problems/s · ETA 1:20"
+    assert line(watched.meter) == "2/10 · 0.1 problems/s · 0 tokens · ETA 1:20"
     watched.now += 150
     watched.engines["target"].requests += 1
     said = line(watched.meter)
@@ -124,6 +124,20 @@ def test_the_display_says_since_when_an_engine_is_silent_and_then_knows_no_end(w
     watched.engines["draft"].requests += 1
     assert "no answer" not in line(watched.meter)
     assert "ETA -" not in line(watched.meter)
+
+
+def test_an_engine_that_writes_is_not_silent_and_its_tokens_are_counted(watched: Watched) -> None:
+    for _ in range(60):
+        watched.now += 5
+        for engine in watched.engines.values():
+            engine.written_tokens += 1_000
+    assert line(watched.meter) == "0/10 · 0 problems/s · 120,000 tokens · ETA -"
+
+
+def test_few_right_answers_are_counted_and_many_are_a_share(watched: Watched) -> None:
+    for graded, correct, said in ((2, 2, "2 of 2 right"), (40, 39, "97.5 % right")):
+        watched.meter.view = msgspec.structs.replace(watched.meter.view, graded=lambda counts=(graded, correct): counts)
+        assert f" · {said} · " in line(watched.meter)
 
 
 def test_nobody_is_silent_on_virtual_time() -> None:

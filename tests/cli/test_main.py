@@ -121,7 +121,6 @@ def test_a_failed_chain_is_exit_code_3(tmp_path: Path) -> None:
         (("solve",), "error: pipeline: no command `solve`; 18 known, such as "),
         (("runs", "chek"), "error: pipeline runs: no command `chek`; did you mean `check`?"),
         (("run", SPECCOT, "--bacth-size", "3"), "error: no option `--bacth-size`; did you mean `--batch-size`?"),
-        (("list",), "error: KIND is missing: one of graphs, engines, "),
         (("list", "graph"), "error: KIND: 'graph' is not one of 'graphs', "),
     ],
 )

@@ -43,6 +43,14 @@ def test_what_cannot_be_chosen_is_one_error(arguments: tuple[str, ...], said: st
     assert done.stderr.count("\n") == 1
 
 
+def test_all_that_is_wrong_with_the_models_is_told_at_once() -> None:
+    done = pipeline("graph", "check", "speccot", "--model", "target=http://127.0.0.1:1")
+    assert done.returncode == 2
+    first, second = done.stderr.splitlines()
+    assert "must include the path, up to /v1: target=http://127.0.0.1:1/v1" in first
+    assert "speccot also needs a model for draft" in second
+
+
 def test_a_graph_is_planned_for_a_machine_that_this_is_not_and_the_plan_is_an_engines_file(tmp_path: Path) -> None:
     path = tmp_path / "engines.yaml"
     done = pipeline("doctor", "speccot", "--as", "2xH100-80GB", *PAIR, "-o", path)

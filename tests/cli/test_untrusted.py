@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.cli.console import PlainConsole
 from pipeline.cli.study.score import watched
-from pipeline.cli.terminal.console import PlainConsole
 from pipeline.engines.tokenizer import HFTokenizer
 from tests.support import small_server
 from tests.support.commands import spawned
@@ -104,7 +104,7 @@ def test_a_table_takes_every_string_as_it_is() -> None:
 
 def test_the_progress_of_grading_shows_names_as_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # what makes rich take a stream for a terminal
-    with watched(Path("[bold]\x1b[2Jx")) as update:
+    with watched("[bold]\x1b[2Jx") as update:
         update(1, 2)
     assert "[bold]\\u001b[2Jx: steps" in capsys.readouterr().err
 

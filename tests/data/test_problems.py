@@ -310,7 +310,11 @@ WRONG_FILES: list[tuple[str, Any, str]] = [
     ("p.jsonl", '[{"problem":"x"}]', "p.jsonl: no row holds a problem; row 1: an array, not a JSON object: write one object per line"),
     ("p.jsonl", [{"question": "x", "answer": 1}], "p.jsonl: no column `problem`; it has `question`, `answer`; pass --column problem=NAME"),
     ("p.csv", "question,answer\nx,1\n", "p.csv: no column `problem`; it has `question`, `answer`; pass --column problem=NAME"),
-    ("p.parquet", [{"question": "x"}], "p.parquet: no column `problem`; it has `question`; pass --column problem=NAME"),
+    (
+        "p.parquet",
+        [{"question": "x"}],
+        "no column `problem`; it has `question`; pass --column problem=NAME; --column answer=NAME as well, if one holds the right answers",
+    ),
     ("p.jsonl", [*ROWS, ROWS[0]], "p.jsonl, row 3: problem_id 'a' is taken by row 1 already"),
     (
         "p.parquet",

@@ -14,6 +14,13 @@ ALIKE = 0.03
 """Engines whose busy shares are no further apart are equally busy."""
 
 
+def percent(share: float, digits: int = 0) -> str:
+    """A share as `99.8 %`: with as many digits, from `digits` on, as it takes for only all to be 100 % and only nothing 0 %."""
+    exact = 100 * share
+    enough = next((each for each in range(digits, 4) if exact in (0, 100) or 0 < round(exact, each) < 100), 4)
+    return f"{exact:.{enough}f} %"
+
+
 def limit(found: Summary) -> str | None:
     """What limits the run and what to try; None where its figures do not show it."""
     return next((said for rule in RULES if (said := rule(found)) is not None), None)
@@ -58,7 +65,7 @@ def _few_in_flight(s: Summary) -> str | None:
     if not shares or s.replicas is not None or not 0 < max(shares.values()) < BUSY or s.status != "finished":
         return None
     role = max(shares, key=lambda each: shares[each])
-    idle = f"no engine was busy all the time, the {role} {100 * shares[role]:.0f} % of it"
+    idle = f"no engine was busy all the time, the {role} {percent(shares[role])} of it"
     if s.schedule not in (None, "pipelined"):
         return f"schedule {s.schedule}: {idle}; try --schedule pipelined"
     if s.batch_size is not None and s.batch_size < s.chains:
@@ -74,7 +81,7 @@ def _bottleneck(s: Summary) -> str | None:
     if busy[first] - busy[second] <= ALIKE:
         return f"{first} and {second}: both are busy all the time; more or faster devices for both"
     remedy = "fewer candidates, a smaller draft, or more devices for it" if first in s.drafters else "more or faster devices for it"
-    return f"{first}: it is busy {100 * busy[first]:.0f} % of the time, {second} {100 * busy[second]:.0f} %; {remedy}"
+    return f"{first}: it is busy {percent(busy[first])} of the time, {second} {percent(busy[second])}; {remedy}"
 
 
 RULES: tuple[Callable[[Summary], str | None], ...] = (

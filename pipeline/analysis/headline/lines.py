@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 
 from pipeline.analysis.headline.figures import Baseline, Summary
-from pipeline.analysis.headline.limits import limit
+from pipeline.analysis.headline.limits import limit, percent
 from pipeline.analysis.quality.option_mass import mass_sentence
 
 WHEN_TO_USE = "docs: concepts/when-to-use"
@@ -222,11 +222,7 @@ def _simulated(s: Summary) -> Iterator[Row]:
 
 
 def _percent(share: float | None) -> str:
-    if share is None:
-        return "-"
-    exact = 100 * share
-    digits = next((each for each in (1, 2, 4) if exact in (0, 100) or 0 < round(exact, each) < 100), 4)
-    return f"{exact:.{digits}f} %"
+    return "-" if share is None else percent(share, 1)
 
 
 def _number(value: float | None) -> str:

@@ -11,9 +11,9 @@ from rich.table import Table
 from pipeline.analysis.compare.paper_shapes import SHAPES
 from pipeline.bundled import FileKind, bundled_files
 from pipeline.cli.commands import command
-from pipeline.cli.main import print_page
+from pipeline.cli.console import PlainConsole
 from pipeline.cli.options import json_option
-from pipeline.cli.terminal.console import PlainConsole
+from pipeline.cli.terminal import print_page
 from pipeline.data.recipe import load_recipe
 from pipeline.graph.yaml_file import head_comment, read_yaml
 
@@ -25,7 +25,16 @@ FILES: dict[str, FileKind] = {
     "rewards": "reward model",
     "training": "training file",
 }
-KINDS = (*FILES, "data", "tables")
+KINDS = {
+    "graphs": "what `run GRAPH` solves with: the systems of the papers, and the target alone",
+    "engines": "engines files, for --engines: the bundled models, and simulated GPUs",
+    "presets": "settings of a paper, for --preset",
+    "prompts": "prompts, for the param `prompts` of a graph",
+    "rewards": "process reward models, for `score --prm`",
+    "training": "training files, for `train`",
+    "data": "recipes of data sets, for `prepare`",
+    "tables": "tables of the papers, for `compare --table`",
+}
 MAIN = ("speccot", "specreason", "scot", "target")
 """The graphs that are listed first: the papers' systems, and their baseline."""
 
@@ -41,19 +50,18 @@ class Item(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @command()
-@click.argument("kind", type=click.Choice(KINDS), metavar="KIND")
+@click.argument("kind", type=click.Choice(tuple(KINDS)), metavar="[KIND]", required=False)
 @json_option
-def list_(kind: str, as_json: bool) -> None:
-    """List what is bundled of KIND, by the names that other commands accept. With --json: all that is known.
+def list_(kind: str | None, as_json: bool) -> None:
+    """List what is bundled of KIND, by the names that other commands accept; without it, the kinds. With --json: all that is known.
 
-    KIND is graphs, engines, presets (settings of a paper), prompts, rewards (reward models), training (training files), data (recipes of
-    data sets, for `prepare`), or tables (of papers, for `compare --table`).
+    KIND is graphs, engines, presets, prompts, rewards, training, data or tables.
     """
-    items = list(_items(kind))
+    items = [Item(name=name, about=about) for name, about in KINDS.items()] if kind is None else list(_items(kind))
     if as_json:
         print_page(msgspec.json.encode(items))
         return
-    table = Table(kind, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table = Table(kind or "kind", box=None, header_style="bold", padding=(0, 2, 0, 0))
     table.columns[0].no_wrap = True
     for title in ("what it is", *(["params"] if kind == "graphs" else [])):
         table.add_column(title)

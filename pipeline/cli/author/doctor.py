@@ -9,11 +9,9 @@ from rich import box
 from rich.table import Table
 
 from pipeline.cli.commands import command, option
-from pipeline.cli.main import print_line, print_page
-from pipeline.cli.models import model_option, with_models
-from pipeline.cli.options import batch_size_option, json_option, overwrite_option
-from pipeline.cli.terminal.console import PlainConsole
-from pipeline.cli.terminal.notices import print_notice
+from pipeline.cli.console import PlainConsole
+from pipeline.cli.options import batch_size_option, json_option, model_option, overwrite_option, with_models
+from pipeline.cli.terminal import print_line, print_notice, print_page
 from pipeline.doctor import Diagnosis, RoleState, diagnose
 from pipeline.engine import Finding, MemoryRow
 from pipeline.engines.cores import ranges
@@ -50,7 +48,8 @@ def doctor(what: Path | None, bound: Path | None, named: str | None, output: Pat
     planned = _planned(what, bound, elsewhere, options)
     diagnosis = diagnose(what, options["settings"], bound=planned or bound, elsewhere=elsewhere)
     if output is not None:
-        _write(output, planned, [f"Engines for {what} on {described(diagnosis.machine)}, chosen by their sizes.", *diagnosis.sharing])
+        chosen = "backend, device and share of the memory are such that these models fit there together"
+        _write(output, planned, [f"Engines for {what} on {described(diagnosis.machine)}: {chosen}.", *diagnosis.sharing])
     if as_json:
         print_page(msgspec.json.encode(diagnosis, order="sorted"))
     else:

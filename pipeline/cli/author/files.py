@@ -8,8 +8,8 @@ import msgspec
 
 from pipeline.bundled import find_file
 from pipeline.cli.commands import command, option
-from pipeline.cli.main import print_line, print_page
-from pipeline.cli.terminal.places import LocalPath
+from pipeline.cli.located import LocalPath
+from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import UsageError, reason
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.schema import FileName, json_schema, struct_schema

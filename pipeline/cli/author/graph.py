@@ -9,12 +9,20 @@ import msgspec
 
 from pipeline.bundled import find_file
 from pipeline.cli.commands import command, option
-from pipeline.cli.located import ProblemFile, RunFolder
-from pipeline.cli.main import print_line, print_page
-from pipeline.cli.models import model_option, with_models
-from pipeline.cli.options import column_option, engines_option, json_option, overwrite_option, preset_option, settings_option, with_preset
+from pipeline.cli.located import Located, ProblemFile, RunFolder
+from pipeline.cli.options import (
+    column_option,
+    engines_option,
+    json_option,
+    model_option,
+    overwrite_option,
+    preset_option,
+    settings_option,
+    with_models,
+    with_preset,
+)
 from pipeline.cli.runs.check import print_flaws
-from pipeline.cli.terminal.notices import print_notice
+from pipeline.cli.terminal import print_line, print_notice, print_page
 from pipeline.data.many_files import open_files
 from pipeline.data.problems import Problem
 from pipeline.drawing.counts import RunCounts, count_run
@@ -150,12 +158,12 @@ def _stage_line(node: StageNode) -> str:
 @option("--format", "form", type=click.Choice(["text", "mermaid"]), help="Output format.  [default: by the suffix of --output, else text]")
 @option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Output file.  [default: stdout]")
 @overwrite_option
-def show(graph: Path, run: Path | None, form: str | None, output: Path | None, overwrite: bool, **options: Any) -> None:
+def show(graph: Path, run: Located | None, form: str | None, output: Path | None, overwrite: bool, **options: Any) -> None:
     """Draw the compiled GRAPH: its stages in the order they run, loops and their stop conditions, conditions, engines."""
     form = form or _form(output)
     if output is not None:
         check_output(output, overwrite)
-    page = redact(_page(load_plan(graph, options["engines"], with_preset(options)["settings"]), run, form))
+    page = redact(_page(load_plan(graph, options["engines"], with_preset(options)["settings"]), None if run is None else run.path, form))
     if output is None:
         print_page(page)
         return

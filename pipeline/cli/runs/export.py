@@ -8,12 +8,11 @@ import click
 import msgspec
 
 from pipeline.cli.commands import Option, command, option
-from pipeline.cli.located import RunFolder, problems_of
-from pipeline.cli.main import print_line, print_page
+from pipeline.cli.located import LocalPath, Located, RunFolder, problems_of
 from pipeline.cli.options import overwrite_option
 from pipeline.cli.runs.check import print_flaws
 from pipeline.cli.runs.spans import FILES, export_spans
-from pipeline.cli.terminal.places import LocalPath
+from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import RunFolderError, UsageError, boundary
 from pipeline.export.answers import answer_rows
 from pipeline.export.answers_file import Form, form_of, write_answers, write_batches
@@ -114,7 +113,7 @@ ONLY_WITH: dict[str, tuple[str, ...]] = {
     heading="Traces",
 )
 @option("--texts", is_flag=True, help="otlp: include the texts of steps and answers.", heading="Traces")
-def export(runs: tuple[Path, ...], output: Path | None, kind: str, form: Form | None, overwrite: bool, **options: Any) -> None:
+def export(runs: tuple[Located, ...], output: Path | None, kind: str, form: Form | None, overwrite: bool, **options: Any) -> None:
     """Export runs to a file.
 
     answers: one row for each problem, in the order of the input: all input columns, the answer and whether it is correct; with several
@@ -131,28 +130,29 @@ def export(runs: tuple[Path, ...], output: Path | None, kind: str, form: Form | 
     otlp: OpenTelemetry spans with GenAI attributes, one trace for each chain, to a file or an endpoint, whose headers and time limits come
     from the OTEL_EXPORTER_OTLP_* variables.
     """
-    for run in runs:
-        check_folder(run)
-    _check(kind, runs, output, options | {"form": form})
-    print_flaws(runs)
+    folders = [run.path for run in runs]
+    for folder in folders:
+        check_folder(folder)
+    _check(kind, folders, output, options | {"form": form})
+    print_flaws(folders)
     if kind in FILES:
         export_spans(kind, runs[0], output, overwrite, options["endpoint"], options["texts"])
         return
     assert output is not None
     if str(output) == "-":
-        for row in _rows(runs[0], kind, options["thoughts"]):
+        for row in _rows(folders[0], kind, options["thoughts"]):
             print_page(msgspec.json.encode(row, enc_hook=str))
         return
     form = form_of(output, form)
     check_output(output, overwrite)
     if kind in FORMATS:
-        _export_training_data(runs, output, form, kind, options)
+        _export_training_data(folders, output, form, kind, options)
         return
     with boundary(RunFolderError, str(output), foreign=OSError):
         if kind == "answers":
-            count, of = write_answers(output, _rows(runs[0], kind, options["thoughts"]), form), "problems"
+            count, of = write_answers(output, _rows(folders[0], kind, options["thoughts"]), form), "problems"
         else:
-            count, of = write_batches(output, schema_of(ROWS[kind]), read_whole(runs[0], ROWS[kind], kind), form), "rows"
+            count, of = write_batches(output, schema_of(ROWS[kind]), read_whole(folders[0], ROWS[kind], kind), form), "rows"
     print_line(f"{output}: {count:,} {of}")
 
 

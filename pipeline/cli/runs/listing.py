@@ -13,12 +13,10 @@ from msgspec import Struct
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.progress import ACTIVE, state_of
 from pipeline.cli.commands import command, option
-from pipeline.cli.main import print_line
+from pipeline.cli.console import PlainConsole, print_table
+from pipeline.cli.located import LocalPath
 from pipeline.cli.options import json_option
-from pipeline.cli.terminal.console import PlainConsole
-from pipeline.cli.terminal.notices import print_notice
-from pipeline.cli.terminal.places import LocalPath
-from pipeline.cli.terminal.tables import print_table
+from pipeline.cli.terminal import print_line, print_notice
 from pipeline.errors import InputError, RunFolderError, UsageError, boundary
 from pipeline.store.folder import is_held
 from pipeline.store.run_file import FILE, RunFile

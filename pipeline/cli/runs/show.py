@@ -9,12 +9,12 @@ from rich.text import Text
 
 from pipeline.analysis.quality.failures import Failure, failures
 from pipeline.cli.commands import command, option
-from pipeline.cli.located import RunFolder
-from pipeline.cli.main import print_line, print_page
+from pipeline.cli.console import PlainConsole
+from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.options import json_option
 from pipeline.cli.runs.check import print_flaws
 from pipeline.cli.summary import print_summary
-from pipeline.cli.terminal.console import PlainConsole
+from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import UsageError, did_you_mean
 from pipeline.report.transcripts import Candidate, Step, Transcript, transcripts_of, unused_drafts
 from pipeline.store.read import check_folder, read_batches
@@ -32,7 +32,7 @@ VERDICTS = {"right": "bold green", "wrong": "bold red", "failed": "bold red"}
 @option("--candidates", is_flag=True, help="Include rejected candidates.")
 @option("--failed", is_flag=True, help="Print why chains failed, grouped by error, stage and message.")
 @json_option
-def show(run: Path, problem: str | None, attempt: int, candidates: bool, failed: bool, as_json: bool) -> None:
+def show(run: Located, problem: str | None, attempt: int, candidates: bool, failed: bool, as_json: bool) -> None:
     """Show the summary of the run in folder RUN, or how it solved a problem, step by step; CHAIN is the problem_id.
 
     Green: accepted draft step. Yellow: written by the target after it rejected all drafts. Cyan: guidance. Blue: no drafts involved.
@@ -40,22 +40,23 @@ def show(run: Path, problem: str | None, attempt: int, candidates: bool, failed:
     """
     if as_json and problem is not None:
         raise UsageError("--json: not with CHAIN; for its steps as data use `pipeline export --as steps`")
-    check_folder(run)
-    print_flaws([run])
+    folder = run.path
+    check_folder(folder)
+    print_flaws([folder])
     if failed:
         if problem is not None or candidates:
             raise UsageError("--failed: about all chains; leave out " + ("--candidates" if candidates else f"CHAIN {problem!r}"))
-        _print_failures(failures(run), as_json)
+        _print_failures(failures(folder), as_json)
         return
     if problem is None:
         if candidates or attempt:
             raise UsageError(f"--{'candidates' if candidates else 'attempt'}: only with CHAIN; name a problem_id")
         print_summary(run, with_about=True, as_json=as_json)
         return
-    chain = _chain(run, problem, attempt)
-    [transcript] = transcripts_of(run, RunFile.read(run), {chain: ()}).transcripts
+    chain = _chain(folder, problem, attempt)
+    [transcript] = transcripts_of(folder, RunFile.read(folder), {chain: ()}).transcripts
     console = PlainConsole()
-    unused = unused_drafts(run, RunFile.read(run), chain) if candidates else []
+    unused = unused_drafts(folder, RunFile.read(folder), chain) if candidates else []
     for line in _lines(transcript, candidates, unused):
         console.print(line)
 

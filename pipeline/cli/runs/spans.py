@@ -4,8 +4,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli.main import print_line
-from pipeline.cli.terminal.notices import print_notice
+from pipeline.cli.located import Located
+from pipeline.cli.terminal import print_line, print_notice
 from pipeline.errors import MissingExtra
 from pipeline.export.output import check_output
 
@@ -13,7 +13,7 @@ FILES = {"perfetto": "trace.pftrace", "otlp": "trace.otlp.jsonl.gz"}
 """The kinds of such exports, and the default name of each one's file in the run folder."""
 
 
-def export_spans(kind: str, run: Path, output: Path | None, overwrite: bool, endpoint: str | None, texts: bool) -> None:
+def export_spans(kind: str, run: Located, output: Path | None, overwrite: bool, endpoint: str | None, texts: bool) -> None:
     """Write the calls of a run to a file, or send them to an endpoint, and print how many there are.
 
     Raises `UsageError` where that is not possible, `ExportError` where the endpoint rejects them.
@@ -22,14 +22,14 @@ def export_spans(kind: str, run: Path, output: Path | None, overwrite: bool, end
     if endpoint is not None:
         _send(exporter, run, endpoint, texts)
         return
-    target = output or run / FILES[kind]
+    target = output or run.path / FILES[kind]
     check_output(target, overwrite)
     if kind == "perfetto":
-        written = exporter.export(run, target)
-        print_line(f"{target}: {written.calls:,} calls, {written.size / 1e6:,.1f} MB; open it in https://ui.perfetto.dev")
+        written = exporter.export(run.path, target)
+        print_line(f"{run.name(target)}: {written.calls:,} calls, {written.size / 1e6:,.1f} MB; open it in https://ui.perfetto.dev")
     else:
-        sent = exporter.export(run, exporter.to_file(target), texts)
-        print_line(f"{target}: {_count(sent)}, {target.stat().st_size / 1e6:,.1f} MB")
+        sent = exporter.export(run.path, exporter.to_file(target), texts)
+        print_line(f"{run.name(target)}: {_count(sent)}, {target.stat().st_size / 1e6:,.1f} MB")
 
 
 def _exporter(kind: str) -> Any:
@@ -41,9 +41,9 @@ def _exporter(kind: str) -> Any:
         raise MissingExtra(f"--as {kind}", package, "trace") from error
 
 
-def _send(exporter: Any, run: Path, endpoint: str, texts: bool) -> None:
+def _send(exporter: Any, run: Located, endpoint: str, texts: bool) -> None:
     address = exporter.address_of(endpoint)
-    sent = exporter.export(run, exporter.to_server(address), texts)
+    sent = exporter.export(run.path, exporter.to_server(address), texts)
     print_line(f"{address}: {_count(sent)}")
     if sent.remark:
         print_notice(sent.remark)

@@ -3,7 +3,6 @@
 import sys
 import time
 from contextlib import nullcontext
-from pathlib import Path
 
 import click
 import msgspec
@@ -16,12 +15,12 @@ from rich.text import Text
 from pipeline.analysis.progress import ACTIVE, RunProgress, run_progress
 from pipeline.analysis.resources import of_answers
 from pipeline.cli.commands import command, option
+from pipeline.cli.console import PlainConsole
 from pipeline.cli.live import duration
-from pipeline.cli.located import RunFolder, refresh
-from pipeline.cli.main import print_line, print_page
+from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.options import json_option
-from pipeline.cli.terminal.console import PlainConsole
-from pipeline.cli.terminal.rates import RecentRates
+from pipeline.cli.rates import RecentRates
+from pipeline.cli.terminal import print_line, print_page
 from pipeline.store.read import check_folder
 
 COUNTS = ("over", "steps", "calls")
@@ -32,15 +31,15 @@ COUNTS = ("over", "steps", "calls")
 @option("--interval", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, metavar="SECONDS", help="Seconds between updates.")
 @option("--once", is_flag=True, help="Print the current state and exit.")
 @json_option
-def watch(run: Path, interval: float, once: bool, as_json: bool) -> None:
+def watch(run: Located, interval: float, once: bool, as_json: bool) -> None:
     """Watch the run in the folder RUN until it ends; the run may be on another machine. With --json each update is one object."""
-    check_folder(run)
+    check_folder(run.path)
     rates = RecentRates("over")
     live = Live(console=PlainConsole(), auto_refresh=False) if sys.stdout.isatty() and not (as_json or once) else None
     with live or nullcontext():
         while True:
-            refresh(run)
-            found = run_progress(run)
+            run.refresh()
+            found = run_progress(run.path)
             rates.look(time.monotonic(), {name: float(getattr(found, name)) for name in COUNTS})
             if as_json:
                 print_page(msgspec.json.encode(found))
@@ -56,8 +55,8 @@ def watch(run: Path, interval: float, once: bool, as_json: bool) -> None:
 def progress_line(found: RunProgress, rates: RecentRates) -> str:
     """How far the run is, in one line."""
     parts = [f"{found.run}: {found.state}, {found.over:,}/{found.chains:,} chains", f"{found.failed:,} failed", f"{found.steps:,} steps"]
-    if found.accuracy is not None:
-        parts.append(of_answers(f"{found.accuracy:.1%} correct", found.answers))
+    if found.graded:
+        parts.append(of_answers(f"{found.correct:,} of {found.graded:,} right", found.answers))
     per_s = {name: rates.per_s(name) for name in COUNTS}
     if per_s["over"] is not None:
         parts.append(f"{per_s['over']:.3g} problems/s, {per_s['steps']:.3g} steps/s, {per_s['calls']:.3g} calls/s")

@@ -8,9 +8,9 @@ from pipeline.calibration.calibrate import MOST_CALLS, WORST_ERROR
 from pipeline.calibration.calibrate import calibrate as calibrated
 from pipeline.calibration.engines_file import engines_file, fit_lines
 from pipeline.cli.commands import command, option
-from pipeline.cli.located import RunFolder
-from pipeline.cli.main import print_line
+from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.runs.check import print_flaws
+from pipeline.cli.terminal import print_line
 from pipeline.errors import UsageError, reason
 from pipeline.files import new_file
 
@@ -27,14 +27,15 @@ from pipeline.files import new_file
     help="Maximum number of calls of an engine in a run.",
 )
 @option("--force", is_flag=True, help=f"Write the file even if calls are off by more than {WORST_ERROR:.0%} on average.")
-def calibrate(runs: tuple[Path, ...], output: Path | None, max_calls: int, force: bool) -> None:
+def calibrate(runs: tuple[Located, ...], output: Path | None, max_calls: int, force: bool) -> None:
     """Fit simulated engines to the traces of RUN..., and report the fit error. A replay of RUN uses the fitted costs.
 
     Give runs at small and at large batch sizes: one batch size alone does not identify all rates. The file keeps the fit error, which is
     printed with every prediction made from it. No file is written if calls are off by more than 50% on average.
     """
-    print_flaws(runs)
-    found = calibrated(runs, max_calls)
+    folders = [run.path for run in runs]
+    print_flaws(folders)
+    found = calibrated(folders, max_calls)
     for line in fit_lines(found):
         print_line(line)
     if found.bad and not force:
@@ -43,10 +44,10 @@ def calibrate(runs: tuple[Path, ...], output: Path | None, max_calls: int, force
             f"{worst} on average, more than {WORST_ERROR:.0%}: no file was written; fit runs at a small and a large batch "
             "size without other load, or add --force"
         )
-    path = output or runs[0] / "calibration.yaml"
+    path = output or folders[0] / "calibration.yaml"
     try:
         with new_file(path) as draft:
             draft.write_text(engines_file(found), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--output {path}: cannot be written: {reason(error)}") from error
-    print_line(f"engines file: {path}")
+    print_line(f"engines file: {runs[0].name(path)}")

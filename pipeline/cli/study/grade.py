@@ -1,16 +1,15 @@
 """`pipeline grade RUN`: the answers of a run graded again, or how the verdict on one came about."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 import msgspec
 
 from pipeline.cli.commands import command, option
-from pipeline.cli.located import RunFolder
-from pipeline.cli.main import print_line, print_page
+from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.options import json_option
 from pipeline.cli.runs.check import print_flaws
+from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import UsageError
 from pipeline.grading.grader import LIMIT_S
 from pipeline.session.explain import Explanation, explanations
@@ -35,19 +34,19 @@ _WORDS = {True: "right", False: "wrong", None: "no verdict"}
     help="Time limit of a comparison.",
 )
 @json_option
-def grade(run: Path, row: str | None, dry_run: bool, workers: int | None, timeout: float, as_json: bool) -> None:
+def grade(run: Located, row: str | None, dry_run: bool, workers: int | None, timeout: float, as_json: bool) -> None:
     """Grade the answers in the run folder RUN again, and store the verdicts there.
 
     With --explain, print what was taken as the answer of one row, from where, and which rule compared it with the reference.
     """
-    print_flaws([run])
+    print_flaws([run.path])
     if row is None:
-        found = regrade(run, workers=workers, limit_s=timeout, dry_run=dry_run)
+        found = regrade(run.path, workers=workers, limit_s=timeout, dry_run=dry_run)
         print_result(found, _lines(found), as_json)
         return
     if dry_run or workers is not None:
         raise UsageError(f"--{'dry-run' if dry_run else 'workers'} has no effect with --explain, which writes nothing; leave it out")
-    explained = explanations(run, row, timeout)
+    explained = explanations(run.path, row, timeout)
     print_result(explained, [line for each in explained for line in _explained(each)], as_json)
 
 

@@ -9,11 +9,11 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from pipeline.cli.commands import command, option
-from pipeline.cli.located import ProblemFile, RunFolder
+from pipeline.cli.console import PlainConsole
+from pipeline.cli.located import Located, ProblemFile, RunFolder
 from pipeline.cli.options import json_option
 from pipeline.cli.runs.check import print_flaws
 from pipeline.cli.study.grade import print_result
-from pipeline.cli.terminal.console import PlainConsole
 from pipeline.rewards.score import OnProgress, score_run
 from pipeline.rewards.tally import ScoringResult
 from pipeline.text import one_line
@@ -27,27 +27,27 @@ _MEANS = {"all": "drafted steps", "accepted": "of these, one selected", "fallbac
 @option("-i", "--input", "input_", type=ProblemFile(), metavar="FILE", help="Where the problems are now, if they have moved.")
 @option("-s", "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set engines.reward.NAME. May be repeated.")
 @json_option
-def score(run: Path, prm: Path, input_: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
+def score(run: Located, prm: Path, input_: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
     """Score every drafted and committed step of the run folder RUN with a process reward model.
 
     The rewards are stored in RUN, in the table rewards/*.parquet. If the command is interrupted, an earlier table is kept.
     """
-    print_flaws([run])
-    with watched(run) as watch:
-        scored = score_run(run, prm, input_file=input_, settings=settings, watch=watch)
-    print_result(scored, reward_lines(scored, run), as_json)
+    print_flaws([run.path])
+    with watched(str(run)) as watch:
+        scored = score_run(run.path, prm, input_file=input_, settings=settings, watch=watch)
+    print_result(scored, reward_lines(scored, str(run)), as_json)
 
 
 @contextmanager
-def watched(run: Path) -> Iterator[OnProgress]:
+def watched(run: str) -> Iterator[OnProgress]:
     """A progress bar on stderr, if that is a terminal; yields what updates it."""
     console = PlainConsole(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(escape(f"{one_line(run.name)}: steps"), total=None)
+        bar = progress.add_task(escape(f"{one_line(run.rpartition('/')[2])}: steps"), total=None)
         yield lambda done, total: progress.update(bar, completed=done, total=total)
 
 
-def reward_lines(scored: ScoringResult, run: Path) -> list[str]:
+def reward_lines(scored: ScoringResult, run: str) -> list[str]:
     """The lines to print: the mean rewards, and how many texts have none."""
     lines = [
         f"{scored.run}: {scored.steps:,} steps and {scored.candidates:,} candidates scored by {scored.model}",
@@ -64,4 +64,4 @@ def reward_lines(scored: ScoringResult, run: Path) -> list[str]:
     if scored.errors:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in scored.errors.items())
         lines.append(f"texts without a reward: {kinds}; the first: {scored.first_error}")
-    return [*lines, f"rewards: {run / 'rewards'}/*.parquet"]
+    return [*lines, f"rewards: {run}/rewards/*.parquet"]

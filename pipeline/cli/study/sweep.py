@@ -13,28 +13,28 @@ from pipeline.analysis.points import Point
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.cli import live
 from pipeline.cli.commands import command, option
-from pipeline.cli.located import ProblemFile
-from pipeline.cli.main import Printed, print_page, printing
-from pipeline.cli.models import fail_option, model_option, with_models
+from pipeline.cli.console import PlainConsole, print_parts
+from pipeline.cli.located import LocalPath, ProblemFile
 from pipeline.cli.options import (
     ENGINES_HELP,
     admission_option,
     column_option,
+    fail_option,
     limit_option,
+    model_option,
+    notice_options,
     order_option,
     preset_option,
     random_option,
     samples_option,
     seed_option,
     settings_option,
+    with_models,
     with_preset,
 )
-from pipeline.cli.terminal.console import PlainConsole
-from pipeline.cli.terminal.notices import notice_options, print_error, print_notice
-from pipeline.cli.terminal.places import LocalPath
-from pipeline.cli.terminal.signals import restored_handlers, stop_at_first_signal
-from pipeline.cli.terminal.starting import show_starts
-from pipeline.cli.terminal.tables import print_parts
+from pipeline.cli.signals import restored_handlers, stop_at_first_signal
+from pipeline.cli.starting import show_starts
+from pipeline.cli.terminal import Printed, print_error, print_notice, print_page, printing
 from pipeline.errors import MissingExtra
 from pipeline.report.extra import load
 from pipeline.runtime.schedule import ScheduleName

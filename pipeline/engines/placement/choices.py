@@ -39,9 +39,23 @@ class Served(Struct, frozen=True):
 Choice: TypeAlias = Weights | Served
 
 
-def read_choices(models: Mapping[str, object]) -> dict[str, Choice]:
-    """What is to play each role; raises `UsageError`."""
-    return {role: _choice(role, str(value)) for role, value in models.items()}
+def read_choices(models: Mapping[str, object], lacking: Mapping[str, str] | None = None) -> dict[str, Choice]:
+    """What is to play each role; raises one `UsageError` for all that is wrong with it, and for the roles that are `lacking`: by role what
+    lacks it."""
+    found: dict[str, Choice] = {}
+    flaws: list[str] = []
+    for role, value in models.items():
+        try:
+            found[role] = _choice(role, str(value))
+        except UsageError as error:
+            flaws.append(str(error))
+    if lacking:
+        graph = next(iter(lacking.values()))
+        what = f"{graph} also needs a model for {' and '.join(lacking)}"
+        flaws.append(f"--model: {what}; add {' '.join(f'--model {role}=NAME' for role in lacking)}, or give --engines")
+    if flaws:
+        raise UsageError("\n".join(flaws))
+    return found
 
 
 def pairs(values: Sequence[str]) -> dict[str, str]:

@@ -62,13 +62,10 @@ def place(
 
     With `engines`, a file or what it holds, only the models in it are replaced. Raises `UsageError`.
     """
-    choices = read_choices(models)
     if engines is not None:
-        return Placement(engines=_replaced(choices, engines, settings))
+        return Placement(engines=_replaced(read_choices(models), engines, settings))
     asked = demands(graphs, settings, batch_size, list(models))
-    if missing := [role for role in asked.by_role if role not in models]:
-        what = f"{asked.plans[0].name} also needs a model for {' and '.join(missing)}"
-        raise UsageError(f"--model: {what}; add {' '.join(f'--model {role}=NAME' for role in missing)}, or give --engines")
+    choices = read_choices(models, {role: asked.plans[0].name for role in asked.by_role if role not in models})
     here = machine or look()
     placer = _Placer({role: choices[role] for role in models if role in asked.by_role}, asked, settings, here)
     if machine is None:

@@ -1,26 +1,23 @@
 """Signals that ask a run to stop. The first lets live chains end, for a bounded time; the second stops at once.
 
 A signal that was ignored when the program started stays ignored, as POSIX wants it: `nohup` ignores SIGHUP, and a shell that is not
-interactive ignores SIGINT in what it starts in the background.
+interactive ignores SIGINT in what it starts in the background. While no run listens, Ctrl-C is a `KeyboardInterrupt`.
 """
 
 import asyncio
 import signal
-import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 import anyio
 
-from pipeline.cli.terminal.interrupts import keep, kept
-from pipeline.cli.terminal.notices import print_notice
+from pipeline.cli.terminal import print_notice
 from pipeline.session.stop import Stop
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """The last two are what batch systems announce the end of a job's time with, as Slurm does with `--signal=USR1@120`."""
 DRAIN_S = 10.0
-"""Most seconds, by the run's clock, that live chains get to end in. Those that do not end are solved further on resume."""
+"""Seconds, by the run's clock, that live chains get to end in. Those that do not end are solved further on resume."""
 DRAINING = f"interrupted: waiting up to {DRAIN_S:g} s for running chains; interrupt again to stop now"
 
 
@@ -33,15 +30,13 @@ def restored_handlers() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        kept.clear()
 
 
 async def stop_on_signal(stop: Stop, *, task_status: anyio.abc.TaskStatus[None]) -> None:
     """Drain the run at the first signal; abort it at the second, `DRAIN_S` after the first, or at once where nothing can be drained.
 
-    An `attend` task of `session.run`: it is cancelled when the run is over.
+    A task beside a run: it is cancelled when the run is over.
     """
-
     with _received() as next_signal:
         task_status.started()
         await next_signal()
@@ -62,40 +57,16 @@ async def stop_at_first_signal(stop: Stop, *, task_status: anyio.abc.TaskStatus[
 
 @contextmanager
 def _received() -> Iterator[Callable[[], Awaitable[signal.Signals]]]:
-    """A function that waits for the next of `STOP_SIGNALS` that were not ignored before. After the body they are kept for the next run."""
+    """A function that waits for the next of `STOP_SIGNALS` that were not ignored before."""
     heeded = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    loop, signals = asyncio.get_running_loop(), asyncio.Queue[signal.Signals]()
-
-    def receive(number: int, frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(signals.put_nowait, signal.Signals(number))
-
+    loop, received = asyncio.get_running_loop(), asyncio.Queue[signal.Signals]()
     for number in heeded:
-        signal.signal(number, receive)
-    for number in kept:
-        signals.put_nowait(number)
-    kept.clear()
+        loop.add_signal_handler(number, received.put_nowait, number)
     try:
-        with _waking(loop):
-            yield signals.get
+        yield received.get
     finally:
         for number in heeded:
-            signal.signal(number, keep)
-
-
-@contextmanager
-def _waking(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Every signal wakes `loop`: one that comes right before it waits, or that another thread gets, would be handled after the wait."""
-    waited, woken = socket.socketpair()
-    with waited, woken:
-        for end in (waited, woken):
-            end.setblocking(False)
-        loop.add_reader(waited, waited.recv, 4096)
-        before = signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(before)
-            loop.remove_reader(waited)
+            loop.remove_signal_handler(number)
 
 
 def _abort(stop: Stop) -> None:

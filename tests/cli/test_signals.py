@@ -5,14 +5,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from pipeline.cli.terminal.interrupts import keep_interrupts
-from pipeline.cli.terminal.signals import DRAINING, STOP_SIGNALS, restored_handlers, stop_at_first_signal, stop_on_signal
+from pipeline.cli.signals import DRAINING, STOP_SIGNALS, restored_handlers, stop_at_first_signal, stop_on_signal
 from pipeline.errors import is_interrupt
 from pipeline.session.loop import in_loop
 from pipeline.session.stop import Stop
@@ -122,51 +120,6 @@ def test_a_sweep_stops_at_the_first_one_that_is_not_ignored() -> None:
             await send(signal.SIGTERM, lambda: stop.aborted)
 
     anyio.run(main)
-
-
-async def listened_to(stop: Stop) -> None:
-    """A run that is over at once, unless it is to stop."""
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(stop_on_signal, stop)
-        await anyio.wait_all_tasks_blocked()
-        tasks.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_one_that_comes_between_two_runs_stops_the_second(number: signal.Signals) -> None:
-    first, second = Stop(), Stop()
-    in_loop(partial(listened_to, first), virtual=True)
-    os.kill(os.getpid(), number)
-    in_loop(partial(listened_to, second), virtual=True)
-    assert (first.aborted, second.aborted) == (False, True)
-
-
-class Interrupted:
-    def __del__(self) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-
-def test_one_that_python_would_drop_and_print_stops_the_next_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    keep_interrupts()
-    Interrupted()
-    stop = Stop()
-    in_loop(partial(listened_to, stop), virtual=True)
-    assert stop.aborted
-    assert capsys.readouterr().err == ""
-
-
-def test_other_errors_that_python_drops_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    class Broken:
-        def __del__(self) -> None:
-            raise ValueError("broken")
-
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    keep_interrupts()
-    Broken()
-    assert "ValueError: broken" in capsys.readouterr().err
 
 
 def test_an_interrupt_in_a_group_is_told_from_errors() -> None:

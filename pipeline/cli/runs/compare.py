@@ -19,12 +19,11 @@ from pipeline.analysis.compare.written import as_csv, as_json, as_markdown, tabl
 from pipeline.analysis.quality.invariance import invariance as compare_chains
 from pipeline.analysis.quality.invariance import invariance_json, invariance_markdown
 from pipeline.cli.commands import command, option
-from pipeline.cli.located import RunFolder
-from pipeline.cli.main import print_page
+from pipeline.cli.console import PlainConsole, print_parts
+from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.options import json_option
 from pipeline.cli.runs.check import print_flaws
-from pipeline.cli.terminal.console import PlainConsole
-from pipeline.cli.terminal.tables import print_parts
+from pipeline.cli.terminal import print_page
 from pipeline.errors import UsageError, did_you_mean, reason
 from pipeline.files import new_file
 from pipeline.text import sanitize
@@ -60,7 +59,7 @@ INVARIANCE_FORMATS: dict[str, Callable[[Any], str]] = {"markdown": invariance_ma
     help="Also write to this file: .md, .csv or .json. May be repeated.",
 )
 def compare(
-    runs: tuple[Path, ...],
+    runs: tuple[Located, ...],
     baseline: str | None,
     table: str | None,
     every: bool,
@@ -73,20 +72,21 @@ def compare(
 
     The baseline is the target alone, if there is such a run. Prints one table and a verdict; --all prints the tables of the papers.
     """
-    _check(runs, baseline, table, no_pool, identical, every)
+    folders = tuple(run.path for run in runs)
+    _check(folders, baseline, table, no_pool, identical, every)
     for path in output:
         if path.suffix not in SUFFIXES:
             raise UsageError(f"--output {path}: its name must end in {', '.join(SUFFIXES)}")
     forms = INVARIANCE_FORMATS if identical else TABLE_FORMATS if table else FORMATS
     if "csv" not in forms and "csv" in (SUFFIXES[path.suffix] for path in output):
         raise UsageError("--identical: can be written to .md and .json")
-    print_flaws(runs)
+    print_flaws(folders)
     found: Any
     if identical:
-        found = compare_chains(*runs)
+        found = compare_chains(*folders)
         shown: list[str | Table] = [invariance_markdown(found).rstrip()]
     else:
-        read = read_runs(runs) if no_pool else pool(read_runs(runs))
+        read = read_runs(folders) if no_pool else pool(read_runs(folders))
         found = paper_table(SHAPES[table], read) if table else compared(read, baseline)
         shown = [found] if table else _parts(found, read) if every else brief(found)
         forms = {**forms, "markdown": lambda _: as_markdown(shown)}

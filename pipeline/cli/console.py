@@ -1,16 +1,43 @@
-"""Tables for people: texts are wrapped, and where that is not enough rows become blocks, so that no name and no number is cut."""
+"""Tables and panels by rich that show texts of models and files as they are: no markup, no emoji codes, no control characters."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from pipeline.analysis.compare.cells import Table
-from pipeline.cli.terminal.console import PlainConsole
+from pipeline.text import sanitize
 
+WIDTH = 110
+"""Columns of output that does not go to a terminal."""
 ANY_WIDTH = 10_000
 """Columns of a terminal on which every table fits."""
+
+
+class PlainConsole(Console):
+    """A rich console that sanitizes every string; rich passes whatever is printed or is in a cell or a title to `render_str`."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
+        if not self.is_terminal:
+            self.width = WIDTH
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """Off a terminal, as in a log file, no line is padded with blanks."""
+        if self.is_terminal:
+            super().print(*objects, **settings)
+            return
+        with self.capture() as captured:
+            super().print(*objects, **settings)
+        self.file.write("\n".join(line.rstrip() for line in captured.get().split("\n")))
+        self.file.flush()
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Control characters are shown as `\\uXXXX`."""
+        return super().render_str(sanitize(text), **options)
 
 
 def print_parts(parts: Iterable[str | Table], console: PlainConsole | None = None) -> None:
@@ -28,26 +55,18 @@ def print_parts(parts: Iterable[str | Table], console: PlainConsole | None = Non
 
 
 def print_table(table: Table, console: PlainConsole) -> None:
-    """Print the columns and rows of a table: names on the left, numbers on the right."""
+    """Print a table, names on the left, numbers on the right: where it is too wide rows become blocks, so that nothing is cut."""
     shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for place, name in enumerate(table.columns):
-        number, style = place > 0 and _numeric(table, place), "bold" if place == 0 else ""
+        number = place > 0 and all(not row[place] or row[place][0] in "-+0123456789" for row in table.rows)
+        style = "bold" if place == 0 else ""
         shown.add_column(name, style=style, justify="right" if number else "left", no_wrap=number or place == 0, overflow="fold")
     for row in table.rows:
         shown.add_row(*row)
     wide = console.options.update(max_width=ANY_WIDTH)
     if console.measure(shown, options=wide).minimum <= console.width or len(table.columns) < 3:
         console.print(shown)
-    else:
-        _print_stacked(table, console)
-
-
-def _numeric(table: Table, place: int) -> bool:
-    return all(not row[place] or row[place][0] in "-+0123456789" for row in table.rows)
-
-
-def _print_stacked(table: Table, console: PlainConsole) -> None:
-    """Print a row of the table as several: its name, and below it a row for each other cell."""
+        return
     for row in table.rows:
         console.print(Text(f"{table.columns[0]}: {row[0]}", "bold"))
         cells = RichTable.grid(padding=(0, 2))

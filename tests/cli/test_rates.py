@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.cli.terminal.rates import LEAST_ENDED, WINDOW_S, RecentRates
+from pipeline.cli.rates import LEAST_ENDED, WINDOW_S, RecentRates
 
 
 def watched(chains_per_s: float, seconds: int, every: float = 1.0, rates: RecentRates | None = None, start: float = 0.0) -> RecentRates:

@@ -6,10 +6,9 @@ import click
 import msgspec
 
 from pipeline.cli.commands import command, option
-from pipeline.cli.main import print_page
+from pipeline.cli.located import LocalPath
 from pipeline.cli.options import json_option, overwrite_option
-from pipeline.cli.terminal.notices import print_notice
-from pipeline.cli.terminal.places import LocalPath
+from pipeline.cli.terminal import print_notice, print_page
 from pipeline.data.prepare import Prepared
 from pipeline.data.prepare import prepare as start
 from pipeline.data.recipe import find_recipe

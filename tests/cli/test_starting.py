@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from pipeline.cli.terminal.starting import Starts
+from pipeline.cli.starting import Starts
 from pipeline.engines.startup import READY, Listener, listening, tell_phase
 from pipeline.session.preflight import load_plan
 from tests.support.commands import pipeline

@@ -5,9 +5,9 @@ from pathlib import Path
 import click
 
 from pipeline.cli.commands import command, option
-from pipeline.cli.located import RunFolder
-from pipeline.cli.main import print_line
+from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.runs.check import print_flaws
+from pipeline.cli.terminal import print_line
 from pipeline.report.extra import load
 
 
@@ -22,13 +22,13 @@ from pipeline.report.extra import load
 )
 @option("--chains", type=click.IntRange(0, 1000), metavar="N", default=30, show_default=True, help="Transcripts per run.")
 @option("--bins", type=click.IntRange(10, 5000), metavar="N", default=400, show_default=True, help="Time bins of plots.")
-def report(runs: tuple[Path, ...], output: Path | None, chains: int, bins: int) -> None:
+def report(runs: tuple[Located, ...], output: Path | None, chains: int, bins: int) -> None:
     """Write tables, plots and transcripts of RUN..., or the curves of a sweep folder, into one self-contained HTML file.
 
     A report of that name is overwritten, any other file is not.
     """
-    page = load("report")
-    place = page.report_path(runs, output)
-    print_flaws(runs)
-    page.write(place, page.report(runs, page.ReportOptions(chains=chains, bins=bins)))
-    print_line(f"report: {place} ({place.stat().st_size / 1e6:.1f} MB); open it in a browser")
+    page, folders = load("report"), [run.path for run in runs]
+    place = page.report_path(folders, output)
+    print_flaws(folders)
+    page.write(place, page.report(folders, page.ReportOptions(chains=chains, bins=bins)))
+    print_line(f"report: {runs[0].name(place)} ({place.stat().st_size / 1e6:.1f} MB); open it in a browser")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.terminal.defects import sentence_of
+from pipeline.cli.main import sentence_of
 from tests.support.paths import ROOT
 
 FAIL = "import pipeline.bundled as b\ndef fail(*kinds):\n    raise {}\nb.bundled_files = fail\n"

@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.cli.console import PlainConsole
 from pipeline.cli.live import has_panel, repeated
-from pipeline.cli.terminal.console import PlainConsole
-from pipeline.cli.terminal.notices import log, options, print_notice
+from pipeline.cli.terminal import log, notice_settings, print_notice
 from pipeline.engines.startup import READY, Listener
 from pipeline.graph.spec import EngineSpec
 
@@ -66,7 +66,7 @@ class Shown(Listener):
 
     def __init__(self, starts: Starts, *, lines: bool) -> None:
         """`lines`: every phase is a line of its own."""
-        self._starts, self.lines, self.verbose = starts, lines, options().verbose
+        self._starts, self.lines, self.verbose = starts, lines, notice_settings().verbose
         self.heard = False
         """Whether an engine has said anything."""
 
@@ -77,7 +77,7 @@ class Shown(Listener):
         say(f"engine {role}: {self._starts.line(role)}")
 
     def output(self, role: str, line: str) -> None:
-        say = print_notice if options().verbose else log
+        say = print_notice if notice_settings().verbose else log
         say(f"engine {role} | {line}")
 
 
@@ -85,7 +85,7 @@ class Shown(Listener):
 def show_starts(specs: Mapping[str, EngineSpec]) -> Iterator[Listener]:
     """Display the engines of `specs` while they start; simulated ones, which start at once, say nothing."""
     starts = Starts(specs)
-    shown = Shown(starts, lines=options().verbose and not has_panel())
+    shown = Shown(starts, lines=notice_settings().verbose and not has_panel())
     if has_panel():
         console = PlainConsole(stderr=True)
         with Live(get_renderable=lambda: _panel(starts), console=console, refresh_per_second=PER_SECOND, transient=True):

@@ -1,21 +1,18 @@
-"""Lines for the user: on stderr, and with `--log-file` in a file, each with its time. No secret is in them, and no control character."""
+"""What a command prints: results on stdout, notices and errors on stderr and in the log file, without secrets or control characters."""
 
+import os
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import wraps
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
-import click
 from msgspec import Struct
 
-from pipeline.cli.commands import option
-from pipeline.cli.terminal.places import with_urls
 from pipeline.errors import UsageError, reason
 from pipeline.redaction import redact
-from pipeline.text import one_line
+from pipeline.text import one_line, sanitize
 
 
 class NoticeOptions(Struct, frozen=True):
@@ -38,11 +35,12 @@ class Notices:
 
     def say(self, text: str, *, error: bool = False, file_only: bool = False) -> None:
         """Print one line; `file_only`: to the file alone."""
-        line = one_line(redact(with_urls(text)))
+        line = one_line(redact(text))
         stamped = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {line}"
         self._keep(stamped)
         if not file_only and (error or not self.options.quiet):
-            print(stamped if self.options.timestamps else line, file=sys.stderr, flush=True)
+            with suppress(OSError):  # nobody can be told
+                print(stamped if self.options.timestamps else line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Close the file; nothing goes there any more."""
@@ -81,8 +79,8 @@ def log(text: str) -> None:
     _now.say(text, file_only=True)
 
 
-def options() -> NoticeOptions:
-    """What the command was asked to print."""
+def notice_settings() -> NoticeOptions:
+    """What the command was asked to print on stderr."""
     return _now.options
 
 
@@ -103,24 +101,46 @@ def notices_end() -> None:
     _now = _PLAIN
 
 
-def notice_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command that takes long the options `--quiet`, `--verbose`, `--timestamps` and `--log-file`."""
+def print_line(text: str) -> None:
+    """Print one line on stdout."""
+    print(one_line(text), flush=True)
 
-    @option("-q", "--quiet", is_flag=True, help="Print only errors and results.", heading="Display")
-    @option("-v", "--verbose", is_flag=True, help="Also print the logs of the engines' processes.", heading="Display")
-    @option("--timestamps", is_flag=True, help="Plain lines with the time instead of a live display.", heading="Display")
-    @option(
-        "--log-file",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Append messages, progress and engine logs to FILE.",
-        heading="Display",
-    )
-    @wraps(command)
-    def noticed(*args: Any, quiet: bool, verbose: bool, timestamps: bool, log_file: Path | None, **others: Any) -> Any:
-        if quiet and verbose:
-            raise UsageError("--quiet and --verbose: give one of them")
-        notices_as(NoticeOptions(quiet=quiet, verbose=verbose, timestamps=timestamps, log_file=log_file))
-        return command(*args, **others)
 
-    return noticed
+def print_page(page: str | bytes) -> None:
+    """Print text of several lines on stdout, control characters as `\\uXXXX`, which leaves JSON the same JSON."""
+    text = page if isinstance(page, str) else page.decode()
+    print(sanitize(text), end="" if text.endswith("\n") else "\n", flush=True)
+
+
+class Printed:
+    """True in `lost` if something could not be printed."""
+
+    lost = False
+
+    def exit_code(self, code: int) -> int:
+        """The exit code of a command that ends with `code` otherwise: 1 in place of 0 where its output is lost."""
+        return 1 if self.lost and code == 0 else code
+
+
+@contextmanager
+def printing(what: str) -> Iterator[Printed]:
+    """A body that prints `what`, which is also in files: if stdout cannot be written an error says so, and the command continues.
+
+    A reader that has gone (`| head`) wanted no more, and is no error.
+    """
+    printed = Printed()
+    try:
+        yield printed
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            print_error(f"{what} could not be printed: {reason(error)}")
+            printed.lost = True
+        discard_stdout()
+
+
+def discard_stdout() -> None:
+    """Let stdout lead nowhere from now on, with all that could not be written to it."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
