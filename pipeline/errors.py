@@ -86,11 +86,11 @@ class InputError(UsageError):
 
 
 class StoreError(UsageError):
-    """An object store cannot be used: `where` is the URL. If it is `transient`, the same may succeed later."""
+    """An object store cannot be used: `where` is the URL."""
 
-    def __init__(self, where: str, what: str, *, transient: bool = False) -> None:
+    def __init__(self, where: str, what: str) -> None:
         super().__init__(f"{where}: {what}")
-        self.where, self.what, self.transient = where, what, transient
+        self.where, self.what = where, what
 
 
 class RunError(PipelineError):

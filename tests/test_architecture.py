@@ -48,7 +48,7 @@ DOORS = {
     "pyarrow": [
         "store/",
         "data/",
-        "remote/",
+        "remote/object_store",
         "session/resume",
         "session/checks/modes",
         "analysis/",
@@ -62,6 +62,8 @@ DOORS = {
     "prometheus_client": ["cli/metrics"],
     "pynvml": ["machine"],
     "ray": ["cluster/ray_actors"],
+    "obstore": ["remote/object_store"],
+    "boto3": ["remote/object_store"],
     "filelock": ["store/"],
     "rich": ["cli/"],
     "yaml": ["graph/yaml_file", "graph/lines"],

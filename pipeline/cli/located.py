@@ -14,9 +14,8 @@ from pipeline.cli.commands import Opened
 from pipeline.cli.terminal import print_notice
 from pipeline.data.obtain import problem_files
 from pipeline.redaction import redact
-from pipeline.remote.folder import mirrored_folder, written_folder
+from pipeline.remote.folder import FetchedRun, fetched_folder, written_folder
 from pipeline.remote.inputs import fetch_problems
-from pipeline.remote.reader import Mirror
 from pipeline.remote.url import is_url, parse_url
 
 
@@ -25,7 +24,7 @@ class Located(Struct, frozen=True):
 
     path: Path
     url: str = ""
-    mirror: Mirror | None = None
+    fetched: FetchedRun | None = None
 
     def __str__(self) -> str:
         return self.url or str(self.path)
@@ -36,8 +35,8 @@ class Located(Struct, frozen=True):
 
     def refresh(self) -> None:
         """Bring it up to date, where the URL's folder may have changed."""
-        if self.mirror is not None:
-            self.mirror.refresh()
+        if self.fetched is not None:
+            self.fetched.refresh()
 
 
 class LocalPath(click.Path):
@@ -62,11 +61,11 @@ class RunFolder(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not _is_to_be_opened(value, ctx):
             return Located(Path(value))
-        folder, mirror = mirrored_folder(value, print_notice)
-        if mirror is not None:
-            _opened(ctx).enter_context(closing(mirror))
+        folder, fetched = fetched_folder(value, print_notice)
+        if fetched is not None:
+            _opened(ctx).enter_context(closing(fetched))
             _opened(ctx).urls[str(folder)] = str(parse_url(value))
-        return Located(folder, "" if mirror is None else str(parse_url(value)), mirror)
+        return Located(folder, "" if fetched is None else str(parse_url(value)), fetched)
 
 
 class ProblemFile(click.Path):
@@ -82,11 +81,14 @@ class ProblemFile(click.Path):
         return path
 
 
-def written_run(text: str, *, new: bool) -> Located:
-    """The run folder that a command writes, by path or URL, until the command ends; `new`: there is no run yet. Raises `UsageError`."""
+def written_run(text: str, *, new: bool, take_over: bool = False) -> Located:
+    """The run folder that a command writes, by path or URL, until the command ends. Raises `UsageError`.
+
+    `new`: there is no run yet; `take_over`: from another machine that was at work in a URL, too.
+    """
     if not is_url(text):
         return Located(Path(text))
-    folder = _opened().enter_context(written_folder(text, print_notice, new=new))
+    folder = _opened().enter_context(written_folder(text, print_notice, new=new, take_over=take_over))
     _opened().urls[str(folder)] = text.rstrip("/")
     return Located(folder, text.rstrip("/"))
 

@@ -41,6 +41,8 @@ from pipeline.store.kept_problems import TABLE as KEPT
 
 BASELINE_HELP = "Then solve the problems with the target alone as well, on the same engines, and compare."
 baseline_option = option("--baseline", is_flag=True, help=BASELINE_HELP, heading="Output")
+TAKE_OVER_HELP = "Continue a run at a URL in whose folder a machine was at work that is dead now."
+take_over_option = option("--take-over", is_flag=True, help=TAKE_OVER_HELP, heading="Resume")
 RETRY_HELP = "Also solve the chains again that failed."
 
 
@@ -81,6 +83,7 @@ RETRY_HELP = "Also solve the chains again that failed."
 @fail_option()
 @option("--resume", is_flag=True, help="Resume the run in --output, if there is one.", heading="Resume")
 @option("--retry-failed", is_flag=True, help=RETRY_HELP, heading="Resume")
+@take_over_option
 @option(
     "--allow-drift", multiple=True, metavar="NAME", help=f"Allow a change of {', '.join(MAY_DRIFT)}. May be repeated.", heading="Resume"
 )
@@ -96,6 +99,7 @@ def run(
     as_json: bool,
     metrics: Address,
     baseline: bool,
+    take_over: bool,
     **options: Any,
 ) -> None:
     """Solve the problems of a file with GRAPH: a graph file, or the name of a bundled one, such as speccot.
@@ -103,7 +107,7 @@ def run(
     A run that stopped is continued by `pipeline resume`. Exit codes: see reference/exit-codes in the documentation.
     """
     first, *more = problems_of(*inputs)
-    folder = None if output is None else written_run(output, new=not options["resume"])
+    folder = None if output is None else written_run(output, new=not options["resume"], take_over=take_over)
     bound = with_models([graph], with_preset(options), options["batch_size"])
     chosen = RunOptions(
         graph=graph,
@@ -137,6 +141,7 @@ def run(
 @json_option
 @fail_option(None)
 @option("--retry-failed", is_flag=True, help=RETRY_HELP, heading="Resume")
+@take_over_option
 @cluster_options
 @metrics_options
 @notice_options
@@ -150,6 +155,7 @@ def resume(
     as_json: bool,
     metrics: Address,
     baseline: bool,
+    take_over: bool,
     **changed: Any,
 ) -> None:
     """Resume the run in folder RUN with the options that it was started with.
@@ -157,7 +163,7 @@ def resume(
     Finished chains are kept, the others continue from their last answered call. Options for engines, schedule and limit replace those of
     the earlier sessions.
     """
-    folder = written_run(run, new=False)
+    folder = written_run(run, new=False, take_over=take_over)
     changes = {name: value for name, value in changed.items() if value is not None}
     options = resume_options(folder.path, retry_failed=retry_failed, fail_on_error=fail_on_error)
     planned = {} if "engines" in changes else options.planned_engines

@@ -8,7 +8,6 @@ from pipeline.data.formats import FORMS
 from pipeline.data.many_files import MAGIC, files_among, is_problems_file
 from pipeline.errors import InputError, RunFolderError, StoreError
 from pipeline.remote.object_store import ObjectStore
-from pipeline.remote.transfer import DOWNLOAD_PATIENCE_S, patiently
 from pipeline.remote.url import Url, parse_url
 
 
@@ -22,16 +21,14 @@ def fetch_problems(text: str, folder: Path) -> Path:
     if isinstance(url, Path):
         return url
     store = ObjectStore(url)
-    kind = store.kind()
-    if kind == "file":
+    if store.is_object():
         return _downloaded(store, "", folder / url.name)
-    pattern = next((place for place, part in enumerate(url.key.split("/")) if re.search(f"[{re.escape(MAGIC)}]", part)), None)
-    if kind == "folder":
-        here = files_among(text, store.list(below=False)) or files_among(text, store.list())
-        return _downloaded_all(store, here, folder / (url.name or url.bucket))
+    if objects := store.list():
+        return _downloaded_all(store, files_among(text, objects), folder / (url.name or url.bucket))
+    parts = url.key.split("/")
+    pattern = next((place for place, part in enumerate(parts) if re.search(f"[{re.escape(MAGIC)}]", part)), None)
     if pattern is None:
         raise InputError(text, "there is no such object")
-    parts = url.key.split("/")
     above = ObjectStore(Url(url.scheme, url.bucket, "/".join(parts[:pattern])))
     found = [name for name in above.list() if _matches(name, parts[pattern:]) and is_problems_file(name)]
     if not found:
@@ -40,7 +37,7 @@ def fetch_problems(text: str, folder: Path) -> Path:
 
 
 def _matches(name: str, pattern: list[str]) -> bool:
-    """Whether a name fits a pattern, in which `**` matches any folders."""
+    """True if a name fits a pattern, in which `**` matches any folders."""
     parts = name.split("/")
     if "**" in pattern:
         return fnmatchcase(name, "/".join(pattern).replace("**/", "*"))
@@ -60,7 +57,7 @@ def _downloaded_all(store: ObjectStore, names: list[str], folder: Path) -> Path:
 def _downloaded(store: ObjectStore, name: str, path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        patiently(lambda: store.download(name, path), DOWNLOAD_PATIENCE_S)
+        store.download(name, path)
     except StoreError as error:
         raise InputError(error.where, error.what) from error
     except OSError as error:

@@ -23,11 +23,9 @@ FROM_ENVIRONMENT = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
 }
 """The variables that hold credentials."""
-ENDPOINTS = {"s3": "AWS_ENDPOINT_URL and AWS_REGION", "gs": "STORAGE_EMULATOR_HOST"}
-"""The variables that say where a store is."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-_SECRET_OPTION = re.compile(r"[?&](access_?key|secret|session_?token|.*token|.*signature|.*credential)[^=&]*=", re.IGNORECASE)
-_OPTION = re.compile(r"[?&](endpoint_override|region|scheme|anonymous|\w+_timeout|allow_\w+)=", re.IGNORECASE)
+_SECRET = re.compile(r"[?&](access_?key|secret|session_?token|.*token|.*signature|.*credential)[^=&]*=", re.IGNORECASE)
+_OPTION = re.compile(r"[?&](endpoint_override|region|scheme|anonymous)=", re.IGNORECASE)
 
 
 class Url(Struct, frozen=True):
@@ -48,7 +46,7 @@ class Url(Struct, frozen=True):
 
 
 def is_url(text: str) -> bool:
-    """Whether `text` is a URL, of whatever scheme."""
+    """True if `text` is a URL, of whatever scheme."""
     return _URL.match(text) is not None
 
 
@@ -56,27 +54,22 @@ def parse_url(text: str) -> Url | Path:
     """The place in a store that a URL names, of a `file://` URL the path. Raises `UsageError`."""
     found, shown = _URL.fullmatch(text), redact(text)
     if found is None or found[1].lower() not in SCHEMES:
-        scheme = found[1] if found else ""
-        raise UsageError(f"{shown}: unknown scheme {scheme!r}; expected {', '.join(SCHEMES.values())}")
-    scheme, (authority, _, path) = found[1].lower(), found[2].partition("/")
+        raise UsageError(f"{shown}: unknown scheme {found[1] if found else ''!r}; expected {', '.join(SCHEMES.values())}")
+    scheme, (bucket, _, path) = found[1].lower(), found[2].partition("/")
     if scheme == "file":
-        if authority not in ("", "localhost"):
+        if bucket not in ("", "localhost"):
             raise UsageError(f"{shown}: is on another machine; expected {SCHEMES['file']}")
         return Path(f"/{unquote(path)}")
-    if "@" in authority or _SECRET_OPTION.search(text):
+    if "@" in bucket or _SECRET.search(text):
+        bare = f"{found[1]}://{found[2].partition('?')[0].rpartition('@')[2]}"
         remedy = f"they come from the environment only: set {FROM_ENVIRONMENT[scheme]}"
-        raise UsageError(f"{without_credentials(text)}: contains credentials, which are not allowed in a URL; {remedy}")
+        raise UsageError(f"{bare}: contains credentials, which are not allowed in a URL; {remedy}")
     if option := _OPTION.search(text):
-        raise UsageError(f"{shown}: accepts no option {option[1]!r}; set {ENDPOINTS[scheme]} in the environment instead")
-    if not re.fullmatch(r"[\w.-]+", authority, re.ASCII):
-        raise UsageError(f"{shown}: {authority!r} is not a bucket name; expected {SCHEMES[scheme]}")
+        variables = {"s3": "AWS_ENDPOINT_URL and AWS_REGION", "gs": "STORAGE_EMULATOR_HOST"}[scheme]
+        raise UsageError(f"{shown}: accepts no option {option[1]!r}; set {variables} in the environment instead")
+    if not re.fullmatch(r"[\w.-]+", bucket, re.ASCII):
+        raise UsageError(f"{shown}: {bucket!r} is not a bucket name; expected {SCHEMES[scheme]}")
     key = path.strip("/")
-    if any(part in ("", ".", "..") for part in key.split("/")) and key:
+    if key and any(part in ("", ".", "..") for part in key.split("/")):
         raise UsageError(f"{shown}: has an empty part, `.` or `..` in its path")
-    return Url(scheme, authority, key)
-
-
-def without_credentials(text: str) -> str:
-    """A URL up to its bucket or path, without what may be a secret."""
-    scheme, _, rest = text.partition("://")
-    return f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
+    return Url(scheme, bucket, key)

@@ -10,7 +10,7 @@ from pipeline.errors import UsageError
 from pipeline.remote.inputs import fetch_problems
 from pipeline.store.run_file import RunFile
 from tests.support.commands import pipeline
-from tests.support.object_stores import BUCKET, ObjectServer, tables, way_to
+from tests.support.object_stores import BUCKET, ObjectServer, tables
 from tests.support.paths import SIM
 from tests.support.runs import write_problems
 
@@ -71,15 +71,6 @@ def test_a_url_of_a_file_is_its_path(tmp_path: Path) -> None:
     assert fetch_problems(f"file://{tmp_path}/a%20b.csv", tmp_path / "unused") == tmp_path / "a b.csv"
 
 
-def test_a_download_that_fails_is_repeated(store: ObjectServer, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = put(store, prefix, "a.csv")
-    with way_to(store) as way:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", way.url)
-        way.fault_after = lambda count: "error" if 2 <= count < 6 else ""  # more often than pyarrow itself repeats
-        assert fetch_problems(f"{url}/a.csv", tmp_path).read_text() == "a.csv"
-    assert len(way.requests) > 6
-
-
 @pytest.mark.slow
 def test_a_run_is_of_the_url_and_has_the_rows_of_the_file(store: ObjectServer, prefix: str, tmp_path: Path) -> None:
     problems = write_problems(tmp_path)
@@ -112,6 +103,7 @@ def test_a_run_of_a_url_goes_on_with_what_it_kept_or_downloads_it_again(
     assert (RunFile.read(folder).input.file, RunFile.read(folder).options["input"]) == (url, url)
 
 
+@pytest.mark.slow
 def test_messages_name_the_url(store: ObjectServer, prefix: str, tmp_path: Path) -> None:
     store.write(f"{prefix}/x.csv", b"question\nwhy?\n")
     done = pipeline(*COMMAND, "--input", f"s3://{BUCKET}/{prefix}/x.csv", "--output", tmp_path / "run")
@@ -119,6 +111,7 @@ def test_messages_name_the_url(store: ObjectServer, prefix: str, tmp_path: Path)
     assert done.stderr.startswith(f"error: s3://{BUCKET}/{prefix}/x.csv: no column `problem`; it has `question`")
 
 
+@pytest.mark.slow
 def test_other_commands_take_urls_of_problems(store: ObjectServer, prefix: str, tmp_path: Path) -> None:
     url = f"s3://{BUCKET}/{prefix}/problems.jsonl"
     store.write(f"{prefix}/problems.jsonl", write_problems(tmp_path).read_bytes())

@@ -44,15 +44,9 @@ class ObjectServer:
         return f"http://{host}:{port}"
 
     def names(self, prefix: str) -> list[str]:
-        """The names of the objects below `prefix`, without it; those of writers are left out."""
+        """The names of the objects below `prefix`, without it."""
         found = self.client.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/").get("Contents", [])
-        names = [each["Key"].removeprefix(f"{prefix}/") for each in found]
-        return sorted(name for name in names if not name.startswith("."))
-
-    def writers(self, prefix: str) -> dict[str, bytes]:
-        """The objects by which writers of the folder `prefix` say that they are at work, or were."""
-        found = self.client.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/.writer-").get("Contents", [])
-        return {each["Key"]: self.read(each["Key"]) for each in found}
+        return sorted(each["Key"].removeprefix(f"{prefix}/") for each in found)
 
     def read(self, key: str) -> bytes:
         content: bytes = self.client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
