@@ -26,6 +26,7 @@ from pipeline.graph.schema import field_docs
 from pipeline.graph.spec import EngineSpec, GraphSpec, RestartableSpec, Sampling, SamplingSpec, StageSpec, UntilSpec
 from pipeline.store.columns import schema_of
 from pipeline.store.conform import ROWS
+from pipeline.store.query import DERIVED
 from pipeline.training.examples import Origin, PreferenceRow, PreferenceTokensRow, SelectionRow, SftRow, SftTokensRow
 from pipeline.training.lora.config import CONFIGS, LoraSpec, TrainConfig
 
@@ -101,6 +102,8 @@ def run_folder() -> str:
             metadata = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
             kind = f"{field.type}{' or null' if field.nullable else ''}"
             lines.append(f"| `{field.name}` | {_cell(kind)} | {metadata.get('unit', '')} | {_cell(said[field.name])} |")
+        if table == "chains":
+            lines += [f"| `{name}` | {kind.lower()}, in queries | | {meaning} |" for name, (kind, _, meaning) in DERIVED.items()]
         parts += [f"### {table}\n", _doc(row), "\n".join(lines), ""]
     return "\n".join(parts)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipeline.stages.base import Stage
     from pipeline.stages.function_judge import judge
     from pipeline.store.events import CallRow, ChainRow, StepRow
+    from pipeline.store.query import query
 
 __all__ = [
     "CallRow",
@@ -41,6 +42,7 @@ __all__ = [
     "grader",
     "judge",
     "load_graph",
+    "query",
     "solve",
     "solve_async",
 ]
@@ -54,6 +56,7 @@ _MODULES = {
     "pipeline.stages.base": ("Stage",),
     "pipeline.stages.function_judge": ("judge",),
     "pipeline.store.events": ("CallRow", "ChainRow", "StepRow"),
+    "pipeline.store.query": ("query",),
 }
 
 

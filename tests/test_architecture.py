@@ -37,6 +37,7 @@ DOORS = {
     "transformers": ["engines/torch/", "engines/tokenizer", "training/lora/trainer", "training/lora/merge"],
     "httpx2": ["engines/openai/"],
     "numba": ["analysis/compiled"],
+    "duckdb": ["store/query"],
     "plotly": ["report/", "training/lora/page"],
     "jinja2": ["report/", "engines/template_worker"],
     "perfetto": ["export/"],
@@ -219,7 +220,7 @@ def loaded_by(statement: str) -> set[str]:
 @pytest.mark.parametrize("statement", ["import pipeline", "import pipeline.cli.main"])
 def test_import_is_light(statement: str) -> None:
     assert loaded_by(statement).isdisjoint(
-        {"torch", "transformers", "vllm", "numba", "pyarrow", "rich", "trio", "plotly", "scipy", "perfetto", "opentelemetry"}
+        {"torch", "transformers", "vllm", "numba", "duckdb", "pyarrow", "rich", "trio", "plotly", "scipy", "perfetto", "opentelemetry"}
     )
 
 

@@ -55,6 +55,7 @@ COMMANDS = {
         "show": Entry("show the summary of a run, or one chain step by step", "runs.show:show"),
         "report": Entry("write an HTML report on runs", "runs.report:report"),
         "compare": Entry("compare the accuracy and speed of runs", "runs.compare:compare"),
+        "query": Entry("ask runs in SQL", "runs.query:query"),
         "export": Entry("export answers, tables, training data or traces", "runs.export:export"),
     },
     "Study": {

@@ -118,7 +118,7 @@ def test_a_failed_chain_is_exit_code_3(tmp_path: Path) -> None:
         (("run", SPECCOT, "--input", "none.csv"), "none.csv: no such file"),
         (("run", SPECCOT, "--input", "README.md", "--set", "candidate=3"), "did you mean `candidates`?"),
         (("graph", "check", "tests/bad_graphs/cycle.yaml"), "draft -> fallback -> verify -> draft"),
-        (("solve",), "error: pipeline: no command `solve`; 18 known, such as "),
+        (("solve",), "error: pipeline: no command `solve`; 19 known, such as "),
         (("runs", "chek"), "error: pipeline runs: no command `chek`; did you mean `check`?"),
         (("run", SPECCOT, "--bacth-size", "3"), "error: no option `--bacth-size`; did you mean `--batch-size`?"),
         (("list", "graph"), "error: KIND: 'graph' is not one of 'graphs', "),

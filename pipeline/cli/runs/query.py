@@ -1,0 +1,87 @@
+"""`pipeline query RUN... SQL`: what run folders hold, asked in SQL."""
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from pipeline.analysis.compare.cells import Table
+from pipeline.cli.commands import command, option
+from pipeline.cli.located import RunFolder
+from pipeline.cli.main import print_line, print_page
+from pipeline.cli.options import json_option, overwrite_option
+from pipeline.cli.runs.check import print_flaws
+from pipeline.cli.terminal.console import PlainConsole
+from pipeline.cli.terminal.places import LocalPath
+from pipeline.cli.terminal.tables import print_table
+from pipeline.errors import RunFolderError, UsageError, boundary, reason
+from pipeline.export.output import check_output
+from pipeline.files import new_file
+from pipeline.store.query import Query
+
+FORMATS = {
+    ".parquet": "FORMAT parquet, COMPRESSION zstd",
+    ".csv": "FORMAT csv, HEADER",
+    ".json": "FORMAT json, ARRAY true",
+    ".jsonl": "FORMAT json",
+}
+MAX_ROWS = 1_000
+"""Rows that are printed."""
+
+
+@command()
+@click.argument("runs", type=RunFolder(), nargs=-1, required=True, metavar="RUN...")
+@click.argument("sql", metavar="SQL|FILE.sql")
+@option(
+    "-o",
+    "--output",
+    type=LocalPath(),
+    metavar="FILE",
+    help="Write all rows to this file: .parquet, .csv, .json or .jsonl.",
+    heading="Output",
+)
+@overwrite_option
+@json_option
+def query(runs: tuple[Path, ...], sql: str, output: Path | None, overwrite: bool, as_json: bool) -> None:
+    """Print the result of an SQL query over the run folders RUN..., also while they are running.
+
+    The tables are calls, steps, chains, problems and rewards, with the columns in docs/pages/reference/run-folder.md and `run`, the name of
+    the folder. chains also has finished (the chain gave an answer) and counted (whether it counts as right). The dialect is DuckDB's.
+    """
+    text = _text(sql)
+    if output is not None and output.suffix not in FORMATS:
+        raise UsageError(f"--output {output}: its name must end in {', '.join(FORMATS)}")
+    if output is not None:
+        check_output(output, overwrite)
+    print_flaws(runs)
+    with Query(*runs) as asked, asked.errors_of_sql(text):
+        found = asked.select(text)
+        if output is not None:
+            with boundary(RunFolderError, str(output), foreign=OSError), new_file(output) as draft:
+                asked.copy(text, draft, FORMATS[output.suffix])
+            print_line(f"{output}: written")
+            return
+        if as_json:
+            print_page(msgspec.json.encode([dict(zip(found.columns, row, strict=True)) for row in found.fetchall()], enc_hook=str))
+            return
+        rows = found.limit(MAX_ROWS + 1).fetchall()
+        shown = tuple(tuple(map(_cell, row)) for row in rows[:MAX_ROWS])
+        print_table(Table("", tuple(found.columns), shown), PlainConsole())
+    if len(rows) > MAX_ROWS:
+        print_line(f"only the first {MAX_ROWS:,} rows; -o FILE writes all of them")
+
+
+def _text(sql: str) -> str:
+    """The query itself, or the one in a file."""
+    if not sql.endswith(".sql"):
+        return sql
+    try:
+        return Path(sql).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{sql}: cannot be read: {reason(error)}; expected a file with a query") from error
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

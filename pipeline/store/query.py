@@ -1,0 +1,239 @@
+"""What run folders hold, asked in SQL: folders enter, a view for each table leaves, over which DuckDB answers queries.
+
+The views are `calls`, `steps`, `chains`, `problems` and `rewards`, with the columns of their rows in `store.events`, the name of the run in
+`run`, and in `chains` two more, `finished` and `counted`. A view has the rows of finished parts and those of write-ahead files that are no
+part yet, so that a run in progress, or one that was killed, reads like one that has finished. It has them as they were when the query was
+opened. Of the parts only the columns and row groups that a query needs are read, and the checksums of their pages are verified.
+
+    with Query(Path("runs/first"), Path("runs/second")) as query:
+        query.rows("SELECT run, avg(counted::INT) AS accuracy FROM chains GROUP BY run", Accuracy)
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+from msgspec import Struct
+
+from pipeline.errors import InputError, OutOfMemory, UsageError, did_you_mean, reason
+from pipeline.machine import core_count, memory
+from pipeline.store.columns import schema_of
+from pipeline.store.conform import ROWS
+from pipeline.store.read import check_folder, files, readable
+from pipeline.store.wal import read_wal
+
+if TYPE_CHECKING:
+    import duckdb
+
+Row = TypeVar("Row", bound=Struct)
+Array = np.ndarray[Any, np.dtype[Any]]
+TABLES = ("chains", "steps", "calls", "problems", "rewards")
+"""The views in the order in which they are opened: a chain is written after its steps and calls, so of every chain that is seen all steps
+and calls are."""
+RUN = "run"
+"""The column that a view has besides those of its rows: the name of the run folder."""
+DERIVED = {
+    "finished": (
+        "BOOLEAN",
+        "stop_reason NOT IN ('error', 'cancelled')",
+        "True if the chain gave an answer: it neither failed nor was cancelled.",
+    ),
+    "counted": (
+        "BOOLEAN",
+        "CASE stop_reason WHEN 'error' THEN if(reference_answer IS NULL, NULL, false) WHEN 'cancelled' THEN NULL ELSE correct END",
+        "True if it counts as right in every accuracy; null if it does not count. A failed chain with a reference answer counts as wrong.",
+    ),
+}
+"""Further columns of the view `chains`: type, expression, meaning."""
+MEMORY_SHARE = 0.5
+"""Share of the machine's memory that a query may use before it writes intermediate results to disk."""
+_UNKNOWN_TABLE = re.compile(r"Table with name (\S+) does not exist")
+_UNKNOWN_COLUMN = re.compile(r'(?:Referenced column "([^"]+)"|does not have a column named "([^"]+)")')
+
+
+class Query:
+    """Run folders open for queries; a context manager. For one thread at a time.
+
+    Raises `InputError` where one of the `folders` is none, or a table in it cannot be read. SQL is that of DuckDB, with parameters `$name`.
+    """
+
+    def __init__(self, *folders: Path) -> None:
+        import duckdb
+
+        self.folders = folders
+        settings: dict[str, Any] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+        settings |= {"threads": core_count(), "memory_limit": f"{int(memory()[0] * MEMORY_SHARE) >> 20}MiB"}
+        self.connection = duckdb.connect(config=settings)
+        """The connection itself, for what the methods do not offer."""
+        names = _names(folders)
+        for folder in folders:
+            check_folder(folder)
+        with self._errors_of_files():
+            for table in TABLES:
+                self._open(table, names)
+
+    def rows(self, sql: str | Path, kind: type[Row], **params: Any) -> list[Row]:
+        """The rows of a query as Structs of this `kind`, whose fields are the columns. A path is that of a file with the query."""
+        with self._errors_of_files():
+            found = self.connection.execute(_text(sql), params)
+            names = [column[0] for column in found.description or ()]
+            return msgspec.convert([dict(zip(names, row, strict=True)) for row in found.fetchall()], list[kind])  # type: ignore[valid-type]
+
+    def row(self, sql: str | Path, kind: type[Row], **params: Any) -> Row:
+        """The only row of a query."""
+        [row] = self.rows(sql, kind, **params)
+        return row
+
+    def scalar(self, sql: str | Path, **params: Any) -> Any:
+        """The value of a query with one row and one column."""
+        with self._errors_of_files():
+            [(value,)] = self.connection.execute(_text(sql), params).fetchall()
+        return value
+
+    def columns(self, sql: str | Path, **params: Any) -> dict[str, Array]:
+        """The columns of a query as arrays, those with nulls as masked ones."""
+        with self._errors_of_files():
+            return self.connection.execute(_text(sql), params).fetchnumpy()
+
+    def arrow(self, sql: str | Path, **params: Any) -> pa.Table:
+        """The result of a query as an Arrow table."""
+        with self._errors_of_files():
+            return self.connection.sql(_text(sql), params=params).to_arrow_table()
+
+    def select(self, sql: str) -> "duckdb.DuckDBPyRelation":
+        """The result of a user's query: `.df()` makes it a pandas DataFrame, `.pl()` one of Polars, `.arrow()` Arrow batches, and
+        `.fetchall()` tuples.
+
+        Raises `UsageError` for anything but one query, which reads and changes nothing, and for names that no view has.
+        """
+        import duckdb
+
+        with self.errors_of_sql(sql):
+            statements = self.connection.extract_statements(sql)
+            if len(statements) != 1:
+                raise UsageError(f"SQL: {len(statements)} statements; expected one query")
+            if statements[0].type != duckdb.StatementType.SELECT:
+                raise UsageError(
+                    f"SQL: {statements[0].type.name} statements are not allowed; expected a query that begins with SELECT, FROM or WITH"
+                )
+            return self.connection.sql(sql)
+
+    def copy(self, sql: str, path: Path, options: str) -> None:
+        """Write the result of a query that `select` has accepted into a file; `options` are those of DuckDB's COPY."""
+        self.connection.execute(f"COPY ({sql.strip().rstrip(';')}\n) TO {_quoted(str(path))} ({options})")
+
+    def close(self) -> None:
+        """Close the files; results that were not fetched are lost."""
+        self.connection.close()
+
+    def __enter__(self) -> "Query":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self, table: str, names: Sequence[str]) -> None:
+        """Make the view of a table."""
+        schema, pieces = schema_of(ROWS[table]), []
+        for number, (folder, name) in enumerate(zip(self.folders, names, strict=True)):
+            for source, content in _sources(folder, table, schema):
+                self.connection.register(f"{source}_{table}_{number}", content)
+                pieces.append((f"{source}_{table}_{number}", name))
+        if not pieces:
+            self.connection.register(f"no_{table}", schema.empty_table())
+            pieces.append((f"no_{table}", ""))
+        columns = ", ".join(f'"{name}"' for name in schema.names)
+        further = "".join(f", {sql} AS {name}" for name, (_, sql, _) in DERIVED.items()) if table == "chains" else ""
+        parts = (f"SELECT {_quoted(name)} AS {RUN}, {columns}{further} FROM {piece}" for piece, name in pieces)
+        self.connection.execute(f"CREATE VIEW {table} AS {' UNION ALL '.join(parts)}")
+
+    @contextmanager
+    def _errors_of_files(self) -> Iterator[None]:
+        """Errors of queries of this package, which are those of the files."""
+        import duckdb
+
+        try:
+            yield
+        except duckdb.OutOfMemoryException as error:
+            raise OutOfMemory from error
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            raise InputError(", ".join(map(str, self.folders)), f"cannot be read: {_said(error)}") from error
+
+    @contextmanager
+    def errors_of_sql(self, sql: str) -> Iterator[None]:
+        """Errors of queries of users."""
+        import duckdb
+
+        try:
+            yield
+        except duckdb.CatalogException as error:
+            table = _UNKNOWN_TABLE.search(str(error))
+            raise UsageError(
+                f"SQL: no table `{table[1]}`; {did_you_mean(table[1], TABLES)}" if table else f"SQL: {_said(error)}"
+            ) from error
+        except duckdb.BinderException as error:
+            found = _UNKNOWN_COLUMN.search(str(error))
+            named = [table for table in TABLES if re.search(rf"\b{table}\b", sql)]
+            known = {name for table in named for name in columns_of_view(table)}
+            name = found and (found[1] or found[2])
+            raise UsageError(f"SQL: no column `{name}`; {did_you_mean(name, known)}" if name else f"SQL: {_said(error)}") from error
+        except duckdb.Error as error:
+            raise UsageError(f"SQL: {_said(error)}") from error
+
+
+def query(*runs: str | Path) -> Query:
+    """Open run folders for queries: `pipeline.query("runs/first").select("SELECT stage, count(*) FROM calls GROUP BY stage").df()`.
+
+    The views are `calls`, `steps`, `chains`, `problems` and `rewards`. Raises `UsageError` where a folder is no run folder.
+    """
+    return Query(*map(Path, runs))
+
+
+def columns_of_view(table: str) -> list[str]:
+    """The names of the columns of a view."""
+    return [RUN, *schema_of(ROWS[table]).names, *(DERIVED if table == "chains" else ())]
+
+
+def _sources(folder: Path, table: str, schema: pa.Schema) -> Iterator[tuple[str, Any]]:
+    """What holds the rows of a table: its parts, and in memory those of its write-ahead files."""
+    found = files(folder, table)
+    parts, waiting = [file for file in found if file.suffix == ".parquet"], list[pa.RecordBatch]()
+    for file in found:
+        if file.suffix != ".parquet":
+            try:
+                with readable(file), suppress(StopIteration):
+                    waiting += [batch.select(schema.names) for batch in read_wal(file)]
+            except InputError as error:
+                if not isinstance(error.__cause__, FileNotFoundError):
+                    raise
+                parts.append(file.with_name(f"part-{file.stem[4:]}.parquet"))  # it has become a part since it was looked for
+    if waiting:
+        yield "wal", pa.Table.from_batches(waiting, schema)
+    if parts:
+        options = ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False)
+        yield "parts", ds.dataset([str(part) for part in parts], schema, ds.ParquetFileFormat(default_fragment_scan_options=options))
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """What each run is called: its folder's name, or the path where two are called the same."""
+    names = [folder.resolve().name for folder in folders]
+    return [str(folder) if names.count(name) > 1 else name for folder, name in zip(folders, names, strict=True)]
+
+
+def _text(sql: str | Path) -> str:
+    return sql.read_text() if isinstance(sql, Path) else sql
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _said(error: BaseException) -> str:
+    """The first line of an error of DuckDB, without its kind."""
+    return re.sub(r"^[A-Z][\w ]* Error: ", "", reason(error))

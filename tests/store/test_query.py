@@ -1,0 +1,105 @@
+"""Queries over run folders: parts and write-ahead files are one view, whatever became of the run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from pipeline.errors import InputError, UsageError
+from pipeline.store.events import CallRow, ChainRow
+from pipeline.store.query import TABLES, Query, columns_of_view, query
+from pipeline.store.tables import TraceStore
+from tests.support.rows import blank
+
+
+class Counts(Struct):
+    run: str
+    chains: int
+    right: float | None
+    engines: tuple[str, ...]
+
+
+def chains(*numbers: int, **fields: Any) -> list[ChainRow]:
+    return [blank(ChainRow, chain_id=f"p{i}#0", problem_id=f"p{i}", input_row=i + 1, **fields) for i in numbers]
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> TraceStore:
+    """A run in progress: two rows are in a part, two in a write-ahead file."""
+    store = TraceStore(tmp_path / "it's [1]*")
+    store.append("chains", chains(0, 1, correct=True))
+    store.close()
+    store = TraceStore(tmp_path / "it's [1]*")
+    store.append("chains", [*chains(2, correct=False), *chains(3, stop_reason="error", reference_answer="7", correct=None)])
+    return store
+
+
+def test_a_running_run_reads_like_a_finished_one(running: TraceStore) -> None:
+    sql = "SELECT run, count(*) AS chains, avg(counted::INT) AS right, ['a', $more] AS engines FROM chains GROUP BY run"
+    with Query(running.folder) as before:
+        assert before.rows(sql, Counts, more="b") == [Counts("it's [1]*", 4, 0.5, ("a", "b"))]
+        running.close()
+        with Query(running.folder) as after:
+            assert after.row(sql, Counts, more="b") == before.row(sql, Counts, more="b")
+        assert before.scalar("SELECT list(input_row ORDER BY input_row) FROM chains WHERE finished") == [1, 2, 3]
+
+
+def test_tables_that_are_not_there_are_empty(tmp_path: Path) -> None:
+    with query(tmp_path) as asked:
+        for table in TABLES:
+            found = asked.select(f"FROM {table}")
+            assert (found.columns, found.fetchall()) == (columns_of_view(table), [])
+
+
+def test_several_folders_are_one_set_of_tables(tmp_path: Path) -> None:
+    for name, number in (("a/run", 1), ("b/run", 2), ("c/other", 3)):
+        store = TraceStore(tmp_path / name)
+        store.append("chains", chains(*range(number)))
+        store.close()
+    with Query(tmp_path / "a/run", tmp_path / "b/run", tmp_path / "c/other") as asked:
+        found = asked.columns("SELECT run, count(*) AS n FROM chains GROUP BY run ORDER BY n")
+    assert found["run"].tolist() == [str(tmp_path / "a/run"), str(tmp_path / "b/run"), "other"]
+    assert found["n"].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELEC 1", "syntax error"),
+        ("SELECT stag FROM calls", "no column `stag`; did you mean `stage`?"),
+        ("SELECT calls.stag FROM calls", "no column `stag`; did you mean `stage`?"),
+        ("FROM chain", "no table `chain`; did you mean `chains`?"),
+        ("DROP VIEW calls", "DROP statements are not allowed"),
+        ("COPY calls TO 'x.csv'", "COPY statements are not allowed"),
+        ("SELECT 1; SELECT 2", "2 statements; expected one query"),
+        ("", "0 statements; expected one query"),
+    ],
+)
+def test_users_queries_are_refused_in_a_sentence(tmp_path: Path, sql: str, said: str) -> None:
+    with Query(tmp_path) as asked, pytest.raises(UsageError, match=f"^SQL: .*{said[:30]}") as caught:
+        asked.select(sql)
+    assert said in str(caught.value)
+
+
+def test_damage_is_an_error_and_no_number(running: TraceStore) -> None:
+    running.close()
+    part = running.folder / "chains/part-00000.parquet"
+    content = bytearray(part.read_bytes())
+    content[40] ^= 1
+    part.write_bytes(content)
+    with Query(running.folder) as asked, pytest.raises(InputError, match="cannot be read"):
+        asked.arrow("FROM chains")
+    with pytest.raises(InputError, match="no such directory"):
+        Query(running.folder / "nowhere")
+
+
+def test_rows_are_counted_in_calls_too(tmp_path: Path) -> None:
+    store = TraceStore(tmp_path)
+    store.append("calls", [blank(CallRow, stage=stage) for stage in ("draft", "verify", "draft")])
+    with Query(tmp_path) as asked:
+        assert asked.arrow("SELECT stage, count(*) AS n FROM calls GROUP BY stage ORDER BY n").to_pylist() == [
+            {"stage": "verify", "n": 1},
+            {"stage": "draft", "n": 2},
+        ]
+    store.close()
