@@ -7,13 +7,11 @@ import msgspec
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.cli.commands import command, option
-from pipeline.cli.located import RunFolder
-from pipeline.cli.main import print_line, print_page
+from pipeline.cli.console import PlainConsole, print_table
+from pipeline.cli.located import LocalPath, Located, RunFolder
 from pipeline.cli.options import json_option, overwrite_option
 from pipeline.cli.runs.check import print_flaws
-from pipeline.cli.terminal.console import PlainConsole
-from pipeline.cli.terminal.places import LocalPath
-from pipeline.cli.terminal.tables import print_table
+from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import RunFolderError, UsageError, boundary, reason
 from pipeline.export.output import check_output
 from pipeline.files import new_file
@@ -42,7 +40,7 @@ MAX_ROWS = 1_000
 )
 @overwrite_option
 @json_option
-def query(runs: tuple[Path, ...], sql: str, output: Path | None, overwrite: bool, as_json: bool) -> None:
+def query(runs: tuple[Located, ...], sql: str, output: Path | None, overwrite: bool, as_json: bool) -> None:
     """Print the result of an SQL query over the run folders RUN..., also while they are running.
 
     The tables are calls, steps, chains, problems and rewards, with the columns in docs/pages/reference/run-folder.md and `run`, the name of
@@ -53,8 +51,9 @@ def query(runs: tuple[Path, ...], sql: str, output: Path | None, overwrite: bool
         raise UsageError(f"--output {output}: its name must end in {', '.join(FORMATS)}")
     if output is not None:
         check_output(output, overwrite)
-    print_flaws(runs)
-    with Query(*runs) as asked, asked.errors_of_sql(text):
+    folders = [run.path for run in runs]
+    print_flaws(folders)
+    with Query(*folders) as asked, asked.errors_of_sql(text):
         found = asked.select(text)
         if output is not None:
             with boundary(RunFolderError, str(output), foreign=OSError), new_file(output) as draft:

@@ -1,0 +1,55 @@
+"""`pipeline query`: a table, JSON or a file leaves; what is wrong is said in a sentence."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.store.events import StepRow
+from pipeline.store.tables import TraceStore
+from tests.support.commands import pipeline
+from tests.support.rows import blank
+
+SQL = "SELECT decision, count(*) AS n, avg(draft_tokens) AS mean FROM steps GROUP BY decision ORDER BY n"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    store = TraceStore(tmp_path / "run")
+    store.append("steps", [blank(StepRow, decision=each, draft_tokens=7) for each in ("accepted", "fallback", "accepted")])
+    store.close()
+    return tmp_path / "run"
+
+
+def test_a_query_prints_a_table_or_json(run: Path, tmp_path: Path) -> None:
+    rows = [line.split() for line in pipeline("query", run, SQL).stdout.splitlines() if line]
+    assert (rows[0], *rows[2:]) == (["decision", "n", "mean"], ["fallback", "1", "7"], ["accepted", "2", "7"])
+    (tmp_path / "mine.sql").write_text(SQL + ";")
+    found = json.loads(pipeline("query", run, tmp_path / "mine.sql", "--json").stdout)
+    assert found == [{"decision": "fallback", "n": 1, "mean": 7.0}, {"decision": "accepted", "n": 2, "mean": 7.0}]
+
+
+def test_a_query_writes_a_file(run: Path, tmp_path: Path) -> None:
+    for name in ("x.parquet", "x.csv", "x.json", "x.jsonl"):
+        assert pipeline("query", run, SQL, "-o", tmp_path / name).returncode == 0
+    assert pq.read_table(tmp_path / "x.parquet").column("n").to_pylist() == [1, 2]
+    assert (tmp_path / "x.csv").read_text() == "decision,n,mean\nfallback,1,7.0\naccepted,2,7.0\n"
+    assert [row["n"] for row in json.loads((tmp_path / "x.json").read_text())] == [1, 2]
+    assert "exists" in pipeline("query", run, SQL, "-o", tmp_path / "x.csv").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("FROM step",), "SQL: no table `step`; did you mean `steps`?"),
+        (("DELETE FROM steps",), "SQL: DELETE statements are not allowed; expected a query"),
+        (("SELECT decision::INT FROM steps",), "SQL: Could not convert string"),
+        (("nowhere.sql",), "nowhere.sql: cannot be read: no such file"),
+        (("FROM steps", "-o", "x.xlsx"), "its name must end in .parquet, .csv, .json, .jsonl"),
+    ],
+)
+def test_what_is_wrong_is_said(run: Path, arguments: tuple[str, ...], said: str) -> None:
+    done = pipeline("query", run, *arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert said in done.stderr
