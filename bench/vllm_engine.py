@@ -29,7 +29,7 @@ from pipeline.engine import Engine, Request
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.registry import open_engines
 from pipeline.engines.vllm.backend import program, setup
-from pipeline.engines.vllm.memory_plan import build
+from pipeline.engines.vllm.memory import build
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.graph.loader import load_engines
 from pipeline.graph.plugins import engine_specs

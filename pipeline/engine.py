@@ -431,22 +431,11 @@ class MemoryRow(Struct, frozen=True, kw_only=True):
     """Full contexts that fit into the cache at once."""
 
 
-class Checkpoint(Struct, frozen=True, kw_only=True):
-    """A folder with the weights of a model that an engine would load."""
-
-    role: str
-    folder: str
-    own_class: bool
-    """Whether the model is computed as the class that its `config.json` names; False: as a causal language model, whatever that says."""
-
-
 class Examination(Struct, frozen=True, kw_only=True):
     """What is known about the engines of one backend before they start."""
 
     findings: tuple[Finding, ...] = ()
     memory: tuple[MemoryRow, ...] = ()
-    checkpoints: tuple[Checkpoint, ...] = ()
-    """The weights that would be loaded, if they are on this machine and their files are complete: their tensors can be compared."""
     cannot: Mapping[str, Collection[str]] = {}
     """What the engine of each role cannot do (see the fact `cannot`), if known."""
 

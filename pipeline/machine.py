@@ -5,15 +5,13 @@ and no CUDA context is made, so that looking costs no GPU memory. What only torc
 `look(deep=True)`.
 """
 
-import errno
 import json
 import os
 import platform
-import socket
-import stat
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -105,7 +103,7 @@ def look(deep: bool = False) -> Machine:
         cuda=told.get("cuda"),
         cuda_usable=told.get("cuda_usable"),
         mps=told.get("mps"),
-        cuda_mps=cuda_mps_runs(_process_names(), os.environ.get("CUDA_MPS_PIPE_DIRECTORY")) if shown else None,
+        cuda_mps=_cuda_mps_runs() if shown else None,
         versions=versions(),
     )
 
@@ -184,38 +182,16 @@ def visible(found: Sequence[tuple[str, Gpu]], wanted: str | None) -> tuple[Gpu, 
     return tuple(shown)
 
 
-def cuda_mps_runs(processes: Iterable[str], pipes: str | None) -> bool:
-    """Whether the control daemon of CUDA MPS runs: it is one of the `processes`, or something listens where CUDA programs look for it.
-
-    That is the folder `pipes` (`CUDA_MPS_PIPE_DIRECTORY`), and all that can be seen of it where a container has the daemon of its host.
-    """
-    return _MPS_DAEMON in processes or _listens(Path(pipes or _MPS_PIPES) / "control")
-
-
 def cuda_mps() -> bool | None:
     """`Machine.cuda_mps` of this machine as it is now."""
-    return cuda_mps_runs(_process_names(), os.environ.get("CUDA_MPS_PIPE_DIRECTORY")) if _gpus()[0] else None
+    return _cuda_mps_runs() if _gpus()[0] else None
 
 
-def _process_names() -> set[str]:
-    return {str(process.info["name"]) for process in psutil.process_iter(["name"])}
-
-
-def _listens(path: Path) -> bool:
-    """Whether a process listens at a socket or reads from a pipe, and did not only leave it behind."""
-    try:
-        kind = path.stat().st_mode
-        if stat.S_ISFIFO(kind):
-            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
-            return True
-        if not stat.S_ISSOCK(kind):
-            return False
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            client.settimeout(1.0)
-            client.connect(str(path))
-    except OSError as error:
-        return error.errno == errno.EPROTOTYPE  # a listener that takes another kind of message
-    return True
+def _cuda_mps_runs() -> bool:
+    """True if the control daemon of CUDA MPS is a process here, or has its pipe where CUDA programs look for it, which is all that a
+    container sees of the daemon of its host."""
+    pipe = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _MPS_PIPES) / "control"
+    return pipe.exists() or any(process.info["name"] == _MPS_DAEMON for process in psutil.process_iter(["name"]))
 
 
 def _names(entry: str, uuid: str) -> bool:
@@ -246,50 +222,31 @@ def _gpus() -> tuple[list[tuple[str, Gpu]], str | None]:
 
 
 def _gpu(nvml: Any, index: int) -> list[tuple[str, Gpu]]:
-    """One GPU and its slices, each with its UUID; none of one that is lost. Of a GPU that is cut CUDA shows the first slice."""
+    """One GPU and its slices (MIG), each with its UUID; none of one that is lost. Of a GPU that is cut CUDA shows the first slice."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        slices = _slices(nvml, handle, index)
         whole = _described(nvml, handle, index)
     except nvml.NVMLError:
         return []
+    slices = []
+    with suppress(nvml.NVMLError):  # it cannot be cut
+        cut = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+        for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if cut else 0):
+            with suppress(nvml.NVMLError):  # nothing is at this place
+                uuid, found = _described(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place), index)
+                slices.append((uuid, structs.replace(found, cuda_name=uuid)))
     if slices:
         whole = whole[0], structs.replace(slices[0][1], cuda_name=str(index))
     return [whole, *slices]
 
 
-def _slices(nvml: Any, gpu: Any, index: int) -> list[tuple[str, Gpu]]:
-    """The slices (MIG) into which a GPU is cut; none of one that is whole or cannot be cut."""
-    try:
-        if nvml.nvmlDeviceGetMigMode(gpu)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
-            return []
-        places = range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu))
-    except nvml.NVMLError:
-        return []
-    found: list[tuple[str, Gpu]] = []
-    for place in places:
-        try:
-            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, place)
-        except nvml.NVMLError:
-            continue  # nothing is at this place
-        uuid, described = _described(nvml, handle, index)
-        found.append((uuid, structs.replace(described, cuda_name=uuid)))
-    return found
-
-
 def _described(nvml: Any, handle: Any, index: int) -> tuple[str, Gpu]:
-    uuid, name = str(nvml.nvmlDeviceGetUUID(handle)), str(nvml.nvmlDeviceGetName(handle))
-    total, free = _gpu_memory(nvml, handle)
-    return uuid, Gpu(index=index, cuda_name=str(index), name=name, memory_bytes=total, free_bytes=free)
-
-
-def _gpu_memory(nvml: Any, handle: Any) -> tuple[int, int] | tuple[None, None]:
-    """Size and free part of a GPU's memory, in bytes; None of memory that is shared with the CPU."""
-    try:
-        found = nvml.nvmlDeviceGetMemoryInfo(handle)
-    except nvml.NVMLError:
-        return None, None
-    return int(found.total), int(found.free)
+    total = free = None
+    with suppress(nvml.NVMLError):  # memory that is shared with the CPU
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        total, free = int(memory.total), int(memory.free)
+    gpu = Gpu(index=index, cuda_name=str(index), name=str(nvml.nvmlDeviceGetName(handle)), memory_bytes=total, free_bytes=free)
+    return str(nvml.nvmlDeviceGetUUID(handle)), gpu
 
 
 def _ask_torch() -> Mapping[str, Any]:

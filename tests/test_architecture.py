@@ -23,7 +23,7 @@ LEVELS = [
     ["stages", "engines"],
     ["runtime", "analysis"],
     ["session", "rewards", "calibration", "report", "export", "drawing", "remote"],
-    ["sweep", "doctor", "cluster", "training"],
+    ["sweep", "cluster", "training"],
     ["api"],
     ["cli", "ray"],
 ]

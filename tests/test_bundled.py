@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.bundled import FOLDERS, FileKind, bundled_files, find_file
+from pipeline.cli.author.diagnosis import load_roles
 from pipeline.data.recipe import find_recipe
-from pipeline.doctor import load_roles
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.loader import load_engines
 from pipeline.graph.plugins import engine_specs

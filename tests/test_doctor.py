@@ -1,7 +1,6 @@
 """What `pipeline doctor` decides, without printing it."""
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -12,7 +11,7 @@ import anyio
 import pytest
 from msgspec import structs
 
-from pipeline.doctor import (
+from pipeline.cli.author.diagnosis import (
     BackendState,
     Diagnosis,
     RoleState,
@@ -33,7 +32,6 @@ from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.spec import EngineSpec
 from pipeline.machine import GIB, Gpu, Machine
-from tests.support.checkpoints import rewrite
 from tests.support.runs import servers_file, solve_with
 from tests.support.small_server import VLLM, small_server
 
@@ -157,33 +155,21 @@ def test_an_engines_file_is_diagnosed(tmp_path: Path) -> None:
     assert found.machine.mps is not None
 
 
-@pytest.mark.torch
-def test_models_that_no_engine_could_serve_are_said(tmp_path: Path) -> None:
-    """Each broken in another way; the last one is whole."""
-    roles = ("empty", "tensors", "shape", "inner", "tokenizer", "piped", "whole")
-    models = {role: shutil.copytree(ROOT / "pipeline/models/tiny-draft", tmp_path / role) for role in roles}
-    os.truncate(models["empty"] / "model.safetensors", 0)
-    rewrite(models["tensors"], lambda name, tensor: None if "k_proj" in name else tensor)
-    rewrite(models["shape"], lambda name, tensor: tensor[:3] if name == "model.norm.weight" else tensor)
-    rewrite(models["inner"], lambda name, tensor: None if "down_proj" in name else tensor)
-    (models["tokenizer"] / "tokenizer.json").write_text('{"model": 5}')
-    (models["piped"] / "config.json").unlink()
-    os.mkfifo(models["piped"] / "config.json")
-    path = tmp_path / "engines.yaml"
-    specs: dict[str, dict[str, object]] = {role: {"backend": "torch", "model": str(model)} for role, model in models.items()}
-    speculation = {"method": "draft_model", "model": str(models["inner"])}
-    specs["inner"] = {"backend": "vllm", "model": "bundled:tiny-target", "speculative_config": speculation, "kv_cache_gib": 0.1}
-    path.write_text(json.dumps(specs))
-    found = diagnose(path)
-    said = {role.role: [finding.what for finding in role.findings if finding.fatal] for role in found.roles}
-    layers = "model.layers.0.self_attn.k_proj.weight, model.layers.1.self_attn.k_proj.weight"
-    assert said["empty"] == [f"{models['empty']} cannot be served: its model.safetensors is empty"]
-    assert said["tensors"] == [f"2 of the model's tensors are not in its files: {layers}"]
-    assert said["shape"] == ["1 of its tensors is not of the model's shape: model.norm.weight has 3, not 64"]
-    assert "2 of the model's tensors are not in its files: model.layers.0.mlp.down_proj.weight" in said["inner"][-1]
-    assert said["tokenizer"][0].startswith("its tokenizer cannot be loaded: ")
-    assert said["piped"] == [f"{models['piped']} cannot be served: its config.json is a named pipe, not a file"]
-    assert said["whole"] == []
+def test_a_model_without_weights_and_one_without_its_tokenizer_are_said(tmp_path: Path) -> None:
+    specs: dict[str, EngineSpec] = {role: TorchSpec(model=str(tmp_path / role)) for role in ("empty", "spoilt")}
+    for role in specs:
+        shutil.copytree(ROOT / "pipeline/models/tiny-draft", tmp_path / role)
+    (tmp_path / "empty/model.safetensors").unlink()
+    (tmp_path / "spoilt/tokenizer.json").write_text('{"model": 5}')
+    examined = anyio.run(examine, specs, machine(torch="2.13.0+cpu"))
+    assert examined["empty"] is not None
+    assert [each.what for each in examined["empty"].findings] == [
+        f"{tmp_path}/empty cannot be served: it has no weights, no *.safetensors or *.bin"
+    ]
+    tokenizers, [broken] = read_tokenizers(specs)
+    assert list(tokenizers) == ["empty"]
+    assert (broken.role, broken.fatal) == ("spoilt", True)
+    assert broken.what.startswith("its tokenizer cannot be loaded: ")
 
 
 def test_a_graph_stands_for_its_engines() -> None:

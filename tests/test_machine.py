@@ -1,7 +1,6 @@
 """Which GPUs CUDA would show, what a machine without a driver has, and what a container leaves of the memory."""
 
 import os
-import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ import psutil
 import pytest
 
 from pipeline import machine
-from pipeline.machine import GIB, Gpu, _gpu, cuda_mps_runs, gib, look, memory, versions, visible
+from pipeline.machine import GIB, Gpu, _cuda_mps_runs, _gpu, look, memory, versions, visible
 
 TWO = [
     ("GPU-aaaa-1", Gpu(index=0, cuda_name="0", name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB, free_bytes=79 * GIB)),
@@ -103,28 +102,11 @@ def test_a_look_finds_cores_memory_and_packages() -> None:
     assert (machine.cuda, machine.cuda_usable, machine.mps) == (None, None, None)
 
 
-def test_the_daemon_of_cuda_mps_is_a_process_or_listens_where_programs_look_for_it(tmp_path: Path) -> None:
-    pipes = str(tmp_path)
-    assert cuda_mps_runs({"python", "nvidia-cuda-mps-control"}, pipes)
-    assert not cuda_mps_runs({"python"}, pipes)
-    (tmp_path / "control").write_text("")
-    assert not cuda_mps_runs(set(), pipes)
-    (tmp_path / "control").unlink()
-    for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
-        (tmp_path / "control").unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX, kind) as listener:
-            listener.bind(str(tmp_path / "control"))
-            listener.listen()
-            assert cuda_mps_runs(set(), pipes)
-    assert not cuda_mps_runs(set(), pipes)  # the socket is left behind
-
-
-def test_a_pipe_counts_while_it_is_read(tmp_path: Path) -> None:
+def test_the_daemon_of_cuda_mps_has_its_pipe_where_programs_look_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert not _cuda_mps_runs()
     os.mkfifo(tmp_path / "control")
-    assert not cuda_mps_runs(set(), str(tmp_path))
-    reader = os.open(tmp_path / "control", os.O_RDONLY | os.O_NONBLOCK)
-    assert cuda_mps_runs(set(), str(tmp_path))
-    os.close(reader)
+    assert _cuda_mps_runs()
 
 
 def test_a_machine_without_a_driver_has_no_gpus() -> None:
@@ -137,7 +119,3 @@ def test_a_machine_without_a_driver_has_no_gpus() -> None:
 def test_without_the_library_that_asks_the_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert (look().gpus, look().driver) == ((), None)
-
-
-def test_sizes_are_printed_in_gib() -> None:
-    assert gib(3 * GIB // 2) == "1.5 GiB"

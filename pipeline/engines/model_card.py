@@ -7,22 +7,23 @@ as a last resort, the model's name; never at the network.
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from math import prod
 from pathlib import Path
 from typing import Any, get_args
 
 from msgspec import Struct, structs
 
-from pipeline.engine import Checkpoint, Finding
-from pipeline.engines.checkpoint import ANEW, Damaged, Flaw, Part, flaws_in, read_json, read_tensors, weight_files, whole_number
+from pipeline.engine import Finding
+from pipeline.engines.checkpoint import ANEW, FileFlaw, Part, flaws_in, read_json, weight_files
 from pipeline.errors import GraphError
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "F64": 8, "F32": 4, "BF16": 2, "F16": 2, "float8_e4m3fn": 1}
-_QUANTIZED_BYTES = (("mxfp8", 1.03), ("mxfp4", 0.54), ("nvfp4", 0.57), ("fp8", 1.01), ("int8", 1.01), ("w8a8", 1.01))
-_FOUR_BIT_BYTES = 0.54
-"""Bytes of a quantized weight with the scales of its group, an estimate: 4 bits, and 16 + 4 bits for each 128 weights."""
-_MOST_PARAMETERS = 10**15
-_FOUR_BIT = ("awq", "gptq", "bitsandbytes", "marlin", "4bit", "int4")
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+_QUANTIZED_BYTES = {"fp8": 1.01, "int8": 1.01, "w8a8": 1.01, "fp4": 0.56} | dict.fromkeys(
+    ("awq", "gptq", "bitsandbytes", "marlin", "4bit", "int4"), 0.54
+)
+"""Bytes of a quantized weight with the scales of its group, an estimate, by a part of the method's name."""
+_MAX_PARAMETERS = 10**15
+GUESSED = "its name"
+"""The source of a size that is only guessed."""
 
 
 class Shape(Struct, frozen=True, kw_only=True):
@@ -36,13 +37,13 @@ class Shape(Struct, frozen=True, kw_only=True):
     intermediate_size: int
     vocab_size: int
     tied: bool = False
-    """Whether input and output embeddings are the same."""
+    """True if input and output embeddings are the same."""
     ordinary: bool = True
-    """Whether every layer keeps keys and values of every token; otherwise the size of the cache is not known here."""
+    """True if every layer keeps keys and values of every token; otherwise the size of the cache is not known here."""
     mlp_parameters: int | None = None
     """Parameters of the experts of one layer; None for a model that is no mixture of experts."""
-    attention_bias: int = 0
-    """Parameters of the attention biases of one layer."""
+    biased: bool = False
+    """True if queries, keys and values have a bias."""
 
     @property
     def embeddings(self) -> int:
@@ -52,9 +53,10 @@ class Shape(Struct, frozen=True, kw_only=True):
     @property
     def parameters(self) -> int:
         """Parameters of the whole model: exact for Llama's and Qwen2's layout, an estimate for others."""
-        attention = self.hidden_size * self.head_dim * (2 * self.heads + 2 * self.kv_heads) + self.attention_bias
+        attention = self.hidden_size * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        biases = self.head_dim * (self.heads + 2 * self.kv_heads) if self.biased else 0
         mlp = self.mlp_parameters or 3 * self.hidden_size * self.intermediate_size
-        return self.layers * (attention + mlp + 2 * self.hidden_size) + self.embeddings + self.hidden_size
+        return self.layers * (attention + biases + mlp + 2 * self.hidden_size) + self.embeddings + self.hidden_size
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
@@ -67,7 +69,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     folder: str | None = None
     """The folder of its files on this machine; None where they are not here."""
     rough: bool = False
-    """Whether the size is only a guess from the name."""
+    """True if the size is only a guess from the name."""
     parameters: int | None = None
     file_bytes: int | None = None
     """Size of its weights on disk."""
@@ -79,10 +81,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     """The context length that it was made for, in tokens."""
     stretched: bool = False
-    """Whether its configuration scales the positions, so that longer contexts may work too."""
-    architecture: str | None = None
-    """The name of its class in transformers."""
-    flaws: tuple[Flaw, ...] = ()
+    """True if its configuration scales the positions, so that longer contexts may work too."""
+    flaws: tuple[FileFlaw, ...] = ()
     """What is wrong with its files, where they are on this machine."""
 
     def weights_bytes(self, dtype: str, quantization: str | None = None) -> int | None:
@@ -91,7 +91,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
             return self.file_bytes
         if self.parameters is None:
             return self.file_bytes
-        each = quantized_bytes(quantization or self.quantization)
+        name = (quantization or self.quantization or "").lower()
+        each = next((size for part, size in _QUANTIZED_BYTES.items() if part in name), None)
         if each is None:
             return self.parameters * DTYPE_BYTES[dtype]
         whole = self.shape.embeddings if self.shape else 0
@@ -104,13 +105,6 @@ class ModelCard(Struct, frozen=True, kw_only=True):
         return 2 * self.shape.layers * max(1, self.shape.kv_heads // ranks) * self.shape.head_dim * value_bytes
 
 
-def quantized_bytes(quantization: str | None) -> float | None:
-    """Bytes of one weight under the quantization of this name; None without one or for one that is not known here."""
-    name = (quantization or "").lower()
-    known = next((each for part, each in _QUANTIZED_BYTES if part in name), None)
-    return known or (_FOUR_BIT_BYTES if any(part in name for part in _FOUR_BIT) else None)
-
-
 def read_card(model: str) -> ModelCard:
     """What is known of `model`, a folder or a hub name; for an unknown one an almost empty card."""
     folder = local_folder(model)
@@ -118,8 +112,7 @@ def read_card(model: str) -> ModelCard:
         return _from_folder(model, folder)
     if (published := PUBLISHED.get(model)) is not None:
         return card_from_config(model, published, "its config.json as published")
-    guess = parameters_in(model)
-    return ModelCard(model=model, source="its name" if guess else "nothing is known", rough=True, parameters=guess)
+    return card_from_config(model, {}, "")
 
 
 def local_folder(model: str) -> Path | None:
@@ -136,7 +129,7 @@ def local_folder(model: str) -> Path | None:
 
 
 def is_hub_name(model: str) -> bool:
-    """Whether `model` can be a name on the hub; a path cannot."""
+    """True if `model` can be a name on the hub; a path cannot."""
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", model) is not None
 
 
@@ -157,8 +150,7 @@ def missing(role: str, card: ModelCard, needs: Collection[Part] = get_args(Part)
         for flaw in card.flaws:
             if flaw.part in needs:
                 yield Finding(role=role, what=f"{card.model} cannot be served: {flaw.what}", remedy=ANEW, fatal=True)
-        return
-    if not is_hub_name(card.model):
+    elif not is_hub_name(card.model):
         what, remedy = f"no such directory: {card.model}", "name a folder with the model's files, or a model on the hub"
         yield Finding(role=role, what=what, remedy=remedy, fatal=True)
     elif is_offline():
@@ -176,55 +168,39 @@ def refuse(findings: Iterable[Finding]) -> None:
             raise GraphError(f"engine {finding.role!r}", f"{finding.what}; {finding.remedy}")
 
 
-def checkpoint_of(role: str, card: ModelCard, *, own_class: bool) -> Checkpoint | None:
-    """The weights of a model whose tensors can be compared; None where they are not on this machine, or are damaged."""
-    if card.folder is None or card.file_bytes is None or any(flaw.part != "tokenizer" for flaw in card.flaws):
-        return None
-    return Checkpoint(role=role, folder=card.folder, own_class=own_class)
-
-
 def is_offline() -> bool:
-    """Whether the user forbids downloads from the hub."""
+    """True if the user forbids downloads from the hub."""
     return os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on")
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape | None:
     """The shape that a `config.json` describes; None where it lacks the usual keys, or its numbers are those of no model."""
-    inner = config.get("text_config")
-    config = {**config, **inner} if isinstance(inner, dict) else config
     try:
-        shape = _shape(config)
+        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        shape = Shape(
+            layers=int(config["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or hidden // heads),
+            hidden_size=hidden,
+            intermediate_size=int(config["intermediate_size"]),
+            vocab_size=int(config["vocab_size"]),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            ordinary=_is_ordinary(config),
+            mlp_parameters=_expert_parameters(config, hidden),
+            biased=bool(config.get("attention_bias", config.get("model_type") == "qwen2")),
+        )
     except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError):
         return None
     sizes = (shape.layers, shape.heads, shape.kv_heads, shape.head_dim, shape.hidden_size, shape.intermediate_size, shape.vocab_size)
-    return shape if min(sizes) > 0 and max(*sizes, shape.parameters) < _MOST_PARAMETERS else None
-
-
-def _shape(config: Mapping[str, Any]) -> Shape:
-    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-    kv_heads, head_dim = int(config.get("num_key_value_heads") or heads), int(config.get("head_dim") or hidden // heads)
-    biased = config.get("attention_bias", config.get("model_type") == "qwen2")
-    return Shape(
-        layers=int(config["num_hidden_layers"]),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        hidden_size=hidden,
-        intermediate_size=int(config["intermediate_size"]),
-        vocab_size=int(config["vocab_size"]),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        ordinary=_is_ordinary(config),
-        mlp_parameters=_expert_parameters(config, hidden),
-        attention_bias=(heads + 2 * kv_heads) * head_dim if biased else 0,
-    )
+    return shape if min(sizes) > 0 and max(*sizes, shape.parameters) < _MAX_PARAMETERS else None
 
 
 def _is_ordinary(config: Mapping[str, Any]) -> bool:
-    """Whether a model has no latent attention, sliding windows, recurrent layers or caches that layers share (`Shape.ordinary`)."""
+    """True if a model has no latent attention, sliding windows, recurrent layers or caches that layers share (`Shape.ordinary`)."""
     if any(config.get(key) for key in ("kv_lora_rank", "num_kv_shared_layers", "layers_block_type", "ssm_cfg", "attn_layer_period")):
         return False
-    layer_types = config.get("layer_types")
-    if layer_types:
+    if layer_types := config.get("layer_types"):
         return set(layer_types) == {"full_attention"}
     return not (config.get("sliding_window") and config.get("use_sliding_window", True))
 
@@ -239,64 +215,48 @@ def _expert_parameters(config: Mapping[str, Any], hidden: int) -> int | None:
     return 3 * hidden * (experts * inner + shared) + hidden * experts
 
 
-def _from_folder(model: str, folder: Path) -> ModelCard:
-    # Of a model on the hub, what is missing in the cache is downloaded at the start.
-    flaws = tuple(flaws_in(folder)) if is_offline() or folder == Path(model).expanduser() else ()
-    card = card_from_config(model, read_json(folder / "config.json"), "its config.json")
-    card = structs.replace(card, folder=str(folder), flaws=flaws)
-    size, parameters = _files(folder, DTYPE_BYTES.get(card.dtype or ""))
-    if size is None:
-        return card
-    # Packed weights are not parameters: of a quantized model only the size counts.
-    counted = parameters if card.quantization is None else None
-    return structs.replace(card, source="its files", rough=False, file_bytes=size, parameters=counted or card.parameters)
-
-
 def card_from_config(model: str, config: Mapping[str, Any], source: str) -> ModelCard:
-    """What a `config.json` says of a model; `source` is where it is from."""
-    shape = shape_of(config)
-    guess = parameters_in(model)
-    inner = config.get("text_config") if isinstance(config.get("text_config"), dict) else None
-    context = (inner or config).get("max_position_embeddings")
-    quantized = config.get("quantization_config")
-    dtype, classes = config.get("dtype") or config.get("torch_dtype"), config.get("architectures")
+    """What a `config.json` says of a model, and where that says nothing its name; `source` is where the configuration is from."""
+    inner = config.get("text_config")
+    config = {**config, **inner} if isinstance(inner, dict) else config
+    shape, guess = shape_of(config), parameters_in(model)
+    context, quantized = config.get("max_position_embeddings"), config.get("quantization_config")
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    rope = config.get("rope_scaling") or config.get("rope_parameters")
     return ModelCard(
         model=model,
-        source=source if shape else "its name" if guess else "nothing is known",
+        source=source if shape else GUESSED if guess else "nothing is known",
         rough=shape is None,
         parameters=shape.parameters if shape else guess,
         dtype=dtype if isinstance(dtype, str) and dtype in DTYPE_BYTES else None,
         quantization=str(quantized.get("quant_method")) if isinstance(quantized, dict) else None,
         shape=shape,
-        max_model_len=whole_number(context),
-        stretched=_is_stretched(inner or config),
-        architecture=classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else None,
+        max_model_len=context if isinstance(context, int) and context > 0 else None,
+        stretched=isinstance(rope, dict) and rope.get("rope_type", rope.get("type", "default")) != "default",
     )
 
 
-def _is_stretched(config: Mapping[str, Any]) -> bool:
-    rope = config.get("rope_scaling") or config.get("rope_parameters")
-    return isinstance(rope, dict) and rope.get("rope_type", rope.get("type", "default")) != "default"
+def _from_folder(model: str, folder: Path) -> ModelCard:
+    # Of a model on the hub, what is missing in the cache is downloaded at the start.
+    flaws = tuple(flaws_in(folder)) if is_offline() or folder == Path(model).expanduser() else ()
+    card = card_from_config(model, read_json(folder / "config.json"), "its config.json")
+    card = structs.replace(card, folder=str(folder), flaws=flaws)
+    if not (size := _weights_size(folder)):
+        return card
+    # Packed weights are not parameters: of a quantized model only the size counts.
+    saved = None if card.quantization is not None else DTYPE_BYTES.get(card.dtype or "")
+    parameters = card.parameters if saved is None else size // saved
+    return structs.replace(card, source="its files", rough=False, file_bytes=size, parameters=parameters)
 
 
-def _files(folder: Path, saved_bytes: int | None) -> tuple[int | None, int | None]:
-    """Size in bytes of the weights on disk, and their number; None where files are missing or do not tell."""
-    files = weight_files(folder)
+def _weights_size(folder: Path) -> int:
+    """Size of the weights on disk, or as the index tells it where files are missing; 0 where neither is known."""
     try:
-        if files and all(path.suffix == ".safetensors" for path in files):
-            count = sum(prod(shape) for path in files for shape in read_tensors(path).values())
-            return sum(path.stat().st_size for path in files), count
-        total = sum(path.stat().st_size for path in files)
-    except (Damaged, OSError):
-        total = 0
-    total = total or _indexed_bytes(folder)
-    return (total, total // saved_bytes if saved_bytes else None) if total else (None, None)
-
-
-def _indexed_bytes(folder: Path) -> int:
-    """Size of the weights as the index tells it; 0 where it does not."""
-    metadata = read_json(folder / "model.safetensors.index.json").get("metadata")
-    return whole_number(metadata.get("total_size")) or 0 if isinstance(metadata, dict) else 0
+        return sum(path.stat().st_size for path in weight_files(folder))
+    except OSError:
+        metadata = read_json(folder / "model.safetensors.index.json").get("metadata")
+        size = metadata.get("total_size") if isinstance(metadata, dict) else None
+        return int(size) if isinstance(size, int | float) else 0
 
 
 def _qwen2(layers: int, heads: int, kv_heads: int, hidden: int, inner: int, vocab: int, context: int) -> dict[str, Any]:

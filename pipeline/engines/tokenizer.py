@@ -5,12 +5,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from pipeline.engines.chat_template import ChatTemplate
-from pipeline.engines.checkpoint import unusual_file
 from pipeline.engines.plain_text import Marked
 from pipeline.errors import GraphError, RequestRefused, boundary, reason
 from pipeline.imports import without_collections
@@ -40,8 +38,6 @@ class HFTokenizer:
 
         `template_arguments` are passed to its chat template in addition to the messages, such as `enable_thinking`.
         """
-        if (flaw := unusual_file(Path(model).expanduser())) is not None:
-            raise GraphError(model, flaw)
         with boundary(GraphError, model, foreign=(OSError, ValueError)):
             self._hf: Any = _loaded(model, trust_remote_code)
         self._model, self._template_arguments = model, template_arguments

@@ -17,16 +17,16 @@ from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing
 from pipeline.errors import ContextOverflow, RequestRefused
 
 _FINISH_REASONS = get_args(FinishReason)
-_MOST_SEED = (1 << 63) - 1
+_MAX_SEED = (1 << 63) - 1
 _ROUNDING = 0.01
 """A log probability may be this much above 0, nats a token: half-precision engines round."""
-_MOST_COUNTED = 16
+_MAX_COUNTED = 16
 """Most tokens that a server's own tokenizer may count for one of the engine's; the two differ where texts are sent."""
 _SPARE_TOKENS = 64
 """Tokens that a server may put around a prompt."""
 _ROUNDING_S = 1e-6
 """A time may be this much below 0, as a difference of two rounded times."""
-_MOST_SECONDS = 1e9
+_MAX_SECONDS = 1e9
 """A longer time is none: its nanoseconds must be a number of 64 bits, and a sum of such times as well."""
 _MANY_IDS = 128
 """From this many on, numpy finds the largest one faster."""
@@ -89,7 +89,7 @@ def _flaw_in_sampling(request: Request) -> str | None:
         return f"temperature={request.temperature} or top_p={request.top_p} is out of range"
     if request.top_k < 0 or not 0 <= request.min_p <= 1:
         return f"top_k={request.top_k} or min_p={request.min_p} is out of range"
-    if not 0 <= request.seed <= _MOST_SEED:
+    if not 0 <= request.seed <= _MAX_SEED:
         return f"seed {request.seed} is not a 63-bit number"
     if "" in request.stop:
         return "a stop string is empty"
@@ -137,7 +137,7 @@ def flaw_in_usage(usage: Usage, request: Request) -> str | None:
     """Why `usage` cannot be that of `request`, in one clause; None where it can be. Raises `TypeError` for what is no whole number."""
     read, cached, sampled = index(usage.input_tokens), index(usage.cached_input_tokens or 0), index(usage.output_tokens)
     given = len(request.prompt_ids) + len(request.scored_ids)
-    if not 0 <= cached <= read <= request.n * (_MOST_COUNTED * given + _SPARE_TOKENS):
+    if not 0 <= cached <= read <= request.n * (_MAX_COUNTED * given + _SPARE_TOKENS):
         return f"it counts {_shown(read)} prompt tokens, {_shown(cached)} of them cached, for a prompt of {given}"
     if not 0 <= sampled <= request.n * (request.max_tokens + 1):
         return f"it counts {_shown(sampled)} sampled tokens where {request.n * request.max_tokens} may be sampled"
@@ -147,7 +147,7 @@ def flaw_in_usage(usage: Usage, request: Request) -> str | None:
 def flaw_in_timing(timing: Timing) -> str | None:
     """Why `timing` cannot be that of any request, in one clause; None where it can be."""
     for seconds in (timing.queue_time_s, timing.prefill_time_s, timing.decode_time_s, timing.time_to_first_token_s):
-        if seconds is not None and not -_ROUNDING_S <= seconds <= _MOST_SECONDS:
+        if seconds is not None and not -_ROUNDING_S <= seconds <= _MAX_SECONDS:
             return f"{_shown(seconds)} s is not a valid time"
     return None
 

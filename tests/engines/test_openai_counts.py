@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.analysis import summary_tables
 from pipeline.analysis.ledger import ledger
 from pipeline.analysis.summary import summarize
-from pipeline.doctor import examine
+from pipeline.cli.author.diagnosis import examine
 from pipeline.engine import Fact, Request
 from pipeline.engines.openai.backend import open_openai
 from pipeline.engines.openai.spec import OpenAISpec

@@ -1,7 +1,6 @@
 """Tensors of a checkpoint against those of its model: what is refused, and what must go on working. Everything is small."""
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -38,10 +37,11 @@ def saved(folder: Path, name: str, **options: Any) -> Path:
     return folder
 
 
-def flaw(folder: Path, *, own_class: bool = True) -> str | None:
+def flaw(folder: Path) -> str | None:
+    """What vLLM's worker says before it loads."""
     from pipeline.engines.torch.tensors import flaw_in_tensors
 
-    return flaw_in_tensors(str(folder), own_class=own_class)
+    return flaw_in_tensors(folder)
 
 
 def loaded(folder: Path) -> None:
@@ -59,13 +59,13 @@ def loaded(folder: Path) -> None:
     ],
     ids=["missing", "tied", "shape"],
 )
-def test_the_torch_engine_makes_nothing_up(tmp_path: Path, change: Change, says: str) -> None:
+def test_no_engine_makes_tensors_up(tmp_path: Path, change: Change, says: str) -> None:
     folder = Path(shutil.copytree(MODELS / "tiny-draft", tmp_path / "model"))
     assert flaw(folder) is None
     rewrite(folder, change)
     with pytest.raises(CannotLoad, match=says):
         loaded(folder)
-    assert str(flaw(folder)) == str(flaw(folder, own_class=False)) != "None"
+    assert re.search(says, str(flaw(folder)))
 
 
 def test_other_names_are_said_to_be_there(tmp_path: Path) -> None:
@@ -93,79 +93,10 @@ def test_experts_are_counted_one_by_one(tmp_path: Path, name: str) -> None:
         loaded(folder)
 
 
-def test_a_head_belongs_to_a_class_that_has_one(tmp_path: Path) -> None:
-    """What serves it as that class needs the head; what serves it as a language model needs another one."""
-    folder = saved(tmp_path / "head", "LlamaForSequenceClassification", num_labels=2)
-    assert flaw(folder) is None
-    assert "1 of the model's tensors is not in its files: lm_head.weight" in str(flaw(folder, own_class=False))
-    rewrite(folder, without("score"))
-    assert str(flaw(folder)) == "1 of the model's tensors is not in its files: score.weight"
-
-
-def quantized(folder: Path, keep: Change) -> Path:
-    """The model as GPTQ saves it: packed weights and their scales under other names."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    packed: dict[str, Any] = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        if "_proj.weight" in name:
-            module = name.removesuffix("weight")
-            packed |= {f"{module}qweight": torch.zeros(4, 32, dtype=torch.int32), f"{module}scales": torch.zeros(1, 32)}
-        else:
-            packed[name] = tensor
-    save_file({name: tensor for name, tensor in packed.items() if keep(name, tensor) is not None}, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq", "bits": 4}}))
-    return folder
-
-
-@pytest.mark.parametrize(("name", "options"), [("LlamaForCausalLM", {}), ("Qwen3MoeForCausalLM", EXPERTS)])
-def test_packed_weights_are_weights(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    assert flaw(quantized(saved(tmp_path / "whole", name, **options), without("no such name"))) is None
-    lacking = quantized(saved(tmp_path / "lacking", name, **options), without("layers.1.self_attn.k_proj"))
-    assert str(flaw(lacking)) == "1 of the model's tensors is not in its files: model.layers.1.self_attn.k_proj.weight"
-
-
-def test_a_quantization_may_be_described_in_a_file_of_its_own(tmp_path: Path) -> None:
-    folder = quantized(saved(tmp_path / "whole", "LlamaForCausalLM"), without("no such name"))
-    config = json.loads((folder / "config.json").read_text())
-    del config["quantization_config"]
-    (folder / "config.json").write_text(json.dumps(config))
-    assert "of the model's tensors are not in its files" in str(flaw(folder))
-    (folder / "hf_quant_config.json").write_text("{}")
-    assert flaw(folder) is None
-
-
-def test_shards_pickles_and_what_a_checkpoint_has_beside_the_model(tmp_path: Path) -> None:
-    import torch
-    from safetensors.torch import load_file
-
-    folder = saved(tmp_path / "llama", "LlamaForCausalLM")
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
-    from safetensors.torch import save_file
-
-    halves = [dict(list(tensors.items())[::2]), dict(list(tensors.items())[1::2]) | {"rotary_emb.inv_freq": torch.zeros(4)}]
-    for name, half in zip(names, halves, strict=True):
-        save_file(half, folder / name)
-    weight_map = {key: name for name, half in zip(names, halves, strict=True) for key in half}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    assert flaw(folder) is None
-    loaded(folder)
-    for name in (*names, "model.safetensors.index.json"):
-        os.unlink(folder / name)
-    torch.save(tensors, folder / "pytorch_model.bin")
-    assert flaw(folder) is None
-    torch.save(halves[0], folder / "pytorch_model.bin")
-    assert "of the model's tensors are not in its files" in str(flaw(folder))
-
-
 def test_what_transformers_does_not_know_is_left_to_the_engine(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(MODELS / "tiny-draft", tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text())
-    for change in ({"model_type": "nobodys"}, {"architectures": ["NobodysForCausalLM"]}, {"architectures": None}):
+    for change in ({"model_type": "nobodys"}, {"architectures": None}, {"quantization_config": {"quant_method": "gptq", "bits": 4}}):
         (folder / "config.json").write_text(json.dumps(config | change))
         assert flaw(folder) is None
 
@@ -188,9 +119,7 @@ class Malicious:
         return print, ("unpickled",)
 
 
-def test_a_pickle_of_more_than_tensors_is_one_sentence_to_doctor_and_to_the_engine(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pickle_of_more_than_tensors_is_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     import torch
     from safetensors.torch import load_file
 
@@ -198,16 +127,9 @@ def test_a_pickle_of_more_than_tensors_is_one_sentence_to_doctor_and_to_the_engi
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save(tensors, folder / "pytorch_model.bin")
-    assert flaw(folder) is None
     loaded(folder)
     torch.save(tensors | {"more": Malicious()}, folder / "pytorch_model.bin")
     said = "its weights are a pickle of more than tensors, which may run code when it is loaded, and so is not (safetensors cannot)"
-    assert flaw(folder) == said
     with pytest.raises(CannotLoad, match=f"^{re.escape(said)}; "):
         loaded(folder)
     assert "unpickled" not in capfd.readouterr().out
-    torch.save([tensors], folder / "pytorch_model.bin")
-    assert flaw(folder) == "its pytorch_model.bin holds no tensors by name"
-    content = (folder / "pytorch_model.bin").read_bytes()
-    (folder / "pytorch_model.bin").write_bytes(content[: len(content) // 2])
-    assert flaw(folder) == "its pytorch_model.bin cannot be read: it is damaged, or not a torch file"

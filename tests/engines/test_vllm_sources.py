@@ -9,13 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.engines.adapters import AdapterCard
 from pipeline.engines.vllm.check import VERSIONS
-from pipeline.engines.vllm.memory_plan import MOST_RANK, batched_tokens, lora_rank
-from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
-from pipeline.machine import GIB, Gpu
+from pipeline.engines.vllm.spec import SpeculativeSpec
 from tests.support.paths import ROOT
-from tests.support.vllm_sources import Declared, batch_defaults, installed, wheel
+from tests.support.vllm_sources import Declared, installed, wheel
 
 CHECKED = ("0.24.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0")
 """The newest release of every minor version in the range that is supported."""
@@ -66,8 +63,6 @@ UNDERSTOOD = {
 """The errors that `AsyncLLM.generate` tells apart: of one request that is flawed, of one that may be sent again, and the engine's death."""
 OPTIONAL = {"logprob_token_ids"}
 """What `terms` looks up in the installed version before it is said."""
-GPUS = {"NVIDIA H200": 140, "NVIDIA H100 80GB HBM3": 79, "NVIDIA A100-SXM4-80GB": 79, "NVIDIA RTX A6000": 47, "NVIDIA H100 MIG 3g.40gb": 39}
-"""Sizes in GiB. From 160 GiB on 0.24 chooses less than later versions."""
 
 
 def said(*functions: str) -> set[str]:
@@ -116,15 +111,6 @@ def flaws(declared: Declared) -> Iterator[str]:
     marked = {each.name for each in methods if "abstractmethod" in map(ast.unparse, each.decorator_list)}
     if more := marked - {"__init__", "record", "log_engine_initialized"}:
         yield f"a stat logger must have {', '.join(sorted(more))}"
-    ranks = literals(declared.value("vllm/config/lora.py", "MaxLoRARanks"))
-    planned = {lora_rank([AdapterCard(path="a", rank=rank)]) for rank in range(1, MOST_RANK + 1)}
-    if not planned <= {*ranks}:
-        yield f"room for an adapter has one of the ranks {ranks}"
-    for name, memory in GPUS.items():
-        gpu = Gpu(index=0, cuda_name="0", name=name, memory_bytes=memory * GIB, free_bytes=None)
-        vllms = batch_defaults(declared, memory * GIB, name)["OPENAI_API_SERVER"]
-        if batched_tokens(VllmSpec(model="m"), gpu) != vllms:
-            yield f"an iteration on {name} has {vllms} tokens, not {batched_tokens(VllmSpec(model='m'), gpu)}"
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.doctor import load_roles
+from pipeline.cli.author.diagnosis import load_roles
 from pipeline.engines.model_card import PUBLISHED
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.check import findings, look_up

@@ -7,7 +7,7 @@ import os
 import re
 import urllib.request
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -133,27 +133,3 @@ def _names(node: ast.AST) -> set[str]:
         return set().union(*(_names(each) for each in _body(node)))
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
     return {target.id for target in targets if isinstance(target, ast.Name)}
-
-
-def batch_defaults(declared: Declared, memory_bytes: int, name: str) -> Mapping[str, int]:
-    """What vLLM's own `EngineArgs.get_batch_defaults` says for a GPU: tokens of an iteration, by usage context."""
-    path = "vllm/engine/arg_utils.py"
-    node = declared.node(path, "EngineArgs.get_batch_defaults")
-    assert isinstance(node, ast.FunctionDef)
-    node.decorator_list, node.returns = [], None
-    node.body = [each for each in node.body if not isinstance(each, ast.ImportFrom | ast.AnnAssign)]
-    for argument in node.args.args:
-        argument.annotation = None
-
-    class Platform:
-        get_device_total_memory = staticmethod(lambda: memory_bytes)
-        get_device_name = staticmethod(lambda: name)
-        is_tpu = is_cpu = is_device_capability = staticmethod(lambda *_: False)
-
-    class Context:
-        LLM_CLASS, OPENAI_API_SERVER = "LLM_CLASS", "OPENAI_API_SERVER"
-
-    scope = {"current_platform": Platform, "UsageContext": Context, "GiB_bytes": 1 << 30}
-    exec(compile(ast.fix_missing_locations(ast.Module([node], [])), path, "exec"), scope)
-    tokens: Mapping[str, int] = scope["get_batch_defaults"](None, 1)[0]  # type: ignore[operator]
-    return tokens

@@ -1,25 +1,30 @@
 """`pipeline doctor [GRAPH|ENGINES|RUN]`: what a machine has, and whether engines could start on it."""
 
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import msgspec
 from rich import box
 from rich.table import Table
 
+from pipeline.cli.author.diagnosis import Diagnosis, RoleState, diagnose
 from pipeline.cli.commands import command, option
 from pipeline.cli.console import PlainConsole
 from pipeline.cli.options import batch_size_option, json_option, model_option, overwrite_option, with_models
 from pipeline.cli.terminal import print_line, print_notice, print_page
-from pipeline.doctor import Diagnosis, RoleState, diagnose
-from pipeline.engine import Finding, MemoryRow
+from pipeline.engine import MemoryRow
 from pipeline.engines.cores import ranges
-from pipeline.engines.placement.engines_file import engines_text
 from pipeline.engines.placement.machines import described, machine_named
 from pipeline.errors import UsageError
 from pipeline.export.output import check_output, whole_file
+from pipeline.graph.yaml_file import written
 from pipeline.machine import GIB, Gpu, Machine, gib, look
+
+_WIDTH = 118
+"""Characters of a comment in an engines file."""
 
 
 @command()
@@ -75,51 +80,53 @@ def _write(path: Path, engines: dict[str, dict[str, Any]], head: list[str]) -> N
     print_notice(f"wrote {path}")
 
 
+def engines_text(engines: Mapping[str, Mapping[str, Any]], head: Sequence[str]) -> str:
+    """An engines file with these fields by role, and `head` as its first comments."""
+    lines = [f"# {part}" for line in head for part in textwrap.wrap(line, _WIDTH, break_on_hyphens=False)]
+    for role, fields in engines.items():
+        lines += [f"{role}:", *(f"  {name}: {written(value)}" for name, value in fields.items())]
+    return "\n".join(lines) + "\n"
+
+
 def _print(diagnosis: Diagnosis) -> None:
-    console = PlainConsole()
-    if diagnosis.machine.assumed:
-        gpus = diagnosis.machine.gpus
-        console.print(_pairs(f"{diagnosis.system}, assumed", [(f"GPU {ranges([gpu.index for gpu in gpus])}", _gpu(gpus[0]))]))
+    console, machine = PlainConsole(), diagnosis.machine
+    if machine.assumed:
+        numbers = ranges([gpu.index for gpu in machine.gpus])
+        console.print(_pairs(f"{diagnosis.system}, assumed", [(f"GPU {numbers}", _gpu(machine.gpus[0]))]))
     else:
-        console.print(_pairs("this machine", _machine_rows(diagnosis)))
-        console.print(_backends(diagnosis))
+        console.print(_pairs("this machine", _machine_rows(diagnosis.system, machine)))
+        table = _table("backend", "usable", "")
+        for state in diagnosis.backends:
+            table.add_row(state.backend, "yes" if state.usable else "no", "; ".join(filter(None, (state.what, state.remedy))))
+        console.print(table)
     if diagnosis.engines_file is None:
         console.print("pipeline doctor GRAPH or ENGINES also says whether its engines could start.")
         return
     console.print(_pairs(diagnosis.engines_file, [(role.role, _role(role)) for role in diagnosis.roles]))
-    if diagnosis.memory:
-        console.print(_memory(diagnosis.memory))
-        console.print(
-            f"Other (activations, graphs, processes) is assumed. Weights: {_sources(diagnosis.memory)}.{_lengths(diagnosis.memory)}"
-        )
-    for sentence in diagnosis.notices:
+    if rows := diagnosis.memory:
+        console.print(_memory(rows))
+        sources = ", ".join(dict.fromkeys(f"{row.role} by {row.weights_source}" for row in rows))
+        console.print(f"Other (activations, graphs, processes) is assumed. Weights: {sources}.{_lengths(rows)}")
+    handover = [] if diagnosis.handover is None else [f"Hand-over: {diagnosis.handover}."]
+    for sentence in (*diagnosis.notices, *(f"Sharing: {each}." for each in diagnosis.sharing), *handover):
         console.print(sentence)
-    for sentence in diagnosis.sharing:
-        console.print(f"Sharing: {sentence}.")
-    if diagnosis.handover:
-        console.print(f"Hand-over: {diagnosis.handover}.")
     failing = [role.role for role in diagnosis.roles if not role.could_start]
     console.print(f"{' and '.join(failing)} could not start." if failing else "Every role could start.", style="bold")
 
 
-def _cores(machine: Machine) -> str:
+def _machine_rows(system: str, machine: Machine) -> list[tuple[str, str]]:
     limited = machine.core_count < len(machine.cores)
-    return f"{len(machine.cores)}" + (f", of which a CPU quota leaves the time of {machine.core_count}" if limited else "")
-
-
-def _machine_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    machine = diagnosis.machine
-    shown = [f"{name} {version}" for name, version in machine.versions.items()]
+    quota = f", of which a CPU quota leaves the time of {machine.core_count}" if limited else ""
     return [
-        ("system", diagnosis.system),
-        ("cores", _cores(machine)),
+        ("system", system),
+        ("cores", f"{len(machine.cores)}{quota}"),
         ("memory", f"{gib(machine.memory_bytes)}, {gib(machine.free_memory_bytes)} free"),
         *((f"GPU {gpu.index}", _gpu(gpu)) for gpu in machine.gpus),
         *([] if machine.gpus else [("GPU", "none that the NVIDIA driver and CUDA_VISIBLE_DEVICES show")]),
         *([] if machine.cuda_mps is None else [("CUDA MPS", f"its control daemon {'runs' if machine.cuda_mps else 'does not run'}")]),
         ("driver", machine.driver or "none"),
-        ("torch sees", _torch_sees(diagnosis)),
-        ("versions", ", ".join(shown)),
+        ("torch sees", _torch_sees(machine)),
+        ("versions", ", ".join(f"{name} {version}" for name, version in machine.versions.items())),
     ]
 
 
@@ -129,77 +136,53 @@ def _gpu(gpu: Gpu) -> str:
     return f"{gpu.name}, {gib(gpu.memory_bytes)}, {gib(gpu.free_bytes)} free"
 
 
-def _torch_sees(diagnosis: Diagnosis) -> str:
-    machine = diagnosis.machine
+def _torch_sees(machine: Machine) -> str:
     if machine.cuda_usable is None:
         return "torch does not load here"
-    cuda = (
-        f"CUDA {machine.cuda}" if machine.cuda_usable else f"no CUDA device (built for CUDA {machine.cuda})" if machine.cuda else "no CUDA"
-    )
-    return f"{cuda}, {'Apple MPS' if machine.mps else 'no Apple MPS'}"
-
-
-def _backends(diagnosis: Diagnosis) -> Table:
-    table = _table("backend", "usable", "")
-    for state in diagnosis.backends:
-        table.add_row(state.backend, "yes" if state.usable else "no", "; ".join(filter(None, (state.what, state.remedy))))
-    return table
+    built = f"no CUDA device (built for CUDA {machine.cuda})" if machine.cuda else "no CUDA"
+    return f"{f'CUDA {machine.cuda}' if machine.cuda_usable else built}, {'Apple MPS' if machine.mps else 'no Apple MPS'}"
 
 
 def _role(role: RoleState) -> str:
-    answer = "could start" if role.could_start else "could not start"
-    lines = [
-        f"{role.backend} {role.model}: {answer if role.checked else 'nothing to check'}",
-        *(_line(finding) for finding in role.findings),
-    ]
-    return "\n".join(lines)
+    answer = "nothing to check" if not role.checked else "could start" if role.could_start else "could not start"
+    findings = (f"{'error' if each.fatal else 'note'}: {each.what}; {each.remedy}" for each in role.findings)
+    return "\n".join([f"{role.backend} {role.model}: {answer}", *findings])
 
 
-def _line(finding: Finding) -> str:
-    return f"{'error' if finding.fatal else 'note'}: {finding.what}; {finding.remedy}"
-
-
-def _memory(rows: tuple[MemoryRow, ...]) -> Table:
+def _memory(rows: Sequence[MemoryRow]) -> Table:
+    """The memory plan; devices with the same rows are shown once."""
     table = _table("device", "role", "share", "total", "weights", "other", "cache", "tokens", "contexts", right_from=2)
     table.title, table.title_justify = "memory plan, GiB", "left"
-    for devices, cells in _alike(rows).items():
+    alike: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+    for device in dict.fromkeys(row.device for row in rows):
+        here = [row for row in rows if row.device == device]
+        alike.setdefault((*map(_cells, here), _sum(here)), []).append(device)
+    for cells, devices in alike.items():
+        numbers = [int(device.removeprefix("GPU ")) for device in devices if device != "CPU"]
+        shown = f"GPU {ranges(numbers)}" if numbers else "CPU"
         for place, row in enumerate(cells):
-            table.add_row(devices if place == 0 else "", *row, style="dim" if row[0] == "all" else "", end_section=row is cells[-1])
+            table.add_row("" if place else shown, *row, style="dim" if row[0] == "all" else "", end_section=row is cells[-1])
     return table
 
 
-def _alike(rows: tuple[MemoryRow, ...]) -> dict[str, list[list[str]]]:
-    """The rows of cells of each device; devices with the same rows share one entry."""
-    groups: dict[str, tuple[list[str], list[list[str]]]] = {}
-    for device in dict.fromkeys(row.device for row in rows):
-        here = [row for row in rows if row.device == device]
-        cells = [*(_cells(row) for row in here), _sum(here)]
-        groups.setdefault(repr(cells), ([], cells))[0].append(device)
-    return {_together(devices): cells for devices, cells in groups.values()}
-
-
-def _together(devices: list[str]) -> str:
-    """The devices in short: `GPU 0-3, 5`."""
-    numbers = [int(device.removeprefix("GPU ")) for device in devices if device != "CPU"]
-    return f"GPU {ranges(numbers)}" if numbers else "CPU"
-
-
-def _cells(row: MemoryRow) -> list[str]:
-    total = row.share_bytes if row.share_bytes is not None else _promised(row)
+def _cells(row: MemoryRow) -> tuple[str, ...]:
     tokens = "-" if row.cache_tokens is None else f"{row.cache_tokens:,}"
     contexts = "-" if row.sequences is None else f"{row.sequences:,.1f}"
-    share = "-" if row.share is None else f"{row.share:g}"
-    return [row.role, share, _size(total), _size(row.weights_bytes), _size(row.overhead_bytes), _size(row.cache_bytes), tokens, contexts]
+    share, sizes = "-" if row.share is None else f"{row.share:g}", (_taken(row), row.weights_bytes, row.overhead_bytes, row.cache_bytes)
+    return (row.role, share, *map(_size, sizes), tokens, contexts)
 
 
-def _sum(rows: list[MemoryRow]) -> list[str]:
+def _sum(rows: Sequence[MemoryRow]) -> tuple[str, ...]:
     """The cells of a device's last row: what all roles together claim of its memory, and what is free."""
     shares = [row.share for row in rows if row.share is not None]
-    total = sum(row.share_bytes if row.share_bytes is not None else _promised(row) for row in rows)
-    return ["all", f"{sum(shares):g}" if shares else "", _size(total), f"of {_size(rows[0].free_bytes)}", "free", "", "", ""]
+    total = _size(sum(map(_taken, rows)))
+    return ("all", f"{sum(shares):g}" if shares else "", total, f"of {_size(rows[0].free_bytes)}", "free", "", "", "")
 
 
-def _promised(row: MemoryRow) -> int:
+def _taken(row: MemoryRow) -> int:
+    """Its share, or the sum of its parts where it has none."""
+    if row.share_bytes is not None:
+        return row.share_bytes
     return (row.weights_bytes or 0) + row.overhead_bytes + max(0, row.cache_bytes or 0)
 
 
@@ -207,18 +190,14 @@ def _size(size: int | None) -> str:
     return "-" if size is None else f"{size / GIB:.1f}"
 
 
-def _sources(rows: tuple[MemoryRow, ...]) -> str:
-    return ", ".join(dict.fromkeys(f"{row.role} by {row.weights_source}" for row in rows))
-
-
-def _lengths(rows: tuple[MemoryRow, ...]) -> str:
+def _lengths(rows: Sequence[MemoryRow]) -> str:
     """How long the contexts are that are counted."""
     known = {row.role: row.cache_tokens / row.sequences for row in rows if row.cache_tokens and row.sequences}
     said = ", ".join(f"{role} {tokens:,.0f} tokens" for role, tokens in known.items())
     return f" Contexts: {said} each." if said else ""
 
 
-def _pairs(title: str, rows: list[tuple[str, str]]) -> Table:
+def _pairs(title: str, rows: Sequence[tuple[str, str]]) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -227,9 +206,9 @@ def _pairs(title: str, rows: list[tuple[str, str]]) -> Table:
     return table
 
 
-def _table(*titles: str, right_from: int | None = None) -> Table:
+def _table(*titles: str, right_from: int = 99) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for place, title in enumerate(titles):
-        right = right_from is not None and place >= right_from
-        table.add_column(title, justify="right" if right else "left", style="bold" if place == 0 else "", overflow="fold")
+        justify: Literal["left", "right"] = "right" if place >= right_from else "left"
+        table.add_column(title, justify=justify, style="bold" if place == 0 else "", overflow="fold")
     return table

@@ -19,7 +19,7 @@ from pipeline.graph.spec import EngineSpec
 _PROBLEM_TOKENS = 1024
 """Room for the problem and the words around it: an assumption."""
 _ROUNDED_TO = 256
-_MOST_SEQUENCES = 1024
+_MAX_SEQUENCES = 1024
 
 
 class Demand(Struct, frozen=True):
@@ -93,7 +93,7 @@ def _concerns(graph: Graph, setting: str) -> bool:
 def _demand(plan: Plan, role: str, batch_size: int) -> Demand:
     own = [node for node in plan.stages() if node.spec.role == role]
     texts = max((node.spec.drafted for node in own), default=0) or 1
-    return Demand(_context(plan, own), batch_size, max(1, min(batch_size * texts, _MOST_SEQUENCES)))
+    return Demand(_context(plan, own), batch_size, max(1, min(batch_size * texts, _MAX_SEQUENCES)))
 
 
 def _context(plan: Plan, own: Sequence[StageNode]) -> int | None:

@@ -13,7 +13,7 @@ from pipeline.engines.model_card import ModelCard, card_from_config, is_hub_name
 from pipeline.errors import UsageError
 
 _ANSWER_S = 5.0
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _ABSENT = ("RepoNotFound", "GatedRepo")
 """How the hub names, in a header, why a model cannot be had."""
 
@@ -37,7 +37,7 @@ def _config(role: str, model: str) -> dict[str, object] | None:
         asked.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
         with urlopen(asked, timeout=_ANSWER_S) as answer:
-            found = json.loads(answer.read(_MOST_BYTES))
+            found = json.loads(answer.read(_MAX_BYTES))
     except HTTPError as error:
         if error.headers.get("X-Error-Code") in _ABSENT:
             what = "the Hugging Face hub has no such model, or you have no access to it (HF_TOKEN)"

@@ -29,7 +29,7 @@ GPUS: Mapping[str, int] = {
 _MIB = 1 << 20
 _DRIVER_BYTES = 3 * GIB // 4
 """Memory that the driver keeps on a GPU on which nothing runs: assumed, half a GiB on an H100."""
-_MOST_GPUS = 64
+_MAX_GPUS = 64
 _FORM = re.compile(r"(?:(\d{1,4})\s*[xX]\s*)?([A-Za-z0-9][A-Za-z0-9 _.-]*)")
 VERSION = "0.32.0"
 """The version of vLLM that such a machine is taken to have."""
@@ -42,7 +42,7 @@ def machine_named(text: str) -> Machine:
     """
     found = _FORM.fullmatch(text.strip())
     count = int(found[1] or 1) if found else 0
-    if found is None or not 1 <= count <= _MOST_GPUS:
+    if found is None or not 1 <= count <= _MAX_GPUS:
         raise UsageError(f"--as {text}: expected NxGPU, such as 2xH100-80GB; GPUs: {', '.join(GPUS)}, or a size such as 4x96GB")
     name, size = _gpu(found[2])
     gpus = (Gpu(index=i, cuda_name=str(i), name=name, memory_bytes=size, free_bytes=size - _DRIVER_BYTES) for i in range(count))

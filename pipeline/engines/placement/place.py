@@ -19,13 +19,13 @@ from pipeline.engines.models import bundled_name, resolve
 from pipeline.engines.placement.choices import Choice, Served, Weights, read_choices
 from pipeline.engines.placement.demand import Demand, Demands, demands
 from pipeline.engines.placement.hub import card_of
-from pipeline.engines.placement.layout import FEW_CONTEXTS, Models, best_plan, enough_gpus, room
+from pipeline.engines.placement.layout import FEW_CONTEXTS, Planner, room
 from pipeline.engines.placement.machines import described
 from pipeline.engines.placement.servers import served_fields
 from pipeline.engines.torch.backend import cuda_build, gpu_of, torch_examination
 from pipeline.engines.torch.spec import TorchSpec
-from pipeline.engines.vllm.check import CUDA_INSTALL, findings, models_of
-from pipeline.engines.vllm.memory_plan import MemoryPlan, build, devices_of
+from pipeline.engines.vllm.check import CUDA_INSTALL, findings
+from pipeline.engines.vllm.memory import MemoryPlan, build, devices_of, models_of
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import UsageError, did_you_mean
 from pipeline.graph.convert import tagged
@@ -38,7 +38,7 @@ from pipeline.machine import Machine, gib, look
 
 Roles = dict[str, dict[str, Any]]
 """The fields of engines by role, as an engines file holds them."""
-_MOST_TORCH_SEQUENCES = 4096
+_MAX_TORCH_SEQUENCES = 4096
 
 
 class Placement(Struct, frozen=True, kw_only=True):
@@ -161,11 +161,27 @@ class _Placer:
         if not specs:
             return None
         limited = {role: self._limits(spec, role, 1024) for role, spec in specs.items()}
-        models = Models(self._cards, {path: read_adapter(path) for spec in specs.values() for path in spec.adapter_paths})
-        found = best_plan(limited, self._machine, models) if self._machine.gpus else None
+        adapters = {path: read_adapter(path) for spec in specs.values() for path in spec.adapter_paths}
+        planner = Planner(self._machine, self._cards, adapters)
+        found = planner.best(limited) if self._machine.gpus else None
         if found is None:
-            raise UsageError(_too_large(limited, self._machine, models))
+            raise UsageError(self._too_large(limited, planner))
         return found
+
+    def _too_large(self, specs: Mapping[str, VllmSpec], planner: Planner) -> str:
+        """The error for models that do not fit on the machine, with what would do."""
+        if not self._machine.gpus:
+            return f"--model: backend vllm needs a GPU, and this machine has none; use torch, or {CUDA_INSTALL} on a machine with one"
+        sizes = {role: self._cards[spec.model].weights_bytes("bfloat16", spec.quantization) or 0 for role, spec in specs.items()}
+        weights = " and ".join(f"{role} {_shown(specs[role].model)} ({gib(size)} of weights)" for role, size in sizes.items())
+        each, count = self._machine.gpus[0].memory_bytes, planner.enough_gpus(specs)
+        have = described(self._machine) + ("" if each is None else f" of {gib(each)}")
+        remedy = f"{count} such GPUs would be enough" if count else "larger GPUs are needed"
+        heaviest = max(sizes, key=lambda role: sizes[role])
+        halved = dict(specs) | {heaviest: structs.replace(specs[heaviest], quantization="fp8")}
+        fits = specs[heaviest].quantization is None and planner.best(halved) is not None
+        quantized = f", or --set engines.{heaviest}.quantization=fp8, which halves its weights" if fits else ""
+        return f"--model: {weights} do not fit on {have} with room for one context each; {remedy}{quantized}"
 
     def _place_torch(self, specs: Mapping[str, TorchSpec]) -> dict[str, TorchSpec]:
         """The largest model on the first GPU, each other one on its own where there are enough, else on the first too."""
@@ -177,7 +193,7 @@ class _Placer:
             if on_gpus:
                 gpu = place if len(specs) <= len(self._machine.gpus) else 0
                 spec = structs.replace(spec, device=f"cuda:{gpu}") if gpu and spec.device == "auto" else spec
-            placed[role] = self._limits(spec, role, _MOST_TORCH_SEQUENCES if on_gpus else spec.max_num_seqs)
+            placed[role] = self._limits(spec, role, _MAX_TORCH_SEQUENCES if on_gpus else spec.max_num_seqs)
         return placed
 
     def _torch_findings(self) -> tuple[Finding, ...]:
@@ -233,23 +249,6 @@ class _Placer:
 
     def _guessed(self) -> list[ModelCard]:
         return [card for card in self._cards.values() if card.rough and card.parameters is not None]
-
-
-def _too_large(specs: Mapping[str, VllmSpec], machine: Machine, models: Models) -> str:
-    """The error for models that do not fit on a machine, with what would do."""
-    sizes = {role: models.cards[spec.model].weights_bytes("bfloat16", spec.quantization) or 0 for role, spec in specs.items()}
-    weights = " and ".join(f"{role} {_shown(specs[role].model)} ({gib(size)} of weights)" for role, size in sizes.items())
-    if not machine.gpus:
-        return f"--model: backend vllm needs a GPU, and this machine has none; use torch, or {CUDA_INSTALL} on a machine with one"
-    each = machine.gpus[0].memory_bytes
-    have = described(machine) + ("" if each is None else f" of {gib(each)}")
-    count = enough_gpus(specs, machine, models)
-    remedy = f"{count} such GPUs would be enough" if count else "larger GPUs are needed"
-    heaviest = max(sizes, key=lambda role: sizes[role])
-    halved = dict(specs) | {heaviest: structs.replace(specs[heaviest], quantization="fp8")}
-    fits = specs[heaviest].quantization is None and best_plan(halved, machine, models) is not None
-    quantized = f", or --set engines.{heaviest}.quantization=fp8, which halves its weights" if fits else ""
-    return f"--model: {weights} do not fit on {have} with room for one context each; {remedy}{quantized}"
 
 
 def _models(spec: EngineSpec) -> list[str]:

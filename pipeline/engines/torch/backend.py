@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
-from pipeline.engine import Availability, Backend, Examination, Finding, MemoryRow
+from pipeline.engine import Availability, Backend, Examination, Finding
 from pipeline.engines.adapters import VARIANTS, AdapterCard, adapter_findings, read_adapter
 from pipeline.engines.checkpoint import Part
 from pipeline.engines.cores import CoreRequest, core_findings, share_cores
-from pipeline.engines.model_card import DTYPE_BYTES, ModelCard, checkpoint_of, missing, read_card, refuse
+from pipeline.engines.memory import Need, shortages
+from pipeline.engines.model_card import DTYPE_BYTES, ModelCard, missing, read_card, refuse
 from pipeline.engines.models import load_tokenizer, resolve, tokenizer_of
 from pipeline.engines.process.engine import InterruptibleWorkerEngine, WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
@@ -23,6 +24,7 @@ from pipeline.worker_process import Program
 
 _PROCESS_BYTES = 3 << 28
 """Memory of a worker that has imported torch and transformers: 0.75 GiB, assumed."""
+_WITHOUT_GPU = "use a smaller model, or plan for a machine with GPUs: pipeline doctor --as 2xH100-80GB"
 
 
 @asynccontextmanager
@@ -94,12 +96,42 @@ def torch_examination(
     beside = adapters or {}
     found = [finding for role, spec in specs.items() for finding in _spec(role, spec, machine, cards[role])]
     found += [finding for role, known in beside.items() for finding in adapter_findings(role, known, cards[role], VARIANTS)]
-    found_rows = (_row(role, spec, machine, cards[role], beside.get(role, {})) for role, spec in specs.items())
-    rows = [row for row in found_rows if row is not None]
+    gpus = {gpu.index: gpu for gpu in machine.gpus}
+    rows, starts = [], []
+    for role, spec in specs.items():
+        index = gpu_of(spec, machine)
+        if index is None or index in gpus:
+            gpu = None if index is None else gpus[index]
+            need, slots = need_of(spec, cards[role], beside.get(role, {}), gpu), spec.kv_cache_slots or 2 * spec.max_num_seqs
+            cache = None if need.context_bytes is None else slots * need.context_bytes
+            rows.append(need.row(role, gpu or machine, cache_bytes=cache))
+            starts.append((rows[-1], need.fixed_bytes))
     core_requests = {role: CoreRequest(spec.core, spec.threads, True) for role, spec in specs.items() if gpu_of(spec, machine) is None}
-    found += [*core_findings(core_requests, machine.cores, machine.core_count), *_memory(rows)]
-    weights = [checkpoint_of(role, cards[role], own_class=False) for role, spec in specs.items() if spec.load_format != "dummy"]
-    return Examination(findings=tuple(found), memory=tuple(rows), checkpoints=tuple(filter(None, weights)))
+    found += core_findings(core_requests, machine.cores, machine.core_count)
+    found += shortages(starts, _WITHOUT_GPU if not machine.gpus else "use a smaller model, another device, or backend vllm")
+    for row in rows:
+        left = None if row.free_bytes is None else row.free_bytes - sum(taken for each, taken in starts if each.device == row.device)
+        if left is not None and 0 <= left < (row.cache_bytes or 0):
+            what = f"its cache may grow to {gib(row.cache_bytes or 0)}, but the weights leave {gib(left)} of {row.device}"
+            remedy = "lower max_num_seqs, kv_cache_slots or max_model_len"
+            found.append(Finding(role=row.role, what=what, remedy=remedy, fatal=False))
+    return Examination(findings=tuple(found), memory=tuple(rows))
+
+
+def need_of(spec: TorchSpec, card: ModelCard, adapters: Mapping[str, AdapterCard], gpu: Gpu | None) -> Need:
+    """What an engine takes on `gpu`, or (None) on the CPU; its cache grows to a whole context for each of its slots."""
+    dtype: str = spec.dtype
+    if dtype == "auto":
+        small = card.parameters is not None and card.parameters < SMALL_PARAMETERS
+        dtype = "float32" if gpu is None and small else card.dtype or "bfloat16"
+    weights, value = card.weights_bytes(dtype), DTYPE_BYTES[dtype]
+    return Need(
+        weights_bytes=None if weights is None else weights + sum(each.parameters for each in adapters.values()) * value,
+        weights_source=card.source,
+        overhead_bytes=_PROCESS_BYTES,
+        token_bytes=card.kv_bytes_per_token(value),
+        context=spec.max_model_len or card.max_model_len,
+    )
 
 
 def gpu_of(spec: TorchSpec, machine: Machine) -> int | None:
@@ -134,57 +166,6 @@ def _spec(role: str, spec: TorchSpec, machine: Machine, card: ModelCard) -> Iter
     if spec.max_model_len and card.max_model_len and spec.max_model_len > card.max_model_len:
         what = f"max_model_len is {spec.max_model_len}, but {spec.model} supports {card.max_model_len}"
         yield Finding(role=role, what=what, remedy=f"set max_model_len to at most {card.max_model_len}", fatal=True)
-
-
-def _row(role: str, spec: TorchSpec, machine: Machine, card: ModelCard, adapters: Mapping[str, AdapterCard]) -> MemoryRow | None:
-    index = gpu_of(spec, machine)
-    gpu = None if index is None else next((gpu for gpu in machine.gpus if gpu.index == index), None)
-    if index is not None and gpu is None:
-        return None
-    dtype = _dtype(spec, card, gpu)
-    weights, beside = card.weights_bytes(dtype), sum(each.parameters for each in adapters.values()) * DTYPE_BYTES[dtype]
-    each = card.kv_bytes_per_token(DTYPE_BYTES[dtype])
-    slots, context = spec.kv_cache_slots or 2 * spec.max_num_seqs, spec.max_model_len or card.max_model_len
-    tokens = None if context is None else slots * context
-    return MemoryRow(
-        role=role,
-        device="CPU" if gpu is None else f"GPU {gpu.index}",
-        total_bytes=machine.memory_bytes if gpu is None else gpu.memory_bytes,
-        free_bytes=machine.free_memory_bytes if gpu is None else gpu.free_bytes,
-        weights_bytes=None if weights is None else weights + beside,
-        weights_source=card.source,
-        overhead_bytes=_PROCESS_BYTES,
-        cache_bytes=None if tokens is None or each is None else tokens * each,
-        cache_tokens=tokens,
-        sequences=float(slots),
-    )
-
-
-def _dtype(spec: TorchSpec, card: ModelCard, gpu: Gpu | None) -> str:
-    if spec.dtype != "auto":
-        return spec.dtype
-    small = card.parameters is not None and card.parameters < SMALL_PARAMETERS
-    return "float32" if gpu is None and small else card.dtype or "bfloat16"
-
-
-def _memory(rows: list[MemoryRow]) -> Iterator[Finding]:
-    """What does not fit: weights must fit at the start, the cache grows with the sequences, at most to the size in its row."""
-    taken: dict[str, int] = {}
-    for row in rows:
-        if row.free_bytes is None or row.weights_bytes is None:
-            continue
-        free = row.free_bytes - taken.get(row.device, 0)
-        fixed, cache = row.weights_bytes + row.overhead_bytes, row.cache_bytes or 0
-        place = "main memory" if row.device == "CPU" else row.device
-        if fixed > free:
-            what = f"its weights take {gib(row.weights_bytes)} ({row.weights_source}), but {gib(max(0, free))} of {place} are free"
-            yield Finding(
-                role=row.role, what=what, remedy="use a smaller model, another device or backend vllm with a quantized one", fatal=True
-            )
-        elif fixed + cache > free:
-            what = f"its cache may grow to {gib(cache)}, but {gib(free - fixed)} of {place} are free next to the weights"
-            yield Finding(role=row.role, what=what, remedy="lower max_num_seqs, kv_cache_slots or max_model_len", fatal=False)
-        taken[row.device] = taken.get(row.device, 0) + fixed
 
 
 def gpus(specs: Mapping[str, TorchSpec]) -> int:

@@ -18,7 +18,7 @@ from pipeline.engines.process.engine import InterruptibleWorkerEngine, WorkerEng
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.startup import current_listener
 from pipeline.engines.vllm.check import check, examine_vllm, vllm_available
-from pipeline.engines.vllm.memory_plan import build, devices_of, has_room, may_score, on_cpu, widened
+from pipeline.engines.vllm.memory import build, devices_of, has_room, may_score, on_cpu, widened
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.machine import Machine, bindable_cores, look
 from pipeline.worker_process import Program

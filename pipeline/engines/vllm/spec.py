@@ -52,6 +52,18 @@ class SpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     suffix_decoding_min_token_prob: Annotated[float, Meta(ge=0, le=1)] | None = None
     """With method `suffix`: minimum share of the matches that continue with a token that is proposed; null: 0.1."""
 
+    def __post_init__(self) -> None:
+        """Reject a method without the model that it needs, and keys that it does not have."""
+        for name in dict.fromkeys(name for options in OPTIONS.values() for name in options):
+            if getattr(self, name) is not None and name not in OPTIONS[self.method]:
+                methods = " or ".join(method for method, options in OPTIONS.items() if name in options)
+                raise ValueError(f"method {self.method} does not accept `{name}`; leave it out, or use method {methods}")
+        if "model" in OPTIONS[self.method] and self.model is None:
+            raise ValueError(f"method {self.method} needs a `model`; name one, or use method ngram")
+        terms = self.terms()
+        if terms.get("prompt_lookup_min", 1) > (most := terms.get("prompt_lookup_max", 1)):
+            raise ValueError(f"`prompt_lookup_min` is {terms['prompt_lookup_min']}, more than `prompt_lookup_max`, which is {most}")
+
     @property
     def whole_model(self) -> str | None:
         """The model inside the engine that has all of a model's tensors; a head shares some of the target's."""
@@ -62,11 +74,6 @@ class SpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         names = ("num_speculative_tokens", *OPTIONS[self.method])
         stated = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {"method": self.method} | dict(_DEFAULTS.get(self.method, {"num_speculative_tokens": 5})) | stated
-
-    def foreign(self) -> dict[str, Any]:
-        """The keys that are set though `method` has no such option."""
-        names = {name for options in OPTIONS.values() for name in options} - set(OPTIONS[self.method])
-        return {name: value for name in sorted(names) if (value := getattr(self, name)) is not None}
 
 
 class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
@@ -120,8 +127,12 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     """Run code that comes with the model."""
 
     def __post_init__(self) -> None:
-        """Reject arguments that cannot be passed to a chat template."""
+        """Reject arguments that cannot be passed to a chat template, and GPUs that are not one for each part of the model."""
         check_template_arguments(self.chat_template_kwargs)
+        if self.devices and len(set(self.devices)) != self.tensor_parallel_size:
+            raise ValueError(f"`devices` names {len(set(self.devices))} GPUs, but `tensor_parallel_size` is {self.tensor_parallel_size}")
+        if len(set(self.devices)) < len(self.devices):
+            raise ValueError("`devices` names a GPU twice")
 
     @property
     def cannot(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing
 from pipeline.engines.adapters import read_adapter
 from pipeline.engines.models import adapter_folder
 from pipeline.engines.tokenizer import count_through_stop
-from pipeline.engines.vllm.memory_plan import DEFAULT_CPU_CACHE_GIB, batched_tokens, lora_rank, lora_slots, share_of
+from pipeline.engines.vllm.memory import DEFAULT_CPU_CACHE_GIB, batched_tokens, lora_rank, lora_slots, share_of
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.machine import GIB
 

@@ -248,7 +248,7 @@ def flaw_in_weights(setup: Setup, spec: "VllmSpec") -> tuple[bool, str | None]:
         return True, None
     inner = spec.speculative_config
     folders = [local_folder(model) for model in (setup.model, inner.whole_model if inner else None) if model]
-    flaws = (flaw_in_tensors(str(folder), own_class=True) for folder in folders if folder is not None)
+    flaws = (flaw_in_tensors(folder) for folder in folders if folder is not None)
     return None not in folders, next(filter(None, flaws), None)
 
 
@@ -302,7 +302,7 @@ def facts(engine: "AsyncLLM", setup: Setup, spec: "VllmSpec") -> dict[str, Fact]
 
 
 def _gpu_facts(spec: "VllmSpec", model: str) -> dict[str, Fact]:
-    from pipeline.engines.vllm.memory_plan import devices_of
+    from pipeline.engines.vllm.memory import devices_of
 
     devices = tuple(f"GPU {number}" for number in devices_of(spec))
     return {"devices": devices, "device_model": model, "accelerators": len(devices)}

@@ -3,9 +3,6 @@
 Nothing is started and no weights are downloaded; files of models are read, but no model is loaded.
 """
 
-import json
-import subprocess
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,13 +11,13 @@ import anyio
 from msgspec import Struct, structs
 
 from pipeline.bundled import find_file
-from pipeline.engine import Availability, Checkpoint, Examination, Finding, MemoryRow, Tokenizer
+from pipeline.engine import Availability, Examination, Finding, MemoryRow, Tokenizer
 from pipeline.engines.chat_template import end_rendering
 from pipeline.engines.checkpoint import ANEW
 from pipeline.engines.model_card import local_folder
 from pipeline.engines.models import resolve
 from pipeline.engines.placement.machines import described
-from pipeline.engines.registry import backend_of, cautions
+from pipeline.engines.registry import by_backend, cautions
 from pipeline.engines.sharing import side_by_side, taking_turns
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, UsageError
@@ -36,9 +33,6 @@ from pipeline.session.preflight import load_plan, notices
 from pipeline.stages.build import build_stages, builders_of
 from pipeline.store.run_file import FILE as RUN_FILE
 from pipeline.store.run_file import RunFile
-
-_TENSORS_S = 120.0
-"""How long transformers may take to compare the tensors of all roles: seconds to be imported, then less than one for each model."""
 
 
 class BackendState(Availability, frozen=True, kw_only=True):
@@ -104,8 +98,6 @@ def diagnose(
     specs, plan = Roles({}) if engines is None else load_roles(engines, settings, bound)
     machine = elsewhere or look(deep=True)
     examined = anyio.run(examine, specs, machine)
-    if elsewhere is None:
-        examined = with_tensors(examined, machine)
     tokenizers, broken = read_tokenizers(specs)
     vocabularies = {role: tokenizer.vocabulary for role, tokenizer in tokenizers.items()}
     unsuited = [] if plan is None else [*unmet(plan, examined), *unsuited_tokenizers(plan, tokenizers)]
@@ -172,40 +164,10 @@ def unsuited_tokenizers(plan: Plan, tokenizers: Mapping[str, Tokenizer]) -> Iter
 
 async def examine(specs: Mapping[str, EngineSpec], machine: Machine) -> dict[str, Examination | None]:
     """What the backends find out about their roles, by role; None for backends with nothing to check."""
-    groups: dict[str, dict[str, EngineSpec]] = {}
-    for role, spec in specs.items():
-        groups.setdefault(spec.backend, {})[role] = spec
     examined: dict[str, Examination | None] = {}
-    for group in groups.values():
-        ask = backend_of(next(iter(group.values()))).examine
-        examined |= dict.fromkeys(group, None if ask is None else await ask(group, machine))
+    for backend, group in by_backend(specs):
+        examined |= dict.fromkeys(group, None if backend.examine is None else await backend.examine(group, machine))
     return examined
-
-
-def with_tensors(examined: Mapping[str, Examination | None], machine: Machine) -> dict[str, Examination | None]:
-    """`examined` with what is wrong with the tensors of the weights that would be loaded; transformers looks in a process of its own.
-
-    Roles that could not start anyway are left out.
-    """
-    groups = [found for found in examined.values() if found is not None]
-    failing = {finding.role for found in groups for finding in found.findings if finding.fatal}
-    asked = list(dict.fromkeys(each for found in groups for each in found.checkpoints if each.role not in failing))
-    flaws = _ask_transformers(asked) if asked and "torch" in machine.versions else []
-    found = [(each.role, flaw) for each, flaw in zip(asked, flaws, strict=False) if flaw is not None]
-    said = {role: tuple(Finding(role=role, what=what, remedy=ANEW, fatal=True) for who, what in found if who == role) for role in examined}
-    return {role: made and structs.replace(made, findings=(*made.findings, *said[role])) for role, made in examined.items()}
-
-
-def _ask_transformers(checkpoints: Sequence[Checkpoint]) -> list[str | None]:
-    """For each checkpoint what is wrong with its tensors; an empty list where transformers does not load, or does not come to an end."""
-    command = [sys.executable, "-P", "-m", "pipeline.engines.torch.tensors"]
-    asked = json.dumps([(each.folder, each.own_class) for each in checkpoints])
-    try:
-        done = subprocess.run(command, input=asked, capture_output=True, timeout=_TENSORS_S, check=True, text=True)
-        told: list[str | None] = json.loads(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return []
-    return told
 
 
 def _role_state(role: str, spec: EngineSpec, examined: Examination | None, more: Sequence[Finding]) -> RoleState:
