@@ -48,6 +48,14 @@ def test_a_choice_shows_distinct_candidates_after_the_context(world: World, targ
     assert (request.max_tokens, len(request.option_ids), request.temperature) == (1, 4, 0.0)
 
 
+@pytest.mark.parametrize("adapter", ["select", None])
+def test_a_request_is_answered_with_the_adapter_of_its_stage(world: World, adapter: str | None) -> None:
+    here = world()
+    chain = here.chain()
+    here.draft(chain, "a\n\n", "b\n\n")
+    assert [request.adapter for request in choose(here, adapter=adapter).requests(chain)] == [adapter]
+
+
 @pytest.mark.parametrize(
     ("weights", "chosen", "label"), [((0.1, 0.2, 0.6), 2, "2"), ((0.1, 0.5, 0.3), 0, "1"), ((0.5, 0.3, 0.1), None, "0")]
 )
