@@ -36,7 +36,7 @@ DOORS = {
     "vllm": ["engines/vllm/worker", "engines/vllm/terms", "engines/vllm/cpu_patch"],
     "transformers": ["engines/torch/", "engines/tokenizer", "training/lora/trainer", "training/lora/merge"],
     "httpx2": ["engines/openai/"],
-    "numba": ["analysis/compiled"],
+    "numba": ["analysis/time/sweep"],
     "duckdb": ["store/query"],
     "plotly": ["report/", "training/lora/page"],
     "jinja2": ["report/", "engines/template_worker"],

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.analysis.arrays import Array
 from pipeline.analysis.quality.samples import GradedChains
 from pipeline.analysis.quality.verdicts import COLUMNS as VERDICT_COLUMNS
 from pipeline.analysis.quality.verdicts import verdicts
-from pipeline.analysis.time.timeline import Array, replicas_of
 from pipeline.store.events import UNFINISHED
 from pipeline.store.read import read_batches
 
@@ -78,11 +78,9 @@ class ChainCounts:
         """Chains that failed and count as wrong; see `events.counted`."""
         self.done_thought_tokens = 0
         """Tokens of the thoughts of those that neither failed nor were cancelled."""
-        self.replicas: set[int] = set()
-        """The numbers of the replicas on which they ended, `NO_REPLICA` included."""
         self._problems, self._done_problems, self._graded = [_NONE], [_NONE], [GradedChains(*[_NONE] * 4)]
         columns = dict.fromkeys((*NAMED, "error_type", "thought_tokens", *VERDICT_COLUMNS))
-        for batch, places in rows.batches([*columns], ["grading_error", "replica"]):
+        for batch, places in rows.batches([*columns], ["grading_error"]):
             self._add(batch, places)
         self.problems, self.done_problems = _distinct(self._problems), _distinct(self._done_problems)
         """Distinct input rows, and those of them with a chain that neither failed nor was cancelled."""
@@ -100,7 +98,6 @@ class ChainCounts:
         counts, lost = verdict >= 0, pc.is_in(batch.column("stop_reason"), value_set=pa.array(UNFINISHED)).to_numpy(zero_copy_only=False)
         self.done_thought_tokens += int(batch.column("thought_tokens").to_numpy()[~lost].sum())
         self.failed_as_wrong += int((lost & counts).sum())  # one that was cancelled counts as nothing
-        self.replicas.update(np.unique(replicas_of(batch)).tolist())
         self._problems.append(_narrow(problem))
         self._done_problems.append(_narrow(problem[~lost]))
         self._graded.append(GradedChains(*(_narrow(each[counts]) for each in (problem, sample, verdict, places))))

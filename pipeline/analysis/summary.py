@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.analysis.arrays import Array, Names
 from pipeline.analysis.capabilities import PURPOSE_FROM, read_steps, with_purpose
 from pipeline.analysis.chain_rows import ChainCounts, ChainRows
 from pipeline.analysis.headline.decided import decided
@@ -21,13 +22,12 @@ from pipeline.analysis.order import order_correlation
 from pipeline.analysis.quality.option_mass import COLUMNS as MASS
 from pipeline.analysis.quality.option_mass import MassTotals, masses
 from pipeline.analysis.quality.samples import GradedChains, sample_statistics
-from pipeline.analysis.time.imbalance import Imbalance, imbalance, leaves_full
-from pipeline.analysis.time.outline import read_whole_outline
-from pipeline.analysis.time.stays import read_stays, started_replicas
-from pipeline.analysis.time.timeline import Array, Names, Pauses, Timeline, timeline, worked_s
+from pipeline.analysis.time.timeline import Timeline, timeline
+from pipeline.analysis.time.work import read_work
 from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
 from pipeline.store.events import UNFINISHED
+from pipeline.store.query import Query
 from pipeline.store.read import count_rows, read_batches
 from pipeline.store.run_file import FILE, RunFile
 
@@ -42,10 +42,10 @@ def summarize(run: Path) -> Summary:
     file = RunFile.read_known(run)
     finishing = file.plan.finishing
     rows = ChainRows(run)
-    wall_s, alone_s = _times(file, rows)
+    wall_s = _wall_s(file, rows)
     chains, (steps, mass), calls = ChainCounts(rows), _read_steps(run, finishing), _Calls(run)
-    times = timeline(run, file.pauses, started_replicas(file) | chains.replicas)
-    replicas = _imbalance(run, times) if times.replicas else None
+    with Query(run) as db:
+        times = timeline(read_work(db))
     tokens = int(sum(totals["output_tokens"] for totals in calls.by_engine.values()))
     kept = _kept(file, chains, steps, calls)
     return Summary(
@@ -71,8 +71,8 @@ def summarize(run: Path) -> Summary:
         span_s=times.span_s,
         overlap_s=times.overlap_s,
         overlap_share=times.overlap_share,
-        tail_time_s=alone_s if replicas is None else replicas.tail_s,
-        replicas=replicas,
+        tail_time_s=times.tail_s,
+        replicas=times.imbalance,
         engines={name: _engine(calls, times, name, wall_s, file.engine_statistics.get(name)) for name in calls.by_engine},
         stages={name: _stage(calls.by_stage[name], times, name) for name in _in_order(calls.by_stage, file)},
         error_examples=_error_examples(run),
@@ -92,22 +92,6 @@ def _in_order(stages: Iterable[str], run: RunFile) -> list[str]:
     """The stages in the order of the graph; those that are not in it last."""
     places = {node.name: place for place, node in enumerate(run.plan.stages())}
     return sorted(stages, key=lambda name: places.get(name, len(places)))
-
-
-def tail_time_s(start: Array, end: Array, batch_size: int | None, pauses: Pauses = ()) -> float | None:
-    """Seconds from the last moment at which `batch_size` chains lived until the last chain's end; None without chains.
-
-    `start` and `end` are those of the chains, each in order, ns UTC; `pauses` are left out. Where never `batch_size` chains lived at once,
-    the most that did take its place.
-    """
-    leaves = leaves_full(start, end, batch_size)
-    return None if leaves is None else worked_s(leaves, int(max(start[-1], end[-1])), pauses)
-
-
-def _imbalance(run: Path, times: Timeline) -> Imbalance | None:
-    outline = read_whole_outline(run)
-    stays = read_stays(run, outline)
-    return None if stays is None else imbalance(outline, stays, times.replicas)
 
 
 class _Calls:
@@ -261,16 +245,15 @@ def _sample_counts(run: Path, graded: GradedChains) -> dict[str, Any]:
     }
 
 
-def _times(file: RunFile, rows: ChainRows) -> tuple[float | None, float | None]:
-    """The wall time and the tail, in seconds."""
-    start, end = rows.times()
-    tail_s = tail_time_s(start, end, file.batch_size or None, file.pauses)
+def _wall_s(file: RunFile, rows: ChainRows) -> float | None:
     if file.wall_time_s:
-        return file.wall_time_s, tail_s
+        return file.wall_time_s
     started, ended = file.started_unix_ns or None, file.ended_unix_ns
-    if (started is None or ended is None) and len(end):
-        started, ended = int(start[0]), int(end[-1])
-    return None if started is None or ended is None or ended <= started else (ended - started) / 1e9, tail_s
+    if started is None or ended is None:
+        start, end = rows.times()
+        if len(end):
+            started, ended = int(start[0]), int(end[-1])
+    return None if started is None or ended is None or ended <= started else (ended - started) / 1e9
 
 
 def _over(over: float, under: float | None) -> float | None:

@@ -3,7 +3,7 @@
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.headline.figures import Summary
 from pipeline.analysis.quality.option_mass import mass_sentence
-from pipeline.analysis.time.imbalance import Imbalance
+from pipeline.analysis.time.timeline import Imbalance
 
 
 def facts(s: Summary) -> Table:

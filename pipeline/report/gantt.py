@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.analysis.time.outline import Axis
-from pipeline.analysis.time.timeline import Array, Names
+from pipeline.analysis.arrays import Array, Names
+from pipeline.analysis.time.work import Axis
 from pipeline.report.chain_list import ChainList, evenly
 from pipeline.report.figures.style import GREY, LIGHT, RED, axes, colours, drawn, layout
 from pipeline.store.read import read_batches
@@ -32,7 +32,7 @@ ROOM = HEIGHT - 130
 
 
 class Spans(Struct, frozen=True):
-    """Spans of time of one kind, as columns of equal length; times are seconds of work, see `outline.Axis`."""
+    """Spans of time of one kind, as columns of equal length; times are seconds of work, see `work.Axis`."""
 
     row: Array
     """Index of the drawn chain."""

@@ -17,9 +17,9 @@ from pipeline.analysis.quality.verdict_values import GOOD, Scores
 from pipeline.analysis.resources import EngineFacts, engine_facts, replica_count
 from pipeline.analysis.simulated import of_engines
 from pipeline.analysis.study import Analysis, analyse
-from pipeline.analysis.time.imbalance import Imbalance
 from pipeline.analysis.time.modes import modes_over_time
-from pipeline.analysis.time.outline import Axis
+from pipeline.analysis.time.timeline import Imbalance
+from pipeline.analysis.time.work import Axis
 from pipeline.report.chain_list import ChainList, read_chain_list, worth_reading
 from pipeline.report.figures import modes as figures_modes
 from pipeline.report.figures import replicas as figures_replicas
@@ -29,6 +29,7 @@ from pipeline.report.figures import tokens as figures_tokens
 from pipeline.report.gantt import SHORTEST, draw_chains, middle, read_gantt, sample
 from pipeline.report.page import Figure, Section
 from pipeline.report.transcripts import read_transcripts
+from pipeline.store.query import Query
 from pipeline.store.run_file import Host, RunFile
 
 SIMULATED = "Simulated: every time on this page is that of a simulated clock, and every text was made up by a simulated engine."
@@ -131,7 +132,8 @@ def _how_evenly(found: Imbalance) -> str:
 
 
 def _modes(folder: Path, run: RunFile, bins: int) -> Iterator[Section]:
-    found = modes_over_time(folder, run, bins)
+    with Query(folder) as db:
+        found = modes_over_time(db, run, bins)
     if found is None:
         return
     expected = (

@@ -14,14 +14,14 @@ from msgspec import Struct
 
 from pipeline.analysis.capabilities import is_share, read_steps, scale_of
 from pipeline.analysis.quality.option_mass import LOW
-from pipeline.analysis.time.queued import COLUMNS as QUEUED
-from pipeline.analysis.time.queued import queued_s
+from pipeline.analysis.time.thinking import queued_s
 from pipeline.data.problems import Problems, open_problems
 from pipeline.engines.registry import backend_of
 from pipeline.errors import BadRow, InputError, PipelineError
 from pipeline.files import open_file
 from pipeline.report.chain_list import ChainList
 from pipeline.store.kept_problems import kept_problems
+from pipeline.store.query import Query
 from pipeline.store.read import read_batches
 from pipeline.store.run_file import RunFile
 from pipeline.text import sanitize
@@ -152,7 +152,8 @@ def transcripts_of(folder: Path, run: RunFile, why: Mapping[str, tuple[str, ...]
             size += len(step.text) + sum(len(each.text) for each in step.candidates)
     kept = [name for name in why if name in steps or not rows[name]["steps"] or size < MOST_TRANSCRIPTS]
     problems = _problems(folder, run, [rows[name]["input_row"] for name in kept])
-    queued = queued_s(read_batches(folder, "calls", QUEUED), kept)
+    with Query(folder) as db:
+        queued = queued_s(db, kept)
     transcripts = [_transcript(rows[name], why[name], problems, steps.get(name, []), queued[name]) for name in kept]
     return Transcripts(tuple(transcripts), len(why) - len(kept))
 

@@ -1,4 +1,4 @@
-"""Busy, idle and why: by hand, cause by cause; every nanosecond once; the sweep agrees with a plain reference to the nanosecond."""
+"""Busy, idle and why, by hand, cause by cause; whole runs agree with their timelines; each replica alone, and all together."""
 
 from pathlib import Path
 from typing import Any
@@ -6,17 +6,14 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from pipeline.analysis.time import calls as calls_module
-from pipeline.analysis.time.occupancy import Occupancy, occupancy
-from pipeline.analysis.time.occupancy_sweep import CallTimes, Sums, SweepLine, most_live
+from pipeline.analysis.time.occupancy import Occupancy
 from pipeline.analysis.time.timeline import timeline
+from pipeline.analysis.time.work import read_work
 from pipeline.errors import InputError
-from tests.support.reference_analyses import occupancy_sums
+from pipeline.store.query import Query
 from tests.support.runs import solve
-from tests.support.traces import call, call_times_of, card, chain, chains_of, random_call, random_chain, rules_of, same, write
+from tests.support.traces import call, card, chain, over_time, same, write
 
 
 def idle(found: Occupancy, role: str) -> dict[str, float]:
@@ -29,7 +26,7 @@ def test_two_chains_by_hand(tmp_path: Path) -> None:
     # a   [d d|t t t]               ends at 5
     # b   [. w|d d d d|t t]         ready at 1, ends at 8
     calls = [call("a", "d", 0, 0, 2), call("a", "t", 2, 2, 5), call("b", "d", 1, 2, 6), call("b", "t", 6, 6, 8)]
-    found = occupancy(write(tmp_path, calls=calls, chains=[chain("a", 0, 5), chain("b", 0, 8)], steps=[], card=card(0, 9)), bins=3)
+    found = over_time(write(tmp_path, calls=calls, chains=[chain("a", 0, 5), chain("b", 0, 8)], steps=[], card=card(0, 9)), bins=3)
     assert (found.span_s, found.edges_s.tolist()) == (9, [0, 3, 6, 9])
     assert found.live.tolist() == pytest.approx([2, 5 / 3, 2 / 3])
     draft, target = found.engines["d"], found.engines["t"]
@@ -47,7 +44,7 @@ def test_two_chains_by_hand(tmp_path: Path) -> None:
 def test_engines_on_one_device_are_busy_and_idle_together(tmp_path: Path) -> None:
     calls = [call("a", "d", 0, 0, 2), call("a", "t", 2, 3, 4)]
     engines = {role: {"backend": "sim", "device": {"name": "both"}} for role in ("d", "t")}
-    found = occupancy(write(tmp_path, calls=calls, chains=[chain("a", 0, 5)], steps=[], card=card(0, 5, engines=engines)))
+    found = over_time(write(tmp_path, calls=calls, chains=[chain("a", 0, 5)], steps=[], card=card(0, 5, engines=engines)))
     both = found.devices["both"]
     assert (both.roles, both.total_busy_s) == (("d", "t"), 3)
     assert {cause: seconds for cause, seconds in both.total_idle_s.items() if seconds} == {"orchestration": 2}
@@ -59,14 +56,14 @@ def test_engines_on_one_device_are_busy_and_idle_together(tmp_path: Path) -> Non
 )
 def test_a_call_that_is_ready_and_not_sent(tmp_path: Path, more: dict[str, Any], again: int, cause: str) -> None:
     calls = [call("a", "d", 0, 0, 1), call("a", "d", 1, 4, 6, attempt=again)]
-    found = occupancy(write(tmp_path, calls=calls, chains=[chain("a", 0, 6)], steps=[], card=card(0, 6, **more)))
+    found = over_time(write(tmp_path, calls=calls, chains=[chain("a", 0, 6)], steps=[], card=card(0, 6, **more)))
     assert idle(found, "d") == {cause: 3}
 
 
 def test_a_chain_between_calls_holds_up_the_engine_that_it_comes_to_next(tmp_path: Path) -> None:
     calls = [call("a", "d", 0, 0, 1), call("a", "t", 3, 3, 5), call("b", "t", 0, 0, 0.5), call("b", "d", 9, 9, 10)]
     rows = [chain("a", 0, 6), chain("b", 0, 10), chain("c", 10, 10)]
-    found = occupancy(write(tmp_path, calls=calls, chains=rows, steps=[], card=card(0, 10)))
+    found = over_time(write(tmp_path, calls=calls, chains=rows, steps=[], card=card(0, 10)))
     # t: from 1 to 3 chain a comes to it; from 5 to 6 chain a ends and holds its place
     assert idle(found, "t") == {"orchestration": 3, "other_engine": 4.5}
     assert idle(found, "d") == {"orchestration": 8}
@@ -76,42 +73,44 @@ def test_time_between_sessions_is_no_time(tmp_path: Path) -> None:
     calls = [call("a", "d", 0, 0, 2), call("a", "t", 100, 100, 103)]
     sessions = [session for since, until in ((0, 2), (99, 103)) for session in card(since, until)["sessions"]]
     run = write(tmp_path, calls=calls, chains=[chain("a", 0, 103)], steps=[], card=card(0, 1, sessions=sessions))
-    found = occupancy(run)
+    found = over_time(run)
     assert found.span_s == 6
     assert idle(found, "t") == {"orchestration": 1, "other_engine": 2}
 
 
 def test_a_run_that_was_killed_has_chains_without_rows(tmp_path: Path) -> None:
     calls = [call("a", "d", 0, 0, 2), call("b", "d", 3, 3, 5)]
-    found = occupancy(write(tmp_path, calls=calls, closed=False), bins=5)
+    found = over_time(write(tmp_path, calls=calls, closed=False), bins=5)
     assert found.span_s == 5
     assert found.live.tolist() == [1, 1, 1, 2, 2]  # what a did after its call is not known
     assert idle(found, "d") == {"other_engine": 1}
 
 
 def test_runs_without_calls(tmp_path: Path) -> None:
-    found = occupancy(write(tmp_path / "none", calls=[], chains=[], steps=[], card=card(0, 4)), bins=2)
+    found = over_time(write(tmp_path / "none", calls=[], chains=[], steps=[], card=card(0, 4)), bins=2)
     assert idle(found, "d") == {"nothing_admitted": 4}
     assert found.engines["d"].idle_s["nothing_admitted"].tolist() == [2, 2]
-    assert occupancy(write(tmp_path / "nothing", calls=[], chains=[], steps=[])).span_s == 0
-    with pytest.raises(InputError, match="is not a run folder"):
-        occupancy(tmp_path / "nowhere")
+    assert over_time(write(tmp_path / "nothing", calls=[], chains=[], steps=[])).span_s == 0
+    with pytest.raises(InputError):
+        over_time(tmp_path / "nowhere")
 
 
+@pytest.mark.slow
 def test_rows_in_any_order_come_to_the_same(tmp_path: Path) -> None:
     folder = solve(tmp_path).folder
-    before = occupancy(folder, bins=9)
+    before = over_time(folder, bins=9)
     rows = pq.read_table(folder / "calls")
     order = np.random.default_rng(0).permutation(len(rows))
     for number, places in enumerate(np.array_split(order, 3)):
         pq.write_table(rows.take(places), folder / f"calls/part-{number:05}.parquet")
-    assert same(occupancy(folder, bins=9), before)
+    assert same(over_time(folder, bins=9), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["pipelined", "lockstep", "sequential"])
 def test_a_whole_run_agrees_with_its_timeline_and_its_wall_time(tmp_path: Path, schedule: str) -> None:
     result = solve(tmp_path, schedule=schedule, batch_size=4)
-    found, before = occupancy(result.folder), timeline(result.folder)
+    found, before = over_time(result.folder), timeline(read_work(Query(result.folder)))
     assert found.span_s == result.run.wall_time_s
     assert found.overlap_s == pytest.approx(before.overlap_s, abs=1e-9)
     for role, engine in found.engines.items():
@@ -121,73 +120,8 @@ def test_a_whole_run_agrees_with_its_timeline_and_its_wall_time(tmp_path: Path, 
         assert ("barrier" in idle(found, role)) == (schedule == "lockstep")
 
 
-def total(sums: Sums, group: int) -> Any:
-    return sums.spent[group].sum(axis=0)
-
-
-random_calls = st.lists(random_call, max_size=25)
-random_chains = st.lists(random_chain, min_size=6, max_size=6)
-
-
-@settings(max_examples=60, deadline=None)
-@given(random_calls, random_chains, st.integers(1, 7), st.booleans())
-def test_every_nanosecond_counts_once(rows: Any, lives: Any, bins: int, lockstep: bool) -> None:
-    chains, calls = chains_of(lives), call_times_of(rows)
-    rules = rules_of(bins, chains, lockstep=lockstep)
-    sums = occupancy_sums(rules, chains, calls)
-    for group, engines in enumerate(([0], [1], [2], [0, 1])):
-        assert total(sums, group).tolist() == np.diff(rules.edges).tolist()
-        mine = [set(range(s, e)) for engine, s, e in zip(calls.engine, calls.submit, calls.end, strict=True) if engine in engines]
-        assert sums.spent[group, -1].sum() == len(set().union(*mine))
-    flights = [int((calls.end - calls.submit)[calls.engine == engine].sum()) for engine in range(3)]
-    assert sums.in_flight.sum(axis=1).tolist() == flights
-
-
-def check_sweep(rows: Any, lives: Any, bins: int, lockstep: bool, chunks: int, of_all: Any = None, *, long: bool) -> None:
-    chains, calls = chains_of(lives), call_times_of(rows)
-    rules = rules_of(bins, chains, lockstep=lockstep, of_all=of_all)
-    sweep = SweepLine(rules, chains, long=long)
-    for places in reversed(np.array_split(np.arange(len(rows)), chunks)):
-        sweep.add(CallTimes(*(column[places] for column in calls)))
-    for one, other in zip(sweep.sums(), occupancy_sums(rules, chains, calls), strict=True):
-        assert one.tolist() == other.tolist()
-
-
-of_all_replicas = st.none() | st.tuples(st.integers(0, 60), st.integers(0, 60))
-
-
-@settings(max_examples=100, deadline=None)
-@given(random_calls, random_chains, st.integers(1, 7), st.booleans(), st.integers(1, 5), of_all_replicas)
-def test_the_sweep_agrees_with_the_reference(rows: Any, lives: Any, bins: int, lockstep: bool, chunks: int, of_all: Any) -> None:
-    check_sweep(rows, lives, bins, lockstep, chunks, of_all, long=False)
-
-
-@pytest.mark.slow
-@settings(max_examples=300, deadline=None)
-@given(random_calls, random_chains, st.integers(1, 7), st.booleans(), st.integers(1, 5), of_all_replicas)
-def test_the_compiled_sweep_agrees_with_the_reference(rows: Any, lives: Any, bins: int, lockstep: bool, chunks: int, of_all: Any) -> None:
-    check_sweep(rows, lives, bins, lockstep, chunks, of_all, long=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"schedule": "lockstep"}, {"graph": "likelihood", "settings": ("candidates=3",)}])
-def test_what_is_compiled_agrees_on_whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    folder = solve(tmp_path, batch_size=5, **options).folder
-    plain = occupancy(folder)
-    monkeypatch.setattr(calls_module, "LONG", 0)
-    assert same(occupancy(folder), plain)
-
-
 def test_the_example_that_explains_the_sweep(tmp_path: Path) -> None:
     calls = [call("a", "d", 0, 1, 4), call("a", "t", 5, 5, 8), call("a", "t", 8, 9, 10)]
-    found = occupancy(write(tmp_path, calls=calls, chains=[chain("a", 0, 10)], steps=[], card=card(0, 10, batch_size=1)))
+    found = over_time(write(tmp_path, calls=calls, chains=[chain("a", 0, 10)], steps=[], card=card(0, 10, batch_size=1)))
     assert (found.engines["d"].total_busy_s, idle(found, "d")) == (3, {"orchestration": 1, "other_engine": 6})
     assert (found.engines["t"].total_busy_s, idle(found, "t")) == (4, {"orchestration": 2, "other_engine": 4})
-
-
-@given(random_chains)
-def test_most_live(lives: Any) -> None:
-    chains = chains_of(lives)
-    at_once = [sum(start <= second < end for start, end in zip(chains.start, chains.end, strict=True)) for second in range(61)]
-    assert most_live(chains) >= max(at_once)
-    assert most_live(chains) == max(at_once) or any(chains.start == chains.end)

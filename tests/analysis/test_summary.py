@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from msgspec import structs
 
@@ -14,7 +13,7 @@ from pipeline.analysis.compare.runs import read_chains
 from pipeline.analysis.headline.figures import EngineSummary, StageSummary, Summary
 from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.quality.samples import Interval
-from pipeline.analysis.summary import summarize, tail_time_s
+from pipeline.analysis.summary import summarize
 from pipeline.analysis.summary_tables import facts
 from pipeline.errors import InputError
 from pipeline.store.events import CallRow, ChainRow, StepRow
@@ -32,7 +31,8 @@ def call(blank: Blank, engine: str, stage: str, submit: int, end: int, tokens: t
 
 
 def chain(blank: Blank, row: int, start: int, end: int, stop_reason: str, **more: Any) -> Any:
-    return blank(ChainRow, input_row=row, start_unix_ns=T + start * S, end_unix_ns=T + end * S, stop_reason=stop_reason, **more)
+    times = {"start_unix_ns": T + start * S, "end_unix_ns": T + end * S}
+    return blank(ChainRow, chain_id=f"p{row}#0", input_row=row, **times, stop_reason=stop_reason, **more)
 
 
 @pytest.fixture
@@ -245,24 +245,6 @@ def test_several_samples_of_a_problem(tmp_path: Path, blank: Blank) -> None:
     half = 1.959964 * (7 / 48) ** 0.5 / 3**0.5
     assert found.accuracy_interval == Interval(0.0, pytest.approx(1 / 3 + half), "clusters")
     assert msgspec.json.decode(msgspec.json.encode(found, order="sorted"), type=Summary) == found
-
-
-@pytest.mark.parametrize(
-    ("lives", "batch_size", "tail_s"),
-    [
-        ([(0, 5), (0, 8), (5, 10)], 2, 2),
-        ([(0, 5), (0, 8), (6, 10)], 2, 2),
-        ([(0, 3), (0, 4), (0, 5)], 64, 2),
-        ([(0, 3), (0, 4), (0, 5)], None, 2),
-        ([(0, 5)], 1, 0),
-        ([(0, 4), (4, 4)], 2, 0),
-        ([(4, 4)], 1, 0),
-        ([], 2, None),
-    ],
-)
-def test_the_tail(lives: list[tuple[int, int]], batch_size: int | None, tail_s: float | None) -> None:
-    start, end = (np.array([life[side] * S for life in lives], np.int64) for side in (0, 1))
-    assert tail_time_s(start, end, batch_size) == tail_s
 
 
 def test_a_run_that_goes_on_is_read_to_its_last_row(tmp_path: Path, blank: Blank) -> None:

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.analysis.time.thinking import read_thinking
+from pipeline.analysis.time.thinking import Thinking, queued_s, read_thinking
 from pipeline.stages.answer import AnswerSpec
 from pipeline.stages.draft import DraftSpec
 from pipeline.stages.generate import GenerateSpec
 from pipeline.store.events import StepRow
+from pipeline.store.query import Query
 from tests.support.rows import blank
-from tests.support.traces import call, plan_of, write
+from tests.support.traces import call, chain, plan_of, write
 
 
 def test_thinking_ends_before_the_answer_and_overlapping_calls_count_once(tmp_path: Path) -> None:
@@ -26,10 +27,13 @@ def test_thinking_ends_before_the_answer_and_overlapping_calls_count_once(tmp_pa
         call("q#0", "target", 0, 0, 50, purpose="write", stage="fallback"),
     ]
     plan = plan_of(draft=DraftSpec(engine="draft", max_tokens=9), answer=AnswerSpec(engine="target"))
-    found = read_thinking(write(tmp_path, calls=calls), plan, {"p#0": 0, "p#1": 0}, 1)
-    assert found.seconds.tolist() == pytest.approx([8 + 8])
-    by_kind = {kind: seconds.tolist() for kind, seconds in found.by_kind.items()}
-    assert by_kind == {"drafting": pytest.approx([4 + 6]), "verification": pytest.approx([1 + 1]), "target": [3], "answer": [12]}
+    chains = [
+        chain("p#0", 0, 20, problem_id="p"),
+        chain("p#1", 10, 18, problem_id="p"),
+        chain("q#0", 0, 50, problem_id="q", stop_reason="error"),
+    ]
+    found = read_thinking(Query(write(tmp_path, calls=calls, chains=chains)), plan)
+    assert found == [Thinking("p", 8 + 8, drafting=4 + 6, verification=1 + 1, target=3, answer=12)]
 
 
 def test_the_thought_of_a_whole_response_has_its_tokens_share_of_the_decode_time(tmp_path: Path) -> None:
@@ -42,11 +46,22 @@ def test_the_thought_of_a_whole_response_has_its_tokens_share_of_the_decode_time
         blank(StepRow, chain_id="q#0", stage="response", step_token_ids=tuple(range(50))),
     ]
     plan = plan_of(response=GenerateSpec(engine="target", unit="response", max_tokens=100))
-    found = read_thinking(write(tmp_path, calls=calls, steps=steps), plan, {"p#0": 0, "q#0": 1}, 2)
-    assert found.seconds.tolist() == pytest.approx([10 - 8 / 4, 12])
-    assert found.by_kind["answer"].tolist() == pytest.approx([2, 0])
+    chains = [chain("p#0", 0, 10, problem_id="p"), chain("q#0", 0, 12, problem_id="q")]
+    found = read_thinking(Query(write(tmp_path, calls=calls, steps=steps, chains=chains)), plan)
+    assert [each.seconds for each in found] == pytest.approx([10 - 8 / 4, 12])
+    assert [each.answer for each in found] == pytest.approx([2, 0])
 
 
 def test_a_run_without_calls_thinks_for_no_time(tmp_path: Path) -> None:
-    found = read_thinking(tmp_path, plan_of(answer=AnswerSpec(engine="target")), {"p#0": 0}, 1)
-    assert found.seconds.tolist() == [0]
+    run = write(tmp_path, chains=[chain("p#0", 0, 1, problem_id="p")])
+    assert read_thinking(Query(run), plan_of(answer=AnswerSpec(engine="target"))) == [Thinking("p")]
+
+
+def test_queues_of_calls_at_once_count_once(tmp_path: Path) -> None:
+    calls = [
+        call("a", "d", 0, 2, 9, queue_time_s=1.0),
+        call("a", "d", 1, 4, 9),
+        call("a", "t", 6, 6, 9, queue_time_s=0.5),
+        call("b", "t", 6, 7, 9),
+    ]
+    assert queued_s(Query(write(tmp_path, calls=calls)), ["a", "c"]) == {"a": pytest.approx(4.5), "c": 0}

@@ -1,168 +1,201 @@
-"""Busy seconds, overlap and time in flight, exact to the nanosecond; the fast ways agree with the plain one."""
+"""Busy seconds, overlap, requests in flight, stays and tails: by hand, and against plain loops over small runs."""
 
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.analysis.time.timeline import EngineTime, Intervals, StageTime, TimelineTotals, measure, merged, read_chunks, timeline
+from pipeline.analysis.time.timeline import EngineTime, StageTime, Timeline, timeline
+from pipeline.analysis.time.work import Axis, Work, read_work
 from pipeline.errors import InputError
-from pipeline.store.events import CallRow
-from pipeline.store.tables import TraceStore
+from pipeline.store.query import Query
+from tests.support.traces import S, call, card, chain, write
 
-Blank = Callable[..., Any]
-S = 1_000_000_000
-
-
-def calls(*rows: tuple[str, int, int]) -> Intervals:
-    """Intervals of (engine, submit, end) in seconds; the stage is the engine's name in capitals."""
-    engines = sorted({engine for engine, _, _ in rows})
-    codes = np.array([engines.index(engine) for engine, _, _ in rows], np.int32)
-    submit, end = (np.array([row[place] * S for row in rows], np.int64) for place in (1, 2))
-    return Intervals(engines, [engine.upper() for engine in engines], codes, codes, submit, end)
+Call = tuple[str, int, int]
+"""Engine, sent, ended, in seconds."""
+Life = tuple[int, int, int]
+"""Start and end in seconds, and the replica of a chain."""
 
 
-def test_busy_overlap_and_in_flight_by_hand() -> None:
+def measured(folder: Path, *calls: Call) -> Timeline:
+    return timeline(read_work(Query(write(folder, calls=[call("a", engine, submit, submit, end) for engine, submit, end in calls]))))
+
+
+def replicated(folder: Path, chains: Sequence[Life], calls: Sequence[Any] = (), *, lost: Sequence[int] = (), **more: Any) -> Work:
+    """A run with the replicas 0, 1 and 2."""
+    replicas = [{"starts": 1, "losses": ["gone"] if number in lost else []} for number in range(3)]
+    sessions = [session | {"replicas": replicas} for session in card(0, 20)["sessions"]]
+    rows = [chain(f"c{place}", start, end, replica=replica) for place, (start, end, replica) in enumerate(chains)]
+    return read_work(Query(write(folder, calls=calls, chains=rows, card=card(0, 20, sessions=sessions, **more))))
+
+
+def tail(work: Work) -> float | None:
+    return timeline(work).tail_s
+
+
+def test_busy_overlap_and_in_flight_by_hand(tmp_path: Path) -> None:
     #      0 1 2 3 4 5 6 7 8 9 10
     # d    =====   ===                 5 busy, of which 2 twice
     # t        =======     ===         6 busy
-    found = measure(calls(("d", 0, 2), ("d", 1, 3), ("d", 4, 6), ("d", 4, 5), ("t", 2, 6), ("t", 8, 10)))
+    found = measured(tmp_path, ("d", 0, 2), ("d", 1, 3), ("d", 4, 6), ("d", 4, 5), ("t", 2, 6), ("t", 8, 10))
     assert found.span_s == 10
     assert found.engines == {"d": EngineTime(5, 0.5, pytest.approx(0.7)), "t": EngineTime(6, pytest.approx(0.6), pytest.approx(0.6))}
     assert (found.overlap_s, found.overlap_share) == (3, pytest.approx(0.3))
-    assert found.stages == {"D": StageTime(4, 7), "T": StageTime(2, 6)}
+    assert found.stages == {"by d": StageTime("by d", 4, 7), "by t": StageTime("by t", 2, 6)}
 
 
-def test_blocks_that_touch_are_one_and_do_not_overlap_another_engine() -> None:
-    found = measure(calls(("d", 0, 1), ("t", 1, 2), ("d", 2, 3), ("d", 3, 4)))
-    assert found.overlap_s == 0
-    assert found.engines["d"].busy_s == 3
+def test_blocks_that_touch_are_one_and_do_not_overlap_another_engine(tmp_path: Path) -> None:
+    found = measured(tmp_path, ("d", 0, 1), ("t", 1, 2), ("d", 2, 3), ("d", 3, 4))
+    assert (found.overlap_s, found.engines["d"].busy_s) == (0, 3)
 
 
-def test_no_calls_and_an_instant() -> None:
-    assert measure(calls()).span_s == 0
-    assert measure(calls(("d", 5, 5))).engines == {"d": EngineTime(0, 0, 0)}
-
-
-intervals = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 9)), max_size=30)
-
-
-def columns(rows: list[tuple[int, int, int]]) -> tuple[Any, Any, Any]:
-    ordered = sorted(rows, key=lambda row: row[1])
-    engine, submit, length = (np.array(column, np.int64) for column in (zip(*ordered, strict=True) if rows else ([], [], [])))
-    return submit, submit + length, engine.astype(np.int32)
-
-
-def merged_one_by_one(rows: list[tuple[int, int, int]]) -> list[list[tuple[int, int]]]:
-    """The busy blocks of each engine, call by call."""
-    blocks: list[list[tuple[int, int]]] = [[], [], []]
-    for engine, start, length in sorted(rows, key=lambda row: row[1]):
-        mine = blocks[engine]
-        if mine and start <= mine[-1][1]:
-            mine[-1] = mine[-1][0], max(mine[-1][1], start + length)
-        else:
-            mine.append((start, start + length))
-    return blocks
-
-
-@settings(max_examples=60, deadline=None)
-@given(intervals)
-def test_arrays_agree_with_the_plain_loop(rows: list[tuple[int, int, int]]) -> None:
-    found = merged(*columns(rows), 3)
-    assert [list(zip(starts.tolist(), ends.tolist(), strict=True)) for starts, ends in found] == merged_one_by_one(rows)
-
-
-@settings(max_examples=40, deadline=None)
-@given(intervals)
-def test_measured_times_agree_with_counting_seconds(rows: list[tuple[int, int, int]]) -> None:
-    submit, end, engine = columns(rows)
-    found = measure(Intervals(["a", "b", "c"], ["s"], engine, np.zeros_like(engine), submit * S, end * S))
-    busy = [
-        {second for start, stop in zip(submit[engine == e], end[engine == e], strict=True) for second in range(start, stop)}
-        for e in range(3)
-    ]
-    assert [each.busy_s for each in found.engines.values()] == [len(seconds) for seconds in busy]
-    several = [second for second in range(50) if sum(second in seconds for seconds in busy) > 1]
-    assert found.overlap_s == len(several)
-
-
-@settings(max_examples=40, deadline=None)
-@given(intervals, st.randoms(use_true_random=False))
-def test_each_replica_has_engines_of_its_own(rows: list[tuple[int, int, int]], random: Any) -> None:
-    submit, end, engine = columns(rows)
-    replica = np.array([random.randrange(3) for _ in rows], np.int32)
-    totals = TimelineTotals(replicas=[0, 1, 2])
-    for places in np.array_split(np.arange(len(rows)), 2):
-        part = (column[places] for column in (engine, np.zeros_like(engine), submit * S, end * S))
-        totals.add(Intervals(["a", "b", "c"], ["s"], *part, replica=replica[places]))
-    found = totals.timeline()
-    seconds = {
-        (number, role): {second for start, stop in zip(submit[of_both], end[of_both], strict=True) for second in range(start, stop)}
-        for number in range(3)
-        for role, code in {"a": 0, "b": 1, "c": 2}.items()
-        for of_both in [(replica == number) & (engine == code)]
-    }
-    several = [sum(sum(second in seconds[number, role] for role in "abc") > 1 for second in range(50)) for number in range(3)]
-    for number, each in found.replicas.items():
-        assert each.busy_s == {role: len(seconds[number, role]) for role in "abc"}
-        assert each.overlap_s == several[number]
-        active = {second for start, stop in zip(*each.active, strict=True) for second in range(start // S, stop // S)}
-        assert active == set().union(*(seconds[number, role] for role in "abc"))
-    assert {role: each.busy_s for role, each in found.engines.items()} == pytest.approx(
-        {role: sum(len(seconds[number, role]) for number in range(3)) / 3 for role in "abc"}
-    )
-    assert found.overlap_s == pytest.approx(sum(several) / 3)
-
-
-def test_chunks_in_any_order_come_to_the_same() -> None:
-    rng = np.random.default_rng(1)
-    submit = rng.integers(0, 2000, 600) * S
-    engine, stage = rng.integers(0, 3, 600).astype(np.int32), np.zeros(600, np.int32)
-    names, end = ["a", "b", "c"], submit + rng.integers(0, 9, 600) * S
-    totals = TimelineTotals()
-    for places in np.array_split(rng.permutation(600), 7):
-        totals.add(Intervals(names, ["s"], engine[places], stage[places], submit[places], end[places]))
-    assert totals.timeline() == measure(Intervals(names, ["s"], engine, stage, submit, end))
-
-
-@pytest.mark.slow
-def test_numba_is_not_imported_for_an_ordinary_run() -> None:
-    code = "import sys, pipeline, pipeline.analysis.summary; assert 'numba' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_calls_are_read_from_all_parts(tmp_path: Path, blank: Blank) -> None:
-    for engine, start in (("draft", 0), ("target", 1), ("draft", 2)):
-        store = TraceStore(tmp_path)
-        store.append("calls", [blank(CallRow, engine=engine, stage="s", submit_unix_ns=start * S, end_unix_ns=(start + 2) * S)])
-        store.close()
-    assert [calls.engine.tolist() for calls in read_chunks(tmp_path)] == [[0, 1, 0]]
-    found = timeline(tmp_path)
-    assert {name: each.busy_s for name, each in found.engines.items()} == {"draft": 4, "target": 2}
-    assert found.overlap_s == 2
-
-
-def test_a_clock_that_stepped_back_counts_as_an_instant(tmp_path: Path, blank: Blank) -> None:
-    store = TraceStore(tmp_path)
-    store.append("calls", [blank(CallRow, engine="draft", stage="s", submit_unix_ns=5 * S, end_unix_ns=3 * S)])
-    store.close()
-    assert timeline(tmp_path).stages == {"s": StageTime(1, 0)}
+def test_no_calls_an_instant_and_a_clock_that_stepped_back(tmp_path: Path) -> None:
+    assert measured(tmp_path / "none").span_s == 0
+    assert measured(tmp_path / "instant", ("d", 5, 5), ("d", 5, 3)).engines == {"d": EngineTime(0, 0, 0)}
 
 
 def test_a_part_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "calls").mkdir()
     part = tmp_path / "calls" / "part-00000.parquet"
     part.write_bytes(b"nothing")
-    with pytest.raises(InputError, match=r"part-00000\.parquet: cannot be read: Parquet"):
-        timeline(tmp_path)
-    pq.write_table(pa.table({"engine": ["draft"]}), part)
-    with pytest.raises(InputError, match=r"part-00000\.parquet: has no column `end_unix_ns`, `stage`, `submit_unix_ns`"):
-        timeline(tmp_path)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_work(Query(tmp_path))
+
+
+def test_pauses_are_left_out_of_time() -> None:
+    axis = Axis(10, ((20, 30), (50, 51)))
+    assert [axis.of(instant) for instant in (10, 20, 25, 30, 50, 51, 60)] == [0, 10, 10, 10, 30, 30, 39]
+
+
+def test_a_run_file_with_nonsense_in_it_says_nothing(tmp_path: Path) -> None:
+    write(tmp_path, chains=[chain("a", 0, 5)])
+    (tmp_path / "run.json").write_text('{"status": 1, "batch_size": "x", "sessions": [1], "engines": [], "graph": null}')
+    work = read_work(Query(tmp_path))
+    assert (work.span, work.engines, work.stays) == (5 * S, (), None)
+
+
+def test_of_a_chain_with_several_rows_the_last_counts(tmp_path: Path) -> None:
+    rows = [chain("a", 0, 5, stop_reason="error"), chain("b", 0, 6), chain("a", 0, 9)]
+    lives = read_work(Query(write(tmp_path, chains=rows, card=card(0, 9)))).lives
+    assert (sorted(lives.end.tolist()), lives.status.tolist()) == ([6 * S, 9 * S], [0, 0])
+
+
+def test_a_call_before_the_start_moves_the_start(tmp_path: Path) -> None:
+    work = read_work(Query(write(tmp_path, calls=[call("a", "d", -1, -1, 3)], chains=[chain("a", 0, 9)], card=card(0, 9))))
+    assert (work.span, work.lives.start.tolist()) == (10 * S, [S])
+
+
+@pytest.mark.parametrize(
+    ("lives", "batch_size", "tail_s"),
+    [
+        ([(0, 5), (0, 8), (5, 10)], 2, 2),
+        ([(0, 5), (0, 8), (6, 10)], 2, 2),
+        ([(0, 3), (0, 4), (0, 5)], 64, 2),
+        ([(0, 3), (0, 4), (0, 5)], 0, 2),
+        ([(0, 4), (4, 4)], 2, 0),
+        ([(4, 4)], 1, 0),
+        ([], 2, None),
+    ],
+)
+def test_the_tail(tmp_path: Path, lives: list[tuple[int, int]], batch_size: int, tail_s: float | None) -> None:
+    rows = [chain(f"{place}", *life) for place, life in enumerate(lives)]
+    assert tail(read_work(Query(write(tmp_path, chains=rows, card=card(0, 10, batch_size=batch_size))))) == tail_s
+
+
+def test_the_tail_of_two_replicas_by_hand(tmp_path: Path) -> None:
+    #     0 1 2 3 4 5 6 7 8 9
+    # 0   [= = =][= = = =]      two at once until 6, then one until 7
+    # 0   [= = = = = =]
+    # 1   [= = = = =]           two at once until 5, when no problem waits: the last one was admitted at 4
+    # 1   [= = = =][= = = = =]  ends at 9
+    lives = [(0, 3, 0), (3, 7, 0), (0, 6, 0), (0, 5, 1), (0, 4, 1), (4, 9, 1)]
+    times = [("d", 0, 6, 0), ("t", 4, 7, 0), ("d", 0, 2, 1), ("t", 5, 6, 1), ("t", 8, 9, 1)]
+    calls = [call(f"c{3 * replica}", engine, start, start, end, replica=replica) for engine, start, end, replica in times]
+    rows = [chain(f"c{place}", start, end, replica=replica) for place, (start, end, replica) in enumerate(lives)]
+    found = timeline(read_work(Query(write(tmp_path, calls=calls, chains=rows, card=card(0, 9))))).imbalance
+    assert found is not None
+    assert (found.replicas, found.busy, found.chains, found.tail_s) == (2, 9 / 6.5, 1.0, 4)
+    assert found.tail_idle_share == pytest.approx(1 - (2 + 1 + 1) / 8)
+
+
+@pytest.mark.parametrize(("first", "lost", "begins"), [(0, [2], 2), (0, [0, 2], 5), (1, [], 5)])
+def test_one_that_waits_in_vain_begins_the_tail_although_others_still_begin_chains(
+    tmp_path: Path, first: int, lost: list[int], begins: int
+) -> None:
+    """One that was lost, or never began any, lacked chains for another reason."""
+    lives = [(0, 2, 0), (0, 5, 1), (5, 9, 1)]
+    assert tail(replicated(tmp_path, lives[first:], lost=lost, batch_size=1)) == 9 - begins
+
+
+def test_no_chain_was_on_a_replica(tmp_path: Path) -> None:
+    found = timeline(replicated(tmp_path, [])).imbalance
+    assert found is not None
+    assert [found.busy, found.tail_s, found.tail_idle_share] == [None] * 3
+
+
+lives = st.tuples(st.integers(0, 20), st.integers(1, 9), st.integers(0, 2)).map(lambda row: (row[0], row[0] + row[1], row[2]))
+calls_of_chains = st.tuples(st.integers(0, 5), st.integers(0, 2), st.sampled_from("abc"), st.integers(0, 20), st.integers(0, 9))
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
+@given(st.lists(lives, min_size=1, max_size=6), st.lists(calls_of_chains, max_size=20), st.integers(1, 4))
+def test_plain_loops_say_the_same(tmp_path_factory: pytest.TempPathFactory, chains: list[Life], told: Any, batch_size: int) -> None:
+    """Chains that make calls on any replica, of any engine there, in their time or not."""
+    told = [(place % len(chains), replica, engine, start, start + length) for place, replica, engine, start, length in told]
+    rows = [call(f"c{place}", engine, start, start, end, replica=replica) for place, replica, engine, start, end in told]
+    work = replicated(tmp_path_factory.mktemp("run"), chains, rows, batch_size=batch_size)
+    found = timeline(work)
+    assert work.stays is not None
+    columns = [work.stays.columns[name].tolist() for name in ("replica", "chain", "start", "end")]
+    names = work.db.connection.execute("SELECT chain_id FROM lives ORDER BY chain").fetchall()
+    stays = sorted((replica, int(names[place][0][1:]), start / S, end / S) for replica, place, start, end in zip(*columns, strict=True))
+    assert stays == stays_one_by_one(chains, told)
+    seconds = {
+        (number, role): {
+            second for _, replica, engine, start, end in told if (replica, engine) == (number, role) for second in range(start, end)
+        }
+        for number in range(3)
+        for role in "abc"
+    }
+    several = [sum(sum(second in seconds[number, role] for role in "abc") > 1 for second in range(50)) for number in range(3)]
+    for number, each in found.replicas.items():
+        assert each.busy_s == {role: len(seconds[number, role]) for role in "abc" if any(call[1:3] == (number, role) for call in told)}
+        assert each.overlap_s == several[number]
+    for role, engine in found.engines.items():
+        assert engine.busy_s == pytest.approx(sum(len(seconds[number, role]) for number in range(3)) / 3)
+    assert found.overlap_s == pytest.approx(sum(several) / 3)
+    assert found.tail_s == tail_one_by_one(stays, batch_size)
+
+
+def stays_one_by_one(chains: Sequence[Life], calls: Any) -> list[tuple[int, int, int, int]]:
+    """Replica, chain, start and end; chain by chain, call by call."""
+    found = []
+    for place, (start, end, home) in enumerate(chains):
+        away: dict[int, tuple[int, int]] = {}
+        for owner, replica, _, since, until in calls:
+            if owner == place and replica != home:
+                first, last = away.get(replica, (since, until))
+                away[replica] = min(first, since), max(last, until)
+        came = max([start, *(last for _, last in away.values())])
+        found += [(replica, place, first, last) for replica, (first, last) in away.items()]
+        found.append((home, place, min(came, end), end))
+    return sorted(found)
+
+
+def tail_one_by_one(stays: Sequence[tuple[int, int, float, float]], batch_size: int) -> float:
+    """Replica by replica, second by second."""
+    over = int(max(end for *_, end in stays))
+    firsts = {place: min(start for _, other, start, _ in stays if other == place) for _, place, _, _ in stays}
+    begins = []
+    for number in range(3):
+        mine = [(start, end) for replica, _, start, end in stays if replica == number]
+        admitted = [start for replica, place, start, _ in stays if replica == number and start == firsts[place]]
+        since = int(max(admitted, default=max(start for replica, place, start, _ in stays if start == firsts[place])))
+        live = [sum(start <= second < end for start, end in mine) for second in range(over + 1)]
+        full = min(batch_size, max([*live, 1]))
+        begins.append(next(second for second in range(since, over + 1) if live[second] < full) if mine else since)
+    return over - min(begins)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import asdict, replace
 
-from pipeline.analysis.time.outline import Axis
+from pipeline.analysis.time.work import Axis
 from pipeline.reasoning.chain import Scale
 from pipeline.report import transcripts as transcripts_module
 from pipeline.report.chain_list import ChainList, evenly, read_chain_list, worth_reading

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pipeline.analysis import ledger
 from pipeline.analysis.quality.samples import Interval
 from pipeline.analysis.quality.verdict_values import Scores, Share
-from pipeline.analysis.time import critical_path, occupancy
+from pipeline.analysis.time import latency, occupancy
 from pipeline.analysis.time.latency import QUANTITIES, Percentiles
 from pipeline.reasoning.chain import Scale
 from pipeline.report.figures import steps as figures_steps
@@ -58,7 +58,7 @@ def two_seconds() -> occupancy.Occupancy:
 def test_every_cause_has_words_and_every_purpose_and_segment_too() -> None:
     assert figures_time.CAUSES.keys() == set(occupancy.CAUSES)
     assert figures_tokens.TOKENS.keys() == set(ledger.OUTCOMES)
-    assert figures_tokens.PATH.keys() == set(critical_path.SEGMENTS)
+    assert figures_tokens.PATH.keys() == set(latency.SEGMENTS)
     assert figures_tokens.TIMES.keys() == set(QUANTITIES)
     assert DECISIONS.keys() == WORDS.keys()
 
@@ -90,9 +90,7 @@ def test_the_table_of_causes(two_seconds: occupancy.Occupancy) -> None:
 
 
 def test_paths_show_the_mean_chain(two_seconds: occupancy.Occupancy) -> None:
-    path = critical_path.CriticalPath(
-        chains=2, total_s={("verify", "prefill"): 4.0, ("draft", "decode"): 6.0, (critical_path.END, "between"): 1.0}
-    )
+    path = latency.CriticalPath(chains=2, total_s={("verify", "prefill"): 4.0, ("draft", "decode"): 6.0, (latency.END, "between"): 1.0})
     bars = {trace.name: dict(zip(trace.y, trace.x, strict=True)) for trace in figures_tokens.paths(path, ["draft", "verify"]).data}
     assert list(bars["decode"]) == ["draft", "verify", "after the last call"]
     assert bars["decode"]["draft"] == 3.0

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from pipeline.analysis.time.by_replica import ReplicaEngine, ReplicaFigures
-from pipeline.analysis.time.occupancy import CAUSES, Occupancy
+from pipeline.analysis.time.occupancy import CAUSES, Occupancy, ReplicaEngine, ReplicaFigures
 from pipeline.report.figures import replicas as figures
 
 

@@ -4,39 +4,38 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pipeline.analysis.time.critical_path import (
+from pipeline.analysis.arrays import Array
+from pipeline.analysis.time.sweep import (
+    BARRIER,
     BETWEEN,
+    BUSY,
     DECODE,
     ENGINE,
-    NO_STAGE,
-    PREFILL,
-    QUEUE,
-    RETRY,
-    SLACK_NS,
-    TRANSFER,
-    WAIT,
-    PathCalls,
-)
-from pipeline.analysis.time.occupancy_sweep import (
-    BARRIER,
-    BUSY,
     LATE,
     NOTHING_ADMITTED,
+    OPEN,
     ORCHESTRATION,
     OTHER_ENGINE,
+    PREFILL,
+    QUEUE,
     RECOVERY,
-    SAME_NS,
+    RETRY,
+    SLACK_NS,
     TAIL,
-    CallTimes,
+    TRANSFER,
+    WAIT,
+    Calls,
+    Lives,
     Rules,
-    Sums,
-    no_sums,
 )
-from pipeline.analysis.time.outline import OPEN, Chains
-from pipeline.analysis.time.timeline import Array
+
+PATH = ("again", "ready", "submit", "end", "stage", "queue", "prefill", "decode")
+"""What a path needs of the calls of a chain."""
+NO_STAGE = -1
+"""Stands for the stage after a chain's last call: the last row of the sums."""
 
 
-def occupancy_sums(rules: Rules, chains: Chains, calls: CallTimes) -> Sums:
+def occupancy_sums(rules: Rules, chains: Lives, calls: Calls) -> Array:
     """The sums over all calls of a run: of the stretches between instants at which anything changes, all at once.
 
     What chains do between their calls is found chain by chain.
@@ -47,7 +46,7 @@ def occupancy_sums(rules: Rules, chains: Chains, calls: CallTimes) -> Sums:
 class _Stretches:
     """The stretches of a run."""
 
-    def __init__(self, rules: Rules, chains: Chains, calls: CallTimes) -> None:
+    def __init__(self, rules: Rules, chains: Lives, calls: Calls) -> None:
         self._rules, self._calls = rules, calls
         self._chains = chains
         marks = np.array([rules.last_admission, rules.last_end])
@@ -55,7 +54,7 @@ class _Stretches:
         self._times = np.unique(np.clip(np.concatenate(instants), rules.edges[0], rules.edges[-1]))
         self._bin = np.searchsorted(rules.edges, self._times[:-1], "right") - 1
 
-    def sums(self) -> Sums:
+    def sums(self) -> Array:
         rules, calls = self._rules, self._calls
         gaps = _gaps(rules, self._chains, calls)
         live = self._count(self._chains.start, self._chains.end)
@@ -68,8 +67,8 @@ class _Stretches:
         found = [self._causes(int(group), live, at, ready, again, after) for group in rules.groups]
         of_engines = [[self._added(counts) for counts in each] for each in (in_flight, waiting)]
         of_groups = [[self._added(cause == each) for each in range(7)] for cause in found]
-        values = [self._added(live), self._added(np.bitwise_count(at) >= 2), *of_engines, of_groups]
-        return Sums(*(np.array(value).reshape(zeros.shape) for value, zeros in zip(values, no_sums(rules), strict=True)))
+        rows = [[self._added(live), self._added(np.bitwise_count(at) >= 2)], *of_engines, *of_groups]
+        return np.array([row for some in rows for row in some])
 
     def _count(self, starts: Array, ends: Array) -> Array:
         """Of the stretches: in how many of these spans each of them lies."""
@@ -109,14 +108,14 @@ def _columns(spans: Spans, engine: int) -> tuple[Array, Array]:
     return starts, ends
 
 
-def _gaps(rules: Rules, chains: Chains, calls: CallTimes) -> Spans:
+def _gaps(rules: Rules, chains: Lives, calls: Calls) -> Spans:
     """When chains were between their calls, with the engines of the next ones."""
     gaps: Spans = []
     order = np.argsort(calls.chain, kind="stable")
     cuts = np.searchsorted(calls.chain[order], np.arange(len(chains.start) + 1))
     for chain, (start, end, status) in enumerate(zip(chains.start.tolist(), chains.end.tolist(), chains.status.tolist(), strict=True)):
         mine = order[cuts[chain] : cuts[chain + 1]]
-        rows = list(zip(*(calls[column][mine].tolist() for column in (1, 3, 5)), strict=True))
+        rows = list(zip(*(column[mine].tolist() for column in (calls.engine, calls.ready, calls.end)), strict=True))
         after = 0 if status == OPEN else (1 << rules.engines) - 1
         found = [(bits, max(since, start), min(until, end)) for bits, since, until in _chain_gaps(rows, start, end, after)]
         gaps += [gap for gap in found if gap[1] < gap[2]]
@@ -134,22 +133,21 @@ def _chain_gaps(rows: Sequence[tuple[int, int, int]], start: int, end: int, afte
             outstanding += 1
         else:
             outstanding -= 1
-            near = nearby - time <= SAME_NS
+            near = nearby - time <= SLACK_NS
             after, nearby, since = (after | 1 << engine, nearby, time) if near else (1 << engine, time, time)
     if not outstanding:
         yield after, start, since
 
 
-NO_PATH_CALLS = PathCalls(*(np.empty(0, np.bool_ if name == "again" else np.int64) for name in PathCalls._fields))
 Part = tuple[int, int, int]
 """Stage, segment, nanoseconds."""
 
 
 def path_of(start: int, end: int, calls: Sequence[tuple[int, ...]]) -> list[Part]:
-    """The path of one chain from its end back to its start; `calls` are rows of `PathCalls`, without the chain, ordered by their ends."""
+    """The path of one chain from its end back to its start; `calls` are rows of the columns `PATH` in the order of their ends."""
     parts: list[Part] = []
     frontier, after = end, NO_STAGE
-    for stage, again, ready, submit, ended, *known in reversed(calls):
+    for again, ready, submit, ended, stage, *known in reversed(calls):
         if ended <= frontier + SLACK_NS and start <= ready:
             until = min(ended, frontier)
             parts.append((after, BETWEEN, frontier - until))
@@ -168,14 +166,14 @@ def _inside(length: int, known: Sequence[int]) -> list[tuple[int, int]]:
     return [*parts, (ENGINE if min(known) < 0 else TRANSFER, left)]
 
 
-def path_totals(calls: PathCalls, start: Array, end: Array, counts: Array, stages: int) -> Array:
+def path_totals(calls: Calls, start: Array, end: Array, counts: Array, stages: int) -> Array:
     """Nanoseconds by stage, `NO_STAGE` last, and segment, of the chains that `counts` marks."""
     total = np.zeros((stages + 1, 8), np.int64)
     order = np.argsort(calls.chain, kind="stable")
     cuts = np.searchsorted(calls.chain[order], np.arange(len(start) + 1))
     for chain in np.flatnonzero(counts):
         mine = order[cuts[chain] : cuts[chain + 1]]
-        rows = list(zip(*(column[mine].tolist() for column in calls[1:]), strict=True))
+        rows = list(zip(*(getattr(calls, name)[mine].tolist() for name in PATH), strict=True))
         for stage, segment, length in path_of(int(start[chain]), int(end[chain]), rows):
             total[stage, segment] += length
     return total

@@ -9,13 +9,14 @@ import numpy as np
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from pipeline.analysis.time.occupancy import CAUSES, Occupancy
-from pipeline.analysis.time.occupancy_sweep import CallTimes, Rules
-from pipeline.analysis.time.outline import FINISHED, LOST, OPEN, Chains
+from pipeline.analysis.time.occupancy import BINS, CAUSES, Occupancy, occupancy
+from pipeline.analysis.time.sweep import FINISHED, LOST, OPEN, Calls, Lives, Rules
+from pipeline.analysis.time.work import read_calls, read_work
 from pipeline.graph.plan import Block, Plan, StageNode
 from pipeline.graph.spec import StageSpec
 from pipeline.reasoning.chain import Scale
 from pipeline.store.events import CallRow, ChainRow
+from pipeline.store.query import Query
 from pipeline.store.tables import TraceStore
 from tests.support.rows import blank
 
@@ -86,33 +87,38 @@ def card(start: float, end: float, **more: Any) -> dict[str, Any]:
     return {"status": "finished", "schedule": "pipelined", "batch_size": 2, "engines": devices, "sessions": sessions} | more
 
 
-ENGINES = 3
-times = st.integers(0, 60)
-random_call = st.tuples(st.integers(0, 5), st.integers(0, ENGINES - 1), st.booleans(), times, times, times)
-random_chain = st.tuples(times, times, st.sampled_from([FINISHED, LOST, OPEN]))
+ENGINES = STAGES = 3
+times, known = st.integers(0, 60), st.integers(-1, 12)
+random_calls = st.lists(
+    st.tuples(st.integers(0, 5), st.booleans(), times, times, times, *[st.integers(0, ENGINES - 1)] * 2, known, known, known), max_size=25
+)
+random_lives = st.lists(st.tuples(times, times, st.sampled_from([FINISHED, LOST, OPEN])), min_size=6, max_size=6)
 
 
-def chains_of(rows: Sequence[tuple[int, int, int]]) -> Chains:
-    """Chains whose hashes are their places; start and end in either order."""
+def lives_of(rows: Sequence[tuple[int, int, int]]) -> Lives:
+    """Chains; start and end in either order."""
     one, other, status = np.array(rows, np.int64).reshape(-1, 3).T
-    start, end = np.minimum(one, other), np.maximum(one, other)
-    nothing = np.zeros(len(start), np.int64)
-    columns = dict.fromkeys(("hashes", "by_hash", "thought_tokens", "first", "replica"), nothing)
-    return Chains(start=start, end=end, status=status, **columns)
+    return Lives(np.minimum(one, other), np.maximum(one, other), status)
 
 
-def call_times_of(rows: Sequence[tuple[int, int, bool, int, int, int]]) -> CallTimes:
+def calls_of(rows: Sequence[Any]) -> Calls:
     """Calls in the order of their ends; the three times of each in any order."""
-    columns = np.array([(*row[:3], *sorted(row[3:])) for row in rows], np.int64).reshape(-1, 6)
-    chain, engine, again, *instants = columns[np.argsort(columns[:, 5], kind="stable")].T
-    return CallTimes(chain, engine.astype(np.int32), again.astype(np.bool_), *instants)
+    columns = np.array([(*row[:2], *sorted(row[2:5]), *row[5:], -1) for row in rows], np.int64).reshape(-1, 11)
+    chain, again, *more = columns[np.argsort(columns[:, 4], kind="stable")].T
+    return Calls(chain, again.astype(bool), *more)
 
 
-def rules_of(bins: int, chains: Chains, *, lockstep: bool = False, of_all: tuple[int, int] | None = None) -> Rules:
+def rules_of(bins: int, lives: Lives, *, lockstep: bool = False, of_all: tuple[int, int] | None = None) -> Rules:
     """Sixty nanoseconds; the engines, and two of them on a device. `of_all`: the last admission and the last end of all replicas."""
     edges = np.rint(np.linspace(0, 60, bins + 1)).astype(np.int64)
-    admitted, *ended = of_all or (int(chains.start.max()),)
+    admitted, *ended = of_all or (int(lives.start.max()),)
     return Rules(edges, ENGINES, np.array([1, 2, 4, 3], np.int64), lockstep, 3, admitted, *ended)
+
+
+def over_time(folder: Path, bins: int = BINS) -> Occupancy:
+    """The occupancy of the run folder `folder`."""
+    work = read_work(Query(folder))
+    return occupancy(work, read_calls(work)[0], bins)
 
 
 def same(one: Occupancy, other: Occupancy) -> bool:

@@ -24,12 +24,13 @@ from pipeline.analysis.quality.step_texts import Texts, read_texts
 from pipeline.analysis.quality.verdicts import COLUMNS as VERDICT_COLUMNS
 from pipeline.analysis.quality.verdicts import verdicts
 from pipeline.analysis.resources import EngineFacts, Resources, engine_facts, replica_count, resources
-from pipeline.analysis.time.thinking import read_thinking
+from pipeline.analysis.time.thinking import KINDS, Thinking, read_thinking
 from pipeline.analysis.time.timeline import Array, Names
 from pipeline.bundled import model_name
 from pipeline.errors import InputError, UsageError
 from pipeline.graph.plan import Plan
 from pipeline.store.events import UNFINISHED
+from pipeline.store.query import Query
 from pipeline.store.read import read_batches
 from pipeline.store.run_file import Host, RunFile, RunInput
 
@@ -202,7 +203,10 @@ def read_run(folder: Path) -> RunTable:
         lost = chains.failed + chains.cancelled
         unfinished = f"; {lost} failed or were cancelled" if lost else ""
         raise InputError(str(folder), f"has no finished chain{unfinished}: there is nothing to compare")
-    graded, thinking = chains.graded, read_thinking(folder, run.plan, chains.place, len(chains.problem_ids))
+    graded = chains.graded
+    with Query(folder) as db:
+        found = {each.problem_id: each for each in read_thinking(db, run.plan)}
+    thinking = [found.get(problem, Thinking(problem)) for problem in chains.problem_ids]
     return RunTable(
         **_decisions(folder, run),
         problem_ids=chains.problem_ids,
@@ -218,8 +222,8 @@ def read_run(folder: Path) -> RunTable:
         steps=chains.means("steps"),
         accepted=chains.means("accepted_steps"),
         fallbacks=chains.means("fallback_steps"),
-        thinking_s=thinking.seconds / np.maximum(chains.counts, 1),
-        kinds_s={kind: each / np.maximum(chains.counts, 1) for kind, each in thinking.by_kind.items()},
+        thinking_s=np.array([each.seconds for each in thinking]) / np.maximum(chains.counts, 1),
+        kinds_s={kind: np.array([getattr(each, kind) for each in thinking]) / np.maximum(chains.counts, 1) for kind in KINDS},
         masses=np.concatenate([np.empty(0), *(masses(batch) for batch in read_steps(folder, MASS))]),
         scored=read_scored_steps(folder, chains.place),
         texts=read_texts(folder, chains.place, len(chains.problem_ids)),

@@ -5,7 +5,7 @@ from msgspec import Struct
 from pipeline.analysis.quality.estimates import NOTHING, Estimate
 from pipeline.analysis.quality.option_mass import OptionMass
 from pipeline.analysis.quality.samples import Interval
-from pipeline.analysis.time.imbalance import Imbalance
+from pipeline.analysis.time.timeline import Imbalance
 
 
 class EngineSummary(Struct, frozen=True, kw_only=True):
@@ -195,7 +195,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     """`overlap_s` over `span_s`, 0 to 1."""
     tail_time_s: float | None
     """Seconds at the end of the run in which fewer chains lived than the batch size, or than the most that ever did; null without
-    chains. Of several replicas: since the first one had fewer, see `imbalance.tail`."""
+    chains. Of several replicas: since the first one had fewer, see `timeline`."""
     replicas: Imbalance | None = None
     """How evenly the replicas worked, of a run with several; else null."""
     engines: dict[str, EngineSummary]

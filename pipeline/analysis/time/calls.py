@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
+from pipeline.analysis.arrays import Array, Names
 from pipeline.analysis.capabilities import PURPOSE_FROM, with_purpose
 from pipeline.analysis.time.outline import Outline, read_outline, read_whole_outline, ready_of
-from pipeline.analysis.time.timeline import Array, Names
 from pipeline.errors import InputError
 from pipeline.store.read import count_rows, read_backwards
 

@@ -1,36 +1,33 @@
-"""How long calls take, by stage and part: percentiles over a run folder's answered calls.
+"""Where the time of calls and chains goes: percentiles of the answered calls' times, by stage and part; and the critical paths of chains.
 
-Up to `EXACT_CALLS` calls they are exact. Of more calls only counts in bins of equal relative width are kept, and a percentile is
-off by at most `RELATIVE_ERROR`; count, mean and maximum are always exact.
+A critical path is the calls that determined when a chain ended, one after the other. It is found backwards from the chain's end: the call
+that ended last before it, its time in lane and engine, and from the moment it was ready the same again. Calls that ran in parallel to the
+path are not on it. `sweep.walk` follows all chains in one pass.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
+from math import fsum
 
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.compiled import compiled
-from pipeline.analysis.time.calls import Calls, accumulate
-from pipeline.analysis.time.timeline import Array
+from pipeline.analysis.time.sweep import FINISHED, LONG, Calls, path_sums
+from pipeline.analysis.time.work import Work
+from pipeline.store.query import Query
 
-QUANTITIES = ("wait", "queue", "prefill", "decode", "first_token", "e2e", "per_output_token")
-"""The parts of a call's time. `wait`: in the lane or before a barrier; of a repeated attempt, from the failure until it was sent
-again. `queue`, `prefill`, `decode`, `first_token`: by the engine's clock, where it measures them. `e2e`: from being sent until
-answered. `per_output_token`: decode time for each token after the first."""
-COLUMNS = ("client_wait_s", "queue_time_s", "prefill_time_s", "decode_time_s", "time_to_first_token_s", None, "time_per_output_token_s")
-"""The column of the calls table that holds each quantity; None: it is the difference of `end` and `submit`."""
-EXACT_CALLS = 100_000
-"""Number of calls up to which all their times are kept."""
-RELATIVE_ERROR = 1 / 256
-FRACTION_BITS = 7
-"""How many of the 52 bits of a number's fraction select its bin, together with its exponent: a bin's relative width is 2^-7, and the middle
-of a bin is off by half of that at most."""
-SHIFT = 52 - FRACTION_BITS
-SMALLEST, LARGEST = 2.0**-40, 2.0**40
-"""Seconds: what is below `SMALLEST` counts as 0, what is above `LARGEST` as `LARGEST`."""
-FIRST = int(np.float64(SMALLEST).view(np.int64) >> SHIFT)
-BINS = int(np.float64(LARGEST).view(np.int64) >> SHIFT) - FIRST + 2
+COLUMNS = {
+    "wait": "client_wait_s",
+    "queue": "queue_time_s",
+    "prefill": "prefill_time_s",
+    "decode": "decode_time_s",
+    "first_token": "time_to_first_token_s",
+    "e2e": "greatest(end_unix_ns - submit_unix_ns, 0) / 1e9",
+    "per_output_token": "time_per_output_token_s",
+}
+"""The parts of a call's time, and the SQL of each. `wait`: in the lane or before a barrier; of a repeated attempt, from the failure until
+it was sent again. `queue`, `prefill`, `decode`, `first_token`: by the engine's clock, where it measures them. `e2e`: from being sent
+until answered. `per_output_token`: decode time for each token after the first."""
+QUANTITIES = tuple(COLUMNS)
 
 
 class Percentiles(Struct, frozen=True, kw_only=True):
@@ -44,103 +41,65 @@ class Percentiles(Struct, frozen=True, kw_only=True):
     max: float
 
 
-def latencies(run: Path) -> dict[str, dict[str, Percentiles]]:
-    """Percentiles by stage and quantity, without quantities that no call has; raises `InputError` when there is no trace to read."""
-    [accumulator] = accumulate(run, lambda outline: (LatencyAccumulator(),))
-    return accumulator.result()
+class StageLatencies(Struct, frozen=True):
+    """The calls of one stage."""
+
+    stage: str
+    parts: dict[str, Percentiles | None]
+    """By quantity; null where no call has it."""
 
 
-class LatencyAccumulator:
-    """Makes percentiles of the answered calls that are added; up to `exact_calls` calls they are exact. See `Accumulator`."""
-
-    columns: tuple[str, ...] = tuple(name for name in COLUMNS if name)
-
-    def __init__(self, exact_calls: int = EXACT_CALLS) -> None:
-        self._exact_calls, self._calls = exact_calls, 0
-        self._stages: Sequence[str] = ()
-        self._exact: list[tuple[Array, list[Array]]] = []
-        self._totals = [BinCounts() for _ in QUANTITIES]
-
-    def add(self, calls: Calls) -> None:
-        self._stages = calls.stages
-        self._calls += len(calls.end)
-        stage = np.where(calls.failed, -1, calls.stage)
-        self._exact.append((stage, [(calls.end - calls.submit) / 1e9 if name is None else calls.seconds(name) for name in COLUMNS]))
-        if self._calls > self._exact_calls:
-            for stage, values in self._exact:
-                for total, each in zip(self._totals, values, strict=True):
-                    total.add(stage, each, len(self._stages))
-            self._exact = []
-
-    def result(self) -> dict[str, dict[str, Percentiles]]:
-        """Percentiles of the calls that were added, by stage and quantity."""
-        found: dict[str, dict[str, Percentiles]] = {}
-        for place, stage in enumerate(self._stages):
-            each = {quantity: self._percentiles(number, place) for number, quantity in enumerate(QUANTITIES)}
-            found[stage] = {quantity: one for quantity, one in each.items() if one is not None}
-        return {stage: each for stage, each in found.items() if each}
-
-    def _percentiles(self, quantity: int, stage: int) -> Percentiles | None:
-        if self._calls > self._exact_calls:
-            return self._totals[quantity].percentiles(stage)
-        return exactly(np.concatenate([np.empty(0), *(values[quantity][stages == stage] for stages, values in self._exact)]))
+def latencies(db: Query) -> dict[str, dict[str, Percentiles]]:
+    """Percentiles by stage and quantity, without quantities that no call has."""
+    parts = ", ".join(f"{quantity}: {_percentiles(column)}" for quantity, column in COLUMNS.items())
+    rows = db.rows(f"SELECT stage, {{{parts}}} AS parts FROM calls WHERE error_type IS NULL GROUP BY stage ORDER BY stage", StageLatencies)
+    return {row.stage: {quantity: one for quantity, one in row.parts.items() if one is not None} for row in rows}
 
 
-def exactly(values: Array) -> Percentiles | None:
-    """The percentiles of `values` without those that are NaN; None where none are left."""
-    values = np.sort(values[~np.isnan(values)])
-    if not len(values):
-        return None
-    p50, p90, p99 = (float(values[rank(len(values), percent)]) for percent in (50, 90, 99))
-    return Percentiles(count=len(values), mean=float(values.mean()), p50=p50, p90=p90, p99=p99, max=float(values[-1]))
+def _percentiles(column: str) -> str:
+    """The SQL of the `Percentiles` of a column, as a struct."""
+    at = {name: f"quantile_disc({column}, [0.5, 0.9, 0.99])[{place}]" for place, name in enumerate(("p50", "p90", "p99"), 1)}
+    fields = {"count": f"count({column})", "mean": f"avg({column})", **at, "max": f"max({column})"}
+    return f"CASE WHEN count({column}) > 0 THEN {{{', '.join(f'{name}: {value}' for name, value in fields.items())}}} END"
 
 
-def rank(count: int, percent: int) -> int:
-    """The index, from 0, of a percentile among `count` values in ascending order."""
-    return max(0, -(-count * percent // 100) - 1)
+SEGMENTS = ("between", "retry", "wait", "queue", "prefill", "decode", "transfer", "engine")
+"""The kinds of segments of a path, in the order of their numbers in `sweep`:
+
+- `between`: from one call's end until the next one was ready, or the chain ended: the orchestrator's own work.
+- `retry`: from a failed attempt's end until the call was sent again.
+- `wait`: from being ready until the call was sent: in the lane or before a barrier.
+- `queue`, `prefill`, `decode`: at the engine, by its own clock.
+- `transfer`: in flight by our clock less the three by the engine's: the way there and back, and answers that waited to be read.
+- `engine`: the same difference for an engine that does not measure all three.
+"""
+END = "(end)"
+"""Stands for the stage in the time after a chain's last call."""
 
 
-class BinCounts:
-    """A histogram of the values of one quantity for each stage, with their sum and maximum."""
+class CriticalPath(Struct, frozen=True, kw_only=True):
+    """The critical paths of all finished chains of a run, added up."""
 
-    def __init__(self) -> None:
-        self._bins = np.zeros((0, BINS), np.int64)
-        self._extremes = np.zeros((0, 2))
-        """Sum and maximum of the values, by stage."""
+    chains: int
+    """Number of finished chains."""
+    total_s: dict[tuple[str, str], float]
+    """Seconds by stage and kind of segment; their sum is the time of all finished chains."""
 
-    def add(self, stage: Array, values: Array, stages: int) -> None:
-        """Add `values`, each of the stage in `stage`, out of `stages` in all. NaN and values of a stage below 0 are skipped."""
-        if more := stages - len(self._bins):
-            self._bins = np.concatenate([self._bins, np.zeros((more, BINS), np.int64)])
-            self._extremes = np.concatenate([self._extremes, np.zeros((more, 2))])
-        compiled(count)(stage, values, values.view(np.int64), self._bins, self._extremes)
+    @property
+    def mean_s(self) -> dict[tuple[str, str], float]:
+        """Seconds by stage and kind of segment, of the mean chain."""
+        return {key: total / self.chains for key, total in self.total_s.items()}
 
-    def percentiles(self, stage: int) -> Percentiles | None:
-        """The percentiles of the stage with this index; None where it has no values."""
-        upto = np.cumsum(self._bins[stage])
-        if not (count := int(upto[-1])):
-            return None
-        total, most = self._extremes[stage].tolist()
-        p50, p90, p99 = (min(middle_of(int(np.searchsorted(upto, rank(count, percent), "right"))), most) for percent in (50, 90, 99))
-        return Percentiles(count=count, mean=total / count, p50=p50, p90=p90, p99=p99, max=most)
+    @property
+    def chain_time_s(self) -> float:
+        """Seconds from admission to the end, added up over all finished chains."""
+        return fsum(self.total_s.values())
 
 
-def count(stage: Array, values: Array, bits: Array, bins: Array, extremes: Array) -> None:
-    """Add `values` to `bins` and `extremes`, by stage; `bits` are the same values, their bits read as integers.
-
-    Positive floats sort as their bits do, so the leading bits of a value are the number of its bin.
-    """
-    for row in range(len(stage)):
-        value, place = values[row], stage[row]
-        if place >= 0 and value == value:
-            bins[place, min(max((bits[row] >> SHIFT) - FIRST + 1, 0), BINS - 1)] += 1
-            extremes[place, 0] += value
-            extremes[place, 1] = max(extremes[place, 1], value)
-
-
-def middle_of(place: int) -> float:
-    """The middle of the bin with the index `place`, in seconds."""
-    if not place:
-        return 0.0
-    low, high = ((np.int64(FIRST + place + side) << SHIFT).view(np.float64) for side in (-1, 0))
-    return float(low + high) / 2
+def critical_path(work: Work, calls: Calls, stages: Sequence[str]) -> CriticalPath:
+    """The critical paths of a run; `calls` and `stages` are those of `work.read_calls`."""
+    total = path_sums(work.lives, calls, len(stages), compile=len(calls.end) >= LONG)
+    names = [*stages, END]
+    places = zip(*np.nonzero(total), strict=True)
+    found = {(names[stage], SEGMENTS[segment]): float(total[stage, segment] / 1e9) for stage, segment in places}
+    return CriticalPath(chains=int((work.lives.status == FINISHED).sum()), total_s=found)

@@ -1,21 +1,19 @@
-"""When each engine and device was busy, and why it was idle: a run folder enters, one `Occupancy` leaves, over time in bins.
+"""When each engine and device was busy, and why it was idle, over time in bins; and what each replica of a run did.
 
 Every nanosecond of an engine is either busy or idle for exactly one cause, so that in every bin the parts add up to its length.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
+from pipeline.analysis.arrays import Array
 from pipeline.analysis.resources import EngineFacts, devices_of, engine_facts
-from pipeline.analysis.time.calls import Calls, accumulate, is_long
-from pipeline.analysis.time.occupancy_sweep import EARLY, CallTimes, Rules, Sums, SweepLine, most_live
-from pipeline.analysis.time.outline import Chains, Outline
-from pipeline.analysis.time.stays import Lives, Stays, read_stays
-from pipeline.analysis.time.timeline import Array, replicas_of
+from pipeline.analysis.time.sweep import BY_ENGINE, EARLY, FINISHED, LIVE, LONG, OVERLAP, Calls, Lives, Rules, occupancy_sums
+from pipeline.analysis.time.work import Work
+from pipeline.store.run_file import Replica
 
 BINS = 600
 CAUSES = ("nothing_admitted", "recovery", "barrier", "orchestration", "tail", "other_engine")
@@ -28,7 +26,7 @@ CAUSES = ("nothing_admitted", "recovery", "barrier", "orchestration", "tail", "o
 - `orchestration`: a call to it is ready and was not sent, or a chain is between its calls and the next one is for it. A chain
   that has made its last call and has not ended keeps the next chain from being admitted, and counts for every engine.
 - `tail`: the last chain was admitted and fewer live than the batch size (or than ever lived at once): too little work is left. On one
-  of several replicas: the last chain began there (`Stays.admitted`), and fewer live there, or none while others still have some.
+  of several replicas: the last chain began there (`work.Stays.admitted`), and fewer live there, or none while others still have some.
 - `other_engine`: none of these: all live chains have their current or next call at other engines.
 """
 
@@ -92,100 +90,112 @@ class Occupancy(Struct, frozen=True, kw_only=True):
     """Of a run with several replicas each one alone, by its number; else empty."""
 
 
-def occupancy(run: Path, bins: int = BINS) -> Occupancy:
-    """The occupancy of the run folder `run`; raises `InputError` when that has no trace that can be read."""
-    long = is_long(run)
-    [accumulator] = accumulate(run, lambda outline: (OccupancyAccumulator(outline, bins, long=long, stays=read_stays(run, outline)),))
-    return accumulator.result()
+class ReplicaEngine(Struct, frozen=True, kw_only=True):
+    """One engine of one replica."""
+
+    output_tokens: int
+    """Tokens that it sampled, failed attempts included as far as their rows count them."""
+    output_tokens_per_s: float | None
+    """`output_tokens` over the span of the run; null where that is 0."""
+    busy_share: float
+    """Share of the run in which at least one request was in flight, 0 to 1."""
+    idle_s: dict[str, float]
+    """Seconds by each of `occupancy.CAUSES`; with the busy ones they are the span of the run."""
 
 
-class OccupancyAccumulator:
-    """Makes an `Occupancy` of the calls that are added; `long`: compile, see `calls.is_long`. See `Accumulator`.
+class ReplicaFigures(Struct, frozen=True, kw_only=True):
+    """What one replica did in a run."""
 
-    `stays`, of a run with several replicas, divide its calls among them; calls that say no replica are left out then.
-    """
+    replica: int
+    """Its number, from 0."""
+    nodes: tuple[str, ...]
+    """The cluster's ids of the nodes that it was on, as far as rows and `run.json` name them, the first one first."""
+    chains: int
+    """Chains that ended on it, failed ones included."""
+    done: int
+    """Those of them that gave an answer."""
+    problems_per_s: float | None
+    """`done` over the samples of a problem and the span of the run; those of all replicas add up to that of the run."""
+    engines: dict[str, ReplicaEngine]
+    """By role."""
+    idle_share: dict[str, float]
+    """Share of the run in which an engine was idle by each of `occupancy.CAUSES`, mean of its engines."""
+    busy_share: float
+    """Share of the run in which an engine was busy, mean of its engines; with `idle_share` it is 1."""
+    tail_s: float
+    """Seconds from the end of its last chain until the end of the run; without a chain, all of the run."""
+    starts: int
+    """How often its engines were started."""
+    losses: tuple[str, ...]
+    """Why it was lost, an error message for each time."""
+    dropped: bool
+    """Whether it was not started again, because it was lost again and again."""
 
-    def __init__(self, outline: Outline, bins: int, *, long: bool, stays: Stays | None = None) -> None:
-        self._outline, self._stays, self._devices = outline, stays, _devices(outline)
-        self.columns: tuple[str, ...] = () if stays is None else ("replica",)
-        lives: list[Chains | Lives] = [outline.chains]
-        if stays is not None:
-            lives = [stays.lives(place) for place in range(len(stays.numbers))]
-        self._rules = self._rules_of(bins)
-        admitted = [self._rules.last_admission] if stays is None else stays.admitted.tolist()
-        rules = (self._rules._replace(full=_full(outline, each), last_admission=last) for each, last in zip(lives, admitted, strict=True))
-        self._sweeps = [SweepLine(rule, each, long=long) for rule, each in zip(rules, lives, strict=True)]
-
-    def _rules_of(self, bins: int) -> Rules:
-        outline, chains = self._outline, self._outline.chains
-        alone = [1 << place for place in range(len(outline.engines))]
-        return Rules(
-            edges=np.rint(np.linspace(0, outline.span, bins + 1)).astype(np.int64),
-            engines=len(outline.engines),
-            groups=np.array([*alone, *sorted(set(self._devices.values()) - set(alone))], np.int64),
-            lockstep=outline.run.schedule == "lockstep",
-            full=0,
-            last_admission=int(chains.start.max(initial=0)),
-            last_end=EARLY if self._stays is None else int(chains.end.max(initial=EARLY)),
-        )
-
-    def add(self, calls: Calls) -> None:
-        times = CallTimes(*(getattr(calls, name) for name in CallTimes._fields))
-        if self._stays is None:
-            self._sweeps[0].add(times)
-            return
-        for place, rows in rows_by_replica(self._stays, replicas_of(calls.table)):
-            mine = CallTimes(*(column[rows] for column in times))
-            self._sweeps[place].add(mine._replace(chain=self._stays.places(place, mine.chain)))
-
-    def result(self) -> Occupancy:
-        """The occupancy, when all calls have been added."""
-        parts = [sweep.sums() for sweep in self._sweeps]
-        if self._stays is None:
-            return self._occupancy(parts[0])
-        together = Sums(*(np.sum(columns, axis=0) for columns in zip(*parts, strict=True)))
-        replicas = {int(number): self._occupancy(each) for number, each in zip(self._stays.numbers, parts, strict=True)}
-        return self._occupancy(together, replicas)
-
-    def _occupancy(self, sums: Sums, replicas: Mapping[int, Occupancy] | None = None) -> Occupancy:
-        edges, engines, count = self._rules.edges, self._outline.engines, len(replicas or (1,))
-        width = np.maximum(np.diff(edges), 1)
-        overlap_s, span_s = float(sums.overlap.sum() / count / 1e9), self._outline.span / 1e9
-        parts = {group: _parts(sums, place, count) for place, group in enumerate(self._rules.groups.tolist())}
-        return Occupancy(
-            span_s=span_s,
-            edges_s=edges / 1e9,
-            live=sums.live / width,
-            engines={
-                role: EngineOccupancy(in_flight=sums.in_flight[place] / width, waiting=sums.waiting[place] / width, **parts[1 << place])
-                for place, role in enumerate(engines)
-            },
-            devices={name: DeviceOccupancy(roles=_roles(engines, group), **parts[group]) for name, group in self._devices.items()},
-            overlap=sums.overlap / count / 1e9,
-            overlap_s=overlap_s,
-            overlap_share=overlap_s / span_s if span_s else 0.0,
-            replicas=dict(replicas or {}),
-        )
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Those of all its engines."""
+        return sum(engine.output_tokens_per_s or 0.0 for engine in self.engines.values())
 
 
-def rows_by_replica(stays: Stays, replica: Array) -> Iterator[tuple[int, Array]]:
-    """Of rows on these replicas: for each replica that has some its place in `stays.numbers` and the indices of its rows, in order."""
-    order = np.argsort(replica, kind="stable")
-    cuts = np.searchsorted(replica[order], stays.numbers), np.searchsorted(replica[order], stays.numbers, "right")
-    for place, (since, until) in enumerate(zip(*(each.tolist() for each in cuts), strict=True)):
-        if since < until:
-            yield place, order[since:until]
+def occupancy(work: Work, calls: Calls, bins: int = BINS) -> Occupancy:
+    """The occupancy of a run, with time divided into `bins`; calls of a run with several replicas that name none are left out."""
+    rules = _rules(work, bins)
+    if work.stays is None:
+        return _occupancy(work, rules, _sums(work, rules, work.lives, calls))
+    parts = {}
+    for number, admitted in work.stays.admitted.items():
+        mine = Calls(*(column[calls.replica == number] for column in calls))
+        mine = mine._replace(chain=work.stays.places(number, mine.chain))
+        parts[number] = _sums(work, rules._replace(last_admission=admitted), work.stays.lives(number), mine)
+    alone = {number: _occupancy(work, rules, sums) for number, sums in parts.items()}
+    return _occupancy(work, rules, np.sum(list(parts.values()), axis=0), alone)
 
 
-def _full(outline: Outline, chains: Chains | Lives) -> int:
-    """The most chains that may live at once where these live."""
-    most = most_live(chains)
-    return min(outline.run.batch_size or most, most)
+def _rules(work: Work, bins: int) -> Rules:
+    alone = [1 << place for place in range(len(work.engines))]
+    return Rules(
+        edges=np.rint(np.linspace(0, work.span, bins + 1)).astype(np.int64),
+        engines=len(alone),
+        groups=np.array([*alone, *sorted(set(_devices(work).values()) - set(alone))], np.int64),
+        lockstep=work.run.schedule == "lockstep",
+        full=0,
+        last_admission=int(work.lives.start.max(initial=0)),
+        last_end=EARLY if work.stays is None else int(work.lives.end.max(initial=EARLY)),
+    )
 
 
-def _parts(sums: Sums, group: int, count: int) -> dict[str, Any]:
-    """The fields with busy and idle seconds, of the group of engines with the index `group`; `sums` are those of `count` replicas."""
-    *idle, busy = sums.spent[group] if count == 1 else sums.spent[group] / count
+def _sums(work: Work, rules: Rules, lives: Lives, calls: Calls) -> Array:
+    most = most_live(lives)
+    full = min(work.run.batch_size or most, most)
+    return occupancy_sums(rules._replace(full=full), lives, calls, compile=len(calls.end) >= LONG)
+
+
+def _occupancy(work: Work, rules: Rules, sums: Array, replicas: Mapping[int, Occupancy] | None = None) -> Occupancy:
+    edges, count, devices = rules.edges, len(replicas or (1,)), _devices(work)
+    width, span_s, in_flight = np.maximum(np.diff(edges), 1), work.span / 1e9, sums[BY_ENGINE:]
+    overlap = sums[OVERLAP] if count == 1 else sums[OVERLAP] / count
+    overlap_s = float(overlap.sum() / 1e9)
+    spent = sums[BY_ENGINE + 2 * rules.engines :].reshape(len(rules.groups), 7, len(width))
+    parts = {group: _parts(each if count == 1 else each / count) for group, each in zip(rules.groups.tolist(), spent, strict=True)}
+    return Occupancy(
+        span_s=span_s,
+        edges_s=edges / 1e9,
+        live=sums[LIVE] / width,
+        engines={
+            role: EngineOccupancy(in_flight=in_flight[place] / width, waiting=in_flight[rules.engines + place] / width, **parts[1 << place])
+            for place, role in enumerate(work.engines)
+        },
+        devices={name: DeviceOccupancy(roles=_roles(work.engines, group), **parts[group]) for name, group in devices.items()},
+        overlap=overlap / 1e9,
+        overlap_s=overlap_s,
+        overlap_share=overlap_s / span_s if span_s else 0.0,
+        replicas=dict(replicas or {}),
+    )
+
+
+def _parts(spent: Array) -> dict[str, Any]:
+    """The fields with busy and idle seconds of a group of engines that `spent` so many nanoseconds, by what and by bin."""
+    *idle, busy = spent
     by_cause = dict(zip(CAUSES, idle, strict=True))
     return {
         "busy_s": busy / 1e9,
@@ -199,11 +209,107 @@ def _roles(engines: Sequence[str], group: int) -> tuple[str, ...]:
     return tuple(role for place, role in enumerate(engines) if group >> place & 1)
 
 
-def _devices(outline: Outline) -> dict[str, int]:
-    """The engines on each device, as a bit mask of their indices."""
+def most_live(lives: Lives) -> int:
+    """The most chains that lived at once."""
+    starts, ends = np.sort(lives.start), np.sort(lives.end)
+    return int((np.arange(1, len(starts) + 1) - np.searchsorted(ends, starts, "right")).max(initial=0))
+
+
+def _devices(work: Work) -> dict[str, int]:
+    """The engines on each device, as a bit mask of their places."""
     devices: dict[str, int] = {}
-    facts = engine_facts(outline.run)
-    for place, role in enumerate(outline.engines):
+    facts = engine_facts(work.run)
+    for place, role in enumerate(work.engines):
         for name in devices_of(role, facts.get(role, EngineFacts())):
             devices[name] = devices.get(name, 0) | 1 << place
     return devices
+
+
+class _Tokens(Struct, frozen=True):
+    replica: int
+    engine: str
+    tokens: int
+
+
+class _Nodes(Struct, frozen=True):
+    replica: int
+    nodes: list[str]
+
+
+class _Chains(Struct, frozen=True):
+    replica: int
+    chains: int
+    done: int
+    last: int
+
+
+def by_replica(work: Work, occupancy: Occupancy) -> tuple[ReplicaFigures, ...]:
+    """The replicas of a run by their numbers; empty where it has fewer than two."""
+    if work.stays is None:
+        return ()
+    db = work.db
+    tokens = {(each.replica, each.engine): each.tokens for each in db.rows(_TOKENS, _Tokens)}
+    nodes = {each.replica: each.nodes for each in db.rows(_NODES, _Nodes)}
+    chains = {each.replica: each for each in db.rows(_CHAINS, _Chains)}
+    return tuple(
+        _figures(
+            work,
+            mine,
+            chains.get(number, _Chains(number, 0, 0, 0)),
+            nodes.get(number, []),
+            {role: tokens.get((number, role), 0) for role in work.engines},
+        )
+        for number, mine in occupancy.replicas.items()
+    )
+
+
+_TOKENS = """
+SELECT replica, engine, sum(output_tokens)::BIGINT AS tokens FROM timed WHERE replica IS NOT NULL GROUP BY ALL
+"""
+_NODES = """
+SELECT replica, list(node ORDER BY first) AS nodes
+FROM (SELECT replica, node, min("end") AS first FROM timed WHERE replica IS NOT NULL AND node IS NOT NULL GROUP BY ALL)
+GROUP BY replica
+"""
+_CHAINS = f"""
+SELECT replica, count(*) AS chains, count(*) FILTER (status = {FINISHED}) AS done, max("end") AS last
+FROM lives WHERE replica IS NOT NULL GROUP BY replica
+"""
+
+
+def _figures(work: Work, mine: Occupancy, chains: _Chains, nodes: Sequence[str], tokens: Mapping[str, int]) -> ReplicaFigures:
+    span_s, sessions = mine.span_s, _sessions(work, chains.replica)
+    engines = {role: _engine(mine.engines[role], sampled, span_s) for role, sampled in tokens.items()}
+    known = [*nodes, *(session.node for session in sessions if session.node is not None)]
+    return ReplicaFigures(
+        replica=chains.replica,
+        nodes=tuple(dict.fromkeys(known)),
+        chains=chains.chains,
+        done=chains.done,
+        problems_per_s=chains.done / max(work.run.samples, 1) / span_s if span_s else None,
+        engines=engines,
+        idle_share={cause: _mean_share([each.idle_s[cause] for each in engines.values()], span_s) for cause in CAUSES},
+        busy_share=_mean_share([each.total_busy_s for each in mine.engines.values()], span_s),
+        tail_s=(work.span - chains.last) / 1e9,
+        starts=sum(session.starts for session in sessions),
+        losses=tuple(loss for session in sessions for loss in session.losses),
+        dropped=bool(sessions) and sessions[-1].dropped,
+    )
+
+
+def _engine(mine: EngineOccupancy, tokens: int, span_s: float) -> ReplicaEngine:
+    return ReplicaEngine(
+        output_tokens=tokens,
+        output_tokens_per_s=tokens / span_s if span_s else None,
+        busy_share=_mean_share([mine.total_busy_s], span_s),
+        idle_s=mine.total_idle_s,
+    )
+
+
+def _mean_share(seconds: Sequence[float], span_s: float) -> float:
+    return sum(seconds) / len(seconds) / span_s if seconds and span_s else 0.0
+
+
+def _sessions(work: Work, number: int) -> list[Replica]:
+    """What `run.json` says of the replica in each session that had it."""
+    return [session.replicas[number] for session in work.run.sessions if number < len(session.replicas)]

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.analysis.time.timeline import NO_REPLICA, Array, Names, replicas_of
+from pipeline.analysis.arrays import NO_REPLICA, Array, Names, replicas_of
 from pipeline.store.events import UNFINISHED
 from pipeline.store.read import read_batches
 from pipeline.store.run_file import RunFile

@@ -1,116 +1,83 @@
-"""How long chains think, and what they do meanwhile: the calls of a run folder enter, seconds for each problem leave.
+"""How long chains think and wait: a run folder enters, seconds for each problem or chain leave.
 
 The thinking stage is what SCoT 4.2 times: from the chain's first call to the end of its thought, without the answer. Seconds in which
-several calls of one kind are under way at once count once. Calls are read in batches; a few numbers of each are held.
+several calls of one kind are under way at once count once.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Sequence
 
-import numpy as np
-import pyarrow as pa
 from msgspec import Struct
 
-from pipeline.analysis.capabilities import PURPOSE_FROM, with_purpose
-from pipeline.analysis.time.timeline import Array, Names
+from pipeline.analysis.time.timeline import merged
+from pipeline.analysis.time.work import READY
 from pipeline.graph.plan import Plan
-from pipeline.store.read import read_batches
+from pipeline.store.events import UNFINISHED
+from pipeline.store.query import Query
 
-KINDS = {"draft": "drafting", "judge": "verification", "guide": "target", "write": "target", "answer": "answer"}
-"""By the purpose of a call, what its time counts as: drafting, choosing and scoring, thinking by the engine that writes, or the answer."""
-COLUMNS = ("chain_id", "stage", "submit_unix_ns", "end_unix_ns", "client_wait_s", "output_tokens", *PURPOSE_FROM)
-LATER = ("purpose", "decode_time_s")
+KINDS = ("drafting", "verification", "target", "answer")
+"""What a call's time counts as: drafting; choosing and scoring; thinking by the engine that writes; or the answer."""
 
 
 class Thinking(Struct, frozen=True):
-    """Seconds of thinking, added up over the finished chains of each problem."""
+    """Seconds of thinking, added up over the finished chains of a problem."""
 
-    seconds: Array
+    problem_id: str
+    seconds: float = 0.0
     """From the chain's first call to the end of its thought."""
-    by_kind: dict[str, Array]
-    """By the values of `KINDS`: seconds in which a call of that kind was waiting or at an engine."""
+    drafting: float = 0.0
+    """Seconds in which a call of this kind was waiting or at an engine; the next three likewise."""
+    verification: float = 0.0
+    target: float = 0.0
+    answer: float = 0.0
 
 
-class _Calls(Struct):
-    """Calls as columns of equal length; times are seconds since the first of them."""
-
-    chain: Array
-    kind: Array
-    start: Array
-    end: Array
+class _Queued(Struct, frozen=True):
+    chain_id: str
+    seconds: float
 
 
-def read_thinking(run: Path, plan: Plan, place: Mapping[str, int], problems: int) -> Thinking:
-    """The thinking of the chains in `place`, which holds the index of each one's problem, below `problems`. Raises `InputError`.
+def read_thinking(db: Query, plan: Plan) -> list[Thinking]:
+    """The thinking about each problem that has a finished chain.
 
     Of a response that holds thought and answer, the thought's part of the decode time is that of its tokens.
     """
-    chains = Names({name: index for index, name in enumerate(place)})
-    kinds = Names({kind: index for index, kind in enumerate(dict.fromkeys(KINDS.values()))})
-    whole = {node.name for node in plan.stages() if node.spec.finishes and not node.spec.answers}
-    calls = _read_calls(run, chains, kinds, whole, _thoughts(run, whole))
-    owner = np.array(list(place.values()), int)
-    answers = calls.kind == kinds["answer"]
-    first, last = np.full(len(owner), np.inf), np.full(len(owner), -np.inf)
-    np.minimum.at(first, calls.chain, calls.start)
-    np.maximum.at(last, calls.chain[~answers], calls.end[~answers])
-    seconds = np.where(np.isfinite(last), last - np.where(np.isfinite(first), first, 0), 0)
-    by_kind = {kind: _busy(calls, calls.kind == code, len(owner)) for kind, code in kinds.items()}
-    return Thinking(np.bincount(owner, seconds, problems), {kind: np.bincount(owner, each, problems) for kind, each in by_kind.items()})
+    whole = [node.name for node in plan.stages() if node.spec.finishes and not node.spec.answers]
+    return db.rows(_THINKING, Thinking, whole=whole)
 
 
-def _read_calls(run: Path, chains: Names, kinds: Names, whole: set[str], thoughts: Mapping[str, int]) -> _Calls:
-    """The calls of the chains in `chains`, with each response of the stages `whole` as two: its thought, then its answer."""
-    parts = [_Calls(np.empty(0, int), np.empty(0, int), np.empty(0), np.empty(0))]
-    known, origin = len(chains), None
-    for batch in read_batches(run, "calls", COLUMNS, LATER):
-        submit, end = (batch.column(name).to_numpy() for name in ("submit_unix_ns", "end_unix_ns"))
-        origin = int(submit.min()) if origin is None and len(submit) else origin or 0
-        calls = _Calls(
-            chain=chains.codes(batch.column("chain_id")).astype(int),
-            kind=np.array([kinds[KINDS.get(purpose, "target")] for purpose in with_purpose(batch).column("purpose").to_pylist()], int),
-            start=(submit - origin) / 1e9 - batch.column("client_wait_s").to_numpy(zero_copy_only=False),
-            end=(end - origin) / 1e9,
-        )
-        parts += [calls, *([_answers_within(batch, calls, kinds["answer"], whole, thoughts)] if whole else [])]
-    columns = [np.concatenate([getattr(part, name) for part in parts]) for name in _Calls.__struct_fields__]
-    counts = columns[0] < known
-    return _Calls(*(column[counts] for column in columns))
+_THINKING = f"""
+WITH written AS (
+    SELECT chain_id, max(len(step_token_ids)) AS thought FROM steps WHERE list_contains($whole::VARCHAR[], stage) GROUP BY chain_id),
+timed AS (
+    SELECT chain_id, {READY} AS since, end_unix_ns AS until,
+           CASE purpose WHEN 'draft' THEN 'drafting' WHEN 'judge' THEN 'verification' WHEN 'answer' THEN 'answer' ELSE 'target' END AS kind,
+           CASE WHEN list_contains($whole::VARCHAR[], stage) AND output_tokens > 0
+                THEN (coalesce(decode_time_s * 1e9, until - since) * (1 - least(coalesce(thought, 0) / output_tokens, 1)))::BIGINT
+                ELSE 0 END AS answering
+    FROM calls LEFT JOIN written USING (chain_id)),
+spans AS (
+    SELECT chain_id, kind, since, until - answering AS until FROM timed
+    UNION ALL
+    SELECT chain_id, 'answer', until - answering, until FROM timed WHERE answering > 0),
+busy AS (
+    SELECT chain_id, kind, sum(until - since) / 1e9 AS seconds FROM ({merged("spans", "chain_id, kind")}) GROUP BY ALL),
+kinds AS (
+    SELECT chain_id, {", ".join(f"sum(seconds) FILTER (kind = '{kind}') AS {kind}" for kind in KINDS)} FROM busy GROUP BY chain_id),
+thoughts AS (SELECT chain_id, (max(until) FILTER (kind <> 'answer') - min(since)) / 1e9 AS seconds FROM spans GROUP BY chain_id),
+finished AS (
+    SELECT chain_id, problem_id, stop_reason FROM chains
+    QUALIFY row_number() OVER (PARTITION BY chain_id ORDER BY end_unix_ns DESC) = 1)
+SELECT problem_id, {", ".join(f"coalesce(sum({name}), 0) AS {name}" for name in ("seconds", *KINDS))}
+FROM finished LEFT JOIN thoughts USING (chain_id) LEFT JOIN kinds USING (chain_id)
+WHERE stop_reason NOT IN {UNFINISHED} GROUP BY problem_id ORDER BY problem_id
+"""
 
 
-def _answers_within(batch: pa.RecordBatch, calls: _Calls, answer: int, whole: set[str], thoughts: Mapping[str, int]) -> _Calls:
-    """The answers within the responses of the stages `whole`, as calls; those in `calls`, which are of `batch`, end before them then."""
-    rows = np.flatnonzero(np.isin(batch.column("stage").to_pylist(), sorted(whole)))
-    tokens = batch.column("output_tokens").to_numpy()[rows]
-    written = np.array([thoughts.get(chain, 0) for chain in batch.column("chain_id").take(rows).to_pylist()])
-    decode_s = calls.end[rows] - calls.start[rows]
-    if "decode_time_s" in batch.schema.names:
-        stated = batch.column("decode_time_s").cast("float64").fill_null(np.nan).to_numpy(zero_copy_only=False)[rows]
-        decode_s = np.where(np.isnan(stated), decode_s, stated)
-    until = calls.end[rows].copy()
-    calls.end[rows] -= decode_s * (1 - np.clip(written / np.maximum(tokens, 1), 0, 1)) * (tokens > 0)
-    return _Calls(calls.chain[rows], np.full(len(rows), answer), calls.end[rows], until)
-
-
-def _thoughts(run: Path, stages: set[str]) -> dict[str, int]:
-    """By chain, the tokens of the thought that one of `stages` wrote within its response."""
-    found: dict[str, int] = {}
-    for batch in read_batches(run, "steps", ("chain_id", "stage", "step_token_ids")) if stages else ():
-        tokens = batch.column("step_token_ids").value_lengths().to_pylist()
-        rows = zip(batch.column("chain_id").to_pylist(), batch.column("stage").to_pylist(), tokens, strict=True)
-        found |= {chain: count for chain, stage, count in rows if stage in stages}
-    return found
-
-
-def _busy(calls: _Calls, which: Array, chains: int) -> Array:
-    """Seconds of each chain in which at least one of the calls that `which` marks was under way."""
-    chain, start, end = calls.chain[which], calls.start[which], calls.end[which]
-    if not len(chain):
-        return np.zeros(chains)
-    order = np.lexsort((start, chain))
-    chain, start, end = chain[order], start[order], end[order]
-    # Each chain is moved after the ones before it, so that one running maximum tells how far the chain's calls reached.
-    shift = chain * (end.max() - start.min() + 1.0)
-    reached = np.maximum.accumulate(end + shift)
-    before = np.concatenate([[-np.inf], reached[:-1]])
-    return np.bincount(chain, np.maximum(0.0, end + shift - np.maximum(start + shift, before)), chains)
+def queued_s(db: Query, chains: Sequence[str]) -> dict[str, float]:
+    """Seconds in which at least one call of each of these `chains` was queued, here or at an engine that reports it."""
+    spans = f"""(
+        SELECT chain_id, {READY} AS since, submit_unix_ns + (coalesce(queue_time_s, 0) * 1e9)::BIGINT AS until
+        FROM calls WHERE chain_id IN (SELECT unnest($chains::VARCHAR[])))"""
+    sums = f"SELECT chain_id, sum(until - since) / 1e9 AS seconds FROM ({merged(spans, 'chain_id')}) GROUP BY ALL"
+    rows = db.rows(sums, _Queued, chains=list(chains))
+    return dict.fromkeys(chains, 0.0) | {each.chain_id: each.seconds for each in rows}

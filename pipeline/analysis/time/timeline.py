@@ -1,27 +1,23 @@
-"""Busy time and overlap of engines: the calls table of a run folder enters, seconds of each engine and stage leave.
+"""Busy time and overlap of engines, the tail of a run, and how evenly its replicas worked: a run on its axis enters, one `Timeline` leaves.
 
-Only five columns are read, as arrays of 28 bytes a call, and never of all calls at once. An engine is busy while at
-least one request is in flight to it; each replica has its own engines. Nothing is written.
+An engine is busy while at least one request is in flight to it; each replica has its own engines.
+
+The tail of a run of one process begins at the last moment at which as many chains lived as the batch size (or as ever did). That of a run
+with several replicas begins when the first of them has fewer chains in flight than that because no more problems wait for it, which is
+after the last chain that began there. Of a replica that was lost it is after the last chain that began anywhere: until then it lacked
+chains for another reason. The tail ends with the last chain of all.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from itertools import pairwise
-from pathlib import Path
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.store.read import read_batches
-
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-
-NO_REPLICA = -1
-"""Stands for the number of a replica where a row has none."""
-CHUNK = 1 << 18
-"""Calls that are held together."""
+from pipeline.analysis.arrays import NO_REPLICA as NO_REPLICA
+from pipeline.analysis.arrays import Array as Array
+from pipeline.analysis.arrays import Names as Names
+from pipeline.analysis.arrays import replicas_of as replicas_of
+from pipeline.analysis.time.sweep import OPEN
+from pipeline.analysis.time.work import Stays, Work
 
 
 class EngineTime(Struct, frozen=True):
@@ -38,27 +34,41 @@ class EngineTime(Struct, frozen=True):
 class StageTime(Struct, frozen=True):
     """One stage over the span of the run."""
 
+    stage: str
     calls: int
     in_flight_s: float
     """Seconds that its requests were in flight, added up over the requests."""
 
 
 class ReplicaTime(Struct, frozen=True):
-    """One of several replicas."""
+    """One of several replicas, or the one process of a run."""
 
     busy_s: dict[str, float]
     """Seconds in which at least one request was in flight, by role."""
     overlap_s: float
     """Seconds in which two or more of its engines were busy."""
-    active: tuple[Array, Array]
-    """Starts and ends, ns UTC, of the times in which at least one of its engines was busy: disjoint and in order."""
 
 
-class Timeline(Struct, frozen=True):
-    """Busy time, overlap and time in flight of a run."""
+class Imbalance(Struct, frozen=True, kw_only=True):
+    """How evenly several replicas worked. A ratio is null where its mean is 0, a time where no chain was on a replica."""
+
+    replicas: int
+    """Those that were started or have rows."""
+    busy: float | None
+    """The most busy seconds of a replica, added up over its engines, over the mean of all replicas: 1 where all are equal."""
+    chains: float | None
+    """The most chains that ended on a replica over the mean of all replicas."""
+    tail_s: float | None
+    """Seconds of the tail, without pauses between sessions."""
+    tail_idle_share: float | None
+    """The share of the tail in which a replica had no request at any engine, mean of all replicas, 0 to 1."""
+
+
+class Timeline(Struct, frozen=True, kw_only=True):
+    """Busy time, overlap and time in flight of a run, without pauses between sessions."""
 
     span_s: float
-    """Seconds from the first request that was sent until the last that ended, without pauses between sessions."""
+    """Seconds from the first request that was sent until the last that ended."""
     engines: dict[str, EngineTime]
     """By role."""
     overlap_s: float
@@ -67,179 +77,152 @@ class Timeline(Struct, frozen=True):
     """`overlap_s` over the span, 0 to 1."""
     stages: dict[str, StageTime]
     """By the stage's name."""
+    tail_s: float | None
+    """Seconds of the tail; null without chains."""
     replicas: dict[int, ReplicaTime] = {}
     """Of a run with several replicas each one alone, by its number; else empty."""
+    imbalance: Imbalance | None = None
+    """Of a run with several replicas how evenly they worked."""
 
 
-class Intervals(Struct, frozen=True):
-    """What the timeline needs of each call, as columns of equal length."""
-
-    engines: Sequence[str]
-    stages: Sequence[str]
-    engine: Array
-    """Indices into `engines`."""
-    stage: Array
-    """Indices into `stages`."""
-    submit: Array
-    """When each call was sent, ns UTC, int64."""
-    end: Array
-    """When each call ended, ns UTC, int64; not before `submit`."""
-    replica: "Array | None" = None
-    """The number of the replica of each call, `NO_REPLICA` for none; None where none of these calls has one."""
+class _Busy(Struct, frozen=True):
+    replica: int
+    engine: str
+    busy_s: float
 
 
-Pauses: TypeAlias = Sequence[tuple[int, int]]
-"""Start and end, ns UTC, of the times between the sessions of a run."""
+class _Seconds(Struct, frozen=True):
+    replica: int
+    seconds: float
 
 
-def timeline(run: Path, pauses: Pauses = (), replicas: Collection[int] = ()) -> Timeline:
-    """The timeline of the run folder `run`; raises `InputError` when that has no trace that can be read.
-
-    `replicas` are the numbers of those that were started; others that calls name are added.
-    """
-    totals = TimelineTotals(replicas)
-    for calls in read_chunks(run):
-        totals.add(calls)
-    return totals.timeline(pauses)
+class _Chains(Struct, frozen=True):
+    replica: int
+    chains: int
 
 
-def measure(calls: Intervals, pauses: Pauses = ()) -> Timeline:
-    """The timeline of `calls`."""
-    totals = TimelineTotals()
-    totals.add(calls)
-    return totals.timeline(pauses)
+class _InFlight(Struct, frozen=True):
+    engine: str
+    calls: int
+    in_flight_s: float
 
 
-class TimelineTotals:
-    """Makes a `Timeline` of calls that are added in chunks and in any order; it holds only merged busy intervals and sums."""
-
-    def __init__(self, replicas: Collection[int] = ()) -> None:
-        self._engines: Sequence[str] = ()
-        self._stages: Sequence[str] = ()
-        self._replicas = set(replicas)
-        self._units: dict[tuple[int, int], int] = {}
-        """Each engine that is busy by itself: the number of a replica and the index of its role; in the order of `_blocks`."""
-        self._blocks: list[tuple[Array, Array]] = []
-        self._flight_s, self._stage_s, self._stage_calls = np.empty(0), np.empty(0), np.empty(0, np.int64)
-
-    def add(self, calls: Intervals) -> None:
-        """Add `calls`; their lists of names must begin with those of the calls that were added before."""
-        self._engines, self._stages = calls.engines, calls.stages
-        duration = (calls.end - calls.submit) / 1e9
-        self._flight_s = _sum(self._flight_s, np.bincount(calls.engine, duration, len(calls.engines)))
-        self._stage_s = _sum(self._stage_s, np.bincount(calls.stage, duration, len(calls.stages)))
-        self._stage_calls = _sum(self._stage_calls, np.bincount(calls.stage, minlength=len(calls.stages)))
-        starts, ends = ([calls.submit, *(block[side] for block in self._blocks)] for side in (0, 1))
-        ends[0] = calls.end
-        owners = [self._units_of(calls), *(np.full(len(block[0]), number, np.int32) for number, block in enumerate(self._blocks))]
-        submit, end, unit = (np.concatenate(column) for column in (starts, ends, owners))
-        self._blocks = merged(submit, end, unit, len(self._units))
-
-    def _units_of(self, calls: Intervals) -> Array:
-        """For each call the number of its engine in `_units`; new ones are added."""
-        if calls.replica is None or (calls.replica == NO_REPLICA).all():
-            pairs, codes = [(NO_REPLICA, engine) for engine in range(len(calls.engines))], calls.engine
-        else:
-            found, codes = np.unique(calls.replica.astype(np.int64) << 8 | calls.engine, return_inverse=True)
-            pairs = list(zip((found >> 8).tolist(), (found & 0xFF).tolist(), strict=True))
-        return np.array([self._units.setdefault(pair, len(self._units)) for pair in pairs], np.int32)[codes]
-
-    def timeline(self, pauses: Pauses = ()) -> Timeline:
-        """The timeline of the calls that were added."""
-        edges = [(starts[0], ends[-1]) for starts, ends in self._blocks if len(starts)]
-        span_s = worked_s(int(min(first for first, _ in edges)), int(max(last for _, last in edges)), pauses) if edges else 0.0
-        share = 1 / span_s if span_s else 0.0
-        numbers = sorted((self._replicas | {number for number, _ in self._units}) - {NO_REPLICA}) or [NO_REPLICA]
-        replicas = {number: self._replica(number) for number in numbers}
-        busy = {name: sum(each.busy_s[name] for each in replicas.values()) / len(replicas) for name in self._engines}
-        overlap_s = sum(each.overlap_s for each in replicas.values()) / len(replicas)
-        return Timeline(
-            span_s,
-            {name: EngineTime(busy[name], busy[name] * share, float(self._flight_s[e]) * share) for e, name in enumerate(self._engines)},
-            overlap_s,
-            overlap_s * share,
-            {name: StageTime(int(self._stage_calls[s]), float(self._stage_s[s])) for s, name in enumerate(self._stages)},
-            replicas if len(replicas) > 1 else {},
-        )
-
-    def _replica(self, number: int) -> ReplicaTime:
-        """The times of one replica, or of the one process of a run."""
-        nothing = np.empty(0, np.int64), np.empty(0, np.int64)
-        places = [self._units.get((number, engine)) for engine in range(len(self._engines))]
-        blocks = [nothing if place is None else self._blocks[place] for place in places]
-        busy_s = {name: float((ends - starts).sum()) / 1e9 for name, (starts, ends) in zip(self._engines, blocks, strict=True)}
-        starts, ends = (np.concatenate([np.empty(0, np.int64), *(block[side] for block in blocks)]) for side in (0, 1))
-        [active] = merged(starts, ends, np.zeros(len(starts), np.int32), 1)
-        return ReplicaTime(busy_s, _overlap_ns(blocks) / 1e9, active)
+class _Tail(Struct, frozen=True):
+    since: int | None
+    until: int | None
 
 
-def worked_s(start: int, end: int, pauses: Pauses) -> float:
-    """Seconds from `start` to `end`, ns UTC, without the pauses that lie between."""
-    return (end - start - sum(max(0, min(end, until) - max(start, since)) for since, until in pauses)) / 1e9
+def timeline(work: Work) -> Timeline:
+    """The timeline of a run; calls of a run with several replicas that name none count only as requests in flight."""
+    db = work.db
+    db.connection.execute(f"CREATE OR REPLACE TEMP TABLE blocks AS {merged(_IN_FLIGHT, 'replica, engine')}")
+    span_s = db.scalar('SELECT coalesce((max("end") - min(submit)) / 1e9, 0) FROM timed')
+    share = 1 / span_s if span_s else 0.0
+    replicas = _replicas(work)
+    engines = db.rows(_SUMS.format("engine"), _InFlight)
+    busy = {each.engine: _mean([one.busy_s.get(each.engine, 0.0) for one in replicas.values()]) for each in engines}
+    overlap_s = _mean([one.overlap_s for one in replicas.values()])
+    even = None if work.stays is None else _imbalance(work, work.stays, replicas)
+    return Timeline(
+        span_s=span_s,
+        engines={each.engine: EngineTime(busy[each.engine], busy[each.engine] * share, each.in_flight_s * share) for each in engines},
+        overlap_s=overlap_s,
+        overlap_share=overlap_s * share,
+        stages={each.stage: each for each in db.rows(_SUMS.format("stage"), StageTime)},
+        tail_s=even.tail_s if even else _tail_s(work),
+        replicas=replicas if even else {},
+        imbalance=even,
+    )
 
 
-def _sum(so_far: Array, more: Array) -> Array:
-    """The sum of two arrays, of which `more` is at least as long as `so_far`."""
-    return np.asarray(np.pad(so_far, (0, len(more) - len(so_far))) + more)
+def _replicas(work: Work) -> dict[int, ReplicaTime]:
+    """By number; of a run of one process or replica the time of that, whatever its number."""
+    busy, overlap = work.db.rows(_BUSY, _Busy), {each.replica: each.seconds for each in work.db.rows(_OVERLAP, _Seconds)}
+    numbers = [*work.stays.admitted] if work.stays else list({each.replica: None for each in busy})[-1:] or [NO_REPLICA]
+    by_role = {number: {each.engine: each.busy_s for each in busy if each.replica == number} for number in numbers}
+    return {number: ReplicaTime(by_role[number], overlap.get(number, 0.0)) for number in numbers}
 
 
-def read_chunks(run: Path) -> Iterator[Intervals]:
-    """The calls of the run folder `run`, those that failed included, `CHUNK` or a few more at a time; raises `InputError`."""
-    engines, stages = Names(), Names()
-    parts: list[tuple[Array, ...]] = []
-    for batch in read_batches(run, "calls", ["engine", "stage", "submit_unix_ns", "end_unix_ns"], ["replica"]):
-        submit, end = (batch.column(name).to_numpy() for name in ("submit_unix_ns", "end_unix_ns"))
-        codes = engines.codes(batch.column("engine")), stages.codes(batch.column("stage"))
-        parts.append((*codes, submit, np.maximum(submit, end), replicas_of(batch)))
-        if sum(len(part[0]) for part in parts) >= CHUNK:
-            yield _joined(engines, stages, parts)
-            parts = []
-    if parts:
-        yield _joined(engines, stages, parts)
+def _imbalance(work: Work, stays: Stays, times: Mapping[int, ReplicaTime]) -> Imbalance:
+    batch_size = work.run.batch_size or len(work.lives.start)
+    admitted = ", ".join(f"({number}, {at})" for number, at in stays.admitted.items())
+    tail = work.db.row(_TAIL_OF_REPLICAS.format(open=open_spans(_STAYS, "replica"), full=batch_size, admitted=admitted), _Tail)
+    tail_s = idle = None
+    if tail.since is not None and tail.until is not None:
+        tail_s = (tail.until - tail.since) / 1e9
+        active = work.db.rows(_ACTIVE.format(blocks=merged("blocks", "replica"), since=tail.since, until=tail.until), _Seconds)
+        known = sum(each.seconds for each in active if each.replica in times)
+        idle = 1 - known / (len(times) * tail_s) if tail_s else None
+    chains = dict.fromkeys(times, 0) | {each.replica: each.chains for each in work.db.rows(_CHAINS, _Chains)}
+    return Imbalance(
+        replicas=len(times),
+        busy=_over_mean([sum(each.busy_s.values()) for each in times.values()]),
+        chains=_over_mean(list(chains.values())),
+        tail_s=tail_s,
+        tail_idle_share=idle,
+    )
 
 
-def _joined(engines: "Names", stages: "Names", parts: Sequence[tuple[Array, ...]]) -> Intervals:
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return Intervals(list(engines), list(stages), *columns)
+def _tail_s(work: Work) -> float | None:
+    """The tail of the chains that are over."""
+    lives = f'(SELECT start AS since, "end" AS until FROM lives WHERE status <> {OPEN})'
+    tail = work.db.row(_TAIL.format(open=open_spans(lives), full=work.run.batch_size or len(work.lives.start)), _Tail)
+    return None if tail.since is None or tail.until is None else (tail.until - tail.since) / 1e9
 
 
-def replicas_of(rows: Any) -> Array:
-    """The number of each row's replica, `NO_REPLICA` where it has none; `rows` is a table or batch of calls or chains, with a column
-    `replica` unless an earlier version wrote it."""
-    if "replica" not in rows.schema.names:
-        return np.full(rows.num_rows, NO_REPLICA, np.int32)
-    return np.asarray(pc.fill_null(rows.column("replica"), NO_REPLICA).to_numpy(zero_copy_only=False).astype(np.int32))
+def merged(spans: str, keys: str) -> str:
+    """The SQL of the `spans`, from `since` to `until`, merged where they touch or overlap, for each of the values of the columns `keys`."""
+    return f"""
+        SELECT {keys}, since, coalesce(lead(before) OVER (PARTITION BY {keys} ORDER BY since), last) AS until
+        FROM (
+            SELECT {keys}, since, max(until) OVER (PARTITION BY {keys}) AS last,
+                   max(until) OVER (PARTITION BY {keys} ORDER BY since ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+            FROM {spans})
+        WHERE before IS NULL OR since > before"""
 
 
-class Names(dict[str, int]):
-    """Numbers strings from 0, in the order in which it meets them: a dict from strings to their numbers."""
-
-    def codes(self, column: pa.Array) -> Array:
-        """The number of each string in `column`; new ones are added, and null counts as the empty string."""
-        column = column.fill_null("") if column.null_count else column
-        coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-        places = [self.setdefault(name, len(self)) for name in coded.dictionary.to_pylist()]
-        return np.asarray(np.array(places, np.int32)[coded.indices.to_numpy()])
+def open_spans(spans: str, keys: str = "1") -> str:
+    """The SQL of how many of the `spans` are `open` from each `instant`, at which any begins or ends, until the `following` one."""
+    return f"""
+        SELECT {keys}, instant, sum(sum(change)) OVER later AS open, lead(instant) OVER later AS following
+        FROM (SELECT {keys}, since AS instant, 1 AS change FROM {spans} UNION ALL SELECT {keys}, until, -1 FROM {spans})
+        GROUP BY {keys}, instant WINDOW later AS (PARTITION BY {keys} ORDER BY instant)"""
 
 
-def merged(submit: Array, end: Array, engine: Array, engines: int) -> list[tuple[Array, Array]]:
-    """For each engine the starts and ends of its busy intervals: the calls' intervals merged, disjoint and in order."""
-    order = np.argsort(submit, kind="stable")
-    order = order[np.argsort(engine[order], kind="stable")]
-    submit, end = submit[order], end[order]
-    cuts = np.searchsorted(engine[order], np.arange(engines + 1)).tolist()
-    blocks = []
-    for since, until in pairwise(cuts):
-        starts, latest = submit[since:until], np.maximum.accumulate(end[since:until])
-        first = np.ones(len(starts), bool)
-        first[1:] = starts[1:] > latest[:-1]
-        blocks.append((starts[first], latest[np.roll(first, -1)]))
-    return blocks
+def _mean(seconds: Sequence[float]) -> float:
+    return sum(seconds) / len(seconds)
 
 
-def _overlap_ns(blocks: Sequence[tuple[Array, Array]]) -> int:
-    times = np.concatenate([side for block in blocks for side in block] or [np.empty(0, np.int64)])
-    steps = np.concatenate([sign for starts, _ in blocks for sign in (np.ones(len(starts), int), -np.ones(len(starts), int))] or [times])
-    order = np.argsort(times, kind="stable")
-    busy = np.cumsum(steps[order])[:-1]
-    return int(np.diff(times[order])[busy >= 2].sum())
+def _over_mean(values: Sequence[float]) -> float | None:
+    return max(values) * len(values) / total if (total := sum(values)) else None
+
+
+_IN_FLIGHT = f'(SELECT coalesce(replica, {NO_REPLICA}) AS replica, engine, submit AS since, "end" AS until FROM timed)'
+_STAYS = '(SELECT replica, start AS since, "end" AS until FROM stays)'
+_SUMS = 'SELECT {0}, count(*) AS calls, sum("end" - submit) / 1e9 AS in_flight_s FROM timed GROUP BY {0} ORDER BY {0}'
+_BUSY = "SELECT replica, engine, sum(until - since) / 1e9 AS busy_s FROM blocks GROUP BY ALL ORDER BY replica"
+_OVERLAP = f"""
+SELECT replica, sum(following - instant) / 1e9 AS seconds FROM ({open_spans("blocks", "replica")}) WHERE open >= 2 GROUP BY replica
+"""
+_CHAINS = "SELECT replica, count(*) AS chains FROM lives WHERE replica IS NOT NULL GROUP BY replica"
+_ACTIVE = """
+SELECT replica, sum(least(until, {until}) - greatest(since, {since})) / 1e9 AS seconds
+FROM ({blocks}) WHERE until > {since} AND since < {until} GROUP BY replica
+"""
+_TAIL = """
+WITH open AS ({open})
+SELECT coalesce(max(following) FILTER (open >= (SELECT least({full}, greatest(max(open), 1)) FROM open)), min(instant)) AS since,
+       max(instant) AS until
+FROM open
+"""
+_TAIL_OF_REPLICAS = """
+WITH open AS ({open}),
+enough AS (SELECT replica, least({full}, greatest(max(open), 1)) AS batch FROM open GROUP BY replica),
+lacking AS (
+    SELECT replica, if(min(instant) <= admitted,
+                       min(greatest(instant, admitted)) FILTER (open < batch AND (following > admitted OR following IS NULL)),
+                       admitted) AS since
+    FROM (VALUES {admitted}) AS replicas(replica, admitted) LEFT JOIN enough USING (replica) LEFT JOIN open USING (replica)
+    GROUP BY replica, admitted)
+SELECT (SELECT min(since) FROM lacking) AS since, max(instant) AS until FROM open
+"""

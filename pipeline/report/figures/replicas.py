@@ -10,8 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from pipeline.analysis.compare.cells import Table, plain, plain_percent
-from pipeline.analysis.time.by_replica import ReplicaFigures
-from pipeline.analysis.time.occupancy import Occupancy
+from pipeline.analysis.time.occupancy import Occupancy, ReplicaFigures
 from pipeline.report.figures.style import BLUE, GREY, axes, colours, drawn, layout
 
 ENDS = 10

@@ -6,8 +6,7 @@ import plotly.graph_objects as go
 
 from pipeline.analysis.compare.cells import Table, plain, plain_percent
 from pipeline.analysis.ledger import OUTCOMES, Ledger
-from pipeline.analysis.time.critical_path import END, SEGMENTS, CriticalPath
-from pipeline.analysis.time.latency import QUANTITIES, Percentiles
+from pipeline.analysis.time.latency import END, QUANTITIES, SEGMENTS, CriticalPath, Percentiles
 from pipeline.report.figures.style import (
     BLUE,
     BROWN,
@@ -37,7 +36,7 @@ PATH = {
     "transfer": ("transport", PINK),
     "engine": ("at the engine (no breakdown)", TEAL),
 }
-"""A label and a colour for each kind of segment (`critical_path.SEGMENTS`)."""
+"""A label and a colour for each kind of segment (`latency.SEGMENTS`)."""
 TOKENS = {
     "committed": ("accepted draft", GREEN),
     "guidance": ("guidance", BLUE),

@@ -1,4 +1,4 @@
-"""Each replica's figures against plain loops over the rows; and that the run's own figures stay right with several replicas."""
+"""When chains were on which replica; each replica's figures against plain loops over the rows; and that those of the run stay right."""
 
 from collections import Counter
 from pathlib import Path
@@ -8,19 +8,75 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.analysis.ledger import OUTCOMES, ledger
 from pipeline.analysis.study import analyse
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.summary_tables import engines, facts
-from pipeline.analysis.time import calls as calls_module
-from pipeline.analysis.time.by_replica import by_replica
-from pipeline.analysis.time.critical_path import critical_path
 from pipeline.analysis.time.latency import latencies
-from pipeline.analysis.time.occupancy import occupancy
 from pipeline.analysis.time.timeline import timeline
+from pipeline.analysis.time.work import read_work
+from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from tests.support.replicas import EACH, LOSS, SLOW, cluster_run
-from tests.support.traces import call, card, chain, same, write
+from tests.support.runs import solve
+from tests.support.traces import S, call, card, chain, over_time, same, write
+
+Stay = tuple[int, int, float, float]
+"""Replica, place of the chain, start, end."""
+
+
+def stays_of(folder: Path) -> list[Stay]:
+    found = read_work(Query(folder)).stays
+    assert found is not None
+    columns = (found.columns[name].tolist() for name in ("replica", "chain", "start", "end"))
+    return [(replica, place, start / S, end / S) for replica, place, start, end in zip(*columns, strict=True)]
+
+
+def test_chains_that_stay_and_one_that_went_on_elsewhere(tmp_path: Path) -> None:
+    # a   0 [=========]        ended on 0
+    # b   0 [===]              replica 0 let it go; its first call was ready at 1
+    # b   1      [======]      ended on 1
+    calls = [
+        call("a", "d", 0, 0, 9, replica=0),
+        call("b", "d", 1, 2, 4, replica=0),
+        call("b", "t", 5, 5, 8, replica=1),
+    ]
+    rows = [chain("a", 0, 9, replica=0), chain("b", 0, 8, replica=1)]
+    assert stays_of(write(tmp_path, calls=calls, chains=rows, card=card(0, 10))) == [(0, 0, 0, 9), (0, 1, 1, 4), (1, 1, 4, 8)]
+
+
+def test_a_chain_without_a_row_is_where_its_last_call_was(tmp_path: Path) -> None:
+    calls = [call("a", "d", 0, 0, 2, replica=3), call("b", "d", 1, 1, 4, replica=3), call("a", "d", 2, 3, 5, replica=7)]
+    assert stays_of(write(tmp_path, calls=calls, closed=False)) == [(3, 0, 0, 2), (3, 1, 1, 5), (7, 0, 2, 5)]
+
+
+def test_replicas_that_were_started_count_and_those_that_never_were_do_not(tmp_path: Path) -> None:
+    replicas = [{"starts": 1}, {"starts": 0}, {"starts": 2}]
+    sessions = [session | {"replicas": replicas} for session in card(0, 9)["sessions"]]
+    folder = write(
+        tmp_path, calls=[call("a", "d", 0, 0, 1, replica=0)], chains=[chain("a", 0, 1, replica=0)], card=card(0, 9, sessions=sessions)
+    )
+    found = read_work(Query(folder)).stays
+    assert found is not None
+    assert [len(found.lives(number).start) for number in found.admitted] == [1, 0]
+    assert [*found.admitted] == [0, 2]
+
+
+def test_when_no_more_problems_waited_for_a_replica(tmp_path: Path) -> None:
+    # 0 began a and b and let b go; 1 began c and got b; 2 was lost after d
+    calls = [call("b", "d", 3, 3, 4, replica=0)]
+    rows = [chain("a", 0, 5, replica=0), chain("b", 3, 9, replica=1), chain("c", 1, 2, replica=1), chain("d", 2, 3, replica=2)]
+    replicas = [{"starts": 1}, {"starts": 1}, {"starts": 2, "losses": ["gone"]}, {"starts": 1}]
+    sessions = [session | {"replicas": replicas} for session in card(0, 9)["sessions"]]
+    folder = write(tmp_path, calls=calls, chains=rows, card=card(0, 9, sessions=sessions))
+    found = read_work(Query(folder)).stays
+    assert found is not None
+    assert found.admitted == {0: 3 * S, 1: S, 2: 3 * S, 3: 3 * S}
+
+
+@pytest.mark.slow
+def test_a_run_of_one_process_or_one_replica_has_none(tmp_path: Path, replica_runs: dict[int, Path]) -> None:
+    for folder in (solve(tmp_path).folder, replica_runs[1]):
+        assert read_work(Query(folder)).stays is None
 
 
 def rows(folder: Path, table: str) -> list[dict[str, Any]]:
@@ -33,10 +89,11 @@ def part(folder: Path, number: int) -> Path:
     return folder.parent / f"part-{number}/run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_each_replica_against_its_rows(replica_runs: dict[int, Path], count: int) -> None:
     folder = replica_runs[count]
-    run, found = RunFile.read(folder), by_replica(folder)
+    run, found = RunFile.read(folder), analyse(folder).replicas
     chains, tokens = Counter(row["replica"] for row in rows(folder, "chains")), Counter[tuple[int, str]]()
     for row in rows(folder, "calls"):
         tokens[row["replica"], row["engine"]] += row["output_tokens"]
@@ -61,10 +118,11 @@ def test_each_replica_against_its_rows(replica_runs: dict[int, Path], count: int
     assert sum(each.problems_per_s or 0 for each in found) == pytest.approx(summarize(folder).problems_per_s)
 
 
+@pytest.mark.slow
 def test_a_replica_is_busy_as_the_run_that_it_is_made_of(replica_runs: dict[int, Path]) -> None:
-    together = occupancy(replica_runs[4])
+    together = over_time(replica_runs[4])
     for number, mine in together.replicas.items():
-        alone, times = occupancy(part(replica_runs[4], number)), SLOW if number == 3 else 1
+        alone, times = over_time(part(replica_runs[4], number)), SLOW if number == 3 else 1
         for role, engine in mine.engines.items():
             assert engine.total_busy_s == pytest.approx(times * alone.engines[role].total_busy_s)
             assert engine.total_idle_s["orchestration"] == pytest.approx(times * alone.engines[role].total_idle_s["orchestration"])
@@ -72,8 +130,9 @@ def test_a_replica_is_busy_as_the_run_that_it_is_made_of(replica_runs: dict[int,
         assert mine.overlap_s == pytest.approx(times * alone.overlap_s)
 
 
+@pytest.mark.slow
 def test_the_run_is_the_mean_of_its_replicas_and_the_sum_of_their_chains_and_requests(replica_runs: dict[int, Path]) -> None:
-    found, times = occupancy(replica_runs[4], bins=50), timeline(replica_runs[4])
+    found, times = over_time(replica_runs[4], bins=50), timeline(read_work(Query(replica_runs[4])))
     each = list(found.replicas.values())
     assert found.live == pytest.approx(sum(one.live for one in each))
     assert max(found.live) > 4, "more than the batch size, which is that of a replica"
@@ -89,6 +148,7 @@ def test_the_run_is_the_mean_of_its_replicas_and_the_sum_of_their_chains_and_req
     assert device.total_busy_s + sum(device.total_idle_s.values()) == pytest.approx(found.span_s)
 
 
+@pytest.mark.slow
 def test_two_replicas_by_hand(tmp_path: Path) -> None:
     #     0 1 2 3 4 5 6 7 8 9
     # a 0 [d d t t]             replica 0, batch size 1
@@ -103,7 +163,7 @@ def test_two_replicas_by_hand(tmp_path: Path) -> None:
     lives = {"a": (0, 4, 0), "b": (4, 6, 0), "c": (0, 8, 1)}
     chains = [chain(name, start, end, replica=on, input_row=row) for row, (name, (start, end, on)) in enumerate(lives.items(), 1)]
     folder = write(tmp_path, calls=calls, chains=chains, steps=[], card=card(0, 9, batch_size=1))
-    found = occupancy(folder, bins=9)
+    found = over_time(folder, bins=9)
     zero, one = (
         {role: {"busy": engine.total_busy_s} | {c: s for c, s in engine.total_idle_s.items() if s} for role, engine in each.engines.items()}
         for each in found.replicas.values()
@@ -123,7 +183,7 @@ def test_two_replicas_by_hand(tmp_path: Path) -> None:
 def test_a_chain_that_went_on_elsewhere_keeps_each_replica_busy_in_its_turn(tmp_path: Path) -> None:
     calls = [call("a", "d", 0, 0, 2, replica=0), call("a", "d", 3, 4, 6, replica=1), call("b", "d", 0, 0, 1, replica=1)]
     chains = [chain("a", 0, 6, replica=1), chain("b", 0, 6, replica=1)]
-    found = occupancy(
+    found = over_time(
         write(tmp_path, calls=calls, chains=chains, steps=[], card=card(0, 6, engines={"d": card(0, 1)["engines"]["d"]})), bins=6
     )
     zero, one = found.replicas.values()
@@ -133,41 +193,30 @@ def test_a_chain_that_went_on_elsewhere_keeps_each_replica_busy_in_its_turn(tmp_
     assert one.engines["d"].idle_s["orchestration"].tolist() == [0, 1, 1, 1, 0, 0]
 
 
-def test_the_ledger_is_that_of_all_replicas(replica_runs: dict[int, Path]) -> None:
-    found, run = ledger(replica_runs[4]), RunFile.read(replica_runs[4])
-    alone = [ledger(part(replica_runs[4], number)) for number in range(4)]
-    for role, engine in found.engines.items():
-        assert engine.output == {outcome: sum(each.engines[role].output[outcome] for each in alone) for outcome in OUTCOMES}
-        assert engine.input == {kind: sum(each.engines[role].input[kind] for each in alone) for kind in engine.input}
-        assert engine.output["unrecorded"] == engine.input["unrecorded"] == 0
-        assert sum(engine.output.values()) == engine.counted_output == run.engine_statistics[role].output_tokens
-        assert ["lost 1 times" in why for why in engine.why_unrecorded] == [True]
-
-
+@pytest.mark.slow
 def test_paths_and_latencies_are_those_of_all_chains_and_calls(replica_runs: dict[int, Path]) -> None:
-    path, alone = critical_path(replica_runs[2]), [critical_path(part(replica_runs[2], number)) for number in range(2)]
+    path, alone = analyse(replica_runs[2]).critical_path, [analyse(part(replica_runs[2], number)).critical_path for number in range(2)]
     assert path.chains == sum(each.chains for each in alone) == 2 * EACH
     for key, seconds in path.total_s.items():
         assert seconds == pytest.approx(sum(each.total_s.get(key, 0.0) for each in alone))
-    counts = [{stage: each["e2e"].count for stage, each in latencies(part(replica_runs[2], number)).items()} for number in range(2)]
-    assert {stage: each["e2e"].count for stage, each in latencies(replica_runs[2]).items()} == Counter(counts[0]) + Counter(counts[1])
+    counts, *parts = (
+        Counter({stage: each["e2e"].count for stage, each in latencies(Query(folder)).items()})
+        for folder in (replica_runs[2], part(replica_runs[2], 0), part(replica_runs[2], 1))
+    )
+    assert counts == parts[0] + parts[1]
 
 
+@pytest.mark.slow
 def test_one_replica_is_as_one_process(replica_runs: dict[int, Path]) -> None:
     folder = replica_runs[1]
-    assert same(occupancy(folder), occupancy(part(folder, 0)))
-    assert (occupancy(folder).replicas, by_replica(folder), timeline(folder).replicas) == ({}, (), {})
+    assert same(over_time(folder), over_time(part(folder, 0)))
+    assert (analyse(folder).replicas, timeline(read_work(Query(folder))).imbalance) == ((), None)
     one, other = summarize(folder), summarize(part(folder, 0))
     assert one.replicas is None
     assert (one.engines, one.tail_time_s, one.overlap_s) == (other.engines, other.tail_time_s, other.overlap_s)
 
 
-def test_all_analyses_together_have_the_replicas(replica_runs: dict[int, Path]) -> None:
-    found = analyse(replica_runs[4], bins=20)
-    assert [each.engines.keys() for each in found.replicas] == [each.engines.keys() for each in by_replica(replica_runs[4])]
-    assert analyse(part(replica_runs[4], 0), bins=20).replicas == ()
-
-
+@pytest.mark.slow
 def test_the_summary_has_a_line_about_replicas(replica_runs: dict[int, Path]) -> None:
     summary = summarize(replica_runs[4])
     told = dict(facts(summary).rows)
@@ -183,25 +232,16 @@ def test_the_summary_has_a_line_about_replicas(replica_runs: dict[int, Path]) ->
 
 
 @pytest.mark.slow
-def test_what_is_compiled_says_the_same(replica_runs: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = occupancy(replica_runs[4])
-    monkeypatch.setattr(calls_module, "LONG", 0)
-    compiled = occupancy(replica_runs[4])
-    assert same(compiled, plain)
-    assert all(same(compiled.replicas[number], each) for number, each in plain.replicas.items())
-
-
-@pytest.mark.slow
 def test_a_run_on_a_cluster_in_which_chains_moved(tmp_path: Path) -> None:
     """A slow replica gives chains back at the end, a lost one's go on elsewhere; whatever they do, the figures are consistent."""
     folder = cluster_run(tmp_path, 4, slow=3, lost=1)
-    run, found, times, replicas = RunFile.read(folder), occupancy(folder), timeline(folder), by_replica(folder)
+    run, found, times, analysis = RunFile.read(folder), over_time(folder), timeline(read_work(Query(folder))), analyse(folder)
     was_on: dict[str, set[int]] = {}
     for row in rows(folder, "calls"):
         was_on.setdefault(row["chain_id"], set()).add(row["replica"])
     assert sum(len(on) > 1 for on in was_on.values()) >= 4
-    assert [each.losses for each in replicas] == [(), (LOSS,), (), ()]
-    assert sum(each.chains for each in replicas) == len(was_on) == 120
+    assert [each.losses for each in analysis.replicas] == [(), (LOSS,), (), ()]
+    assert sum(each.chains for each in analysis.replicas) == len(was_on) == 120
     for number, mine in found.replicas.items():
         for role, engine in mine.engines.items():
             assert engine.total_busy_s == pytest.approx(times.replicas[number].busy_s[role])
@@ -215,5 +255,5 @@ def test_a_run_on_a_cluster_in_which_chains_moved(tmp_path: Path) -> None:
     assert 0 < (summary.replicas.tail_idle_share or 0) < 1
     tail = {number: each.engines["target"].total_idle_s["tail"] for number, each in found.replicas.items()}
     assert max(tail, key=lambda number: tail[number]) == 3, "the slow one gave its chains back"
-    for engine in ledger(folder).engines.values():
+    for engine in analysis.ledger.engines.values():
         assert sum(engine.output.values()) == engine.counted_output

@@ -1,0 +1,206 @@
+"""The chains and calls of a run as instants of work: a run folder enters; tables to ask in SQL, and columns for the sweeps, leave.
+
+Instants are nanoseconds of work: since the start of the run, without the pauses between the sessions of a run that was resumed. In SQL
+there are, next to the tables of the run folder:
+
+- `lives`, a row for each chain: `chain` (its place), `chain_id`, `start`, `end`, `status`, `replica` (null: none).
+- `timed`, the calls of these chains: `chain`, `start`, `ready`, `submit` and `end`, next to the columns of `calls`.
+- `stays`, of a run with several replicas: `replica`, `chain`, `start`, `end` and `status`, a row for each chain and replica. A chain is on
+  one replica from its admission to its end, unless that was lost and it continued elsewhere. Then it was on each earlier replica from when
+  its first call there was ready until its last one there ended, and from then on where it ended.
+"""
+
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from pipeline.analysis.arrays import NO_REPLICA, Array
+from pipeline.analysis.time.sweep import FINISHED, LOST, OPEN, Calls, Lives
+from pipeline.store.events import UNFINISHED
+from pipeline.store.query import Query
+from pipeline.store.run_file import RunFile
+
+READY = "submit_unix_ns - round_even(client_wait_s * 1e9, 0)::BIGINT"
+"""The SQL of the instant at which a call could have been sent, ns UTC."""
+
+
+class Axis(Struct, frozen=True):
+    """Converts instants in nanoseconds UTC into nanoseconds of work: since `origin`, without `pauses`."""
+
+    origin: int
+    """The start of the run, ns UTC."""
+    pauses: tuple[tuple[int, int], ...] = ()
+    """Start and end, ns UTC, of the times between sessions."""
+
+    def of(self, instants: Any) -> Any:
+        """Instants, a number or an array in ns UTC, as nanoseconds of work; those within a pause become its start."""
+        paused = sum(np.clip(instants - since, 0, until - since) for since, until in self.pauses)
+        return instants - self.origin - paused
+
+    def seconds(self, instants: Any) -> Any:
+        """Instants, a number or an array in ns UTC, as seconds of work."""
+        return self.of(instants) / 1e9
+
+    def sql(self, instant: str) -> str:
+        """The SQL of an instant in ns UTC as nanoseconds of work."""
+        paused = "".join(f" - greatest(0, least({instant}, {until}) - {since})" for since, until in self.pauses)
+        return f"({instant} - {self.origin}{paused})"
+
+
+class Bounds(Struct, frozen=True):
+    """The first and the last instant of a table, ns UTC; null where it has no rows."""
+
+    first: int | None
+    last: int | None
+
+
+class Admitted(Struct, frozen=True):
+    """One of several replicas."""
+
+    replica: int
+    latest: int | None
+    """When the last chain began there; null where none did. One that comes from elsewhere did not wait for a replica as a problem does."""
+
+
+class Stays(Struct, frozen=True):
+    """The chains of a run with several replicas."""
+
+    admitted: dict[int, int]
+    """By the number of each replica that was started or has rows when the last chain began there, after which no more problems waited for
+    it, nanoseconds of work. Of one that was lost, or never began any: when the last chain began anywhere."""
+    columns: dict[str, Array]
+    """Columns of `stays`, in the order of replicas and, of one, of chains."""
+
+    def lives(self, replica: int) -> Lives:
+        """The chains of this replica."""
+        mine = self._mine(replica)
+        return Lives(*(self.columns[name][mine] for name in Lives._fields))
+
+    def places(self, replica: int, chains: Array) -> Array:
+        """The place of each of `chains`, which were on this replica, among its `lives`."""
+        return np.searchsorted(self.columns["chain"][self._mine(replica)], chains)
+
+    def _mine(self, replica: int) -> slice:
+        return slice(*np.searchsorted(self.columns["replica"], [replica, replica + 1]).tolist())
+
+
+class Work(Struct, frozen=True, kw_only=True):
+    """A run on the axis of its work."""
+
+    db: Query
+    """The tables of the run folder, and those that this module adds."""
+    run: RunFile
+    """The content of its `run.json`, as far as that can be read."""
+    axis: Axis
+    span: int
+    """Nanoseconds of work from the start of the run until its end; of one in progress or killed, until the last event in its tables."""
+    engines: tuple[str, ...]
+    """Roles: those of the plan, then others that calls name."""
+    lives: Lives
+    stays: Stays | None
+    """None where the run has fewer than two replicas."""
+
+
+def read_work(db: Query) -> Work:
+    """The one run that is open in `db`; raises `InputError` where its tables cannot be read."""
+    run = RunFile.read_known(db.folders[0])
+    calls = db.row(f"SELECT min({READY}) AS first, max(end_unix_ns) AS last FROM calls", Bounds)
+    chains = db.row("SELECT min(start_unix_ns) AS first, max(end_unix_ns) AS last FROM chains", Bounds)
+    known = [at for at in (calls.first, calls.last, chains.first, chains.last, run.started, run.ended) if at]
+    axis = Axis(min(known, default=0), run.pauses)
+    _add_tables(db, axis, calls.last or 0)
+    others = db.scalar("SELECT list(DISTINCT engine ORDER BY engine) FROM calls") or []
+    lives = db.columns('SELECT start, "end", status FROM lives ORDER BY chain')
+    return Work(
+        db=db,
+        run=run,
+        axis=axis,
+        span=int(axis.of(max(known, default=0))),
+        engines=tuple(dict.fromkeys([*run.plan.engines, *others])),
+        lives=Lives(**lives),
+        stays=_read_stays(db, run),
+    )
+
+
+def read_calls(work: Work) -> tuple[Calls, tuple[str, ...]]:
+    """All calls of a run for the sweeps, and the names of their stages by place."""
+    stages = tuple(work.db.scalar("SELECT list(DISTINCT stage ORDER BY stage) FROM calls") or ())
+    own = ", ".join(f"coalesce(round_even({name}_time_s * 1e9, 0)::BIGINT, -1) AS {name}" for name in ("queue", "prefill", "decode"))
+    columns = work.db.columns(
+        f"""
+        SELECT chain::INTEGER AS chain, attempt > 0 AS again, ready, submit, "end",
+               (list_position($engines, engine) - 1)::TINYINT AS engine, (list_position($stages, stage) - 1)::SMALLINT AS stage, {own},
+               coalesce(replica, {NO_REPLICA})::INTEGER AS replica
+        FROM timed""",
+        engines=list(work.engines),
+        stages=list(stages),
+    )
+    order = np.argsort(columns["end"], kind="stable")
+    for name in columns:  # one after the other, so that a long run is not in memory twice
+        columns[name] = columns[name][order]
+    return Calls(**columns), stages
+
+
+def _add_tables(db: Query, axis: Axis, last: int) -> None:
+    """Add `lives` and `timed`; `last` is when the last call ended, ns UTC, and with it chains that have no row."""
+    over = f"CASE WHEN stop_reason IN {UNFINISHED} THEN {LOST} ELSE {FINISHED} END"
+    db.connection.execute(f"""
+        CREATE TEMP TABLE lives AS
+        WITH rows AS (
+            SELECT chain_id, start_unix_ns, end_unix_ns, {over} AS status, replica FROM chains
+            QUALIFY row_number() OVER (PARTITION BY chain_id ORDER BY end_unix_ns DESC) = 1
+            UNION ALL
+            SELECT chain_id, min({READY}), {last}, {OPEN}, NULL FROM calls ANTI JOIN chains USING (chain_id) GROUP BY chain_id)
+        SELECT row_number() OVER (ORDER BY start_unix_ns, chain_id) - 1 AS chain, chain_id, {axis.sql("start_unix_ns")} AS start,
+               greatest({axis.sql("start_unix_ns")}, {axis.sql("end_unix_ns")}) AS "end", status::BIGINT AS status, replica
+        FROM rows""")
+    db.connection.execute(f"""
+        CREATE TEMP VIEW timed AS
+        SELECT calls.*, chain, lives.status, least({axis.sql(f"({READY})")}, {axis.sql("submit_unix_ns")}) AS ready,
+               {axis.sql("submit_unix_ns")} AS submit, {axis.sql("greatest(submit_unix_ns, end_unix_ns)")} AS "end"
+        FROM calls JOIN lives USING (chain_id)""")
+
+
+def started_replicas(run: RunFile) -> set[int]:
+    """The numbers of the replicas whose engines were started in any session of `run`; empty where the process had the engines."""
+    return {number for session in run.sessions for number, replica in enumerate(session.replicas) if replica.starts}
+
+
+def lost_replicas(run: RunFile) -> set[int]:
+    """The numbers of the replicas that were lost in any session of `run`."""
+    return {number for session in run.sessions for number, replica in enumerate(session.replicas) if replica.losses}
+
+
+def _read_stays(db: Query, run: RunFile) -> Stays | None:
+    named = db.scalar("SELECT list(DISTINCT replica) FROM (SELECT replica FROM calls UNION ALL SELECT replica FROM chains)") or []
+    numbers = sorted({number for number in named if number is not None} | started_replicas(run))
+    if len(numbers) < 2:
+        return None
+    db.connection.execute(_STAYS)
+    admitted = db.rows(_ADMITTED, Admitted)
+    last, lost = max((each.latest for each in admitted if each.latest is not None), default=0), lost_replicas(run)
+    settled = {each.replica: each.latest for each in admitted if each.latest is not None and each.replica not in lost}
+    columns = db.columns('SELECT replica, chain, start, "end", status FROM stays ORDER BY replica, chain')
+    return Stays({number: settled.get(number, last) for number in numbers}, columns)
+
+
+_STAYS = """
+CREATE TEMP TABLE stays AS
+WITH visits AS (
+    SELECT chain, replica, min(ready) AS start, max("end") AS "end" FROM timed WHERE replica IS NOT NULL GROUP BY ALL),
+homes AS (
+    SELECT chain, lives.start, lives."end", status, coalesce(lives.replica, arg_max(visits.replica, visits."end")) AS home
+    FROM lives LEFT JOIN visits USING (chain) GROUP BY chain, lives.start, lives."end", status, lives.replica),
+away AS (
+    SELECT chain, visits.replica, visits.start, greatest(visits.start, visits."end") AS "end", status
+    FROM visits JOIN homes USING (chain) WHERE replica <> home)
+FROM away
+UNION ALL
+SELECT chain, home, least(homes."end", greatest(homes.start, max(away."end"))), homes."end", homes.status
+FROM homes LEFT JOIN away USING (chain) WHERE home IS NOT NULL GROUP BY chain, home, homes.start, homes."end", homes.status
+"""
+_ADMITTED = """
+SELECT replica, max(start) FILTER (start = first) AS latest
+FROM (SELECT *, min(start) OVER (PARTITION BY chain) AS first FROM stays) GROUP BY replica
+"""
