@@ -14,7 +14,7 @@ FileKind = Literal["graph", "engines file", "prompts file", "preset", "reward mo
 """The kinds of bundled files."""
 
 BUNDLED = "bundled:"
-"""What the name of a model or an adapter begins with that is in this package."""
+"""The prefix of the names of models and adapters that are in this package."""
 _PACKAGE = Path(__file__).parent
 _ROOT = _PACKAGE if (_PACKAGE / "graphs").is_dir() else _PACKAGE.parent
 FOLDERS: dict[FileKind, Path] = {

@@ -104,7 +104,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def is_draft(path: Path) -> bool:
-    """Whether `path` has the name of a draft, which only a killed process leaves."""
+    """True if `path` has the name of a draft, which only a killed process leaves."""
     return _DRAFT.fullmatch(path.name) is not None
 
 
@@ -121,7 +121,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether `path` names a device, or an open file of a process (`/dev/stdout`, `/dev/fd/63`), that is no regular file.
+    """True if `path` names a device, or an open file of a process (`/dev/stdout`, `/dev/fd/63`), that is no regular file.
 
     Only by its own name: what a link elsewhere leads to was not chosen by the user who named the link's folder.
     """

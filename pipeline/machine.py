@@ -1,4 +1,4 @@
-"""What this machine has: cores, memory, GPUs, and the versions of the packages that engines need.
+"""This machine: cores, memory, GPUs, and the versions of the packages that engines need.
 
 The system, the NVIDIA driver's management library and the package metadata are asked; torch and vLLM are never imported here,
 and no CUDA context is made, so that looking costs no GPU memory. What only torch knows is asked in a process of its own, by
@@ -45,7 +45,7 @@ class Gpu(Struct, frozen=True, kw_only=True):
     index: int
     """As CUDA counts here: its place in `CUDA_VISIBLE_DEVICES` where that is set."""
     cuda_name: str
-    """What `CUDA_VISIBLE_DEVICES` must hold to mean this GPU."""
+    """The entry of `CUDA_VISIBLE_DEVICES` that means this GPU."""
     name: str
     """The model, such as `NVIDIA H200`."""
     memory_bytes: int | None
@@ -69,11 +69,11 @@ class Machine(Struct, frozen=True, kw_only=True):
     cuda: str | None = None
     """CUDA version torch was built for; only `look(deep=True)` knows."""
     cuda_usable: bool | None = None
-    """Whether torch finds a CUDA device; None where it was not asked."""
+    """True if torch finds a CUDA device; None where it was not asked."""
     mps: bool | None = None
-    """Whether torch finds Apple's GPU; None where it was not asked."""
+    """True if torch finds Apple's GPU; None where it was not asked."""
     cuda_mps: bool | None = None
-    """Whether the control daemon of CUDA MPS runs, so that processes that share a GPU compute on it side by side; None without a GPU."""
+    """True if the control daemon of CUDA MPS runs, so that processes that share a GPU compute on it side by side; None without a GPU."""
     versions: dict[str, str] = {}
     """Version of Python and of each installed package in `PACKAGES`, by name."""
     cpu_quota: float | None = None
@@ -195,7 +195,7 @@ def _cuda_mps_runs() -> bool:
 
 
 def _names(entry: str, uuid: str) -> bool:
-    """Whether `entry` is the `uuid` of a GPU or of a slice, which may be shortened."""
+    """True if `entry` is the `uuid` of a GPU or of a slice, which may be shortened."""
     return entry.startswith(("GPU-", _SLICE)) and uuid.startswith(entry)
 
 

@@ -25,7 +25,7 @@ from pipeline.cgroup import memory_kills, memory_limits
 from pipeline.redaction import is_secret
 
 _STDERR_BYTES = 1 << 16
-"""What is kept of the end of a worker's stderr."""
+"""Bytes kept of the end of a worker's stderr."""
 _REASON_CHARACTERS = 300
 _ERROR = re.compile(r"(?:^|[\]\s])((?:\w+\.)*\w*(?:Error|Exception)): (.*\S)")
 _POINTERS = ("root cause", "initialization failed", "failed to start")
@@ -33,7 +33,7 @@ _POINTERS = ("root cause", "initialization failed", "failed to start")
 
 
 class Program(Struct, frozen=True, kw_only=True):
-    """What a worker runs: a module, its arguments and its environment variables."""
+    """The program of a worker: a module, its arguments and its environment variables."""
 
     module: str
     """Its main module, as `python -m` takes it; the first argument is the file descriptor of its end of the socket."""

@@ -29,11 +29,11 @@ LEVELS = [
 ]
 """Folders and modules of `pipeline`; each imports from lines above its own, and from itself."""
 DOORS = {
-    "torch": ["engines/torch/", "engines/vllm/cpu_patch", "training/lora/trainer", "training/lora/losses", "training/lora/merge"],
+    "torch": ["engines/torch/", "engines/vllm/cpu", "training/lora/trainer", "training/lora/losses", "training/lora/merge"],
     "peft": ["engines/torch/", "training/lora/trainer", "training/lora/merge"],
     "trl": ["training/lora/trainer"],
     "accelerate": ["training/lora/trainer"],
-    "vllm": ["engines/vllm/worker", "engines/vllm/terms", "engines/vllm/cpu_patch"],
+    "vllm": ["engines/vllm/worker", "engines/vllm/terms", "engines/vllm/cpu"],
     "transformers": ["engines/torch/", "engines/tokenizer", "training/lora/trainer", "training/lora/merge"],
     "httpx2": ["engines/openai/"],
     "numba": ["analysis/time/sweep"],

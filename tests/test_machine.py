@@ -1,7 +1,6 @@
 """Which GPUs CUDA would show, what a machine without a driver has, and what a container leaves of the memory."""
 
 import os
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,8 +113,3 @@ def test_a_machine_without_a_driver_has_no_gpus() -> None:
     if machine.driver is not None:
         pytest.skip("there is an NVIDIA driver here")
     assert machine.gpus == ()
-
-
-def test_without_the_library_that_asks_the_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert (look().gpus, look().driver) == ((), None)

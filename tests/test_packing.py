@@ -16,11 +16,7 @@ FILES = {"test_a": ["test_vllm", "test_first", "test_second"], "test_b_vllm": ["
 def test_a_file_is_a_piece_and_so_are_all_tests_of_the_same_engines() -> None:
     ids = ["a/test_it.py::test_one", "a/test_it.py::test_two[0]", "b/test_it.py::test_all[vllm]", "test_vllm.py::test"]
     assert [piece(each) for each in ids] == ["a/test_it.py", "a/test_it.py", "vllm", "vllm"]
-    assert [piece(f"tests/session/test_graphs_{name}.py::test") for name in ("torch", "vllm")] == [
-        "tests/session/test_run_torch.py",
-        "vllm",
-    ]
-    served = ["b/test_it.py::test_all[openai-vllm]", "test_openai_vllm.py::test", "tests/session/test_run_vllm_server.py::test"]
+    served = ["b/test_it.py::test_all[openai-vllm]", "test_openai_vllm.py::test", "tests/rewards/test_score.py::test"]
     assert {piece(each) for each in [*served, "tests/session/test_run_torch.py::test"]} == {"tests/session/test_run_torch.py"}
 
 

@@ -5,7 +5,7 @@ from functools import partial
 import anyio
 import pytest
 
-from pipeline.errors import EngineDead, PipelineError, RequestRefused, RunError
+from pipeline.errors import EngineDead
 from pipeline.tasks import background_tasks, gather, unwrapped
 
 
@@ -28,14 +28,6 @@ async def test_the_first_error_of_ours_ends_the_others_and_comes_alone() -> None
     with pytest.raises(EngineDead):
         await gather([partial(after, 9, 1), partial(after, 1, EngineDead("draft", "gone"))])
     assert anyio.current_time() == 1
-
-
-def test_errors_are_looked_for_in_the_order_of_the_kinds() -> None:
-    refused, dead = RequestRefused("no"), EngineDead("draft", "gone")
-    with pytest.raises(EngineDead), unwrapped(RunError, PipelineError):
-        raise BaseExceptionGroup("", [BaseExceptionGroup("", [refused]), dead])
-    with pytest.raises(RequestRefused), unwrapped():
-        raise BaseExceptionGroup("", [BaseExceptionGroup("", [refused]), dead])
 
 
 def test_what_is_not_ours_stays_in_its_group_and_a_cause_is_kept() -> None:

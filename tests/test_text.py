@@ -1,13 +1,11 @@
 """Text of others can be read and obeyed by nothing."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from pipeline.text import cell, in_markdown, one_line, sanitize, storable
+from pipeline.text import cell, in_markdown, sanitize
 
 
 @pytest.mark.parametrize(
@@ -23,17 +21,6 @@ from pipeline.text import cell, in_markdown, one_line, sanitize, storable
 )
 def test_what_a_terminal_obeys_is_shown(text: str, shown: str) -> None:
     assert sanitize(text) == shown
-
-
-def test_json_stays_the_same_json() -> None:
-    value = {"id\x1b": "\x9b31m \u202e \x7f \n"}
-    shown = sanitize(json.dumps(value, ensure_ascii=False))
-    assert json.loads(shown) == value
-    assert "\x9b" not in shown
-
-
-def test_one_line_stays_one() -> None:
-    assert one_line("a\nerror: forged\u2028b") == "a\\nerror: forged\\u2028b"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +87,3 @@ def test_markdown_makes_nothing_of_text(text: str) -> None:
 def test_emphasis_and_brackets_of_ours_stay_in_markdown() -> None:
     assert in_markdown("**holds** `busy` 0.8 [0.7, 0.9] r1_1.5b") == "**holds** `busy` 0.8 [0.7, 0.9] r1_1.5b"
     assert in_markdown("two\nlines") == "two lines"
-
-
-def test_a_name_of_odd_bytes_can_be_stored() -> None:
-    assert storable(b"p\xff.csv".decode(errors="surrogateescape")).encode() == b"p\\udcff.csv"

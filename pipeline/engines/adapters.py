@@ -30,7 +30,7 @@ _WRITE_HIDDEN = ("o_proj", "down_proj")
 
 
 class AdapterCard(Struct, frozen=True, kw_only=True):
-    """What is known of a LoRA adapter without loading it."""
+    """The known facts about a LoRA adapter without loading it."""
 
     path: str
     """The folder, or `bundled:NAME`, as the engines file has it."""
@@ -47,7 +47,7 @@ class AdapterCard(Struct, frozen=True, kw_only=True):
 
 
 def read_adapter(path: str) -> AdapterCard:
-    """What is known of the adapter in the folder `path`, or of the bundled one that it names."""
+    """The known facts about the adapter in the folder `path`, or of the bundled one that it names."""
     try:
         folder = adapter_folder(path)
     except LookupError as error:
@@ -88,7 +88,7 @@ def adapter_findings(role: str, adapters: Mapping[str, AdapterCard], card: Model
 
 
 def _flaw_in_files(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """What is wrong with the folder and the configuration of an adapter."""
+    """The flaws of the folder and the configuration of an adapter."""
     if not folder.is_dir():
         return f"no such directory: {folder}"
     if not config:

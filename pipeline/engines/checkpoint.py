@@ -22,7 +22,7 @@ _OTHER_CONFIGURATIONS = ("params.json", "adapter_config.json")
 """In place of a `config.json`: Mistral's own format, and that of an adapter that names its base model."""
 
 ANEW = "copy or download it again, or use another model"
-"""What to do about a model whose files are damaged or not its own."""
+"""Advice on a model whose files are damaged or not its own."""
 
 Part = Literal["config", "weights", "tokenizer"]
 Tensors = dict[str, tuple[int, ...]]
@@ -42,7 +42,7 @@ class Damaged(Exception):
 
 
 def flaws_in(folder: Path) -> Iterator[FileFlaw]:
-    """What is wrong with the files of the model in `folder`, causes before their consequences."""
+    """The flaws of the files of the model in `folder`, causes before their consequences."""
     other_format = any((folder / name).is_file() for name in _OTHER_CONFIGURATIONS) or any(folder.glob("*.gguf"))
     if not other_format and not (folder / "config.json").is_file():
         yield FileFlaw("config", "it has no config.json")

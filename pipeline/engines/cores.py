@@ -14,7 +14,7 @@ class CoreRequest(NamedTuple):
     threads: int
     """How many cores it wants."""
     on_cpu: bool
-    """Whether it computes on the CPU, or may."""
+    """True if it computes on the CPU, or may."""
 
 
 def share_cores(core_requests: Mapping[str, CoreRequest], cores: Sequence[int]) -> dict[str, tuple[int, ...]]:
@@ -41,7 +41,7 @@ def core_facts(role: str, cores: Sequence[int], threads: int) -> dict[str, Fact]
 
 
 def core_findings(core_requests: Mapping[str, CoreRequest], cores: Sequence[int], count: int) -> Iterator[Finding]:
-    """What is wrong with the cores that engines on the CPU want; `cores` are those that this process may use, of which it may keep `count`
+    """The flaws of the cores that engines on the CPU want; `cores` are those that this process may use, of which it may keep `count`
     busy."""
     taken: dict[int, str] = {}
     for role, request in core_requests.items():

@@ -16,7 +16,7 @@ CONTEXT_BYTES = 1 << 29
 
 
 class Need(Struct, frozen=True, kw_only=True):
-    """What an engine takes of each of its devices. None: not known."""
+    """The memory that an engine takes of each of its devices. None: not known."""
 
     weights_bytes: int | None
     weights_source: str

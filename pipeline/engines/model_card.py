@@ -1,4 +1,4 @@
-"""What is known of a model without loading it: its size, its shape, and where that was learnt.
+"""The known facts about a model without loading it: its size, its shape, and where that was learnt.
 
 Looks, in this order, at the model's folder, the local Hugging Face cache, the published configurations of well-known models and,
 as a last resort, the model's name; never at the network.
@@ -26,7 +26,7 @@ GUESSED = "its name"
 """The source of a size that is only guessed."""
 
 
-class Shape(Struct, frozen=True, kw_only=True):
+class ModelShape(Struct, frozen=True, kw_only=True):
     """The part of a `config.json` that decides about memory."""
 
     layers: int
@@ -60,7 +60,7 @@ class Shape(Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
-    """What is known of a model about its memory, without loading it. None: not known."""
+    """The known facts about a model about its memory, without loading it. None: not known."""
 
     model: str
     """The folder or hub name that was asked for."""
@@ -77,13 +77,13 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     """The number type that it was saved in."""
     quantization: str | None = None
     """The quantization that it was saved with, as its configuration names it; None without one."""
-    shape: Shape | None = None
+    shape: ModelShape | None = None
     max_model_len: int | None = None
     """The context length that it was made for, in tokens."""
     stretched: bool = False
     """True if its configuration scales the positions, so that longer contexts may work too."""
     flaws: tuple[FileFlaw, ...] = ()
-    """What is wrong with its files, where they are on this machine."""
+    """The flaws of its files, where they are on this machine."""
 
     def weights_bytes(self, dtype: str, quantization: str | None = None) -> int | None:
         """Bytes of the weights when served in `dtype`; quantized sizes are estimates unless the model was saved that way."""
@@ -106,7 +106,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
 
 
 def read_card(model: str) -> ModelCard:
-    """What is known of `model`, a folder or a hub name; for an unknown one an almost empty card."""
+    """The known facts about `model`, a folder or a hub name; for an unknown one an almost empty card."""
     folder = local_folder(model)
     if folder is not None:
         return _from_folder(model, folder)
@@ -142,7 +142,7 @@ def parameters_in(name: str) -> int | None:
 
 
 def missing(role: str, card: ModelCard, needs: Collection[Part] = get_args(Part)) -> Iterator[Finding]:
-    """What to say of a model that is not on this machine: nothing provides it, a download is forbidden, or one is needed first.
+    """Advice on a model that is not on this machine: nothing provides it, a download is forbidden, or one is needed first.
 
     Of one that is here: what is wrong with its files, as far as the role `needs` them.
     """
@@ -173,11 +173,11 @@ def is_offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on")
 
 
-def shape_of(config: Mapping[str, Any]) -> Shape | None:
+def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
     """The shape that a `config.json` describes; None where it lacks the usual keys, or its numbers are those of no model."""
     try:
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-        shape = Shape(
+        shape = ModelShape(
             layers=int(config["num_hidden_layers"]),
             heads=heads,
             kv_heads=int(config.get("num_key_value_heads") or heads),
@@ -197,7 +197,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape | None:
 
 
 def _is_ordinary(config: Mapping[str, Any]) -> bool:
-    """True if a model has no latent attention, sliding windows, recurrent layers or caches that layers share (`Shape.ordinary`)."""
+    """True if a model has no latent attention, sliding windows, recurrent layers or caches that layers share (`ModelShape.ordinary`)."""
     if any(config.get(key) for key in ("kv_lora_rank", "num_kv_shared_layers", "layers_block_type", "ssm_cfg", "attn_layer_period")):
         return False
     if layer_types := config.get("layer_types"):

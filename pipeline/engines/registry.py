@@ -50,7 +50,7 @@ def gpus(specs: Mapping[str, EngineSpec]) -> int:
 
 
 def virtual_time(specs: Mapping[str, EngineSpec], where: str) -> bool:
-    """Whether these engines compute on a simulated clock; raises `GraphError` at `where` if some do and others do not."""
+    """True if these engines compute on a simulated clock; raises `GraphError` at `where` if some do and others do not."""
     virtual = {role: backend_of(spec).virtual_time for role, spec in specs.items()}
     if len(set(virtual.values())) > 1:
         simulated = ", ".join(role for role, value in virtual.items() if value)

@@ -16,7 +16,7 @@ class Listener:
     """Hears what engines say of themselves; this one does nothing with it."""
 
     verbose = False
-    """Whether programs should log what they do, besides warnings."""
+    """True if programs should log what they do, besides warnings."""
 
     def phase(self, role: str, phase: str) -> None:
         """The engine `role` begins with this phase of its start, such as `loading weights`; the last one is `READY`."""

@@ -143,7 +143,7 @@ class HFTokenizer:
         return Marked(self._backend, {text: id_ for text, id_ in self.special_ids.items() if id_ in self.control_ids})
 
     def _controls_are_ours(self, encoding: Any, parts: Sequence[str]) -> bool:
-        """Whether every control token stands within one of the template's `parts`; it may include white space around it."""
+        """True if every control token stands within one of the template's `parts`; it may include white space around it."""
         text, ours, end = "".join(parts), [], 0
         for number, part in enumerate(parts):
             start, end = end, end + len(part)

@@ -62,7 +62,7 @@ def _flaw_in_ids(request: Request, vocab_size: int) -> str | None:
 
 
 def _all_in(ids: Sequence[int], vocab_size: int) -> bool:
-    """Whether all `ids`, at least one, are from 0 to below `vocab_size`; raises `TypeError` where one is no whole number."""
+    """True if all `ids`, at least one, are from 0 to below `vocab_size`; raises `TypeError` where one is no whole number."""
     try:
         numbers = packed(ids)
     except OverflowError:
@@ -202,7 +202,7 @@ def _many(count: int, one: str, several: str | None = None) -> str:
 
 
 def is_another_model(asked: str, answered: str | None) -> bool:
-    """Whether `answered`, the name by which a server calls the model that answered, is none for the model `asked` for: the same name, its
+    """True if `answered`, the name by which a server calls the model that answered, is none for the model `asked` for: the same name, its
     end after a slash, or one followed by a date or a version."""
     if answered is None or asked == answered:
         return False

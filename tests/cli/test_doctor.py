@@ -39,25 +39,14 @@ def test_roles_and_their_memory_are_described_without_importing_torch() -> None:
     assert max(map(len, done.stdout.splitlines())) <= 110
 
 
-def test_simulated_engines_have_nothing_to_check() -> None:
-    done = doctor("graphs/engines/sim-2xh100.yaml")
-    assert done.returncode == 0
-    assert "sim QwQ-32B: nothing to check" in done.stdout
-
-
-def test_a_role_that_could_not_start_is_exit_code_2() -> None:
-    done = doctor("graphs/engines/tiny.yaml", "--set", "engines.target.model=/no/[bold]folder")
+def test_a_role_that_could_not_start_is_exit_code_2_and_json_says_the_same() -> None:
+    spoilt = ("--set", "engines.target.model=/no/[bold]folder", "--set", "engines.draft.kv_cache_slots=1")
+    done = doctor("graphs/engines/tiny.yaml", *spoilt)
     assert (done.returncode, done.stderr) == (2, "")
     assert "error: no such directory: /no/[bold]folder; name a folder" in done.stdout
-    assert "target could not start." in done.stdout
-
-
-def test_json_says_the_same() -> None:
-    done = doctor("graphs/engines/tiny.yaml", "--json", "--set", "engines.target.kv_cache_slots=1")
-    told = json.loads(done.stdout)
-    assert done.returncode == 2
-    assert [(role["role"], role["could_start"]) for role in told["roles"]] == [("draft", True), ("target", False)]
-    assert [finding["fatal"] for finding in told["roles"][1]["findings"]] == [True]
+    assert "draft and target could not start." in done.stdout
+    told = json.loads(doctor("graphs/engines/tiny.yaml", "--json", *spoilt).stdout)
+    assert [(role["role"], role["could_start"]) for role in told["roles"]] == [("draft", False), ("target", False)]
     assert told["machine"]["memory_bytes"] > 0
     assert {row["role"] for row in told["memory"]} == {"draft", "target"}
 
@@ -66,9 +55,7 @@ def test_json_says_the_same() -> None:
     ("arguments", "said"),
     [
         (("nowhere.yaml",), "nowhere.yaml: cannot be read"),
-        (("tests/bad_graphs/duplicate_key.yaml",), "is given twice"),
         (("graphs/engines/tiny.yaml", "--set", "engines.darft.core=1"), "did you mean `draft`?"),
-        (("graphs/engines/tiny.yaml", "--set", "engines.draft.model=bundled:tiny"), "no bundled model is named 'tiny'"),
     ],
 )
 def test_a_bad_file_is_one_sentence_and_exit_code_2(arguments: tuple[str, ...], said: str) -> None:

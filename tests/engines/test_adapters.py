@@ -11,11 +11,11 @@ from msgspec import structs
 
 from pipeline.engine import Request
 from pipeline.engines.adapters import VARIANTS, AdapterCard, adapter_findings, read_adapter
-from pipeline.engines.model_card import ModelCard, Shape, read_card
+from pipeline.engines.model_card import ModelCard, ModelShape, read_card
 from pipeline.engines.models import adapter_folder, resolve
 from pipeline.engines.sim.cache import LONG, PrefixCache
 from pipeline.engines.torch.backend import torch_examination
-from pipeline.engines.torch.slots import Slots
+from pipeline.engines.torch.slots import SlotTable
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.validate import validate_request
 from pipeline.engines.vllm.check import findings
@@ -23,10 +23,10 @@ from pipeline.engines.vllm.memory import memory_plan
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import RequestRefused
 from pipeline.machine import GIB, Gpu, Machine
-from tests.support.adapters import HIDDEN, TARGET, noise, write_adapter
+from tests.support.adapters import write_adapter
 from tests.support.paths import MODELS
 
-SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=16, hidden_size=64, intermediate_size=128, vocab_size=1000)
+SHAPE = ModelShape(layers=2, heads=4, kv_heads=2, head_dim=16, hidden_size=64, intermediate_size=128, vocab_size=1000)
 QWQ = ModelCard(model="Qwen/QwQ-32B", source="its files", folder="/big", parameters=GIB, shape=SHAPE, max_model_len=512)
 BUNDLED = sorted(path.parent.name for path in MODELS.glob("*/adapter_config.json"))
 GPU = Gpu(index=0, cuda_name="0", name="H100", memory_bytes=40 * GIB, free_bytes=39 * GIB)
@@ -104,11 +104,6 @@ def test_an_adapter_of_the_model_or_of_a_copy_fits(tmp_path: Path, base: str) ->
     assert found(read_adapter(str(write_adapter(tmp_path, made, base_model_name_or_path=base)))) == []
 
 
-def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
-    [said] = found(read_adapter(str(tmp_path / "none")))
-    assert said == f"the adapter selection cannot be loaded: no such directory: {tmp_path}/none; name the folder of another adapter"
-
-
 def test_an_unknown_bundled_adapter_is_one_sentence() -> None:
     [said] = found(read_adapter("bundled:tiny-selektion"))
     assert said.startswith(
@@ -122,15 +117,6 @@ def test_a_bundled_adapter_is_whole_and_fits_its_model(name: str) -> None:
     assert (adapter.path, adapter.flaw, adapter.unusual) == (f"bundled:{name}", None, ())
     assert adapter.base_model.startswith("bundled:"), "not a folder of the machine that it was trained on"
     assert found(adapter, read_card(resolve("target", adapter.base_model))) == []
-
-
-def test_an_adapter_of_another_bundled_model_is_refused_though_its_sizes_fit() -> None:
-    adapter = structs.replace(read_adapter("bundled:tiny-selection"), base_model="bundled:wordy-target")
-    [said] = found(adapter, read_card(resolve("target", "bundled:tiny-target")))
-    assert said == (
-        "the adapter selection belongs to another model: its adapter_config.json says that it was trained on bundled:wordy-target, and the "
-        "model is bundled:tiny-target; name an adapter that was trained on this model"
-    )
 
 
 def test_a_bundled_adapter_is_read_by_its_name() -> None:
@@ -162,13 +148,6 @@ def test_the_memory_plans_count_adapters(tmp_path: Path) -> None:
     assert rows[1].weights_bytes - rows[0].weights_bytes == 2 * adapter.parameters  # type: ignore[operator]
 
 
-def test_the_bundled_target_takes_an_adapter_of_its_shape(tmp_path: Path) -> None:
-    card = read_card(str(TARGET))
-    assert found(read_adapter(str(write_adapter(tmp_path / "own", noise(0)))), card) == []
-    wide = {name: (np.ones((4, 2 * HIDDEN), np.float32), b) for name, (_, b) in noise(0).items()}
-    assert len(found(read_adapter(str(write_adapter(tmp_path / "wide", wide))), card)) == 1
-
-
 def test_an_engine_refuses_an_adapter_that_it_does_not_have() -> None:
     request = Request(request_id="r", prompt_ids=[1], max_tokens=1, adapter="selection")
     with pytest.raises(RequestRefused, match="request 'r': the engine has no adapter 'selection', but other"):
@@ -190,7 +169,7 @@ def test_a_simulated_cache_shares_no_prefix_between_adapters(length: int) -> Non
     assert cache.cached == 3 * length
 
 
-def slots_after(slots: Slots, calls: Sequence[tuple[str, str | None]], prompt: np.ndarray[Any, Any]) -> list[int]:
+def slots_after(slots: SlotTable, calls: Sequence[tuple[str, str | None]], prompt: np.ndarray[Any, Any]) -> list[int]:
     """How much of `prompt` was cached for each call of a chain with an adapter, one after the other."""
     cached = []
     for chain, adapter in calls:
@@ -205,4 +184,4 @@ def slots_after(slots: Slots, calls: Sequence[tuple[str, str | None]], prompt: n
 def test_slots_are_matched_within_an_adapter_wherever_they_move() -> None:
     prompt = np.arange(40, dtype=np.int64)
     calls = [("c", None), ("c", "a"), ("c", None), ("c", "a"), ("d", "b"), ("d", None), ("d", "b"), ("c", "a")]
-    assert slots_after(Slots(6, 64), calls, prompt) == [0, 0, 39, 39, 0, 39, 39, 39]
+    assert slots_after(SlotTable(6, 64), calls, prompt) == [0, 0, 39, 39, 0, 39, 39, 39]

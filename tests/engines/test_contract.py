@@ -31,11 +31,11 @@ OTHERS = [f"Finn has {n} coins. Finn finds {n // 2 + 1}. Finn loses 3. How many 
 
 
 def torch_converse(request: pytest.FixtureRequest) -> Converse:
-    portal: BlockingPortal = request.getfixturevalue("portal")
-    engine = request.getfixturevalue("torch_engines")["draft"]
+    """In this process: how a worker is spoken to is tested with an engine that only echoes."""
+    engine = request.getfixturevalue("torch_draft")
 
     def converse(talk: Talk) -> None:
-        portal.call(talk, engine)
+        anyio.run(talk, engine)
 
     return converse
 

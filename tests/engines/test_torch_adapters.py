@@ -5,13 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from anyio.from_thread import BlockingPortal
 from msgspec import structs
 
-from pipeline.engine import Completion, Request
-from pipeline.engines.torch.backend import open_torch
-from pipeline.engines.torch.spec import TorchSpec
-from pipeline.errors import GraphError
+from pipeline.engine import Completion
 from tests.support.adapters import TARGET, noise, noisy, write_adapter
 from tests.support.bench import Bench, random_prompt, request
 
@@ -97,31 +93,8 @@ def test_several_candidates_and_an_abort_beside_an_adapter(folders: dict[str, st
         ({"target_modules": ["c_attn"]}, "the adapter in .* does not fit: Target modules"),
     ],
 )
-def test_an_adapter_that_peft_cannot_put_together_keeps_the_engine_from_opening(
-    portal: BlockingPortal, tmp_path: Path, config: dict[str, Any], what: str
-) -> None:
-    spec = TorchSpec(model="bundled:tiny-target", adapters={"odd": str(write_adapter(tmp_path, noise(0), **config))})
+def test_an_adapter_that_peft_cannot_put_together_keeps_the_engine_from_opening(tmp_path: Path, config: dict[str, Any], what: str) -> None:
+    from pipeline.engines.process.worker import CannotLoad
 
-    async def scene() -> None:
-        async with open_torch({"target": spec}):
-            pass
-
-    with pytest.raises(GraphError, match=f"engine 'target': cannot load the model 'bundled:tiny-target': .*{what}"):
-        portal.call(scene)
-
-
-def test_an_adapter_is_checked_before_a_worker_starts(portal: BlockingPortal, tmp_path: Path) -> None:
-    spec = TorchSpec(model="bundled:tiny-draft", adapters={"selection": str(noisy(tmp_path))})
-
-    async def scene() -> None:
-        async with open_torch({"draft": spec}):
-            pass
-
-    with pytest.raises(GraphError, match="engine 'draft': the adapter selection belongs to another model: "):
-        portal.call(scene)
-
-
-def test_a_request_for_another_adapter_is_refused(portal: BlockingPortal, torch_engines: Any) -> None:
-    asked = Request(request_id="r", prompt_ids=[5], max_tokens=1, adapter="selection")
-    with pytest.raises(Exception, match="request 'r': the engine has no adapter 'selection'"):
-        portal.call(torch_engines["target"].generate, asked)
+    with pytest.raises(CannotLoad, match=what):
+        Bench(adapters={"odd": str(write_adapter(tmp_path, noise(0), **config))})

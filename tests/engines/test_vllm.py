@@ -5,9 +5,7 @@ import math
 import os
 import shutil
 import signal
-import sys
-from collections.abc import Callable, Mapping
-from importlib import import_module
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,17 +17,14 @@ from anyio.from_thread import BlockingPortal
 from msgspec import structs
 from safetensors.numpy import save_file
 
-from pipeline.engine import Completion, Engine, Request, Speculation
+from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.models import resolve
 from pipeline.engines.process.engine import WorkerEngine
 from pipeline.engines.vllm.backend import open_vllm
-from pipeline.engines.vllm.check import check
-from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
+from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import EngineDead, GraphError
-from pipeline.machine import look
 from tests.support.checkpoints import rewrite
-from tests.support.engines import DECODE, PLAIN, ask_all, prompt_of
-from tests.support.paths import MODELS, ROOT
+from tests.support.engines import PLAIN, ask_all, prompt_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")]
 _ADAPTER = "adapter_model.safetensors"
@@ -85,14 +80,10 @@ def test_speculation_is_counted(portal: BlockingPortal, speculating: Mapping[str
     portal.call(engine.generate, asked(engine, PROBLEMS[0]))
     counted = engine.statistics().speculation
     assert counted is not None
+    assert engine.facts["cannot"] == ("top_k", "min_p")
     assert 0 < counted.accepted_tokens < counted.draft_tokens <= TOKENS[kind] * counted.drafts
     assert sum(counted.accepted_by_position) == counted.accepted_tokens
     assert sorted(counted.accepted_by_position, reverse=True) == list(counted.accepted_by_position)
-
-
-@pytest.mark.parametrize("kind", ["ngram", "draft_model"])
-def test_speculation_says_what_it_cannot_do(speculating: Mapping[str, Engine], kind: str) -> None:
-    assert speculating[kind].facts["cannot"] == ("top_k", "min_p")
 
 
 @pytest.mark.parametrize("kind", ["ngram", "draft_model"])
@@ -102,74 +93,6 @@ def test_a_choice_works_under_speculation(portal: BlockingPortal, speculating: M
     answer: Completion = portal.call(engine.generate, asked(engine, PROBLEMS[0], max_tokens=1, option_ids=options))
     assert answer.candidates[0].ids[0] in options
     assert 0 < sum(map(math.exp, answer.option_logprobs)) < 1
-
-
-def test_a_padded_draft_speculates_for_a_target_of_another_vocabulary(
-    portal: BlockingPortal, vllm_engines: Mapping[str, Engine], tmp_path: Path
-) -> None:
-    """The bundled target with more ids stands for one whose embeddings are padded further than the draft's; unpadded it is refused."""
-    sys.path.insert(0, str(ROOT / "tools"))
-    tool = import_module("pad_vocabulary")
-    for name in ("tiny-target", "tiny-draft"):
-        (tmp_path / name).mkdir()
-        tool.write(MODELS / name, tmp_path / name, 592)
-    plain, spec = vllm_engines["target"], DECODE.specs()["target"]
-    spec = structs.replace(spec, model=str(tmp_path / "tiny-target"))
-    padded = structs.replace(spec, speculative_config=structs.replace(spec.speculative_config, model=str(tmp_path / "tiny-draft")))
-
-    async def said() -> tuple[list[Completion], Speculation | None]:
-        async with open_vllm({"target": padded}) as engines:
-            found = await ask_all(engines["target"], [asked(engines["target"], problem) for problem in PROBLEMS])
-            return found, engines["target"].statistics().speculation
-
-    with pytest.raises(GraphError, match=r"tiny-target has 592 and .*tiny-draft has 560; where their tokens are the same, pad the draft"):
-        check({"target": spec}, look())
-    answers, counted = portal.call(said)
-    alone = portal.call(ask_all, plain, [asked(plain, problem) for problem in PROBLEMS])
-    assert sum(a.candidates[0].text == b.candidates[0].text for a, b in zip(alone, answers, strict=True)) >= 19
-    assert counted is not None
-    assert counted.accepted_tokens > 0.5 * counted.draft_tokens
-
-
-def eagle_head(folder: Path) -> Path:
-    """A head in EAGLE's form that nobody trained: the target's last layer over its hidden states."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    target = json.loads((MODELS / "tiny-target/config.json").read_text())
-    copied = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "rms_norm_eps")
-    kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1, "tie_word_embeddings": False}
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(kind | {name: target[name] for name in copied}))
-    weights, last = load_file(MODELS / "tiny-target/model.safetensors"), f"model.layers.{target['num_hidden_layers'] - 1}."
-    own = {name.replace(last, "layers.0."): each for name, each in weights.items() if name.startswith(last)}
-    own = {name: each for name, each in own.items() if not any(part in name for part in ("input_layernorm", "q_norm", "k_norm"))}
-    width = target["hidden_size"]
-    fc = torch.cat([torch.zeros(width, width), torch.eye(width)], dim=1)
-    save_file({name: each.float() for name, each in own.items()} | {"fc.weight": fc}, folder / "model.safetensors")
-    return folder
-
-
-@pytest.mark.parametrize("method", ["eagle", "suffix"])
-def test_heads_and_suffixes_change_no_greedy_text(
-    portal: BlockingPortal, vllm_engines: Mapping[str, Engine], tmp_path: Path, method: str
-) -> None:
-    if method == "suffix" and find_spec("arctic_inference") is None:
-        pytest.skip("arctic-inference is not installed here")
-    terms = {"model": str(eagle_head(tmp_path / "head")), "num_speculative_tokens": 3} if method == "eagle" else {}
-    plain, inner = vllm_engines["target"], SpeculativeSpec(method=method, **terms)  # type: ignore[arg-type]
-    spec = structs.replace(PLAIN.specs()["target"], speculative_config=inner)
-
-    async def said() -> tuple[list[Completion], Speculation | None]:
-        async with open_vllm({"target": spec}) as engines:
-            found = await ask_all(engines["target"], [asked(engines["target"], problem) for problem in PROBLEMS])
-            return found, engines["target"].statistics().speculation
-
-    answers, counted = portal.call(said)
-    alone = portal.call(ask_all, plain, [asked(plain, problem) for problem in PROBLEMS])
-    assert sum(a.candidates[0].text == b.candidates[0].text for a, b in zip(alone, answers, strict=True)) >= 19
-    assert counted is not None
-    assert counted.accepted_tokens > 0
 
 
 def test_facts_and_gauges(portal: BlockingPortal, vllm_engines: Mapping[str, Engine]) -> None:
@@ -252,29 +175,17 @@ def without_keys(folder: Path) -> None:
     rewrite(folder, lambda name, tensor: None if "k_proj" in name else tensor)
 
 
-def with_an_odd_activation(folder: Path) -> None:
-    """Only the process that computes finds out."""
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "nobodys"}))
-
-
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [(without_keys, "2 of the model's tensors are not in its files: .*k_proj"), (with_an_odd_activation, r".*\w")],
-)
-def test_a_failed_start_says_why_and_leaves_nothing_behind(
-    portal: BlockingPortal, tmp_path: Path, damage: Callable[[Path], None], says: str
-) -> None:
+def test_a_failed_start_says_why_and_leaves_nothing_behind(portal: BlockingPortal, tmp_path: Path) -> None:
     folder = tmp_path / "half"
     shutil.copytree(resolve("draft", "bundled:tiny-draft"), folder)
-    damage(folder)
+    without_keys(folder)
     before = set(psutil.Process().children(recursive=True))
 
     async def scene() -> None:
         async with open_vllm({"draft": VllmSpec(model=str(folder), dtype="float32", max_model_len=256, kv_cache_gib=0.25)}):
             raise AssertionError("it started")
 
-    with pytest.raises(GraphError, match=f"^engine 'draft': cannot load the model '.*half': {says}") as refused:
+    says = "2 of the model's tensors are not in its files: .*k_proj"
+    with pytest.raises(GraphError, match=f"^engine 'draft': cannot load the model '.*half': {says}"):
         portal.call(scene)
-    assert "root cause" not in str(refused.value)
     assert alive(list(set(psutil.Process().children(recursive=True)) - before)) == []

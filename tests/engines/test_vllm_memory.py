@@ -1,20 +1,22 @@
 """The memory plan of vLLM's engines, and the reasons why they would not start, with their remedies."""
 
+import tomllib
 from typing import Any
 
 import anyio
 import pytest
 from msgspec import structs
 
-from pipeline.engines.model_card import ModelCard, Shape
-from pipeline.engines.vllm.check import check, examine_vllm, findings
+from pipeline.engines.model_card import ModelCard, ModelShape
+from pipeline.engines.vllm.check import VERSIONS, check, examine_vllm, findings
 from pipeline.engines.vllm.memory import MemoryPlan, build, has_room, may_score, memory_plan, need_of, on_cpu, widened
 from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
 from pipeline.errors import GraphError
 from pipeline.machine import GIB, Gpu, Machine
+from tests.support.paths import ROOT
 
-SHAPE = Shape(layers=32, heads=32, kv_heads=8, head_dim=128, hidden_size=4096, intermediate_size=8192, vocab_size=32000)
-SMALL = Shape(layers=16, heads=8, kv_heads=2, head_dim=64, hidden_size=1024, intermediate_size=2048, vocab_size=32000)
+SHAPE = ModelShape(layers=32, heads=32, kv_heads=8, head_dim=128, hidden_size=4096, intermediate_size=8192, vocab_size=32000)
+SMALL = ModelShape(layers=16, heads=8, kv_heads=2, head_dim=64, hidden_size=1024, intermediate_size=2048, vocab_size=32000)
 CARDS = {
     "big": ModelCard(model="big", source="its files", folder="/big", parameters=10 * GIB, shape=SHAPE, max_model_len=8192),
     "small": ModelCard(model="small", source="its files", folder="/small", parameters=GIB, shape=SMALL, max_model_len=8192),
@@ -246,3 +248,10 @@ def test_an_examination_is_the_findings_and_the_plan() -> None:
     examined = anyio.run(examine_vllm, specs, machine(0))
     assert examined.findings == ()
     assert [(row.role, row.device, row.weights_source) for row in examined.memory] == [(role, "CPU", "its files") for role in specs]
+
+
+def test_the_supported_range_is_that_of_the_extra_and_of_the_makefile() -> None:
+    low, high = (".".join(map(str, version)) for version in VERSIONS)
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["vllm"]
+    assert extra == [f"vllm>={low},<{high}"]
+    assert f"vllm>={low}$(comma)<{high}" in (ROOT / "Makefile").read_text()

@@ -1,6 +1,5 @@
 """The contract in vLLM's terms: what is asked for, and what is made of its outputs. No engine is started."""
 
-import dataclasses
 import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -8,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from pipeline.engine import Request
 from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
@@ -134,20 +132,6 @@ def test_of_several_candidates_the_one_with_the_least_in_the_cache_speaks(
     assert completion.usage.output_tokens == sum(lengths)
 
 
-@pytest.mark.parametrize("ids", [(), (5, 6)])
-@pytest.mark.parametrize("finish", ["error", "repetition", "anything new", None])
-def test_a_turn_that_the_model_did_not_end_is_no_answer(terms: Any, finish: Any, ids: Sequence[int]) -> None:
-    with pytest.raises(terms.Unusable, match=f"finish reason {finish!r}"):
-        terms.candidate(request(), output(ids, finish), decode, EOS)
-
-
-@pytest.mark.parametrize("on_cpu", [False, True])
-def test_what_speculation_cannot_do_is_stated(on_cpu: bool) -> None:
-    plain, inner = VllmSpec(model="m"), VllmSpec(model="m", speculative_config=SpeculativeSpec(method="ngram"))
-    assert plain.unable(on_cpu=on_cpu) == ()
-    assert inner.unable(on_cpu=on_cpu) == (("top_k", "min_p") if on_cpu else ("min_p",))
-
-
 def test_stamps_become_durations(terms: Any) -> None:
     timing = terms.timing([stamps(10.0, 10.5, 11.0, 13.0)])
     assert (timing.queue_time_s, timing.prefill_time_s, timing.decode_time_s, timing.time_to_first_token_s) == (0.5, 0.5, 2.0, 1.0)
@@ -191,14 +175,6 @@ def test_every_field_of_a_spec_reaches_vllm(terms: Any) -> None:
     assert not {"enable_chunked_prefill", "kv_cache_memory_bytes", "quantization", "speculative_config"} & plain.keys()
 
 
-def test_without_a_gpu_prompts_are_not_split(terms: Any) -> None:
-    found = arguments(terms, on_cpu=True, max_model_len=20_000, enable_chunked_prefill=True)
-    assert found["enable_chunked_prefill"] is False
-    assert found["max_num_batched_tokens"] >= 20_000
-    assert found["kv_cache_memory_bytes"] == 1 << 30
-    assert "gpu_memory_utilization" not in found
-
-
 def test_speculation_in_vllms_words(terms: Any) -> None:
     ngram = arguments(terms, on_cpu=True, speculative_config=SpeculativeSpec(method="ngram", num_speculative_tokens=3))
     assert ngram["speculative_config"] == {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 1}
@@ -213,17 +189,10 @@ def test_speculation_in_vllms_words(terms: Any) -> None:
     }
 
 
-def test_vllm_has_every_option_of_speculation(terms: Any) -> None:
-    from vllm.config import SpeculativeConfig
-
-    known = {field.name for field in dataclasses.fields(SpeculativeConfig)}
-    assert {field.name for field in structs.fields(SpeculativeSpec)} <= known
-
-
 def test_the_patched_kernel_spreads_values_over_tokens() -> None:
     import torch
 
-    from pipeline.engines.vllm.cpu_patch import expand
+    from pipeline.engines.vllm.cpu import expand
 
     spread = torch.full((7,), -1.0)
     expand(spread, torch.tensor([0.6, 0.0, 0.9]), torch.tensor([2, 3, 6], dtype=torch.int32), 0, 1, MAX_NUM_TOKENS=32)

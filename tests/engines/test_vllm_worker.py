@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.engine import Request
 from pipeline.engines.models import resolve
-from pipeline.engines.process.wire import CacheReset, Report, ResetPrefixCache, Submit
+from pipeline.engines.process.wire import CacheReset, ResetPrefixCache, Submit
 from pipeline.engines.vllm.spec import VllmSpec
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")]
@@ -141,13 +141,6 @@ def test_the_death_of_the_engine_ends_the_worker() -> None:
     with pytest.raises(ExceptionGroup) as died:
         answers(ScriptedLLM(EngineDeadError), Submit(0, asked(GOOD + 1, n=2)), Submit(1, asked(GOOD)))
     assert died.group_contains(EngineDeadError)
-
-
-def test_each_candidate_is_asked_for_by_itself() -> None:
-    llm = ScriptedLLM()
-    (report,) = answers(llm, Submit(3, asked(GOOD, n=3)))
-    assert isinstance(report, Report)
-    assert llm.asked == ["3-0", "3-1", "3-2"]
 
 
 @pytest.mark.parametrize("kept", [0, 3])

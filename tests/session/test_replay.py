@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,6 @@ from pipeline.session.run import run
 from pipeline.store.columns import schema_of
 from pipeline.store.events import CallRow
 from pipeline.store.wal import Wal
-from tests.support.patience import HANGS_S
-from tests.support.runs import SolveTestSet
 
 ROOT = Path(__file__).parent.parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
@@ -439,23 +435,3 @@ def test_a_run_folder_cannot_have_code_run(recorded: Callable[[str], Path], tmp_
     result = run(msgspec.structs.replace(given, output=tmp_path / "out"))
     assert len(unanswered(result.folder)) == CHAINS  # another tokenizer, other prompts
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.torch
-def test_a_run_of_real_models_comes_back_without_them(tmp_path: Path, solve_test_set: SolveTestSet) -> None:
-    test_set = ROOT / "datasets/arith/test.parquet"
-    given: dict[str, Any] = {"input": test_set, "limit": 6, "samples": 1}
-    before = solve_test_set(tmp_path / "specreason", "specreason", limit=6, batch_size=4)
-    program = "import sys; from pipeline.cli.main import run_command as run; sys.exit(run(sys.argv[1:]) + 10 * ('torch' in sys.modules))"
-    arguments = ["run", "graphs/specreason.yaml", "--engines", f"replay:{before.folder}", "--input", test_set, "--limit", "6"]
-    command = [sys.executable, "-c", program, *map(str, arguments), "--output", str(tmp_path / "again")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S)
-    assert done.returncode == 0, done.stderr
-    assert "of 6 recorded answers" in done.stdout
-    assert said(tmp_path / "again") == said(before.folder)
-    assert [row["step_text"] for row in rows(tmp_path / "again", "steps")] == [row["step_text"] for row in rows(before.folder, "steps")]
-    costs = tuple(f"engines.{role}.costs_from={SIM}" for role in ("draft", "target"))
-    elsewhere = replay(before.folder, tmp_path / "elsewhere", settings=costs, **given)
-    assert said(elsewhere.folder) == said(before.folder)
-    changed = replay(before.folder, tmp_path / "changed", settings=("method=expected", "threshold=9"), **given)
-    assert len(unanswered(changed.folder)) == 6

@@ -9,9 +9,6 @@ import pytest
 from anyio.from_thread import BlockingPortal
 
 from pipeline.engine import Engine, Request
-from pipeline.engines.models import adapter_folder
-from pipeline.engines.openai.backend import open_openai
-from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.vllm.backend import open_vllm
 from pipeline.errors import GraphError, UsageError
@@ -21,9 +18,8 @@ from pipeline.session.preflight import load_plan
 from pipeline.session.run import run
 from tests.support.adapters import noisy, turning
 from tests.support.engines import PLAIN, EnginesFile, ask_all, prompt_of
-from tests.support.paths import MODELS, ROOT, SIM, TEST_SET
+from tests.support.paths import ROOT, SIM, TEST_SET
 from tests.support.runs import calls_of, rows, solve, solve_on
-from tests.support.servers import vllm_server
 
 TINY = EnginesFile(ROOT / "graphs/engines/tiny.yaml", ())
 SCORES = "0123456789"
@@ -125,17 +121,6 @@ def test_torch_judges_with_the_adapter_and_writes_without(
 
 @pytest.mark.vllm
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")
-def test_vllm_judges_with_the_adapter_and_writes_without(
-    tmp_path: Path, portal: BlockingPortal, on_vllm: Mapping[str, Engine], settings: tuple[str, ...]
-) -> None:
-    solver = Solver(portal, on_vllm, PLAIN, settings)
-    check_only_verdicts_turn(solver, tmp_path, 1e-2)
-    check_choices_turn(solver, tmp_path)
-    check_the_bundled_adapter_chooses(solver, tmp_path)
-
-
-@pytest.mark.vllm
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")
 def test_vllm_computes_each_request_of_a_batch_as_torch_does(
     portal: BlockingPortal, on_torch: Mapping[str, Engine], on_vllm: Mapping[str, Engine]
 ) -> None:
@@ -153,33 +138,6 @@ def test_vllm_computes_each_request_of_a_batch_as_torch_does(
             assert answer.option_logprobs == pytest.approx(right.option_logprobs, abs=1e-2)
     assert [answer.usage.cached_input_tokens for answer in first] == [0] * 10
     assert all(answer.usage.cached_input_tokens for answer in again)
-
-
-@pytest.mark.vllm
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")
-def test_vllm_serves_the_adapter_as_torch_computes_it(portal: BlockingPortal, vllm: None, on_torch: Mapping[str, Engine]) -> None:
-    """A vLLM server that has the bundled adapter, as the engine `openai` asks it: with the adapter and without in one batch.
-
-    Two places for adapters, as vLLM's CPU kernels compute a request without an adapter with the last place (vLLM pull request 48421).
-    """
-    served = f"of-server={adapter_folder('bundled:tiny-selection')}"
-    flags = ("--enable-lora", "--max-lora-rank", "16", "--max-loras", "2", "--lora-modules", served)
-    options = tuple(on_torch["target"].tokenizer.encode(digit)[-1] for digit in SCORES)
-    asked = [
-        Request(request_id=f"{count}/{adapter}", prompt_ids=prompt, max_tokens=1, option_ids=options, adapter=adapter)
-        for count in range(2, 10)
-        for prompt in [prompt_of(on_torch["target"], f"Finn has {count} coins. " * 8 + "How many coins has Finn now?")]
-        for adapter in (None, "selection")
-    ]
-    with vllm_server(MODELS / "tiny-target", "target", 0, *flags) as running:
-        spec = OpenAISpec(model="target", base_url=running.base_url, tokenizer="bundled:tiny-target", adapters={"selection": "of-server"})
-        with portal.wrap_async_context_manager(open_openai({"target": spec})) as engines:
-            answers = portal.call(ask_all, engines["target"], asked)
-    expected = portal.call(ask_all, on_torch["target"], asked)
-    for answer, right in zip(answers, expected, strict=True):
-        assert answer.option_logprobs == pytest.approx(right.option_logprobs, abs=1e-2)
-    plain, adapted, *_ = answers
-    assert plain.option_logprobs != pytest.approx(adapted.option_logprobs, abs=1e-1)
 
 
 def test_a_simulated_run_says_which_calls_have_the_adapter_and_shares_no_cache(tmp_path: Path) -> None:

@@ -1,13 +1,17 @@
-"""A model of engine `torch` without its worker process, and requests to it."""
+"""A model of engine `torch` without its worker process, alone and as an engine, and requests to it."""
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
+import anyio
 import numpy as np
+from msgspec import structs
 
-from pipeline.engine import Completion, Request
-from pipeline.engines.models import resolve
+from pipeline.engine import Completion, EngineStatistics, Request
+from pipeline.engines.models import load_tokenizer, resolve
 from pipeline.engines.torch.spec import TorchSpec
+from pipeline.engines.validate import validate_request
 
 
 class Bench:
@@ -32,6 +36,52 @@ class Bench:
             done |= {number - first: completion for number, completion in self.runner.step()}
         self.order = list(done)
         return [done[index] for index in range(len(requests))]
+
+
+class InProcess:
+    """A model of engine `torch` as an engine in this very process: whoever waits for an answer computes the next iteration of all."""
+
+    role = "draft"
+
+    def __init__(self, spec: TorchSpec) -> None:
+        self._runner = Bench(**structs.asdict(spec)).runner
+        self.tokenizer = load_tokenizer(resolve(self.role, spec.model), spec)
+        self.max_model_len, self.vocab_size, self.facts = self._runner.max_model_len, self._runner.vocab_size, self._runner.facts
+        self._numbers = count()
+        self._open: dict[str, int] = {}
+        """The numbers of the requests that may be interrupted."""
+        self._done: dict[int, Completion] = {}
+
+    async def generate(self, request: Request) -> Completion:
+        validate_request(request, self.max_model_len, self.vocab_size)
+        number = next(self._numbers)
+        self._runner.add(number, structs.replace(request, content=None))
+        if request.interruptible:
+            self._open[request.request_id] = number
+        try:
+            await anyio.lowlevel.checkpoint()
+            while number not in self._done:
+                self._done |= self._runner.step()
+                await anyio.lowlevel.checkpoint()
+            return self._done.pop(number)
+        finally:
+            self._open.pop(request.request_id, None)
+            self._runner.abort(number)
+
+    def interrupt(self, request_id: str) -> None:
+        number = self._open.pop(request_id, None)
+        if number is not None and (cut := self._runner.interrupt(number)) is not None:
+            self._done[number] = cut
+
+    async def reset_prefix_cache(self) -> None:
+        self._runner.reset_prefix_cache()
+
+    def statistics(self) -> EngineStatistics:
+        found: EngineStatistics = self._runner.statistics()
+        return found
+
+    async def aclose(self) -> None:
+        pass
 
 
 def random_prompt(seed: int, length: int) -> list[int]:

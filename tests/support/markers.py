@@ -28,7 +28,6 @@ MARKERS = {
     "torch": "loads torch, or starts an engine that does",
     "vllm": "starts vLLM, which takes most of a minute",
     "browser": "starts a browser",
-    "network": "reads a package index; skipped unless the variable NETWORK is set",
 }
 
 

@@ -19,7 +19,8 @@ from pipeline.engines.vllm.backend import open_vllm
 from pipeline.session.execute import SessionResult
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
-from tests.support.engines import DECODE, DRAFT, NGRAM, PLAIN, TARGET
+from tests.support.bench import InProcess
+from tests.support.engines import DECODE, DRAFT, NGRAM, PLAIN
 from tests.support.paths import MODELS, ROOT, TEST_SET
 from tests.support.runs import SolveTestSet, solve_on
 from tests.support.servers import Running, vllm_server
@@ -32,9 +33,9 @@ def portal() -> Iterator[BlockingPortal]:
 
 
 @pytest.fixture(scope="session")
-def torch_engines(portal: BlockingPortal) -> Iterator[Mapping[str, Engine]]:
-    with portal.wrap_async_context_manager(open_torch({"draft": DRAFT, "target": TARGET})) as engines:
-        yield engines
+def torch_draft() -> Engine:
+    """The bundled draft on engine `torch`, in this process."""
+    return InProcess(DRAFT)
 
 
 @pytest.fixture(scope="session")
@@ -85,9 +86,3 @@ def openai_engines(portal: BlockingPortal, served_draft: Running) -> Iterator[Ma
     spec = OpenAISpec(model="draft", base_url=served_draft.base_url, tokenizer="bundled:tiny-draft")
     with portal.wrap_async_context_manager(open_openai({"draft": spec})) as engines:
         yield engines
-
-
-@pytest.fixture(scope="session")
-def greedy_run(solve_test_set: SolveTestSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run over 100 problems without any randomness, on torch engines that nobody disturbs."""
-    return solve_test_set(tmp_path_factory.mktemp("greedy") / "torch", settings=("temperature=0",)).folder

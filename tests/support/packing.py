@@ -12,15 +12,12 @@ from xdist.workermanage import WorkerController
 
 VLLM = "vllm"
 """A word in the id of every test that is marked so."""
-SERVED = ("openai-vllm", "openai_vllm", "vllm_server")
+SERVED = ("openai-vllm", "openai_vllm")
 """Words in the ids of those that ask vLLM's server."""
 TORCH, TORCH_RUNS = "tests/engines/test_torch.py", "tests/session/test_run_torch.py"
 TOGETHER = {
     "tests/engines/test_contract.py": TORCH,
     "tests/rewards/test_score.py": TORCH_RUNS,
-    "tests/session/test_graphs_torch.py": TORCH_RUNS,
-    "tests/session/test_replay.py": TORCH_RUNS,
-    "tests/session/test_run_translate.py": TORCH_RUNS,
     "tests/training/test_lora_merge.py": "tests/training/test_lora_trainer.py",
 }
 """Files that share engines with another one, whose piece they belong to."""

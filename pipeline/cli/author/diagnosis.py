@@ -1,4 +1,4 @@
-"""What `pipeline doctor` reports: what this machine has, which engines could start on it, and what would have to change.
+"""The report of `pipeline doctor`: what this machine has, which engines could start on it, and what would have to change.
 
 Nothing is started and no weights are downloaded; files of models are read, but no model is loaded.
 """
@@ -36,13 +36,13 @@ from pipeline.store.run_file import RunFile
 
 
 class BackendState(Availability, frozen=True, kw_only=True):
-    """Whether engines of one backend can start on this machine at all."""
+    """True if engines of one backend can start on this machine at all."""
 
     backend: str
 
 
 class RoleState(Struct, frozen=True, kw_only=True):
-    """Whether the engine of one role could start on this machine."""
+    """True if the engine of one role could start on this machine."""
 
     role: str
     backend: str
@@ -51,7 +51,7 @@ class RoleState(Struct, frozen=True, kw_only=True):
     checked: bool
     """False where the backend has nothing that could be checked before a start."""
     findings: tuple[Finding, ...] = ()
-    """What speaks against a start, and notes."""
+    """Reasons against a start, and notes."""
 
 
 class Diagnosis(Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
 
     @property
     def healthy(self) -> bool:
-        """Whether every role could start."""
+        """True if every role could start."""
         return all(role.could_start for role in self.roles)
 
 
@@ -137,7 +137,7 @@ def load_roles(path: Path, settings: Sequence[str], bound: Path | Mapping[str, A
 
 
 def unmet(plan: Plan, examined: Mapping[str, Examination | None]) -> Iterator[Finding]:
-    """What the stages of `plan` need that their engines cannot do, as a run would find at its start."""
+    """The needs of the stages of `plan` that their engines cannot do, as a run would find at its start."""
     cannot: dict[str, Collection[str]] = {role: spec.cannot for role, spec in plan.engines.items()}
     for found in examined.values():
         cannot |= {} if found is None else found.cannot
@@ -146,7 +146,7 @@ def unmet(plan: Plan, examined: Mapping[str, Examination | None]) -> Iterator[Fi
 
 
 def unsuited_tokenizers(plan: Plan, tokenizers: Mapping[str, Tokenizer]) -> Iterator[Finding]:
-    """What is wrong with the tokenizers, and their chat templates, for the stages of `plan`."""
+    """The flaws of the tokenizers, and their chat templates, for the stages of `plan`."""
     try:
         for role, tokenizer in tokenizers.items():
             stages = [node.name for node in plan.stages() if node.spec.role == role]
@@ -200,7 +200,7 @@ def backend_states(machine: Machine) -> Iterator[BackendState]:
 
 
 def handover(vocabularies: Mapping[str, str]) -> str | None:
-    """Whether the roles share token ids, as a clause, given the fingerprints of their vocabularies; None for fewer than two."""
+    """True if the roles share token ids, as a clause, given the fingerprints of their vocabularies; None for fewer than two."""
     if len(vocabularies) < 2:
         return None
     groups: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""What `--model ROLE=VALUE` means: a text enters, the model for the role leaves. Pure.
+"""The meaning of `--model ROLE=VALUE`: a text enters, the model for the role leaves. Pure.
 
 A value is a name on the Hugging Face hub, a folder, `bundled:NAME`, or the URL of a server, up to and including `/v1`, with the name of the
 model after a `#` if the server has several. `chat+` before the URL says that the server has chat completions only.
@@ -40,7 +40,7 @@ Choice: TypeAlias = Weights | Served
 
 
 def read_choices(models: Mapping[str, object], lacking: Mapping[str, str] | None = None) -> dict[str, Choice]:
-    """What is to play each role; raises one `UsageError` for all that is wrong with it, and for the roles that are `lacking`: by role what
+    """The choice for each role; raises one `UsageError` for all that is wrong with it, and for the roles that are `lacking`: by role what
     lacks it."""
     found: dict[str, Choice] = {}
     flaws: list[str] = []

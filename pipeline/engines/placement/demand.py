@@ -1,4 +1,4 @@
-"""What a graph asks of each of its engines before these are chosen: a graph enters, contexts and numbers of sequences leave.
+"""The demands of a graph on each of its engines before these are chosen: a graph enters, contexts and numbers of sequences leave.
 
 The graph file is read, no engine is.
 """
@@ -23,7 +23,7 @@ _MAX_SEQUENCES = 1024
 
 
 class Demand(Struct, frozen=True):
-    """What stages ask of one engine."""
+    """The demands of stages on one engine."""
 
     context: int | None
     """Tokens of the longest sequence; None: not known, because some stage has no limit."""
@@ -33,7 +33,7 @@ class Demand(Struct, frozen=True):
     """Most sequences at once; a call of n candidates has n."""
 
     def with_(self, other: "Demand") -> "Demand":
-        """What both ask together, one at a time."""
+        """The demands of both together, one at a time."""
         contexts = None if self.context is None or other.context is None else max(self.context, other.context)
         return Demand(contexts, max(self.calls, other.calls), max(self.sequences, other.sequences))
 
@@ -47,7 +47,7 @@ class _AnyEngine(EngineSpec, frozen=True, kw_only=True, tag="any"):
 
 
 class Demands(Struct, frozen=True):
-    """What graphs ask of the engines of each role, and the plans that say so."""
+    """The demands of graphs on the engines of each role, and the plans that say so."""
 
     plans: tuple[Plan, ...]
     by_role: dict[str, Demand]
@@ -84,7 +84,7 @@ def _plan(graph: Graph, roles: Mapping[str, Any], settings: Sequence[str], *, st
 
 
 def _concerns(graph: Graph, setting: str) -> bool:
-    """Whether a graph has the param or the stage that a setting names."""
+    """True if a graph has the param or the stage that a setting names."""
     name = setting.partition("=")[0]
     own = name.split(".")[1] in stage_names(graph) if name.startswith("stages.") else name in param_names(graph)
     return own or setting.startswith(PRESET)

@@ -19,7 +19,7 @@ _ABSENT = ("RepoNotFound", "GatedRepo")
 
 
 def card_of(role: str, model: str) -> ModelCard:
-    """What is known of `model`, a folder or a hub name; raises `UsageError` for a name that the hub does not know."""
+    """The known facts about `model`, a folder or a hub name; raises `UsageError` for a name that the hub does not know."""
     card = read_card(model)
     if card.shape is not None or card.folder is not None or not is_hub_name(model) or is_offline():
         return card

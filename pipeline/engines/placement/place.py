@@ -222,7 +222,7 @@ class _Placer:
         return "CPU" if gpu is None else f"GPU {gpu}"
 
     def _remarks(self) -> list[str]:
-        """What to know about the engines."""
+        """Advice on the engines."""
         said = [f"the size of {card.model} is guessed from its name: {card.parameters:,} parameters" for card in self._guessed()]
         said += self._papers_prompts()
         if self._torch and self._machine.gpus and not self._uses_vllm:

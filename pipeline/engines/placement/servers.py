@@ -41,7 +41,7 @@ def _fields(choice: Served, model: str) -> dict[str, Any]:
 
 
 def _is_here(root: str | None) -> bool:
-    """Whether what a server loads its model from is something that can be found from here too."""
+    """True if what a server loads its model from is something that can be found from here too."""
     return root is not None and (Path(root).is_dir() or ("/" in root and is_hub_name(root)))
 
 

@@ -15,7 +15,7 @@ class Adapters:
     def __init__(self, module: Any, paths: Mapping[str, str]) -> None:
         """Attach the adapters at `paths`, folders or `bundled:NAME`, to the layers of `module`; raises `CannotLoad` if one is damaged."""
         self._names = {name: f"adapter{number}" for number, name in enumerate(paths)}
-        """What PEFT calls them: its own names must not have dots."""
+        """The names that PEFT has for them: its own names must not have dots."""
         self._layers: list[Any] = []
         self._used: str | None = None
         if paths:

@@ -69,7 +69,7 @@ def _flaw_in_slots(spec: TorchSpec) -> str | None:
 
 
 def torch_available(machine: Machine) -> Availability:
-    """Whether torch is installed, and what it would compute on."""
+    """True if torch is installed, and what it would compute on."""
     version = machine.versions.get("torch")
     if version is None:
         return Availability(usable=False, what="torch is not installed", remedy="pip install torch")
@@ -119,7 +119,7 @@ def torch_examination(
 
 
 def need_of(spec: TorchSpec, card: ModelCard, adapters: Mapping[str, AdapterCard], gpu: Gpu | None) -> Need:
-    """What an engine takes on `gpu`, or (None) on the CPU; its cache grows to a whole context for each of its slots."""
+    """The memory that an engine takes on `gpu`, or (None) on the CPU; its cache grows to a whole context for each of its slots."""
     dtype: str = spec.dtype
     if dtype == "auto":
         small = card.parameters is not None and card.parameters < SMALL_PARAMETERS
@@ -142,7 +142,7 @@ def gpu_of(spec: TorchSpec, machine: Machine) -> int | None:
 
 
 def cuda_build(machine: Machine) -> bool:
-    """Whether the installed torch is one for CUDA; its version tells, where torch itself was not asked (`look(deep=True)`)."""
+    """True if the installed torch is one for CUDA; its version tells, where torch itself was not asked (`look(deep=True)`)."""
     if machine.cuda_usable is not None:
         return machine.cuda_usable
     return "torch" in machine.versions and not machine.versions["torch"].endswith("+cpu")

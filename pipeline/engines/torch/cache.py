@@ -49,13 +49,13 @@ class BatchLayout:
 
     @cached_property
     def gathers(self) -> bool:
-        """Whether so few slots of the span decode that copying them together is cheaper than computing with the whole span."""
+        """True if so few slots of the span decode that copying them together is cheaper than computing with the whole span."""
         low, high = self.span
         return high - low > _GATHER_COST * self.decoding
 
     @cached_property
     def dense(self) -> bool:
-        """Whether the slots that decode are exactly those of the span, in order."""
+        """True if the slots that decode are exactly those of the span, in order."""
         low, high = self.span
         rows = self.slots[: self.decoding]
         return high - low == self.decoding and bool((rows == np.arange(low, high)).all())

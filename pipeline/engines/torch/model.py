@@ -19,7 +19,7 @@ from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.adapters import Adapters
 from pipeline.engines.torch.cache import AttentionShape, BatchLayout, KVCache, PrefillChunk
 from pipeline.engines.torch.runner import BatchRunner, LoadedModel
-from pipeline.engines.torch.slots import Slots
+from pipeline.engines.torch.slots import SlotTable
 from pipeline.engines.torch.spec import SMALL_PARAMETERS, TorchSpec
 from pipeline.engines.torch.tensors import flaw_in_conversion, flaw_in_loading, flaw_in_pickle
 from pipeline.errors import PipelineError
@@ -114,7 +114,7 @@ def _runner(module: Any, tokenizer: HFTokenizer, setup: Setup, spec: TorchSpec) 
         facts=_facts(module, setup, spec) | {"kv_cache_tokens": slots * max_model_len, "kv_cache_sequences": slots},
         adapters=adapters,
     )
-    return BatchRunner(model, cache, Slots(slots, capacity), spec)
+    return BatchRunner(model, cache, SlotTable(slots, capacity), spec)
 
 
 def _attention(config: Any) -> AttentionShape:
@@ -134,7 +134,7 @@ def _facts(module: Any, setup: Setup, spec: TorchSpec) -> dict[str, Fact]:
 
 
 def _warm_up(module: Any, cache: KVCache) -> None:
-    """Compute two tokens, so that a model whose attention is not supported fails now; `Slots` does not list them as cached."""
+    """Compute two tokens, so that a model whose attention is not supported fails now; `SlotTable` does not list them as cached."""
     positions = np.arange(2)
     cache.begin(BatchLayout(np.zeros(2, dtype=np.int64), positions, 0, [PrefillChunk(0, 0, 2, 0)]))
     at = torch.from_numpy(positions).to(module.device)[None]

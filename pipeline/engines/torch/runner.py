@@ -21,7 +21,7 @@ from pipeline.engines.torch.adapters import Adapters
 from pipeline.engines.torch.cache import BatchLayout, KVCache, PrefillChunk
 from pipeline.engines.torch.sampling import SamplingParams, choose, sample
 from pipeline.engines.torch.sequences import Decode, RequestState, Sequence, Stops, WaitingQueue
-from pipeline.engines.torch.slots import Copy, Slots
+from pipeline.engines.torch.slots import Copy, SlotTable
 from pipeline.engines.torch.spec import TorchSpec
 
 
@@ -127,7 +127,7 @@ class LoadedModel(NamedTuple):
 class BatchRunner:
     """The `BatchedModel` of engine `torch`: the requests of one model, waiting and running, and its key-value cache."""
 
-    def __init__(self, model: LoadedModel, cache: KVCache, slots: Slots, spec: TorchSpec) -> None:
+    def __init__(self, model: LoadedModel, cache: KVCache, slots: SlotTable, spec: TorchSpec) -> None:
         self.module, self.cache, self.slots, self.device = model.module, cache, slots, model.module.device
         self.max_model_len, self.vocab_size, self.facts = model.max_model_len, model.vocab_size, dict(model.facts)
         self.max_num_seqs, self.max_num_batched_tokens = spec.max_num_seqs, spec.max_num_batched_tokens

@@ -24,14 +24,14 @@ class Stops:
         self._endings: dict[int, bool] = {}
 
     def may_end(self, token: int) -> bool:
-        """Whether this token can be a candidate's last one, so that `reason` must be asked; cached for every token."""
+        """True if this token can be a candidate's last one, so that `reason` must be asked; cached for every token."""
         known = self._endings.get(token)
         if known is None:
             known = self._endings[token] = token in self._eos or token in self._ids or self._can_complete(token)
         return known
 
     def is_eos(self, token: int) -> bool:
-        """Whether `token` is an end-of-sequence token."""
+        """True if `token` is an end-of-sequence token."""
         return token in self._eos
 
     def reason(self, ids: list[int]) -> str | int | None:
@@ -42,7 +42,7 @@ class Stops:
         return next((text for text in self._strings if text in tail), None)
 
     def _can_complete(self, token: int) -> bool:
-        """Whether the token's text holds the last character of a stop string, or a part of a character."""
+        """True if the token's text holds the last character of a stop string, or a part of a character."""
         text = self._decode([token])
         return "\ufffd" in text or not self._last.isdisjoint(text)
 
@@ -141,7 +141,7 @@ class RequestState:
 
     @property
     def finished(self) -> bool:
-        """Whether all candidates have ended or all scores are there."""
+        """True if all candidates have ended or all scores are there."""
         if self.request.scored_ids:
             return len(self.scored_logprobs) == len(self.request.scored_ids)
         return len(self.ended) == self.request.n

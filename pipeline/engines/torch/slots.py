@@ -26,7 +26,7 @@ class Copy(NamedTuple):
     tokens: int
 
 
-class Placement(NamedTuple):
+class SlotPlace(NamedTuple):
     """Where a sequence runs, how many of its first tokens are already there, and the copies that make it so, in order."""
 
     slot: int
@@ -34,7 +34,7 @@ class Placement(NamedTuple):
     copies: list[Copy]
 
 
-class Slots:
+class SlotTable:
     """The tokens of every slot, which sequence runs in it, and what is lost when it is reused."""
 
     def __init__(self, slots: int, capacity: int) -> None:
@@ -72,12 +72,12 @@ class Slots:
         best = int(np.argmax(shared * 4 + ease))
         return int(rows[best]), int(shared[best])
 
-    def place(self, prompt: NDArray[np.int64], affinity: str, adapter: str | None = None) -> Placement:
+    def place(self, prompt: NDArray[np.int64], affinity: str, adapter: str | None = None) -> SlotPlace:
         """Take a slot for a sequence that starts with `prompt`, reusing the longest prefix that was computed with the same adapter."""
         source, cached = self.match(prompt, adapter)
         if cached and self._may_continue(source, cached, affinity):
             self._take(source, affinity, adapter, cached)
-            return Placement(source, cached, [])
+            return SlotPlace(source, cached, [])
         if cached < LEAST_COPY:
             return self.reserve(affinity, adapter)
         held = int(self._busy[source])
@@ -89,9 +89,9 @@ class Slots:
         if not held and self._loses_nothing(source, cached, affinity):
             self._forget(source)
         self._take(slot, affinity, adapter, cached)
-        return Placement(slot, cached, copies)
+        return SlotPlace(slot, cached, copies)
 
-    def reserve(self, affinity: str, adapter: str | None = None) -> Placement:
+    def reserve(self, affinity: str, adapter: str | None = None) -> SlotPlace:
         """Take the lowest slot in which no sequence runs; its content moves to the slot whose content is worth least, if that is less."""
         slot = int(np.argmin(self._busy))
         ranks = self._worth | self._busy
@@ -101,7 +101,7 @@ class Slots:
             copies.append(Copy(slot, least, int(self.length[slot])))
             self._move(copies[0])
         self._take(slot, affinity, adapter, 0)
-        return Placement(slot, 0, copies)
+        return SlotPlace(slot, 0, copies)
 
     def fork(self, source: int, target: int, tokens: int) -> Copy:
         """Give `target`, a reserved slot, the first `tokens` tokens of `source`."""
@@ -147,14 +147,14 @@ class Slots:
         return running + running // 4 + 4
 
     def _may_continue(self, slot: int, cached: int, affinity: str) -> bool:
-        """Whether a sequence of the chain `affinity` may run in `slot` itself, whose first `cached` tokens it shares."""
+        """True if a sequence of the chain `affinity` may run in `slot` itself, whose first `cached` tokens it shares."""
         if self._busy[slot]:
             return False
         only_one_left = np.count_nonzero(self._busy) == len(self._busy) - 1
         return only_one_left or (slot < self._close and self._loses_nothing(slot, cached, affinity))
 
     def _loses_nothing(self, slot: int, cached: int, affinity: str) -> bool:
-        """Whether cutting the slot after `cached` tokens loses nothing, or only a branch that its own chain has left."""
+        """True if cutting the slot after `cached` tokens loses nothing, or only a branch that its own chain has left."""
         return cached == self.length[slot] or bool(affinity and self.affinity[slot] == affinity)
 
     def _take(self, slot: int, affinity: str, adapter: str | None, keep: int) -> None:

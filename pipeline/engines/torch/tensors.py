@@ -12,7 +12,7 @@ from pipeline.engines.checkpoint import Damaged, listed, read_tensors, weight_fi
 
 
 def flaw_in_loading(report: Mapping[str, Any]) -> str | None:
-    """What is wrong according to the `loading_info` of transformers: tensors that it had to make up; None where nothing is."""
+    """The flaw according to the `loading_info` of transformers: tensors that it had to make up; None where nothing is."""
     missing = sorted(report["missing_keys"])
     if missing:
         others = "" if not report["unexpected_keys"] else f" (it has {len(report['unexpected_keys'])} others that the model lacks)"
@@ -22,21 +22,21 @@ def flaw_in_loading(report: Mapping[str, Any]) -> str | None:
 
 
 def flaw_in_conversion(error: Exception) -> str | None:
-    """What is wrong where transformers could not merge tensors, such as those of experts, into one; None for another error."""
+    """The flaw where transformers could not merge tensors, such as those of experts, into one; None for another error."""
     if "automatic conversion" not in str(error):
         return None
     return "some of the tensors that the model merges into one are not in its files, or are of other shapes"
 
 
 def flaw_in_pickle(error: BaseException) -> str | None:
-    """What is wrong where torch would not unpickle weights; None for another error."""
+    """The flaw where torch would not unpickle weights; None for another error."""
     if isinstance(error, UnpicklingError):
         return "its weights are a pickle of more than tensors, which may run code when it is loaded, and so is not (safetensors cannot)"
     return None
 
 
 def flaw_in_tensors(folder: Path) -> str | None:
-    """What is wrong with the tensors of the model in `folder`, for an engine that would leave what it does not find at random.
+    """The flaws of the tensors of the model in `folder`, for an engine that would leave what it does not find at random.
 
     transformers compares names and shapes: it loads tensors without values into a model without values. None where nothing is wrong, and
     of quantized models, pickled weights and models that are not known here.

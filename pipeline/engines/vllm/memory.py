@@ -10,7 +10,7 @@ from msgspec import Struct
 from pipeline.engine import MemoryRow
 from pipeline.engines.adapters import AdapterCard
 from pipeline.engines.memory import Need
-from pipeline.engines.model_card import ModelCard, Shape
+from pipeline.engines.model_card import ModelCard, ModelShape
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.machine import GIB, Gpu, Machine
 
@@ -42,11 +42,11 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
     specs: Mapping[str, VllmSpec]
     machine: Machine
     cards: Mapping[str, ModelCard]
-    """What is known of each model, by the name that a spec has for it."""
+    """The known facts about each model, by the name that a spec has for it."""
     adapters: Mapping[str, AdapterCard] = {}
-    """What is known of each LoRA adapter, by the path that a spec has for it."""
+    """The known facts about each LoRA adapter, by the path that a spec has for it."""
     needs: Mapping[str, Need]
-    """What each role takes on each of its devices."""
+    """The memory that each role takes on each of its devices."""
     rows: tuple[MemoryRow, ...]
 
     def rows_of(self, role: str) -> list[MemoryRow]:
@@ -75,7 +75,7 @@ def _rows(role: str, spec: VllmSpec, machine: Machine, need: Need) -> Iterator[M
 
 
 def need_of(spec: VllmSpec, cards: Mapping[str, ModelCard], adapters: Mapping[str, AdapterCard], gpu: Gpu | None) -> Need:
-    """What an engine takes on each of its GPUs, all as `gpu`, or (None) on the CPU; with the draft model inside it and adapters."""
+    """The memory that an engine takes on each of its GPUs, all as `gpu`, or (None) on the CPU, with adapters and a draft model inside it."""
     card, ranks = cards[spec.model], spec.tensor_parallel_size if gpu else 1
     # Two bytes unless the spec says float32: vLLM serves a model that was saved in float32 so.
     dtype, value = ("float32", 4) if spec.dtype == "float32" else ("bfloat16", 2)
@@ -93,7 +93,7 @@ def need_of(spec: VllmSpec, cards: Mapping[str, ModelCard], adapters: Mapping[st
     )
 
 
-def _overhead_bytes(spec: VllmSpec, shape: Shape | None, gpu: Gpu | None, value_bytes: int) -> int:
+def _overhead_bytes(spec: VllmSpec, shape: ModelShape | None, gpu: Gpu | None, value_bytes: int) -> int:
     """Bytes that an engine needs beside weights and cache, an estimate: activations of the largest iteration, sampling, graphs."""
     fixed = _CPU_PROCESS_BYTES if gpu is None else _WORKSPACE_BYTES + (0 if spec.enforce_eager else _GRAPH_BYTES)
     if shape is None:

@@ -70,7 +70,7 @@ class SpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.model if self.method == "draft_model" else None
 
     def terms(self) -> dict[str, Any]:
-        """What vLLM is passed: the keys that are set, and this project's defaults."""
+        """The arguments for vLLM: the keys that are set, and this project's defaults."""
         names = ("num_speculative_tokens", *OPTIONS[self.method])
         stated = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {"method": self.method} | dict(_DEFAULTS.get(self.method, {"num_speculative_tokens": 5})) | stated

@@ -1,7 +1,7 @@
 """The worker process of engine `vllm`: one `AsyncLLM`, fed from the socket until the socket closes.
 
 Started by `pipeline.engines.vllm.backend` as `python -m pipeline.engines.vllm.worker FD`; `AsyncLLM` starts its own processes.
-This, `terms`, `processes` and `cpu_patch` are the only modules that know vLLM.
+This, `terms` and `cpu` are the only modules that know vLLM.
 """
 
 import asyncio
@@ -100,7 +100,7 @@ class VllmServer:
         self.vocab_size = int(engine.model_config.get_vocab_size())
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._ids: dict[int, list[str]] = {}
-        """What vLLM calls the candidates of each request that it computes."""
+        """The names that vLLM has for the candidates of each request that it computes."""
         self._meter = UsageMeter()
         self._busy_s = self._busy_since = self._reported_s = 0.0
         gauges.on_iteration = self._iterated
@@ -237,7 +237,7 @@ class VllmServer:
 
 
 def flaw_in_weights(setup: Setup, spec: "VllmSpec") -> tuple[bool, str | None]:
-    """Whether the weights are on this machine, and what is wrong with their tensors: vLLM leaves what it does not find at random."""
+    """True if the weights are on this machine, and what is wrong with their tensors: vLLM leaves what it does not find at random."""
     from pipeline.engines.model_card import local_folder
 
     with without_collections():
@@ -260,8 +260,7 @@ def load(setup: Setup, spec: "VllmSpec", gauges: Gauges) -> "AsyncLLM":
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from pipeline.engines.vllm.cpu_patch import apply_cpu_patch
-        from pipeline.engines.vllm.processes import compute_in_one_fork, one_thread
+        from pipeline.engines.vllm.cpu import apply_cpu_patch, compute_in_one_fork
         from pipeline.engines.vllm.terms import arguments, stat_logger
 
         apply_cpu_patch()
@@ -270,7 +269,7 @@ def load(setup: Setup, spec: "VllmSpec", gauges: Gauges) -> "AsyncLLM":
         usage = UsageContext.OPENAI_API_SERVER
         config = AsyncEngineArgs(**arguments(setup.role, spec, setup.model, on_cpu=on_cpu)).create_engine_config(usage)  # imports more
         gc.freeze()
-    if on_cpu and one_thread(spec):
+    if on_cpu and spec.threads == spec.tensor_parallel_size == 1:
         compute_in_one_fork(config, setup.cores)
     return AsyncLLM.from_vllm_config(config, usage_context=usage, stat_loggers=[stat_logger(gauges)])
 
@@ -357,7 +356,7 @@ def main() -> None:
 
 
 if __name__ == "__mp_main__":  # one of the processes that vLLM spawns; they load this module first
-    from pipeline.engines.vllm.cpu_patch import apply_cpu_patch
+    from pipeline.engines.vllm.cpu import apply_cpu_patch
 
     end_with_parent()
     apply_cpu_patch()

@@ -1,5 +1,12 @@
-"""Mends a defect of vLLM's CPU build: its processes replace one function before they start. Nothing changes on a GPU."""
+"""What vLLM's CPU build needs to be told: one process that schedules and computes where one thread is enough, and a mended kernel.
 
+vLLM would start two processes in addition to the worker, one that schedules and one that computes, and each would import everything again,
+because the number of OpenMP's threads and their cores have to be set before a process loads OpenMP. One thread on one core needs neither:
+the process that schedules computes, too, and is a fork of the worker, which has imported everything.
+"""
+
+import os
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
@@ -8,8 +15,19 @@ import torch
 _KERNEL = "_expand_kernel_impl"
 
 
+def compute_in_one_fork(config: Any, cores: Collection[int]) -> None:
+    """Have the engine that is made of vLLM's `config` schedule and compute in one fork of this process, on `cores` (empty: any).
+
+    To be called between the making of `config`, which chooses otherwise, and that of the engine.
+    """
+    config.parallel_config.distributed_executor_backend = "uni"
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    if cores:
+        os.register_at_fork(after_in_child=lambda: os.sched_setaffinity(0, cores))
+
+
 def apply_cpu_patch() -> None:
-    """Replace the kernel that spreads temperature and top-p over speculated tokens.
+    """Replace the kernel that spreads temperature and top-p over speculated tokens; nothing changes on a GPU.
 
     vLLM 0.32's own converts both tensors to integers and fills the copy of the output, so that every sampled token under
     speculation has an arbitrary temperature (`vllm.utils.cpu_triton_utils._expand_kernel_impl`; greedy text is right).
