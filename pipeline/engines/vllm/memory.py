@@ -75,7 +75,7 @@ def _rows(role: str, spec: VllmSpec, machine: Machine, need: Need) -> Iterator[M
 
 
 def need_of(spec: VllmSpec, cards: Mapping[str, ModelCard], adapters: Mapping[str, AdapterCard], gpu: Gpu | None) -> Need:
-    """The memory that an engine takes on each of its GPUs, all as `gpu`, or (None) on the CPU, with adapters and a draft model inside it."""
+    """The memory that an engine takes on each of its GPUs, all as `gpu`, or (None) on the CPU, adapters and inner models included."""
     card, ranks = cards[spec.model], spec.tensor_parallel_size if gpu else 1
     # Two bytes unless the spec says float32: vLLM serves a model that was saved in float32 so.
     dtype, value = ("float32", 4) if spec.dtype == "float32" else ("bfloat16", 2)
