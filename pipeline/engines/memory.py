@@ -72,12 +72,9 @@ def shortages(rows: Iterable[tuple[MemoryRow, int]], remedy: str) -> Iterator[Fi
         left = None if row.free_bytes is None else row.free_bytes - sum(before.values())
         if row.free_bytes is not None and left is not None and wanted > left:
             place = "main memory" if row.device == "CPU" else row.device
-            parts = f"{gib(row.weights_bytes or 0)} of weights ({row.weights_source})"
-            what = f"it needs {gib(wanted)} of {place}, {parts} among them, but "
-            if not before:
-                what += f"{gib(row.free_bytes)} are free"
-            else:
-                what += f"{' and '.join(before)} {'take' if len(before) > 1 else 'takes'} {gib(sum(before.values()))}"
-                what += f" of the {gib(row.free_bytes)} that are free"
+            what = f"it needs {gib(wanted)} of {place}, {gib(row.weights_bytes or 0)} of weights ({row.weights_source}) among them"
+            what += f", but {gib(row.free_bytes)} are free"
+            if before:
+                what += f", and {' and '.join(before)} before it need{'' if len(before) > 1 else 's'} {gib(sum(before.values()))}"
             yield Finding(role=row.role, what=what, remedy=remedy, fatal=row.weights_source != GUESSED)
         before[row.role] = wanted

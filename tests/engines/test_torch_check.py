@@ -55,7 +55,7 @@ def test_two_models_share_a_device() -> None:
     examined = torch_examination(specs, machine(free=16), dict.fromkeys(specs, CARD))
     [finding] = examined.findings
     assert (finding.role, finding.fatal) == ("target", True)
-    assert "but draft takes 8.8 GiB of the 16.0 GiB that are free" in finding.what
+    assert "but 16.0 GiB are free, and draft before it needs 8.8 GiB" in finding.what
 
 
 def test_the_bundled_models_need_little() -> None:

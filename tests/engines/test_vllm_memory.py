@@ -108,7 +108,7 @@ def test_without_a_gpu_engines_share_main_memory_and_the_second_is_told_who_has_
     assert findings(plan) == ()
     [finding] = findings(plan_of(pair(gpu_memory_utilization=None, max_model_len=4096), machine(0, free_memory_bytes=24 * GIB)))
     assert (finding.role, finding.fatal) == ("draft", True)
-    assert "but target takes 23.0 GiB of the 24.0 GiB that are free" in finding.what
+    assert "but 24.0 GiB are free, and target before it needs 23.0 GiB" in finding.what
     assert "pipeline doctor --as 2xH100-80GB" in finding.remedy
 
 
@@ -124,7 +124,7 @@ def test_without_a_gpu_engines_share_main_memory_and_the_second_is_told_who_has_
             "target",
             "it needs 36.5 GiB of GPU 0, 20.0 GiB of weights (its files) among them, but 10.0 GiB are",
         ),
-        (pair(), machine(free=35), "draft", "but target takes 28.5 GiB of the 35.0 GiB that are free; lower gpu_memory_utilization"),
+        (pair(), machine(free=35), "draft", "but 35.0 GiB are free, and target before it needs 28.5 GiB; lower gpu_memory_util"),
         # Weights and one sequence.
         (alone(gpu_memory_utilization=0.5), machine(), "target", "0.5 of GPU 0 is 20.0 GiB; set gpu_memory_utilization to 0.56 or more"),
         (alone(), machine(total=16), "target", "use larger or more GPUs (tensor_parallel_size), or a quantized model (quantization: fp8"),
