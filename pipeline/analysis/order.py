@@ -5,8 +5,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pipeline.store.events import UNFINISHED
-from pipeline.store.read import read_batches
+from pipeline.store.query import Query
 
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
@@ -15,14 +14,16 @@ def order_correlation(run: Path) -> float | None:
     """Spearman's correlation between expected and actual lengths of finished thoughts in the run folder `run`.
 
     The mean over the sample numbers, as the first samples may have been put in order by another measure than the others, weighted by
-    their chains. None where nothing was expected, or all lengths of every sample number are equal. Raises `InputError` as `read_batches`.
+    their chains. None where nothing was expected, or all lengths of every sample number are equal. Raises `InputError`.
     """
-    found: dict[int, list[tuple[float, float]]] = {}
-    for batch in read_batches(run, "chains", ["sample_index", "stop_reason", "thought_tokens"], ["expected_length"]):
-        for row in batch.to_pylist():
-            if row.get("expected_length") is not None and row["stop_reason"] not in UNFINISHED:
-                found.setdefault(row["sample_index"], []).append((row["expected_length"], row["thought_tokens"]))
-    weighed = [(len(pairs), spearman(*np.array(pairs).T)) for pairs in found.values()]
+    sql = """
+    SELECT sample_index, expected_length AS expected, thought_tokens::DOUBLE AS actual
+    FROM chains WHERE finished AND expected_length IS NOT NULL
+    """
+    with Query(run) as query:
+        found = query.columns(sql)
+    samples = [found["sample_index"] == each for each in np.unique(found["sample_index"])]
+    weighed = [(int(mine.sum()), spearman(found["expected"][mine], found["actual"][mine])) for mine in samples]
     known = [(count, value) for count, value in weighed if value is not None]
     return sum(count * value for count, value in known) / sum(count for count, _ in known) if known else None
 

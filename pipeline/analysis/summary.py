@@ -19,8 +19,7 @@ from pipeline.analysis.chain_rows import ChainCounts, ChainRows
 from pipeline.analysis.headline.decided import decided
 from pipeline.analysis.headline.figures import EngineSummary, StageSummary, Summary
 from pipeline.analysis.order import order_correlation
-from pipeline.analysis.quality.option_mass import COLUMNS as MASS
-from pipeline.analysis.quality.option_mass import MassTotals, masses
+from pipeline.analysis.quality.option_mass import option_mass, read_masses
 from pipeline.analysis.quality.samples import GradedChains, sample_statistics
 from pipeline.analysis.time.timeline import Timeline, timeline
 from pipeline.analysis.time.work import read_work
@@ -28,7 +27,7 @@ from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
 from pipeline.store.events import UNFINISHED
 from pipeline.store.query import Query
-from pipeline.store.read import count_rows, read_batches
+from pipeline.store.read import read_batches
 from pipeline.store.run_file import FILE, RunFile
 
 TABLES = ("calls", "steps", "chains")
@@ -43,7 +42,7 @@ def summarize(run: Path) -> Summary:
     finishing = file.plan.finishing
     rows = ChainRows(run)
     wall_s = _wall_s(file, rows)
-    chains, (steps, mass), calls = ChainCounts(rows), _read_steps(run, finishing), _Calls(run)
+    chains, steps, calls = ChainCounts(rows), _read_steps(run, finishing), _Calls(run)
     with Query(run) as db:
         times = timeline(read_work(db))
     tokens = int(sum(totals["output_tokens"] for totals in calls.by_engine.values()))
@@ -63,7 +62,7 @@ def summarize(run: Path) -> Summary:
         **_step_counts(steps, wall_s),
         draft_tokens=calls.drafted,
         wasted_draft_tokens=calls.drafted - steps["kept_draft_tokens"],
-        option_mass=mass.figures(),
+        option_mass=option_mass(read_masses(run)),
         output_tokens=tokens,
         output_tokens_per_s=_over(tokens, wall_s),
         kept_tokens=kept,
@@ -171,15 +170,11 @@ def _stage(totals: Counter[str], times: Timeline, name: str) -> StageSummary:
     return StageSummary(calls, failed, tokens, output, times.stages[name].in_flight_s, totals["client_wait_s"] + totals["queue_time_s"])
 
 
-def _read_steps(run: Path, finishing: Collection[str]) -> tuple[Counter[str], MassTotals]:
-    """Counts over all steps, and the probability mass that each verification gave to its options.
-
-    `finishing`: the stages that end a chain."""
+def _read_steps(run: Path, finishing: Collection[str]) -> Counter[str]:
+    """Counts over all steps; `finishing` are the stages that end a chain."""
     totals: Counter[str] = Counter()
-    mass = MassTotals(count_rows(run, "steps"))
-    columns = ["stage", "decision", "verify_kind", *MASS, "step_token_ids", "draft_tokens", "draft_tokens_wasted"]
+    columns = ["stage", "decision", "verify_kind", "step_token_ids", "draft_tokens", "draft_tokens_wasted"]
     for batch in read_steps(run, columns):
-        mass.add(masses(batch))
         length = pc.list_value_length(batch.column("step_token_ids")).to_numpy()
         totals["steps"] += batch.num_rows
         totals["verified_steps"] += batch.num_rows - batch.column("verify_kind").null_count
@@ -192,7 +187,7 @@ def _read_steps(run: Path, finishing: Collection[str]) -> tuple[Counter[str], Ma
         totals["finished_thought_tokens"] += int(length[ends].sum())
         kept = pc.subtract(batch.column("draft_tokens"), batch.column("draft_tokens_wasted"))
         totals["kept_draft_tokens"] += pc.sum(kept).as_py() or 0
-    return totals, mass
+    return totals
 
 
 def _step_counts(totals: Counter[str], wall_s: float | None) -> dict[str, Any]:

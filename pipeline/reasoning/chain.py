@@ -47,6 +47,11 @@ class Scale(Struct, frozen=True):
     integers: bool = False
     """Whether only whole numbers are possible."""
 
+    @property
+    def is_share(self) -> bool:
+        """True if every value is from 0 to 1, so that it can be read as how sure the verifier is."""
+        return (self.low, self.high, self.integers) == (0.0, 1.0, False)
+
 
 class Verdict(Struct, frozen=True, kw_only=True):
     """What a stage that judges decided about the candidates."""

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.quality.verdict_values import Grades
 from pipeline.analysis.time.timeline import Array
 from pipeline.store.events import UNFINISHED
 from pipeline.store.read import read_batches
@@ -39,11 +38,6 @@ class ChainList(Struct, frozen=True, kw_only=True):
     """Whether it failed."""
     cancelled: Array
     """Whether it was cancelled, because the run was interrupted or had to stop."""
-
-    @property
-    def grades(self) -> Grades:
-        """Whether the chains ended right, as `step_counts.count_steps` takes it."""
-        return Grades({name: place for place, name in enumerate(self.names)}, self.row, self.correct)
 
 
 def read_chain_list(run: Path) -> ChainList:

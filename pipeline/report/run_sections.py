@@ -64,7 +64,7 @@ def run_sections(folder: Path, options: ReportOptions) -> list[Section]:
         sections += [_engines(analysis), *_replicas(analysis, summary.replicas), *_modes(folder, run, options.bins)]
         sections += [_chains(folder, run, chains)]
         sections += [_time(analysis, stages), _tokens(analysis)]
-    sections += _steps(count_steps(folder, chains.grades))
+    sections += _steps(count_steps(folder))
     sections += _agreement(read_scored_steps(folder, dict(zip(chains.names, chains.row.tolist(), strict=True))))
     return [*sections, *_reading(folder, run, chains, options.chains)]
 

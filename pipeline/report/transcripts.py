@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.analysis.capabilities import is_share, read_steps, scale_of
+from pipeline.analysis.capabilities import read_steps
 from pipeline.analysis.quality.option_mass import LOW
+from pipeline.analysis.quality.verdict_values import scale_of
 from pipeline.analysis.time.thinking import queued_s
 from pipeline.data.problems import Problems, open_problems
 from pipeline.engines.registry import backend_of
@@ -306,7 +307,7 @@ def _said(row: Mapping[str, Any]) -> str | None:
         )
     elif threshold is None and label:
         said.append(label)
-    value = f"{row['score_value']:.1%}" if is_share(scale) else f"{row['score_value']:.3g}"
+    value = f"{row['score_value']:.1%}" if scale.is_share else f"{row['score_value']:.3g}"
     said.append(" ".join(filter(None, (value, scale.unit))) + ("" if threshold is None else f" against a threshold of {threshold:g}"))
     # A value with a unit was measured: no question was asked whose answer could have been no valid option.
     asked = row["score_mass"] is not None and row["score_probs"] and not scale.unit

@@ -53,6 +53,8 @@ DERIVED = {
 """Further columns of the view `chains`: type, expression, meaning."""
 MEMORY_SHARE = 0.5
 """Share of the machine's memory that a query may use before it writes intermediate results to disk."""
+STREAMED = 1_000
+"""Rows that `stream` fetches at a time."""
 _UNKNOWN_TABLE = re.compile(r"Table with name (\S+) does not exist")
 _UNKNOWN_COLUMN = re.compile(r'(?:Referenced column "([^"]+)"|does not have a column named "([^"]+)")')
 
@@ -71,6 +73,7 @@ class Query:
         settings |= {"threads": core_count(), "memory_limit": f"{int(memory()[0] * MEMORY_SHARE) >> 20}MiB"}
         self.connection = duckdb.connect(config=settings)
         """The connection itself, for what the methods do not offer."""
+        self.connection.execute("SET enable_progress_bar = false")
         names = _names(folders)
         for folder in folders:
             check_folder(folder)
@@ -105,6 +108,17 @@ class Query:
         """The result of a query as an Arrow table."""
         with self._errors_of_files():
             return self.connection.sql(_text(sql), params=params).to_arrow_table()
+
+    def stream(self, sql: str | Path, **params: Any) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query one after the other, for results that need not be in memory; no other query may be asked meanwhile."""
+        with self._errors_of_files():
+            found = self.connection.execute(_text(sql), params)
+            while rows := found.fetchmany(STREAMED):
+                yield from rows
+
+    def register(self, table: str, **columns: Any) -> None:
+        """Make a table of these columns, for the queries to come."""
+        self.connection.register(table, pa.table(columns))
 
     def select(self, sql: str) -> "duckdb.DuckDBPyRelation":
         """The result of a user's query: `.df()` makes it a pandas DataFrame, `.pl()` one of Polars, `.arrow()` Arrow batches, and

@@ -14,7 +14,6 @@ from pipeline.analysis.compare.tables import markdown
 from pipeline.analysis.ledger import ledger
 from pipeline.analysis.quality.step_counts import count_steps
 from pipeline.analysis.summary import summarize
-from pipeline.report.chain_list import read_chain_list
 from pipeline.report.report import report
 from pipeline.report.run_sections import ReportOptions
 from pipeline.session.options import RunOptions
@@ -50,7 +49,7 @@ def test_its_tokens_are_verification_and_no_waste(picked: Path) -> None:
 
 
 def test_its_verdicts_are_counted_on_their_own_scale(picked: Path) -> None:
-    scores = count_steps(picked, read_chain_list(picked).grades).scores
+    scores = count_steps(picked).scores
     assert list(scores) == ["pick"]
     pick = scores["pick"]
     assert (pick.scale.name, pick.scale.unit, pick.edges[0]) == ("margin", "percent", 0.0)

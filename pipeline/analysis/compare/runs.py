@@ -12,10 +12,8 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct, structs
 
-from pipeline.analysis.capabilities import read_steps
 from pipeline.analysis.compare.rules import Rules, rules_of
-from pipeline.analysis.quality.option_mass import COLUMNS as MASS
-from pipeline.analysis.quality.option_mass import masses
+from pipeline.analysis.quality.option_mass import read_masses
 from pipeline.analysis.quality.reward_agreement import ScoredSteps, read_scored_steps
 from pipeline.analysis.quality.samples import GradedChains, SampleStatistics, sample_statistics
 from pipeline.analysis.quality.selection import Choices, read_choices
@@ -224,7 +222,7 @@ def read_run(folder: Path) -> RunTable:
         fallbacks=chains.means("fallback_steps"),
         thinking_s=np.array([each.seconds for each in thinking]) / np.maximum(chains.counts, 1),
         kinds_s={kind: np.array([getattr(each, kind) for each in thinking]) / np.maximum(chains.counts, 1) for kind in KINDS},
-        masses=np.concatenate([np.empty(0), *(masses(batch) for batch in read_steps(folder, MASS))]),
+        masses=read_masses(folder),
         scored=read_scored_steps(folder, chains.place),
         texts=read_texts(folder, chains.place, len(chains.problem_ids)),
         choices=read_choices(folder, run.plan, chains.place),

@@ -4,23 +4,20 @@ An engine is asked for one of a few tokens, and their probabilities are renormal
 meant to say something else; SpecReason's released code gives such a step the score 0.
 """
 
+from pathlib import Path
+
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct
 
 from pipeline.analysis.time.timeline import Array
+from pipeline.store.query import Query
 
-COLUMNS = ("score_mass", "score_probs")
-"""The columns of the steps that are read."""
 LOW = 0.9
 """Below this mass a verification counts as doubtful."""
 FLAGGED = 0.05
 """Above this share of doubtful verifications a run is flagged."""
-TAIL = 0.05
-"""The share of the verifications below the percentile that is told."""
-MORE = 1 << 17
-"""So many more verifications than finished parts have steps may be added: those of a write-ahead file, and what a run adds meanwhile."""
+ASKED = "score_mass IS NOT NULL AND len(score_probs) > 0 AND coalesce(score_unit, '') = ''"
+"""True of a verification that chose among options: verdicts with a unit are likelihoods of texts, those of functions have no mass."""
 
 
 class OptionMass(Struct, frozen=True):
@@ -39,51 +36,17 @@ class OptionMass(Struct, frozen=True):
         return self.low_share > FLAGGED
 
 
-def masses(steps: pa.RecordBatch) -> Array:
-    """The mass of each verification in `steps`, a batch of `capabilities.read_steps` with `COLUMNS`.
-
-    Verdicts with a unit are left out: those are likelihoods of texts, which no options were asked for. So are those of functions.
-    """
-    mass, probs = (steps.column(name) for name in COLUMNS)
-    chosen = pc.fill_null(pc.greater(pc.list_value_length(probs), 0), False)
-    asked = pc.and_(pc.and_(mass.is_valid(), chosen), pc.equal(pc.fill_null(steps.column("score_unit"), ""), ""))
-    return np.asarray(mass.filter(asked).to_numpy(zero_copy_only=False), float)
+def read_masses(run: Path) -> Array:
+    """The mass of each verification of the run folder `run`; raises `InputError`."""
+    with Query(run) as query:
+        return query.columns(f"SELECT score_mass FROM steps WHERE {ASKED}")["score_mass"]
 
 
 def option_mass(values: Array) -> OptionMass | None:
     """The figures of the masses `values`; None without any."""
-    totals = MassTotals(len(values))
-    totals.add(values)
-    return totals.figures()
-
-
-class MassTotals:
-    """Makes an `OptionMass` of masses that are added in parts; it holds those that may be among the least 5 %."""
-
-    def __init__(self, most: int) -> None:
-        """`most`: how many verifications there are at most, but for `MORE`."""
-        self._most = int(TAIL * (most + MORE)) + 2
-        self._number = self._low = 0
-        self._sum, self._least = 0.0, [np.empty(0)]
-
-    def add(self, values: Array) -> None:
-        """Add the masses `values`."""
-        self._number += len(values)
-        self._low += int((values < LOW).sum())
-        self._sum += float(values.sum())
-        self._least.append(values)
-        if sum(map(len, self._least)) > 2 * self._most:
-            self._least = [np.partition(np.concatenate(self._least), self._most)[: self._most]]
-
-    def figures(self) -> OptionMass | None:
-        """The figures of all that was added; None without any."""
-        if not self._number:
-            return None
-        least, exact = np.sort(np.concatenate(self._least)), TAIL * (self._number - 1)
-        place = min(int(exact), len(least) - 2) if len(least) > 1 else 0
-        below, above, part = least[place], least[min(place + 1, len(least) - 1)], exact - int(exact)
-        p5 = below + (above - below) * part if part < 0.5 else above - (above - below) * (1 - part)  # to the last bit as `np.quantile`
-        return OptionMass(self._number, self._sum / self._number, float(p5), self._low / self._number)
+    if not len(values):
+        return None
+    return OptionMass(len(values), float(values.mean()), float(np.quantile(values, 0.05)), float((values < LOW).mean()))
 
 
 def mass_sentence(found: OptionMass) -> str:

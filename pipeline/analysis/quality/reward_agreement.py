@@ -8,20 +8,24 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.analysis.capabilities import SCALE_COLUMNS, read_steps
 from pipeline.analysis.order import spearman
 from pipeline.analysis.quality.estimates import NOTHING, Estimate, ratio
-from pipeline.analysis.time.timeline import Array, Names
-from pipeline.store.read import read_batches
+from pipeline.analysis.time.timeline import Array
+from pipeline.store.query import Query
 
 BINS = 10
 """Bins of the reward, each 0.1 wide (SpecReason 5.4)."""
-COLUMNS = ("chain_id", "step_index", "score_value", "chosen_candidate", "num_candidates", *SCALE_COLUMNS)
-REWARD_COLUMNS = ("chain_id", "step_index", "candidate_index", "reward")
+SQL = """
+SELECT score_scale AS scale, problem, score_value AS score, reward
+FROM steps JOIN places USING (chain_id)
+JOIN (SELECT chain_id, step_index, candidate_index, reward FROM rewards WHERE reward IS NOT NULL) AS scored
+  ON scored.chain_id = steps.chain_id AND scored.step_index = steps.step_index AND scored.candidate_index = coalesce(chosen_candidate, 0)
+WHERE score_value IS NOT NULL AND NOT score_of_candidates AND (chosen_candidate IS NOT NULL OR num_candidates = 1)
+ORDER BY problem, steps.chain_id, steps.step_index
+"""
+"""A verifier scores by itself the accepted candidate, or of a rejected step the only one."""
 
 
 class ScoredSteps(Struct, frozen=True):
@@ -55,18 +59,12 @@ def read_scored_steps(run: Path, place: Mapping[str, int]) -> ScoredSteps | None
 
     `place` is the index of each chain's problem; chains that are not in it do not count.
     """
-    chains, scales = Names(), Names()
-    known, rewards = _rewards(run, chains)
-    if not len(known):
+    with Query(run) as query:
+        query.register("places", chain_id=list(place), problem=list(place.values()))
+        found = query.columns(SQL)
+    if not len(found["score"]):
         return None
-    parts = [_scored(batch, chains, scales) for batch in read_steps(run, COLUMNS)]
-    key, score = (np.concatenate(column) for column in zip(*parts, strict=True)) if parts else (np.empty(0, np.int64), np.empty(0))
-    found = np.minimum(np.searchsorted(known, key), len(known) - 1)
-    problem = np.array([place.get(name, -1) for name in chains], int)[key >> 36]
-    both = (known[found] == key) & (problem >= 0)
-    if not both.any():
-        return None
-    return ScoredSteps(", ".join(sorted(scales)), problem[both], score[both], rewards[found[both]])
+    return ScoredSteps(", ".join(sorted(set(found["scale"].tolist()))), found["problem"], found["score"], found["reward"])
 
 
 def agreement(steps: ScoredSteps) -> Agreement | None:
@@ -88,34 +86,3 @@ def _mean(problem: Array, score: Array) -> Estimate:
         return NOTHING
     place = np.unique(problem, return_inverse=True)[1]
     return ratio(np.bincount(place, score), np.bincount(place))
-
-
-def _rewards(run: Path, chains: Names) -> tuple[Array, Array]:
-    """Sorted keys of the candidates that have a reward, and their rewards."""
-    parts = [(np.empty(0, np.int64), np.empty(0))]
-    for batch in read_batches(run, "rewards", REWARD_COLUMNS):
-        batch = batch.filter(pc.and_(batch.column("reward").is_valid(), batch.column("candidate_index").is_valid()))
-        parts.append((_keys(batch, chains, batch.column("candidate_index")), batch.column("reward").to_numpy(zero_copy_only=False)))
-    key, reward = (np.concatenate(column) for column in zip(*parts, strict=True))
-    order = np.argsort(key, kind="stable")
-    return key[order], reward[order].astype(float)
-
-
-def _scored(steps: pa.RecordBatch, chains: Names, scales: Names) -> tuple[Array, Array]:
-    """Keys of the candidates in `steps` that a verifier scored by themselves, and their scores.
-
-    That is the accepted candidate, or of a rejected step the only one.
-    """
-    only = pc.equal(steps.column("num_candidates"), 1)
-    judged = pc.and_(steps.column("score_value").is_valid(), pc.invert(pc.fill_null(steps.column("score_of_candidates"), True)))
-    steps = steps.filter(pc.and_(judged, pc.or_(steps.column("chosen_candidate").is_valid(), only)))
-    scales.codes(steps.column("score_scale"))
-    candidate = pc.fill_null(steps.column("chosen_candidate"), 0)
-    return _keys(steps, chains, candidate), steps.column("score_value").to_numpy(zero_copy_only=False).astype(float)
-
-
-def _keys(rows: pa.RecordBatch, chains: Names, candidate: pa.Array) -> Array:
-    """A number for each triple of chain, step (below 2^28) and candidate (below 2^8)."""
-    chain = np.asarray(chains.codes(rows.column("chain_id"))).astype(np.int64)
-    step = rows.column("step_index").to_numpy(zero_copy_only=False).astype(np.int64)
-    return np.asarray(chain << 36 | step << 8 | candidate.to_numpy(zero_copy_only=False).astype(np.int64))

@@ -5,19 +5,25 @@ where that leaves open whether any draft is right, the choice is left out. `Choi
 """
 
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.capabilities import read_steps
 from pipeline.analysis.time.timeline import Array
 from pipeline.grading.answers import Kind, as_kind, form_of
 from pipeline.grading.grader import Grader
 from pipeline.grading.stated import stated
 from pipeline.graph.plan import Plan, StageNode
-from pipeline.store.read import read_batches
+from pipeline.store.query import Query
+
+SQL = """
+SELECT place, chains.sample_index, step_index, chosen_candidate, candidate_texts, grader, reference_answer, correct
+FROM steps JOIN places USING (chain_id) JOIN chains USING (chain_id)
+WHERE score_of_candidates AND len(candidate_texts) > 0 AND reference_answer IS NOT NULL
+"""
 
 
 class Choices(Struct, frozen=True):
@@ -54,12 +60,11 @@ def read_choices(folder: Path, plan: Plan, place: Mapping[str, int]) -> Choices 
     if not judges or not _drafts_thoughts(plan):
         return None
     with Grader() as grader:  # starts no process but for answers that `quick_grade` cannot decide
-        found = list(_choices(folder, place, _references(folder, place), grader))
-    rows = [row for row in found if row is not None]
-    problem, right_drafts, rejected, picked_right, agrees = np.array(rows, float).reshape(-1, 5).T
-    return Choices(
-        problem.astype(int), right_drafts, rejected, picked_right, agrees, any(spec.may_reject for spec in judges), len(found) - len(rows)
-    )
+        found = list(_choices(folder, place, grader))
+    rows = sorted((row for row in found if row is not None), key=itemgetter(0))
+    right_drafts, rejected, picked_right, agrees = np.array([row[1:] for row in rows], float).reshape(-1, 4).T
+    problem, may_reject = np.array([row[0][0] for row in rows], int), any(spec.may_reject for spec in judges)
+    return Choices(problem, right_drafts, rejected, picked_right, agrees, may_reject, len(found) - len(rows))
 
 
 def _drafts_thoughts(plan: Plan) -> bool:
@@ -69,28 +74,16 @@ def _drafts_thoughts(plan: Plan) -> bool:
     return all(any(spec is each for each in top) or getattr(spec, "unit", None) == "thought" for spec in drafts)
 
 
-def _references(folder: Path, place: Mapping[str, int]) -> dict[str, tuple[str, str, bool | None]]:
-    """The kind of grading, the reference answer and the verdict of each chain that has a reference."""
-    found = {}
-    for batch in read_batches(folder, "chains", ["chain_id", "grader", "reference_answer", "correct"]):
-        for row in batch.to_pylist():
-            if row["chain_id"] in place and row["reference_answer"] is not None:
-                found[row["chain_id"]] = (row["grader"], row["reference_answer"], row["correct"])
-    return found
-
-
-def _choices(folder: Path, place: Mapping[str, int], references: dict[str, Any], grader: Grader) -> Iterator[tuple[float, ...] | None]:
-    """The row of arrays for each choice; None for one of which nobody knows whether a draft is right, or the selected one is."""
-    for batch in read_steps(folder, ["chain_id", "chosen_candidate", "candidate_texts"]):
-        for row in batch.to_pylist():
-            chain, chosen = row["chain_id"], row["chosen_candidate"]
-            if row["score_of_candidates"] and row["candidate_texts"] and chain in references:
-                kind, reference, correct = references[chain]
-                right = [draft_is_right(text, as_kind(kind), reference, grader) for text in row["candidate_texts"]]
-                known = [each for each in right if each is not None]
-                if (None in right and not any(known)) or (chosen is not None and right[chosen] is None):
-                    yield None
-                    continue
-                picked = chosen is not None and right[chosen]
-                agrees = np.nan if chosen is None or correct is None else picked == correct
-                yield float(place[chain]), sum(known) / len(known), float(chosen is None), float(picked), float(agrees)
+def _choices(folder: Path, place: Mapping[str, int], grader: Grader) -> Iterator[tuple[Any, ...] | None]:
+    """Where each choice was made, and its row of the arrays; None where nobody knows if a draft, or the selected one, is right."""
+    with Query(folder) as query:
+        query.register("places", chain_id=list(place), place=list(place.values()))
+        for problem, sample, step, chosen, texts, kind, reference, correct in query.stream(SQL):
+            right = [draft_is_right(text, as_kind(kind), reference, grader) for text in texts]
+            known = [each for each in right if each is not None]
+            if (None in right and not any(known)) or (chosen is not None and right[chosen] is None):
+                yield None
+                continue
+            picked = chosen is not None and right[chosen]
+            agrees = np.nan if chosen is None or correct is None else picked == correct
+            yield (problem, sample, step), sum(known) / len(known), float(chosen is None), float(picked), float(agrees)

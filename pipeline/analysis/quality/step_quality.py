@@ -7,14 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.analysis.time.timeline import Array, Names
-from pipeline.store.read import read_batches
+from pipeline.analysis.time.timeline import Array
+from pipeline.store.query import Query
 
-COLUMNS = ["chain_id", "step_index", "candidate_index", "selected", "decision", "reward", "model"]
+SQL = """
+WITH texts AS (SELECT *, candidate_index IS NOT NULL AS draft FROM rewards JOIN places USING (chain_id) WHERE NOT isnan(reward)),
+of_steps AS (SELECT problem, avg(reward) FILTER (draft) AS mean, sum(reward) FILTER (draft AND selected) AS picked,
+                    sum(reward) FILTER (NOT draft AND decision = 'fallback') AS fallback,
+                    count(*) FILTER (NOT draft AND decision = 'fallback') AS fallbacks
+             FROM texts GROUP BY problem, chain_id, step_index)
+SELECT problem, sum(mean) AS drafted, count(mean) AS steps, sum(picked) AS selected, sum(mean) FILTER (picked IS NOT NULL) AS selected_from,
+       count(picked) AS selections, sum(fallback) AS fallback, sum(fallbacks) AS fallbacks
+FROM of_steps GROUP BY problem ORDER BY problem
+"""
 
 
 class Quality(Struct, frozen=True, kw_only=True):
@@ -38,70 +45,16 @@ class Quality(Struct, frozen=True, kw_only=True):
     """Number of such steps."""
 
 
-class _Rows(Struct):
-    """Texts with a reward, as columns of equal length."""
-
-    step: Array
-    """A number that texts of one step share."""
-    problem: Array
-    reward: Array
-    drafted: Array
-    selected: Array
-    fallback: Array
-
-
 def read_quality(folder: Path, place: Mapping[str, int], problems: int) -> Quality | None:
     """Sums of the rewards in the run folder `folder`; None where it has none. Raises `InputError`.
 
     `place` is the index of each chain's problem, below `problems`; chains that are not in it do not count.
     """
-    models, chains = Names(), Names()
-    parts = []
-    for batch in read_batches(folder, "rewards", COLUMNS):
-        models.codes(batch.column("model"))
-        parts.append(_columns(batch, chains, place))
-    if not parts:
-        return None
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return _sums(_Rows(*columns), problems, ", ".join(sorted(models)))
-
-
-def _columns(batch: pa.RecordBatch, chains: Names, place: Mapping[str, int]) -> list[Array]:
-    """The columns of `_Rows`, without texts that have no reward or whose chain is not in `place`."""
-    chain = chains.codes(batch.column("chain_id")).astype(np.int64)
-    problem = np.array([place.get(name, -1) for name in chains], int)[chain]
-    reward = batch.column("reward").cast("float64").to_numpy(zero_copy_only=False)
-    drafted = batch.column("candidate_index").is_valid().to_numpy(zero_copy_only=False)
-    selected = batch.column("selected").to_numpy(zero_copy_only=False)
-    fallback = pc.equal(batch.column("decision"), "fallback").to_numpy(zero_copy_only=False)
-    step = chain << 32 | batch.column("step_index").to_numpy()
-    counts = (problem >= 0) & ~np.isnan(reward)
-    return [column[counts] for column in (step, problem, reward, drafted, drafted & selected, ~drafted & fallback)]
-
-
-def _sums(rows: _Rows, problems: int, model: str) -> Quality:
-    steps, step = np.unique(rows.step, return_inverse=True)
-    owner = np.zeros(len(steps), int)
-    owner[step] = rows.problem
-
-    def of_steps(which: Array) -> tuple[Array, Array]:
-        """Sum and number of the rewards that `which` marks, for each step."""
-        return np.bincount(step[which], rows.reward[which], len(steps)), np.bincount(step[which], minlength=len(steps))
-
-    def over(values: Array, which: Array) -> Array:
-        """The `values` of the steps that `which` marks, added up for each problem."""
-        return np.bincount(owner[which], values[which], problems)
-
-    drafted, candidates = of_steps(rows.drafted)
-    selected, selections = of_steps(rows.selected)
-    mean = drafted / np.maximum(candidates, 1)
-    return Quality(
-        model=model,
-        drafted=over(mean, candidates > 0),
-        steps=np.bincount(owner[candidates > 0], minlength=problems),
-        selected=over(selected, selections > 0),
-        selected_from=over(mean, selections > 0),
-        selections=np.bincount(owner[selections > 0], minlength=problems),
-        fallback=np.bincount(rows.problem[rows.fallback], rows.reward[rows.fallback], problems),
-        fallbacks=np.bincount(rows.problem[rows.fallback], minlength=problems),
-    )
+    with Query(folder) as query:
+        model = query.scalar("SELECT string_agg(DISTINCT model, ', ' ORDER BY model) FROM rewards")
+        if model is None:
+            return None
+        query.register("places", chain_id=list(place), problem=list(place.values()))
+        rows = {name: np.ma.filled(column, 0) for name, column in query.columns(SQL).items()}
+    problem = rows.pop("problem").astype(int)
+    return Quality(model=model, **{name: np.bincount(problem, column.astype(float), problems) for name, column in rows.items()})

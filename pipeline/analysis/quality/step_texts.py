@@ -1,25 +1,29 @@
-"""Counts of tokens and words in steps and drafts: the steps table of a run folder enters, sums for each problem leave.
+"""Counts of tokens and words in steps and drafts: the steps table of a run folder enters, sums for each problem leave."""
 
-Texts are read in batches and not kept.
-"""
-
-import re
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from pipeline.analysis.time.timeline import Array
-from pipeline.store.read import read_batches, with_lengths
+from pipeline.store.query import Query
 
 REFLECTIVE = ("wait", "but", "hmm", "however", "alternatively", "actually", "maybe", "let me check", "double-check")
 """Words of second thoughts (SpecCoT A.1 names the first three and an ellipsis; the others are this project's)."""
-_REFLECTIVE = re.compile(r"\b(" + "|".join(map(re.escape, REFLECTIVE)) + r")\b", re.IGNORECASE)
-_WORD = re.compile(r"\w+")
-COLUMNS = ["chain_id", "decision", "step_text", "step_token_ids", "candidate_texts", "candidate_tokens"]
+SQL = r"""
+WITH mine AS (SELECT problem, decision, step_text, len(step_token_ids) AS tokens, candidate_texts, candidate_tokens,
+                     list_position(candidate_tokens, list_max(candidate_tokens)) AS longest
+              FROM steps JOIN places USING (chain_id)),
+drafts AS (SELECT problem, decision, unnest(candidate_texts) AS text, unnest(candidate_tokens) AS tokens FROM mine),
+texts AS (SELECT decision AS kind, problem, step_text AS text, tokens FROM mine
+          UNION ALL SELECT 'drafted', problem, text, tokens FROM drafts
+          UNION ALL SELECT 'rejected', problem, text, tokens FROM drafts WHERE decision = 'fallback'
+          UNION ALL SELECT 'longest', problem, candidate_texts[longest], candidate_tokens[longest] FROM mine WHERE longest IS NOT NULL)
+SELECT kind, problem, count(*) AS count, sum(tokens) AS tokens, sum(len(regexp_extract_all(text, '[\pL\pN_]+'))) AS words,
+       sum(len(regexp_extract_all(text, $reflective))) AS reflective
+FROM texts GROUP BY kind, problem ORDER BY kind
+"""
 
 
 class Texts(Struct, frozen=True):
@@ -40,29 +44,11 @@ def read_texts(folder: Path, place: Mapping[str, int], problems: int) -> dict[st
     A kind is the decision about a committed step, or one of: `drafted`, all candidates; `longest`, the longest candidate of
     each round (SCoT table 1); `rejected`, the candidates of rounds in which all were rejected.
     """
-    sums: dict[str, Array] = {}
-    for batch in read_batches(folder, "steps", COLUMNS):
-        for row in with_lengths(batch, "step_token_ids").to_pylist():
-            if row["chain_id"] in place:
-                _add(sums, row, place[row["chain_id"]], problems)
-    return {kind: Texts(*rows) for kind, rows in sorted(sums.items())}
-
-
-def _add(sums: dict[str, Array], row: dict[str, Any], problem: int, problems: int) -> None:
-    drafts = list(zip(row["candidate_texts"], row["candidate_tokens"], strict=True))
-    said = [(row["decision"], row["step_text"], row["step_token_ids"])]
-    said += [("drafted", *draft) for draft in drafts]
-    if drafts:
-        said.append(("longest", *max(drafts, key=lambda draft: draft[1])))
-    if row["decision"] == "fallback":
-        said += [("rejected", *draft) for draft in drafts]
-    for kind, text, tokens in said:
-        if kind not in sums:
-            sums[kind] = np.zeros((4, problems))
-        sums[kind][:, problem] += (1, tokens, *words_in(text))
-
-
-@lru_cache(maxsize=256)  # candidates of one round are often the same
-def words_in(text: str) -> tuple[int, int]:
-    """The number of words in `text`, and of `REFLECTIVE` ones."""
-    return len(_WORD.findall(text)), len(_REFLECTIVE.findall(text))
+    with Query(folder) as query:
+        query.register("places", chain_id=list(place), problem=list(place.values()))
+        rows = query.columns(SQL, reflective=rf"(?i)\b({'|'.join(REFLECTIVE)})\b")
+    found = {}
+    for kind in dict.fromkeys(rows["kind"].tolist()):
+        mine = rows["kind"] == kind
+        found[kind] = Texts(*(np.bincount(rows["problem"][mine], rows[name][mine], problems) for name in Texts.__struct_fields__))
+    return found

@@ -4,7 +4,6 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from pipeline.analysis.capabilities import is_share
 from pipeline.analysis.quality.reward_agreement import BINS, Agreement
 from pipeline.analysis.quality.samples import wilson
 from pipeline.analysis.quality.verdict_values import Scores, Share
@@ -102,7 +101,7 @@ def by_score(scores: Scores) -> go.Figure:
 
 def axis_title(scale: Scale) -> str:
     """The title of an axis of values on `scale`: its name, its ends unless they are 0 and 1, and its unit."""
-    ends = "" if scale.low is None or scale.high is None or is_share(scale) else f"{scale.low:g} to {scale.high:g}"
+    ends = "" if scale.low is None or scale.high is None or scale.is_share else f"{scale.low:g} to {scale.high:g}"
     return drawn(", ".join(filter(None, (scale.name, ends, scale.unit))))
 
 
@@ -115,7 +114,7 @@ def calibration(scores: Scores) -> go.Figure:
     middle = (scores.edges[1:] + scores.edges[:-1]) / 2
     figure = make_subplots(rows=2, shared_xaxes=True, row_heights=[0.72, 0.28], vertical_spacing=0.06)
     figure.update_layout(layout(460, barmode="group"))
-    if is_share(scores.scale):
+    if scores.scale.is_share:
         line = {"dash": "dot", "color": GREY}
         figure.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=line, name="perfectly calibrated", hoverinfo="skip")
     series = (("chain correct", scores.right, BLUE, LIGHT), ("reward at least 0.5", scores.good, ORANGE, "#f3d5ae"))

@@ -1,4 +1,4 @@
-"""Texts of steps and drafts, counted by kind; tokens after the thought."""
+"""Tokens of problems by role, and those after the thought."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.analysis.compare.runs import read_chains, read_tokens
-from pipeline.analysis.quality.step_texts import read_texts, words_in
+from pipeline.analysis.quality.step_texts import read_texts
 from pipeline.stages.answer import AnswerSpec
 from pipeline.stages.draft import DraftSpec
 from pipeline.stages.generate import GenerateSpec
@@ -17,34 +17,6 @@ from pipeline.store.tables import TraceStore
 from tests.support.traces import plan_of
 
 Blank = Callable[..., Any]
-
-
-def test_words_of_second_thoughts() -> None:
-    assert words_in("Wait, but no. Hmm: butter waits. Double-check!") == (8, 4)
-    assert words_in("") == (0, 0)
-
-
-def test_texts_by_kind_and_problem(tmp_path: Path, blank: Blank) -> None:
-    drafts = {"candidate_texts": ("a b", "wait a b c"), "candidate_tokens": (2, 5)}
-    store = TraceStore(tmp_path)
-    store.append(
-        "steps",
-        [
-            blank(StepRow, chain_id="p#0", decision="accepted", step_text="a b", step_token_ids=(1, 2), **drafts),
-            blank(StepRow, chain_id="p#1", decision="fallback", step_text="hmm but", step_token_ids=(1, 2, 3), **drafts),
-            blank(StepRow, chain_id="failed#0", decision="accepted", step_text="a", step_token_ids=(1,), **drafts),
-        ],
-    )
-    store.close()
-    found = read_texts(tmp_path, {"p#0": 0, "p#1": 0}, 1)
-    sums = {kind: [float(column[0]) for column in (text.count, text.tokens, text.words, text.reflective)] for kind, text in found.items()}
-    assert sums == {
-        "accepted": [1, 2, 2, 0],
-        "fallback": [1, 3, 2, 2],
-        "drafted": [4, 14, 12, 2],
-        "longest": [2, 10, 8, 2],
-        "rejected": [2, 7, 6, 1],
-    }
 
 
 def test_tokens_by_role_and_after_the_thought(tmp_path: Path, blank: Blank) -> None:

@@ -1,0 +1,256 @@
+"""Analyses of steps, verdicts, rewards and failures, against plain loops over the rows of random small runs."""
+
+import random
+import re
+from collections import Counter
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.analysis.quality.failures import failures
+from pipeline.analysis.quality.option_mass import LOW, mass_sentence, option_mass, read_masses
+from pipeline.analysis.quality.reward_agreement import BINS, agreement, read_scored_steps
+from pipeline.analysis.quality.samples import interval
+from pipeline.analysis.quality.step_counts import count_steps
+from pipeline.analysis.quality.step_quality import Quality, read_quality
+from pipeline.analysis.quality.step_texts import REFLECTIVE, Texts, read_texts
+from pipeline.analysis.quality.verdict_values import GOOD
+from pipeline.store.columns import table_of
+from pipeline.store.events import ChainRow, RewardRow, StepRow
+from tests.support.rows import blank
+from tests.support.traces import CHOOSE, LIKELIHOOD, SCORE, write
+
+TEXTS = ("", "Wait, but no. Hmm: butter waits. Double-check!", "x = 12 über naïve", "however, alternatively\nLET ME CHECK")
+Rows = dict[str, list[dict[str, Any]]]
+
+
+def random_rows(seed: int) -> Rows:
+    """Chains, steps and rewards of a run of a dozen problems."""
+    draw = random.Random(seed)
+    rows: Rows = {"chains": [], "steps": [], "rewards": []}
+    for number in range(draw.randint(1, 24)):
+        problem, sample = number % 12, number // 12
+        chain = {
+            "chain_id": f"p{problem}#{sample}",
+            "input_row": problem + 1,
+            "sample_index": sample,
+            "end_unix_ns": draw.randint(1, 10**9),
+        }
+        failed = draw.random() < 0.3
+        chain |= {"stop_reason": "error" if failed else "thought_closed", "correct": None if failed else draw.choice([True, False, None])}
+        if failed:
+            error = draw.choice(["BadRow", "EngineUnavailable"]), draw.choice([None, "draft"]), f"failed after {draw.randint(1, 20)} s"
+            chain |= dict(zip(("error_type", "error_stage", "error_message"), error, strict=True))
+        rows["chains"].append(chain)
+        for index in range(draw.randint(0, 5)):
+            rows["steps"].append(_step(draw, chain["chain_id"], index))
+            rows["rewards"] += _rewards(draw, rows["steps"][-1])
+    return rows
+
+
+def _step(draw: random.Random, chain: str, index: int) -> dict[str, Any]:
+    drafts = draw.randint(0, 3)
+    chosen = draw.randrange(drafts) if drafts and draw.random() < 0.6 else None
+    row = {
+        "chain_id": chain,
+        "step_index": index,
+        "step_text": draw.choice(TEXTS),
+        "step_token_ids": (7,) * draw.randint(0, 6),
+        "candidate_texts": tuple(draw.choice(TEXTS) for _ in range(drafts)),
+        "candidate_tokens": tuple(draw.randint(0, 6) for _ in range(drafts)),
+        "num_candidates": drafts,
+        "chosen_candidate": chosen,
+        "decision": "accepted" if chosen is not None else "fallback" if drafts else "written",
+    }
+    if drafts:
+        scale, value = draw.choice([(CHOOSE, draw.random()), (SCORE, float(draw.randint(0, 9))), (LIKELIHOOD, -draw.expovariate(1))])
+        probs = draw.choice([(), (0.4, 0.6)])
+        row |= scale | {
+            "score_value": value,
+            "score_probs": probs,
+            "score_mass": draw.choice([None, draw.random() ** 0.1]),
+            "threshold": 7.0,
+        }
+    return row
+
+
+def _rewards(draw: random.Random, step: dict[str, Any]) -> list[dict[str, Any]]:
+    places = [*range(step["num_candidates"]), *([None] if step["chosen_candidate"] is None else [])]
+    common = {name: step[name] for name in ("chain_id", "step_index", "decision")} | {"model": "prm"}
+    return [
+        common | {"candidate_index": place, "selected": place == step["chosen_candidate"], "reward": draw.choice([None, draw.random()])}
+        for place in places
+        if draw.random() < 0.9
+    ]
+
+
+@pytest.fixture(params=range(8))
+def given(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Rows]:
+    """A run folder and its rows; every other run was killed, so that its rows are in write-ahead files."""
+    rows = random_rows(request.param)
+    kinds = {"chains": ChainRow, "steps": StepRow}
+    tables = {name: [blank(kind, **row) for row in rows[name]] for name, kind in kinds.items()}
+    run = write(tmp_path / "run", closed=request.param % 2 == 0, **tables)
+    if rows["rewards"]:
+        write_rewards(run, rows["rewards"])
+    return run, rows
+
+
+def write_rewards(run: Path, rows: list[dict[str, Any]]) -> None:
+    import pyarrow.parquet as pq
+
+    (run / "rewards").mkdir()
+    pq.write_table(table_of(RewardRow, [blank(RewardRow, **row) for row in rows]), run / "rewards/part-00000.parquet")
+
+
+def places_of(rows: Rows) -> dict[str, int]:
+    return {row["chain_id"]: row["input_row"] - 1 for row in rows["chains"] if row["stop_reason"] != "error"}
+
+
+def test_failures(given: tuple[Path, Rows]) -> None:
+    run, rows = given
+    failed = [row for row in rows["chains"] if row["stop_reason"] == "error"]
+    counts = Counter((row["error_type"], row["error_stage"]) for row in failed)
+    found = failures(run)
+    assert {(each.error_type, each.stage): each.count for each in found} == counts
+    assert [each.count for each in found] == sorted(counts.values(), reverse=True)
+    for each in found:
+        mine = sorted(
+            (row["end_unix_ns"], row["chain_id"], row["error_message"])
+            for row in failed
+            if (row["error_type"], row["error_stage"]) == (each.error_type, each.stage)
+        )
+        assert (each.message, each.examples) == (mine[0][2], tuple(name for _, name, _ in mine[:5]))
+
+
+def test_texts(given: tuple[Path, Rows]) -> None:
+    run, rows = given
+    places, sums = places_of(rows), dict[str, Any]()
+    for row in rows["steps"]:
+        drafts = list(zip(row["candidate_texts"], row["candidate_tokens"], strict=True))
+        said = [(row["decision"], row["step_text"], len(row["step_token_ids"]))]
+        said += [("drafted", *draft) for draft in drafts] + ([("longest", *max(drafts, key=lambda draft: draft[1]))] if drafts else [])
+        said += [("rejected", *draft) for draft in drafts] if row["decision"] == "fallback" else []
+        for kind, text, tokens in said if row["chain_id"] in places else ():
+            reflective = len(re.findall(rf"\b({'|'.join(REFLECTIVE)})\b", text, re.IGNORECASE))
+            sums.setdefault(kind, np.zeros((4, 12)))[:, places[row["chain_id"]]] += (1, tokens, len(re.findall(r"\w+", text)), reflective)
+    found = read_texts(run, places, 12)
+    assert {kind: [getattr(each, name).tolist() for name in Texts.__struct_fields__] for kind, each in found.items()} == {
+        kind: each.tolist() for kind, each in sums.items()
+    }
+
+
+def test_rewards_of_problems(given: tuple[Path, Rows]) -> None:
+    run, rows = given
+    places, steps = places_of(rows), dict[tuple[str, int], list[dict[str, Any]]]()
+    for row in rows["rewards"]:
+        if row["reward"] is not None and row["chain_id"] in places:
+            steps.setdefault((row["chain_id"], row["step_index"]), []).append(row)
+    sums = {name: np.zeros(12) for name in Quality.__struct_fields__ if name != "model"}
+    for (chain, _), texts in steps.items():
+        drafts = [row["reward"] for row in texts if row["candidate_index"] is not None]
+        picked = [row["reward"] for row in texts if row["candidate_index"] is not None and row["selected"]]
+        written = [row["reward"] for row in texts if row["candidate_index"] is None and row["decision"] == "fallback"]
+        mean = fmean(drafts) if drafts else 0.0
+        added = {"drafted": mean, "steps": bool(drafts), "selected": sum(picked), "selected_from": mean * bool(picked)}
+        added |= {"selections": bool(picked), "fallback": sum(written), "fallbacks": len(written)}
+        for name, value in added.items():
+            sums[name][places[chain]] += value
+    found = read_quality(run, places, 12)
+    assert (found is None) == (not rows["rewards"])
+    for name, column in sums.items() if found else ():
+        assert getattr(found, name) == pytest.approx(column), name
+
+
+def test_scores_against_rewards(given: tuple[Path, Rows]) -> None:
+    run, rows = given
+    places = places_of(rows)
+    rewards = {(row["chain_id"], row["step_index"], row["candidate_index"]): row["reward"] for row in rows["rewards"]}
+    pairs = [
+        (row["score_value"], reward)
+        for row in rows["steps"]
+        if row["chain_id"] in places and row["num_candidates"] and not row["score_of_candidates"]
+        if row["chosen_candidate"] is not None or row["num_candidates"] == 1
+        if (reward := rewards.get((row["chain_id"], row["step_index"], row["chosen_candidate"] or 0))) is not None
+    ]
+    scored = read_scored_steps(run, places)
+    assert (scored is None) == (not pairs)
+    if scored is not None and (found := agreement(scored)) is not None:
+        bins = [int(reward * BINS) for _, reward in pairs]
+        assert found.counts == tuple(bins.count(place) for place in range(BINS))
+        for place, mean in enumerate(found.means):
+            values = [score for (score, _), own in zip(pairs, bins, strict=True) if own == place]
+            assert mean.value == (pytest.approx(fmean(values)) if values else None)
+
+
+def test_lengths_and_verdicts(given: tuple[Path, Rows]) -> None:
+    run, rows = given
+    found, lengths = count_steps(run), Counter[tuple[str, int]]()
+    for row in rows["steps"]:
+        lengths[row["decision"], len(row["step_token_ids"])] += 1
+        for place, tokens in enumerate(row["candidate_tokens"]):
+            if place != row["chosen_candidate"]:
+                lengths["rejected" if row["chosen_candidate"] is None else "not_chosen", tokens] += 1
+    assert {(kind, tokens): n for kind, each in found.lengths.items() for tokens, n in enumerate(each.tolist()) if n} == lengths
+    verified = [row for row in rows["steps"] if row["num_candidates"]]
+    assert dict(enumerate(found.verified.tolist())) | Counter(row["step_index"] for row in verified) == dict(
+        enumerate(found.verified.tolist())
+    )
+    assert (sum(found.verified), sum(found.accepted)) == (len(verified), sum(row["decision"] == "accepted" for row in verified))
+    chains = {row["chain_id"]: row for row in rows["chains"]}
+    rewards = {
+        (row["chain_id"], row["step_index"]): row["reward"]
+        for row in rows["rewards"]
+        if row["selected"] and row["candidate_index"] is not None
+    }
+    assert set(found.scores) == {row["verify_kind"] for row in verified}
+    for kind, scores in found.scores.items():
+        mine = [row for row in verified if row["verify_kind"] == kind]
+        accepted = [row for row in mine if row["decision"] == "accepted"]
+        graded = [chains[row["chain_id"]]["correct"] for row in accepted if chains[row["chain_id"]]["correct"] is not None]
+        good = [reward >= GOOD for row in accepted if (reward := rewards.get((row["chain_id"], row["step_index"]))) is not None]
+        assert (int(scores.accepted.sum()), int(scores.rejected.sum()), scores.threshold) == (len(accepted), len(mine) - len(accepted), 7.0)
+        assert (sum(share.count for share in scores.right), round(sum(share.count * (share.share or 0) for share in scores.right))) == (
+            len(graded),
+            sum(graded),
+        )
+        assert (sum(share.count for share in scores.good), round(sum(share.count * (share.share or 0) for share in scores.good))) == (
+            len(good),
+            sum(good),
+        )
+
+
+def test_shares_have_problems_as_clusters(tmp_path: Path) -> None:
+    """Problem 1 was tried twice, right and wrong, with three steps in a bin; problem 2 is right."""
+    chains = [
+        blank(ChainRow, chain_id=name, input_row=row, correct=right, stop_reason="x")
+        for name, row, right in (("a", 1, True), ("b", 1, False), ("c", 2, True))
+    ]
+    steps = [
+        blank(StepRow, chain_id=name, step_index=index, decision="accepted", score_value=0.97, **CHOOSE)
+        for index, name in enumerate("aabc")
+    ]
+    share = count_steps(write(tmp_path, chains=chains, steps=steps)).scores["choose"].right[19]
+    assert (share.count, share.share) == (4, 0.75)
+    assert share.interval == interval(np.array([1, 1, 1, 2]), np.array([1, 1, 0, 1]))
+
+
+def test_masses(given: tuple[Path, Rows]) -> None:
+    run, rows = given
+    masses = [
+        row["score_mass"] for row in rows["steps"] if row.get("score_mass") is not None and row["score_probs"] and not row["score_unit"]
+    ]
+    assert sorted(read_masses(run).tolist()) == sorted(masses)
+    found = option_mass(np.array(masses))
+    assert (found is None) == (not masses)
+    if found is not None:
+        low = sum(mass < LOW for mass in masses)
+        assert (found.verifications, found.mean, found.low_share) == (
+            len(masses),
+            pytest.approx(fmean(masses)),
+            pytest.approx(low / len(masses)),
+        )
+        assert ("check its prompt" in mass_sentence(found)) == found.flagged == (low > 0.05 * len(masses))
