@@ -32,7 +32,7 @@ CAPACITY, SLOW_TIMES = 4, 20
 """Each server answers `CAPACITY` requests at once; a slow one takes `SLOW_TIMES` as long for each."""
 MAX_STEPS = 3
 STATUSES = ("500", "503", "429", "400", "401", "403", "404")
-WAYS = (*STATUSES, "html", "cut", "hangs", "refuses connections", "slow")
+WAYS = (*STATUSES, "html", "cut", "refuses connections")
 LENGTH = 4096
 """Context length of the servers, in tokens."""
 

@@ -39,7 +39,7 @@ DOORS = {
     "numba": ["analysis/time/sweep"],
     "duckdb": ["store/query"],
     "plotly": ["report/", "training/lora/page"],
-    "jinja2": ["report/", "engines/template_worker"],
+    "jinja2": ["report/", "engines/chat_template"],
     "perfetto": ["export/"],
     "opentelemetry": ["export/"],
     "scipy": ["calibration/"],

@@ -5,7 +5,7 @@ import os
 import anyio
 import pytest
 
-from pipeline.engines.openai.client import Broken, Server
+from pipeline.engines.openai.client import NoAnswer, Server
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.proxies import ask_directly, is_loopback, proxy_variable
 from tests.support.paths import MODELS
@@ -65,7 +65,7 @@ def test_a_server_here_is_asked_directly_and_another_s_error_names_the_variable(
 
     with small_server(VLLM, HFTokenizer(str(MODELS / "tiny-target"))) as small:
         assert anyio.run(status, small.base_url) == 200
-    with pytest.raises(Broken, match="cannot be reached through the proxy that HTTP_PROXY names: "):
+    with pytest.raises(NoAnswer, match="cannot be reached through the proxy that HTTP_PROXY names: "):
         anyio.run(status, "http://models.invalid/v1")
 
 

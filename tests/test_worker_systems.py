@@ -7,7 +7,6 @@ from textwrap import dedent
 
 import pytest
 
-from pipeline.engines.chat_template import ChatTemplate, end_rendering
 from pipeline.grading.grader import Grade, Grader
 from pipeline.worker_process import LEFT_TO_MAIN
 
@@ -53,15 +52,6 @@ def test_the_grader_grades_there() -> None:
     with Grader(1) as grader:
         assert verdict(grader.grade("math", r"\frac{x^2-1}{x-1}", "x+1")) == (True, None)
         assert verdict(grader.grade("math", r"\frac{x^2-1}{x-1}", "x+2")) == (False, None)
-
-
-@pytest.mark.usefixtures("system")
-def test_chat_templates_are_rendered_there() -> None:
-    end_rendering()
-    try:
-        assert ChatTemplate("some/model", "{{ messages[0].content }}!", {}).render([{"role": "user", "content": "Why"}]) == "Why!"
-    finally:
-        end_rendering()
 
 
 def test_signals_for_the_whole_job_leave_a_worker_alone() -> None:

@@ -7,7 +7,6 @@ from msgspec import Struct
 
 from pipeline.data.problems import Problem, Problems
 from pipeline.engine import Request, Tokenizer
-from pipeline.engines.chat_template import end_rendering
 from pipeline.engines.registry import backend_of
 from pipeline.errors import BadRow, GraphError, InputError, UsageError, did_you_mean
 from pipeline.graph.plan import Plan, StageNode
@@ -44,17 +43,14 @@ def shown_prompt(
     """
     node = _stage_of(plan, stage)
     role = str(node.spec.role)
-    try:
-        builders = builders_of(plan, {role: _tokenizer(plan, role)})
-        chain = _chain(plan, builders, problem)
-        for text in thought:
-            chain.apply(stage, Outcome(step=_span(builders[role], role, text), decision="written"))
-        if node.spec.judges:
-            said = candidates or [f"(candidate {number})\n\n" for number in range(1, 1 + len(plan.drafters))]
-            chain.apply(stage, Outcome(candidates=tuple(_span(builders[role], role, text) for text in said)))
-        requests = build_stages(plan, builders, where, only=node.name)[node.name].requests(chain)
-    finally:
-        end_rendering()
+    builders = builders_of(plan, {role: _tokenizer(plan, role)})
+    chain = _chain(plan, builders, problem)
+    for text in thought:
+        chain.apply(stage, Outcome(step=_span(builders[role], role, text), decision="written"))
+    if node.spec.judges:
+        said = candidates or [f"(candidate {number})\n\n" for number in range(1, 1 + len(plan.drafters))]
+        chain.apply(stage, Outcome(candidates=tuple(_span(builders[role], role, text) for text in said)))
+    requests = build_stages(plan, builders, where, only=node.name)[node.name].requests(chain)
     if not requests:
         raise UsageError(f"stage `{stage}` would make no request: the reasoning is open or out of tokens, or `max_tokens` is 0")
     return _shown(stage, role, requests[0], builders[role].tokenizer)

@@ -1,26 +1,31 @@
-"""Chat templates rendered in a worker process with limits: messages enter, the prompt as text leaves.
+"""Chat templates rendered as transformers renders them: messages enter, the prompt as text leaves.
 
-A template is a program that comes with a model; it may compute for ever or fill the memory. One worker renders for all models of
-this process; it starts when it is first needed, and again after a template went beyond its limits.
+A template is a program that comes with a model. It runs in the sandbox of jinja2, which keeps it from files and from Python, and ends when
+it computes for too long, uses too much memory or writes too much.
 """
 
-import atexit
 import json
-import signal
-from collections.abc import Mapping, Sequence
+import resource
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from functools import cache
+from pathlib import Path
 from threading import Lock
+from types import FrameType
 from typing import Any
 
 from pipeline.errors import GraphError
-from pipeline.worker_process import Program, WorkerProcess
 
 LIMIT_S = 2.0
-"""Most seconds of computing for one prompt; templates take less than a millisecond."""
-MEMORY_BYTES = 1 << 29
-"""Most address space of the worker, which needs a tenth of it."""
-MOST_CHARACTERS = 1 << 22
+"""Most seconds for one prompt; templates take less than a millisecond."""
+MAX_MEMORY_BYTES = 1 << 30
+"""The address space by which this process may grow meanwhile, on systems that have such a limit (Linux)."""
+MAX_CHARACTERS = 1 << 22
 """Longest prompt that is taken from a template, in characters."""
-_RECEIVE_BYTES = 1 << 16
+_ONE_AT_A_TIME = Lock()
 
 
 class ChatTemplate:
@@ -34,78 +39,86 @@ class ChatTemplate:
         """The prompt of `messages`, ending where the assistant starts to write. Raises `GraphError` where the template fails, or takes
         more time or memory than it may."""
         try:
-            text, flaw = _RENDERER.ask([self._source, list(messages), self._variables])
-        except _Lost as error:
-            text, flaw = None, str(error)
-        if text is None:
-            raise GraphError(f"{self._model}: its chat template fails", " ".join((flaw or "it says nothing").split()))
-        return text
+            with _limited_memory():
+                template = _environment().from_string(self._source)  # which computes what is constant
+                with _limited_time():
+                    text: str = template.render(
+                        messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self._variables
+                    )
+            if len(text) > MAX_CHARACTERS:
+                raise ValueError(f"it writes {len(text):,} characters")
+        except MemoryError:
+            flaw = "it uses too much memory"
+        except Exception as error:  # a template fails in any way
+            flaw = " ".join(str(error).split()) or type(error).__name__
+        else:
+            return text
+        raise GraphError(f"{self._model}: its chat template fails", flaw)
 
 
-class _Lost(Exception):
-    """The worker gave no answer; the text is a clause that says why."""
+@cache
+def _environment() -> Any:
+    """The environment in which transformers renders chat templates."""
+    from jinja2 import TemplateError, ext, nodes
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(ext.Extension):
+        """The tag `generation`, which marks what a model is trained on; it changes nothing here."""
+
+        tags = {"generation"}  # noqa: RUF012 - as in jinja2
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            """The statements inside the tag."""
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols])
+    made.filters["tojson"] = _to_json  # jinja2's own escapes it for HTML
+    made.globals["raise_exception"] = refuse
+    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return made
 
 
-class _Renderer:
-    """The worker process that renders, for one thread at a time."""
-
-    def __init__(self) -> None:
-        arguments = (str(LIMIT_S), str(MEMORY_BYTES), str(MOST_CHARACTERS))
-        self._program = Program(module="pipeline.engines.template_worker", arguments=arguments, with_secrets=False)
-        self._process: WorkerProcess | None = None
-        self._lock = Lock()
-
-    def ask(self, question: list[object]) -> tuple[str | None, str | None]:
-        """The text that is rendered, or what is wrong with the template. Raises `_Lost`."""
-        with self._lock:
-            try:
-                if self._process is None:
-                    self._process = WorkerProcess(self._program)
-                self._process.socket.sendall(json.dumps(question).encode() + b"\n")
-                text, flaw = json.loads(_line(self._process))
-            except OSError as error:
-                raise _Lost(self._why_lost(error)) from None
-        return text, flaw
-
-    def end(self) -> None:
-        """End the worker, in the middle of an answer too; the next question starts another one."""
-        if (process := self._process) is not None:
-            process.kill()
-        with self._lock:
-            if self._process is not None:
-                self._process.end()
-                self._process.close_files()
-                self._process = None
-
-    def _why_lost(self, error: OSError) -> str:
-        process, self._process = self._process, None
-        if process is None:
-            return f"its worker cannot start: {error}"
-        process.wait(1.0)
-        status = process.exit_status
-        process.end()
-        said = process.last_error()
-        process.close_files()
-        if status == -signal.SIGPROF:
-            return f"it runs for more than {LIMIT_S:g} s"
-        return f"its worker was lost ({said or process.ending()})"
+def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _line(process: WorkerProcess) -> bytes:
-    """The next line that the worker says; raises `OSError` if it ends before."""
-    said = bytearray()
-    while not said.endswith(b"\n"):
-        more = process.socket.recv(_RECEIVE_BYTES)
-        if not more:
-            raise OSError("nothing more was said")
-        said += more
-    return bytes(said)
+@contextmanager
+def _limited_time() -> Iterator[None]:
+    """Raises `TimeoutError` at the next line of what runs in its body once that took too long: any thread hears a trace function, and only
+    the first one a signal."""
+    deadline = time.monotonic() + LIMIT_S
+
+    def look(frame: FrameType, event: str, argument: Any) -> Any:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"it runs for more than {LIMIT_S:g} s")
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
-_RENDERER = _Renderer()
-atexit.register(_RENDERER.end)
-
-
-def end_rendering() -> None:
-    """End the worker, once no template is to be rendered for a while. A thread that waits for it gets an error."""
-    _RENDERER.end()
+@contextmanager
+def _limited_memory() -> Iterator[None]:
+    """Raises `MemoryError` where this process takes too much memory: a single operation may ask for any amount."""
+    with _ONE_AT_A_TIME:
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        try:
+            taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        except OSError:
+            taken = None
+        limits = [each for each in before if each != resource.RLIM_INFINITY]
+        if taken is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (min([taken + MAX_MEMORY_BYTES, *limits]), before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)

@@ -13,7 +13,6 @@ from pathlib import Path
 import anyio
 
 from pipeline.engine import Engine, Request
-from pipeline.engines.chat_template import end_rendering
 from pipeline.engines.registry import open_engines, virtual_time
 from pipeline.errors import ChainError, GraphError, Interrupted, RunError
 from pipeline.graph.plugins import engine_specs
@@ -62,8 +61,6 @@ def score_run(
             return anyio.run(_score, run, prm, spec, steps, tally, watch)
         except KeyboardInterrupt:
             raise Interrupted from None
-        finally:
-            end_rendering()
 
 
 async def _score(run: Path, prm: Path, spec: RewardSpec, steps: StepsToScore, tally: RewardTally, watch: OnProgress) -> ScoringResult:

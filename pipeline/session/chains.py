@@ -6,11 +6,9 @@ A run without a cluster has one of these, and every replica of a run on a cluste
 from collections.abc import Mapping
 from typing import Any
 
-import anyio.to_thread
 from msgspec import Struct
 
 from pipeline.engine import Engine, EngineStatistics, Fact
-from pipeline.engines.chat_template import end_rendering
 from pipeline.errors import GraphError
 from pipeline.graph.needs import check_needs, unmet_needs
 from pipeline.graph.plan import Plan
@@ -62,7 +60,7 @@ async def prepare(settings: RunSettings, engines: Mapping[str, Engine], tell: Te
     said = (*_suitable(plan, engines), *doubts(engines))
     for sentence in said:
         tell(sentence)
-    builders = await prompt_builders(plan, engines, virtual=settings.virtual_time)
+    builders = prompt_builders(plan, engines)
     stages = build_stages(plan, builders, str(settings.options.graph))
     return OpenEngines(engines=engines, builders=builders, stages=stages, notices=said)
 
@@ -84,18 +82,10 @@ def _suitable(plan: Plan, engines: Mapping[str, Engine]) -> tuple[str, ...]:
     return tuple(str(each.error) for each in unmet_needs(plan, cannot))
 
 
-async def prompt_builders(plan: Plan, engines: Mapping[str, Engine], *, virtual: bool) -> dict[str, PromptBuilder]:
+def prompt_builders(plan: Plan, engines: Mapping[str, Engine]) -> dict[str, PromptBuilder]:
     """The prompt builder of each role, and of each stage that has its own prompts, as `builder_key` names it. Raises `GraphError` for a
     tokenizer or a chat template that fails."""
-
-    def build() -> dict[str, PromptBuilder]:
-        return builders_of(plan, {role: engine.tokenizer for role, engine in engines.items()})
-
-    try:
-        # A template may compute up to its limit, and a signal is to be heard meanwhile; a virtual clock waits for no thread.
-        return build() if virtual else await anyio.to_thread.run_sync(build, abandon_on_cancel=True)
-    finally:
-        end_rendering()
+    return builders_of(plan, {role: engine.tokenizer for role, engine in engines.items()})
 
 
 def new_admission(settings: RunSettings, facts: Facts) -> Admission | None:

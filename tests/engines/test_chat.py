@@ -1,9 +1,7 @@
 """Engine `chat`: prompts become messages, replies thoughts, answers and verdicts; what a chat cannot carry is refused at the start."""
 
 import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 from tests.support.paths import ROOT
 from tests.support.runs import rows, write_problems
+from tests.support.small_server import VLLM, Reply, Sick, SmallServer, chat_reply, refusal, said, small_server, status
 
 TOKENIZER = ChatTokenizer()
 CLOSE = TOKENIZER.special_ids[THINK_CLOSE]
@@ -137,152 +136,92 @@ def test_options_in_replies(reply: str, place: int | None) -> None:
     assert option_in(reply, ("0", "1", "2")) == place
 
 
-Answer = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
-
-
-class ChatServer:
-    """A real HTTP server with only chat completions; `answer` makes the reply to the body of a request."""
-
-    def __init__(self, answer: Answer) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                self._send(200, {"data": [{"id": "wise"}]})
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if not self.path.endswith("/chat/completions"):
-                    self._send(404, {"error": {"message": "no such endpoint"}})
-                    return
-                if body["messages"][-1]["content"] != "0 or 1?":  # which is asked before a run
-                    server.bodies.append(body)
-                self._send(*answer(body))
-
-            def _send(self, status: int, body: dict[str, Any]) -> None:
-                content = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *arguments: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-def reply(content: str, reasoning: str = "") -> tuple[int, dict[str, Any]]:
-    message = {"role": "assistant", "content": content} | ({"reasoning_content": reasoning} if reasoning else {})
-    usage = {"prompt_tokens": 7, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}}
-    return 200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
-
-
-def wise(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    asked = body["messages"][-1]["content"]
-    if "nothing but one of" in asked:
-        return reply("I take candidate 1.")
-    if asked == FINAL:
-        return reply("\\boxed{42}")
-    return reply("It is \\boxed{42}.", "Let me think.")
-
-
 @pytest.fixture
-def served() -> Iterator[Callable[[Answer], ChatServer]]:
-    servers: list[ChatServer] = []
-
-    def serve(answer: Answer) -> ChatServer:
-        servers.append(ChatServer(answer))
-        return servers[-1]
-
-    yield serve
-    for server in servers:
-        server.stop()
+def server() -> Iterator[SmallServer]:
+    with small_server(VLLM, TOKENIZER, model="wise") as small:
+        yield small
 
 
-def engines_file(folder: Path, url: str, more: str = "") -> Path:
-    path = folder / "engines.yaml"
-    entry = f"{{backend: chat, model: wise, base_url: '{url}', max_model_len: 100000{more}}}"
-    path.write_text(f"draft: {entry}\ntarget: {entry}\n")
-    return path
+def options(folder: Path, graph: str, server: SmallServer, **more: Any) -> RunOptions:
+    entry = {"backend": "chat", "model": "wise", "base_url": server.base_url, "max_model_len": 8192, **more}
+    (folder / "engines.yaml").write_text(json.dumps({"draft": entry, "target": entry}))
+    path = ROOT / f"graphs/{graph}.yaml"
+    return RunOptions(graph=path, engines=folder / "engines.yaml", input=write_problems(folder, 4), output=folder / graph)
 
 
-def options(folder: Path, graph: str, engines: Path) -> RunOptions:
-    return RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=engines, input=write_problems(folder, 4), output=folder / graph)
+def asked_in(server: SmallServer) -> set[str]:
+    """The different requests of a run; one whose connection broke is sent again."""
+    return {json.dumps(body) for body in server.bodies if body["messages"][-1]["content"] != "0 or 1?"}  # which is asked before a run
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("graph", "calls"), [("target", 4), ("scot", 28), ("best-of-n", 28), ("self-consistency", 28)])
-def test_graphs_of_whole_thoughts(served: Callable[[Answer], ChatServer], tmp_path: Path, graph: str, calls: int) -> None:
-    server = served(wise)
-    result = run(options(tmp_path, graph, engines_file(tmp_path, server.url)))
+def test_graphs_of_whole_thoughts(server: SmallServer, tmp_path: Path, graph: str, calls: int) -> None:
+    result = run(options(tmp_path, graph, server))
     assert (result.exit_code, result.done) == (0, 4), result.error
-    assert len({json.dumps(body) for body in server.bodies}) == calls  # one whose connection broke is sent again
+    assert len(asked_in(server)) == calls
     assert {role: facts["api"] for role, facts in result.run.engine_facts.items()} == dict.fromkeys(result.run.engine_facts, "chat")
     assert result.run.totals.output_tokens["target"] > 0
+    assert {row["response_model"] for row in rows(result, "calls")} == {"wise"}
 
 
 @pytest.mark.slow
-def test_a_model_that_shows_no_thought_and_fills_its_context(served: Callable[[Answer], ChatServer], tmp_path: Path) -> None:
+def test_a_model_that_shows_no_thought_and_fills_its_context(server: SmallServer, tmp_path: Path) -> None:
     """The answer stands at the end of a long reply, and the server refuses more tokens than its context has room for."""
 
-    def plain(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def plain(body: Mapping[str, Any]) -> Reply:
         if body["max_tokens"] + 20 > 8192:
-            return 400, {"error": {"message": "This model's maximum context length is 8192 tokens."}}
-        return reply("A step of this thought. " * 300 + "\nSo it is \\boxed{42}.")
+            return refusal(400, "This model's maximum context length is 8192 tokens.")
+        return said(body, "A step of this thought. " * 300 + "\nSo it is \\boxed{42}.")
 
-    engines = tmp_path / "engines.yaml"
-    engines.write_text(f"target: {{backend: chat, model: wise, base_url: '{served(plain).url}', max_model_len: 8192}}\n")
-    result = run(options(tmp_path, "target", engines))
+    server.chat = plain
+    result = run(options(tmp_path, "target", server))
     assert (result.exit_code, result.done) == (0, 4), result.error
     assert {row["answer"] for row in rows(result, "chains")} == {"42"}
 
 
 @pytest.mark.parametrize("graph", ["speccot", "specreason", "likelihood"])
-def test_graphs_that_write_on_are_refused_before_a_call(served: Callable[[Answer], ChatServer], tmp_path: Path, graph: str) -> None:
-    server = served(wise)
-    with pytest.raises(
-        GraphError,
-        match="cannot continue a partial reply, which stage `",
-    ):
-        run(options(tmp_path, graph, engines_file(tmp_path, server.url)))
-    assert server.bodies == []
+def test_graphs_that_write_on_are_refused_before_a_call(server: SmallServer, tmp_path: Path, graph: str) -> None:
+    with pytest.raises(GraphError, match="cannot continue a partial reply, which stage `"):
+        run(options(tmp_path, graph, server))
+    assert not asked_in(server)
 
 
 @pytest.mark.slow
-def test_a_busy_server_and_a_verdict_without_an_option_are_asked_again(served: Callable[[Answer], ChatServer], tmp_path: Path) -> None:
+def test_a_busy_server_and_a_verdict_without_an_option_are_asked_again(server: SmallServer, tmp_path: Path) -> None:
     seen: dict[str, int] = {}
 
-    def moody(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def moody(body: Mapping[str, Any]) -> Reply:
         key = json.dumps(body["messages"])
         seen[key] = seen.get(key, 0) + 1
         if "nothing but one of" in body["messages"][-1]["content"] and seen[key] == 1:
-            return reply("I do not know.")
-        return (503, {"error": {"message": "busy"}}) if seen[key] == 1 and len(body["messages"]) == 3 else wise(body)
+            return said(body, "I do not know.")
+        return refusal(503, "busy") if seen[key] == 1 and len(body["messages"]) == 3 else chat_reply(body)
 
-    result = run(options(tmp_path, "scot", engines_file(tmp_path, served(moody).url)))
+    server.chat = moody
+    result = run(options(tmp_path, "scot", server))
     assert (result.exit_code, result.done) == (0, 4)
 
 
-@pytest.mark.parametrize(("more", "said"), [(", model: wiser", "does not serve 'wiser'"), (", api_key_env: NO_SUCH_KEY", "NO_SUCH_KEY")])
-def test_wrong_servers_are_one_sentence(served: Callable[[Answer], ChatServer], tmp_path: Path, more: str, said: str) -> None:
-    url = served(wise).url
-    engines = tmp_path / "engines.yaml"
-    name = "wiser" if "wiser" in more else "wise"
-    key = more if "api_key" in more else ""
-    engines.write_text(f"target: {{backend: chat, model: {name}, base_url: '{url}', max_model_len: 4096{key}}}\n")
+@pytest.mark.parametrize(
+    ("fields", "said"), [({"model": "wiser"}, "does not serve 'wiser'"), ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY")]
+)
+def test_wrong_servers_are_one_sentence(server: SmallServer, tmp_path: Path, fields: dict[str, str], said: str) -> None:
     with pytest.raises(GraphError, match=said):
-        run(options(tmp_path, "target", engines))
+        run(options(tmp_path, "target", server, **fields))
+
+
+@pytest.mark.slow
+def test_a_server_that_rejects_what_a_run_sends_is_told_before_it(server: SmallServer, tmp_path: Path) -> None:
+    server.chat = lambda body: refusal(400, "no seed") if "seed" in body else chat_reply(body)
+    with pytest.raises(GraphError, match=r"rejects a small chat with 'wise' \(status 400\): no seed; max_tokens_key, send_sampling"):
+        run(options(tmp_path, "target", server))
+    assert run(options(tmp_path, "target", server, send_sampling=False)).done == 4
+
+
+@pytest.mark.slow
+def test_a_replica_that_is_lost_costs_no_chain(server: SmallServer, tmp_path: Path) -> None:
+    with small_server(VLLM, TOKENIZER, model="wise") as other:
+        other.always = Sick(status(500))
+        result = run(options(tmp_path, "scot", server, base_url=[server.base_url, other.base_url], max_retries=0))
+    assert (result.exit_code, result.done, result.failed) == (0, 4, 0)

@@ -1,65 +1,39 @@
-"""Engine `openai` over several replicas: where a call goes that failed, and whose fault that was."""
+"""Engine `openai` over several replicas: which of them gets a call, where one goes that failed, whose fault that was, and the end."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import anyio
 import pytest
 
-from pipeline.engine import Request
-from pipeline.engines.openai.backend import open_openai
-from pipeline.engines.openai.breaker import FAILURES_IN_ROW
+from pipeline.engine import Completion, Request
+from pipeline.engines.openai.client import NoAnswer, Server
 from pipeline.engines.openai.engine import OpenAIEngine
-from pipeline.engines.openai.spec import OpenAISpec
-from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, PipelineError, RequestRefused
-from tests.support.paths import ROOT
-from tests.support.small_server import VLLM, WAIT_S, Handler, Reply, Sick, SmallServer, cut, edited, hang, raw, small_server, status
+from pipeline.engines.openai.replicas import FAILURES_IN_ROW, Replicas
+from pipeline.engines.openai.request import PRESETS, shared_capabilities
+from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused
+from pipeline.session.loop import in_loop
+from pipeline.tasks import background_tasks
+from tests.support.served import DIGITS, TOKENIZER, ask, opened, outcome, settled, small_servers, spec_of, talk
+from tests.support.small_server import VLLM, Handler, Reply, Sick, SmallServer, cut, edited, hang, raw, small_server, status
 
-TOKENIZER = HFTokenizer(str(ROOT / "pipeline/models/tiny-target"))
-PROMPT = TOKENIZER.encode(TOKENIZER.render([{"role": "user", "content": "Tom has 3 pens and buys 2. How many?"}]))
 RECONNECT_S = 2.0
 """Long enough for a busy machine to answer each question before the start, which it bounds as well."""
-
 Conversation = Callable[[OpenAIEngine, Sequence[SmallServer]], Awaitable[None]]
+FAILING = NoAnswer("failing", "answered 500")
 
 
-def ask(name: str = "r", **fields: Any) -> Request:
-    return Request(**{"request_id": name, "prompt_ids": PROMPT, "max_tokens": 60, "affinity": name} | fields)
-
-
-def talk(count: int, conversation: Conversation, **fields: Any) -> None:
-    """Open an engine over so many servers and talk to it; nothing takes longer than `WAIT_S`."""
-
-    async def main() -> None:
-        spec = OpenAISpec(model="tiny", base_url=tuple(server.base_url for server in servers), tokenizer="bundled:tiny-target", **fields)
-        with anyio.fail_after(WAIT_S):
-            async with open_openai({"draft": spec}) as engines:
-                await conversation(engines["draft"], servers)
-
+def converse(count: int, conversation: Conversation, **fields: Any) -> None:
+    """Open an engine over servers and talk to it."""
     with ExitStack() as stack:
-        servers = [stack.enter_context(small_server(VLLM, TOKENIZER)) for _ in range(count)]
-        anyio.run(main)
+        servers = small_servers(stack, count)
 
+        async def both(engine: OpenAIEngine) -> None:
+            await conversation(engine, servers)
 
-async def outcome(engine: OpenAIEngine, request: Request) -> PipelineError | None:
-    try:
-        await engine.generate(request)
-    except PipelineError as error:
-        return error
-    return None
-
-
-async def moves(engine: OpenAIEngine, request: Request) -> int:
-    """How often the request is moved before it is answered."""
-    for count in range(100):
-        error = await outcome(engine, request)
-        if error is None:
-            return count
-        assert isinstance(error, EngineUnavailable), error
-        assert error.moved, error
-    raise AssertionError("it is moved for ever")
+        talk(spec_of(*servers, **fields), both)
 
 
 def asked(server: SmallServer) -> int:
@@ -67,27 +41,129 @@ def asked(server: SmallServer) -> int:
     return sum(body["max_tokens"] > 1 for body in server.bodies)
 
 
-@pytest.mark.parametrize("code", [400, 401, 403, 404, 500, 503])
-def test_a_call_that_failed_goes_to_another_replica_at_once_and_its_chain_stays_there(code: int) -> None:
+# Which replica gets a call, by the decisions alone.
+
+
+class Watched:
+    """Replicas without servers on a clock that jumps: `sick` of them fail when they are asked."""
+
+    def __init__(self, sick: dict[str, NoAnswer], tasks: anyio.abc.TaskGroup) -> None:
+        self.sick, self.asked = sick, list[tuple[float, str]]()
+        self.died = ""
+        servers = [Server("engine 'draft'", f"http://127.0.0.1:{port}/v1", None, 1) for port in (1, 2)]
+        self.replicas = Replicas(servers, 60.0, self.probe, tasks.start_soon, self.die)
+
+    async def probe(self, server: Server) -> NoAnswer | None:
+        name = server.url[-4]
+        self.asked.append((anyio.current_time(), name))
+        return self.sick.get(name)
+
+    def die(self, reason: str) -> None:
+        self.died = self.died or reason
+
+
+def watched(scene: Callable[[Watched], Awaitable[None]], **sick: NoAnswer) -> Watched:
+    found: list[Watched] = []
+
+    async def main() -> None:
+        async with background_tasks() as tasks:
+            found.append(Watched({name.removeprefix("port"): each for name, each in sick.items()}, tasks))
+            await scene(found[0])
+
+    in_loop(main, virtual=True)
+    return found[0]
+
+
+def test_a_call_goes_where_the_fewest_are_in_flight_and_elsewhere_after_a_failure() -> None:
+    async def scene(world: Watched) -> None:
+        one, other = world.replicas.all
+        assert [await world.replicas.take() for _ in range(4)] == [one, other, one, other]
+        other.in_flight -= 2
+        assert [await world.replicas.take() for _ in range(3)] == [other, other, one]
+        assert await world.replicas.take({one}) is other
+        world.replicas.failed(one, NoAnswer("busy", "answered 429", retry_after_s=5.0))
+        other.in_flight = 50
+        assert await world.replicas.take() is other
+        await anyio.sleep(6)
+        assert await world.replicas.take() is one
+
+    watched(scene)
+
+
+def test_three_failures_in_a_row_put_a_replica_out_and_an_answer_brings_it_back() -> None:
+    async def scene(world: Watched) -> None:
+        one, other = world.replicas.all
+        for _ in range(FAILURES_IN_ROW - 1):
+            world.replicas.failed(one, FAILING)
+        world.replicas.succeeded(one)
+        for _ in range(FAILURES_IN_ROW):
+            assert one.failure is None
+            world.replicas.failed(one, FAILING)
+        assert [await world.replicas.take() for _ in range(3)] == [other] * 3
+        await anyio.sleep(20)
+        world.sick.clear()
+        await anyio.sleep(20)
+        assert await world.replicas.take() is one
+
+    world = watched(scene, port1=FAILING)
+    pauses = [after - before for (before, _), (after, _) in zip(world.asked, world.asked[1:], strict=False)]
+    assert pauses == pytest.approx([0.5, 1, 2, 4, 8, 10])
+    assert not world.died
+
+
+@pytest.mark.parametrize(
+    ("failure", "after_s", "says"),
+    [
+        (FAILING, 60.0, "at http://127.0.0.1:1/v1 answered 500; none of its servers has answered for reconnect_s=60"),
+        (NoAnswer("closed", "answered 401"), 0.0, "at http://127.0.0.1:1/v1 answered 401"),
+        (NoAnswer("gone", "answered 404"), 5.0, "answered 404; all of its servers have rejected every request for 5 s"),
+        (NoAnswer("malformed", "is odd"), 5.0, "sent an answer that is odd; none of its servers has sent a valid answer for 5 s"),
+    ],
+)
+def test_where_all_are_out_for_too_long_the_engine_ends(failure: NoAnswer, after_s: float, says: str) -> None:
+    async def scene(world: Watched) -> None:
+        assert await world.replicas.wait_answering() is False
+        await anyio.sleep(1)
+        world.sick |= {"1": failure, "2": failure}
+        for replica in world.replicas.all:
+            assert not await world.replicas.answers(replica)
+        await anyio.sleep(max(0.0, after_s - 0.5))
+        assert not world.died or not after_s
+        await anyio.sleep(1.5)
+
+    assert watched(scene).died.endswith(says)
+
+
+def test_who_asks_at_the_same_time_shares_a_request_and_waits_until_one_answers() -> None:
+    async def scene(world: Watched) -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(16):
+                tasks.start_soon(world.replicas.answers, world.replicas.all[0])
+        assert len(world.asked) == 1
+        await anyio.sleep(1)
+        world.sick["2"] = FAILING
+        with anyio.move_on_after(3):
+            assert await world.replicas.wait_answering()
+        world.sick.clear()
+        assert await world.replicas.wait_answering()
+        assert not await world.replicas.wait_answering()
+
+    watched(scene, port1=FAILING)
+
+
+# Whose fault a failure is, with real servers.
+
+
+@pytest.mark.parametrize("code", [400, 401, 404, 500])
+def test_a_call_that_failed_goes_to_another_replica_at_once(code: int) -> None:
     async def conversation(engine: OpenAIEngine, servers: Sequence[SmallServer]) -> None:
         servers[0].always = Sick(status(code))
-        assert await moves(engine, ask()) == 1
-        for _ in range(5):
-            assert await moves(engine, ask()) == 0
-        assert (asked(servers[0]), asked(servers[1])) == (1, 6)
+        for number in range(12):
+            assert isinstance(await settled(engine, ask(str(number))), Completion)
+        assert 1 <= asked(servers[0]) <= 2 * FAILURES_IN_ROW
+        assert asked(servers[1]) == 12
 
-    talk(2, conversation)
-
-
-def test_a_replica_that_fails_fast_does_not_draw_the_calls() -> None:
-    async def conversation(engine: OpenAIEngine, servers: Sequence[SmallServer]) -> None:
-        servers[0].always = Sick(status(500))
-        for chain in range(40):
-            await moves(engine, ask(str(chain)))
-        assert FAILURES_IN_ROW <= asked(servers[0]) <= 2 * FAILURES_IN_ROW
-        assert asked(servers[1]) == 40
-
-    talk(2, conversation)
+    converse(2, conversation)
 
 
 @pytest.mark.parametrize(
@@ -95,193 +171,123 @@ def test_a_replica_that_fails_fast_does_not_draw_the_calls() -> None:
     [
         (status(503), EngineUnavailable),
         (raw(b"<html>"), EngineUnavailable),
-        (raw(b"{}"), BadCompletion),
         (edited(lambda answer: answer["choices"][0].update(token_ids=[], finish_reason="length")), BadCompletion),
+        (status(422), RequestRefused),
+        (cut, EngineUnavailable),
     ],
-    ids=["503", "HTML", "another JSON", "no token"],
+    ids=["503", "HTML", "no token", "422", "cut"],
 )
 def test_what_no_replica_answers_is_an_error_of_its_kind_and_starts_over(fault: Any, error: type[PipelineError]) -> None:
+    def once(handler: Handler, reply: Reply) -> None:
+        (fault if handler.body["max_tokens"] > 1 else Handler.send)(handler, reply)
+
     async def conversation(engine: OpenAIEngine, servers: Sequence[SmallServer]) -> None:
         for server in servers:
-            server.faults.extend([fault] * 2)
-        for _ in range(2):
-            first, second = await outcome(engine, ask()), await outcome(engine, ask())
-            assert isinstance(first, EngineUnavailable)
-            assert first.moved
-            assert type(second) is error
-            assert not getattr(second, "moved", False)
-        assert await outcome(engine, ask()) is None
+            server.always = once
+        first, second = await outcome(engine, ask()), await outcome(engine, ask())
+        assert isinstance(first, EngineUnavailable)
+        assert first.moved
+        assert type(second) is error
+        assert not getattr(second, "moved", False)
+        for server in servers:
+            server.always = None
+        assert isinstance(await settled(engine, ask()), Completion)
 
-    talk(2, conversation)
+    converse(2, conversation)
 
 
-@pytest.mark.parametrize(
-    ("code", "error"), [(400, RequestRefused), (422, RequestRefused), (403, EngineUnavailable), (404, EngineUnavailable)]
-)
-def test_a_refusal_is_the_requests_where_the_replica_answers_a_probe(code: int, error: type[PipelineError]) -> None:
+@pytest.mark.parametrize(("code", "error"), [(400, RequestRefused), (403, EngineUnavailable)])
+def test_a_refusal_is_the_requests_where_the_replica_answers_a_small_one(code: int, error: type[PipelineError]) -> None:
     """Unless it says that it serves nobody: then it was another server behind the same address, and the call counts as one that failed."""
 
     async def conversation(engine: OpenAIEngine, servers: Sequence[SmallServer]) -> None:
-        before = len(server_of(servers).bodies)
-        server_of(servers).faults.append(status(code, "not about that"))
+        [server] = servers
+        before = len(server.bodies)
+        server.faults.append(status(code, "not about that"))
         found = await outcome(engine, ask())
         assert type(found) is error
         assert f"{code}: not about that" in str(found)
         assert not getattr(found, "moved", False)
-        assert [body["max_tokens"] for body in server_of(servers).bodies[before:]] == [60, 1]
-        assert await outcome(engine, ask()) is None
+        assert [body["max_tokens"] for body in server.bodies[before:]] == [60, 1]
 
-    talk(1, conversation)
-
-
-def server_of(servers: Sequence[SmallServer]) -> SmallServer:
-    [server] = servers
-    return server
+    converse(1, conversation)
 
 
-def test_many_refusals_at_once_share_a_probe() -> None:
-    async def conversation(engine: OpenAIEngine, servers: Sequence[SmallServer]) -> None:
-        server = server_of(servers)
-        at_once: list[int] = []
-        lock = 0
-
-        def counted(handler: Handler, reply: Reply) -> None:
-            nonlocal lock
-            if handler.body["max_tokens"] > 1:
-                status(400)(handler, reply)
-                return
-            lock += 1
-            at_once.append(lock)
-            handler.send(reply)
-            lock -= 1
-
-        before = len(server.bodies)
-        server.always = counted
-        async with anyio.create_task_group() as tasks:
-            for index in range(16):
-                tasks.start_soon(outcome, engine, ask(str(index)))
-        assert asked(server) == 16
-        assert max(at_once) == 1
-        assert len(server.bodies) - before < 32
-
-    talk(1, conversation)
-
-
-@pytest.mark.parametrize(
-    ("code", "why"),
-    [
-        (401, "the key is not accepted"),
-        (402, "the account has no credit left"),
-        (404, f"no such model or address is served; all of its servers have rejected every request for {RECONNECT_S:g} s"),
-    ],
-)
-def test_where_every_replica_refuses_everything_the_engine_is_dead(code: int, why: str) -> None:
-    """At once where no server will be paid or knows the key, after a while where a model may be loaded."""
-
+def test_where_every_replica_refuses_everything_the_engine_is_dead() -> None:
     async def conversation(engine: OpenAIEngine, servers: Sequence[SmallServer]) -> None:
         for server in servers:
-            server.always = status(code, "no")
-        died = []
-        async with anyio.create_task_group() as tasks:
-            for index in range(8):
-
-                async def one(request: Request) -> None:
-                    while not isinstance(error := await outcome(engine, request), EngineDead):
-                        assert isinstance(error, EngineUnavailable)
-                        assert error.moved
-                    died.append(str(error))
-
-                tasks.start_soon(one, ask(str(index)))
-        assert len(died) == 8
-        assert {words.partition("; ")[2] for words in died} == {why}
-        assert f"answered {code}: no" in died[0]
-
-    talk(2, conversation, reconnect_s=RECONNECT_S)
-
-
-def test_a_replica_that_refused_everything_gets_calls_again_when_it_answers() -> None:
-    async def conversation(engine: OpenAIEngine, servers: Sequence[SmallServer]) -> None:
-        server = server_of(servers)
-        server.always = status(404, "model is not loaded")
-
-        async def load() -> None:
-            await anyio.to_thread.run_sync(server.wait_for, lambda seen: len(server.bodies) == before + 2)
-            server.always = None
-
-        before = len(server.bodies)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(load)
-            assert await moves(engine, ask()) == 1
-
-    talk(1, conversation)
-
-
-def test_calls_at_a_replica_that_hangs_are_moved() -> None:
-    async def conversation(engine: OpenAIEngine, servers: Sequence[SmallServer]) -> None:
-        servers[0].always = Sick(hang)
-        moved: list[int] = []
-        answered = anyio.Event()
+            server.always = status(401, "no")
+        died: list[str] = []
 
         async def one(request: Request) -> None:
-            moved.append(await moves(engine, request))
-            if len(moved) == 2:
-                answered.set()
+            died.append(str(await settled(engine, request)))
 
         async with anyio.create_task_group() as tasks:
-            for index in range(4):
-                tasks.start_soon(one, ask(str(index)))
-            await answered.wait()
-            tasks.start_soon(one, ask("later"))  # an answer of the other one since
-        assert sorted(moved) == [0, 0, 0, 1, 1]
+            for number in range(8):
+                tasks.start_soon(one, ask(str(number)))
+        assert len(died) == 8
+        assert len(set(died)) == 1
+        assert died[0].endswith("answered 401: no; the key is not accepted")
+        assert isinstance(await outcome(engine, ask()), EngineDead)
 
-    talk(2, conversation)
+    converse(2, conversation)
+
+
+def test_calls_wait_for_a_server_that_is_restarted_and_no_longer() -> None:
+    async def conversation(engine: OpenAIEngine, servers: Sequence[SmallServer]) -> None:
+        [server] = servers
+        server.stop()
+        for _ in range(FAILURES_IN_ROW):
+            assert "broke the connection" in (said := str(await outcome(engine, ask()))) or "cannot be reached" in said
+        async with anyio.create_task_group() as tasks:
+            for number in range(5):
+                tasks.start_soon(engine.generate, ask(str(number)))
+            await anyio.wait_all_tasks_blocked()
+            assert (engine.statistics().running, engine.statistics().waiting) == (0, 5)
+            server.start()
+        assert engine.statistics().requests == 5
+        server.stop()
+        assert isinstance(error := await settled(engine, ask()), EngineUnavailable)
+        for _ in range(FAILURES_IN_ROW):
+            error = await settled(engine, ask())
+        assert isinstance(error, EngineDead)
+        assert str(error).endswith(f"none of its servers has answered for reconnect_s={RECONNECT_S:g}")
+
+    converse(1, conversation, reconnect_s=RECONNECT_S)
 
 
 def test_a_call_that_timed_out_is_sent_elsewhere_next_time() -> None:
     async def conversation(engine: OpenAIEngine, servers: Sequence[SmallServer]) -> None:
-        assert await outcome(engine, ask()) is None
-        home = max(servers, key=asked)
-        home.always = hang
+        servers[0].always = Sick(hang)
         with anyio.move_on_after(0.2):
             await engine.generate(ask())
-        assert await outcome(engine, ask()) is None
-        assert asked(home) == 2
+        assert isinstance(await outcome(engine, ask()), Completion)
+        assert [asked(server) for server in servers] == [1, 1]
 
-    talk(2, conversation, timeout_s=0.2)
-
-
-def test_a_broken_connection_costs_one_call_and_no_replica() -> None:
-    async def conversation(engine: OpenAIEngine, servers: Sequence[SmallServer]) -> None:
-        servers[0].faults.append(cut)
-        assert await moves(engine, ask()) == 1
-        while asked(servers[0]) < 2:
-            assert await moves(engine, ask(str(asked(servers[1])))) == 0
-
-    talk(2, conversation)
+    converse(2, conversation, timeout_s=0.2)
 
 
-def test_a_busy_replica_is_left_alone_while_others_are_free() -> None:
-    async def conversation(engine: OpenAIEngine, servers: Sequence[SmallServer]) -> None:
-        servers[0].faults.append(status(429, headers={"Retry-After": "1000"}))
-        assert await moves(engine, ask()) == 1
-        before = len(servers[0].bodies)
-        for chain in range(5):
-            assert await moves(engine, ask(str(chain))) == 0
-        assert len(servers[0].bodies) == before
-
-    talk(2, conversation)
+# Deployments.
 
 
-def test_an_engine_says_whether_it_answers_anybody() -> None:
-    async def conversation(engine: OpenAIEngine, servers: Sequence[SmallServer]) -> None:
-        server = server_of(servers)
-        assert await engine.wait_answering() is False
-        server.faults.append(status(500))
-        assert await engine.wait_answering() is True
-        server.always = status(500, "broken")
-        with pytest.raises(EngineDead, match=f"answered 500: broken; none of its servers has answered for reconnect_s={RECONNECT_S:g}"):
-            await engine.wait_answering()
-        with pytest.raises(EngineDead):
-            await engine.generate(ask())
+def test_the_weaker_replica_counts_for_all() -> None:
+    async def conversation(engine: OpenAIEngine) -> None:
+        assert engine.max_model_len == 256
+        assert {"prompts": "ids", "outputs": "ids", "options": "among the top 20 tokens"}.items() <= engine.facts.items()
+        assert engine.facts["servers"] == (one.base_url, other.base_url)
+        assert "scoring" in str(engine.facts["cannot"])
+        for _ in range(2):
+            assert (await engine.generate(ask(max_tokens=1, option_ids=DIGITS[:2]))).option_logprobs[1] == -1.0
 
-    talk(1, conversation, reconnect_s=RECONNECT_S)
+    older = replace(VLLM, exact=False, card={"max_model_len": 256})
+    with small_server(VLLM, TOKENIZER) as one, small_server(older, TOKENIZER) as other:
+        talk(spec_of(one, other), conversation)
+    shared = shared_capabilities(PRESETS["vllm"], PRESETS["generic"])
+    assert (shared.prompts, shared.top_logprobs, shared.fields) == ("text", 5, PRESETS["generic"].fields)
+
+
+def test_a_replica_with_another_model_is_named() -> None:
+    with small_server(VLLM, TOKENIZER) as one, small_server(VLLM, TOKENIZER, model="huge") as other:
+        both = spec_of(one, other)
+        with pytest.raises(GraphError, match=f"{other.base_url} does not serve 'tiny'; known are `huge`"):
+            opened(both)

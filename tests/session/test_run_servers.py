@@ -1,63 +1,81 @@
-"""Whole runs on small servers over loopback that misbehave."""
+"""Whole runs on servers over loopback that misbehave, and one on vLLM's own: nothing is lost, and a run that stops can be resumed."""
 
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
+from time import monotonic
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 from pipeline.analysis.summary import summarize
-from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
 from tests.support import small_server
 from tests.support.commands import running
-from tests.support.paths import MODELS
+from tests.support.paths import ROOT
 from tests.support.patience import HANGS_S
-from tests.support.runs import calls_of, chains_of, servers_file, solve_with
+from tests.support.runs import calls_of, chains_of, rows, servers_file, solve_with, write_problems
+from tests.support.served import TOKENIZER, small_servers
+from tests.support.servers import Running
+from tests.support.small_server import HOSTED, VLLM, Handler, Reply, Sick, SmallServer, edited, raw, status
+
+WORDS = "the server's own words"
 
 
 @pytest.fixture
-def small() -> Iterator[small_server.SmallServer]:
-    with small_server.small_server(small_server.VLLM, HFTokenizer(str(MODELS / "tiny-target"))) as server:
+def small() -> Iterator[SmallServer]:
+    with small_server.small_server(VLLM, TOKENIZER) as server:
         yield server
 
 
-def both(server: small_server.SmallServer) -> dict[str, str]:
+def both(server: SmallServer) -> dict[str, str]:
     return {"draft": server.base_url, "target": server.base_url}
 
 
+def texts(folder: Path) -> list[tuple[str, str]]:
+    return sorted((row["chain_id"], row["answer_text"]) for row in chains_of(folder))
+
+
 class Moody:
-    """Turns every fifth request away: too busy, or broken inside."""
+    """Turns every fifth request away: too busy, broken inside, or with an answer to nothing."""
+
+    ODD = (status(429), status(500), raw(b"{}"), edited(lambda answer: answer["usage"].update(prompt_tokens=10**30)))
 
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, handler: small_server.Handler, reply: small_server.Reply) -> None:
+    def __call__(self, handler: Handler, reply: Reply) -> None:
         self.count += 1
-        if self.count % 5:
-            handler.send(reply)
-        else:
-            small_server.status((429, 500)[self.count % 2])(handler, reply)
+        (Handler.send if self.count % 5 else self.ODD[self.count // 5 % len(self.ODD)])(handler, reply)
 
 
 @pytest.mark.slow
-def test_a_server_that_is_busy_or_broken_now_and_then_loses_nothing(tmp_path: Path, small: small_server.SmallServer) -> None:
-    calm = solve_with(servers_file(tmp_path, model="tiny", **both(small)), tmp_path / "calm", limit=2, settings=("max_steps=30",))
+def test_a_server_that_fails_now_and_then_loses_nothing_and_a_bad_replica_changes_no_answer(tmp_path: Path, small: SmallServer) -> None:
+    little: dict[str, Any] = {"limit": 2, "settings": ("max_steps=30",)}
+    assert solve_with(servers_file(tmp_path, model="tiny", **both(small)), tmp_path / "calm", **little).exit_code == 0
     small.always = Moody()
-    result = solve_with(servers_file(tmp_path, model="tiny", **both(small)), tmp_path / "moody", limit=2, settings=("max_steps=30",))
-    assert (calm.exit_code, result.exit_code) == (0, 0)
-    rows = calls_of(tmp_path / "moody")
-    assert {row["error_message"].partition("answered ")[2][:3] for row in rows if row["error_type"]} == {"429", "500"}
-    assert {row["attempt"] for row in rows} >= {0, 1}
+    assert solve_with(servers_file(tmp_path, model="tiny", **both(small)), tmp_path / "moody", **little).exit_code == 0
+    calls = calls_of(tmp_path / "moody")
+    assert {row["error_type"] for row in calls} == {None, "EngineUnavailable", "BadCompletion"}
     assert summarize(tmp_path / "moody").engines["target"].retried_calls > 0
-    texts = [sorted((row["chain_id"], row["answer_text"]) for row in chains_of(tmp_path / name)) for name in ("calm", "moody")]
-    assert texts[0] == texts[1]
+    with ExitStack() as stack:
+        good, bad = small_servers(stack, 2)
+        bad.always = Sick(status(400))
+        urls = f"[{good.base_url}, {bad.base_url}]"
+        engines = servers_file(tmp_path, model="tiny", more=", max_retries: 0", draft=urls, target=urls)
+        assert solve_with(engines, tmp_path / "two", **little).exit_code == 0
+    assert texts(tmp_path / "calm") == texts(tmp_path / "moody") == texts(tmp_path / "two")
 
 
 def test_a_server_that_does_not_know_a_way_of_sampling_is_refused_before_a_chain_starts(tmp_path: Path) -> None:
-    with small_server.small_server(small_server.HOSTED, HFTokenizer(str(MODELS / "tiny-target"))) as hosted:
+    with small_server.small_server(HOSTED, TOKENIZER) as hosted:
         engines = servers_file(tmp_path, model="tiny", more=", max_model_len: 512", **both(hosted))
         what = "engine '%s': does not support `top_k`, which stage `%s` sets to 20; leave that out or use another engine"
         with pytest.raises(GraphError) as caught:
@@ -65,12 +83,109 @@ def test_a_server_that_does_not_know_a_way_of_sampling_is_refused_before_a_chain
         assert str(caught.value).splitlines() == [what % about for about in (("target", "guidance"), ("draft", "draft"))]
 
 
+def over(small: SmallServer, backend: str, folder: Path) -> RunOptions:
+    """A run over one server."""
+    more = "" if backend == "chat" else ", tokenizer: 'bundled:tiny-target'"
+    (folder / "engines.yaml").write_text(
+        f"target: {{backend: {backend}, model: tiny, base_url: '{small.base_url}', max_model_len: 512, max_retries: 1{more}}}\n"
+    )
+    target, problems = ROOT / "graphs/target.yaml", write_problems(folder, 20)
+    return RunOptions(graph=target, engines=folder / "engines.yaml", input=problems, output=folder / "run", batch_size=4)
+
+
+def after_five(fault: small_server.Fault) -> small_server.Fault:
+    """Does this from the sixth call of a run on."""
+    answered, lock = list[bool](), Lock()
+
+    def late(handler: Handler, reply: Reply) -> None:
+        with lock:
+            answered.append(handler.body.get("max_tokens", 0) > 16)
+            wrong = sum(answered) > 5
+        (fault if wrong else Handler.send)(handler, reply)
+
+    return late
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["chat", "openai"])
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (status(401, WORDS), WORDS),
+        (status(429, WORDS, code="insufficient_quota"), WORDS),
+        (raw(b"<html><h1>Sign in</h1></html>"), "is not JSON: "),
+    ],
+    ids=["key", "quota", "sign-in page"],
+)
+def test_what_ends_in_mid_run_ends_the_run_and_no_chain(
+    small: SmallServer, tmp_path: Path, backend: str, fault: small_server.Fault, says: str
+) -> None:
+    """None unfinished but the live ones, long before `reconnect_s`, and it goes on where it was."""
+    small.always = after_five(fault)
+    options = over(small, backend, tmp_path)
+    began = monotonic()
+    result = run(options)
+    assert (result.exit_code, result.failed) == (1, 0), result.error
+    assert says in str(result.error)
+    assert monotonic() - began < 60
+    small.always = None
+    again = run(structs.replace(options, resume=True))
+    assert (again.exit_code, again.done) == (0, 20)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_away_longer_than_the_retries_costs_no_chain(small: SmallServer, tmp_path: Path) -> None:
+    """503 for two seconds, though a call may be sent again only once."""
+    until: list[float] = []
+
+    def away(handler: Handler, reply: Reply) -> None:
+        until.extend([monotonic() + 2.0] if handler.body.get("max_tokens", 0) > 16 and not until else [])
+        (status(503) if until and monotonic() < until[0] else Handler.send)(handler, reply)
+
+    small.always = away
+    result = run(over(small, "openai", tmp_path))
+    assert (result.exit_code, result.done) == (0, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [503, 400])
+def test_a_request_that_no_server_takes_fails_its_own_chain_only(small: SmallServer, tmp_path: Path, code: int) -> None:
+    first: list[str] = []
+
+    def spurn(handler: Handler, reply: Reply) -> None:
+        if handler.body.get("max_tokens", 0) > 16:
+            first[1:] = [TOKENIZER.decode(handler.body["prompt"])]
+            first.extend(first[:1] if len(first) > 1 else [])
+        (status(code) if first and first[0] in TOKENIZER.decode(handler.body["prompt"]) else Handler.send)(handler, reply)
+
+    small.always = spurn
+    result = run(over(small, "openai", tmp_path))
+    assert (result.exit_code, result.failed, result.done) == (3, 1, 19)
+    assert {row["error_type"] for row in rows(result, "chains")} == {None, "EngineUnavailable" if code == 503 else "RequestRefused"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["chat", "openai"])
+def test_a_budget_that_all_went_into_reasoning_is_no_failure(small: SmallServer, tmp_path: Path, backend: str) -> None:
+    def hidden(answer: dict[str, Any]) -> None:
+        for choice in answer["choices"]:
+            choice |= {"finish_reason": "length"}
+            choice |= {"message": {"content": ""}} if "message" in choice else {"text": "", "token_ids": [], "logprobs": None}
+
+    small.kind = small_server.SGLANG
+    small.always = lambda handler, reply: (edited(hidden) if handler.body.get("max_tokens", 0) > 16 else Handler.send)(handler, reply)
+    result = run(over(small, backend, tmp_path))
+    assert (result.exit_code, result.done) == (0, 20), result.error
+    assert {(row["answer"], row["correct"]) for row in rows(result, "chains")} == {(None, False)}
+    assert {row["attempt"] for row in rows(result, "calls")} == {0}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", ["timeout_s", "hang_s"])
-def test_a_server_that_never_answers_meets_its_limit(tmp_path: Path, small: small_server.SmallServer, limit: str) -> None:
+def test_a_server_that_never_answers_meets_its_limit(tmp_path: Path, small: SmallServer, limit: str) -> None:
     engines = servers_file(tmp_path, model="tiny", more=f", {limit}: 2, max_retries: 1", **both(small))
 
-    def hang_at_drafts(handler: small_server.Handler, reply: small_server.Reply) -> None:
+    def hang_at_drafts(handler: Handler, reply: Reply) -> None:
         small_server.hang(handler, reply) if small.seen[-1].body.get("n") == 5 else handler.send(reply)
 
     small.always = hang_at_drafts
@@ -84,7 +199,7 @@ def test_a_server_that_never_answers_meets_its_limit(tmp_path: Path, small: smal
 
 
 @pytest.mark.slow
-def test_a_run_that_is_suspended_for_longer_than_timeout_s_goes_on(tmp_path: Path, small: small_server.SmallServer) -> None:
+def test_a_run_that_is_suspended_for_longer_than_timeout_s_goes_on(tmp_path: Path, small: SmallServer) -> None:
     small.always = small_server.late(0.5)
     engines = servers_file(tmp_path, model="tiny", more=", timeout_s: 3, max_retries: 0", **both(small))
     limits = ["--engines", str(engines), "--limit", "4", "--set", "max_steps=1"]
@@ -96,3 +211,16 @@ def test_a_run_that_is_suspended_for_longer_than_timeout_s_goes_on(tmp_path: Pat
         _, error = process.communicate(timeout=HANGS_S)
     assert process.returncode == 0, error
     assert {row["error_type"] for row in calls_of(tmp_path / "out")} <= {None, "EngineUnavailable"}  # a connection may have been closed
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")
+def test_a_run_on_vllms_own_server(served_draft: Running, greedy_run: Path, tmp_path: Path) -> None:
+    """The draft on the server, the target on torch: the answers are those of the torch engines."""
+    engines = servers_file(tmp_path, draft=served_draft.base_url)
+    engines.write_text(f"{engines.read_text()}target: {{backend: torch, model: 'bundled:tiny-target', core: 1}}\n")
+    assert solve_with(engines, tmp_path / "run", settings=("temperature=0",)).exit_code == 0
+    torch, served = ({row["problem_id"]: row["answer"] for row in chains_of(folder)} for folder in (greedy_run, tmp_path / "run"))
+    assert sum(served[key] == torch[key] for key in torch) >= 95
+    draft = summarize(tmp_path / "run").engines["draft"]
+    assert 0 < draft.cached_input_tokens < draft.input_tokens

@@ -1,13 +1,10 @@
 """Runs with chat templates and tokenizers that fail: one sentence before a chain starts, and an interrupt that is heard."""
 
 import json
-import signal
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Regex, Tokenizer, pre_tokenizers
@@ -15,9 +12,8 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers
 from pipeline.engines.tokenizer import HFTokenizer
 from tests.support import small_server
 from tests.support.chat_models import MODELS, chat_model, folder_of, write_config
-from tests.support.commands import COMMAND, pipeline
+from tests.support.commands import pipeline
 from tests.support.paths import ROOT, TEST_SET
-from tests.support.patience import HANGS_S
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
@@ -61,32 +57,6 @@ def test_a_template_that_fails_is_one_sentence_and_nothing_starts(tmp_path: Path
     assert "engine 'target'" in done.stderr
     assert done.stderr.strip().endswith(what)
     assert not (tmp_path / "out" / "run.json").exists()
-
-
-def renders(pid: int) -> bool:
-    """Whether the process `pid` has a worker that renders."""
-    found = False
-    for child in psutil.Process(pid).children():
-        with suppress(psutil.Error):  # it ended meanwhile
-            found = found or "template_worker" in " ".join(child.cmdline())
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_can_be_interrupted_while_a_template_computes(tmp_path: Path, number: signal.Signals) -> None:
-    with (
-        arguments(tmp_path, ENDLESS) as words,
-        subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
-    ):
-        try:
-            while not renders(process.pid):
-                assert process.poll() is None
-            process.send_signal(number)
-            _, said = process.communicate(timeout=HANGS_S)
-        finally:
-            process.kill()
-    assert (process.returncode, "Traceback" in said) == (130, False)
 
 
 def runs_over(folder: Path, pattern: str) -> None:

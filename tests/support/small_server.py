@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from email.message import Message
 from hashlib import blake2b
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -54,16 +54,15 @@ class Kind:
     bos: bool = False
     """Counts a token of its own before a text prompt."""
     wraps: int = 0
-    """So many tokens of a chat template are put around a text prompt."""
+    """The number of tokens of a chat template that are put around a text prompt."""
     keeps: int = 1 << 30
-    """Of a longer prompt only so many tokens are read."""
+    """The number of tokens that are read of a longer prompt."""
     counts: bool = True
     """States how many tokens were read and sampled."""
     card: Mapping[str, Any] = field(default_factory=dict)
 
 
 VLLM = Kind("vllm", ids=True, tells="stop_reason", card={"max_model_len": 512})
-OLD_VLLM = replace(VLLM, ids=False)
 SGLANG = Kind("sglang", tells="matched_stop", card={"max_model_len": 512})
 LLAMA = Kind("llamacpp", many=False, newer_logprobs=True, card={"meta": {"n_ctx_train": 512}})
 HOSTED = Kind("someone", takes_ids=False, unknown_fields=False, max_logprobs=5)
@@ -107,15 +106,15 @@ def edited(edit: Callable[[dict[str, Any]], object]) -> Fault:
 
 
 class Sick:
-    """Answers as if nothing were until the first call of a run comes, and from then on does this. Questions at the opening and probes
-    are about one token, as only later calls of a run are."""
+    """Answers as if nothing were until the first call of a run comes, and from then on does this. Questions at the opening are about few
+    tokens."""
 
     def __init__(self, fault: Fault) -> None:
         self.fault, self.calls = fault, 0
         """How many requests of the run it met."""
 
     def __call__(self, handler: "Handler", reply: Reply) -> None:
-        self.calls += bool(self.calls) or handler.body.get("max_tokens", 0) > 1
+        self.calls += bool(self.calls) or handler.body.get("max_tokens", 0) > 16
         (self.fault if self.calls else Handler.send)(handler, reply)
 
 
@@ -168,7 +167,7 @@ def refuse_connections(handler: "Handler", reply: Reply) -> None:
 
 
 def late(seconds: float) -> Fault:
-    """Answer after so many seconds."""
+    """Answer after a while."""
 
     def fault(handler: "Handler", reply: Reply) -> None:
         threading.Event().wait(seconds)
@@ -203,6 +202,8 @@ class SmallServer:
         self.metrics = ""
         """What `/metrics` says; empty: there is no such page."""
         self.script: Callable[[Sequence[int], int], str] = story
+        self.chat: Callable[[Mapping[str, Any]], Reply] = chat_reply
+        """Replies to the body of a chat."""
         self.seen: list[Seen] = []
         self.changed = threading.Condition()
         self.completions = "/v1/completions"
@@ -269,7 +270,7 @@ class SmallServer:
         if seen.path == "/metrics" and self.metrics:
             return 200, {"Content-Type": "text/plain"}, self.metrics.encode()
         if seen.path == "/v1/chat/completions":
-            return chat_reply(seen.body)
+            return self.chat(seen.body)
         if seen.path != self.completions:
             return refusal(404, "Not Found")
         return Writer(self, seen.body).reply()
@@ -283,11 +284,15 @@ def story(prompt: Sequence[int], draw: int) -> str:
 
 def chat_reply(body: Mapping[str, Any]) -> Reply:
     """A short thought and an answer, or one of the options that are asked for."""
-    message = {"role": "assistant", "content": "It is \\boxed{42}.", "reasoning_content": "Let me think."}
     if "nothing but one of" in body["messages"][-1]["content"]:
-        message = {"role": "assistant", "content": "I take candidate 1."}
+        return said(body, "I take candidate 1.")
+    return said(body, "It is \\boxed{42}.", reasoning_content="Let me think.")
+
+
+def said(body: Mapping[str, Any], content: str, **more: str) -> Reply:
+    """The reply of a chat with this message."""
     usage = {"prompt_tokens": 7, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}}
-    choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+    choices = [{"index": 0, "message": {"role": "assistant", "content": content, **more}, "finish_reason": "stop"}]
     return page({"id": "chat", "object": "chat.completion", "model": body["model"], "choices": choices, "usage": usage})
 
 

@@ -12,7 +12,6 @@ from msgspec import Struct, structs
 
 from pipeline.bundled import find_file
 from pipeline.engine import Availability, Examination, Finding, MemoryRow, Tokenizer
-from pipeline.engines.chat_template import end_rendering
 from pipeline.engines.checkpoint import ANEW
 from pipeline.engines.model_card import local_folder
 from pipeline.engines.models import resolve
@@ -147,19 +146,16 @@ def unmet(plan: Plan, examined: Mapping[str, Examination | None]) -> Iterator[Fi
 
 def unsuited_tokenizers(plan: Plan, tokenizers: Mapping[str, Tokenizer]) -> Iterator[Finding]:
     """The flaws of the tokenizers, and their chat templates, for the stages of `plan`."""
-    try:
-        for role, tokenizer in tokenizers.items():
-            stages = [node.name for node in plan.stages() if node.spec.role == role]
-            try:
-                builders = builders_of(plan, {role: tokenizer})
-                for name in stages:
-                    build_stages(plan, builders, f"engine {role!r}", only=name)
-            except GraphError as error:
-                place = error.where.removeprefix(f"engine {role!r}").lstrip(": ")
-                what = f"{place}: {error.what}" if place else error.what
-                yield Finding(role=role, what=what, remedy="use another model, or other prompts", fatal=True)
-    finally:
-        end_rendering()
+    for role, tokenizer in tokenizers.items():
+        stages = [node.name for node in plan.stages() if node.spec.role == role]
+        try:
+            builders = builders_of(plan, {role: tokenizer})
+            for name in stages:
+                build_stages(plan, builders, f"engine {role!r}", only=name)
+        except GraphError as error:
+            place = error.where.removeprefix(f"engine {role!r}").lstrip(": ")
+            what = f"{place}: {error.what}" if place else error.what
+            yield Finding(role=role, what=what, remedy="use another model, or other prompts", fatal=True)
 
 
 async def examine(specs: Mapping[str, EngineSpec], machine: Machine) -> dict[str, Examination | None]:

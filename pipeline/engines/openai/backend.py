@@ -3,29 +3,28 @@
 Specs enter, open engines leave: every server is asked what it is and what it can do before anything is run.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial, reduce
 from importlib.metadata import version
-from typing import TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
-from pipeline.engine import Availability, Backend, Examination, Fact, Finding
+from pipeline.engine import Backend, Examination, Fact, Finding
 from pipeline.engines.models import resolve
-from pipeline.engines.openai.client import Server, check_url, read_key
+from pipeline.engines.openai.client import Server
 from pipeline.engines.openai.engine import Deployment, OpenAIEngine, ServedTokenizer
-from pipeline.engines.openai.probe import CacheConfig, ProbedServer, ServedModel, context_length, find_model, probe_server
+from pipeline.engines.openai.probe import CacheConfig, CheckedServer, ServedModel, check_server, context_length, find_model
 from pipeline.engines.openai.request import MANY, PRIORITY, Capabilities, shared_capabilities
+from pipeline.engines.openai.served import connect, served_available, unusable, where_of, within
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.startup import READY, tell_phase
 from pipeline.engines.validate import is_another_model
-from pipeline.errors import GraphError, boundary, install_command
+from pipeline.errors import GraphError, boundary
 from pipeline.machine import Machine
 from pipeline.tasks import background_tasks, gather
 
-T = TypeVar("T")
 _SHORTENS = "whether the server truncates prompts"
 _SHORTENS_OR_ADDS = f"{_SHORTENS}, or prepends a token (which `adds_bos` would state),"
 
@@ -48,16 +47,16 @@ async def open_openai(specs: Mapping[str, OpenAISpec]) -> AsyncIterator[Mapping[
 async def _open_all(specs: Mapping[str, OpenAISpec], stack: AsyncExitStack, tasks: TaskGroup) -> dict[str, OpenAIEngine]:
     """The engines of all roles, with what fails fast done first: addresses and keys, then the lists of models, then the
     tokenizers, which load slowly."""
-    connected = [(role, spec, _connect(role, spec, stack)) for role, spec in specs.items()]
-    surveyed = await gather([partial(_within, role, spec, partial(_survey, role, spec, servers)) for role, spec, servers in connected])
+    connected = [(role, spec, connect(role, spec, stack)) for role, spec in specs.items()]
+    surveyed = await gather([partial(within, role, spec, partial(_survey, role, spec, servers)) for role, spec, servers in connected])
     engines: dict[str, OpenAIEngine] = {}
     for deployment, models in surveyed:
         tell_phase(deployment.role, "loading the tokenizer")
         tokenizer = await anyio.to_thread.run_sync(_load_tokenizer, deployment.role, deployment.spec, abandon_on_cancel=True)
-        where, spec, servers = _where(deployment.role), deployment.spec, zip(deployment.servers, models, strict=True)
-        tell_phase(deployment.role, "probing what its servers can do")
-        probes = [partial(probe_server, where, server, model, spec, tokenizer) for server, model in servers]
-        probed = await _within(deployment.role, spec, partial(gather, probes))
+        where, spec, servers = where_of(deployment.role), deployment.spec, zip(deployment.servers, models, strict=True)
+        tell_phase(deployment.role, "checking what its servers can do")
+        probes = [partial(check_server, where, server, model, spec, tokenizer) for server, model in servers]
+        probed = await within(deployment.role, spec, partial(gather, probes))
         if len({one.can.adds_bos for one in probed}) > 1:
             raise GraphError(where, "some of its servers put a beginning-of-sequence token before a prompt and others do not")
         can = reduce(shared_capabilities, (one.can for one in probed))
@@ -66,34 +65,9 @@ async def _open_all(specs: Mapping[str, OpenAISpec], stack: AsyncExitStack, task
     return engines
 
 
-async def _within(role: str, spec: OpenAISpec, ask: Callable[[], Awaitable[T]]) -> T:
-    """What `ask` finds out about the servers of a role; raises `GraphError` where that takes longer than the spec allows."""
-    with anyio.move_on_after(spec.startup_timeout_s):
-        return await ask()
-    what = f"its servers did not say what they can do within startup_timeout_s={spec.startup_timeout_s:g}; increase it if they need more"
-    raise GraphError(_where(role), what)
-
-
-def _where(role: str) -> str:
-    return f"engine {role!r}"
-
-
-def _connect(role: str, spec: OpenAISpec, stack: AsyncExitStack) -> list[Server]:
-    where = _where(role)
-    urls = [check_url(where, url) for url in ([spec.base_url] if isinstance(spec.base_url, str) else spec.base_url)]
-    if not urls or len(set(urls)) < len(urls):
-        raise GraphError(where, "base_url must name at least one server, each of them once")
-    key = read_key(where, spec.api_key_env)
-    servers = [Server(where, url, key, spec.max_in_flight) for url in urls]
-    tell_phase(role, f"connecting to {', '.join(server.url for server in servers)}")
-    for server in servers:
-        stack.push_async_callback(server.aclose)
-    return servers
-
-
 async def _survey(role: str, spec: OpenAISpec, servers: Sequence[Server]) -> tuple[Deployment, list[ServedModel]]:
     """The deployment of a role, and its model as each of the servers lists it."""
-    where = _where(role)
+    where = where_of(role)
     models = await gather([partial(find_model, where, server, spec) for server in servers])
     lengths = [context_length(where, server, spec, model) for server, model in zip(servers, models, strict=True)]
     return Deployment(role, spec, servers, min(lengths)), models
@@ -104,13 +78,13 @@ def _load_tokenizer(role: str, spec: OpenAISpec) -> ServedTokenizer:
         tokenizer = ServedTokenizer(resolve(role, spec.tokenizer or spec.model), template_arguments=spec.chat_template_kwargs)
     except GraphError as error:
         remedy = "" if spec.tokenizer else "; set tokenizer to the folder or the hub name of the model's own"
-        raise GraphError(_where(role), f"{error}{remedy}") from error
-    with boundary(GraphError, _where(role), foreign=GraphError):
-        tokenizer.render([{"role": "user", "content": "0 or 1?"}])  # a template that computes up to its limit does so in this thread
+        raise GraphError(where_of(role), f"{error}{remedy}") from error
+    with boundary(GraphError, where_of(role), foreign=GraphError):
+        tokenizer.render([{"role": "user", "content": "0 or 1?"}])
     return tokenizer
 
 
-def facts(deployment: Deployment, can: Capabilities, probed: Sequence[ProbedServer]) -> dict[str, Fact]:
+def facts(deployment: Deployment, can: Capabilities, probed: Sequence[CheckedServer]) -> dict[str, Fact]:
     """The engine's `Engine.facts`: what is known of the servers, and what is assumed where they do not say."""
     by_text = not can.returns_ids and not can.reports_stop
     return {
@@ -133,7 +107,7 @@ def facts(deployment: Deployment, can: Capabilities, probed: Sequence[ProbedServ
     }
 
 
-def _doubts(deployment: Deployment, can: Capabilities, probed: Sequence[ProbedServer]) -> dict[str, Fact]:
+def _doubts(deployment: Deployment, can: Capabilities, probed: Sequence[CheckedServer]) -> dict[str, Fact]:
     """What cannot be known of the servers, or is strange, as the fact `doubts`."""
     asked = deployment.spec.model
     names = ((server.url, one.answered_by) for server, one in zip(deployment.servers, probed, strict=True))
@@ -157,31 +131,19 @@ def _cache_facts(caches: Sequence[CacheConfig | None]) -> dict[str, Fact]:
 
 async def examine_openai(specs: Mapping[str, OpenAISpec], machine: Machine) -> Examination:
     """Ask the servers of every role what they can do, as a run would at its start."""
-    found = {role: await _ask(role, spec) for role, spec in specs.items()}
-    return Examination(
-        findings=tuple(finding for finding, _ in found.values()), cannot={role: cannot for role, (_, cannot) in found.items()}
-    )
+    findings: list[Finding] = []
+    cannot: dict[str, Collection[str]] = {}
+    for role, spec in specs.items():
+        try:
+            async with open_openai({role: spec}) as engines:
+                found, cannot[role] = engines[role].facts, engines[role].can.cannot
+        except GraphError as error:
+            findings.append(unusable(role, error))
+            continue
+        words = f"{found['server']} {found['server_version']} answers: prompts as {found['prompts']}, outputs as {found['outputs']}"
+        how = f"options {found['options']}, stops {found['stops']}, prompt tokens {found['prompt_tokens']}"
+        findings.append(Finding(role=role, what=words, remedy=how, fatal=False))
+    return Examination(findings=tuple(findings), cannot=cannot)
 
 
-async def _ask(role: str, spec: OpenAISpec) -> tuple[Finding, Collection[str]]:
-    """What is found of the servers of a role, and what these cannot do."""
-    try:
-        async with open_openai({role: spec}) as engines:
-            found, cannot = engines[role].facts, engines[role].can.cannot
-    except GraphError as error:
-        what, _, remedy = error.what.partition("; ")
-        return Finding(role=role, what=what, remedy=remedy, fatal=True), ()
-    words = f"{found['server']} {found['server_version']} answers: prompts as {found['prompts']}, outputs as {found['outputs']}"
-    how = f"options {found['options']}, stops {found['stops']}, prompt tokens {found['prompt_tokens']}"
-    return Finding(role=role, what=words, remedy=how, fatal=False), cannot
-
-
-def openai_available(machine: Machine) -> Availability:
-    """Whether the HTTP library is installed."""
-    installed = machine.versions.get("httpx2")
-    if installed is None:
-        return Availability(usable=False, what="httpx2 is not installed", remedy=install_command("openai"))
-    return Availability(usable=True, what=f"httpx2 {installed}")
-
-
-BACKEND = Backend(spec=OpenAISpec, open=open_openai, available=openai_available, examine=examine_openai, tokenizer=_load_tokenizer)
+BACKEND = Backend(spec=OpenAISpec, open=open_openai, available=served_available, examine=examine_openai, tokenizer=_load_tokenizer)

@@ -1,12 +1,13 @@
-"""Finds out what a server can do by asking it: its models, its context length, and the richest request that it answers.
+"""Finds out what a server is and checks what its preset says of it, by asking it: its models, its context length, and a few small requests.
 
-The questions are ordinary requests, built and read as those of a run are.
+The questions are ordinary requests, built and read as those of a run are. What a server cannot do is left out of its capabilities; one
+that does not answer a prompt as it was sent is refused with its own words.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import anyio
@@ -14,20 +15,31 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, structs
 
 from pipeline.engine import Request, Tokenizer
-from pipeline.engines.openai.client import UNREADABLE, Broken, Reply, Server, server_error_of
-from pipeline.engines.openai.replies import Closed, Miscounted, Unanswered, refusal_of, refuse_closed
-from pipeline.engines.openai.request import MANY, SCORING, SEED, Capabilities, capability_levels, request_bodies, streamed
-from pipeline.engines.openai.response import ResponseBody, completion_of, decode_response
+from pipeline.engines.openai.client import UNREADABLE, NoAnswer, Reply, Server, quoted
+from pipeline.engines.openai.replies import refusal_of, refuse_closed, server_error_of
+from pipeline.engines.openai.request import (
+    EXACT,
+    MANY,
+    OWNERS,
+    PRESETS,
+    PRIORITY,
+    SCORING,
+    SEED,
+    Capabilities,
+    max_bytes,
+    probe_request,
+    request_bodies,
+    streamed,
+)
+from pipeline.engines.openai.response import ResponseBody, completion_of, decode_reply
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.openai.stated import model_of, read_usage
 from pipeline.engines.openai.stream import StreamedAnswer
 from pipeline.engines.openai.text_mode import close_mark
 from pipeline.errors import GraphError, did_you_mean
 
-T = TypeVar("T")
 ContextLength = Annotated[int, Meta(ge=16, lt=1 << 31)]
 """Tokens; some servers state numbers such as -1 or 10^30 for a length that they do not know."""
-_MAX_NAMES = 20
 QUESTION = (
     "So each of the 4 friends at the café first has 12 apples, then gives away half of them: is 24 = \\frac{48}{2} left, or 12.5? "
     "Answer 1 for yes, 0 for no."
@@ -38,13 +50,13 @@ LONG_PROMPT, SPARE_TOKENS = 4352, 64
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.25, 5.0
 """First and longest wait between two questions to a server that is still loading, whatever it asks for; each wait is twice as long as
 the one before."""
-
+_COME_BACK = (429, 503)
+"""Statuses of a server that is busy, or still loads its model."""
+_MAX_NAMES = 20
 _NOBODY = "which-nobody-serves"
 """Added to the name of a model, it makes one that no server has."""
 _BIAS = 100
 """The greatest bias of a token's logit that servers take: it is sampled for certain."""
-_OWN_CONTEXT = ("max_model_len", "context_length", "context_window", "max_context_length")
-"""Every key under which servers state the context length of a model, in the order in which they are asked."""
 
 
 class ServedModel(Struct, frozen=True):
@@ -62,13 +74,7 @@ class ServedModel(Struct, frozen=True):
     """As vLLM lists it: the folder or the hub name of the model."""
 
 
-class ModelList(Struct, frozen=True):
-    """The answer to GET /models."""
-
-    data: tuple[Raw, ...]
-
-
-class ProbedServer(NamedTuple):
+class CheckedServer(NamedTuple):
     """What one server of a deployment answered when it was asked about itself."""
 
     model: ServedModel
@@ -90,41 +96,42 @@ class CacheConfig(NamedTuple):
     """Tokens that fit, over all of its engines."""
 
 
-def _model_list(server: Server, reply: Reply) -> list[ServedModel] | None:
-    """The models that a reply lists, or None where it is no list of models. What is odd about one model does not matter to another, and
-    a field of a wrong type is as one that is not there."""
-    listed = _readable(reply.content, ModelList) if reply.ok else None
-    return None if listed is None else [model for card in listed.data if (model := _model_of(server, card)) is not None]
-
-
-def _model_of(server: Server, raw: Raw) -> ServedModel | None:
-    card = _readable(raw, dict[str, Raw]) or {}
-    name = _field(card, "id", str)
-    if name is None:
-        return None
-    meta = _field(card, "meta", dict[str, Raw]) or {}  # of llama.cpp
-    stated = (_field(card, key, ContextLength) for key in _OWN_CONTEXT)
-    owner = _field(card, "owned_by", str)
-    return ServedModel(
-        id=name,
-        owned_by=None if owner is None else server.quote(owner),
-        own_context=next((length for length in stated if length is not None), None) or _field(meta, "n_ctx", ContextLength),
-        trained_context=_field(meta, "n_ctx_train", ContextLength),
-        parent=_field(card, "parent", str),
-        root=_field(card, "root", str),
-    )
-
-
-def _field(card: Mapping[str, Raw], name: str, kind: type[T]) -> T | None:
-    """A field of a card; None where it is not there or not of this kind."""
-    return _readable(card[name], kind) if name in card else None
-
-
-def _readable(content: bytes | Raw, kind: type[T]) -> T | None:
+def _read(content: bytes | Raw, kind: Any) -> Any:
+    """The JSON in `content`; None where it holds none of this kind."""
     try:
         return msgspec.json.decode(content, type=kind)
     except UNREADABLE:
         return None
+
+
+def _models_in(reply: Reply) -> list[ServedModel] | None:
+    """The models that a reply lists; None where it is no list of models. What is odd about one model does not matter to another, and a
+    field of a wrong type counts as one that is not there."""
+    listed = (_read(reply.content, dict[str, Raw]) or {}).get("data") if reply.ok else None
+    cards = None if listed is None else _read(listed, list[Raw])
+    return None if cards is None else [model for card in cards if (model := _model_of(card)) is not None]
+
+
+def _model_of(raw: Raw) -> ServedModel | None:
+    card = _read(raw, dict[str, Raw]) or {}
+
+    def stated(name: str, kind: Any) -> Any:
+        return _read(card.get(name, Raw(b"null")), kind)
+
+    meta = stated("meta", dict[str, Raw]) or {}  # of llama.cpp
+    lengths = [stated(key, ContextLength) for key in ("max_model_len", "context_length", "context_window", "max_context_length")]
+    lengths.append(_read(meta.get("n_ctx", Raw(b"null")), ContextLength))
+    if (name := stated("id", str)) is None:
+        return None
+    owner = stated("owned_by", str)
+    return ServedModel(
+        id=name,
+        owned_by=None if owner is None else quoted(owner),
+        own_context=next(filter(None, lengths), None),
+        trained_context=_read(meta.get("n_ctx_train", Raw(b"null")), ContextLength),
+        parent=stated("parent", str),
+        root=stated("root", str),
+    )
 
 
 async def find_model(where: str, server: Server, spec: OpenAISpec) -> ServedModel:
@@ -134,28 +141,29 @@ async def find_model(where: str, server: Server, spec: OpenAISpec) -> ServedMode
     """
 
     async def ask(name: str) -> Reply:
-        return await server.post({"model": name, "prompt": "0 or 1?", "max_tokens": 1, **spec.extra})
+        body = {"model": name, "prompt": "0 or 1?", "max_tokens": 1, **spec.extra}
+        return await server.post("/completions", body, max_bytes(body))
 
     models = await listed_models(where, server, spec.api_key_env, spec.reconnect_s)
     for name, served in spec.adapters.items():
         found = await served_model(where, server, models, served, ask, f" as the adapter {name!r}")
         if found.parent not in (None, spec.model):
             what = f"{server.url} serves {served!r}, configured as the adapter {name!r} of {spec.model!r},"
-            raise GraphError(where, f"{what} as an adapter of {server.quote(found.parent)!r}; name another, or correct model")
+            raise GraphError(where, f"{what} as an adapter of {quoted(found.parent)!r}; name another, or correct model")
     return await served_model(where, server, models, spec.model, ask)
 
 
-async def listed_models(where: str, server: Server, api_key_env: str | None, most_s: float) -> list[ServedModel] | Reply:
+async def listed_models(where: str, server: Server, api_key_env: str | None, max_s: float) -> list[ServedModel] | Reply:
     """The models that the server lists, or its reply where that is no list; raises `GraphError` where nothing listens or the key is
     wrong."""
     try:
-        reply = await _send_until_loaded(lambda: server.get("/models"), most_s)
-    except Broken as error:
-        raise GraphError(where, f"the server {error}; start it, or check base_url") from None
-    refuse_closed(where, server, api_key_env, reply)
-    if reply.status in (429, 503):
+        reply = await _send_until_loaded(lambda: server.get("/models"), max_s)
+    except NoAnswer as error:
+        raise GraphError(where, f"the server at {server.url} {error}; start it, or check base_url") from None
+    refuse_closed(where, server.url, api_key_env, reply)
+    if reply.status in _COME_BACK:
         raise GraphError(where, f"{server.url}/models returns no list of models ({server_error_of(reply).text}); wait until it has loaded")
-    models = _model_list(server, reply)
+    models = _models_in(reply)
     return reply if models is None else models
 
 
@@ -163,15 +171,14 @@ async def served_model(
     where: str, server: Server, models: Sequence[ServedModel] | Reply, name: str, ask: Callable[[str], Awaitable[Reply]], purpose: str = ""
 ) -> ServedModel:
     """The one of the server's `models` (`listed_models`) that has this name. One that is not listed is served where the server answers
-    `ask`, a small request to the model of a name, and rejects a made-up name. Raises
-    `GraphError` for any other."""
+    `ask`, a small request to the model of a name, and rejects a made-up name. Raises `GraphError` for any other."""
     known = [] if isinstance(models, Reply) else models
     model = next((each for each in known if each.id == name), None)
     if model is not None:
         return model
 
     async def asked(other: str) -> Reply:
-        with suppress(Broken):
+        with suppress(NoAnswer):
             return await ask(other)
         return await ask(other)  # once more: a server that failed may close the connection behind its answer
 
@@ -179,8 +186,8 @@ async def served_model(
         reply = await asked(name)
         if reply.ok and (isinstance(models, Reply) or not (await asked(f"{name}-{_NOBODY}")).ok):
             return ServedModel(name)
-    except Broken as error:
-        raise GraphError(where, f"the server {error}") from None
+    except NoAnswer as error:
+        raise GraphError(where, f"the server at {server.url} {error}") from None
     raise GraphError(where, _why_not_served(server, models, name, reply, purpose))
 
 
@@ -193,7 +200,7 @@ def _why_not_served(server: Server, models: Sequence[ServedModel] | Reply, name:
         if reply.status == 404:
             return f"{unlisted}, and no completion ({said}); base_url usually ends with /v1"
         return f"{unlisted}, and the server rejects a completion with {name!r}{purpose} (status {reply.status}): {said}"
-    names = [server.quote(each.id) for each in models]
+    names = [quoted(each.id) for each in models]
     near = did_you_mean(name, names) if len(names) <= _MAX_NAMES else f"it serves {len(names)} other models"
     if reply.ok or reply.status in (400, 404, 422):
         return f"{server.url} does not serve {name!r}{purpose}; {near}"
@@ -211,61 +218,141 @@ def context_length(where: str, server: Server, spec: OpenAISpec, model: ServedMo
     return length
 
 
-_COME_BACK = (429, 503)
-"""Statuses of a server that is busy, or still loads its model."""
+async def check_server(where: str, server: Server, model: ServedModel, spec: OpenAISpec, tokenizer: Tokenizer) -> CheckedServer:
+    """What the server can do: what its preset says, as far as it answers a small request for each of it.
+
+    Raises `GraphError` where it does not answer a prompt, or reads another one than it is sent.
+    """
+    preset = spec.server if spec.server != "auto" else OWNERS.get(model.owned_by, "generic")
+    check = _Check(where, server, spec, tokenizer, preset)
+    can = structs.replace(PRESETS[preset], adds_bos=bool(spec.adds_bos) and PRESETS[preset].prompts == "text")
+    plain = structs.replace(can, fields=can.fields - {PRIORITY, *EXACT}, top_logprobs=0)
+    try:
+        answer = await check.ask(plain)
+    except NoAnswer as found:
+        if not (found.excess == 1 and plain.prompts == "text" and spec.adds_bos is None):
+            raise check.refused(found) from None
+        can, plain = structs.replace(can, adds_bos=True), structs.replace(plain, adds_bos=True)
+        answer = await check.answered(plain)
+    stated = {
+        "reports_stop": answer.choices[0].reported_stop is not UNSET,
+        "counts_prompts": bool(read_usage(answer.usage).prompt_tokens),
+    }
+    can = await check.confirmed(structs.replace(can, **stated))
+    await check.reading(can, context_length(where, server, spec, model))
+    return CheckedServer(model, can, await _version(server, model, answer), await _cache_config(server, model), model_of(answer.model))
 
 
-class _Prober(NamedTuple):
+class _Check(NamedTuple):
     """Asks one server, whose answers are about one model."""
 
     where: str
     server: Server
     spec: OpenAISpec
     tokenizer: Tokenizer
+    preset: str
 
-    async def ask(self, can: Capabilities, request: Request, **fields: object) -> ResponseBody | Reply | Unanswered:
-        """The server's answer to `request`, with further `fields`; the reply that refuses it, or what is wrong with its answer."""
+    async def ask(self, can: Capabilities, request: Request | None = None, **fields: object) -> ResponseBody:
+        """The server's answer to `request`, with further `fields`; raises `NoAnswer`."""
+        request = request or probe_request(self.tokenizer, can)
         [body] = request_bodies(request, can, self.spec.model, self.tokenizer, request.max_tokens)
-        try:
-            reply = await _send_until_loaded(lambda: self.server.post({**body, **self.spec.extra, **fields}), self.spec.reconnect_s)
-        except Broken as error:
-            raise GraphError(self.where, f"the server {error}") from None
-        refuse_closed(self.where, self.server, self.spec.api_key_env, reply)
+        body |= {**self.spec.extra, **fields}
+        reply = await _send_until_loaded(lambda: self.server.post("/completions", body, max_bytes(body)), self.spec.reconnect_s)
+        refuse_closed(self.where, self.server.url, self.spec.api_key_env, reply)
         if reply.status in _COME_BACK:  # what a busy server can do is not known, and each question would wait as long
-            busy = self.server.quote(str(refusal_of(reply)))
-            raise GraphError(
-                self.where, f"the server at {self.server.url} {busy}; it has been busy for reconnect_s={self.spec.reconnect_s:g}"
-            )
-        if not reply.ok:
-            return reply
-        try:
-            answer = decode_response(reply.content)
-            completion_of(request, [answer], can, self.tokenizer)
-        except Unanswered as flaw:
-            return flaw
+            busy = f"{quoted(str(refusal_of(reply)))}; it has been busy for reconnect_s={self.spec.reconnect_s:g}"
+            raise GraphError(self.where, f"the server at {self.server.url} {busy}")
+        answer = decode_reply(reply)
+        completion_of(request, [answer], can, self.tokenizer)
         return answer
 
-    async def answers(self, can: Capabilities, request: Request) -> bool:
-        """Whether the server answers `request`."""
-        return isinstance(await self.ask(can, request), ResponseBody)
+    async def answered(self, can: Capabilities, request: Request | None = None) -> ResponseBody:
+        """The server's answer to `request`; raises `GraphError` where it gives none."""
+        try:
+            return await self.ask(can, request)
+        except NoAnswer as found:
+            raise self.refused(found) from None
 
-    async def streams(self, can: Capabilities, request: Request) -> bool:
-        """Whether the answer to `request` comes in pieces."""
+    async def answers(self, can: Capabilities, request: Request | None = None) -> bool:
+        """True if the server answers `request`."""
+        with suppress(NoAnswer):
+            await self.ask(can, request)
+            return True
+        return False
+
+    def refused(self, found: NoAnswer) -> GraphError:
+        """The error for a server that does not answer a prompt."""
+        url, said = self.server.url, quoted(str(found))
+        if found.excess is not None:
+            return GraphError(self.where, f"{url} {found}")
+        if found.verdict == "gone":
+            what = f"{url} has no /completions ({said}); a server with only chat completions cannot continue a partial reply"
+            return GraphError(self.where, what)
+        what = f"{url} does not answer a completion with {self.spec.model!r}, asked as a server of the kind {self.preset!r} (it {said})"
+        return GraphError(self.where, what if self.preset == "generic" else f"{what}; `server: generic` asks for less")
+
+    async def confirmed(self, can: Capabilities) -> Capabilities:
+        """`can` without what the server does not do when it is asked to."""
+        chosen = structs.replace(can, fields=can.fields - {PRIORITY})
+        for able in (chosen, structs.replace(chosen, fields=chosen.fields - EXACT), structs.replace(chosen, top_logprobs=0)):
+            if not able.top_logprobs or await self.answers(able):
+                can = structs.replace(able, fields=able.fields | (can.fields & {PRIORITY}))
+                break
+        greedy = structs.replace(probe_request(self.tokenizer, can), option_ids=())
+        sampled = structs.replace(greedy, temperature=1.0)
+        scored = structs.replace(greedy, prompt_ids=greedy.prompt_ids[:-1], scored_ids=tuple(greedy.prompt_ids[-1:]))
+        questions = {PRIORITY: greedy, SEED: sampled, MANY: structs.replace(sampled, n=2), SCORING: scored}
+        missing = [
+            field
+            for field, question in questions.items()
+            if field in can.fields
+            and not await self.answers(structs.replace(can, fields=can.fields - questions.keys() | {field}), question)
+        ]
+        can = structs.replace(can, fields=can.fields - set(missing))
+        return structs.replace(can, hides_marks=await self._hides_marks(can), streams=await self._streams(can, greedy))
+
+    async def reading(self, can: Capabilities, context: int) -> None:
+        """Raise `GraphError` where the server makes other tokens of a text than the tokenizer does, or reads less of a long one than is
+        sent, as Ollama does beyond 4,096 tokens; servers that take ids refuse too many of them."""
+        if not can.counts_prompts:
+            return
+        length = max(1, min(context - SPARE_TOKENS, LONG_PROMPT))
+        question = f"{QUESTION}\n\n" * (1 + length // 16 if can.prompts == "text" else 1)
+        request = structs.replace(probe_request(self.tokenizer, can, question), request_id="long probe", option_ids=())
+        request = structs.replace(request, prompt_ids=request.prompt_ids[:length])
+        try:
+            await self.ask(structs.replace(can, prompts="text"), request)
+        except NoAnswer as found:
+            if found.excess is not None and not (can.prompts == "ids" and found.excess == 1):
+                raise self.refused(found) from None
+
+    async def _streams(self, can: Capabilities, request: Request) -> bool:
+        """True if the answer to `request` comes in pieces."""
         [body] = request_bodies(request, can, self.spec.model, self.tokenizer, request.max_tokens)
         answer = StreamedAnswer()
-        try:
-            if await self.server.stream({**streamed(body, can), **self.spec.extra}, answer.feed) is not None:
-                return False
+        with suppress(NoAnswer):
+            body |= self.spec.extra
+            reply = await self.server.post("/completions", streamed(body, can), max_bytes(body), answer.feed)
             answer.body()
-        except (Broken, Unanswered):
-            return False
-        return True
+            return reply.streamed
+        return False
 
-    async def shows(self, can: Capabilities, id_: int) -> bool | None:
-        """Whether the server shows the text of a token that it samples; None where it cannot be made to sample it."""
-        request = probe_request(self.tokenizer, structs.replace(can, top_logprobs=0))
-        answer = await self.ask(can, request, logit_bias={str(id_): _BIAS})
-        if not isinstance(answer, ResponseBody):
+    async def _hides_marks(self, can: Capabilities) -> bool:
+        """True if the server's texts lack the closing reasoning tag, though they show a digit that it is made to sample in the same way.
+        False if that cannot be determined, and for a chat that begins after a thought, which no tag closes."""
+        close = close_mark(self.tokenizer)
+        chat = self.tokenizer.render([{"role": "user", "content": "0 or 1?"}])
+        if can.returns_ids or close is None or chat.rstrip().endswith(close):
+            return False
+        return await self._shows(can, self.tokenizer.encode("1")[-1]) is True and (
+            await self._shows(can, self.tokenizer.special_ids[close]) is False
+        )
+
+    async def _shows(self, can: Capabilities, id_: int) -> bool | None:
+        """True if the server shows the text of a token that it samples; None where it cannot be made to sample it."""
+        try:
+            answer = await self.ask(structs.replace(can, top_logprobs=0), logit_bias={str(id_): _BIAS})
+        except NoAnswer:
             return None
         choice, text = answer.choices[0], self.tokenizer.decode([id_])
         if text.strip() in (choice.text or ""):
@@ -273,119 +360,22 @@ class _Prober(NamedTuple):
         return None if choice.text or choice.finish_reason != "length" else False
 
 
-async def probe_server(where: str, server: Server, model: ServedModel, spec: OpenAISpec, tokenizer: Tokenizer) -> ProbedServer:
-    """What the server can do: the first of the capability levels at which it answers, refined by further questions.
-
-    Raises `GraphError` where it answers at none.
-    """
-    prober, refusals = _Prober(where, server, spec, tokenizer), list[Reply | Unanswered]()
-    for each in capability_levels(spec.prompts):
-        level = structs.replace(each, adds_bos=bool(spec.adds_bos)) if each.prompts == "text" else each
-        request = probe_request(tokenizer, level)
-        answer = await prober.ask(level, request)
-        if isinstance(answer, Miscounted) and answer.excess == 1 and level.prompts == "text" and spec.adds_bos is None:
-            level = structs.replace(level, adds_bos=True)
-            answer = await prober.ask(level, request)
-        if isinstance(answer, ResponseBody):
-            can = await _refine(prober, _observed(level, answer))
-            await _check_reading(prober, context_length(where, server, spec, model), can)
-            version, cache = await _version(server, model, answer), await _cache_config(server, model)
-            return ProbedServer(model, can, version, cache, model_of(answer.model))
-        refusals.append(answer)
-    raise GraphError(where, _why_not(server, spec, max(reversed(refusals), key=_tells)))
-
-
-async def _check_reading(prober: _Prober, most: int, can: Capabilities) -> None:
-    """Raise `GraphError` where the server, whose context has `most` tokens, makes other tokens of a text than the tokenizer does, or reads
-    less of a long one than is sent, as Ollama does beyond 4,096 tokens; servers that take ids refuse too many of them."""
-    if not can.counts_prompts:
-        return
-    length = max(1, min(most - SPARE_TOKENS, LONG_PROMPT))
-    question = f"{QUESTION}\n\n" * (1 + length // 16 if can.prompts == "text" else 1)
-    request = structs.replace(probe_request(prober.tokenizer, can, question), request_id="long probe", option_ids=())
-    request = structs.replace(request, prompt_ids=request.prompt_ids[:length])
-    found = await prober.ask(structs.replace(can, prompts="text"), request)
-    if isinstance(found, Miscounted) and not (can.prompts == "ids" and found.excess == 1):
-        raise GraphError(prober.where, _why_not(prober.server, prober.spec, found))
-
-
-def _tells(reply: Reply | Unanswered) -> int:
-    """How much a reply at one level tells of why a server cannot be used."""
-    return 2 if isinstance(reply, Miscounted) else 1 if isinstance(reply, Reply) else 0
-
-
-def _why_not(server: Server, spec: OpenAISpec, reply: Reply | Unanswered) -> str:
-    """Why a server that answers at no level cannot be used; `reply` is the most telling one."""
-    if isinstance(reply, Miscounted):
-        return f"{server.url} {reply}"
-    said = server_error_of(reply).text if isinstance(reply, Reply) else f"it {server.quote(str(reply))}"
-    if isinstance(reply, Reply) and reply.status in (404, 405):
-        return f"{server.url} has no /completions ({said}); a server with only chat completions cannot continue a partial reply"
-    if spec.prompts != "auto":
-        return f"{server.url} does not accept `prompts: {spec.prompts}` ({said}); leave it out to use what the server supports"
-    return f"{server.url} does not answer a completion with {spec.model!r} ({said})"
-
-
-def probe_request(tokenizer: Tokenizer, level: Capabilities, question: str = "0 or 1?") -> Request:
-    """The request that is tried: one token after a short chat, a choice between two where `level` has log probabilities."""
-    prompt = tokenizer.encode(tokenizer.render([{"role": "user", "content": question}]))
-    options = tuple(dict.fromkeys(tokenizer.encode(digit)[-1] for digit in "01")) if level.top_logprobs else ()
-    return Request(request_id="probe", prompt_ids=prompt, max_tokens=1, option_ids=options, priority=1)
-
-
-def _observed(level: Capabilities, answer: ResponseBody) -> Capabilities:
-    """`level` with what `answer` shows beyond that the server answers: whether it reports stops and counts prompts."""
-    return structs.replace(
-        level,
-        reports_stop=answer.choices[0].reported_stop is not UNSET,
-        counts_prompts=bool(read_usage(answer.usage).prompt_tokens),
-    )
-
-
-async def _refine(prober: _Prober, can: Capabilities) -> Capabilities:
-    """`can` with what further questions show: whether the server takes seeds, samples several candidates at once, scores a prompt's
-    tokens, shows the closing reasoning tag, and streams answers."""
-    question = structs.replace(probe_request(prober.tokenizer, can), option_ids=())
-    sampled = structs.replace(question, temperature=1.0)
-    for extra in ({SEED, MANY}, {SEED}, {MANY}):
-        able = structs.replace(can, fields=can.fields | extra)
-        if await prober.answers(able, structs.replace(sampled, n=2 if MANY in extra else 1)):
-            can = able
-            break
-    scoring = structs.replace(can, fields=can.fields | {SCORING})
-    scored = structs.replace(question, prompt_ids=question.prompt_ids[:-1], scored_ids=tuple(question.prompt_ids[-1:]))
-    if can.returns_ids and await prober.answers(scoring, scored):
-        can = scoring
-    return structs.replace(can, hides_marks=await _hides_marks(prober, can), streams=await prober.streams(can, question))
-
-
-async def _hides_marks(prober: _Prober, can: Capabilities) -> bool:
-    """Whether the server's texts lack the closing reasoning tag, though they show a digit that it is made to sample in the same way. False
-    if that cannot be determined, and for a chat that begins after a thought, which no tag closes."""
-    tokenizer = prober.tokenizer
-    close = close_mark(tokenizer)
-    if can.returns_ids or close is None or tokenizer.render([{"role": "user", "content": "0 or 1?"}]).rstrip().endswith(close):
-        return False
-    return await prober.shows(can, tokenizer.encode("1")[-1]) is True and await prober.shows(can, tokenizer.special_ids[close]) is False
-
-
 async def _version(server: Server, model: ServedModel, answer: ResponseBody) -> str:
     """The server's version: of vLLM from its page `/version`, else the `system_fingerprint` of its answers, else empty."""
     said: str | None = None
     if model.owned_by == "vllm":
-        with suppress(Broken):
+        with suppress(NoAnswer):
             reply = await server.get(_beside(server, "version"))
-            said = _field(_readable(reply.content, dict[str, Raw]) or {}, "version", str)
-    return server.quote(said or _readable(answer.system_fingerprint, str) or "")
+            said = _read((_read(reply.content, dict[str, Raw]) or {}).get("version", Raw(b"null")), str)
+    return quoted(said or _read(answer.system_fingerprint, str) or "")
 
 
 async def _cache_config(server: Server, model: ServedModel) -> CacheConfig | None:
     """The cache of a vLLM server, from its page `/metrics`; None for other servers, and where that page does not say."""
-    if model.owned_by != "vllm":
-        return None
-    with suppress(Broken):
-        reply = await server.get(_beside(server, "metrics"))
-        return cache_config(reply.content.decode(errors="replace")) if reply.ok else None
+    if model.owned_by == "vllm":
+        with suppress(NoAnswer):
+            reply = await server.get(_beside(server, "metrics"))
+            return cache_config(reply.content.decode(errors="replace")) if reply.ok else None
     return None
 
 
@@ -409,18 +399,18 @@ def _beside(server: Server, page: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix('/v1')}/{page}"
 
 
-async def _send_until_loaded(send: Callable[[], Awaitable[Reply]], most_s: float) -> Reply:
-    """The reply to `send`, which is repeated for up to `most_s` seconds while the server says to come back later (429, 503: still
+async def _send_until_loaded(send: Callable[[], Awaitable[Reply]], max_s: float) -> Reply:
+    """The reply to `send`, which is repeated for up to `max_s` seconds while the server says to come back later (429, 503: still
     loading)."""
     reply: Reply | None = None
     delay = FIRST_DELAY_S
-    with anyio.move_on_after(most_s):
+    with anyio.move_on_after(max_s):
         while True:
             reply = await send()
-            if reply.status not in _COME_BACK or isinstance(refusal_of(reply), Closed):
+            if reply.status not in _COME_BACK or refusal_of(reply).verdict == "closed":
                 return reply
             await anyio.sleep(min(reply.retry_after_s or delay, LONGEST_DELAY_S))
             delay = min(2 * delay, LONGEST_DELAY_S)
     if reply is None:
-        raise Broken(f"has not answered for {most_s:g} s")
+        raise NoAnswer("failing", f"has not answered for {max_s:g} s")
     return reply

@@ -1,7 +1,7 @@
 """Requests in the terms of OpenAI's completions endpoint: what a server can do, as data, and the body of a request. Pure.
 
-Servers differ in which fields they take beyond OpenAI's own, and a hosted one rejects a field it does not know. So a server
-is described by the set of optional fields that it honours, and a body holds only fields of that set.
+Servers differ in which fields they take beyond OpenAI's own, and a hosted one rejects a field it does not know. So a server is described by
+the set of optional fields that it honours, and a body holds only fields of that set.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,8 @@ from msgspec import Struct
 from pipeline.engine import Request, Tokenizer
 from pipeline.engines.openai.text_mode import prompt_text
 
-Prompts = Literal["ids", "text"]
-
 TOP_K, MIN_P = "top_k", "min_p"
+MANY, PRIORITY, SCORING, SEED, STOP_IDS = "n", "priority", "prompt_logprobs", "seed", "stop_token_ids"
 NEUTRAL: Mapping[str, Any] = {
     TOP_K: -1,
     MIN_P: 0.0,
@@ -32,43 +31,37 @@ stop from the text, and hide `</think>` where it is a special token."""
 IDS: Mapping[str, Any] = {"return_token_ids": True}
 EXACT = frozenset({"logprob_token_ids", "allowed_token_ids"})
 """Fields with which vLLM chooses among named tokens and gives exactly their log probabilities."""
-MANY, PRIORITY, SCORING, SEED, STOP_IDS = "n", "priority", "prompt_logprobs", "seed", "stop_token_ids"
-VLLM = frozenset({*NEUTRAL, *IDS, *EXACT, STOP_IDS})
-
 _SEEDS_64, _SEEDS_32 = 1 << 62, 1 << 31
 """Bounds of a seed: candidate j of vLLM draws from seed + j, which must stay below 2^63; other servers keep a seed in 32 bits."""
 
-_ANSWER_BYTES = 1 << 20
-"""Of an answer without any token."""
-_SAMPLED_BYTES = 1024
-"""Of a sampled token: its text, perhaps escaped, its id, and log probabilities."""
-_PROMPT_BYTES = 512
-"""Of a token, or a character, of the prompt: its text, its id and its log probability."""
+_ANSWER_BYTES, _SAMPLED_BYTES, _PROMPT_BYTES = 1 << 20, 1024, 512
+"""Bytes of an answer without any token, of a sampled token (its text, perhaps escaped, its id, and log probabilities), and of a token, or a
+character, of a prompt that is repeated or scored."""
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """What a server can do, found out by asking it."""
+    """What a server can do: what its preset says, as far as the server confirms it."""
 
-    prompts: Prompts
+    prompts: Literal["ids", "text"]
     """How it takes prompts: as token ids or as text."""
-    fields: frozenset[str] = frozenset()
+    fields: frozenset[str]
     """Optional request fields that it honours."""
-    top_logprobs: int = 0
+    top_logprobs: int
     """For how many alternatives of a token it gives log probabilities; 0: it gives none at all."""
     reports_stop: bool = False
-    """Whether its answers say which stop ended a candidate."""
+    """True if its answers say which stop ended a candidate."""
     adds_bos: bool = False
-    """Whether it puts a beginning-of-sequence token before a text prompt."""
+    """True if it puts a beginning-of-sequence token before a text prompt."""
     counts_prompts: bool = False
-    """Whether its answers say how many tokens it has read."""
+    """True if its answers say how many tokens it has read."""
     hides_marks: bool = False
-    """Whether its texts lack the closing reasoning tag, though the model wrote it."""
+    """True if its texts lack the closing reasoning tag, though the model wrote it."""
     streams: bool = True
-    """Whether it gives an answer in pieces, so that it can be interrupted."""
+    """True if it gives an answer in pieces, so that it can be interrupted."""
 
     @property
     def cannot(self) -> tuple[str, ...]:
-        """See the fact of that name (`Engine.facts`)."""
+        """The fact of that name of `Engine.facts`."""
         able = {
             "options": bool(self.top_logprobs),
             "scoring": SCORING in self.fields,
@@ -82,37 +75,25 @@ class Capabilities(Struct, frozen=True, kw_only=True):
 
     @property
     def returns_ids(self) -> bool:
-        """Whether its answers hold token ids."""
-        return "return_token_ids" in self.fields
+        """True if its answers hold token ids."""
+        return self.fields >= IDS.keys()
 
     @property
     def exact_options(self) -> bool:
-        """Whether it gives the log probability of every option of a choice, however unlikely."""
+        """True if it gives the log probability of every option of a choice, however unlikely."""
         return self.fields >= EXACT
 
-    @property
-    def sampled_logprobs(self) -> int | None:
-        """The value of `logprobs` that makes it return the log probabilities of the sampled tokens; None where none does."""
-        return None if not self.top_logprobs else 0 if self.returns_ids else 1
 
-
-_ID_LEVELS = (
-    Capabilities(prompts="ids", fields=VLLM | {PRIORITY}, top_logprobs=20),
-    Capabilities(prompts="ids", fields=VLLM, top_logprobs=20),
-    Capabilities(prompts="ids", fields=VLLM - EXACT, top_logprobs=20),
-    Capabilities(prompts="ids", fields=VLLM - EXACT, top_logprobs=5),
-)
-_TEXT_LEVELS = tuple(
-    Capabilities(prompts="text", fields=frozenset(fields), top_logprobs=top)
-    for fields, top in ((NEUTRAL, 20), (NEUTRAL, 5), ((), 20), ((), 5), (NEUTRAL, 0), ((), 0))
-)
-
-
-def capability_levels(prompts: Literal["auto", "ids", "text"]) -> list[Capabilities]:
-    """The capabilities to try at a server, the richest first; `prompts` is the spec's."""
-    if prompts == "auto":
-        return [*_ID_LEVELS, *_TEXT_LEVELS]
-    return [Capabilities(prompts=prompts, fields=level.fields, top_logprobs=level.top_logprobs) for level in _ID_LEVELS + _TEXT_LEVELS]
+_COMMON = {SEED, MANY}
+PRESETS: Mapping[str, Capabilities] = {
+    "vllm": Capabilities(prompts="ids", fields=frozenset({*_COMMON, *NEUTRAL, *IDS, *EXACT, STOP_IDS, PRIORITY, SCORING}), top_logprobs=20),
+    "sglang": Capabilities(prompts="text", fields=frozenset({*_COMMON, *NEUTRAL}), top_logprobs=20),
+    "llama.cpp": Capabilities(prompts="text", fields=frozenset({*_COMMON, *NEUTRAL}), top_logprobs=20),
+    "generic": Capabilities(prompts="text", fields=frozenset(_COMMON), top_logprobs=5),
+}
+"""What servers of a kind can do. `generic` takes OpenAI's own fields and no others."""
+OWNERS: Mapping[str | None, str] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
+"""The preset of a server by the owner (`owned_by`) that it states of its models; of any other it is `generic`."""
 
 
 def shared_capabilities(one: Capabilities, other: Capabilities) -> Capabilities:
@@ -129,7 +110,7 @@ def shared_capabilities(one: Capabilities, other: Capabilities) -> Capabilities:
     )
 
 
-def longest_answer(body: Mapping[str, Any]) -> int:
+def max_bytes(body: Mapping[str, Any]) -> int:
     """Most bytes that an answer to `body` can have: several times what servers write for its candidates, and for a prompt that they repeat
     or score."""
     sampled: int = body["max_tokens"] * body.get("n", 1)
@@ -165,12 +146,12 @@ def request_bodies(request: Request, can: Capabilities, model: str, tokenizer: T
     if copies == 1:
         return [body]
     if MANY in can.fields:
-        return [body | {"n": copies}]
+        return [body | {MANY: copies}]
     return [body | {SEED: body[SEED] + index} if SEED in body else body for index in range(copies)]
 
 
 def candidates_asked(request: Request) -> int:
-    """For how many candidates the server is asked: greedy ones are all the same."""
+    """The number of candidates that the server is asked for: greedy ones are all the same."""
     return 1 if request.temperature == 0 else request.n
 
 
@@ -189,26 +170,33 @@ def _body(request: Request, can: Capabilities, model: str, tokenizer: Tokenizer,
         "temperature": request.temperature,
         "top_p": request.top_p,
     }
-    if request.temperature and SEED in can.fields:
-        body[SEED] = request.seed % (_SEEDS_64 if can.returns_ids else _SEEDS_32)
     if stops := stop_texts(request, can, tokenizer):
         body["stop"] = list(dict.fromkeys(stops))
-    logprobs = _logprobs(request, can)
-    if logprobs is not None:
+    if (logprobs := _logprobs(request, can)) is not None:
         body["logprobs"] = logprobs
     sampling = {TOP_K: request.top_k or NEUTRAL[TOP_K], MIN_P: request.min_p}
     optional = {**NEUTRAL, **sampling, **IDS, STOP_IDS: list(request.stop_ids), PRIORITY: request.priority}
-    optional |= _option_fields(request.option_ids)
+    if request.temperature:
+        optional[SEED] = request.seed % (_SEEDS_64 if can.returns_ids else _SEEDS_32)
+    if request.option_ids:
+        optional |= {name: list(request.option_ids) for name in EXACT}
     if request.scored_ids:
         optional[SCORING] = 0
     return body | {name: value for name, value in optional.items() if name in can.fields}
 
 
-def _option_fields(options: Sequence[int]) -> dict[str, Any]:
-    return {name: list(options) for name in EXACT} if options else {}
-
-
 def _logprobs(request: Request, can: Capabilities) -> int | None:
-    if not request.option_ids:
-        return can.sampled_logprobs if request.logprobs else None
-    return len(request.option_ids) if can.exact_options else can.top_logprobs or None
+    """The value of `logprobs`; None: none are asked for, or the server has none."""
+    wanted: Sequence[int] = request.option_ids
+    if not can.top_logprobs or not (wanted or request.logprobs):
+        return None
+    if wanted:
+        return len(wanted) if can.exact_options else can.top_logprobs
+    return 0 if can.returns_ids else 1
+
+
+def probe_request(tokenizer: Tokenizer, can: Capabilities, question: str = "0 or 1?") -> Request:
+    """A small request: one token after a short chat, a choice between two where the server has log probabilities."""
+    prompt = tokenizer.encode(tokenizer.render([{"role": "user", "content": question}]))
+    options = tuple(dict.fromkeys(tokenizer.encode(digit)[-1] for digit in "01")) if can.top_logprobs else ()
+    return Request(request_id="probe", prompt_ids=prompt, max_tokens=1, option_ids=options, priority=1)

@@ -1,32 +1,32 @@
 """Decodes the answers of completions endpoints (vLLM, SGLang, llama.cpp and hosted ones) and makes a `Completion` of them.
 
-Bytes enter, a `Completion` leaves, or `Malformed` says what is wrong with the answer: fewer candidates than asked for, log
-probabilities that are missing, a token that was never an option. Whatever the bytes are, nothing else is raised. Pure.
+Bytes enter, a `Completion` leaves, or `NoAnswer` says what is wrong with the answer: fewer candidates than asked for, log probabilities
+that are missing, a token that was never an option. Whatever the bytes are, nothing else is raised. Pure.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Tokenizer
-from pipeline.engines.openai.client import UNREADABLE
-from pipeline.engines.openai.replies import NULL, ChatMessage, Malformed, Miscounted, Unreadable, error_within, finish_of
+from pipeline.engines.openai.client import UNREADABLE, NoAnswer, Reply
+from pipeline.engines.openai.replies import NULL, ChatMessage, error_within, finish_of, refusal_of
 from pipeline.engines.openai.request import Capabilities, candidates_asked, prompt_of, stop_texts
 from pipeline.engines.openai.stated import UsageBody, flaw_in_prompt_tokens, model_of, read_usage, timing_of, usage_of
 from pipeline.engines.openai.text_mode import answer_ids
 from pipeline.engines.tokenizer import count_through_stop
 
-_LEAST_LOGPROB = -9998.0
+_MIN_LOGPROB = -9998.0
 """A log probability below this means minus infinity: vLLM writes -9999, because JSON has no infinity."""
-_GREATEST_LOGPROB = 0.01
+_MAX_LOGPROB = 0.01
 """A log probability may be this much above 0: half-precision servers round."""
 _ID_LABEL = "token_id:"
 _ID_DIGITS = 10
 """Most digits of a token id."""
-_MOST_CHARS = 256
+_MAX_CHARS = 256
 """Most characters of a token, those of long runs of spaces included: a text is cut at as many for each of `max_tokens` before it is
 encoded."""
 
@@ -102,24 +102,35 @@ class Piece(ResponseBody, frozen=True):
 _decode_ids = msgspec.json.Decoder(list[int] | None).decode
 
 
-def decode_response(content: bytes, kind: type[ResponseBody] = ResponseBody, prefix: str = "") -> ResponseBody:
-    """Decode an answer, or a piece of one. Raises `Malformed` for JSON that is no completion, `Unreadable` for what is not JSON, and what
-    `error_within` finds in it, with `prefix` before its words."""
+def decode_reply(reply: Reply) -> ResponseBody:
+    """The answer that a reply holds; raises `NoAnswer` where it holds none."""
+    if not reply.ok:
+        raise refusal_of(reply)
+    return decode_answer(reply.content)
+
+
+def decode_answer(content: bytes, kind: type[ResponseBody] = ResponseBody, prefix: str = "") -> ResponseBody:
+    """Decode an answer, or a piece of one. Raises `NoAnswer` for JSON that is no completion, for what is not JSON, and for an error that it
+    holds, with `prefix` before its words."""
     if (error_inside := error_within(content, prefix)) is not None:
         raise error_inside
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
-        failure: Exception = Malformed(f"is not a completion: {error}")
+        failure = _malformed(f"is not a completion: {error}")
     except RecursionError:
-        failure = Malformed("is not a completion: it is nested too deeply")
+        failure = _malformed("is not a completion: it is nested too deeply")
     except UNREADABLE as error:
-        failure = Unreadable(f"sent an answer that is not JSON: {error}")
+        failure = NoAnswer("unreadable", f"sent an answer that is not JSON: {error}")
     raise failure
 
 
+def _malformed(words: str) -> NoAnswer:
+    return NoAnswer("malformed", words)
+
+
 def completion_of(request: Request, answers: Sequence[ResponseBody], can: Capabilities, tokenizer: Tokenizer) -> Completion:
-    """The completion that `answers`, one for each body of `request`, hold; raises `Malformed` or `Aborted`."""
+    """The completion that `answers`, one for each body of `request`, hold; raises `NoAnswer`."""
     asked = candidates_asked(request)
     stated = [read_usage(answer.usage) for answer in answers]
     # Candidates that were computed in several answers at once have no times of their own.
@@ -144,7 +155,7 @@ def completion_of(request: Request, answers: Sequence[ResponseBody], can: Capabi
 
 
 def _check_counts(request: Request, stated: Sequence[UsageBody], can: Capabilities, tokenizer: Tokenizer, copies: int) -> None:
-    """Raise `Miscounted` where a server states that it has read another number of tokens than it was sent."""
+    """Raise `NoAnswer` where a server states that it has read another number of tokens than it was sent."""
     counts = {one.prompt_tokens for one in stated if one.prompt_tokens}
     if not counts:
         return
@@ -152,37 +163,16 @@ def _check_counts(request: Request, stated: Sequence[UsageBody], can: Capabiliti
     sent = len(prompt) if isinstance(prompt, list) else len(tokenizer.encode(prompt)) + can.adds_bos
     for count in counts:
         if flaw := flaw_in_prompt_tokens(sent, count, copies, exact=can.prompts == "ids"):
-            raise Miscounted(flaw, count - sent)
-
-
-def scrubbed(completion: Completion, scrub: Callable[[str], str], tokenizer: Tokenizer) -> Completion:
-    """`completion` with the text of each candidate as `scrub` leaves it, which removes secrets that the server repeats.
-
-    A text that changes gets the token ids of what is left of it: the ids that a run records, resumes and shows to other models are then
-    those of a text without secrets. Others keep theirs, which is almost always all of them.
-    """
-    texts = [scrub(candidate.text) for candidate in completion.candidates]
-    if texts == [candidate.text for candidate in completion.candidates]:
-        return completion
-    pairs = zip(texts, completion.candidates, strict=True)
-    changed = (each if text == each.text else _rewritten(each, text, tokenizer) for text, each in pairs)
-    return structs.replace(completion, candidates=tuple(changed))
-
-
-def _rewritten(candidate: Candidate, text: str, tokenizer: Tokenizer) -> Candidate:
-    """The candidate with another text, which ends with the same stop id, if any."""
-    end = candidate.ids[-1:] if isinstance(candidate.stop_reason, int) else ()
-    ids = (*tokenizer.encode_parts(["", text.removesuffix(tokenizer.decode(end))]), *end)
-    return structs.replace(candidate, ids=ids, text=tokenizer.decode(ids))
+            raise NoAnswer("withheld", flaw, excess=count - sent)
 
 
 def _choices(request: Request, answer: ResponseBody, asked: int) -> list[Choice]:
     """The `asked` choices in the order of their index, each of them ended as it should."""
     if len(answer.choices) != asked:
-        raise Malformed(f"has {len(answer.choices)} choices, not {asked}")
+        raise _malformed(f"has {len(answer.choices)} choices, not {asked}")
     choices = sorted(answer.choices, key=lambda choice: choice.index or 0)
     if [choice.index or 0 for choice in choices] != list(range(asked)):
-        raise Malformed("numbers its choices in an unexpected way")
+        raise _malformed("numbers its choices in an unexpected way")
     return [structs.replace(choice, finish_reason=_finish(request, choice)) for choice in choices]
 
 
@@ -193,7 +183,7 @@ def _finish(request: Request, choice: Choice) -> FinishReason:
 
 
 def _check_prompts(request: Request, choices: Sequence[Choice]) -> None:
-    """Raise `Malformed` where a server repeats a prompt other than that of `request`: a proxy that mixes connections up gives the answers
+    """Raise `NoAnswer` where a server repeats a prompt other than that of `request`: a proxy that mixes connections up gives the answers
     to other requests."""
     for choice in choices:
         try:
@@ -201,7 +191,7 @@ def _check_prompts(request: Request, choices: Sequence[Choice]) -> None:
         except UNREADABLE:
             continue
         if repeated is not None and repeated != [*request.prompt_ids, *request.scored_ids]:
-            raise Malformed("belongs to another prompt")
+            raise _malformed("belongs to another prompt")
 
 
 _CUT: Mapping[str | None, FinishReason] = {"length": "length", "interrupted": "interrupted"}
@@ -214,14 +204,14 @@ _CUT: Mapping[str | None, FinishReason] = {"length": "length", "interrupted": "i
 def _candidate_of_ids(request: Request, choice: Choice, can: Capabilities, tokenizer: Tokenizer) -> Candidate:
     ids = _ids(choice)
     if len(ids) > request.max_tokens:
-        raise Malformed(f"has a candidate of {len(ids)} tokens, more than max_tokens={request.max_tokens}")
+        raise _malformed(f"has a candidate of {len(ids)} tokens, more than max_tokens={request.max_tokens}")
     if not ids and choice.finish_reason == "length":
-        raise Malformed("has a candidate without tokens")
+        raise _malformed("has a candidate without tokens")
     kept, finish, stop = _end_of_ids(request, choice, ids, tokenizer)
     logprobs = _sampled_logprobs(choice)
     asked = request.logprobs and can.top_logprobs
     if asked and len(logprobs) != len(ids):
-        raise Malformed(f"has log probabilities for {len(logprobs)} tokens, not {len(ids)}")
+        raise _malformed(f"has log probabilities for {len(logprobs)} tokens, not {len(ids)}")
     # An end of sequence was sampled, though it is not kept; what token-level speculation wrote beyond a stop string was not.
     counted = kept if isinstance(stop, str) else len(ids)
     total = math.fsum(logprobs[:counted]) if asked else None
@@ -230,7 +220,7 @@ def _candidate_of_ids(request: Request, choice: Choice, can: Capabilities, token
 
 def _ids(choice: Choice) -> tuple[int, ...]:
     if choice.token_ids is None:
-        raise Malformed("has no token ids")
+        raise _malformed("has no token ids")
     return choice.token_ids
 
 
@@ -244,7 +234,7 @@ def _end_of_ids(request: Request, choice: Choice, ids: Sequence[int], tokenizer:
     if not isinstance(reported, str):
         return max(0, len(ids) - 1), "stop", None
     if reported not in request.stop:
-        raise Malformed(f"ended a candidate at {reported!r}, which was not a requested stop string")
+        raise _malformed(f"ended a candidate at {reported!r}, which was not a requested stop string")
     return count_through_stop(ids, reported, tokenizer.decode), "stop", reported
 
 
@@ -261,15 +251,15 @@ class _End(NamedTuple):
 
 def _candidate_of_text(request: Request, choice: Choice, can: Capabilities, tokenizer: Tokenizer) -> Candidate:
     if choice.text is None:
-        raise Malformed("has no text")
-    most = _MOST_CHARS * request.max_tokens
+        raise _malformed("has no text")
+    most = _MAX_CHARS * request.max_tokens
     if len(choice.text) > most:
         choice = structs.replace(choice, text=choice.text[:most], finish_reason="length")
     text, finish, stop = _end_of_text(request, choice, choice.text or "", can, tokenizer)
     logprobs = _sampled_logprobs(choice)
     asked = request.logprobs and can.top_logprobs
     if asked and text and not logprobs:
-        raise Malformed("lacks the requested log probabilities")
+        raise _malformed("lacks the requested log probabilities")
     ids = answer_ids(tokenizer, text)
     if len(ids) > request.max_tokens:  # not every server keeps to it
         ids = ids[: request.max_tokens]
@@ -312,7 +302,7 @@ def _trimmed(reported: str | int | UnsetType | None, stops: dict[str, str | int 
         return sent[0] if sent else None
     if isinstance(reported, str):
         if reported not in stops:
-            raise Malformed(f"ended a candidate at {reported!r}, which was not a requested stop string")
+            raise _malformed(f"ended a candidate at {reported!r}, which was not a requested stop string")
         return reported
     return next((stop for stop, reason in stops.items() if reported is not None and reason == reported), None)
 
@@ -326,11 +316,11 @@ def _choice(request: Request, choice: Choice, can: Capabilities, tokenizer: Toke
     known = _first_place(choice)
     logprobs = tuple(known.get(token, known.get(tokenizer.decode([token]), -math.inf)) for token in options)
     if can.exact_options and not all(token in known for token in options):
-        raise Malformed("lacks the log probabilities of some options")
+        raise _malformed("lacks the log probabilities of some options")
     ids = _ids(choice) if can.returns_ids else ()
     if can.exact_options and can.returns_ids:
         if len(ids) != 1 or ids[0] not in options:
-            raise Malformed(f"chose {list(ids)}, which is not one of the options")
+            raise _malformed(f"chose {list(ids)}, which is not one of the options")
         place = options.index(ids[0])
     else:
         place = max(range(len(options)), key=logprobs.__getitem__)
@@ -347,7 +337,7 @@ def _first_place(choice: Choice) -> dict[str | int, float]:
         return {label: _logprob(one.logprob) for one in (entry, *entry.top_logprobs) for label in (one.token, one.id) if label is not None}
     if given and given.top_logprobs and given.top_logprobs[0]:
         return {_label(text): _logprob(value) for text, value in given.top_logprobs[0].items()}
-    raise Malformed("lacks the requested log probabilities of the options")
+    raise _malformed("lacks the requested log probabilities of the options")
 
 
 def _label(text: str) -> str | int:
@@ -356,9 +346,9 @@ def _label(text: str) -> str | int:
 
 
 def _logprob(value: float | None) -> float:
-    if value is None or not value <= _GREATEST_LOGPROB:
-        raise Malformed(f"has a log probability of {value}")
-    return -math.inf if value <= _LEAST_LOGPROB else value
+    if value is None or not value <= _MAX_LOGPROB:
+        raise _malformed(f"has a log probability of {value}")
+    return -math.inf if value <= _MIN_LOGPROB else value
 
 
 def _sampled_logprobs(choice: Choice) -> list[float]:
@@ -376,5 +366,5 @@ def _scored(request: Request, choice: Choice) -> tuple[float, ...]:
     given = [place.get(str(token)) if place else None for place, token in zip(places, request.scored_ids, strict=False)]
     found = tuple(_logprob(one.logprob) for one in given if one is not None)
     if len(found) != len(request.scored_ids):
-        raise Malformed("lacks the log probabilities of some scored tokens")
+        raise _malformed("lacks the log probabilities of some scored tokens")
     return found

@@ -1,4 +1,4 @@
-"""The keys that an engines file may hold for an engine `openai`."""
+"""The keys that an engines file may hold for an engine `openai`, and those that every engine over HTTP has."""
 
 import re
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from msgspec import Meta
 from pipeline.graph.json_keys import check_json, check_template_arguments
 from pipeline.graph.spec import AdapterName, EngineSpec, PositiveSeconds
 
+ContextTokens = Annotated[int, Meta(ge=16, le=1_000_000_000)]
 _OWN = (
     "model prompt max_tokens temperature top_p top_k min_p seed stop n logprobs stream stream_options echo suffix best_of logit_bias "
     "priority prompt_logprobs skip_special_tokens add_special_tokens include_stop_str_in_output no_stop_trim return_tokens_as_token_ids "
@@ -21,33 +22,16 @@ RESERVED = {
 """The fields that `extra` must not hold, and why."""
 
 
-class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
-    """One or more servers with OpenAI's completions endpoint: vLLM, SGLang, llama.cpp, hosted ones. Needs the extra `openai`."""
+class ServedSpec(EngineSpec, frozen=True, kw_only=True):
+    """The keys of every engine whose model is served over HTTP."""
 
     model: str
     """The name under which the server serves the model."""
     base_url: str | tuple[str, ...]
-    """Address up to and including `/v1`. Several are replicas: each gets calls while it answers, and a call that fails at one goes to
-    another at once."""
-    adapters: Mapping[AdapterName, str] = {}
-    """LoRA adapters by the names that stages use under `adapter`: the name under which every server serves `model` with that adapter
-    (vLLM: `--lora-modules NAME=FOLDER`)."""
-    tokenizer: str | None = None
-    """Folder, hub name or `bundled:NAME` of the model's tokenizer and chat template; null: `model`."""
-    chat_template_kwargs: Mapping[str, Any] = {}
-    """Arguments of the chat template of `tokenizer`, such as `enable_thinking: false` for Qwen3."""
-    extra: Mapping[str, Any] = {}
-    """Additional fields of every request, any JSON, such as `repetition_penalty: 1.05`."""
+    """Address up to and including `/v1`. Several are replicas: a call goes to the one with the fewest calls in flight, and one that fails
+    there goes to another at once."""
     api_key_env: str | None = None
     """Name of the environment variable with the API key, never the key itself; null: no key is sent."""
-    max_model_len: Annotated[int, Meta(ge=16, le=1_000_000_000)] | None = None
-    """Context length in tokens; null: as the server reports."""
-    prompts: Literal["auto", "ids", "text"] = "auto"
-    """How prompts are sent; `auto`: as token ids if the server accepts and returns them, else as text. In texts, a space is put after the
-    first character of a special token that a problem or answer spells out, so that the server does not read it as the token."""
-    adds_bos: bool | None = None
-    """Whether the server adds a BOS token to prompts sent as text; they are then sent without their own. Null: as the server's count of
-    prompt tokens shows, which not every server reports."""
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 8
     """How often a call is sent again after it timed out, the server was unavailable, or its answer was invalid. Moves to other replicas do
     not count. A chain fails only while some replica answers other requests; otherwise its call waits for one."""
@@ -59,10 +43,43 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     send no valid answer (a sign-in page), it stops after at most 5 s."""
     startup_timeout_s: PositiveSeconds = 600.0
     """Time limit in seconds for the servers to report what they can do, before the run starts."""
+    chat_template_kwargs: Mapping[str, Any] = {}
+    """Arguments of the chat template, such as `enable_thinking: false` for Qwen3."""
+    extra: Mapping[str, Any] = {}
+    """Additional fields of every request, any JSON, such as `repetition_penalty: 1.05` or `reasoning: {effort: high}`."""
 
     def __post_init__(self) -> None:
-        """Reject what cannot be a variable's name and may be the key itself, without repeating it; and fields that every request has."""
+        """Reject what cannot be a variable's name and may be the key itself, without repeating it."""
         check_template_arguments(self.chat_template_kwargs)
-        check_json("extra", self.extra, RESERVED)
         if self.api_key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
             raise ValueError("api_key_env is the name of the environment variable that holds the key, such as OPENAI_API_KEY")
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses of all replicas."""
+        return (self.base_url,) if isinstance(self.base_url, str) else self.base_url
+
+
+class OpenAISpec(ServedSpec, frozen=True, kw_only=True, tag="openai"):
+    """One or more servers with OpenAI's completions endpoint: vLLM, SGLang, llama.cpp, hosted ones. Needs the extra `openai`."""
+
+    adapters: Mapping[AdapterName, str] = {}
+    """LoRA adapters by the names that stages use under `adapter`: the name under which every server serves `model` with that adapter
+    (vLLM: `--lora-modules NAME=FOLDER`)."""
+    tokenizer: str | None = None
+    """Folder, hub name or `bundled:NAME` of the model's tokenizer and chat template; null: `model`."""
+    max_model_len: ContextTokens | None = None
+    """Context length in tokens; null: as the server reports."""
+    server: Literal["auto", "vllm", "sglang", "llama.cpp", "generic"] = "auto"
+    """The kind of server, which decides what it is sent. `vllm`: prompts and answers as token ids, log probabilities of any option.
+    `sglang`, `llama.cpp`: texts, and sampling fields beyond OpenAI's own. `generic`: texts, and OpenAI's own fields alone. `auto`: as the
+    server states with its models (`owned_by`), else `generic`. In texts, a space is put after the first character of a special token that
+    a problem or answer spells out, so that the server does not read it as the token."""
+    adds_bos: bool | None = None
+    """Whether the server adds a BOS token to prompts sent as text; they are then sent without their own. Null: as the server's count of
+    prompt tokens shows, which not every server reports."""
+
+    def __post_init__(self) -> None:
+        """Reject further fields that every request has."""
+        super().__post_init__()
+        check_json("extra", self.extra, RESERVED)

@@ -4,8 +4,8 @@ None of it is the answer, so that none of it makes an answer invalid: a count or
 true is set aside, and the tokens are counted here. Pure.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -15,11 +15,9 @@ from pipeline.engines.openai.client import UNREADABLE
 from pipeline.engines.openai.request import candidates_asked
 from pipeline.engines.validate import flaw_in_timing, flaw_in_usage
 
-T = TypeVar("T")
 AGREEING = 256
 """One in `AGREEING` tokens may be counted differently than here."""
-_LONGEST_NAME = 300
-"""Most characters of a model's name that are kept."""
+_MAX_NAME_CHARS = 300
 Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
@@ -50,17 +48,6 @@ class Metrics(Struct, frozen=True):
     generation_time_ms: float | None = None
     queue_time_ms: float | None = None
 
-    @property
-    def timing(self) -> Timing:
-        """The same in seconds."""
-        queue, first = _seconds(self.queue_time_ms), _seconds(self.time_to_first_token_ms)
-        return Timing(
-            queue_time_s=queue,
-            prefill_time_s=None if queue is None or first is None else max(0.0, first - queue),
-            decode_time_s=_seconds(self.generation_time_ms),
-            time_to_first_token_s=first,
-        )
-
 
 class Timings(Struct, frozen=True):
     """llama.cpp's times of one request."""
@@ -68,21 +55,11 @@ class Timings(Struct, frozen=True):
     prompt_ms: float | None = None
     predicted_ms: float | None = None
 
-    @property
-    def timing(self) -> Timing:
-        """The same in seconds."""
-        return Timing(prefill_time_s=_seconds(self.prompt_ms), decode_time_s=_seconds(self.predicted_ms))
-
-
-_decode_usage = msgspec.json.Decoder(UsageBody | None).decode
-_decode_name = msgspec.json.Decoder(str | None).decode
-_decode_metrics = msgspec.json.Decoder(Metrics | None).decode
-_decode_timings = msgspec.json.Decoder(Timings | None).decode
-
 
 def read_usage(raw: Raw) -> UsageBody:
     """The token counts of one answer; empty where they cannot be read."""
-    return _readable(_decode_usage, raw) or UsageBody()
+    found: UsageBody = _readable(raw, UsageBody | None) or UsageBody()
+    return found
 
 
 def flaw_in_prompt_tokens(sent: int, stated: int, copies: int = 1, *, exact: bool) -> str | None:
@@ -98,22 +75,21 @@ def flaw_in_prompt_tokens(sent: int, stated: int, copies: int = 1, *, exact: boo
     return f"reports {stated:,} tokens for a prompt of {sent:,}: {fewer}, or `tokenizer` does not match its model"
 
 
-def states_what_was_cached(request: Request, answers: int) -> bool:
-    """Whether what a server reports with this number of `answers` to `request` is what was cached before it. No server reads its cache for
-    a scoring; for several candidates in one answer vLLM reports what the last of them found, which the others had just computed."""
-    return not request.scored_ids and candidates_asked(request) == answers
-
-
 def usage_of(request: Request, stated: Sequence[UsageBody], sampled: int) -> Usage:
     """The counts that the server stated with its answers to `request`; where it states none, or some that cannot be true, those of the
-    request and of the `sampled` tokens. The prompt counts once, however often it was sent, and the answer that had the least of it in the
-    cache says what was there before all of them."""
+    request and of the `sampled` tokens.
+
+    The prompt counts once, however often it was sent, and the answer that had the least of it in the cache says what was there before all
+    of them. No server reads its cache for a scoring; for several candidates in one answer vLLM states what the last of them found, which
+    the others had just computed.
+    """
     given = len(request.prompt_ids) + len(request.scored_ids)
     own = Usage(input_tokens=given, output_tokens=0 if request.scored_ids else sampled)
     read = stated[0].prompt_tokens or given
     counted = [one.completion_tokens for one in stated if one.completion_tokens is not None]
     cached = None
-    if states_what_was_cached(request, len(stated)) and any(one.cached_tokens is not None for one in stated):
+    states_what_was_cached = not request.scored_ids and candidates_asked(request) == len(stated)
+    if states_what_was_cached and any(one.cached_tokens is not None for one in stated):
         cached = min(read, *(one.cached_tokens or 0 for one in stated))
     usage = Usage(
         input_tokens=read,
@@ -125,22 +101,28 @@ def usage_of(request: Request, stated: Sequence[UsageBody], sampled: int) -> Usa
 
 def model_of(raw: Raw) -> str | None:
     """The model that a server says has answered; None where it does not say."""
-    name = _readable(_decode_name, raw)
-    return name[:_LONGEST_NAME] if name else None
+    name: str | None = _readable(raw, str | None)
+    return name[:_MAX_NAME_CHARS] if name else None
 
 
 def timing_of(metrics: Raw, timings: Raw) -> Timing:
     """The times that vLLM or llama.cpp states with one answer; empty for other servers, and where they cannot be true."""
-    stated = _readable(_decode_metrics, metrics) or _readable(_decode_timings, timings)
-    if stated is None:
-        return Timing()
-    timing = stated.timing
+    vllm: Metrics | None = _readable(metrics, Metrics | None)
+    llama: Timings | None = _readable(timings, Timings | None)
+    timing = Timing()
+    if vllm is not None:
+        queue, first = _seconds(vllm.queue_time_ms), _seconds(vllm.time_to_first_token_ms)
+        prefill = None if queue is None or first is None else max(0.0, first - queue)
+        decode = _seconds(vllm.generation_time_ms)
+        timing = Timing(queue_time_s=queue, prefill_time_s=prefill, decode_time_s=decode, time_to_first_token_s=first)
+    elif llama is not None:
+        timing = Timing(prefill_time_s=_seconds(llama.prompt_ms), decode_time_s=_seconds(llama.predicted_ms))
     return Timing() if flaw_in_timing(timing) else timing
 
 
-def _readable(decode: Callable[[Raw], T | None], raw: Raw) -> T | None:
+def _readable(raw: Raw, kind: Any) -> Any:
     try:
-        return decode(raw)
+        return msgspec.json.decode(raw, type=kind)
     except UNREADABLE:
         return None
 

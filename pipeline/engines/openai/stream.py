@@ -1,11 +1,13 @@
 """Puts an answer together that a server sends in pieces, as server-sent events: bytes enter, a `ResponseBody` leaves. Pure."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec import UNSET, structs
 
-from pipeline.engines.openai.replies import NULL, Aborted, Unanswered
-from pipeline.engines.openai.response import Choice, Logprobs, Piece, ResponseBody, decode_response
+from pipeline.engines.openai.client import NoAnswer
+from pipeline.engines.openai.replies import NULL
+from pipeline.engines.openai.response import Choice, Logprobs, Piece, ResponseBody, decode_answer
 
 _DONE = b"[DONE]"
 _BROKEN_OFF = "broke its answer off"
@@ -19,9 +21,9 @@ class StreamedAnswer:
         self._unread = b""
         self._pieces: dict[int, list[Choice]] = {}
         """The pieces of each candidate, by its index."""
-        self._stated = ResponseBody(())
+        self._stated: dict[str, Any] = {}
         """What the server has stated about its answer."""
-        self._flaw: Unanswered | None = None
+        self._flaw: NoAnswer | None = None
 
     def feed(self, received: bytes) -> None:
         """Take the next bytes of the stream."""
@@ -31,54 +33,56 @@ class StreamedAnswer:
                 self._take(line.removeprefix(b"data:").strip())
 
     def body(self) -> ResponseBody:
-        """The answer once the stream has ended; raises `Aborted` where pieces lack, and what `decode_response` raises for one of them."""
+        """The answer once the stream has ended; raises `NoAnswer` where pieces lack or one of them is none."""
         self.feed(b"\n")  # the last line may have no end
-        if self._flaw is not None:
-            raise self._flaw
-        choices = tuple(_joined(index, pieces) for index, pieces in sorted(self._pieces.items()))
-        if not choices or any(choice.finish_reason is None for choice in choices):
-            raise Aborted(_BROKEN_OFF)
-        return structs.replace(self._stated, choices=choices)
+        choices = [_joined(index, pieces) for index, pieces in sorted(self._pieces.items())]
+        return self._body(choices, whole=bool(choices) and all(choice.finish_reason is not None for choice in choices))
 
     def interrupted(self, asked: int) -> ResponseBody:
-        """The answer so far, with as many candidates as were requested; raises what `decode_response` does."""
+        """The answer so far, with as many candidates as were requested; raises `NoAnswer` where a piece is none."""
+        choices = (_joined(index, self._pieces.get(index, ())) for index in range(asked))
+        return self._body([structs.replace(choice, finish_reason=choice.finish_reason or "interrupted") for choice in choices])
+
+    def _body(self, choices: Sequence[Choice], whole: bool = True) -> ResponseBody:
         if self._flaw is not None:
             raise self._flaw
-        choices = (_joined(index, self._pieces.get(index, ())) for index in range(asked))
-        ended = (structs.replace(choice, finish_reason=choice.finish_reason or "interrupted") for choice in choices)
-        return structs.replace(self._stated, choices=tuple(ended))
+        if not whole:
+            raise NoAnswer("failing", _BROKEN_OFF)
+        return ResponseBody(tuple(choices), **self._stated)
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, event: bytes) -> None:
         """Take one event; what comes after one that cannot be read is ignored."""
-        if data == _DONE or self._flaw is not None:
+        if event == _DONE or self._flaw is not None:
             return
         try:
-            piece = decode_response(data, Piece, f"{_BROKEN_OFF}: ")
-        except Unanswered as flaw:
+            piece = decode_answer(event, Piece, f"{_BROKEN_OFF}: ")
+        except NoAnswer as flaw:
             self._flaw = flaw
             return
         for choice in piece.choices or ():
             self._pieces.setdefault(choice.index or 0, []).append(choice)
-        stated = {name: value for name in _STATED if (value := getattr(piece, name)) != NULL}
-        if stated:
-            self._stated = structs.replace(self._stated, **stated)
+        self._stated |= {name: value for name in _STATED if (value := getattr(piece, name)) != NULL}
 
 
 def _joined(index: int, pieces: Sequence[Choice]) -> Choice:
     """The candidate that `pieces` make; without pieces one of no tokens."""
+
+    def last(name: str, nothing: object) -> Any:
+        return next((value for piece in reversed(pieces) if (value := getattr(piece, name)) != nothing), nothing)
+
     texts = [piece.text for piece in pieces if piece.text is not None]
     ids = [piece.token_ids for piece in pieces if piece.token_ids is not None]
     logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
     return Choice(
         index=index,
         text="".join(texts) if texts or not pieces else None,
-        finish_reason=next((piece.finish_reason for piece in reversed(pieces) if piece.finish_reason is not None), None),
         token_ids=tuple(id_ for each in ids for id_ in each) if ids or not pieces else None,
         logprobs=_joined_logprobs(logprobs) if logprobs else None,
-        stop_reason=next((piece.stop_reason for piece in reversed(pieces) if piece.stop_reason is not UNSET), UNSET),
-        matched_stop=next((piece.matched_stop for piece in reversed(pieces) if piece.matched_stop is not UNSET), UNSET),
-        prompt_token_ids=next((piece.prompt_token_ids for piece in pieces if piece.prompt_token_ids != NULL), NULL),
-        error=next((piece.error for piece in pieces if piece.error != NULL), NULL),
+        finish_reason=last("finish_reason", None),
+        stop_reason=last("stop_reason", UNSET),
+        matched_stop=last("matched_stop", UNSET),
+        prompt_token_ids=last("prompt_token_ids", NULL),
+        error=last("error", NULL),
     )
 
 
