@@ -32,7 +32,7 @@ from msgspec import structs
 from recording import begin
 from tables import cluster as table
 
-from pipeline.cluster import keeper
+from pipeline.cluster import fleet
 from pipeline.cluster.ray_actors import solve_on_ray
 from pipeline.session.execute import SessionResult
 from pipeline.session.observer import Observer, View
@@ -242,7 +242,7 @@ def faults(folder: Path, share: float = 1.0) -> dict[str, Any]:
     """Faults of each kind on engines that answer the same twice."""
     problems = folder / "problems.parquet"
     write_problems(problems, 60)
-    keeper.SILENT_S = 5.0
+    fleet.SILENT_S = 5.0
     with cluster_of(2) as nodes:
         bench = Faults(folder, nodes, problems, engines_file(folder))
         kinds: list[tuple[str, int, Callable[[View], object]]] = [

@@ -12,9 +12,9 @@ import anyio
 from anyio import CancelScope
 from msgspec import Struct, structs
 
-from pipeline.cluster.keeper import Launcher
-from pipeline.cluster.messages import Link, Orders, Report
-from pipeline.cluster.replica import Replica
+from pipeline.cluster.fleet import Launcher
+from pipeline.cluster.messages import Orders, ReplicaLink, ReplicaReport
+from pipeline.cluster.replica_worker import ReplicaWorker
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import ReplicaLost
 from pipeline.session.preflight import RunSettings
@@ -47,7 +47,7 @@ class Spent:
         self.tokens = Counter[str]()
         """Both by role."""
 
-    def add(self, report: Report) -> None:
+    def add(self, report: ReplicaReport) -> None:
         """Add the last totals of a node."""
         for role, each in report.statistics.items():
             self.requests[role] += each.requests
@@ -55,11 +55,11 @@ class Spent:
 
 
 class Node:
-    """The `Link` to the replica of a node that may die."""
+    """The `ReplicaLink` to the replica of a node that may die."""
 
     address = ""
 
-    def __init__(self, number: int, replica: Replica, lives_s: float) -> None:
+    def __init__(self, number: int, replica: ReplicaWorker, lives_s: float) -> None:
         self.node, self.serving, self.dead = f"node-{number}", False, False
         self._replica, self._lives_s, self._reporting = replica, lives_s, CancelScope()
 
@@ -73,16 +73,11 @@ class Node:
             self.dead = True
             self._reporting.cancel()
 
-    async def order(self, orders: Orders) -> None:
-        """See `Link.order`; a dead one does nothing."""
-        if not self.dead:
-            self._replica.order(orders)
-
-    async def report(self) -> Report:
-        """See `Link.report`."""
+    async def exchange(self, orders: Orders) -> ReplicaReport:
+        """A dead node is noticed after a while."""
         with CancelScope() as self._reporting:
             if not self.dead:
-                return await self._replica.report()
+                return await self._replica.exchange(orders)
         await anyio.sleep(NOTICED_S)
         raise ReplicaLost("its node died")
 
@@ -92,9 +87,9 @@ def launcher(settings: RunSettings, nodes: Nodes, spent: Spent) -> Launcher:
     draws = Random(nodes.seed)
 
     @asynccontextmanager
-    async def launch(number: int) -> AsyncIterator[Link]:
+    async def launch(number: int) -> AsyncIterator[ReplicaLink]:
         lives_s = float("inf") if nodes.failure_s is None else draws.expovariate(1 / nodes.failure_s)
-        replica = Replica(_slowed(settings) if number < nodes.slow else settings)
+        replica = ReplicaWorker(_slowed(settings) if number < nodes.slow else settings)
         node = Node(number, replica, lives_s)
         try:
             async with background_tasks() as tasks:

@@ -31,7 +31,7 @@ from msgspec import Struct, convert, structs, to_builtins
 from recording import begin
 from tables import cluster_sim as table
 
-from pipeline.cluster.run import solve_on_replicas
+from pipeline.cluster.fleet import solve_on_replicas
 from pipeline.engines.sim.text import sim_answer
 from pipeline.session.execute import SessionResult
 from pipeline.session.loop import rare_collection
@@ -71,8 +71,6 @@ class Cell(Struct, frozen=True, kw_only=True):
     lengths: str = "gsm8k"
     order: str = "input"
     """`input`, `longest`, or `earlier`: longest by a run of the same problems with another seed."""
-    moving: bool = True
-    """Whether chains may move between replicas at the end."""
     nodes: Nodes = Nodes()
     seed: int = 0
 
@@ -95,10 +93,10 @@ def cells() -> Iterator[Cell]:
     yield Cell(kind="rate", replicas=1, per_replica=512, batch_size=32)
     for (count, per_replica), minutes in product(((32, 48), (128, FEW)), (10, 2)):
         yield Cell(kind="fail", replicas=count, per_replica=per_replica, nodes=Nodes(failure_s=60.0 * minutes))
-    for (count, per_replica, batch_size, seeds, orders), slow, moving in product(TAILS, (0, 1), (True, False)):
+    for (count, per_replica, batch_size, seeds, orders), slow in product(TAILS, (0, 1)):
         for order, seed in product(orders, range(seeds)):
             common = {"replicas": count, "per_replica": per_replica, "batch_size": batch_size, "nodes": Nodes(slow=slow), "seed": seed}
-            yield Cell(kind="tail", order=order, moving=moving, **common)
+            yield Cell(kind="tail", order=order, **common)
 
 
 def write_problems(path: Path, cell: Cell, thoughts: dict[str, int]) -> None:
@@ -122,7 +120,7 @@ def solve(cell: Cell, problems: Path, output: Path, order: str, spent: Spent, be
     async def carry_out(ready: Ready, observer: Observer, attend: Attend | None = None) -> SessionResult:
         launch = launcher(ready.checked.settings, cell.nodes, spent)
         begun.append(rss())
-        return await solve_on_replicas(launch, ready, observer, attend=attend, balanced=cell.moving)
+        return await solve_on_replicas(launch, ready, observer, attend=attend)
 
     options = RunOptions(
         graph=ROOT / "graphs/speccot.yaml",
@@ -148,7 +146,7 @@ def measure(cell: Cell, folder: Path) -> dict[str, Any]:
     problems, order = folder / "problems.parquet", cell.order
     write_problems(problems, cell, {})
     if cell.order != "input":
-        earlier = structs.replace(cell, moving=True, nodes=Nodes(), seed=cell.seed + OTHER_SEED)
+        earlier = structs.replace(cell, nodes=Nodes(), seed=cell.seed + OTHER_SEED)
         solve(earlier, problems, folder / "earlier", "input", Spent(), [])
         known = read_table(folder / "earlier", ChainRow, "chains")
         thoughts = dict(zip(known["problem_id"].to_pylist(), known["thought_tokens"].to_pylist(), strict=True))
@@ -227,7 +225,7 @@ def main(only: str | None, one: str | None, output: Path) -> None:
 
 def said(row: dict[str, Any]) -> str:
     """One run in a line."""
-    what = f"{row['kind']} {row['replicas']} x {row['per_replica']} {row['lengths']} {row['order']} moving={row['moving']} {row['nodes']}"
+    what = f"{row['kind']} {row['replicas']} x {row['per_replica']} {row['lengths']} {row['order']} {row['nodes']}"
     return f"{what} seed {row['seed']}: makespan {row['makespan_s']:.1f} s, tail {row['tail_s']:.1f} s, CPU {row['cpu_s']:.1f} s"
 
 

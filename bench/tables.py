@@ -297,18 +297,18 @@ ORDERS = {"input": "of the input", "longest": "longest text", "earlier": "longes
 
 
 def _tails(runs: Sequence[Results]) -> str:
-    groups = _grouped([run | {"slow": run["nodes"]["slow"]} for run in runs], "replicas", "order", "slow", "moving")
+    groups = _grouped([run | {"slow": run["nodes"]["slow"]} for run in runs], "replicas", "order", "slow")
     rows = []
     for count, order in _grouped(runs, "replicas", "order"):
         row = [str(count), ORDERS[order]]
-        for slow, moving in ((0, False), (0, True), (1, False), (1, True)):
-            chosen, base = groups[count, order, slow, moving], groups[count, "input", slow, False]
+        for slow in (0, 1):
+            chosen, base = groups[count, order, slow], groups[count, "input", slow]
             ratios = [one["makespan_s"] / other["makespan_s"] for one, other in zip(chosen, base, strict=True)]
             seconds = sum(run["makespan_s"] for run in chosen)
             tail = percent(sum(run["tail_s"] for run in chosen) / seconds, 0)
             row.append(f"{seconds / len(chosen):.0f} s ({min(ratios):.2f} to {max(ratios):.2f}), tail {tail}")
         rows.append(row)
-    columns = ("replicas", "order", "none moves", "chains move", "one slow node, none moves", "one slow node, chains move")
+    columns = ("replicas", "order", "all alike", "one slow node")
     return grid(columns, rows)
 
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 from msgspec import structs
 
 from pipeline.api import load_graph
-from pipeline.cluster.messages import Assignment, Failure, Orders
+from pipeline.cluster.messages import Assignment, Orders, ReplicaFailure
 from pipeline.cluster.replica_thread import ReplicaThread
 from pipeline.data.in_memory import ProblemList, is_frame, rows_of
 from pipeline.data.part import ALL
@@ -89,7 +89,7 @@ class Solver:
         self._columns, self._exits = dict(columns or {}), exits
         self._waiting: dict[str, tuple[Problem, list[Future[ChainRow]]]] = {}
         self._lock, self._orders = Lock(), count()
-        self._failure: Failure | None = None
+        self._failure: ReplicaFailure | None = None
         self._grader = Grader(2, nice=BESIDE_ENGINES)
         self._replica = ReplicaThread(RunSettings(plan=plan, options=options, run_id=plan.name, virtual_time=False))
         self._wait_open()
@@ -175,10 +175,10 @@ class Solver:
             for chain in report.released:
                 self._stopped(chain.removesuffix(chain_id("", 0)))
             if report.over:
-                self._end(report.failure or Failure(what="the replica ended of its own accord"))
+                self._end(report.failure or ReplicaFailure(what="the replica ended of its own accord"))
                 return
 
-    def _end(self, failure: Failure) -> None:
+    def _end(self, failure: ReplicaFailure) -> None:
         """The replica is gone for good."""
         print(f"pipeline: {failure.what}", file=sys.stderr, flush=True)
         if self._exits:

@@ -1,76 +1,202 @@
-"""A run on replicas: chains are handed out as replicas have room, their rows come back, what a lost replica had continues elsewhere.
+"""A run on replicas: chains are dealt from one queue, their rows come back, what a lost replica had continues elsewhere.
 
-    input -> pool -> replicas 0 .. N-1 -> rows, which are graded and written here
+    input -> queue -> replicas 0 .. N-1 -> rows, which are graded and written here
 
-A session on a `Fleet` has the same folder, rows, summary and exit codes as one on engines of this process.
+Rows come home as they are made, not at the end in a folder of the replica's: with a node its disk is gone, and then a chain continues from
+its last call that is here. So a session on a `Fleet` has the same folder, rows, summary and exit codes as one on engines of this process,
+and whoever watches the folder sees all replicas. How replicas are started and reached is a `Launcher`'s: actors of a cluster, or tasks of
+this event loop.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 
 import anyio
 from msgspec import structs
 
-from pipeline.cluster.balance import Move, moves
-from pipeline.cluster.keeper import Keeper
-from pipeline.cluster.member import Member
-from pipeline.cluster.messages import Orders, Report
-from pipeline.cluster.pool import Pool
+from pipeline.cluster.chain_queue import ChainQueue
+from pipeline.cluster.fleet_member import FleetMember
+from pipeline.cluster.messages import OpenReplica, Orders, ReplicaLink, ReplicaReport
 from pipeline.engine import Engine, EngineStatistics
-from pipeline.errors import ReplicaLost, RunError
+from pipeline.errors import ReplicaLost, RunError, UsageError
 from pipeline.runtime.admission.feed import InputFeed
+from pipeline.runtime.backoff import backoff_s
 from pipeline.runtime.chain_recorder import Clock, Progress
 from pipeline.runtime.lane import Lane
 from pipeline.runtime.resume_state import NO_STAGE
 from pipeline.runtime.rows import RowSink
 from pipeline.session.checks.order import start_order
-from pipeline.session.execute import Begun
-from pipeline.session.observer import ReplicaState
-from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.session.checks.replicas import check_replicas
+from pipeline.session.execute import Begun, SessionResult, begin, execute
+from pipeline.session.observer import Attend, Observer, ReplicaState, Tell
+from pipeline.session.ready import Ready, announced
+from pipeline.session.run import attended
+from pipeline.session.stop import Stop
+from pipeline.store.events import CallRow, ChainRow
 from pipeline.store.run_file import ModeChange, Replica
 from pipeline.tasks import background_tasks, unwrapped
 
+Launcher = Callable[[int], AbstractAsyncContextManager[ReplicaLink]]
+"""`launch(number)`: starts a replica, which ends with the context; raises `ReplicaLost` where it cannot be started."""
+SILENT_S = 60.0
+"""A replica that reports nothing for this time hangs, and is lost."""
 READ_AHEAD = 64
-"""Number of chains that wait in the pool, if there are that many, in addition to one for each replica."""
-BALANCE_S = 5.0
-"""How often it is decided whether chains should move, once none waits."""
+"""Number of chains that wait in the queue, if there are that many, in addition to one for each replica."""
+MOMENT_S = 1.0
+"""Most seconds that orders wait for chains that are being read."""
 END_S = 10.0
 """Most seconds that replicas may take to end when all chains are over, or the run is stopped."""
-MOVES = 2
-"""How often one chain may be moved."""
 ENGINES_OWN = frozenset({"EngineUnavailable", "BadCompletion"})
 """Errors of chains that are those of the engines: the chain is tried once more on another replica."""
 
 
-class Fleet:
-    """The `Site` of a run whose chains are solved by the replicas of `keeper`."""
+async def solve_on_replicas(
+    launch: Launcher, ready: Ready, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None
+) -> SessionResult:
+    """Start the replicas by `launch` and solve on them, as `pipeline.session.run.solve` does here. Raises what keeps any chain from
+    starting."""
+    check_replicas(ready.checked.options)
 
-    def __init__(self, keeper: Keeper, *, balanced: bool = True) -> None:
-        """`balanced`: chains may move between replicas at the end of the run."""
-        self._keeper, self._balanced = keeper, balanced
+    async def on_replicas(stop: Stop) -> SessionResult:
+        opening = time.monotonic()
+        with announced(ready):
+            async with background_tasks() as tasks:
+                fleet = Fleet(ready.checked.options.replicas, launch, observer.tell)
+                for member in fleet.members:
+                    tasks.start_soon(fleet.keep, member)
+                opened = await fleet.wait_open()
+                run = begin(ready, opened.facts, time.monotonic() - opening)
+                result = await execute(run, fleet, observer, stop)
+                return structs.replace(result, notices=opened.notices)
+
+    return await attended(on_replicas, stop or Stop(), attend)
+
+
+class Fleet:
+    """The replicas of one session, its `Site`: starts them, and lost ones again, and exchanges orders for reports."""
+
+    def __init__(self, count: int, launch: Launcher, tell: Tell) -> None:
+        self.members = [FleetMember(number) for number in range(count)]
+        self.failure: Exception | None = None
+        """Why no replica is left, or what went wrong here."""
+        self._launch, self._tell, self._changed = launch, tell, anyio.Event()
+        self._opened: OpenReplica | None = None
+        """What the first replica said whose engines were open."""
+        self._work: FleetWork | None = None
+        """None until there is work; replicas start meanwhile."""
 
     def work(self, run: Begun, rows: RowSink, clock: Clock) -> "FleetWork":
-        self._keeper.handler = work = FleetWork(self._keeper, run, rows, clock, balanced=self._balanced)
-        self._keeper.wake()
-        return work
+        self._work = FleetWork(self, run, rows, clock)
+        return self._work
 
     def spent(self) -> dict[str, EngineStatistics]:
-        found = [each for member in self._keeper.members for each in member.statistics]
+        found = [each for member in self.members for each in member.statistics]
         roles = dict.fromkeys(role for each in found for role in each)
         return {role: EngineStatistics.together([each[role] for each in found if role in each]) for role in roles}
 
     def replicas(self) -> list[Replica]:
-        return [member.record for member in self._keeper.members]
+        return [member.record for member in self.members]
 
     def states(self) -> Sequence[ReplicaState]:
-        return [member.state for member in self._keeper.members]
+        return [member.state for member in self.members]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until `condition` holds; it may do so after a `change`."""
+        while not condition():
+            await self._changed.wait()
+
+    def change(self) -> None:
+        """Something has happened that somebody may wait for."""
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def wait_open(self) -> OpenReplica:
+        """Wait until the engines of a replica are open; raises `failure` where those of none will ever be."""
+        await self.until(lambda: self._opened is not None or self.failure is not None)
+        if self._opened is None:
+            assert self.failure is not None
+            raise self.failure
+        return self._opened
+
+    async def keep(self, member: FleetMember) -> None:
+        """Start a replica, again and again if it is lost, until it is dropped or has ended."""
+        try:
+            while not (self._ending or member.dropped):
+                try:
+                    async with self._launch(member.number) as link:
+                        member.start(link)
+                        await self._serve(member, link)
+                    return
+                except (ReplicaLost, UsageError) as loss:
+                    self._lose(member, loss)
+                if not member.dropped:
+                    await anyio.sleep(backoff_s(f"replica {member.number}", len(member.losses) - 1))
+        except Exception as error:  # not the replica's: whoever waits for the fleet raises it
+            self.failure = self.failure or error
+        finally:  # also where all is cancelled at once: nobody is to wait for its last report then
+            member.serving = False
+            self.change()
+
+    @property
+    def _ending(self) -> bool:
+        return self._work is not None and self._work.ending
+
+    async def _serve(self, member: FleetMember, link: ReplicaLink) -> None:
+        """Exchange orders for reports until the last report; raises `ReplicaLost` or `UsageError`."""
+        while member.serving:
+            if member.opened:
+                await self.until(lambda: self._work is not None)
+            orders = Orders() if self._work is None else await self._work.orders(member)
+            try:
+                with anyio.fail_after(SILENT_S):
+                    report = await link.exchange(orders)
+            except TimeoutError as error:
+                raise ReplicaLost(f"it reported nothing for {SILENT_S:g} s") from error
+            member.hear(report)
+            if report.opened is not None:
+                self._open(report.opened)
+            if self._work is not None:
+                self._work.take(member, report)
+            self.change()
+            if report.failure is not None:
+                raise UsageError(report.failure.what) if report.failure.usage else ReplicaLost(report.failure.what)
+            if report.over and not self._ending:
+                raise ReplicaLost("it ended unexpectedly")
+
+    def _open(self, opened: OpenReplica) -> None:
+        """The engines of a replica are open; raises `UsageError` where they would not continue what those of another one wrote."""
+        if self._opened is None:
+            self._opened = opened
+            for sentence in opened.notices:
+                self._tell(sentence)
+        for role, facts in self._opened.facts.items():
+            for name in ("max_model_len", "vocab_size"):
+                first, here = facts[name], opened.facts[role][name]
+                if first != here:
+                    what = f"{name} is {here} on this replica but {first} on the others; use the same model everywhere"
+                    raise UsageError(f"engine {role!r}: {what}")
+
+    def _lose(self, member: FleetMember, loss: ReplicaLost | UsageError) -> None:
+        """Record that a replica is lost."""
+        member.lose(str(loss), for_good=isinstance(loss, UsageError))
+        if self._work is not None:
+            self._work.lose(member)
+        if not self._ending:
+            what = "dropped" if member.dropped else "lost, restarting it"
+            self._tell(f"replica {member.number}{f' on node {member.node}' if member.node else ''}: {what}: {loss}")
+        if all(each.dropped for each in self.members):
+            count = len(self.members)
+            everything = "the replica was dropped" if count == 1 else f"all {count} replicas were dropped, the last one"
+            self.failure = loss if isinstance(loss, UsageError) else RunError(f"{everything}: {loss}")
+        self.change()
 
 
 class FleetWork:
-    """The `Work` of a fleet, and the `Handler` of its replicas."""
+    """The `Work` of a fleet: its chains, dealt from one queue, and their rows."""
 
-    def __init__(self, keeper: Keeper, run: Begun, rows: RowSink, clock: Clock, *, balanced: bool = True) -> None:
+    def __init__(self, fleet: Fleet, run: Begun, rows: RowSink, clock: Clock) -> None:
         checked, state = run.ready.checked, run.ready.resume_state
         self.progress = Progress(checked.plan, state)
         self.engines: Mapping[str, Engine] = {}
@@ -80,197 +206,124 @@ class FleetWork:
         self.mode_changes: tuple[ModeChange, ...] = ()
         order = start_order(checked.options.order, checked.options.samples, state.is_over, checked.earlier_thoughts)
         self._feed = InputFeed(checked.problems.unchanged(), order, threads=not checked.virtual_time)
-        self._pool = Pool(state)
-        self._keeper, self._rows, self._clock, self._balanced = keeper, rows, clock, balanced
-        self._batch_size = checked.options.most_live
+        self._queue = ChainQueue(state)
+        self._unread = checked.chains - len(state.over)
+        """Chains of the input that are not in the queue yet."""
+        self._fleet, self._rows, self._clock = fleet, rows, clock
         self._draining = self._aborting = self._over = False
-        self._releases: dict[int, list[str]] = defaultdict(list)
-        """Chains that replicas are to give back and have not been told to."""
 
     @property
     def exhausted(self) -> bool:
         """On replicas all chains are over then."""
-        return self._pool.over
+        return self._queue.over
 
     @property
     def ending(self) -> bool:
+        """Replicas are to end."""
         return self._draining or self._over
 
     @property
     def pauses(self) -> int | None:
-        members = [member for member in self._keeper.members if member.counts_pauses]
-        return sum(member.pauses for member in members) if members else None
+        known = [member.pauses for member in self._fleet.members if member.pauses is not None]
+        return sum(known) if known else None
 
     def drain(self) -> None:
         self._draining = True
-        self._keeper.wake()
-        self._keeper.change()
+        self._fleet.change()
 
     async def run(self) -> None:
         """Raises `RunError` when no replica is left."""
-        keeper, pool = self._keeper, self._pool
+        fleet, queue = self._fleet, self._queue
         try:
             with unwrapped(RunError):
                 async with background_tasks() as tasks:
                     tasks.start_soon(self._fill)
-                    if self._balanced and len(keeper.members) > 1:
-                        tasks.start_soon(self._balance)
-                    await keeper.until(lambda: pool.over or keeper.failure is not None or (self._draining and not pool.handed))
-            if not pool.over and keeper.failure is not None:
-                raise keeper.failure
+                    await fleet.until(lambda: queue.over or fleet.failure is not None or (self._draining and not queue.handed))
+            if not queue.over and fleet.failure is not None:
+                raise fleet.failure
         except BaseException:
             self._aborting = True
             raise
         finally:
-            self.ended = self._clock.now()
-            await self._end()
+            self.ended, self._over = self._clock.now(), True
+            with anyio.move_on_after(END_S, shield=True):
+                await fleet.until(lambda: not any(member.serving for member in fleet.members))
 
     async def _fill(self) -> None:
-        """Keep chains of the input waiting in the pool."""
-        pool, few = self._pool, READ_AHEAD + len(self._keeper.members)
+        """Keep chains of the input waiting in the queue."""
+        queue, few = self._queue, READ_AHEAD + len(self._fleet.members)
         while True:
-            await self._keeper.until(lambda: pool.waiting < few and not self._draining)
-            while pool.waiting < 2 * few:
+            await self._fleet.until(lambda: queue.waiting < few and not self._draining)
+            while queue.waiting < 2 * few:
                 await self._rows.room()
                 start = await self._feed.next()
                 if start is None:
-                    pool.exhausted = True
-                    self._keeper.wake()
-                    self._keeper.change()
+                    queue.exhausted, self._unread = True, 0
+                    self._fleet.change()
                     return
-                pool.add(start)
-            self._wake_wanting()
+                queue.add(start)
+                self._unread -= 1
+            self._fleet.change()
 
-    def _wake_wanting(self) -> None:
-        for member in self._keeper.members:
-            if member.wants:
-                member.wake()
-
-    async def _balance(self) -> None:
-        """Decide again and again, once no chain waits, which ones should move."""
-        while True:
-            await anyio.sleep(BALANCE_S)
-            if self._pool.exhausted and not self._pool.waiting and not self._draining:
-                loads = [
-                    member.load(self._pool.counts[member.number], self._batch_size) for member in self._keeper.members if member.opened
-                ]
-                for move in moves(loads):
-                    self._order_move(move)
-
-    def _order_move(self, move: Move) -> None:
-        """Let a replica give chains back: those that wait there, then those of which the least would have to be computed again."""
-        pool, live = self._pool, self._keeper.members[move.replica].live
-        names = list(pool.names(move.replica))
-        begun = sorted(names[:live], key=lambda name: sum(map(len, pool.held(name).resumed.steps)))
-        movable = [*reversed(names[live:]), *(name for name in begun if move.slow or self._just_answered(name))]
-        for name in [name for name in movable if move.slow or pool.held(name).moves < MOVES][: move.count]:
-            held = pool.held(name)
-            held.moves += 1
-            if move.slow:
-                held.avoid |= {move.replica}
-            self._releases[move.replica].append(name)
-        self._keeper.members[move.replica].wake()
-
-    def _just_answered(self, name: str) -> bool:
-        """Whether a chain that moves would lose little: what its present call has written since its last one ended."""
-        now, ended = self._clock.unix_ns(self._clock.now()), self._pool.held(name).resumed.ended_unix_ns
-        return ended is not None and now - ended < BALANCE_S * 1e9
-
-    def orders(self, member: Member) -> Orders:
+    async def orders(self, member: FleetMember) -> Orders:
+        """What this replica is to do now; waits a moment where it has room and chains of the input are about to come."""
+        queue = self._queue
+        if member.wants and not queue.waiting:
+            with anyio.move_on_after(MOMENT_S):
+                await self._fleet.until(lambda: queue.waiting > 0 or queue.exhausted or self.ending)
         if self.ending:
-            told, member.told_end = member.told_end, True
-            return Orders() if told else Orders(end="abort" if self._aborting else "drain")
-        chains = self._pool.take(member.number, self._most(member), lambda: self._others(member))
-        member.sent += len(chains)
-        if chains:
-            self._keeper.change()  # the pool may be filled again
-        release = tuple(self._releases.pop(member.number, ()))
-        no_more = self._pool.exhausted and not self._pool.waiting and not member.told_no_more and member.opened
-        member.told_no_more |= no_more
-        return Orders(chains=chains, release=release, no_more=no_more, unix_ns=self._clock.unix_ns(self._clock.now()))
+            return Orders(end="abort" if self._aborting else "drain")
+        others = any(each.opened for each in self._fleet.members if each is not member)
+        chains = queue.take(member.number, min(member.wants, self._share(member)), alone=not others)
+        no_more = queue.exhausted and not queue.waiting
+        return Orders(chains=chains, no_more=no_more, unix_ns=self._clock.unix_ns(self._clock.now()))
 
-    def _most(self, member: Member) -> int:
-        """How many chains this replica gets: as many as it has room for, but of the last ones an even share while others lack theirs."""
-        pool, wants = self._pool, self._dealt(member)
-        if not (wants and pool.exhausted and pool.waiting):
-            return wants
-        solving = [each for each in self._keeper.members if each.opened]
-        share = math.ceil((pool.handed + pool.waiting) / len(solving))
-        lacking = any(each.wants and pool.counts[each.number] < share for each in solving if each is not member)
-        return min(wants, max(0, share - pool.counts[member.number])) if lacking else wants
+    def _share(self, member: FleetMember) -> int:
+        """How many chains a replica may get until it has an even share of those that are not over: a small input is spread over all."""
+        left = len(self._queue) + max(0, self._unread)
+        share = math.ceil(left / sum(not each.dropped for each in self._fleet.members))
+        return max(0, share - self._queue.counts[member.number])
 
-    def _dealt(self, member: Member) -> int:
-        """How many chains a replica has room for. Its first ones are dealt out 1, 1, 2, 4 and so on at a time, so that each replica gets
-        some of the longest, which may come first."""
-        if member.sent >= self._batch_size or len(self._keeper.members) == 1:
-            return member.wants
-        return 0 if member.sent > member.received else min(member.wants, max(1, member.sent))
-
-    def _others(self, member: Member) -> frozenset[int]:
-        """The other replicas that solve."""
-        return frozenset(each.number for each in self._keeper.members if each.opened and each is not member)
-
-    def take(self, member: Member, report: Report) -> None:
-        self._check(member, report)
+    def take(self, member: FleetMember, report: ReplicaReport) -> None:
+        """Take the rows of a report."""
         for call in report.calls:
             self._call(member, call)
         for step in report.steps:
-            self._step(step)
-        member.measure(self._clock.now())
+            self._queue.step(step)
+            self.progress.committed(step.stage, step.decision, len(step.step_token_ids))
+            self._rows.step(step)
         for chain in report.chains:
             self._chain(member, chain)
-        names = self._pool.names(member.number) if report.over else report.released  # at its end it has begun none that it still has
-        self._put_back([name for name in names if self._pool.has(member.number, name)])
+        if report.over:
+            self._queue.put_back(list(self._queue.names(member.number)))  # it has not begun them
         self.mode_changes = tuple(sorted((*self.mode_changes, *report.mode_changes), key=lambda change: change.unix_ns))
-        self.progress.live = self._pool.handed
+        self.progress.live = self._queue.handed
 
-    def _check(self, member: Member, report: Report) -> None:
-        """Raise `ReplicaLost` where a report cannot be true, before anything of it is taken in."""
-        rows: list[CallRow | StepRow | ChainRow] = [*report.calls, *report.steps, *report.chains]
-        for row in rows:
-            if not self._pool.has(member.number, row.chain_id):
-                raise ReplicaLost(f"it reported a row of chain {row.chain_id!r}, which it does not have")
-        if len({row.chain_id for row in report.chains}) < len(report.chains):
-            raise ReplicaLost("it reported that a chain has ended twice")
-        for call in report.calls:
-            if call.engine not in self.progress.output_tokens:
-                raise ReplicaLost(f"it reported a call of engine {call.engine!r}, which the graph does not have")
+    def lose(self, member: FleetMember) -> None:
+        """Let the chains of a lost replica continue elsewhere."""
+        self._queue.put_back(list(self._queue.names(member.number)))
 
-    def lose(self, member: Member) -> None:
-        self._releases.pop(member.number, None)
-        self._put_back(list(self._pool.names(member.number)))
-
-    def _put_back(self, names: Sequence[str], avoid: frozenset[int] = frozenset()) -> None:
-        if names:
-            self._pool.put_back(names, avoid)
-            self._wake_wanting()
-
-    def _call(self, member: Member, row: CallRow) -> None:
-        self._pool.call(row)
+    def _call(self, member: FleetMember, row: CallRow) -> None:
+        self._queue.call(row)
         self.progress.sampled(row.engine, row.stage, row.output_tokens)
         if row.response_model is not None and row.adapter is None:
             self.progress.answered(row.engine, row.request_model, row.response_model)
         member.output_tokens[row.engine] = member.output_tokens.get(row.engine, 0) + row.output_tokens
         self._rows.call(structs.replace(row, replica=member.number, node=member.node))
 
-    def _step(self, row: StepRow) -> None:
-        self._pool.step(row)
-        self.progress.committed(row.stage, row.decision, len(row.step_token_ids))
-        self._rows.step(row)
-
-    def _chain(self, member: Member, row: ChainRow) -> None:
+    def _chain(self, member: FleetMember, row: ChainRow) -> None:
         """A chain has ended on a replica: it is over, or continues elsewhere."""
         name, engines_own = row.chain_id, row.error_type in ENGINES_OWN
         if row.stop_reason == "cancelled" and not self._aborting:
-            self._put_back([name])  # the replica ends, and the run continues
+            self._queue.put_back([name])  # the replica ends, and the run continues
             return
-        member.chain_over(row.error_message if engines_own else None)
-        if engines_own and not self._pool.held(name).avoid and self._others(member):
-            self._put_back([name], frozenset({member.number}))
+        if not engines_own:
+            member.chain_over()
+        elif any(each.opened for each in self._fleet.members if each is not member) and self._queue.try_elsewhere(name):
             return
         member.chains += 1
         self._rows.chain(structs.replace(row, replica=member.number, node=member.node))
-        start, progress = self._pool.end(name), self.progress
+        start, progress = self._queue.end(name), self.progress
         if row.stop_reason == "cancelled":
             progress.cancelled += 1
         elif row.stop_reason == "error":
@@ -279,12 +332,3 @@ class FleetWork:
         else:
             progress.done += 1
             self._feed.ended(start, row.thought_tokens)
-
-    async def _end(self) -> None:
-        """Let all replicas end, and take their last reports."""
-        self._over = True
-        for member in self._keeper.members:
-            member.told_end = False
-        self._keeper.wake()
-        with anyio.move_on_after(END_S, shield=True):
-            await self._keeper.until(lambda: not any(member.reachable for member in self._keeper.members))

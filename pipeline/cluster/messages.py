@@ -1,6 +1,7 @@
 """What the driver of a run on a cluster and a replica send each other. Pure data.
 
-The driver hands out chains and takes reports; a replica reports rows, and how many more chains it has room for.
+They exchange one for the other, again and again: the driver's orders bring chains, the replica's report brings rows and says for how many
+more chains it has room. So each replica takes chains from one queue as fast as it solves them.
 """
 
 from typing import Literal, Protocol
@@ -32,18 +33,13 @@ class Orders(Struct, frozen=True, kw_only=True):
     chains: tuple[Assignment, ...] = ()
     """Chains to solve from now on."""
     release: tuple[str, ...] = ()
-    """Chains, by `chain_id`, to give back as far as they are recorded."""
+    """Chains, by `chain_id`, to stop, without a row."""
     no_more: bool = False
-    """Whether the input has no further chains, though some may still come from other replicas."""
+    """The input has no further chains, though those of a lost replica may still come."""
     unix_ns: int = 0
     """The present time of the driver, by whose clock all rows are dated, ns UTC."""
     end: Literal["", "drain", "abort"] = ""
     """`drain`: start no more chains and end when those in flight are over; `abort`: cancel them."""
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to do."""
-        return not (self.chains or self.release or self.no_more or self.end)
 
 
 class OpenReplica(Struct, frozen=True, kw_only=True):
@@ -55,16 +51,16 @@ class OpenReplica(Struct, frozen=True, kw_only=True):
     """Notices for the user about these engines."""
 
 
-class Failure(Struct, frozen=True, kw_only=True):
+class ReplicaFailure(Struct, frozen=True, kw_only=True):
     """Why a replica does not continue."""
 
     what: str
     """The error message."""
     usage: bool = False
-    """Whether the graph or the engines file is wrong there, so that starting it again would change nothing."""
+    """The graph or the engines file is wrong there, so that starting it again would change nothing."""
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class ReplicaReport(Struct, frozen=True, kw_only=True):
     """What happened on a replica since its report before."""
 
     phase: str = ""
@@ -75,11 +71,9 @@ class Report(Struct, frozen=True, kw_only=True):
     steps: list[StepRow] = []
     chains: list[ChainRow] = []
     released: list[str] = []
-    """Chains that it gives back, by `chain_id`; the rows before it hold all that is recorded of them."""
-    received: int = 0
-    """How many chains it has been handed since it started."""
+    """Chains that have stopped as they were ordered to, by `chain_id`."""
     wants: int = 0
-    """How many more it has room for."""
+    """The number of further chains for which it has room."""
     live: int = 0
     """Chains in flight on it."""
     statistics: dict[str, EngineStatistics] = {}
@@ -88,21 +82,18 @@ class Report(Struct, frozen=True, kw_only=True):
     """How often a chain had to pause since then."""
     mode_changes: tuple[ModeChange, ...] = ()
     """In the last report: its decisions about which chains are speculated."""
-    failure: Failure | None = None
+    failure: ReplicaFailure | None = None
     over: bool = False
-    """Whether this is its last report."""
+    """This is its last report."""
 
 
-class Link(Protocol):
-    """The driver's end of the connection to a replica that was started. Both methods raise `ReplicaLost`."""
+class ReplicaLink(Protocol):
+    """The driver's end of the connection to a replica that was started."""
 
     node: str
-    """The cluster's id of the node that it is on; empty until that is known."""
+    """The cluster's id of the node that it is on."""
     address: str
     """The network address of the node."""
 
-    async def order(self, orders: Orders) -> None:
-        """Hand over what the replica is to do."""
-
-    async def report(self) -> Report:
-        """Wait until something has happened on the replica, or some seconds have passed."""
+    async def exchange(self, orders: Orders) -> ReplicaReport:
+        """Hand orders over, and wait until something has happened on the replica or some seconds have passed. Raises `ReplicaLost`."""

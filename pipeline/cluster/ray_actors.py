@@ -1,7 +1,7 @@
 """Replicas as actors of a Ray cluster: settings enter, a `Launcher` leaves. The only module that imports Ray.
 
-An actor is a process on one node with the GPUs that the engines file asks for. It runs the same `Replica` as everywhere in a thread with an
-event loop of its own. It is never restarted by Ray: a lost replica is started again, so that nothing of a broken process lives on.
+An actor is a process on one node with the GPUs that the engines file asks for. It runs a `ReplicaWorker` in a thread with an event loop of
+its own. It is never restarted by Ray: a lost replica is started again, so that nothing of a broken process lives on.
 """
 
 import logging
@@ -20,10 +20,9 @@ import msgspec
 import ray
 from ray.exceptions import RayError
 
-from pipeline.cluster.keeper import Launcher
-from pipeline.cluster.messages import Link, Orders, Report
+from pipeline.cluster.fleet import Launcher, solve_on_replicas
+from pipeline.cluster.messages import Orders, ReplicaLink, ReplicaReport
 from pipeline.cluster.replica_thread import ReplicaThread
-from pipeline.cluster.run import solve_on_replicas
 from pipeline.engines.registry import gpus
 from pipeline.errors import ReplicaLost, UsageError, reason
 from pipeline.graph.plan import Plan
@@ -41,10 +40,8 @@ TOKENS = "RAY_AUTH_MODE"
 """The environment variable that Ray's client, unlike its driver, needs to show the token of its user; Ray reads it when it is imported."""
 CONNECT_S = 10.0
 """Most seconds to wait for an address to answer."""
-THREADS = 4
-"""Calls that an actor answers at once: a report, which waits, and orders."""
 NODE_ID = 12
-"""So many characters of Ray's id of a node are recorded."""
+"""Characters of Ray's id of a node that are recorded."""
 
 
 async def solve_on_ray(ready: Ready, observer: Observer, *, attend: Attend | None = None) -> SessionResult:
@@ -130,16 +127,16 @@ def check_room(plan: Plan, options: RunOptions, tell: Tell) -> int:
 def ray_launcher(settings: RunSettings, gpus_each: int) -> Launcher:
     """Starts replicas as actors with `gpus_each` GPUs each."""
     actors: Any = ray.remote(ReplicaActor)
-    options = {"num_cpus": 1, "num_gpus": gpus_each, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": THREADS}
+    options = {"num_cpus": 1, "num_gpus": gpus_each, "max_restarts": 0, "max_task_retries": 0}
     kind = actors.options(**options, scheduling_strategy="SPREAD")
     shared = ray.put(settings)
 
     @asynccontextmanager
-    async def launch(number: int) -> AsyncIterator[Link]:
+    async def launch(number: int) -> AsyncIterator[ReplicaLink]:
         actor = kind.remote(shared)
         try:
             node, address = await _answer(actor.where.remote())
-            yield RayLink(actor, node, address)
+            yield ActorLink(actor, node, address)
         finally:
             await anyio.to_thread.run_sync(partial(ray.kill, actor, no_restart=True))
 
@@ -156,26 +153,20 @@ class ReplicaActor:
         """The cluster's id of the node, and its network address."""
         return ray.get_runtime_context().get_node_id()[:NODE_ID], ray.util.get_node_ip_address()
 
-    def order(self, orders: Orders) -> None:
-        self._replica.order(orders)
-
-    def report(self) -> bytes:
-        """As MessagePack."""
-        return msgspec.msgpack.encode(self._replica.report())
+    def exchange(self, orders: Orders) -> bytes:
+        """The report as MessagePack."""
+        return msgspec.msgpack.encode(self._replica.exchange(orders))
 
 
-class RayLink:
-    """The `Link` to an actor."""
+class ActorLink:
+    """The `ReplicaLink` to an actor."""
 
     def __init__(self, actor: Any, node: str, address: str) -> None:
         self._actor, self.node, self.address = actor, node, address
-        self._decoder = msgspec.msgpack.Decoder(Report)
+        self._decoder = msgspec.msgpack.Decoder(ReplicaReport)
 
-    async def order(self, orders: Orders) -> None:
-        await _answer(self._actor.order.remote(orders))
-
-    async def report(self) -> Report:
-        data = await _answer(self._actor.report.remote())
+    async def exchange(self, orders: Orders) -> ReplicaReport:
+        data = await _answer(self._actor.exchange.remote(orders))
         try:
             return self._decoder.decode(data)
         except (msgspec.DecodeError, TypeError) as error:

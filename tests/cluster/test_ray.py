@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
 
-from pipeline.cluster import keeper
+from pipeline.cluster import fleet
 from pipeline.cluster.ray_actors import check_room, solve_on_ray
 from pipeline.errors import UsageError
 from pipeline.session.execute import SessionResult
@@ -21,7 +21,7 @@ from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.preflight import load_plan
 from pipeline.session.run import run
-from tests.support.commands import COMMAND
+from tests.support.commands import COMMAND, pipeline
 from tests.support.hanging_together import check_hangs_together
 from tests.support.paths import ROOT
 from tests.support.patience import HANGS_S
@@ -44,8 +44,12 @@ def nodes() -> Iterator[Nodes]:
 
 @pytest.fixture(autouse=True)
 def _two_nodes(nodes: Nodes) -> Iterator[None]:
-    """Every test begins with two nodes."""
+    """Every test begins with two nodes, on which nothing runs any more."""
     yield
+    for _ in range(int(HANGS_S * 20)):
+        if not nodes.actors():
+            break
+        threading.Event().wait(0.05)
     for node in nodes.nodes[2:]:
         nodes.remove(node)
     while len(nodes.nodes) < 2:
@@ -102,9 +106,8 @@ def test_a_killed_replica_is_started_again_and_its_chains_go_on_elsewhere(folder
     told: list[str] = []
     result = on_ray(folder, "killed", when(10, lambda view: nodes.actors()[0].send_signal(signal.SIGKILL), told))
     check(result, alone)
-    losses = [loss for replica in result.run.sessions[-1].replicas for loss in replica.losses]
-    assert len(losses) == 1
-    assert losses[0].endswith("ended unexpectedly")
+    [loss] = [loss for replica in result.run.sessions[-1].replicas for loss in replica.losses]
+    assert loss.endswith("ended unexpectedly")
     assert any("lost, restarting it" in sentence for sentence in told)
 
 
@@ -121,12 +124,12 @@ def test_a_node_dies_and_another_one_joins(folder: Path, alone: SessionResult, n
 
 
 def test_a_replica_that_hangs_is_noticed(folder: Path, alone: SessionResult, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "SILENT_S", 4.0)
+    monkeypatch.setattr(fleet, "SILENT_S", 4.0)
     result = on_ray(folder, "hangs", when(8, lambda view: nodes.actors()[0].send_signal(signal.SIGSTOP), []))
     check(result, alone)
     losses = [loss for replica in result.run.sessions[-1].replicas for loss in replica.losses]
     assert len(losses) == 1
-    assert losses[0] in ("it reported nothing for 4 s", "it took no orders for 4 s")
+    assert losses[0] == "it reported nothing for 4 s"
 
 
 def command(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -228,13 +231,9 @@ def test_more_gpus_than_a_node_has(folder: Path, nodes: Nodes) -> None:
     assert told == ["warning: --replicas 4: the cluster has 2 GPUs for 2 of them; the others wait for nodes that join"]
 
 
-def test_without_ray_installed(folder: Path, alone: SessionResult) -> None:
-    program = "import sys; sys.modules['ray'] = None; from pipeline.cli.main import main; sys.argv = ['pipeline', *sys.argv[1:]]; main()"
-    process = subprocess.run(
-        [sys.executable, "-c", program, "run", "speccot", "--input", "problems.jsonl", "--cluster", "ray", "--output", "without"],
-        cwd=folder, text=True, capture_output=True, timeout=HANGS_S, check=False,
-    )  # fmt: skip
-    assert process.returncode == 2
-    assert process.stderr == (
-        'error: --cluster ray needs the package `ray`, which is not installed: pip install "speculative-pipeline[ray]"\n'
-    )
+def test_without_ray_installed(folder: Path, alone: SessionResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pipeline.cluster.ray_actors", None)
+    problems = folder / "problems.jsonl"
+    done = pipeline("run", "speccot", "--input", problems, "--cluster", "ray", "--output", folder / "without")
+    words = 'error: --cluster ray needs the package `ray`, which is not installed: pip install "speculative-pipeline[ray]"\n'
+    assert (done.returncode, done.stderr) == (2, words)

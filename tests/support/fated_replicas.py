@@ -11,11 +11,9 @@ import anyio
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.cluster.keeper import Launcher
-from pipeline.cluster.local import LocalLink
-from pipeline.cluster.messages import Link, Orders, Report
-from pipeline.cluster.replica import Replica
-from pipeline.cluster.run import solve_on_replicas
+from pipeline.cluster.fleet import Launcher, solve_on_replicas
+from pipeline.cluster.messages import Orders, ReplicaLink, ReplicaReport
+from pipeline.cluster.replica_worker import ReplicaWorker
 from pipeline.errors import ReplicaLost
 from pipeline.session.execute import SessionResult
 from pipeline.session.observer import Observer
@@ -30,9 +28,8 @@ from tests.support.runs import rows, said
 
 BRIEF = ("engines.*.text.steps_mean=3", "engines.*.text.step_tokens_mean=20")
 """Thoughts of few steps, so that a test is quick."""
-Ending = Literal["dies", "hangs", "deaf"]
-"""`dies`: its link says so, and all that it did since its last report is gone; `hangs`: it never reports again; `deaf`: it takes no orders
-from then on."""
+Ending = Literal["dies", "hangs"]
+"""`dies`: its link says so, and all that it did since its last report is gone; `hangs`: it never reports again."""
 
 
 class Fate(Struct, frozen=True, kw_only=True):
@@ -49,7 +46,7 @@ class Fate(Struct, frozen=True, kw_only=True):
     """Fields of its engines that are other than those of the run, by role."""
     rates: float = 1.0
     """The rates of its devices, as a share of those of the run."""
-    forge: Callable[[Report], Report] | None = None
+    forge: Callable[[ReplicaReport], ReplicaReport] | None = None
     """Changes its reports."""
 
 
@@ -68,44 +65,51 @@ def at_first(**fates: Fate) -> Fates:
     return lambda number, start: fates.get(f"r{number}", WELL) if start == 0 else WELL
 
 
+class LocalLink:
+    """The link to a replica of this event loop."""
+
+    address = ""
+
+    def __init__(self, replica: ReplicaWorker, node: str) -> None:
+        self.node, self._replica = node, replica
+
+    async def exchange(self, orders: Orders) -> ReplicaReport:
+        return await self._replica.exchange(orders)
+
+
 class FatedLink(LocalLink):
     """The link to a replica that has a fate. What passes it is copied as between processes."""
 
-    def __init__(self, replica: Replica, node: str, fate: Fate) -> None:
+    def __init__(self, replica: ReplicaWorker, node: str, fate: Fate) -> None:
         super().__init__(replica, node)
         self._fate = fate
         self._end = float("inf") if fate.at_s is None else anyio.current_time() + fate.at_s
 
-    async def order(self, orders: Orders) -> None:
-        if self._fate.ending == "deaf" and anyio.current_time() >= self._end:
-            await anyio.sleep_forever()
-        await super().order(pickle.loads(pickle.dumps(orders)))
-
-    async def report(self) -> Report:
-        with anyio.CancelScope(deadline=float("inf") if self._fate.ending == "deaf" else self._end):
-            report = await super().report()
+    async def exchange(self, orders: Orders) -> ReplicaReport:
+        with anyio.CancelScope(deadline=self._end):
+            report = await super().exchange(pickle.loads(pickle.dumps(orders)))
             if self._fate.forge is not None:
                 report = self._fate.forge(report)
-            return msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=Report)
+            return msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=ReplicaReport)
         if self._fate.ending == "hangs":
             await anyio.sleep_forever()
         raise ReplicaLost("it died as it was told to")
 
 
-class Fleet:
+class FatedFleet:
     """Launches replicas by their fates, and keeps when each was started."""
 
     def __init__(self, fates: Fates) -> None:
         self.starts: dict[int, list[float]] = {}
         """When each replica was asked to start, in seconds of the virtual clock."""
-        self.replicas: list[Replica] = []
+        self.replicas: list[ReplicaWorker] = []
         self._fates = fates
 
     def launcher(self, settings: RunSettings) -> Launcher:
         """The `Launcher` for a run of these settings."""
 
         @asynccontextmanager
-        async def launch(number: int) -> AsyncIterator[Link]:
+        async def launch(number: int) -> AsyncIterator[ReplicaLink]:
             starts = self.starts.setdefault(number, [])
             fate = self._fates(number, len(starts))
             starts.append(anyio.current_time())
@@ -113,7 +117,7 @@ class Fleet:
                 raise ReplicaLost("there is no room for it")
             await anyio.sleep(fate.late_s)
             async with background_tasks() as tasks:
-                self.replicas.append(replica := Replica(_changed(settings, fate)))
+                self.replicas.append(replica := ReplicaWorker(_changed(settings, fate)))
                 tasks.start_soon(replica.serve)
                 yield FatedLink(replica, f"node-{number}", fate)
 
@@ -139,13 +143,13 @@ def options_of(folder: Path, name: str, problems: Path, **options: Any) -> RunOp
 
 
 def on_replicas(
-    options: RunOptions, fates: Fates | Fleet | None = None, observer: Observer | None = None, attend: Any = None, *, balanced: bool = True
+    options: RunOptions, fates: Fates | FatedFleet | None = None, observer: Observer | None = None, attend: Any = None
 ) -> SessionResult:
     """A run on replicas with these fates; None: all are well."""
-    fleet = fates if isinstance(fates, Fleet) else Fleet(fates or always())
+    fleet = fates if isinstance(fates, FatedFleet) else FatedFleet(fates or always())
 
     async def carry(ready: Any, observer: Observer, attend: Any = None) -> SessionResult:
-        return await solve_on_replicas(fleet.launcher(ready.checked.settings), ready, observer, attend=attend, balanced=balanced)
+        return await solve_on_replicas(fleet.launcher(ready.checked.settings), ready, observer, attend=attend)
 
     return run(options, observer, attend=attend, carry_out=carry)
 

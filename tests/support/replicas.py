@@ -1,5 +1,5 @@
 """Runs of several replicas for tests: simulated runs over parts of an input, put together as replicas of one run with overlapping times;
-and runs on a simulated cluster, in which chains move."""
+and runs on a simulated cluster."""
 
 import math
 from collections.abc import AsyncIterator, Sequence
@@ -13,12 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import structs
 
-from pipeline.cluster.keeper import Launcher
-from pipeline.cluster.local import LocalLink
+from pipeline.cluster.fleet import Launcher, solve_on_replicas
 from pipeline.cluster.merge import merged_run
-from pipeline.cluster.messages import Link, Report
-from pipeline.cluster.replica import Replica as ClusterReplica
-from pipeline.cluster.run import solve_on_replicas
+from pipeline.cluster.messages import Orders, ReplicaLink, ReplicaReport
+from pipeline.cluster.replica_worker import ReplicaWorker
 from pipeline.engines.sim.spec import SimDeviceSpec
 from pipeline.engines.sim.text import sim_answer
 from pipeline.errors import ReplicaLost
@@ -34,6 +32,7 @@ from pipeline.store.read import read_table
 from pipeline.store.run_file import Replica, RunFile
 from pipeline.store.tables import TraceStore
 from pipeline.tasks import background_tasks
+from tests.support.fated_replicas import LocalLink
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import solve, write_problems
 
@@ -133,7 +132,7 @@ def _run_file(files: Sequence[RunFile], run_id: str, stretched: dict[int, int]) 
 
 
 def cluster_run(folder: Path, replicas: int, *, slow: int, lost: int) -> Path:
-    """The folder of a run on a simulated cluster: the replica `slow` is, and `lost` was lost after a while. Chains moved."""
+    """The folder of a run on a simulated cluster: the replica `slow` is, and `lost` was lost after a while."""
     given = RunOptions(
         graph=ROOT / "graphs/speccot.yaml",
         engines=SIM,
@@ -154,14 +153,14 @@ def cluster_run(folder: Path, replicas: int, *, slow: int, lost: int) -> Path:
 class _MortalLink(LocalLink):
     """Breaks once, `LIFE_S` after it was made."""
 
-    def __init__(self, replica: ClusterReplica, node: str, mortal: bool) -> None:
+    def __init__(self, replica: ReplicaWorker, node: str, mortal: bool) -> None:
         super().__init__(replica, node)
         self._until = anyio.current_time() + LIFE_S if mortal else math.inf
 
-    async def report(self) -> Report:
+    async def exchange(self, orders: Orders) -> ReplicaReport:
         if anyio.current_time() > self._until:
             raise ReplicaLost(LOSS)
-        return await super().report()
+        return await super().exchange(orders)
 
 
 def _launcher(settings: RunSettings, slow: int, lost: int) -> Launcher:
@@ -173,9 +172,9 @@ def _launcher(settings: RunSettings, slow: int, lost: int) -> Launcher:
     mortal = {lost}
 
     @asynccontextmanager
-    async def launch(number: int) -> AsyncIterator[Link]:
+    async def launch(number: int) -> AsyncIterator[ReplicaLink]:
         async with background_tasks() as tasks:
-            replica = ClusterReplica(slower if number == slow else settings)
+            replica = ReplicaWorker(slower if number == slow else settings)
             tasks.start_soon(replica.serve)
             link = _MortalLink(replica, f"node-{number}", number in mortal)
             mortal.discard(number)

@@ -1,4 +1,4 @@
-"""Which chains wait to be handed out, which replica has which, and what is recorded of those. Decides synchronously; never waits.
+"""The one queue of a run on a cluster: which chains wait, which replica has which, and what is recorded of those. Never waits.
 
 A chain is in one of three places: it waits here, it is at one replica, or it is over. What a replica has reported of a chain is kept until
 the chain is over, so that it can continue elsewhere from its last recorded call; of a chain that is over nothing is kept.
@@ -6,7 +6,7 @@ the chain is over, so that it can continue elsewhere from its last recorded call
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct, structs
 
@@ -18,7 +18,7 @@ from pipeline.runtime.resume_state import ResumedCall, ResumedChain, ResumeState
 from pipeline.store.events import CallRow, StepRow
 
 
-class Held(Struct):
+class UnfinishedChain(Struct):
     """A chain that is not over, with all that is recorded of it."""
 
     start: Start
@@ -26,24 +26,25 @@ class Held(Struct):
     """What another replica needs to continue it; grows with every reported row."""
     replica: int | None = None
     """The replica that has it; None while it waits."""
-    avoid: frozenset[int] = frozenset()
-    """Replicas that it should not come to again, as long as there are others."""
-    moves: int = 0
-    """How often it was taken from a replica that kept running."""
+    failed_on: int | None = None
+    """The replica on whose engines it has failed."""
 
 
-class Pool:
+class ChainQueue:
     """The chains of a run that are not over."""
 
     def __init__(self, resume_state: ResumeState) -> None:
         """`resume_state`: what earlier sessions left, from which each chain takes its own."""
         self._resume_state = resume_state
         self._waiting: deque[str] = deque()
-        self._held: dict[str, Held] = {}
+        self._chains: dict[str, UnfinishedChain] = {}
         self.counts = Counter[int]()
-        """How many chains each replica has."""
+        """The number of chains that each replica has."""
         self.exhausted = False
-        """Whether the input has no further chains."""
+        """True once the input has no further chains."""
+
+    def __len__(self) -> int:
+        return len(self._chains)
 
     @property
     def waiting(self) -> int:
@@ -51,53 +52,43 @@ class Pool:
         return len(self._waiting)
 
     @property
-    def over(self) -> bool:
-        """Whether no chain is left and none will come."""
-        return self.exhausted and not self._held
-
-    @property
     def handed(self) -> int:
         """Chains that are at some replica."""
-        return len(self._held) - len(self._waiting)
+        return len(self._chains) - len(self._waiting)
+
+    @property
+    def over(self) -> bool:
+        """True if no chain is left and none will come."""
+        return self.exhausted and not self._chains
 
     def add(self, start: Start) -> None:
         """Add a chain of the input."""
         name = chain_id(start.item.problem_id, start.sample_index)
-        self._held[name] = Held(start, self._resume_state.chain(name))
+        self._chains[name] = UnfinishedChain(start, self._resume_state.chain(name))
         self._waiting.append(name)
 
-    def take(self, replica: int, most: int, others: Callable[[], frozenset[int]]) -> tuple[Assignment, ...]:
-        """Hand out at most `most` chains to `replica`. A chain that should avoid it waits for one of the `others`, if there is any."""
+    def take(self, replica: int, count: int, *, alone: bool) -> tuple[Assignment, ...]:
+        """Hand out up to `count` chains to `replica`; unless it is `alone`, none that has failed on it."""
         taken, left = list[Assignment](), list[str]()
-        while self._waiting and len(taken) < most:
+        while self._waiting and len(taken) < count:
             name = self._waiting.popleft()
-            held = self._held[name]
-            if replica in held.avoid and others() - held.avoid:
+            chain = self._chains[name]
+            if chain.failed_on == replica and not alone:
                 left.append(name)
                 continue
-            self._held[name] = self._held.pop(name)  # the last one that was handed out
-            held.replica = replica
+            chain.replica = replica
             self.counts[replica] += 1
-            taken.append(_assignment(held))
+            taken.append(_assignment(chain))
         self._waiting.extendleft(reversed(left))
         return tuple(taken)
 
-    def has(self, replica: int, name: str) -> bool:
-        """Whether the chain of this name is at `replica`."""
-        held = self._held.get(name)
-        return held is not None and held.replica == replica
-
     def names(self, replica: int) -> Iterator[str]:
-        """The names of the chains at `replica`, those first that were handed out first."""
-        return (name for name, held in self._held.items() if held.replica == replica)
-
-    def held(self, name: str) -> Held:
-        """What is kept of a chain that is not over."""
-        return self._held[name]
+        """The names of the chains at `replica`, in the order of the input."""
+        return (name for name, chain in self._chains.items() if chain.replica == replica)
 
     def call(self, row: CallRow) -> None:
         """Keep a reported call of a chain that is at a replica."""
-        resumed = self._held[row.chain_id].resumed
+        resumed = self._chains[row.chain_id].resumed
         resumed.attempts += 1
         ready = row.submit_unix_ns - round(row.client_wait_s * 1e9)
         resumed.started_unix_ns = min(resumed.started_unix_ns or ready, ready)
@@ -107,35 +98,40 @@ class Pool:
 
     def step(self, row: StepRow) -> None:
         """Keep a reported step of a chain that is at a replica."""
-        resumed = self._held[row.chain_id].resumed
+        resumed = self._chains[row.chain_id].resumed
         resumed.steps.append(row.step_token_ids)
         resumed.modes.append(row.mode)  # type: ignore[arg-type]  # a column of the trace is any text
 
     def end(self, name: str) -> Start:
         """A chain is over."""
-        held = self._held.pop(name)
-        self._leave(held)
-        return held.start
+        chain = self._chains.pop(name)
+        self._leave(chain)
+        return chain.start
 
-    def put_back(self, names: Iterable[str], avoid: frozenset[int] = frozenset()) -> int:
-        """Let chains wait again, before all others, because their replica is lost or gave them back; their number."""
-        back = []
-        for name in names:
-            held = self._held[name]
-            self._leave(held)
-            held.avoid |= avoid
-            back.append(name)
+    def put_back(self, names: Iterable[str]) -> None:
+        """Let chains wait again, before all others, because their replica is lost or has ended."""
+        back = list(names)
+        for name in back:
+            self._leave(self._chains[name])
         self._waiting.extendleft(reversed(back))
-        return len(back)
 
-    def _leave(self, held: Held) -> None:
-        if held.replica is not None:
-            self.counts[held.replica] -= 1
-            held.replica = None
+    def try_elsewhere(self, name: str) -> bool:
+        """Let a chain that its replica's engines failed wait for another one; False where that has happened to it before."""
+        chain = self._chains[name]
+        if chain.failed_on is not None:
+            return False
+        chain.failed_on = chain.replica
+        self.put_back([name])
+        return True
+
+    def _leave(self, chain: UnfinishedChain) -> None:
+        if chain.replica is not None:
+            self.counts[chain.replica] -= 1
+            chain.replica = None
 
 
-def _assignment(held: Held) -> Assignment:
-    start, resumed = held.start, held.resumed
+def _assignment(chain: UnfinishedChain) -> Assignment:
+    start, resumed = chain.start, chain.resumed
     # A replica takes calls out of what it gets, and one of this process would take them out of ours.
     own = structs.replace(resumed, calls=dict(resumed.calls), steps=list(resumed.steps), modes=list(resumed.modes))
     return Assignment(

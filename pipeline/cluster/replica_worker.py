@@ -5,13 +5,12 @@ its rows go is different. It writes nothing to disk.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import anyio
 
-from pipeline.cluster.messages import Assignment, Failure, OpenReplica, Orders, Report
+from pipeline.cluster.messages import Assignment, OpenReplica, Orders, ReplicaFailure, ReplicaReport
 from pipeline.engine import EngineStatistics
 from pipeline.engines.startup import Listener
 from pipeline.errors import PipelineError, UsageError
@@ -29,10 +28,10 @@ from pipeline.store.events import CallRow, ChainRow, StepRow
 from pipeline.tasks import unwrapped
 
 REPORT_S = 2.0
-"""A report is sent after this many seconds even if nothing has happened: the driver hears that the replica is there."""
+"""A report is sent after this many seconds even if nothing has happened: the driver hears that the replica is there, and has orders."""
 GATHER_S = 0.1
 """How long a report waits for more to say once something has happened."""
-MOST_ROWS = 8192
+MAX_ROWS = 8192
 """No new chain starts while this many rows are not reported."""
 AHEAD = 8
 """A replica keeps one chain waiting for every `AHEAD` chains of its batch size, at least one, so that a place is filled at once."""
@@ -43,33 +42,25 @@ class HandedChains:
 
     def __init__(self, state: ResumeState) -> None:
         """`state` gets what is recorded of each of them."""
-        self._state, self._starts, self._news = state, deque[Start](), anyio.Event()
-        self.received = 0
+        self._state, self._starts, self._news = state, dict[str, Start](), anyio.Event()
         self.asked = False
-        """Whether the executor waits for a chain, so that it would begin at once."""
+        """The executor waits for a chain, so that it would begin at once."""
 
     def __len__(self) -> int:
         return len(self._starts)
 
     def add(self, chain: Assignment) -> None:
         """Add a chain."""
+        name = chain_id(chain.item.problem_id, chain.sample_index)
         if chain.resumed is not None:
-            self._state.chains[chain_id(chain.item.problem_id, chain.sample_index)] = chain.resumed
-        self._starts.append(Start(chain.item, chain.sample_index, chain.order, chain.expected_length))
-        self.received += 1
+            self._state.chains[name] = chain.resumed
+        self._starts[name] = Start(chain.item, chain.sample_index, chain.order, chain.expected_length)
         self._news.set()
 
     def take_back(self, name: str) -> bool:
         """Remove a chain that has not begun; False where there is none of this name."""
-        found = next((start for start in self._starts if chain_id(start.item.problem_id, start.sample_index) == name), None)
-        if found is not None:
-            self._starts.remove(found)
-            self._state.chains.pop(name, None)
-        return found is not None
-
-    def names(self) -> list[str]:
-        """The chains that have not begun."""
-        return [chain_id(start.item.problem_id, start.sample_index) for start in self._starts]
+        self._state.chains.pop(name, None)
+        return self._starts.pop(name, None) is not None
 
     async def next(self) -> Start | None:
         """Waits until a chain is there; the feed has no end of its own."""
@@ -78,7 +69,7 @@ class HandedChains:
             self._news = anyio.Event()
             await self._news.wait()
         self.asked = False
-        return self._starts.popleft()
+        return self._starts.pop(next(iter(self._starts)))
 
     def ended(self, start: Start, thought_tokens: int) -> None:
         """The driver sees it in the row."""
@@ -92,7 +83,6 @@ class Outbox:
         self.calls: list[CallRow] = []
         self.steps: list[StepRow] = []
         self.chains: list[ChainRow] = []
-        self.released: list[str] = []
 
     def call(self, row: CallRow) -> None:
         self.calls.append(row)
@@ -106,31 +96,27 @@ class Outbox:
         self.chains.append(row)
         self._changed()
 
-    def release(self, name: str) -> None:
-        """Give a chain back."""
-        self.released.append(name)
-        self._changed()
-
     async def room(self) -> None:
-        while len(self.calls) + len(self.steps) >= MOST_ROWS:
+        while len(self.calls) + len(self.steps) >= MAX_ROWS:
             await self._fewer.wait()
 
-    def take(self) -> tuple[list[CallRow], list[StepRow], list[ChainRow], list[str]]:
+    def take(self) -> tuple[list[CallRow], list[StepRow], list[ChainRow]]:
         """What was not reported; it counts as reported from now on."""
-        taken = self.calls, self.steps, self.chains, self.released
-        self.calls, self.steps, self.chains, self.released = [], [], [], []
+        taken = self.calls, self.steps, self.chains
+        self.calls, self.steps, self.chains = [], [], []
         self._fewer.set()
         self._fewer = anyio.Event()
         return taken
 
 
-class Replica:
+class ReplicaWorker:
     """Carries out the orders of a driver while `serve` runs, and reports."""
 
     def __init__(self, settings: RunSettings) -> None:
         self._settings = settings
         self._clock: Clock | None = None
-        """Set to the driver's time by the first orders that bring chains, before which nothing is dated."""
+        self._dated = False
+        """The clock was set to the driver's time, by the first orders that brought chains; before them nothing is dated."""
         self._state = ResumeState()
         self._feed, self._outbox = HandedChains(self._state), Outbox(self._tell)
         self._chains: Chains | None = None
@@ -138,8 +124,9 @@ class Replica:
         self._phase = ""
         self._opened: OpenReplica | None = None
         """What is to be reported of the engines, once, when they are open."""
+        self._released: list[str] = []
         self._no_more, self._end = False, ""
-        self._failure: Failure | None = None
+        self._failure: ReplicaFailure | None = None
         self._statistics: dict[str, EngineStatistics] = {}
         self._over = False
 
@@ -149,11 +136,11 @@ class Replica:
             with unwrapped():
                 await self._serve()
         except UsageError as error:
-            self._failure = Failure(what=str(error), usage=True)
+            self._failure = ReplicaFailure(what=str(error), usage=True)
         except PipelineError as error:
-            self._failure = Failure(what=str(error))
+            self._failure = ReplicaFailure(what=str(error))
         except Exception as error:  # whatever it is, the driver is to hear it
-            self._failure = Failure(what=f"{type(error).__name__}: {error}")
+            self._failure = ReplicaFailure(what=f"{type(error).__name__}: {error}")
         finally:
             self._over = True
             self._tell()
@@ -178,20 +165,23 @@ class Replica:
 
     def order(self, orders: Orders) -> None:
         """Take what is to be done; it may come before the engines are open."""
-        if orders.chains and not self._feed.received and self._clock is not None:
+        if orders.chains and not self._dated and self._clock is not None:
             self._clock.set(orders.unix_ns)
+            self._dated = True
         for chain in orders.chains:
             self._feed.add(chain)
-        if orders.chains:
-            self._tell()  # there may be more
         for name in orders.release:
             if self._feed.take_back(name):
-                self._outbox.release(name)
+                self._release(name)
             elif self._chains is not None:
-                self._chains.executor.release(name, self._outbox.release)
+                self._chains.executor.release(name, self._release)
         self._no_more |= orders.no_more
         self._end = orders.end or self._end
         self._follow()
+
+    def _release(self, name: str) -> None:
+        self._released.append(name)
+        self._tell()
 
     def _follow(self) -> None:
         """Let the executor know what was ordered, as soon as there is one."""
@@ -202,12 +192,9 @@ class Replica:
         if self._no_more:
             self._chains.executor.no_more()
         if self._end == "drain":
-            for name in self._feed.names():
-                self._feed.take_back(name)
-                self._outbox.release(name)
             self._chains.drain()
 
-    async def report(self, wait_s: float = REPORT_S, gather_s: float = GATHER_S) -> Report:
+    async def report(self, wait_s: float = REPORT_S, gather_s: float = GATHER_S) -> ReplicaReport:
         """Wait until something has happened, `wait_s` seconds at most, and say what."""
         if not self._over:
             with anyio.move_on_after(wait_s):
@@ -217,19 +204,24 @@ class Replica:
         self._news = anyio.Event()
         return self._report()
 
-    def _report(self) -> Report:
+    async def exchange(self, orders: Orders) -> ReplicaReport:
+        """Take orders, and report."""
+        self.order(orders)
+        return await self.report()
+
+    def _report(self) -> ReplicaReport:
         over = self._over
-        calls, steps, ended, released = self._outbox.take()
+        calls, steps, ended = self._outbox.take()
+        released, self._released = self._released, []
         chains = self._chains
         opened, self._opened = self._opened, None
-        return Report(
+        return ReplicaReport(
             phase=self._phase,
             opened=opened,
             calls=calls,
             steps=steps,
             chains=ended,
             released=released,
-            received=self._feed.received,
             wants=self._wants(),
             live=0 if chains is None else chains.progress.live,
             statistics=self._statistics if over or chains is None else statistics(chains.engines),
