@@ -232,14 +232,14 @@ def test_the_summary_has_a_line_about_replicas(replica_runs: dict[int, Path]) ->
 
 
 @pytest.mark.slow
-def test_a_run_on_a_cluster_in_which_chains_moved(tmp_path: Path) -> None:
-    """A slow replica gives chains back at the end, a lost one's go on elsewhere; whatever they do, the figures are consistent."""
+def test_a_run_on_a_cluster_with_a_lost_replica(tmp_path: Path) -> None:
+    """The chains of a lost replica go on elsewhere; whatever they do, the figures are consistent."""
     folder = cluster_run(tmp_path, 4, slow=3, lost=1)
     run, found, times, analysis = RunFile.read(folder), over_time(folder), timeline(read_work(Query(folder))), analyse(folder)
     was_on: dict[str, set[int]] = {}
     for row in rows(folder, "calls"):
         was_on.setdefault(row["chain_id"], set()).add(row["replica"])
-    assert sum(len(on) > 1 for on in was_on.values()) >= 4
+    assert sum(len(on) > 1 for on in was_on.values()) >= 1
     assert [each.losses for each in analysis.replicas] == [(), (LOSS,), (), ()]
     assert sum(each.chains for each in analysis.replicas) == len(was_on) == 120
     for number, mine in found.replicas.items():
@@ -254,6 +254,6 @@ def test_a_run_on_a_cluster_in_which_chains_moved(tmp_path: Path) -> None:
     assert 0 < (summary.tail_time_s or 0) < (summary.wall_time_s or 0)
     assert 0 < (summary.replicas.tail_idle_share or 0) < 1
     tail = {number: each.engines["target"].total_idle_s["tail"] for number, each in found.replicas.items()}
-    assert max(tail, key=lambda number: tail[number]) == 3, "the slow one gave its chains back"
+    assert min(tail, key=lambda number: tail[number]) == 3, "the slow one is the last at work"
     for engine in analysis.ledger.engines.values():
         assert sum(engine.output.values()) == engine.counted_output
