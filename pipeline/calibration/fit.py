@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from msgspec import Struct, structs
 
-from pipeline.analysis.time.timeline import Array
+from pipeline.analysis.arrays import Array
 from pipeline.calibration.recorded import RESOLUTION_S, TimedCall, durations, undisturbed
 from pipeline.engines.sim.cache import Node, PrefixCache
 from pipeline.engines.sim.device import Share, SimDevice

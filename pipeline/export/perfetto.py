@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
-from pipeline.analysis.time.timeline import NO_REPLICA, Names, replicas_of
+from pipeline.analysis.arrays import NO_REPLICA, Names, replicas_of
 from pipeline.errors import InputError
 from pipeline.export.output import whole_file
 from pipeline.export.packets import Packets, Value, identity

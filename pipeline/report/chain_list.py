@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.time.timeline import Array
+from pipeline.analysis.arrays import Array
 from pipeline.store.events import UNFINISHED
 from pipeline.store.read import read_batches
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from msgspec import Struct
 
+from pipeline.analysis.arrays import Array
 from pipeline.analysis.compare.runs import RunTable
 from pipeline.analysis.quality.estimates import NOTHING, Estimate, change, difference, estimate, gain, outcomes, ratio, share
 from pipeline.analysis.quality.option_mass import OptionMass, option_mass
@@ -13,7 +14,6 @@ from pipeline.analysis.quality.selection import Choices
 from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.quality.step_texts import Texts
 from pipeline.analysis.resources import answers
-from pipeline.analysis.time.timeline import Array
 from pipeline.graph.spec import Param
 
 THINKING = ("drafting", "verification", "target")

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
+from pipeline.analysis.arrays import Array
 from pipeline.analysis.compare.runs import RunTable, Speculation
 from pipeline.analysis.quality.reward_agreement import ScoredSteps
 from pipeline.analysis.quality.samples import SampleStatistics, interval, pass_at
 from pipeline.analysis.quality.selection import Choices
 from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.quality.step_texts import Texts
-from pipeline.analysis.time.timeline import Array
 
 ALIKE = (
     "graph",

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct, structs
 
+from pipeline.analysis.arrays import Array, Names
 from pipeline.analysis.compare.rules import Rules, rules_of
 from pipeline.analysis.quality.option_mass import read_masses
 from pipeline.analysis.quality.reward_agreement import ScoredSteps, read_scored_steps
@@ -23,7 +24,6 @@ from pipeline.analysis.quality.verdicts import COLUMNS as VERDICT_COLUMNS
 from pipeline.analysis.quality.verdicts import verdicts
 from pipeline.analysis.resources import EngineFacts, Resources, engine_facts, replica_count, resources
 from pipeline.analysis.time.thinking import KINDS, Thinking, read_thinking
-from pipeline.analysis.time.timeline import Array, Names
 from pipeline.bundled import model_name
 from pipeline.errors import InputError, UsageError
 from pipeline.graph.plan import Plan

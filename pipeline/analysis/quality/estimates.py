@@ -11,8 +11,8 @@ from functools import lru_cache
 import numpy as np
 from msgspec import Struct
 
+from pipeline.analysis.arrays import Array
 from pipeline.analysis.quality.samples import interval, wilson
-from pipeline.analysis.time.timeline import Array
 
 RESAMPLES = 2000
 """Draws of the bootstrap."""

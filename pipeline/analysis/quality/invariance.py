@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from pipeline.analysis.arrays import Array
 from pipeline.analysis.compare.runs import RunTable, read_run
 from pipeline.analysis.quality.estimates import Estimate, difference
 from pipeline.analysis.quality.samples import Interval, wilson
 from pipeline.analysis.resources import answers as answers_of
 from pipeline.analysis.resources import of_answers
-from pipeline.analysis.time.timeline import Array
 from pipeline.errors import UsageError
 from pipeline.store.events import UNFINISHED
 from pipeline.store.read import read_batches

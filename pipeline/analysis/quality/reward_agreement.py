@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct
 
+from pipeline.analysis.arrays import Array
 from pipeline.analysis.order import spearman
 from pipeline.analysis.quality.estimates import NOTHING, Estimate, ratio
-from pipeline.analysis.time.timeline import Array
 from pipeline.store.query import Query
 
 BINS = 10

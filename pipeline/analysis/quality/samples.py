@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
+from pipeline.analysis.arrays import Array
 from pipeline.analysis.quality.votes import Sample, majority
-from pipeline.analysis.time.timeline import Array
 from pipeline.grading.grader import Grader
 from pipeline.store.read import read_batches
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.time.timeline import Array
+from pipeline.analysis.arrays import Array
 from pipeline.grading.answers import Kind, as_kind, form_of
 from pipeline.grading.grader import Grader
 from pipeline.grading.stated import stated

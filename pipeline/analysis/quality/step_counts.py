@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct
 
+from pipeline.analysis.arrays import Array
 from pipeline.analysis.quality.verdict_values import Scores, read_scores
-from pipeline.analysis.time.timeline import Array
 from pipeline.store.query import Query
 
 LENGTHS = """

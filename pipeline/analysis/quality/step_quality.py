@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.time.timeline import Array
+from pipeline.analysis.arrays import Array
 from pipeline.store.query import Query
 
 SQL = """

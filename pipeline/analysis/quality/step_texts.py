@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.time.timeline import Array
+from pipeline.analysis.arrays import Array
 from pipeline.store.query import Query
 
 REFLECTIVE = ("wait", "but", "hmm", "however", "alternatively", "actually", "maybe", "let me check", "double-check")

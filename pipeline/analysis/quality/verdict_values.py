@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
+from pipeline.analysis.arrays import Array
 from pipeline.analysis.quality.samples import Interval, interval
-from pipeline.analysis.time.timeline import Array
 from pipeline.reasoning.chain import Scale
 from pipeline.store.query import Query
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from pipeline.analysis.time.timeline import Array
+from pipeline.analysis.arrays import Array
 from pipeline.store.events import counted
 
 COLUMNS = ("correct", "stop_reason", "reference_answer")

@@ -4,10 +4,10 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from pipeline.analysis.arrays import Array
 from pipeline.analysis.quality.reward_agreement import BINS, Agreement
 from pipeline.analysis.quality.samples import wilson
 from pipeline.analysis.quality.verdict_values import Scores, Share
-from pipeline.analysis.time.timeline import Array
 from pipeline.reasoning.chain import Scale
 from pipeline.report.figures.style import BLUE, DECISIONS, GREEN, GREY, LIGHT, ORANGE, RED, WORDS, axes, drawn, layout
 

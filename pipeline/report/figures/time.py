@@ -6,9 +6,9 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from pipeline.analysis.arrays import Array
 from pipeline.analysis.compare.cells import Table, plain, plain_percent
 from pipeline.analysis.time.occupancy import DeviceOccupancy, Occupancy
-from pipeline.analysis.time.timeline import Array
 from pipeline.report.figures.style import BLUE, CYAN, GREEN, GREY, LIGHT, ORANGE, PURPLE, RED, SAND, TEAL, axes, drawn, layout
 
 CAUSES = {
