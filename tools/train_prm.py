@@ -25,8 +25,9 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.graph.plugins import engine_specs
-from pipeline.rewards.prompts import RewardPromptBuilder, Thought
+from pipeline.rewards.prompts import RewardPromptBuilder
 from pipeline.rewards.spec import load_reward_model
+from pipeline.rewards.steps import Thought
 
 MODELS = Path("pipeline/models")
 PRM = Path("graphs/rewards/prm-tiny.yaml")

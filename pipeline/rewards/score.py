@@ -6,26 +6,27 @@ after each of them and gets the least of these rewards.
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import anyio
+from msgspec import Struct
 
 from pipeline.engine import Engine, Request
 from pipeline.engines.registry import open_engines, virtual_time
-from pipeline.errors import ChainError, GraphError, Interrupted, RunError
+from pipeline.errors import ChainError, GraphError, InputError, Interrupted, RunError
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import EngineSpec
 from pipeline.rewards.prompts import RewardPromptBuilder
 from pipeline.rewards.spec import RewardSpec, load_reward_model
-from pipeline.rewards.steps import StepsToScore, StepToScore, open_input
-from pipeline.rewards.tally import Reward, RewardTally, ScoringResult
+from pipeline.rewards.steps import StepToScore, open_input, problem_texts, steps_to_score
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.retry import RetryingCaller
 from pipeline.stages.choose import probabilities
 from pipeline.store.events import RewardRow
 from pipeline.store.folder import hold
+from pipeline.store.query import Query
 from pipeline.store.rewrite import replacing
 from pipeline.store.run_file import RunFile
 from pipeline.tasks import unwrapped
@@ -34,12 +35,66 @@ WINDOW = 2
 """Steps being scored at once, as a multiple of the engine's `max_in_flight`."""
 WRITE_ROWS = 256
 """Rows that are collected before they are written."""
+QUALITY = """
+    SELECT coalesce(decision, 'all') AS decision, count(*) AS steps, avg(drafted) AS drafted, avg(committed) AS committed
+    FROM (
+        SELECT any_value(decision) AS decision, avg(reward) FILTER (WHERE candidate_index IS NOT NULL) AS drafted,
+            max(reward) FILTER (WHERE selected) AS committed
+        FROM rewards GROUP BY chain_id, step_index HAVING count(candidate_index) > 0
+    )
+    GROUP BY ROLLUP (decision) ORDER BY decision
+"""
 OnProgress = Callable[[int, int], None]
 """Called with the number of steps scored so far and the number of all steps."""
 
 
 class Unscored(ChainError):
     """A text cannot be given a reward."""
+
+
+class Reward(Struct, frozen=True):
+    """The reward of one text."""
+
+    value: float | None
+    """0 to 1; None where the text could not be scored."""
+    error: ChainError | None = None
+    """Why there is no value."""
+
+
+class MeanRewards(Struct, frozen=True):
+    """Mean rewards over the steps that were drafted and have one decision, or over all."""
+
+    decision: str
+    """A decision, or `all`. The committed text of an `accepted` step is the candidate that the verifier selected, that of a `fallback` step
+    replaced the candidates."""
+    steps: int
+    drafted: float | None
+    """Mean over the steps of the mean of their candidates, each as often as it was drafted."""
+    committed: float | None
+    """Mean over the steps of what was committed."""
+
+
+class ScoringResult(Struct, frozen=True, kw_only=True):
+    """The outcome of scoring a run folder."""
+
+    run: str
+    """The name of the run folder."""
+    model: str
+    """The reward model."""
+    steps: int
+    """Committed steps, guidance included."""
+    candidates: int
+    """Drafted candidates of these steps."""
+    requests: int
+    """Requests that the reward model answered."""
+    wall_s: float
+    """Seconds of scoring, without the start of the engine."""
+    quality: dict[str, MeanRewards]
+    """Mean rewards by `MeanRewards.decision`."""
+    errors: dict[str, int]
+    """The number of texts without a reward, by the type of error."""
+    first_error: str | None
+    """The message of the first of these errors."""
 
 
 def score_run(
@@ -54,36 +109,94 @@ def score_run(
     if virtual_time({"reward": spec.reward}, str(prm)):
         raise GraphError(f"{prm}: $.reward", "is simulated, so its rewards would be meaningless; expected a backend that serves a model")
     file = RunFile.read(run)
-    steps = StepsToScore(run, file, open_input(run, file, input_file), spec.prompt.thought_end)
-    tally = RewardTally(run.resolve().name, file.run_id, str(getattr(spec.reward, "model", "reward")))
-    with hold(run):
+    with Query(run) as query, hold(run):
+        total = int(query.scalar("SELECT count(*) FROM steps"))
+        if not total:
+            raise InputError(str(run), "holds no steps to score")
+        problems = problem_texts(query, file.plan, open_input(run, file, input_file))
+        steps = steps_to_score(query, file.plan, problems, spec.prompt.thought_end)
+        scoring = Scoring(run, file.run_id, spec, str(prm))
         try:
-            return anyio.run(_score, run, prm, spec, steps, tally, watch)
+            anyio.run(scoring.run, steps, lambda done: watch(done, total))
         except KeyboardInterrupt:
             raise Interrupted from None
+    with Query(run) as query:
+        quality = query.rows(QUALITY, MeanRewards)
+        candidates = int(query.scalar("SELECT count(candidate_index) FROM rewards"))
+    return ScoringResult(
+        run=run.resolve().name,
+        model=scoring.model,
+        steps=total,
+        candidates=candidates,
+        requests=scoring.requests,
+        wall_s=scoring.wall_s,
+        quality={each.decision: each for each in quality},
+        errors=dict(scoring.errors.most_common()),
+        first_error=scoring.first_error,
+    )
 
 
-async def _score(run: Path, prm: Path, spec: RewardSpec, steps: StepsToScore, tally: RewardTally, watch: OnProgress) -> ScoringResult:
-    """Open the engine, score all steps and write the table `rewards`."""
-    async with open_engines({"reward": spec.reward}) as engines:
-        builder = RewardPromptBuilder(engines["reward"].tokenizer, spec.prompt, str(prm))
-        scorer = Scorer(engines["reward"], spec.reward, builder)
-        waiting: list[RewardRow] = []
-        started = time.monotonic()
-        with replacing(run, "rewards", RewardRow) as append:
+class Scoring:
+    """The steps of one run, as they are scored and written."""
 
-            def keep(step: StepToScore, rewards: dict[str, Reward]) -> None:
-                waiting.extend(tally.rows(step, rewards))
-                if len(waiting) >= WRITE_ROWS:
-                    append(waiting)
-                    waiting.clear()
-                watch(tally.steps, steps.total)
+    def __init__(self, run: Path, run_id: str, spec: RewardSpec, where: str) -> None:
+        self._run, self._run_id, self._spec, self._where = run, run_id, spec, where
+        self.model = str(getattr(spec.reward, "model", "reward"))
+        self.steps = self.rewards = self.requests = 0
+        """Steps so far, their different texts that have a reward, and answered requests."""
+        self.wall_s = 0.0
+        self.errors: Counter[str] = Counter()
+        self.first_error: str | None = None
 
-            await scorer.run(steps, keep)
-            append(waiting)
-            if not tally.rewards:
-                raise RunError(f"{run}: none of its {tally.steps:,} steps could be scored; the first one: {tally.first_error}")
-    return tally.scored(scorer.requests, time.monotonic() - started)
+    async def run(self, steps: Iterable[StepToScore], watch: Callable[[int], None]) -> None:
+        """Open the engine, score all `steps` and write the table `rewards`; `watch` is called with the number of steps so far."""
+        async with open_engines({"reward": self._spec.reward}) as engines:
+            builder = RewardPromptBuilder(engines["reward"].tokenizer, self._spec.prompt, self._where)
+            scorer = Scorer(engines["reward"], self._spec.reward, builder)
+            waiting: list[RewardRow] = []
+            started = time.monotonic()
+            with replacing(self._run, "rewards", RewardRow) as append:
+
+                def keep(step: StepToScore, rewards: dict[str, Reward]) -> None:
+                    self._count(rewards)
+                    waiting.extend(self._rows(step, rewards))
+                    if len(waiting) >= WRITE_ROWS:
+                        append(waiting)
+                        waiting.clear()
+                    watch(self.steps)
+
+                await scorer.run(steps, keep)
+                append(waiting)
+                if not self.rewards:
+                    raise RunError(f"{self._run}: none of its {self.steps:,} steps could be scored; the first one: {self.first_error}")
+        self.requests, self.wall_s = scorer.requests, time.monotonic() - started
+
+    def _count(self, rewards: dict[str, Reward]) -> None:
+        self.steps += 1
+        for reward in rewards.values():
+            self.rewards += reward.error is None
+            if reward.error is not None:
+                self.errors[type(reward.error).__name__] += 1
+                self.first_error = self.first_error or str(reward.error)
+
+    def _rows(self, step: StepToScore, rewards: dict[str, Reward]) -> Iterable[RewardRow]:
+        """A row for each candidate, and one for the committed text where it is none of them."""
+        for each in step.texts:
+            reward = rewards[each.text]
+            yield RewardRow(
+                run_id=self._run_id,
+                problem_id=step.problem_id,
+                chain_id=step.chain_id,
+                sample_index=step.sample_index,
+                step_index=step.step_index,
+                candidate_index=each.candidate_index,
+                selected=each.selected,
+                decision=step.decision,
+                source_engine=each.source_engine,
+                reward=reward.value,
+                reward_error=None if reward.error is None else str(reward.error),
+                model=self.model,
+            )
 
 
 class Scorer:
@@ -125,10 +238,9 @@ class Scorer:
         try:
             if not parts:
                 raise Unscored("the text says nothing")
-            found = [await self._ask(step, parts[: i + 1], f"{number}.{i}") for i in range(len(parts))]
-            rewards[text] = Reward(min(found))
+            rewards[text] = Reward(min([await self._ask(step, parts[: i + 1], f"{number}.{i}") for i in range(len(parts))]))
         except ChainError as error:
-            rewards[text] = Reward(None, str(error), type(error).__name__)
+            rewards[text] = Reward(None, error)
 
     async def _ask(self, step: StepToScore, parts: Sequence[str], name: str) -> float:
         """P(good) / (P(good) + P(bad)) after the last of `parts`."""

@@ -1,33 +1,61 @@
-"""The steps of a run folder, each with all that a reward model must know: `run.json`, the steps table and the input file
-enter, one `StepToScore` for each leaves, in the order of the table. Texts are held only of chains with steps to come. Nothing
-is written.
-"""
+"""The steps of a run folder, each with all that a reward model must know: the table `steps` and the problems enter, one `StepToScore` for
+each leaves, chain by chain. Nothing is written."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from pipeline.data.problems import Problems, open_problems
-from pipeline.errors import BadRow, InputError
-from pipeline.rewards.prompts import Thought
+from pipeline.data.problems import Problem, Problems, open_problems
+from pipeline.errors import InputError
+from pipeline.graph.plan import Plan
+from pipeline.graph.prompts import DEFAULT_PROMPTS, Prompts
 from pipeline.store.kept_problems import kept_problems
-from pipeline.store.read import read_batches
+from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 
-COLUMNS = [
-    "problem_id",
-    "chain_id",
-    "sample_index",
-    "step_index",
-    "decision",
-    "source_engine",
-    "chosen_candidate",
-    "step_text",
-    "candidate_texts",
-]
+STEPS = """
+    SELECT problem_id, chain_id, sample_index, step_index, decision, source_engine, chosen_candidate, step_text, candidate_texts
+    FROM steps ORDER BY chain_id, step_index
+"""
+
+
+class Thought:
+    """The committed text of one chain, cut into steps. `thought_end` replaces the closing reasoning tag.
+
+    A step ends at the run's delimiter, mostly a blank line, whoever wrote its parts: guidance and the candidate that continues it are one
+    step.
+    """
+
+    def __init__(self, thought_end: str = "", said: Prompts = DEFAULT_PROMPTS) -> None:
+        """`said`: the prompts of the run, which name what ends a step and a thought."""
+        self.steps: list[str] = []
+        """The steps that the delimiter has ended, without it."""
+        self._begun = ""
+        self._thought_end, self._delimiter, self._mark = thought_end, said.delimiter, said.thought.close
+
+    def commit(self, text: str) -> None:
+        """Add `text` to the end of the thought."""
+        whole, self._begun = self._cut(self._begun + self._said(text))
+        self.steps += whole
+
+    def steps_of(self, text: str) -> list[str]:
+        """The steps that `text` would end or begin if it were committed; empty for a blank text."""
+        said = self._said(text)
+        whole, begun = self._cut(self._begun + said) if said else ([], "")
+        return [*whole, *([begun.strip()] if begun.strip() else [])]
+
+    def _said(self, text: str) -> str:
+        """The part of `text` that belongs to the thought, without the answer that may follow it."""
+        thought, mark, _ = text.partition(self._mark)
+        return thought + self._thought_end if mark else thought
+
+    def _cut(self, text: str) -> tuple[list[str], str]:
+        """The steps of `text` that the delimiter ends, and the text after the last of them."""
+        *whole, begun = text.split(self._delimiter)
+        return [step.strip() for step in whole if step.strip()], begun
 
 
 class StepText(Struct, frozen=True):
@@ -37,7 +65,7 @@ class StepText(Struct, frozen=True):
     candidate_index: int | None
     """Index among the step's candidates; None where the text is none of them."""
     selected: bool
-    """Whether it was committed."""
+    """True if it was committed."""
     source_engine: str
     """The role that wrote it."""
 
@@ -77,72 +105,30 @@ def open_input(folder: Path, run: RunFile, now: Path | None) -> Problems:
     return problems
 
 
-class StepsToScore:
-    """All steps of a run folder; iterate once. Raises `InputError` where there are none or they cannot be read."""
+def problem_texts(query: Query, plan: Plan, problems: Problems) -> dict[str, str]:
+    """The text of each problem that has steps, by its id; raises `InputError` for one that is not among `problems`."""
+    needed = set(query.columns("SELECT DISTINCT problem_id FROM steps")["problem_id"])
+    found = {item.problem_id: item.told(plan.prompts) for item in problems if isinstance(item, Problem) and item.problem_id in needed}
+    if missing := sorted(needed - found.keys()):
+        raise InputError(str(problems.path), f"holds no problem {missing[0]!r}, of which this run has steps")
+    return found
 
-    def __init__(self, run: Path, file: RunFile, problems: Problems, thought_end: str = "") -> None:
-        self._run, self._roles, self._thought_end, self._said = run, file.plan.drafters, thought_end, file.plan.prompts
-        self._left: Counter[str] = Counter()
-        self._chains_left: Counter[str] = Counter()
-        for batch in read_batches(run, "steps", ["problem_id", "chain_id"]):
-            self._left.update(batch.column("problem_id").to_pylist())
-            self._chains_left.update(batch.column("chain_id").to_pylist())
-        self.total = self._left.total()
-        """How many steps there are."""
-        if not self.total:
-            raise InputError(str(run), "holds no steps to score; expected rows in steps/part-*.parquet")
-        self._problems, self._path = iter(problems), problems.path
-        self._texts: dict[str, str] = {}
-        self._thoughts: dict[str, Thought] = {}
-        self._last: dict[str, int] = {}
 
-    def __iter__(self) -> Iterator[StepToScore]:
-        for batch in read_batches(self._run, "steps", COLUMNS):
-            for row in batch.to_pylist():
-                yield self._step(row)
-
-    def _step(self, row: Mapping[str, Any]) -> StepToScore:
-        """The step of `row`; its committed text is then added to its chain's thought."""
-        self._check_order(row)
-        texts, problem = _texts_of(row, self._roles), self._problem(row["problem_id"])
-        thought = self._thoughts.setdefault(row["chain_id"], Thought(self._thought_end, self._said))
-        found = StepToScore(
-            **{name: row[name] for name in COLUMNS[:5]},
-            problem=problem,
-            before=tuple(thought.steps),
-            texts=texts,
-            steps={text: thought.steps_of(text) for text in dict.fromkeys(each.text for each in texts)},
-        )
-        thought.commit(row["step_text"])
-        self._forget(row)
-        return found
-
-    def _check_order(self, row: Mapping[str, Any]) -> None:
-        chain, index = row["chain_id"], row["step_index"]
-        if (last := self._last.get(chain, -1)) >= index:
-            what = f"chain {chain!r} has its step {index} after step {last}: the text before a step cannot be determined"
-            raise InputError(str(self._run / "steps"), what)
-        self._last[chain] = index
-
-    def _problem(self, problem_id: str) -> str:
-        """The text of a problem. Chains begin in the order of the input, so that few problems are read ahead."""
-        while problem_id not in self._texts:
-            item = next(self._problems, None)
-            if item is None:
-                raise InputError(str(self._path), f"holds no problem {problem_id!r}, of which this run has steps")
-            if not isinstance(item, BadRow) and item.problem_id in self._left:
-                self._texts[item.problem_id] = item.told(self._said)
-        return self._texts[problem_id]
-
-    def _forget(self, row: Mapping[str, Any]) -> None:
-        """Drop the texts that no later step needs."""
-        problem, chain = row["problem_id"], row["chain_id"]
-        self._left[problem] -= 1
-        self._chains_left[chain] -= 1
-        if not self._left[problem]:
-            del self._texts[problem]
-        if not self._chains_left[chain]:
-            del self._thoughts[chain], self._last[chain]
+def steps_to_score(query: Query, plan: Plan, problems: Mapping[str, str], thought_end: str = "") -> Iterator[StepToScore]:
+    """All steps of a run, chain by chain; `problems` has the text of each problem by its id."""
+    rows = (row for batch in query.connection.sql(STEPS).to_arrow_reader(1024) for row in batch.to_pylist())
+    for _, of_chain in groupby(rows, key=lambda row: row["chain_id"]):
+        thought = Thought(thought_end, plan.prompts)
+        for row in of_chain:
+            texts = _texts_of(row, plan.drafters)
+            yield StepToScore(
+                **{name: row[name] for name in ("problem_id", "chain_id", "sample_index", "step_index", "decision")},
+                problem=problems[row["problem_id"]],
+                before=tuple(thought.steps),
+                texts=texts,
+                steps={text: thought.steps_of(text) for text in dict.fromkeys(each.text for each in texts)},
+            )
+            thought.commit(row["step_text"])
 
 
 def _texts_of(row: Mapping[str, Any], roles: Sequence[str]) -> tuple[StepText, ...]:

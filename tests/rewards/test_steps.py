@@ -9,10 +9,11 @@ import pytest
 
 from pipeline.data.problems import open_problems
 from pipeline.errors import InputError
-from pipeline.rewards.steps import StepsToScore, StepText, StepToScore, open_input
+from pipeline.rewards.steps import StepText, StepToScore, open_input, problem_texts, steps_to_score
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run as solve
 from pipeline.store.events import StepRow
+from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from pipeline.store.tables import TraceStore
 from tests.support.run_files import write_run_json
@@ -56,12 +57,11 @@ def folder_of(folder: Path, *rows: Any) -> Path:
     return write_run_json(folder, graph=GRAPH, input=read)
 
 
-def rounds_of(folder: Path, thought_end: str = "") -> list[StepToScore]:
+def rounds_of(folder: Path, now: Path | None = None) -> list[StepToScore]:
     file = RunFile.read(folder)
-    steps = StepsToScore(folder, file, open_input(folder, file, None), thought_end)
-    found = list(steps)
-    assert len(found) == steps.total
-    return found
+    with Query(folder) as query:
+        problems = problem_texts(query, file.plan, open_input(folder, file, now))
+        return list(steps_to_score(query, file.plan, problems))
 
 
 def test_a_step_knows_its_problem_its_thought_and_its_candidates(tmp_path: Path, row: Callable[..., Any]) -> None:
@@ -72,7 +72,7 @@ def test_a_step_knows_its_problem_its_thought_and_its_candidates(tmp_path: Path,
         row("b", 1, " 3.\n\n", 1, (" 2.\n\n", " 3.\n\n")),
         row("b", 2, "So 4.\n\n", None, ("So 5.\n\n", "So 5.\n\n")),
     )
-    b0, a0, b1, b2 = rounds_of(folder)
+    a0, b0, b1, b2 = rounds_of(folder)
     assert (b0.problem, a0.problem, b2.chain_id) == ("Problem B?", "Problem A?", "b#0")
     assert (b0.texts, b0.steps) == ((StepText("Ben has", None, True, "large"),), {"Ben has": ["Ben has"]})
     assert b1.texts == (StepText(" 2.\n\n", 0, False, "small"), StepText(" 3.\n\n", 1, True, "small"))
@@ -84,21 +84,7 @@ def test_a_step_knows_its_problem_its_thought_and_its_candidates(tmp_path: Path,
 
 def test_samples_of_a_problem_do_not_mix(tmp_path: Path, row: Callable[..., Any]) -> None:
     folder = folder_of(tmp_path, row("a", 1, "x\n\n"), row("a", 1, "y\n\n", sample=1), row("a", 2, "z\n\n"), row("a", 2, "z\n\n", sample=1))
-    assert [(each.sample_index, each.before) for each in rounds_of(folder)] == [(0, ()), (1, ()), (0, ("x",)), (1, ("y",))]
-
-
-def test_nothing_is_kept_of_chains_that_are_over(tmp_path: Path, row: Callable[..., Any]) -> None:
-    folder = folder_of(tmp_path, *(row(problem, index, "x\n\n") for index in (1, 2) for problem in "ba"), row("b", 3, "x\n\n"))
-    file = RunFile.read(folder)
-    steps = StepsToScore(folder, file, open_input(folder, file, None))
-    kept = [(sorted(steps._texts), sorted(steps._thoughts), sorted(steps._last)) for _ in steps]
-    assert kept == [
-        (["a", "b"], ["b#0"], ["b#0"]),
-        (["a", "b"], ["a#0", "b#0"], ["a#0", "b#0"]),
-        (["a", "b"], ["a#0", "b#0"], ["a#0", "b#0"]),
-        (["b"], ["b#0"], ["b#0"]),
-        ([], [], []),
-    ]
+    assert [(each.sample_index, each.before) for each in rounds_of(folder)] == [(0, ()), (0, ("x",)), (1, ()), (1, ("y",))]
 
 
 def test_who_drafts_is_read_from_the_graph(tmp_path: Path) -> None:
@@ -126,23 +112,13 @@ def test_it_reads_what_a_run_writes(tmp_path: Path, graph: str) -> None:
     assert any(len(steps) > 1 for each in found for steps in each.steps.values()) == (graph == "scot")
 
 
-def test_a_folder_without_steps(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no steps to score; expected rows in steps/part"):
-        rounds_of(folder_of(tmp_path))
-
-
-def test_steps_out_of_order(tmp_path: Path, row: Callable[..., Any]) -> None:
-    with pytest.raises(InputError, match=r"steps: chain 'a#0' has its step 1 after step 2: the text before a step cannot be determined"):
-        rounds_of(folder_of(tmp_path, row("a", 2, "x"), row("a", 1, "y")))
-
-
 def test_an_input_that_changed_moved_or_went(tmp_path: Path, row: Callable[..., Any]) -> None:
     folder = folder_of(tmp_path, row("a", 1, "x"))
     file, path = RunFile.read(folder), tmp_path / "problems.csv"
     moved = path.rename(tmp_path / "moved.csv")
     with pytest.raises(InputError, match=r"problems.csv: the input of this run is not here; give its path with --input"):
         open_input(folder, file, None)
-    assert [each.problem for each in StepsToScore(folder, file, open_input(folder, file, moved))] == ["Problem A?"]
+    assert [each.problem for each in rounds_of(folder, moved)] == ["Problem A?"]
     moved.write_text(moved.read_text().replace("Problem A?", "Problem C?"))
     with pytest.raises(InputError, match=r"moved.csv: is not the input of this run: its SHA-256 is \w{12}\.\.\., run.json has"):
         open_input(folder, file, moved)
@@ -151,13 +127,3 @@ def test_an_input_that_changed_moved_or_went(tmp_path: Path, row: Callable[..., 
 def test_a_problem_that_is_nowhere(tmp_path: Path, row: Callable[..., Any]) -> None:
     with pytest.raises(InputError, match=r"problems.csv: holds no problem 'c', of which this run has steps"):
         rounds_of(folder_of(tmp_path, row("c", 1, "x")))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"), [(None, "cannot be read: no such file"), ("{}", "is not a run.json of this program: Object missing")]
-)
-def test_no_run_folder(tmp_path: Path, content: str | None, message: str) -> None:
-    if content is not None:
-        (tmp_path / "run.json").write_text(content)
-    with pytest.raises(InputError, match=message):
-        RunFile.read(tmp_path)
