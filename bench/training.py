@@ -31,14 +31,12 @@ from training_tables import UNTUNED, Agreement, PairResults, Selecting, System, 
 
 from pipeline.analysis.compare.runs import RunTable, read_run
 from pipeline.engine import Completion, Engine, Request
+from pipeline.engines.adapters import read_adapter
 from pipeline.engines.registry import open_engines
 from pipeline.graph.spec import EngineSpec
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import load_plan
-from pipeline.training.lora.config import CONFIGS, Task, read_config
-from pipeline.training.lora.log import FILE, read_log
-from pipeline.training.lora.output import is_finished as is_trained
-from pipeline.training.lora.output import read_record
+from pipeline.training.lora.config import Task
 from pipeline.training.retrace import Retracer
 
 ROOT = Path(__file__).parent.parent
@@ -47,6 +45,8 @@ import make_arith  # noqa: E402
 
 PAGE = ROOT / "bench/training.md"
 RESULTS = ROOT / "bench/results/training.json"
+LOG = "trainer_state.json"
+"""The log of a training, the last file that it writes."""
 BATCH_SIZE = 16
 """Examples of a step of a training that chooses."""
 VALIDATIONS = 10
@@ -186,23 +186,22 @@ class Study:
     def trained(self, task: Task, name: str, data: Path, *settings: str) -> tuple[Path, Trained]:
         """The folder of an adapter, and how it was trained."""
         folder = self.folder / name
-        if not is_trained(folder):
+        if not (folder / LOG).exists():
             _say(f"{self.pair.name}: train {name}")
             files = (f"data={json.dumps([str(data)])}", f"test_sets={json.dumps([str(self.pair.test_set)])}")
             words = [word for setting in (*files, *settings) for word in ("--set", setting)]
             _command("train", task, str(self.pair.config(task)), *words, "--output", str(folder), "--resume")
-        record, lora = read_record(folder), read_config(folder, CONFIGS[task]).lora
-        assert record.outcome is not None
-        layers = "all linear layers" if len(lora.targets) == 7 else ", ".join(lora.targets)
-        rows = sum(file.train + file.validation for file in record.files)
-        called = f"{rows:,} {'choices' if task == 'select' else 'thoughts'}, rank {lora.rank} on {layers}"
+        state, adapter = json.loads((folder / LOG).read_text()), read_adapter(str(folder))
+        modules = {name.split(".")[-3] for name in adapter.tensors}
+        layers = "all linear layers" if len(modules) == 7 else ", ".join(sorted(modules))
+        splits = pq.read_table(data, columns=["split"]).column("split").to_pylist()
         trained = Trained(
-            name=called,
+            name=f"{len(splits):,} {'choices' if task == 'select' else 'thoughts'}, rank {adapter.rank} on {layers}",
             folder=f"{self.pair.name}/{name}",
-            examples=sum(file.train for file in record.files),
-            parameters=record.outcome.trained_parameters,
-            steps=record.outcome.steps,
-            seconds=record.outcome.seconds,
+            examples=splits.count("train"),
+            parameters=adapter.parameters,
+            steps=state["global_step"],
+            seconds=next(row["train_runtime"] for row in reversed(state["log_history"]) if "train_runtime" in row),
         )
         return folder, trained
 
@@ -314,7 +313,8 @@ def pictures(found: PairResults, folder: Path, output: Path) -> Iterator[str]:
     for name, trained, draw in kinds:
         if trained:
             path = output.with_suffix("") / f"{found.pair}-{name}.png"
-            draw({each.name: read_log(folder / each.folder / FILE) for each in trained}, path)
+            logs = {each.name: json.loads((folder / each.folder / LOG).read_text())["log_history"] for each in trained}
+            draw(logs, path)
             yield f"![{found.pair}: curves of the {name}]({path.parent.name}/{path.name})"
 
 

@@ -19,12 +19,13 @@ from pipeline.analysis.compare.written import markdown_table
 from pipeline.analysis.quality.estimates import NOTHING, Estimate, mean, outcomes, ratio, share
 from pipeline.analysis.quality.selection import Choices
 from pipeline.report.figures.style import SERIES, axes, layout
-from pipeline.training.lora.log import Row, StepRow, ValidationRow
 
 DRAFTED = {"drafted", "longest", "rejected"}
 """Kinds of texts that are no committed steps; see `step_texts.read_texts`."""
-Logs = Mapping[str, Sequence[Row]]
-"""Rows of the logs of trainings, by what each is called."""
+Log = Sequence[Mapping[str, float]]
+"""What a trainer has logged, a row for each time."""
+Logs = Mapping[str, Log]
+"""The logs of trainings, by what each is called."""
 
 
 class Trained(Struct, frozen=True, kw_only=True):
@@ -291,9 +292,7 @@ def draw_selecting(logs: Logs, path: Path) -> None:
     for colour, (name, rows) in zip(SERIES, logs.items(), strict=False):
         _losses(figure, name, rows, colour)
         for column, field in ((2, "class_1_accuracy"), (3, "class_2_accuracy")):
-            known = [row for row in rows if isinstance(row, ValidationRow) and getattr(row, field) is not None]
-            shares = [getattr(row, field) for row in known]
-            _line(figure, column, name, [row.step for row in known], shares, colour, "lines+markers", legend=False)
+            _line(figure, column, name, rows, f"eval_{field}", colour, "lines+markers", legend=False)
             figure.update_yaxes(range=[0, 1.02], tickformat=".0%", col=column)
     _write(figure, path)
 
@@ -306,16 +305,16 @@ def draw_losses(logs: Logs, path: Path) -> None:
     _write(figure, path)
 
 
-def _losses(figure: go.Figure, name: str, rows: Sequence[Row], colour: str) -> None:
-    steps, validations = ([row for row in rows if isinstance(row, kind)] for kind in (StepRow, ValidationRow))
-    for found, mode in ((steps, "lines"), (validations, "markers")):
-        _line(figure, 1, name, [row.step for row in found], [row.loss for row in found], colour, mode, legend=mode == "lines")
+def _losses(figure: go.Figure, name: str, rows: Log, colour: str) -> None:
+    for field, mode in (("loss", "lines"), ("eval_loss", "markers")):
+        _line(figure, 1, name, rows, field, colour, mode, legend=mode == "lines")
     figure.update_yaxes(rangemode="tozero", col=1)
 
 
-def _line(figure: go.Figure, column: int, name: str, x: Sequence[int], y: Sequence[float], colour: str, mode: str, *, legend: bool) -> None:
-    look = {"color": colour}
-    figure.add_trace(go.Scatter(x=x, y=y, name=name, showlegend=legend, mode=mode, line=look, marker=look), row=1, col=column)
+def _line(figure: go.Figure, column: int, name: str, rows: Log, field: str, colour: str, mode: str, *, legend: bool) -> None:
+    known, look = [row for row in rows if field in row], {"color": colour}
+    points = {"x": [row["step"] for row in known], "y": [row[field] for row in known]}
+    figure.add_trace(go.Scatter(**points, name=name, showlegend=legend, mode=mode, line=look, marker=look), row=1, col=column)
 
 
 def _write(figure: go.Figure, path: Path) -> None:

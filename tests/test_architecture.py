@@ -29,7 +29,7 @@ LEVELS = [
 ]
 """Folders and modules of `pipeline`; each imports from lines above its own, and from itself."""
 DOORS = {
-    "torch": ["engines/torch/", "engines/vllm/cpu", "training/lora/trainer", "training/lora/losses", "training/lora/merge"],
+    "torch": ["engines/torch/", "engines/vllm/cpu", "training/lora/trainer", "training/lora/merge"],
     "peft": ["engines/torch/", "training/lora/trainer", "training/lora/merge"],
     "trl": ["training/lora/trainer"],
     "accelerate": ["training/lora/trainer"],
@@ -38,7 +38,7 @@ DOORS = {
     "httpx2": ["engines/openai/"],
     "numba": ["analysis/time/sweep"],
     "duckdb": ["store/query"],
-    "plotly": ["report/", "training/lora/page"],
+    "plotly": ["report/"],
     "jinja2": ["report/", "engines/chat_template"],
     "perfetto": ["export/"],
     "opentelemetry": ["export/"],

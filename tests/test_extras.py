@@ -42,6 +42,6 @@ def test_every_extra_is_named_where_it_is_needed() -> None:
 
 
 def test_the_training_packages_that_are_looked_for_are_those_of_the_extra() -> None:
-    from pipeline.training.lora.train import NEEDED
+    from pipeline.cli.train import NEEDED
 
     assert set(NEEDED) <= PACKAGES["train"]

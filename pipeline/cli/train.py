@@ -1,7 +1,9 @@
 """`pipeline train draft` and `select`: LoRA adapters for a draft and a target; `pipeline train merge`: one in the weights of its model."""
 
-import shlex
+import os
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,12 +12,22 @@ import click
 from pipeline.cli.commands import command, option
 from pipeline.cli.located import LocalPath, problems_of
 from pipeline.cli.terminal import print_line, print_notice
-from pipeline.training.lora.config import CONFIGS, Task, load_config
-from pipeline.training.lora.merge import DType, MergeRequest
+from pipeline.engines.model_card import missing, read_card
+from pipeline.engines.models import resolve
+from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.errors import GraphError, MissingExtra
+from pipeline.training.lora.config import CONFIGS, Task, TrainConfig, load_config
+from pipeline.training.lora.data import read_data
+from pipeline.training.lora.merge import DType
 from pipeline.training.lora.merge import merge as merged
-from pipeline.training.lora.train import TrainRequest
-from pipeline.training.lora.train import train as trained
+from pipeline.training.problems import HeldOutProblems
 
+NEEDED = ("trl", "datasets")
+"""Packages of the extra `train`."""
+QUIET = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""Set before the libraries that read them are imported: TRL reports every trainer to the hub otherwise, and tokenizers warn of forks."""
+NO_LIMIT = 1 << 40
+"""The context length, in tokens, of a model that states none."""
 TRAINING = (
     click.argument("config", type=click.Path(path_type=Path)),
     option("-s", "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a key of CONFIG: lora.rank=16. May be repeated."),
@@ -36,7 +48,7 @@ def of_training(function: Callable[..., None]) -> Callable[..., None]:
 def draft(**options: Any) -> None:
     """Train a draft model on its target's reasoning (thinking behaviour alignment, SCoT 3.3), as the training file CONFIG says.
 
-    CONFIG names the data: files of `pipeline export --as sft`, or SCoT's published thoughts as they are. Serve the adapter, or merge it.
+    CONFIG names the data: files of `pipeline export --as sft`. Serve the adapter, or merge it.
     """
     _train("draft", **options)
 
@@ -46,7 +58,7 @@ def draft(**options: Any) -> None:
 def select(**options: Any) -> None:
     """Train a target to choose among drafts, to reject them all, or to score a step (SCoT 3.4), as the training file CONFIG says.
 
-    CONFIG names the data: files of `pipeline export --as selection`, or SCoT's published choices as they are.
+    CONFIG names the data: files of `pipeline export --as selection`.
     """
     _train("select", **options)
 
@@ -66,33 +78,51 @@ def select(**options: Any) -> None:
 @option("--trust-remote-code", is_flag=True, help="Run code that comes with the model.")
 def merge(adapter: Path, output: Path, model: str | None, dtype: DType, trust_remote_code: bool) -> None:
     """Write a copy of ADAPTER's model with the adapter merged into its weights. ADAPTER is a folder or bundled:NAME."""
-    words = ["pipeline", "train", "merge", str(adapter), "-o", str(output), *(["--model", model] if model else [])]
-    words += ["--dtype", dtype] if dtype != "auto" else []
-    merged(
-        MergeRequest(
-            adapter=adapter, output=output, model=model, dtype=dtype, trust_remote_code=trust_remote_code, command=shlex.join(words)
-        )
-    )
+    merged(str(adapter), output, model, dtype, trust_remote_code=trust_remote_code)
     print_line(f"{output}: merged; name this folder as the `model` of an engine")
 
 
 def _train(task: Task, config: Path, settings: Sequence[str], output: Path | None, resume: bool) -> None:
-    """Train by a config file, and print where the adapter is."""
-    loaded = load_config(config, CONFIGS[task], settings=settings, output=output)
-    words = ["pipeline", "train", task, str(config), *(word for each in settings for word in ("--set", each))]
-    words += [*(["--output", str(output)] if output else []), *(["--resume"] if resume else [])]
-    request = TrainRequest(
-        task=task,
-        config=loaded,
-        files=list(zip(loaded.data, problems_of(*loaded.data), strict=True)),
-        test_sets={name: problems_of(name) for name in loaded.test_sets},
-        resume=resume,
-        command=shlex.join(words),
-    )
+    """Check everything that can be checked without the model, then train. Of several processes that train together
+    (`accelerate launch`) each comes here, and the first one alone tells."""
+    said = load_config(config, CONFIGS[task], settings=settings, output=output)
+    is_first = int(os.environ.get("RANK") or 0) == 0
+    tell = print_notice if is_first else lambda line: None
+    paths, test_sets = problems_of(*said.data), {name: problems_of(name) for name in said.test_sets}
+    for package in NEEDED:
+        if (found := find_spec(package)) is None or found.origin is None:  # a folder `datasets` may pass for the package
+            raise MissingExtra("pipeline train", package, "train")
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     try:
-        is_first = trained(request, print_notice)
+        model = resolve("model", said.model)
+    except GraphError as error:
+        raise GraphError(f"model: {said.model}", error.what) from error
+    longest = _longest(said, model, tell)
+    tokenizer = HFTokenizer(model, trust_remote_code=said.trust_remote_code)
+    data = read_data(task, said, paths, HeldOutProblems(test_sets), tokenizer, longest)
+    for notice in data.notices:
+        tell(notice)
+    trainer: Any = import_module("pipeline.training.lora.trainer")
+    folder = Path(str(said.output))
+    base_name = str(Path(model).absolute()) if model == said.model and Path(model).is_dir() else said.model
+    try:
+        trainer.train(said, model, base_name, data, resume=resume, tell=tell)
     except KeyboardInterrupt:
-        print_notice(f"interrupted; --resume continues from the last checkpoint in {request.folder}")
+        tell(f"interrupted; --resume continues from the last checkpoint in {folder}")
         raise
     if is_first:
-        print_line(f"{request.folder}: adapter, card and report written; pipeline train merge {request.folder} -o DIR merges it")
+        print_line(f"{folder}: adapter and card written; pipeline train merge {folder} -o DIR merges it")
+
+
+def _longest(config: TrainConfig, model: str, tell: Callable[[str], None]) -> int:
+    """The maximum number of tokens of an example. Raises `GraphError` for a model that is not here and cannot be had, or whose files are
+    damaged, and for a `max_length` beyond it."""
+    card = read_card(model)
+    for finding in missing("model", card):
+        if finding.fatal:
+            raise GraphError(f"model: {config.model}", f"{finding.what}; {finding.remedy}")
+        tell(f"{finding.what}; {finding.remedy}")
+    if config.max_length is not None and card.max_model_len is not None and config.max_length > card.max_model_len:
+        raise GraphError("max_length", f"is {config.max_length:,}, and {config.model} was made for {card.max_model_len:,} tokens")
+    return config.max_length or card.max_model_len or NO_LIMIT

@@ -3,10 +3,12 @@
 Every row says where it comes from, so that rows of several runs may be put into one file.
 """
 
-from typing import Literal, TypeAlias
+from hashlib import sha256
+from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from pipeline.engine import Tokenizer
 from pipeline.graph.prompts import Message
 
 Split: TypeAlias = Literal["train", "validation"]
@@ -25,7 +27,7 @@ class ChatTemplate(Struct, frozen=True):
 class Origin(Struct, frozen=True, kw_only=True):
     """Where an example comes from; the first columns of every form."""
 
-    split: str
+    split: Annotated[str, Meta(pattern="^(train|validation)$")]
     """`train` or `validation`, decided by the problem's text: all examples of a problem are in one split, in every run."""
     problem_id: str
     """The problem, as the input names it."""
@@ -41,13 +43,19 @@ class Origin(Struct, frozen=True, kw_only=True):
     """The graph of the run."""
     model: str
     """The model whose tokenizer and chat template made the prompt."""
+    tokenizer: str
+    """Hash of that tokenizer: models with the same one can share token ids."""
     input_sha256: str
     """Hash of the run's input."""
-    problem_hash: str | None = None
-    """64-bit hash of the problem's text, ignoring white space and case: the same in every run and file; null in files of earlier
-    versions."""
-    prompts: str | None = None
-    """The bundled prompts file of the run; null: the run had prompts of its own, or an earlier version wrote the file."""
+    problem_hash: str
+    """64-bit hash of the problem's text, ignoring white space and case: the same in every run and file."""
+    prompts: str | None
+    """The bundled prompts file of the run; null: the run had prompts of its own."""
+
+
+def tokenizer_hash(tokenizer: Tokenizer) -> str:
+    """What tokenizers have in common to which each token id means the same."""
+    return sha256(repr((tokenizer.vocabulary, sorted(tokenizer.special_ids.items()))).encode()).hexdigest()[:16]
 
 
 class SftRow(Origin, frozen=True, kw_only=True):
@@ -60,7 +68,7 @@ class SftRow(Origin, frozen=True, kw_only=True):
 
     prompt: tuple[Message, ...]
     """The question, as the user asks it."""
-    completion: tuple[Message, ...]
+    completion: tuple[Message]
     """The reply, reasoning tags included."""
 
 

@@ -4,7 +4,6 @@ The same stages make the same requests as when the run was recorded. Each is com
 a prompt that leaves here is, to the last token, one that an engine was asked.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,21 +19,20 @@ from pipeline.engine import Completion, Request, Tokenizer, Usage
 from pipeline.engines.replay.recording import Recording, tokenizer_of
 from pipeline.engines.replay.spec import ReplaySpec
 from pipeline.errors import BadRow, InputError, NeverGenerated, PipelineError, RunError
-from pipeline.graph.plan import Plan
 from pipeline.reasoning.chain import Chain, Span, Step
 from pipeline.reasoning.prompts import openings, role_of
 from pipeline.reasoning.translate import TokenTranslator
-from pipeline.runtime.chain_recorder import ChainRecorder, Clock, Progress, StageLabel
+from pipeline.runtime.chain_recorder import ChainRecorder, Clock, StageLabel
 from pipeline.runtime.chain_runner import BoundBlock, ChainRunner, bind
 from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.executor import MODES
-from pipeline.runtime.resume_state import ResumedCall, ResumedChain, ResumeState
+from pipeline.runtime.resume_state import ResumedCall, ResumedChain
 from pipeline.runtime.schedule import Pipelined
-from pipeline.runtime.speculation.modes import Change, Mode, ModeControl
+from pipeline.runtime.speculation.modes import Mode
 from pipeline.runtime.speculation.switch import ModeSwitch
 from pipeline.session.resume import ANSWER, USAGE
 from pipeline.stages.build import build_stages, builders_of
-from pipeline.store.events import UNFINISHED, CallRow, ChainRow, StepRow
+from pipeline.store.events import UNFINISHED
 from pipeline.store.kept_problems import kept_problems
 from pipeline.store.read import read_batches
 from pipeline.store.run_file import RunFile
@@ -44,7 +42,7 @@ LEARNER = "learner"
 WINDOW = 4096
 """Chains whose calls are in memory together; every window reads the tables once."""
 CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", "correct", "reference_answer", "grader")
-CALL = ("chain_id", "request_id", "error_type", "client_wait_s", *USAGE, *ANSWER)
+CALL = ("chain_id", "request_id", "error_type", "prompt_digest", "client_wait_s", *USAGE, *ANSWER)
 _NO_LIMIT = 2**31
 """A context length, in tokens, that no chain reaches."""
 
@@ -102,6 +100,8 @@ class Retracer:
         self._openings, self._limits = openings(self.builders), limits | {LEARNER: _NO_LIMIT}
         own = {key: builder.tokenizer for key, builder in self.builders.items() if key == role_of(key)}
         self._translator = TokenTranslator(own, self.plan.prompts.thought)
+        answers = {role: cast(Dispatcher, _RecordedAnswers(tokenizer)) for role, tokenizer in tokenizers.items()}
+        self._block = bind(self.plan, self.stages, answers, cast(ModeSwitch, _RecordedModes()))
 
     def problems(self) -> Iterator[Problem | BadRow]:
         """What the input of the run had in its rows. Raises `InputError` where it is gone and was not kept."""
@@ -119,13 +119,14 @@ class Retracer:
         for start in range(0, ended.num_rows, WINDOW):
             rows = ended.slice(start, WINDOW).to_pylist()
             recorded = self._recorded([row["chain_id"] for row in rows])
-            begun = []
             for row in rows:
                 while item is not None and item.row < row["input_row"]:
                     item = next(problems, None)
                 if isinstance(item, Problem) and item.row == row["input_row"]:
-                    begun.append((item, row, recorded[row["chain_id"]]))
-            yield from anyio.run(partial(self._retraced, begun))
+                    retraced = self._retrace(item, row, recorded[row["chain_id"]])
+                    self.lost += retraced is None
+                    if retraced is not None:
+                        yield retraced
 
     def _ended(self) -> pa.Table:
         """The rows of finished chains, by problem and sample."""
@@ -142,46 +143,28 @@ class Retracer:
         """The answered calls and the steps of these chains."""
         found = {name: ResumedChain(calls={}, steps=[], modes=[]) for name in names}
         wanted = pa.array(names, pa.string())
-        for row in _rows(self.run, "steps", ["chain_id", "step_token_ids"], ["mode"], wanted):
+        for row in _rows(self.run, "steps", ["chain_id", "step_token_ids", "mode"], wanted):
             found[row["chain_id"]].steps.append(tuple(row["step_token_ids"]))
-            found[row["chain_id"]].modes.append(row.get("mode"))
-        for row in _rows(self.run, "calls", CALL, ["prompt_digest"], wanted):
+            found[row["chain_id"]].modes.append(row["mode"])
+        for row in _rows(self.run, "calls", CALL, wanted):
             if row["error_type"] is None:
                 found[row["chain_id"]].calls[row["request_id"]] = _call(row)
         return found
 
-    async def _retraced(self, begun: Sequence[tuple[Problem, Mapping[str, Any], ResumedChain]]) -> list[RetracedChain]:
-        found, bound = [], self._bound()
-        for problem, row, recorded in begun:
-            if (retraced := await self._retrace(bound, problem, row, recorded)) is None:
-                self.lost += 1
-            else:
-                found.append(retraced)
-        return found
-
-    async def _retrace(
-        self, bound: tuple[BoundBlock, ModeSwitch | None], problem: Problem, row: Mapping[str, Any], recorded: ResumedChain
-    ) -> RetracedChain | None:
+    def _retrace(self, problem: Problem, row: Mapping[str, Any], recorded: ResumedChain) -> RetracedChain | None:
         """The chain of a row of the table `chains`; None where its calls do not lead to its steps."""
-        sample, seed, steps = row["sample_index"], self.record.seed, len(recorded.steps)
+        sample = row["sample_index"]
         order = (problem.row - 1) * self.record.samples + sample
-        clock = Clock(0, lambda: 0.0)
-        record = _Retracing(self.record.run_id, self.plan, clock, problem, sample, recorded)
         mode = MODES.get(self.plan.speculate)
-        chain = Chain(problem, sample, order, seed, self._openings, self._translator, self._limits, mode)
-        record.chain = chain
-        runner = ChainRunner(Pipelined(1), None, clock, record)
-        runner.begin(chain)
-        block, switch = bound
-        if switch is not None:
-            switch.enter(order, None)
+        chain = Chain(problem, sample, order, self.record.seed, self._openings, self._translator, self._limits, mode)
+        record = _Record(chain, recorded)
         try:
-            await runner.block(chain, block)
+            anyio.run(partial(_run, chain, record, self._block))
         except RunError:
             raise
         except PipelineError:
             return None
-        if len(record.committed) != steps:
+        if len(record.committed) != len(recorded.steps):
             return None
         return RetracedChain(
             chain=chain,
@@ -193,106 +176,77 @@ class Retracer:
             ended=record.ended,
         )
 
-    def _bound(self) -> tuple[BoundBlock, ModeSwitch | None]:
-        """The plan with recorded calls in place of its engines, and the switch of one with `speculate: auto`."""
-        recalls = {role: _Recalls(self.builders[role].tokenizer) for role in self.plan.engines}
-        switch = None
-        if (direct := self.plan.direct) is not None:
-            role = str(direct.response.spec.role)
-            switch = ModeSwitch(_AsRecorded(), recalls[role], role, Clock(0, lambda: 0.0), Pipelined(1))
-        return bind(self.plan, self.stages, cast(Mapping[str, Dispatcher], recalls), switch), switch
 
+class _Record:
+    """Answers the requests of one chain from what was recorded, in a `ChainRecorder`'s place, and notes them with the steps."""
 
-class _AsRecorded(ModeControl):
-    """Decides nothing: each step of a chain that finished has its recorded mode (`ResumedChain.mode`)."""
+    contexts: Mapping[str, Sequence[int]]
+    called: object
 
-    changes: tuple[Change, ...] = ()
-    most: int | None = None
-
-    def mode(self, order: int, context_tokens: int, now: float) -> Mode:
-        return "direct"
-
-    def interrupts(self, now: float) -> Sequence[int]:
-        return ()
-
-    def wake(self) -> float:
-        return math.inf
-
-    def _heard(self, *told: Any, **named: Any) -> None:
-        """Takes note of nothing."""
-
-    enter = leave = pause = resume = exhausted = wrote = called = _heard
-
-
-class _Recalls:
-    """What answers in a `Dispatcher`'s place: recorded calls alone."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    async def call(
-        self, record: ChainRecorder, label: StageLabel, order: int, step_index: int, request: Request, ready: float
-    ) -> Completion:
-        """Raises `NeverGenerated` for a request that was not recorded."""
-        if (answered := record.recall(label, request)) is None:
-            raise NeverGenerated(request.request_id, "the recorded run made no such call")
-        return answered.completion(self._tokenizer)
-
-    def interrupt(self, order: int) -> None:
-        """Recorded calls have ended."""
-
-
-class _Retracing(ChainRecorder):
-    """Notes the requests and the steps of one chain, and writes no rows."""
-
-    def __init__(self, run_id: str, plan: Plan, clock: Clock, problem: Problem, sample_index: int, recorded: ResumedChain) -> None:
-        super().__init__(run_id, _NoRows(), Progress(plan, ResumeState()), clock, problem, sample_index, recorded)
-        self.chain: Chain | None = None
+    def __init__(self, chain: Chain, recorded: ResumedChain) -> None:
+        self._chain, self._recorded = chain, recorded
         self.committed: list[RetracedStep] = []
         self.ended = False
         """Whether the last call so far came to its own end."""
         self._asked: list[Asked] = []
 
-    def recall(self, label: StageLabel, request: Request) -> ResumedCall | None:
-        assert self.chain is not None
-        candidates, distinct = self.chain.candidates, tuple(self.chain.distinct_candidates())
+    def answer(self, label: StageLabel, request: Request) -> ResumedCall:
+        """The recorded answer to a request; raises `NeverGenerated` for one that was not recorded."""
+        candidates, distinct = self._chain.candidates, tuple(self._chain.distinct_candidates())
         self._asked.append(Asked(label=label, request=request, candidates=candidates, distinct=distinct))
-        answered = super().recall(label, request)
-        self.ended = answered is not None and "length" not in answered.finish_reason
+        if (answered := self._recorded.take(request)) is None:
+            raise NeverGenerated(request.request_id, "the recorded run made no such call")
+        self.ended = "length" not in answered.finish_reason
         return answered
 
+    def mode_before(self, index: int) -> Mode:
+        if (mode := self._recorded.mode(self._chain.chain_id, index)) is None:
+            raise NeverGenerated(self._chain.chain_id, f"the recorded run has no step {index}")
+        return mode
+
     def commit(self, step: Step) -> None:
-        super().commit(step)
+        self._recorded.holds(len(self.committed), step.span.ids)  # raises where it is another one
         self.committed.append(RetracedStep(step=step, asked=tuple(self._asked)))
         self._asked = []
 
 
-class _NoRows:
-    """A `RowSink` that keeps nothing."""
+class _RecordedAnswers:
+    """The `Dispatcher` of a chain whose calls were recorded."""
 
-    def call(self, row: CallRow) -> None:
-        """Does nothing."""
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
 
-    def step(self, row: StepRow) -> None:
-        """Does nothing."""
-
-    def chain(self, row: ChainRow) -> None:
-        """Does nothing."""
-
-    async def room(self) -> None:
-        """Does nothing."""
+    async def call(self, record: _Record, label: StageLabel, order: int, step_index: int, request: Request, ready: float) -> Completion:
+        return record.answer(label, request).completion(self._tokenizer)
 
 
-def _rows(run: Path, table: str, columns: Sequence[str], maybe: Sequence[str], wanted: pa.Array) -> Iterator[dict[str, Any]]:
-    for batch in read_batches(run, table, columns, maybe):
+class _RecordedModes:
+    """The `ModeSwitch` of a chain whose steps were recorded: each has the mode that it had."""
+
+    called = None
+
+    def mode(self, chain: Chain, before: Mode) -> Mode:
+        return before
+
+    def send(self, chain: Chain) -> bool:
+        return True
+
+    def leave(self, order: int) -> None:
+        """Nobody waits."""
+
+
+async def _run(chain: Chain, record: _Record, block: BoundBlock) -> None:
+    runner = ChainRunner(Pipelined(1), None, Clock(0, lambda: 0.0), cast(ChainRecorder, record))
+    runner.begin(chain)
+    await runner.block(chain, block)
+
+
+def _rows(run: Path, table: str, columns: Sequence[str], wanted: pa.Array) -> Iterator[dict[str, Any]]:
+    for batch in read_batches(run, table, columns):
         yield from batch.filter(pc.is_in(batch.column("chain_id"), wanted)).to_pylist()
 
 
 def _call(row: Mapping[str, Any]) -> ResumedCall:
-    return ResumedCall(
-        request_id=row["request_id"],
-        prompt_digest=row.get("prompt_digest"),
-        usage=Usage(**{name: row[name] for name in USAGE}),
-        wait_s=row["client_wait_s"],
-        **{name: row[name] for name in ANSWER},
-    )
+    usage = Usage(**{name: row[name] for name in USAGE})
+    columns = ("request_id", "prompt_digest", *ANSWER)
+    return ResumedCall(usage=usage, wait_s=row["client_wait_s"], **{name: row[name] for name in columns})

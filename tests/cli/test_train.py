@@ -10,7 +10,7 @@ from tests.support.adapters import noisy
 from tests.support.commands import pipeline
 from tests.support.paths import ROOT
 from tests.support.patience import HANGS_S
-from tests.support.training_data import published_choices, write_config
+from tests.support.training_data import write_config
 
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets", "plotly"}
 
@@ -48,13 +48,19 @@ def test_errors_of_a_config_are_exit_code_2(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_in_use_is_exit_code_2(tmp_path: Path) -> None:
-    data = published_choices(tmp_path / "choices.jsonl", 6)
-    config = write_config(tmp_path / "train.yaml", model="bundled:tiny-target", data=[str(data)], prompts="default")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/notes").write_text("mine")
-    done = pipeline("train", "select", config, "--output", tmp_path / "out")
-    assert (done.returncode, "already exists; choose another directory with --output" in done.stderr) == (2, True)
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("model=bundled:tiny-tarket", "model: bundled:tiny-tarket: no bundled model is named 'tiny-tarket' (did you mean `tiny-target`?)"),
+        ("model=/no/folder", "model: /no/folder: no such directory: /no/folder; name a folder with the model's files"),
+        ("max_length=5000", "max_length: is 5,000, and bundled:tiny-target was made for 4,096 tokens"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_the_model_is_loaded(tmp_path: Path, setting: str, says: str) -> None:
+    (tmp_path / "data.jsonl").write_text("{}\n")
+    config = write_config(tmp_path / "train.yaml", model="bundled:tiny-target", data=[str(tmp_path / "data.jsonl")], output="out")
+    done = pipeline("train", "select", config, "--set", setting)
+    assert (done.returncode, says in done.stderr) == (2, True), done.stderr
 
 
 def test_merge_says_what_does_not_fit(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from pipeline.grading.answers import quick_grade
 from pipeline.grading.stated import Form, Stated, stated
-from pipeline.training.lora.published import parse_choice
 
 DRAFTS: list[tuple[Form | None, str, str | None]] = [
     ("number", "Tom collects 2, so 13 + 2 = 15.\n\nTom drops 2, so 15 - 2 = 13.\n\n</think>", "13"),
@@ -113,9 +112,11 @@ def published(shared: Path) -> Iterator[tuple[str, str, bool]]:
     rows = [json.loads(line) for line in (shared / "data/gsm8k.jsonl").read_text().splitlines()]
     references = {row["question"].strip(): row["answer"].rpartition("####")[2].strip() for row in rows}
     for line in (shared / "data/scot/selection-500x5.jsonl").read_text().splitlines():
-        choice = parse_choice(json.loads(line))
-        for place, thought in enumerate(choice.thoughts):
-            yield thought, references[choice.problem.strip()], place in choice.right
+        row = json.loads(line)
+        problem, _, rest = row["input"].partition("Question: ")[2].partition("\n\nHere are the reasoning paths:\n\n")
+        for number in range(1, 6):
+            thought, _, rest = rest.removeprefix(f"Reason {number}: ").partition(f"\n\nReason {number + 1}: ")
+            yield thought, references[problem.strip()], number in row["label"]
 
 
 @pytest.mark.slow

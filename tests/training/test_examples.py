@@ -8,8 +8,9 @@ import pytest
 
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.training.examples import IGNORED
-from pipeline.training.held_out import HeldOutProblems
-from pipeline.training.write import Wanted, write_training_data
+from pipeline.training.formats import Wanted
+from pipeline.training.problems import HeldOutProblems
+from pipeline.training.write import write_training_data
 from tests.support.chat_models import chat_model, folder_of
 from tests.support.commands import COMMAND
 from tests.support.paths import ROOT

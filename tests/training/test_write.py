@@ -12,9 +12,9 @@ from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import UsageError
 from pipeline.session.execute import SessionResult
 from pipeline.training.examples import Origin
-from pipeline.training.held_out import HeldOutProblems
-from pipeline.training.split import problem_hash, split_of
-from pipeline.training.write import Wanted, Written, write_training_data
+from pipeline.training.formats import Wanted
+from pipeline.training.problems import HeldOutProblems, problem_hash, split_of
+from pipeline.training.write import Written, write_training_data
 from tests.support.runs import calls_of, rows, solve, write_problems
 
 NOTHING_HELD = HeldOutProblems({})
@@ -196,7 +196,7 @@ def test_a_run_that_cannot_give_it_is_refused_in_one_sentence(graph: str, wanted
 def test_a_run_of_a_test_set_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     folder = solve(tmp_path, graph="target").folder
     held_out = HeldOutProblems({"mine": [tmp_path / "problems.jsonl"]})
-    with pytest.raises(UsageError, match="12 of its 12 problems are in the test set mine, the first is 'p0'"):
+    with pytest.raises(UsageError, match="its problem 'p0' is in the test set mine"):
         write_training_data(tmp_path / "data.parquet", [folder], Wanted(format="sft"), held_out)
 
 

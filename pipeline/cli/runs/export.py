@@ -20,16 +20,16 @@ from pipeline.export.output import check_output
 from pipeline.store.columns import schema_of
 from pipeline.store.conform import ROWS
 from pipeline.store.read import check_folder, read_whole
-from pipeline.training.held_out import HeldOutProblems
-from pipeline.training.labels import SOURCES
-from pipeline.training.write import FORMATS, Wanted, write_training_data
+from pipeline.training.formats import FORMATS, SOURCES, Wanted
+from pipeline.training.problems import HeldOutProblems
+from pipeline.training.write import write_training_data
 
 KINDS = ("answers", *ROWS, *FORMATS, *FILES)
 IN_ROWS = ("answers", *ROWS, *FORMATS)
 ONLY_WITH: dict[str, tuple[str, ...]] = {
     "form": IN_ROWS,
     "thoughts": ("answers",),
-    **dict.fromkeys(("correct", "validation", "test_sets"), FORMATS),
+    **dict.fromkeys(("correct", "validation", "test_sets"), tuple(FORMATS)),
     **dict.fromkeys(("completion", "engine", "model"), ("sft",)),
     "tokens": ("sft", "preference"),
     "labels": ("selection",),
@@ -165,7 +165,7 @@ def _check(kind: str, runs: Sequence[Path], output: Path | None, options: dict[s
             assert isinstance(param, Option)
             raise UsageError(f"{param.long_name}: only with --as {_any_of(kinds)}, not --as {kind}")
     if len(runs) > 1 and kind not in FORMATS:
-        raise UsageError(f"--as {kind}: one RUN at a time; several only with --as {_any_of(FORMATS)}")
+        raise UsageError(f"--as {kind}: one RUN at a time; several only with --as {_any_of(tuple(FORMATS))}")
     if output is None and kind not in FILES:
         raise UsageError(f"--as {kind}: name the file with -o FILE")
     if str(output) == "-" and (kind in (*FORMATS, *FILES) or options["form"] not in (None, "jsonl")):

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-import msgspec
 from msgspec import Meta, Struct
 
 from pipeline.bundled import find_file
@@ -21,7 +20,6 @@ Task: TypeAlias = Literal["draft", "select"]
 """What is trained: a draft model to think as its target does (SCoT 3.3), or a target to choose, reject and score (SCoT 3.4)."""
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
-Inputs: TypeAlias = Annotated[tuple[Text, ...], Meta(min_length=1)]
 Rate: TypeAlias = Annotated[float, Meta(gt=0.0, le=1.0)]
 C = TypeVar("C", bound="TrainConfig")
 
@@ -37,8 +35,6 @@ class LoraSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Dropout on the inputs of the matrices. Published code."""
     targets: Annotated[tuple[Text, ...], Meta(min_length=1)] = ("q_proj", "v_proj")
     """Linear layers that get matrices, by the last part of their names. SCoT 3.3 and 3.4."""
-    bias: Literal["none"] = "none"
-    """Biases are not trained: no engine serves an adapter that changes them. Published code."""
 
 
 class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,22 +42,14 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     model: Text
     """The model that is trained: a folder, a hub name, or `bundled:NAME`, as in an engines file."""
-    data: Inputs
-    """Files of `pipeline export --as sft` (for `draft`) or `selection` (for `select`), or SCoT's published ones as they are."""
+    data: Annotated[tuple[Text, ...], Meta(min_length=1)]
+    """Files of `pipeline export --as sft` (for `draft`) or `selection` (for `select`)."""
     output: Text | None = None
     """Folder of the adapter; `--output` overrides it."""
     test_sets: tuple[Text, ...] = ()
     """Inputs, as for `pipeline run --input`, whose problems must not be among the data."""
     overlap: Literal["refuse", "leave_out"] = "refuse"
     """What to do with data whose problem is in a test set: refuse to train, or leave them out and count them."""
-    validation: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.1
-    """Share of the problems held out for validation, for data without a column `split`. This project's choice."""
-    prompts: Text = "scot"
-    """Prompts for published data: a bundled prompts file or a path. Serve with the same ones (`pipeline run scot --set prompts=scot`);
-    graphs use `default` unless told otherwise."""
-    same_tokenizer: tuple[Text, ...] = ()
-    """Other models, by their names in the column `model` of token ids, that have the tokenizer of `model`, if their own is not available
-    here."""
     lora: LoraSpec = LoraSpec()
     """The LoRA matrices."""
     learning_rate: Rate = 1e-4
@@ -75,7 +63,7 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Batches whose gradients are summed for one step. Published code."""
     warmup: Annotated[float, Meta(ge=0.0, le=1_000_000.0)] = 0.0
     """Steps in which the learning rate rises from 0; below 1, their share of all steps. Published code."""
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    schedule: Literal["linear", "cosine", "constant_with_warmup"] = "linear"
     """How the learning rate falls afterwards. Published code, by its library's default."""
     weight_decay: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     """Weight decay of AdamW. Published code, by its library's default."""
@@ -91,7 +79,7 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
     """Random seed of the order of the examples, the initial matrices and dropout."""
     log_every: Positive = 10
-    """Steps between two rows of `log.jsonl`. Published code."""
+    """Steps between two lines about the loss. Published code."""
     evaluate_every: Positive | None = None
     """Steps between two validations, besides those before the first and after the last step; null: one per epoch."""
     save_every: Positive = 100
@@ -121,8 +109,6 @@ class SelectConfig(TrainConfig, frozen=True, kw_only=True):
 
 CONFIGS: dict[Task, type[TrainConfig]] = {"draft": DraftConfig, "select": SelectConfig}
 """The config of each training."""
-FILE = "config.yaml"
-"""The config as it was used, in the folder of the adapter."""
 
 
 @with_lines
@@ -143,25 +129,6 @@ def load_config(path: Path | str, to: type[C], settings: Sequence[str] = (), out
     return config
 
 
-def read_config(folder: Path, to: type[C]) -> C:
-    """The config of the training in `folder`, as it was used; raises `GraphError`."""
-    return convert(read_yaml(folder / FILE), to, folder / FILE, "$")
-
-
-def as_yaml(config: TrainConfig) -> bytes:
-    """All values of a config as a YAML file."""
-    return msgspec.yaml.encode(config)
-
-
-def changes(before: TrainConfig, now: TrainConfig) -> list[str]:
-    """What is not as it was `before`, a clause for each field; where the folder is does not count."""
-    return [
-        f"{name} was {msgspec.json.encode(old).decode()} and is {msgspec.json.encode(new).decode()}"
-        for name, old, new in ((name, getattr(before, name), getattr(now, name)) for name in before.__struct_fields__)
-        if old != new and name != "output"
-    ]
-
-
 def _apply(setting: str, raw: dict[str, Any]) -> None:
     """Write the value of a `KEY=VALUE` into `raw`."""
     where = f"--set {setting}"
@@ -169,12 +136,10 @@ def _apply(setting: str, raw: dict[str, Any]) -> None:
     *parents, key = name.split(".")
     if not equals or not all((*parents, key)):
         raise GraphError(where, "expected KEY=VALUE, such as lora.rank=16")
+    for parent in parents:
+        raw = raw.setdefault(parent, {})
+        mapping(raw, where)
     try:
-        value = parse(text)
+        raw[key] = parse(text)
     except NotYaml as error:
         raise GraphError(where, f"{text!r} is not a YAML value") from error
-    target = raw
-    for parent in parents:
-        target[parent] = dict(mapping(target.get(parent, {}), where))
-        target = target[parent]
-    target[key] = value

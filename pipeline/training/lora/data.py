@@ -1,168 +1,173 @@
-"""The data of a training: rows of files enter, examples to learn from and to measure on leave, with what was counted; or an error about
-what must not be learnt."""
+"""The data of a training: files of `pipeline export` enter, examples as token ids leave; or an error about what must not be learnt.
 
+Text is put into the prompts of serving by the same `PromptBuilder`, so that both agree to the last id.
+"""
+
+import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, TypeAlias
 
+import msgspec
+import numpy as np
 from msgspec import Struct
 
-from pipeline.errors import InputError
-from pipeline.training.examples import Origin
-from pipeline.training.held_out import HeldOutProblems
-from pipeline.training.lora.config import TrainConfig
-from pipeline.training.lora.files import Row, RowsFile, problem_of, text_of
-from pipeline.training.lora.published import Choice, Thought
-from pipeline.training.lora.tokens import Encoder, TokenExample
-from pipeline.training.split import split_of
+from pipeline.data.formats import open_source
+from pipeline.data.rows import DAMAGE, Flaw
+from pipeline.engine import Tokenizer
+from pipeline.errors import GraphError, InputError, RequestRefused, boundary, reason
+from pipeline.graph.prompts import Example, Marks, Message, Prompts
+from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.training.examples import IGNORED, Origin, SelectionRow, SftRow, SftTokensRow, tokenizer_hash
+from pipeline.training.lora.config import Task, TrainConfig
+from pipeline.training.problems import HeldOutProblems
 
-SHOWN = 60
-"""Most characters of a problem in a message."""
-
-
-class Asking(Struct, frozen=True, kw_only=True):
-    """How problems were asked, and are to be asked when the adapter is served."""
-
-    graph: str
-    """The name of a graph."""
-    prompts: str | None
-    """A prompts file; None: it is not known."""
+TokenExample: TypeAlias = dict[str, Any]
+"""The columns that a collator reads: `input_ids` and `labels` of a reply; `input_ids`, `option_ids`, `right` and `none` of a choice, where
+`none` is -1 without an option that rejects all."""
+LEARNS: dict[Task, str] = {"draft": "sft", "select": "selection"}
+"""The format of `pipeline export --as` that each training learns from."""
 
 
-class FileCounts(Struct, frozen=True, kw_only=True):
-    """One file of the data, and what became of its rows."""
-
-    name: str
-    form: str
-    """What its rows are, as a noun."""
-    sha256: str
-    train: int
-    validation: int
-    too_long: int = 0
-    """Rows that were left out because they have more tokens than an example may have."""
-    held_out: int = 0
-    """Rows that were left out because their problem is in a test set."""
-    cut: int = 0
-    """Published thoughts without an end, which are learnt as they are."""
-    runs: tuple[str, ...] = ()
-    """Where its rows come from, a clause for each run."""
-    asked: tuple[Asking, ...] = ()
-    """How the problems of its rows were asked; empty in a record of an earlier version."""
-
-
-class Data(Struct, frozen=True, kw_only=True):
+class TrainingData(Struct, frozen=True, kw_only=True):
     """What is learnt from and what is measured on."""
 
     train: Sequence[TokenExample]
     validation: Sequence[TokenExample]
-    files: tuple[FileCounts, ...]
-    longest: int
-    """Most tokens that an example may have."""
-
-    def notices(self) -> list[str]:
-        """What a person should know before the training begins."""
-        said = self.left_out()
-        for file in self.files:
-            if file.cut:
-                said.append(f"{file.name}: {file.cut:,} thoughts have no end and are used as they are")
-        if not self.validation:
-            said.append("no example is held back for validation: nothing is measured")
-        return said
-
-    def left_out(self) -> list[str]:
-        """What was left out, a clause for each file and reason."""
-        said = []
-        for file in self.files:
-            if file.too_long:
-                said.append(f"{file.name}: {file.too_long:,} rows have more than {self.longest:,} tokens and are left out")
-            if file.held_out:
-                said.append(f"{file.name}: {file.held_out:,} rows are about problems of a test set and are left out")
-        return said
+    sha256: Mapping[str, str]
+    """The hash of each file, by the name that the config has for it."""
+    notices: Sequence[str]
+    """Sentences about what was left out."""
 
 
-def prepare(files: Sequence[RowsFile], config: TrainConfig, held_out: HeldOutProblems, encoder: Encoder, longest: int) -> Data:
-    """The examples of all `files`; `longest` is the most tokens that one may have.
+def read_data(
+    task: Task, config: TrainConfig, paths: Sequence[Path], test_sets: HeldOutProblems, tokenizer: Tokenizer, longest: int
+) -> TrainingData:
+    """The examples in the files of `config.data`, which are at `paths`; `longest` is the maximum number of tokens of one.
 
-    Raises `InputError` for a row that does not fit to the model, for problems of a test set, for a problem in both splits, and where
-    nothing is left to learn from.
+    Raises `InputError` for a row that the training cannot learn from, that was made for another tokenizer or is about a problem of a test
+    set, for a problem in both splits, and where nothing is left to learn from.
     """
     found: dict[str, list[TokenExample]] = {"train": [], "validation": []}
     splits: dict[str, tuple[str, str]] = {}
-    counts = []
-    for file in files:
-        held = _held_out(file, config, held_out, encoder.decode)
-        count: Counter[str] = Counter(held_out=0)
-        for number, row in file.rows:
-            if problem_of(row) in held:
-                count["held_out"] += 1
+    left: Counter[str] = Counter()
+    encoder = Encoder(tokenizer, config.model)
+    in_test_set = cache(lambda problem_hash, text: test_sets.found_in(text))
+    for name, path in zip(config.data, paths, strict=True):
+        for number, row in _rows(task, name, path):
+            where = f"{name}, row {number}"
+            if (test_set := in_test_set(row.problem_hash, encoder.asked(row))) is not None:
+                if config.overlap == "refuse":
+                    what = f"its problem, {row.problem_id}, is in the test set {test_set}"
+                    raise InputError(where, f"{what}; train on other problems, or leave such rows out with overlap: leave_out")
+                left[f"{name}: {{:,}} rows are about problems of a test set and are left out"] += 1
                 continue
-            where = f"{file.name}, row {number}"
             example = encoder.example(where, row)
-            if example.length > longest:
-                count["too_long"] += 1
+            if len(example["input_ids"]) + (task == "select") > longest:  # the token of the option, too
+                left[f"{name}: {{:,}} rows have more than {longest:,} tokens and are left out"] += 1
                 continue
-            split = row.split if isinstance(row, Origin) else split_of(row.problem, config.validation)
-            _check_split(splits, where, row, split)
-            count[split] += 1
-            count["cut"] += isinstance(row, Thought) and not row.closed
-            found[split].append(example)
-        counts.append(_counted(file, count, config))
-    data = Data(train=found["train"], validation=found["validation"], files=tuple(counts), longest=longest)
-    if not data.train:
-        why = "; ".join(data.left_out() or ["all rows are held back for validation"])
-        raise InputError(", ".join(file.name for file in files), f"nothing is left to learn from: {why}")
-    return data
+            first, place = splits.setdefault(row.problem_hash, (row.split, where))
+            if first != row.split:
+                what = f"its problem, {row.problem_id}, is in the split {row.split}, and in {first} in {place}"
+                raise InputError(where, f"{what}, so validation would measure training data; export all files with one --validation")
+            found[row.split].append(example)
+    notices = [sentence.format(count) for sentence, count in left.items()]
+    if not found["train"]:
+        why = "; ".join(notices or ["all rows are held back for validation"])
+        raise InputError(", ".join(config.data), f"nothing is left to learn from: {why}")
+    if not found["validation"]:
+        notices.append("no example is held back for validation: nothing is measured")
+    sha256 = {name: _sha256(path) for name, path in zip(config.data, paths, strict=True)}
+    return TrainingData(train=found["train"], validation=found["validation"], sha256=sha256, notices=notices)
 
 
-def _check_split(splits: dict[str, tuple[str, str]], where: str, row: Row, split: str) -> None:
-    """Raise `InputError` where the problem of a row is in another split than before, as `splits` has it: the split and the row of each."""
-    first, place = splits.setdefault(problem_of(row), (split, where))
-    if first != split:
-        what = f"its problem, {_called(row)}, is in the split {split}, and in {first} in {place}"
-        remedy = "export all files with one --validation, and set `validation` to the same share for published data"
-        raise InputError(where, f"{what}, so validation would measure training data; {remedy}")
+class Encoder:
+    """Makes examples of rows for one model."""
+
+    def __init__(self, tokenizer: Tokenizer, model: str) -> None:
+        self._tokenizer, self._model, self._hash = tokenizer, model, tokenizer_hash(tokenizer)
+        self._chat = cache(partial(_chat, tokenizer, model))
+
+    def asked(self, row: Origin) -> str:
+        """A text that contains the problem of a row."""
+        if isinstance(row, SftRow):
+            return row.prompt[-1].content
+        if isinstance(row, SelectionRow):
+            return row.prompt
+        assert isinstance(row, SftTokensRow)
+        with boundary(InputError, self._model, foreign=(RequestRefused, OverflowError)):
+            return self._tokenizer.decode(row.input_ids[: row.labels.count(IGNORED)])
+
+    def example(self, where: str, row: Origin) -> TokenExample:
+        """The example of a row, which is at `where`; raises `InputError` where the two do not fit together."""
+        if isinstance(row, SftRow):
+            with boundary(InputError, where, foreign=(RequestRefused, GraphError, ValueError)):
+                return self._reply(where, row)
+        if row.tokenizer != self._hash:
+            what = f"its token ids were made with another tokenizer than that of {self._model} (column `model`: {row.model})"
+            raise InputError(where, f"{what}; export them for this model")
+        if isinstance(row, SftTokensRow):
+            return {"input_ids": np.array(row.input_ids), "labels": np.array(row.labels)}
+        assert isinstance(row, SelectionRow)
+        if not row.right or not {*row.right} <= {*range(len(row.option_ids))}:
+            raise InputError(where, f"`right` is {list(row.right)}; expected indices of `option_ids`, at least one")
+        none = -1 if row.none is None else row.none
+        return {"input_ids": np.array(row.input_ids), "option_ids": row.option_ids, "right": row.right, "none": none}
+
+    def _reply(self, where: str, row: SftRow) -> TokenExample:
+        """A question and the whole reply to it, with the marks of its thought where the model has them.
+
+        A reply that continues after the thought, and one of a model that marks none, ends with the end of the sequence.
+        """
+        *before, asked = row.prompt
+        reply, builder = row.completion[0].content, self._chat(tuple(before))
+        prompt, marks = builder.generation(asked.content), Marks()
+        parts = ["", reply]
+        if builder.thinks:
+            if not reply.startswith(marks.open):
+                what = f"the reply begins {reply[:20]!r}, but the model {self._model} begins with {marks.open}"
+                raise InputError(where, f"{what}; export replies with their thoughts, or with --tokens where a graph marks them otherwise")
+            thought, close, answer = reply.removeprefix(marks.open).partition(marks.close)
+            if self._tokenizer.decode(prompt[-4:]).endswith("\n"):  # the line break belongs to the template's opening of the thought
+                thought = thought.removeprefix("\n")
+            parts = ["", thought, close, answer]
+        ids = self._tokenizer.encode_parts(parts)
+        if parts[-1]:
+            ids = [*ids, *sorted(self._tokenizer.eos_ids)[:1]]
+        return {"input_ids": np.array([*prompt, *ids]), "labels": np.array([*([IGNORED] * len(prompt)), *ids])}
 
 
-def _asked(file: RowsFile, config: TrainConfig) -> tuple[Asking, ...]:
-    """How the rows of a file were asked; published ones are choices and thoughts of SCoT, asked as the config says."""
-    said = sorted({(row.graph, row.prompts or "") for _, row in file.rows if isinstance(row, Origin)})
-    return tuple(Asking(graph=graph, prompts=prompts or None) for graph, prompts in said or [("scot", config.prompts)])
+def _chat(tokenizer: Tokenizer, where: str, before: Sequence[Message]) -> PromptBuilder:
+    """A builder whose chats have the messages `before` the question, which it takes as it is."""
+    system = before[0].content if before and before[0].role == "system" else None
+    turns = before[0 if system is None else 1 :]
+    examples = tuple(Example(problem=one.content, reply=two.content) for one, two in zip(turns[::2], turns[1::2], strict=True))
+    return PromptBuilder(tokenizer, Prompts(system=system, problem="{{problem}}", examples=examples), where)
 
 
-def _counted(file: RowsFile, count: Counter[str], config: TrainConfig) -> FileCounts:
-    return FileCounts(
-        name=file.name,
-        form=file.form,
-        sha256=file.sha256,
-        train=count["train"],
-        validation=count["validation"],
-        too_long=count["too_long"],
-        held_out=count["held_out"],
-        cut=count["cut"],
-        runs=tuple(file.runs),
-        asked=_asked(file, config),
-    )
+def _rows(task: Task, name: str, path: Path) -> Iterator[tuple[int, Any]]:
+    """The rows of a file, each with its number from 1; raises `InputError` for one that `task` does not learn from."""
+    number = 0
+    try:
+        for number, record in open_source(path).records(None):
+            with boundary(InputError, f"{name}, row {number}", foreign=Flaw):
+                if isinstance(record, Flaw):
+                    raise record
+            ids = "input_ids" in record
+            row = SelectionRow if task == "select" else SftTokensRow if ids else SftRow
+            try:
+                yield number, msgspec.convert(record, row)
+            except msgspec.ValidationError as error:
+                what = f"`train {task}` learns from files of `pipeline export --as {LEARNS[task]}`"
+                raise InputError(f"{name}, row {number}", f"{reason(error)}; {what}") from error
+    except DAMAGE as error:
+        raise InputError(name, reason(error)) from error
+    if not number:
+        raise InputError(name, "holds no rows")
 
 
-def _held_out(file: RowsFile, config: TrainConfig, test_sets: HeldOutProblems, decode: Callable[[Sequence[int]], str]) -> set[str]:
-    """The problems of a file that are in a test set; raises `InputError` where there are any and they are not to be left out."""
-    seen: dict[str, str | None] = {}
-    first: tuple[int, Row] | None = None
-    for number, row in file.rows:
-        problem = problem_of(row)
-        if problem not in seen:
-            seen[problem] = test_sets.found_in(text_of(row, decode))
-            first = first or ((number, row) if seen[problem] is not None else None)
-    found = {problem: name for problem, name in seen.items() if name is not None}
-    if first is not None and config.overlap == "refuse":
-        number, row = first
-        name = found[problem_of(row)]
-        what = f"{len(found):,} of its {len(seen):,} problems are in a test set, the first in row {number}, {_called(row)}, in {name}"
-        raise InputError(file.name, f"{what}; train on other problems, or leave these out with overlap: leave_out")
-    return set(found)
-
-
-def _called(row: Row) -> str:
-    """What a person calls the problem of a row."""
-    if isinstance(row, Thought | Choice):
-        return repr(row.problem if len(row.problem) <= SHOWN else f"{row.problem[:SHOWN]}...")
-    return row.problem_id
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""The training itself, by TRL and PEFT: a job enters; checkpoints and rows of a log leave as it goes. The only module that imports either.
+"""The training itself, by TRL and PEFT: examples enter; checkpoints leave as it goes, and at the end the adapter with its card and its log.
 
 Both trainers are `SFTTrainer`s. The draft's uses its loss as it is. The target's has its own loss, of one position alone, and asks the
 model for the logits of that position only, so that a prompt of several whole thoughts does not cost a vocabulary for each of its tokens.
@@ -7,143 +7,203 @@ Everything random is seeded, and a checkpoint holds the state of it: training th
 
 import gc
 import inspect
+import json
 import math
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, TypeAlias
 
+import msgspec
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
-from msgspec import Struct
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, PrinterCallback, TrainerCallback
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, EvalPrediction, PrinterCallback, TrainerCallback
 from transformers.utils import logging
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from datasets import Dataset
-from pipeline.engines.checkpoint import ANEW
-from pipeline.engines.torch.tensors import flaw_in_conversion, flaw_in_loading, flaw_in_pickle
 from pipeline.errors import GraphError, RunError, UsageError, did_you_mean, reason
 from pipeline.training.lora.config import DraftConfig, SelectConfig, TrainConfig
-from pipeline.training.lora.log import Log, StepRow, ValidationRow
-from pipeline.training.lora.losses import LOSSES, PADDING, option_logprobs, outcomes
-from pipeline.training.lora.measures import draft_figures, select_figures
-from pipeline.training.lora.output import CHECKPOINTS_KEPT, is_last, mark_whole
-from pipeline.training.lora.tokens import DraftExample, SelectExample, TokenExample
+from pipeline.training.lora.data import TrainingData
 
-Batch: TypeAlias = dict[str, torch.Tensor]
-NO_MEMORY = (
-    "the GPU's memory is used up; lower batch_size, set gradient_checkpointing: true, lower max_length, or use more GPUs, and start again"
-)
-SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
-"""What transformers calls them."""
-
-
-class Job(Struct, frozen=True, kw_only=True):
-    """What is to be trained."""
-
-    config: TrainConfig
-    model: str
-    """A folder or hub name."""
-    train: Sequence[TokenExample]
-    validation: Sequence[TokenExample]
-    checkpoints: Path
-    """The folder of the checkpoints."""
-    checkpoint: Path | None
-    """Where to continue from; of several processes that of the first counts."""
+Batch: TypeAlias = dict[str, Tensor]
+Tell: TypeAlias = Callable[[str], object]
+"""Receives lines for the user."""
+RECORD, STATE = "training.yaml", "trainer_state.json"
+"""What was trained on what, written first; the steps and the log, which is the last file of a checkpoint and of a finished training."""
+PADDING = -1
+"""The id of an option that an example does not have, as others in its batch do."""
+SCORED, CLASS_1, CLASS_2 = 0, 1, 2
+"""Classes of examples (SCoT 4.4): without an option that rejects all, such as scores; with another right option than that; with none."""
 
 
-class Facts(Struct, frozen=True, kw_only=True):
-    """What only the training knows about itself."""
+def train(config: TrainConfig, model: str, base_name: str, data: TrainingData, *, resume: bool, tell: Tell) -> None:
+    """Train `model`, a folder or hub name, and leave the adapter in the folder of `config`, where it is one of `base_name`.
 
-    trained_parameters: int
-    parameters: int
-    """Of the model, the trained ones aside."""
-    device: str
-    precision: str
-
-
-def train(job: Job, open_log: Callable[[], Log] | None) -> Facts:
-    """Train, or continue a training, until all steps are done; `open_log` gives the log of the first process, None in the others.
-
-    Raises `UsageError` for a model that cannot be loaded, has no such layers or is none that TRL or PEFT takes, `RunError` where memory
-    runs out or the loss is lost.
+    With `resume` it continues from the last checkpoint there. Raises `UsageError` for a folder that holds another training, and for a
+    model that cannot be loaded or is none that TRL or PEFT takes; `RunError` where memory runs out or the loss is lost.
     """
+    folder = Path(str(config.output))
+    checkpoint, finished = _last_checkpoint(folder), (folder / STATE).is_file()
+    if (checkpoint or finished) and not resume:
+        raise UsageError(f"{folder}: already holds a training; add --resume to continue it, or choose another folder with --output")
+    if finished:
+        tell(f"{folder}: is already finished; nothing to do")
+        return
     logging.disable_progress_bar()
     try:
-        facts = _trained(job, open_log)
+        _train(config, model, base_name, data, checkpoint, tell)
     except torch.OutOfMemoryError as error:
-        raise RunError(NO_MEMORY) from error
+        remedy = "lower batch_size, set gradient_checkpointing: true, lower max_length, or use more GPUs, and start again"
+        raise RunError(f"the GPU's memory is used up; {remedy}") from error
     # What other processes are connected to must be gone before the connection is: freed afterwards it may wait for ever.
     gc.collect()
     PartialState().wait_for_everyone()
     PartialState().destroy_process_group()
-    return facts
 
 
-def _trained(job: Job, open_log: Callable[[], Log] | None) -> Facts:
+def _train(config: TrainConfig, name: str, base_name: str, data: TrainingData, checkpoint: Path | None, tell: Tell) -> None:
     """When it returns, the trainer is not referred to any more."""
-    precision = _precision(job.config)
-    with _refusals(job.config):
-        arguments = _arguments(job, precision)
-    checkpoint = _agreed(job.checkpoint)
-    arguments.eval_on_start = bool(job.validation) and checkpoint is None
-    model = _model(job, precision, arguments)
-    with _refusals(job.config):
-        trainer = _trainer(job, model, arguments)
+    folder = Path(str(config.output))
+    precision = _precision(config)
+    with _refusing(f"{config.model}: cannot be trained with these settings", ValueError):
+        arguments = _arguments(config, data, precision)
+    arguments.eval_on_start = bool(data.validation) and checkpoint is None
+    if checkpoint is not None:
+        _check_same(folder, _record(config, data, arguments))
+        tell(f"continuing from step {checkpoint.name.rpartition('-')[2]}")
+    tell(f"{len(data.train):,} examples to train on, {len(data.validation):,} held back for validation; loading {config.model}")
+    model = _model(config, name, precision, arguments)
+    if arguments.process_index == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / RECORD).write_bytes(msgspec.yaml.encode(_record(config, data, arguments)))
+    with _refusing(f"{config.model}: cannot be trained with these settings", ValueError):
+        trainer = _trainer(config, name, model, arguments, data)
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(_Reports(None if open_log is None else open_log()))
-    if checkpoint is None or not is_last(Path(checkpoint)):
-        trainer.train(resume_from_checkpoint=checkpoint)
-    parameters = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
-    return Facts(
-        trained_parameters=sum(count for count, is_trained in parameters if is_trained),
-        parameters=sum(count for count, is_trained in parameters if not is_trained),
-        device=_device_name(job.config, arguments),
-        precision=str(precision).removeprefix("torch."),
-    )
+    trainer.add_callback(_Lines(tell))
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    trainer.save_model()
+    if arguments.process_index == 0:
+        said = json.loads((folder / "adapter_config.json").read_text()) | {"base_model_name_or_path": base_name}
+        (folder / "adapter_config.json").write_text(json.dumps(said, indent=2))
+    trainer.save_state()
 
 
 @contextmanager
-def _refusals(config: TrainConfig) -> Iterator[None]:
-    """Turn what transformers, PEFT and TRL say of settings and models that they do not accept into one error."""
+def _refusing(what: str, *foreign: type[Exception]) -> Iterator[None]:
+    """Turn what transformers, PEFT and TRL say of models and settings that they do not accept into one sentence."""
     try:
         yield
-    except ValueError as error:
-        raise UsageError(f"{config.model}: cannot be trained with these settings: {reason(error)}") from error
+    except foreign as error:
+        raise UsageError(f"{what}: {reason(error)}") from error
+
+
+def _last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint whose last file was written; None without one."""
+    found = {int(path.parent.name.rpartition("-")[2]): path.parent for path in folder.glob(f"checkpoint-*/{STATE}")}
+    return found[max(found)] if found else None
+
+
+def _record(config: TrainConfig, data: TrainingData, arguments: SFTConfig) -> dict[str, Any]:
+    """What is trained on what."""
+    return {**msgspec.to_builtins(config), "sha256": dict(data.sha256), "processes": arguments.world_size}
+
+
+def _check_same(folder: Path, now: dict[str, Any]) -> None:
+    """Raise `UsageError` where the training in `folder` was begun with another record than `now`."""
+    before = msgspec.yaml.decode((folder / RECORD).read_bytes())
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name) and name != "output"]
+    if changed:
+        clauses = "; ".join(f"{name} was {before.get(name)} and is {now.get(name)}" for name in changed)
+        raise UsageError(f"{folder}: is no longer the same training: {clauses}; undo that, or start in another folder")
+
+
+def option_logprobs(logits: Tensor, option_ids: Tensor) -> Tensor:
+    """Natural log probabilities of the options: `logits` are (examples, vocabulary), `option_ids` and the result (examples, options).
+
+    They are of the model's distribution over its whole vocabulary (SCoT eq. 4 and its published code): that the next token is an option at
+    all is learnt, too. That of an option that is `PADDING` is -inf.
+    """
+    every = torch.log_softmax(logits.float(), dim=-1)
+    return every.gather(1, option_ids.clamp(min=0)).masked_fill(option_ids == PADDING, -torch.inf)
+
+
+def least(logprobs: Tensor, right: Tensor) -> Tensor:
+    """The least of the cross entropies over all right options (SCoT 3.4): of (examples, options) each, one loss for each example.
+
+    Only the right option that is likeliest already is made likelier.
+    """
+    return -logprobs.masked_fill(~right, -torch.inf).amax(dim=1)
+
+
+def summed(logprobs: Tensor, right: Tensor) -> Tensor:
+    """Minus the log of the summed probability of all right options; shapes as those of `least`, which it is never above."""
+    return -logprobs.masked_fill(~right, -torch.inf).logsumexp(dim=1)
+
+
+LOSSES = {"least": least, "sum": summed}
+"""By the name that a config has for them."""
+
+
+def outcomes(loss: Tensor, logprobs: Tensor, right: Tensor, none: Tensor) -> Tensor:
+    """What came of each example, (examples, 5): its loss, the probability of all options together, 1 where the likeliest option is right
+    (which is chosen in serving), its class, and how probably an option that is drawn at random is right.
+
+    `none` (examples) is the index of the option that rejects all, -1 where there is none.
+    """
+    rejects = torch.nn.functional.one_hot(none.clamp(min=0), right.shape[1]).bool() & (none >= 0)[:, None]
+    accepting = right & ~rejects
+    is_class_1 = accepting.any(dim=1)
+    expected = torch.where(is_class_1[:, None], accepting, right)
+    chosen = logprobs.argmax(dim=1, keepdim=True)
+    real = (logprobs > -torch.inf).sum(dim=1)
+    classes = torch.where(is_class_1, CLASS_1, CLASS_2).masked_fill(none < 0, SCORED)
+    columns = (loss, logprobs.logsumexp(dim=1).exp(), expected.gather(1, chosen)[:, 0], classes, expected.sum(dim=1) / real)
+    return torch.stack([column.float() for column in columns], dim=1)
+
+
+def select_figures(prediction: EvalPrediction) -> dict[str, float]:
+    """Means of the columns of `outcomes`, the accuracy also by class as in SCoT 4.4, each next to what chance would reach."""
+    loss, mass, right, classes, chance = prediction.predictions.T
+    figures = {"loss": loss.mean(), "mass": mass.mean(), "accuracy": right.mean(), "chance": chance.mean()}
+    for number in (CLASS_1, CLASS_2):
+        if (of_class := classes == number).any():
+            name = f"class_{number}"
+            figures |= {f"{name}_accuracy": right[of_class].mean(), f"{name}_chance": chance[of_class].mean()}
+            figures[f"{name}_examples"] = of_class.sum()
+    return {name: float(value) for name, value in figures.items()}
+
+
+def draft_figures(prediction: EvalPrediction) -> dict[str, float]:
+    """The mean loss of a token, natural logarithm, and its exponential, the perplexity; of each example the negative log probability of its
+    completion and the number of tokens."""
+    nll, tokens = prediction.predictions.sum(axis=0)
+    loss = float(nll / tokens)
+    return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 
 
 class DraftTrainer(SFTTrainer):
     """Learns completions, with the loss of its base class: the mean cross entropy of their tokens (SCoT eq. 2)."""
 
-    def compute_loss(self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Nobody asks for outputs, as `prediction_step` does not.
-
-        Of a model on several GPUs the base class has its sum on that of the output layer, and divides it by a count on the first one. A
-        number is on none; and the loss goes to the first one, where the trainer adds it up.
-        """
+    def compute_loss(self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
+        # Of a model on several GPUs the base class has its sum on that of the output layer, and divides it by a count on the first one. A
+        # number is on none; and the loss goes to the first one, where the trainer adds it up.
         count = None if num_items_in_batch is None else int(num_items_in_batch)
-        loss: torch.Tensor = super().compute_loss(model, inputs, num_items_in_batch=count)
+        loss: Tensor = super().compute_loss(model, inputs, num_items_in_batch=count)
         return loss.to(self.args.device)
 
     def prediction_step(self, model: Any, inputs: Batch, prediction_loss_only: bool, ignore_keys: Any = None) -> tuple[Any, Any, Any]:
-        """The predictions are the outcomes of the examples, with the columns of `measures`."""
+        """The predictions are what `draft_figures` takes."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             scored = model(**inputs, use_cache=False, fused_lm_head=True)
         tokens = scored.label_mask.sum(dim=1)
         found = torch.stack([-scored.log_probs.sum(dim=1).float(), tokens.float()], dim=1)
         return found[:, 0].sum() / tokens.sum(), found, tokens
-
-    def create_model_card(self, *arguments: Any, **named: Any) -> None:
-        """No card of TRL's: the adapter has one of its own."""
 
 
 class SelectTrainer(SFTTrainer):
@@ -160,22 +220,17 @@ class SelectTrainer(SFTTrainer):
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
 
     def compute_loss(self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
-        logprobs = self._logprobs(model, inputs)
-        loss = self._loss(logprobs, inputs["right"]).mean()
-        return (loss, {"logprobs": logprobs}) if return_outputs else loss
+        return self._loss(self._logprobs(model, inputs), inputs["right"]).mean()
 
     def prediction_step(self, model: Any, inputs: Batch, prediction_loss_only: bool, ignore_keys: Any = None) -> tuple[Any, Any, Any]:
-        """The predictions are the outcomes of the examples, with the columns of `measures`."""
+        """The predictions are what `select_figures` takes."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             logprobs = self._logprobs(model, inputs)
         loss = self._loss(logprobs, inputs["right"])
         return loss.mean(), outcomes(loss, logprobs, inputs["right"], inputs["none"]), inputs["none"]
 
-    def create_model_card(self, *arguments: Any, **named: Any) -> None:
-        """No card of TRL's: the adapter has one of its own."""
-
-    def _logprobs(self, model: Any, inputs: Batch) -> torch.Tensor:
+    def _logprobs(self, model: Any, inputs: Batch) -> Tensor:
         """Log probabilities of the options, (examples, options)."""
         asked = {name: inputs[name] for name in ("input_ids", "attention_mask", "position_ids")}
         logits = model(**asked, use_cache=False, **self._last_only).logits
@@ -184,19 +239,15 @@ class SelectTrainer(SFTTrainer):
 
 def collate_choices(examples: Sequence[Mapping[str, Any]]) -> Batch:
     """A batch of choices: prompts padded on the left, so that all of them end at the last position, and options padded on the right."""
-    longest, most = max(len(each["ids"]) for each in examples), max(len(each["option_ids"]) for each in examples)
-    ids = torch.zeros(len(examples), longest, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    option_ids = torch.full((len(examples), most), PADDING)
-    right = torch.zeros(len(examples), most, dtype=torch.bool)
+    pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
+    ids = [torch.tensor(each["input_ids"]) for each in examples]
+    mask = pad([torch.ones_like(each) for each in ids], padding_side="left")
+    option_ids = pad([torch.tensor(each["option_ids"]) for each in examples], padding_value=PADDING)
+    right = torch.zeros_like(option_ids, dtype=torch.bool)
     for place, each in enumerate(examples):
-        length = len(each["ids"])
-        ids[place, longest - length :] = torch.tensor(each["ids"])
-        mask[place, longest - length :] = 1
-        option_ids[place, : len(each["option_ids"])] = torch.tensor(each["option_ids"])
         right[place, each["right"]] = True
     return {
-        "input_ids": ids,
+        "input_ids": pad(ids, padding_side="left"),
         "attention_mask": mask,
         "position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0),
         "option_ids": option_ids,
@@ -205,40 +256,23 @@ def collate_choices(examples: Sequence[Mapping[str, Any]]) -> Batch:
     }
 
 
-class _Reports(TrainerCallback):
-    """Writes what the trainer logs into the log, and marks checkpoints that are whole."""
+class _Lines(TrainerCallback):
+    """Tells what the trainer logs, and stops where the loss is not a number."""
 
-    def __init__(self, log: Log | None) -> None:
-        """`log`: None in all processes but the first."""
-        self._log = log
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **others: Any) -> None:
-        row = _row(logs or {}, state)
-        if self._log is not None and row is not None:
-            self._log.write(row, state.max_steps)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """No checkpoint holds the losses since the last row, so that each step with one has a row, too:
-        that after it is then the same whether the training was interrupted or not."""
-        control.should_log = control.should_log or control.should_save
-
-    def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Every process has written its part before the first one says so."""
-        PartialState().wait_for_everyone()
-        if state.is_world_process_zero:
-            mark_whole(Path(args.output_dir), state.global_step)
-
-
-def _row(logs: Mapping[str, float], state: Any) -> StepRow | ValidationRow | None:
-    """The row for what transformers logs; None for what it says of a training as a whole."""
-    place: dict[str, Any] = {"step": state.global_step, "epoch": round(state.epoch or 0.0, 6), "time_unix_ns": time.time_ns()}
-    if "eval_loss" in logs:
-        known = set(ValidationRow.__struct_fields__) - place.keys()
-        figures: dict[str, Any] = {name.removeprefix("eval_"): value for name, value in logs.items()}
-        return ValidationRow(**place, **{name: figures[name] for name in figures.keys() & known})
-    if "loss" in logs:
-        return StepRow(**place, loss=logs["loss"], learning_rate=logs["learning_rate"], grad_norm=logs.get("grad_norm", 0.0))
-    return None
+        logs = logs or {}
+        loss = logs.get("loss", logs.get("eval_loss", 0.0))
+        if not math.isfinite(loss):
+            if state.global_step == 0:
+                what = f"the loss of the untouched model is {loss}"
+                raise RunError(f"{what}; check its weights, or set precision: float32, and start again")
+            raise RunError(f"the loss is {loss} at step {state.global_step}; lower learning_rate, or raise warmup, and start again")
+        told = {name: value for name, value in logs.items() if not name.endswith(("_per_second", "_runtime", "_tokens", "_flos"))}
+        figures = (f"{name.replace('eval_', 'validation ').replace('_', ' ')} {value:.4g}" for name, value in told.items())
+        self._tell(" · ".join([f"step {state.global_step:,}/{state.max_steps:,}", *figures]))
 
 
 def _precision(config: TrainConfig) -> torch.dtype:
@@ -248,11 +282,10 @@ def _precision(config: TrainConfig) -> torch.dtype:
     return torch.bfloat16 if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
 
 
-def _arguments(job: Job, precision: torch.dtype) -> SFTConfig:
+def _arguments(config: TrainConfig, data: TrainingData, precision: torch.dtype) -> SFTConfig:
     """The settings of the trainer: each default of TRL that would change the data or the numbers is set here."""
-    config = job.config
     arguments = SFTConfig(
-        output_dir=str(job.checkpoints),
+        output_dir=str(config.output),
         max_length=None,
         packing=False,
         dataset_kwargs={"skip_prepare_dataset": True},
@@ -266,7 +299,7 @@ def _arguments(job: Job, precision: torch.dtype) -> SFTConfig:
         gradient_accumulation_steps=config.gradient_accumulation,
         num_train_epochs=config.epochs,
         learning_rate=config.learning_rate,
-        lr_scheduler_type=SCHEDULES[config.schedule],
+        lr_scheduler_type=config.schedule,
         warmup_steps=config.warmup,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
@@ -274,10 +307,10 @@ def _arguments(job: Job, precision: torch.dtype) -> SFTConfig:
         data_seed=config.seed,
         logging_steps=config.log_every,
         logging_nan_inf_filter=False,
-        eval_strategy="steps" if job.validation else "no",
+        eval_strategy="steps" if data.validation else "no",
         save_strategy="steps",
         save_steps=config.save_every,
-        save_total_limit=CHECKPOINTS_KEPT,
+        save_total_limit=2,
         report_to="none",
         disable_tqdm=True,
         log_level="error",
@@ -285,116 +318,47 @@ def _arguments(job: Job, precision: torch.dtype) -> SFTConfig:
         dataloader_pin_memory=config.device == "auto" and torch.cuda.is_available(),
         ddp_find_unused_parameters=False,
     )
-    batches = math.ceil(math.ceil(len(job.train) / config.batch_size) / arguments.world_size)
+    batches = math.ceil(math.ceil(len(data.train) / config.batch_size) / arguments.world_size)
     arguments.eval_steps = config.evaluate_every or math.ceil(batches / config.gradient_accumulation)
     if arguments.world_size == 1 and arguments.n_gpu > 1:  # one process with several GPUs spreads one model over them
         arguments._n_gpu = 1
     return arguments
 
 
-def _model(job: Job, precision: torch.dtype, arguments: SFTConfig) -> Any:
-    """The model, with every one of its weights from its files."""
-    config = job.config
-    device_map = "auto" if _is_spread(config, arguments) else None
-    options = {"dtype": precision, "trust_remote_code": config.trust_remote_code, "device_map": device_map}
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(job.model, output_loading_info=True, ignore_mismatched_sizes=True, **options)
-    except (RuntimeError, UnpicklingError) as error:
-        said = flaw_in_pickle(error) or flaw_in_conversion(error) or reason(error)
-        raise UsageError(f"{job.model}: cannot be loaded: {said}; {ANEW}") from error
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise UsageError(f"{job.model}: cannot be loaded: {reason(error)}; {ANEW}") from error
-    model, report = loaded
-    if (flaw := flaw_in_loading(report)) is not None:
-        raise UsageError(f"{job.model}: cannot be trained: {flaw}; {ANEW}")
-    _check_targets(config, model)
+def _model(config: TrainConfig, name: str, precision: torch.dtype, arguments: SFTConfig) -> Any:
+    """The model, with every one of its weights from its files and every layer of `lora.targets`."""
+    spread = config.device == "auto" and arguments.world_size == 1 and torch.cuda.device_count() > 1
+    options = {"dtype": precision, "trust_remote_code": config.trust_remote_code, "device_map": "auto" if spread else None}
+    with _refusing(f"{config.model}: cannot be loaded", OSError, ValueError, KeyError, ImportError, RuntimeError):
+        model, report = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
+    if missing := sorted(report["missing_keys"]):
+        raise UsageError(f"{config.model}: its files lack {len(missing):,} tensors, such as {missing[0]}; copy or download it again")
+    # TRL takes the weights of the output layer without what PEFT puts beside them: it cannot be a target.
+    head = model.get_output_embeddings()
+    linear = {
+        path.rpartition(".")[2] for path, module in model.named_modules() if isinstance(module, torch.nn.Linear) and module is not head
+    }
+    if unknown := [target for target in config.lora.targets if target not in linear]:
+        what = f"{config.model} has no linear layer `{unknown[0]}` before its output layer"
+        raise GraphError("lora.targets", f"{what}; {did_you_mean(unknown[0], linear)}")
     return model
 
 
-def _check_targets(config: TrainConfig, model: Any) -> None:
-    """Raise `GraphError` for a target that PEFT would not find: the end of no linear layer's name, or that of the output layer alone, of
-    which TRL uses the weights without what PEFT puts beside them."""
-    output = model.get_output_embeddings()
-    linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and module is not output]
-    for target in config.lora.targets:
-        if not any(f".{name}".endswith(f".{target}") for name in linear):
-            known = {name.rpartition(".")[2] for name in linear}
-            what = f"{config.model} has no linear layer `{target}` before its output layer"
-            raise GraphError("lora.targets", f"{what}; {did_you_mean(target, known)}")
-
-
-def _is_spread(config: TrainConfig, arguments: SFTConfig) -> bool:
-    """Whether one process has several GPUs, over which it spreads one model."""
-    return config.device == "auto" and arguments.world_size == 1 and torch.cuda.device_count() > 1
-
-
-def _trainer(job: Job, model: Any, arguments: SFTConfig) -> SFTTrainer:
+def _trainer(config: TrainConfig, name: str, model: Any, arguments: SFTConfig, data: TrainingData) -> SFTTrainer:
     """The trainer of the config's kind, with the model and its LoRA matrices."""
-    config = job.config
     lora = config.lora
-    matrices = LoraConfig(
-        task_type="CAUSAL_LM",
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=list(lora.targets),
-        bias=lora.bias,
-    )
     common = {
         "model": model,
         "args": arguments,
-        "peft_config": matrices,
-        "processing_class": _tokenizer(job),
-        "train_dataset": _dataset(job.train),
-        "eval_dataset": _dataset(job.validation) if job.validation else None,
+        "peft_config": LoraConfig(
+            task_type="CAUSAL_LM", r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets)
+        ),
+        "processing_class": AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code),
+        "train_dataset": Dataset.from_list([*data.train]),
+        "eval_dataset": Dataset.from_list([*data.validation]) if data.validation else None,
     }
     if isinstance(config, SelectConfig):
-        return SelectTrainer(**common, loss=config.loss, data_collator=collate_choices, compute_metrics=_figures(select_figures))
+        return SelectTrainer(**common, loss=config.loss, data_collator=collate_choices, compute_metrics=select_figures)
     assert isinstance(config, DraftConfig)
     collator = DataCollatorForLanguageModeling(pad_token_id=0)  # padding is masked, so that any id will do
-    return DraftTrainer(**common, data_collator=collator, compute_metrics=_figures(draft_figures))
-
-
-def _figures(measure: Callable[[Any], dict[str, float]]) -> Callable[[Any], dict[str, float]]:
-    """`measure` for what `Trainer` passes to it."""
-    return partial(lambda measured, prediction: measured(prediction.predictions), measure)
-
-
-def _dataset(examples: Sequence[TokenExample]) -> Dataset:
-    """The examples as TRL takes them: with the columns that their collator reads."""
-    if isinstance(examples[0], SelectExample):
-        rows = [_choice_row(each) for each in examples if isinstance(each, SelectExample)]
-    else:
-        rows = [{"input_ids": list(each.ids), "labels": list(each.labels)} for each in examples if isinstance(each, DraftExample)]
-    return Dataset.from_list(rows)
-
-
-def _choice_row(example: SelectExample) -> dict[str, Any]:
-    none = -1 if example.none is None else example.none
-    return {"ids": list(example.ids), "option_ids": list(example.option_ids), "right": list(example.right), "none": none}
-
-
-def _tokenizer(job: Job) -> Any:
-    """The tokenizer that the trainer saves with its checkpoints; it computes nothing with it."""
-    try:
-        return PreTrainedTokenizerFast.from_pretrained(job.model)
-    except (OSError, ValueError):
-        return AutoTokenizer.from_pretrained(job.model, trust_remote_code=job.config.trust_remote_code)
-
-
-def _agreed(checkpoint: Path | None) -> str | None:
-    """The checkpoint from which all processes continue: that of the first one. To be called when the processes are connected."""
-    agreed = [None if checkpoint is None else str(checkpoint)]
-    broadcast_object_list(agreed)
-    return agreed[0]
-
-
-def _device_name(config: TrainConfig, arguments: SFTConfig) -> str:
-    """What was trained on, such as `2 x NVIDIA H100`: all GPUs of a model that is spread, else that of this process for each process."""
-    if arguments.device.type != "cuda":
-        counts = {f"a CPU ({torch.get_num_threads()} threads)": arguments.world_size}
-    elif _is_spread(config, arguments):
-        counts = Counter(map(torch.cuda.get_device_name, range(torch.cuda.device_count())))
-    else:
-        counts = {torch.cuda.get_device_name(arguments.device): arguments.world_size}
-    return " and ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
+    return DraftTrainer(**common, data_collator=collator, compute_metrics=draft_figures)

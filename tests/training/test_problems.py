@@ -1,4 +1,4 @@
-"""Problems of test sets are found within what a model is asked."""
+"""Problems of test sets are found within what a model is asked; splits go by the text of a problem."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import InputError, UsageError
-from pipeline.training.held_out import HeldOutProblems
+from pipeline.training.problems import HeldOutProblems, fingerprint, split_of
 from tests.support.runs import write_problems
 
 LONG = "Tom has 3 pens and buys 2 more. How many pens has he now?"
@@ -31,13 +31,10 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> HeldOutProblems:
     "text",
     [
         LONG,
-        f"{LONG}\nPlease reason step by step, and put your final answer within \\boxed{{}}.",
         f"<|user|>{LONG}<|assistant|><think>\nTom",
         "I will provide several Reasons.\n\nQuestion: tom has 3 PENS, and buys 2 more.  How many\npens has he now?\n\nHere are",
-        "What is 12 + 30?",
         "<|user|>What is 12 + 30?\nPlease reason",
         "Question: What is 12+30\n\nHere",
-        "Solve: x + 2 = 5",
         "<|user|>Solve: x + 2 = 5\nPlease reason",
         "Question: find x.\n2x = 4\n\nHere",
     ],
@@ -52,11 +49,8 @@ def test_a_problem_is_found_whatever_is_around_it(held: HeldOutProblems, text: s
         LONG.replace("3 pens", "4 pens"),
         "Tom has 3 pens and buys 2 more.",
         "Eve asks what is 12 + 30? Tom does not know.",
-        "",
-        "Compute x 3",
         "What is 12 * 30?",
         "Solve: x - 2 = 5",
-        "Find x.\n2x = 5",
     ],
 )
 def test_others_are_not(held: HeldOutProblems, text: str) -> None:
@@ -76,15 +70,24 @@ def test_a_file_without_problems_is_an_error(tmp_path: Path) -> None:
         HeldOutProblems({"odd": [path]})
 
 
-def test_no_test_sets_hold_nothing() -> None:
-    assert HeldOutProblems({}).found_in(LONG) is None
-
-
 def test_problems_of_a_test_set_are_refused(tmp_path: Path) -> None:
     held_out = HeldOutProblems({"mine": [write_problems(tmp_path, 3)]})
     held_out.check("run", [("a", "another problem")])
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(
+        UsageError, match=r"^run: its problem 'b' is in the test set mine; train on other problems, or name another test set$"
+    ):
         held_out.check("run", [("a", "another problem"), ("b", "problem  NUMBER 1?"), ("c", "Problem number 2?")])
-    assert str(refused.value) == (
-        "run: 2 of its 3 problems are in the test set mine, the first is 'b'; train on other problems, or name another test set"
-    )
+
+
+def test_a_problem_is_known_by_its_words() -> None:
+    assert fingerprint("How many\n  pens?") == fingerprint(" how many pens?")
+    assert fingerprint("How many pens?") != fingerprint("How many pen?")
+    assert isinstance(fingerprint("\ud800"), int)
+
+
+def test_a_share_of_the_problems_is_for_validation() -> None:
+    texts = [f"Problem number {number}?" for number in range(2000)]
+    splits = [split_of(text, 0.1) for text in texts]
+    assert 150 < splits.count("validation") < 250
+    assert [split_of(text, 0.0) for text in texts[:50]] == ["train"] * 50
+    assert all(split_of(text, 0.3) == "validation" for text, split in zip(texts, splits, strict=True) if split == "validation")

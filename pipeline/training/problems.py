@@ -1,19 +1,21 @@
-"""Problems of test sets found in training data: files of problems and texts of prompts enter, the name of a test set leaves.
+"""Problems by their text: the split that a problem is in, and whether it is one of a test set.
 
-A row of training data holds a problem as part of a prompt, with the words of a graph and a chat template around it. So its words are
-looked for within the text's, whatever white space, capitals and punctuation other than
-operators are between them.
+A split goes by the text alone, whatever the problem's id and however its white space and capitals are: the same problem is in the same
+split in every run. A row of training data holds a problem as part of a prompt, with the words of a graph and a chat template around it. So
+a problem's words are looked for within the text's, whatever white space, capitals and punctuation other than operators are between them.
 """
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 
 from pipeline.data.formats import open_source
 from pipeline.data.many_files import files_of
 from pipeline.data.rows import DAMAGE, Flaw
-from pipeline.errors import InputError, UsageError, reason
+from pipeline.errors import InputError, UsageError, boundary
+from pipeline.training.examples import Split
 
 COLUMNS = ("problem", "question")
 """Where the problem of a row is looked for; GSM8K as published has the second."""
@@ -24,6 +26,22 @@ _BREAK = re.compile(r"\n|:\s|<[^<>\s]{1,40}>")
 _WORD = re.compile(r"\w+|[-+*/^=<>]")
 
 Words = tuple[str, ...]
+
+
+def fingerprint(problem: str) -> int:
+    """64 bits of a problem's text."""
+    said = " ".join(problem.split()).casefold()
+    return int.from_bytes(blake2b(said.encode(errors="replace"), digest_size=8).digest())
+
+
+def problem_hash(problem: str) -> str:
+    """The fingerprint of a problem's text as 16 hexadecimal digits."""
+    return f"{fingerprint(problem):016x}"
+
+
+def split_of(problem: str, validation: float) -> Split:
+    """The split of a problem where about the share `validation` (0 to 1) of all problems is for validation."""
+    return "validation" if fingerprint(problem) < validation * 2**64 else "train"
 
 
 class HeldOutProblems:
@@ -37,7 +55,10 @@ class HeldOutProblems:
         for name, paths in test_sets.items():
             for path in (file for each in paths for file in files_of(each)):
                 for problem in _problems(name, path):
-                    self._add(name, problem)
+                    if len(said := words(problem)) >= WINDOW:
+                        self._long[said[:WINDOW]].append((said, name))
+                    elif short := pieces(problem):
+                        self._short[short[0]].append((short, name))
 
     def found_in(self, text: str) -> str | None:
         """The name of a test set with a problem that occurs in `text`; None without one."""
@@ -56,22 +77,10 @@ class HeldOutProblems:
 
     def check(self, where: str, problems: Iterable[tuple[str, str]]) -> None:
         """Raise `UsageError` where any of the `problems` at `where`, each an id and a text, is in a test set."""
-        if not self._long and not self._short:
-            return
-        known = [(problem_id, self.found_in(text)) for problem_id, text in problems]
-        found = [(problem_id, test_set) for problem_id, test_set in known if test_set is not None]
-        if found:
-            problem_id, test_set = found[0]
-            count = sum(name == test_set for _, name in found)
-            what = f"{count:,} of its {len(known):,} problems are in the test set {test_set}, the first is {problem_id!r}"
-            raise UsageError(f"{where}: {what}; train on other problems, or name another test set")
-
-    def _add(self, name: str, problem: str) -> None:
-        said = words(problem)
-        if len(said) >= WINDOW:
-            self._long[said[:WINDOW]].append((said, name))
-        elif short := pieces(problem):
-            self._short[short[0]].append((short, name))
+        for problem_id, text in problems if self._long or self._short else ():
+            if (name := self.found_in(text)) is not None:
+                what = f"its problem {problem_id!r} is in the test set {name}"
+                raise UsageError(f"{where}: {what}; train on other problems, or name another test set")
 
 
 def words(text: str) -> Words:
@@ -87,13 +96,11 @@ def pieces(text: str) -> list[Words]:
 def _problems(name: str, path: Path) -> Iterable[str]:
     """The problems in a file of the test set `name`."""
     count = 0
-    try:
+    with boundary(InputError, name, foreign=DAMAGE):
         for _, record in open_source(path).records(COLUMNS):
             said = None if isinstance(record, Flaw) else next((record[column] for column in COLUMNS if column in record), None)
             if isinstance(said, str):
                 count += 1
                 yield said
-    except DAMAGE as error:
-        raise InputError(name, reason(error)) from error
     if not count:
         raise InputError(name, f"is named as a test set but has no problems in a column `{COLUMNS[0]}` or `{COLUMNS[1]}`")
