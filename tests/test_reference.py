@@ -13,7 +13,7 @@ NO_VARIABLES = {
 """Texts in capitals that mean something else: replies of object stores, values."""
 OF_LIBRARIES = {
     *("HF_HOME", "HF_TOKEN", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TIMEOUT"),
-    "PIPELINE_COMMAND_OPTION",
+    *("PIPELINE_COMMAND_OPTION", "VLLM_BATCH_INVARIANT", "VLLM_USE_V2_MODEL_RUNNER"),
 }
 """Variables that libraries read, and the pattern of those of options."""
 
