@@ -83,7 +83,7 @@ def test_a_link_gives_way_and_what_it_leads_to_stays(tmp_path: Path) -> None:
     for name in ("run.json", "own"):
         (tmp_path / name).symlink_to("foreign")
     for refused in (check_own, open_regular):
-        with pytest.raises(NotRegular, match="^own is a link"):
+        with pytest.raises(NotRegular, match=r"^own is a link"):
             refused(tmp_path / "own")
     with new_file(tmp_path / "run.json") as draft:
         draft.write_text("ours")

@@ -44,41 +44,32 @@ DEAD = EngineDeadError
 Decode = Callable[[Sequence[int]], str]
 
 
+_PASSED = (
+    "dtype", "quantization", "load_format", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size",
+    "kv_cache_dtype", "enable_prefix_caching", "enable_chunked_prefill", "enforce_eager", "trust_remote_code",
+)  # fmt: skip
+"""The fields of a spec that are vLLM's arguments of the same name."""
+
+
 def arguments(role: str, spec: VllmSpec, model: str, *, on_cpu: bool) -> dict[str, Any]:
     """The arguments of vLLM's `AsyncEngineArgs` for a spec whose model is at `model`; what the spec leaves open is vLLM's choice."""
-    chosen: dict[str, Any] = {
+    chosen: dict[str, Any] = {name: getattr(spec, name) for name in _PASSED} | {
         "model": model,
         "served_model_name": role,
-        "dtype": spec.dtype,
-        "quantization": spec.quantization,
-        "load_format": spec.load_format,
-        "max_model_len": spec.max_model_len,
-        "max_num_seqs": spec.max_num_seqs,
-        "max_num_batched_tokens": spec.max_num_batched_tokens,
-        "tensor_parallel_size": spec.tensor_parallel_size,
         "gpu_memory_utilization": None if on_cpu else share_of(spec),
         "kv_cache_memory_bytes": _cache_bytes(spec, on_cpu),
-        "kv_cache_dtype": spec.kv_cache_dtype,
-        "enable_prefix_caching": spec.enable_prefix_caching,
-        "enable_chunked_prefill": spec.enable_chunked_prefill,
-        "enforce_eager": on_cpu if spec.enforce_eager is None else spec.enforce_eager,
         "enable_lora": True if spec.adapter_paths else None,
         "max_loras": lora_slots(spec, cpu=on_cpu) or None,
         "max_lora_rank": lora_rank([read_adapter(path) for path in spec.adapter_paths]),
         "speculative_config": spec.speculative_config.terms() if spec.speculative_config else None,
-        "trust_remote_code": spec.trust_remote_code,
         "scheduling_policy": "priority",
         "max_logprobs": MAX_LOGPROBS,
     }
     if on_cpu:
-        chosen |= _on_cpu(spec)
+        # vLLM 0.32's CPU build dies of a seeded request whose prefill is split: none is, and an iteration must hold a whole prompt.
+        chosen |= {"enable_chunked_prefill": False, "max_num_batched_tokens": batched_tokens(spec, None), "block_size": _CPU_BLOCK_TOKENS}
+        chosen["enforce_eager"] = spec.enforce_eager is not False
     return {name: value for name, value in chosen.items() if value is not None}
-
-
-def _on_cpu(spec: VllmSpec) -> dict[str, Any]:
-    """Arguments for the CPU alone: vLLM 0.32's CPU build dies of a seeded request whose prefill is split, so that none is, and an
-    iteration must hold a whole prompt."""
-    return {"enable_chunked_prefill": False, "max_num_batched_tokens": batched_tokens(spec, None), "block_size": _CPU_BLOCK_TOKENS}
 
 
 def _cache_bytes(spec: VllmSpec, on_cpu: bool) -> int | None:
