@@ -1,6 +1,5 @@
 """The manifest lists a file before it has its name, whatever cuts it short, and tells the run's own files from others."""
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import RunFolderError
 from pipeline.files import NotRegular
 from pipeline.store.checking.inventory import take_inventory
 from pipeline.store.events import CallRow, ChainRow, RewardRow
@@ -103,14 +101,6 @@ def test_a_lost_manifest_is_made_again_under_the_same_name(run: Path) -> None:
     assert not take_inventory(run).listed
     TraceStore(run).close()
     assert (read(run).run, read(run).tables) == (before.run, before.tables)
-
-
-def test_it_is_not_written_where_it_has_a_second_name(run: Path, tmp_path: Path, blank: Blank) -> None:
-    os.link(run / FILE, tmp_path / "victim")
-    before = (tmp_path / "victim").read_bytes()
-    with pytest.raises(RunFolderError, match=r"manifest\.jsonl has a second name elsewhere"):
-        TraceStore(run).append("calls", [blank(CallRow)])
-    assert (tmp_path / "victim").read_bytes() == before
 
 
 @pytest.mark.parametrize("replaced", [True, False])
