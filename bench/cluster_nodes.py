@@ -18,7 +18,7 @@ from pipeline.cluster.replica_worker import ReplicaWorker
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import ReplicaLost
 from pipeline.session.preflight import RunSettings
-from pipeline.tasks import background_tasks
+from pipeline.system.tasks import background_tasks
 
 START_S = 60.0
 """A new node loads its weights for so long, assumed."""

@@ -33,8 +33,8 @@ from pipeline.engines.vllm.memory import build
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.graph.loader import load_engines
 from pipeline.graph.plugins import engine_specs
-from pipeline.machine import look
 from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.system.machine import look
 
 ROOT = Path(__file__).parent.parent
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from msgspec import Struct, structs
 
 from pipeline.graph.spec import EngineSpec
-from pipeline.machine import Machine
+from pipeline.system.machine import Machine
 
 FinishReason = Literal["stop", "length", "interrupted"]
 Fact = str | int | float | bool | tuple[str, ...]

@@ -1,11 +1,18 @@
-"""Untrusted text made safe to show: on a terminal, which obeys control characters, in a spreadsheet, which computes formulas, and in
-Markdown, which makes links and pictures of it.
+"""Text made safe to write and to show: without secrets, and without what a terminal obeys, a spreadsheet computes, or Markdown makes links
+and pictures of.
 
-Any text enters, text without control characters leaves. They stay visible as `\\uXXXX`, the way JSON writes them, so that JSON
-stays the same JSON. Nothing is printed here.
+A secret is the value of an environment variable with a name such as `OPENAI_API_KEY` or `HF_TOKEN`, or one that was declared to hold a
+secret, or a password or key within a URL; servers, workers and libraries repeat such values in their messages. Control characters stay
+visible as `\\uXXXX`, the way JSON writes them, so that JSON stays the same JSON. Nothing is printed here.
 """
 
+import html
+import os
 import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+from urllib.parse import quote, quote_plus
 
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except tab and line feed, characters that change the direction of writing, and lone surrogates."""
@@ -58,3 +65,73 @@ def _escaped(found: "re.Match[str]") -> str:
 
 def _visible(found: "re.Match[str]") -> str:
     return f"\\u{ord(found[0]):04x}"
+
+
+MARK = "***"
+"""What stands in place of a secret."""
+LEAST_CHARACTERS = 8
+"""Shorter values are not taken for secrets: replacing a `1` would garble every number."""
+_WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])")
+"""The words of a name: `OPENAI_APIKEY`, `openaiApiKey`."""
+_SECRET = re.compile(
+    r"""(?:api|access|secret|private|public|auth|account|master|admin|client|service|encryption|signing|license|ssh|ssl|tls|pgp|gpg)?key
+    |\w*(?:token|secret|password|passwd|passphrase|credential)|(?!old)\w*pwd|(?:db|my|pg|sql|user|admin|root)?pass|pat|jwt|bearer""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""A word, without an `s` at its end, that says that a value is a secret."""
+WORKING_FOLDER = "PWD"
+"""The variable in which a shell keeps it."""
+_URL_PASSWORD = re.compile(r"(?<=://)[^\s/@'\"]+(?=@)")
+_URL_KEY = re.compile(r"(?<=[?&])((?:[\w.-]*(?:key|token|secret|password|passwd|pwd|signature)|sig|pass)=)[^\s&#'\"]+", re.IGNORECASE)
+_declared: set[str] = set()
+"""Names of environment variables that hold secrets though their names do not say so."""
+
+
+def declare_secret(name: str) -> None:
+    """From now on the value of the environment variable `name` is a secret, whatever its name."""
+    _declared.add(name)
+
+
+def redact(text: str) -> str:
+    """`text` with `***` in place of every secret of the environment, of what stands before the `@` of a URL, and of keys in its query."""
+    for secret in sorted(_secrets(), key=len, reverse=True):
+        text = without(text, secret)
+    return _URL_KEY.sub(rf"\g<1>{MARK}", _URL_PASSWORD.sub(MARK, text))
+
+
+def without(text: str, secret: str) -> str:
+    """`text` with `***` in place of `secret`, as it is or as JSON, Python, a URL or HTML writes it."""
+    return _pattern(secret).sub(MARK, text)
+
+
+@cache
+def _pattern(secret: str) -> re.Pattern[str]:
+    """Every form in which `secret` may be written, the longest first: a shorter one may be part of it."""
+    escaped = secret.replace("\\", "\\\\").replace('"', '\\"')
+    quoted = {escaped.replace("/", "\\/"), escaped, repr(secret)[1:-1], quote(secret), quote(secret, safe=""), quote_plus(secret)}
+    forms = sorted({secret, html.escape(secret), *quoted}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, forms)))
+
+
+def redact_all(value: Any) -> Any:
+    """`value`, made of dicts and lists, with every string in it redacted; keys of dicts stay, as they come from this package."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {key: redact_all(each) for key, each in value.items()}
+    return [redact_all(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of an environment variable of this name is a secret."""
+    return name in _declared or (name != WORKING_FOLDER and any(map(_says_secret, _WORDS.findall(name))))
+
+
+def _says_secret(word: str) -> bool:
+    return any(_SECRET.fullmatch(each) for each in (word, word.rstrip("sS")))
+
+
+def _secrets() -> Iterator[str]:
+    for name, value in os.environ.items():
+        if len(value.strip()) >= LEAST_CHARACTERS and is_secret(name):
+            yield value.strip()

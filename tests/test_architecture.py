@@ -14,8 +14,8 @@ FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 LEVELS = [
-    ["cgroup", "errors", "redaction"],
-    ["files", "imports", "machine", "proxies", "tasks", "text", "worker_process"],
+    ["errors", "text"],
+    ["files", "system"],
     ["bundled", "grading"],
     ["graph"],
     ["engine", "data"],
@@ -61,7 +61,7 @@ DOORS = {
     ],
     "datasets": ["data/prepare", "training/lora/trainer"],
     "prometheus_client": ["cli/metrics"],
-    "pynvml": ["machine"],
+    "pynvml": ["system/machine"],
     "ray": ["cluster/ray_actors"],
     "obstore": ["remote/object_store"],
     "boto3": ["remote/object_store"],

@@ -28,7 +28,7 @@ from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.spec import EngineSpec
-from pipeline.machine import GIB, Gpu, Machine
+from pipeline.system.machine import GIB, Gpu, Machine
 from tests.support.runs import servers_file, solve_with
 from tests.support.small_server import VLLM, small_server
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline import redaction
-from pipeline.redaction import declare_secret, is_secret, redact, redact_all, without
+from pipeline import text as redaction
+from pipeline.text import declare_secret, is_secret, redact, redact_all, without
 
 KEY = 'sk-canary/"\\42'
 

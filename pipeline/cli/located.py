@@ -13,10 +13,10 @@ from msgspec import Struct
 from pipeline.cli.commands import Opened
 from pipeline.cli.terminal import print_notice
 from pipeline.data.obtain import problem_files
-from pipeline.redaction import redact
 from pipeline.remote.folder import FetchedRun, fetched_folder, written_folder
 from pipeline.remote.inputs import fetch_problems
 from pipeline.remote.url import is_url, parse_url
+from pipeline.text import redact
 
 
 class Located(Struct, frozen=True):

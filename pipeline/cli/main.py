@@ -19,7 +19,7 @@ from pipeline.cli import commands
 from pipeline.cli.commands import SETTINGS, Commands, Entry, Opened
 from pipeline.cli.terminal import discard_stdout, notices_end, print_error
 from pipeline.errors import Interrupted, OutOfMemory, PipelineError, RunError, is_interrupt, is_out_of_memory, reason
-from pipeline.redaction import redact
+from pipeline.text import redact
 
 GRAPH = {
     "check": Entry("check a graph and its engines, and print the plan", "author.graph:check"),

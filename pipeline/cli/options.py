@@ -14,10 +14,10 @@ from pipeline.cli.terminal import NoticeOptions, notices_as, print_notice
 from pipeline.data.part import MOST_ROWS
 from pipeline.errors import UsageError
 from pipeline.graph.loader import PRESET, load_preset
-from pipeline.machine import Machine
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.options import RunOptions
+from pipeline.system.machine import Machine
 
 Address = tuple[str, int] | None
 """Host and port at which metrics are served; None: they are not."""

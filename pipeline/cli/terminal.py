@@ -11,8 +11,7 @@ from typing import TextIO
 from msgspec import Struct
 
 from pipeline.errors import UsageError, reason
-from pipeline.redaction import redact
-from pipeline.text import one_line, sanitize
+from pipeline.text import one_line, redact, sanitize
 
 
 class NoticeOptions(Struct, frozen=True):

@@ -36,7 +36,7 @@ from pipeline.session.run import attended
 from pipeline.session.stop import Stop
 from pipeline.store.events import CallRow, ChainRow
 from pipeline.store.run_file import ModeChange, Replica
-from pipeline.tasks import background_tasks, unwrapped
+from pipeline.system.tasks import background_tasks, unwrapped
 
 Launcher = Callable[[int], AbstractAsyncContextManager[ReplicaLink]]
 """`launch(number)`: starts a replica, which ends with the context; raises `ReplicaLost` where it cannot be started."""

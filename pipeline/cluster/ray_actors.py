@@ -26,12 +26,12 @@ from pipeline.cluster.replica_thread import ReplicaThread
 from pipeline.engines.registry import gpus
 from pipeline.errors import ReplicaLost, UsageError, reason
 from pipeline.graph.plan import Plan
-from pipeline.machine import core_count
 from pipeline.session.execute import SessionResult
 from pipeline.session.observer import Attend, Observer, Tell
 from pipeline.session.options import RunOptions
 from pipeline.session.preflight import RunSettings
 from pipeline.session.ready import Ready
+from pipeline.system.machine import core_count
 
 T = TypeVar("T")
 HERE = "ray"

@@ -25,7 +25,7 @@ from pipeline.session.observer import Observer
 from pipeline.session.preflight import RunSettings
 from pipeline.session.run import opened_engines
 from pipeline.store.events import CallRow, ChainRow, StepRow
-from pipeline.tasks import unwrapped
+from pipeline.system.tasks import unwrapped
 
 REPORT_S = 2.0
 """A report is sent after this many seconds even if nothing has happened: the driver hears that the replica is there, and has orders."""

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from pipeline.engine import Finding, MemoryRow
 from pipeline.engines.model_card import GUESSED
-from pipeline.machine import Gpu, Machine, gib
+from pipeline.system.machine import Gpu, Machine, gib
 
 CONTEXT_BYTES = 1 << 29
 """CUDA context and communication buffers of one engine on a GPU, outside of its share: assumed."""

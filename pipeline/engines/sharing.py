@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pipeline.engines.cores import ranges
 from pipeline.engines.registry import by_backend
 from pipeline.graph.spec import EngineSpec
-from pipeline.machine import Machine
+from pipeline.system.machine import Machine
 
 MPS_START, MPS_STOP = "nvidia-cuda-mps-control -d", "echo quit | nvidia-cuda-mps-control"
 """The commands that start the control daemon of CUDA MPS, and end it."""

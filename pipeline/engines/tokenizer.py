@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.engines.chat_template import ChatTemplate
 from pipeline.engines.plain_text import Marked
 from pipeline.errors import GraphError, RequestRefused, boundary, reason
-from pipeline.imports import without_collections
+from pipeline.system.worker_process import without_collections
 
 _BEFORE = ("\n", "0")
 """Texts of which a tokenizer that puts a space before a text makes one token with few others; where it does with the first, it does not

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from pipeline.errors import ExportError, UsageError, reason
 from pipeline.export.output import whole_file
-from pipeline.proxies import is_loopback, proxy_variable
+from pipeline.system.proxies import is_loopback, proxy_variable
 from pipeline.text import one_line
 
 logging.getLogger("opentelemetry").addHandler(logging.NullHandler())  # failures that it logs are raised as `ExportError`

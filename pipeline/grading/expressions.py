@@ -15,7 +15,7 @@ from itertools import permutations
 from typing import Any
 
 from pipeline.grading.forms import Found
-from pipeline.imports import without_collections
+from pipeline.system.worker_process import without_collections
 
 with without_collections():
     from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]

@@ -18,9 +18,9 @@ from msgspec import Struct
 from pipeline.errors import with_place
 from pipeline.grading.answers import BROKEN, Kind, Ruling, ruling, taken
 from pipeline.grading.plugins import KINDS, Same, registered_grader
-from pipeline.machine import core_count
+from pipeline.system.machine import core_count
+from pipeline.system.worker_process import Program, WorkerProcess
 from pipeline.text import storable
-from pipeline.worker_process import Program, WorkerProcess
 
 LIMIT_S = 5.0
 """Most seconds of computing for one grade."""

@@ -22,7 +22,7 @@ from pipeline.grading.answers import BROKEN, Kind, Ruling
 from pipeline.grading.expressions import equal
 from pipeline.grading.forms import Leaf, same_form
 from pipeline.grading.plugins import KINDS, load_grader
-from pipeline.worker_process import leave_signals, limit_memory
+from pipeline.system.worker_process import leave_signals, limit_memory
 
 
 def main() -> None:

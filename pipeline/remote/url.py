@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from msgspec import Struct
 
 from pipeline.errors import UsageError
-from pipeline.redaction import redact
+from pipeline.text import redact
 
 SCHEMES = {"s3": "s3://BUCKET/PATH", "gs": "gs://BUCKET/PATH", "file": "file:///PATH"}
 """The schemes of files and folders, and the form of their URLs."""

@@ -29,7 +29,7 @@ from pipeline.store.folder import hold
 from pipeline.store.query import Query
 from pipeline.store.rewrite import replacing
 from pipeline.store.run_file import RunFile
-from pipeline.tasks import unwrapped
+from pipeline.system.tasks import unwrapped
 
 WINDOW = 2
 """Steps being scored at once, as a multiple of the engine's `max_in_flight`."""

@@ -15,13 +15,13 @@ from pipeline.grading.answers import as_kind, form_of
 from pipeline.graph.plan import Plan
 from pipeline.graph.spec import Purpose
 from pipeline.reasoning.chain import Chain, Span, Step, Verdict, chain_id
-from pipeline.redaction import redact
 from pipeline.runtime.admission.recomputed import ComputedContexts
 from pipeline.runtime.lane import Call
 from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.speculation.modes import Mode
 from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.text import redact
 
 
 class Clock:

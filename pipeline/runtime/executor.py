@@ -28,7 +28,7 @@ from pipeline.runtime.schedule import Schedule
 from pipeline.runtime.speculation.modes import Mode, ModeControl
 from pipeline.runtime.speculation.switch import ModeSwitch
 from pipeline.stages.base import Stage
-from pipeline.tasks import unwrapped
+from pipeline.system.tasks import unwrapped
 
 MODES: dict[str | None, Mode] = {"always": "speculative", "never": "direct"}
 """The mode of all steps, by what the graph says under `speculate`; none where that changes, or where nothing is drafted."""

@@ -17,13 +17,13 @@ from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, RunError
 from pipeline.grading.answers import as_kind, is_kind
 from pipeline.grading.grader import LIMIT_S, Grade, Grader
-from pipeline.machine import core_count
 from pipeline.store.events import UNFINISHED, counted
 from pipeline.store.folder import hold
 from pipeline.store.read import files, read_batches
 from pipeline.store.rewrite import Row, rewrite
 from pipeline.store.run_file import replace_totals
 from pipeline.store.tables import recover
+from pipeline.system.machine import core_count
 
 NEEDED = ("chain_id", "answer", "reference_answer", "correct", "stop_reason")
 """Columns of `chains` that grading reads."""

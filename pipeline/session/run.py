@@ -39,7 +39,7 @@ from pipeline.session.ready import Ready, announced, take_up
 from pipeline.session.stop import Stop
 from pipeline.store.kept_problems import kept_problems
 from pipeline.store.run_file import Replica
-from pipeline.tasks import unwrapped
+from pipeline.system.tasks import unwrapped
 
 Solve = Callable[..., Awaitable[SessionResult]]
 """What has the signature of `solve`, and carries a session out in the running event loop as that does."""

@@ -22,11 +22,11 @@ import pyarrow.dataset as ds
 from msgspec import Struct
 
 from pipeline.errors import InputError, OutOfMemory, UsageError, did_you_mean, reason
-from pipeline.machine import core_count, memory
 from pipeline.store.columns import schema_of
 from pipeline.store.conform import ROWS
 from pipeline.store.read import check_folder, files, readable
 from pipeline.store.wal import read_wal
+from pipeline.system.machine import core_count, memory
 
 if TYPE_CHECKING:
     import duckdb

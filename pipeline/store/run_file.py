@@ -19,10 +19,10 @@ from pipeline.files import new_file, open_file
 from pipeline.graph.plan import Block, Plan, RecordedPlan, decode_plan, encode_plan, settings_of
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import DEFAULT_PROMPTS
-from pipeline.machine import core_count, cuda_mps, memory
-from pipeline.machine import versions as installed
-from pipeline.redaction import redact_all
 from pipeline.store.folder import check_still_held
+from pipeline.system.machine import core_count, cuda_mps, memory
+from pipeline.system.machine import versions as installed
+from pipeline.text import redact_all
 
 FILE = "run.json"
 Status = Literal["starting", "running", "finished", "failed", "interrupted"]

@@ -20,7 +20,7 @@ from pipeline.session.observer import Observer
 from pipeline.sweep.plan import PlannedPoint
 from pipeline.sweep.side_by_side import LENGTH_BYTES, Failure
 from pipeline.sweep.sweep import Prepared, SweepRunner, run_options
-from pipeline.worker_process import leave_signals
+from pipeline.system.worker_process import leave_signals
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from pipeline.analysis.points import Point
 from pipeline.errors import PipelineError, RunError
 from pipeline.sweep.plan import PlannedPoint
-from pipeline.worker_process import Program, WorkerProcess
+from pipeline.system.worker_process import Program, WorkerProcess
 
 LENGTH_BYTES = 8
 """Every answer of a process begins with its length in this many bytes, big-endian."""

@@ -25,7 +25,6 @@ from pipeline.errors import Interrupted, PipelineError, UsageError
 from pipeline.files import new_file
 from pipeline.graph.plan import settings_of
 from pipeline.graph.spec import EngineSpec
-from pipeline.machine import core_count
 from pipeline.session.checks.gpus import gpu_notices
 from pipeline.session.checks.order import Thoughts, earlier_thoughts
 from pipeline.session.checks.replay import check_replay
@@ -44,7 +43,8 @@ from pipeline.sweep.lower_bound import RecordingEngine, device_limits, reset_cac
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, System, parts, planned_points, together
 from pipeline.sweep.side_by_side import Keep, run_side_by_side
 from pipeline.sweep.systems import all_virtual, baselines, read_systems, unequal_rules
-from pipeline.tasks import unwrapped
+from pipeline.system.machine import core_count
+from pipeline.system.tasks import unwrapped
 
 WARM_UP_PROBLEMS = 32
 """Problems that every system solves before the first point."""

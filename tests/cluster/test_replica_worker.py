@@ -15,7 +15,7 @@ from pipeline.data.problems import Problem
 from pipeline.runtime.resume_state import ResumedChain
 from pipeline.session.preflight import RunSettings, load_plan
 from pipeline.store.events import CallRow
-from pipeline.tasks import background_tasks
+from pipeline.system.tasks import background_tasks
 from tests.support.fated_replicas import BRIEF, options_of
 from tests.support.paths import ROOT, SIM
 from tests.support.rows import blank

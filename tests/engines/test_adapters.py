@@ -22,7 +22,7 @@ from pipeline.engines.vllm.check import findings
 from pipeline.engines.vllm.memory import memory_plan
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import RequestRefused
-from pipeline.machine import GIB, Gpu, Machine
+from pipeline.system.machine import GIB, Gpu, Machine
 from tests.support.adapters import write_adapter
 from tests.support.paths import MODELS
 

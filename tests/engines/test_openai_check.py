@@ -20,10 +20,10 @@ from pipeline.engines.openai.probe import CacheConfig, cache_config
 from pipeline.engines.openai.stated import AGREEING, flaw_in_prompt_tokens
 from pipeline.engines.validate import is_another_model
 from pipeline.errors import GraphError, PipelineError, RequestRefused
-from pipeline.machine import look
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
+from pipeline.system.machine import look
 from tests.support.paths import ROOT
 from tests.support.runs import rows, servers_file, write_problems
 from tests.support.served import PROMPT, TOKENIZER, answers, ask, opened, outcome, small_servers, spec_of, talk

@@ -15,7 +15,7 @@ from pipeline.engines.openai.replicas import FAILURES_IN_ROW, Replicas
 from pipeline.engines.openai.request import PRESETS, shared_capabilities
 from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused
 from pipeline.session.loop import in_loop
-from pipeline.tasks import background_tasks
+from pipeline.system.tasks import background_tasks
 from tests.support.served import DIGITS, TOKENIZER, ask, opened, outcome, settled, small_servers, spec_of, talk
 from tests.support.small_server import VLLM, Handler, Reply, Sick, SmallServer, cut, edited, hang, raw, small_server, status
 

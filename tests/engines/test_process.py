@@ -19,7 +19,7 @@ from pipeline.engines.process.engine import WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import ContextOverflow, EngineDead, GraphError, RequestRefused
-from pipeline.worker_process import Program
+from pipeline.system.worker_process import Program
 from tests.support.echo_engine import BACKEND, EchoSpec
 
 pytestmark = pytest.mark.slow  # each test starts an interpreter

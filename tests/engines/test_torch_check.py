@@ -9,7 +9,7 @@ from pipeline.engine import Finding
 from pipeline.engines.model_card import ModelCard, ModelShape
 from pipeline.engines.torch.backend import examine_torch, torch_examination
 from pipeline.engines.torch.spec import TorchSpec
-from pipeline.machine import GIB, Gpu, Machine
+from pipeline.system.machine import GIB, Gpu, Machine
 
 SHAPE = ModelShape(layers=32, heads=32, kv_heads=8, head_dim=128, hidden_size=4096, intermediate_size=8192, vocab_size=32000)
 CARD = ModelCard(model="big", source="its files", folder="/big", parameters=4 * GIB, dtype="bfloat16", shape=SHAPE, max_model_len=8192)

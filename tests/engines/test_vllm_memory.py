@@ -12,7 +12,7 @@ from pipeline.engines.vllm.check import VERSIONS, check, examine_vllm, findings
 from pipeline.engines.vllm.memory import MemoryPlan, build, has_room, may_score, memory_plan, need_of, on_cpu, widened
 from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
 from pipeline.errors import GraphError
-from pipeline.machine import GIB, Gpu, Machine
+from pipeline.system.machine import GIB, Gpu, Machine
 from tests.support.paths import ROOT
 
 SHAPE = ModelShape(layers=32, heads=32, kv_heads=8, head_dim=128, hidden_size=4096, intermediate_size=8192, vocab_size=32000)

@@ -15,7 +15,7 @@ from pipeline.engines.process.wire import Setup
 from pipeline.engines.process.worker import run_worker
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.graph.spec import RestartableSpec
-from pipeline.worker_process import Program
+from pipeline.system.worker_process import Program
 
 STEPS, THINK_CLOSE = 4, "</think>"
 

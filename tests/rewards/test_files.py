@@ -11,8 +11,8 @@ from pipeline.engines.vllm.check import findings, look_up
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError
 from pipeline.graph.plugins import engine_specs
-from pipeline.machine import GIB, Gpu, Machine
 from pipeline.rewards.spec import RewardSpec, load_reward_model
+from pipeline.system.machine import GIB, Gpu, Machine
 
 FILES = sorted((Path(__file__).parent.parent.parent / "graphs/rewards").glob("*.yaml"))
 LARGE = [path for path in FILES if "24 GB" in path.read_text()]

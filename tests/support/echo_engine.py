@@ -20,7 +20,7 @@ from pipeline.engines.process.worker import CannotLoad, run_worker
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.errors import RequestRefused
 from pipeline.graph.spec import RestartableSpec
-from pipeline.worker_process import Program
+from pipeline.system.worker_process import Program
 
 
 class EchoSpec(RestartableSpec, frozen=True, kw_only=True, tag="echo"):

@@ -9,8 +9,8 @@ import anyio
 from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimTextSpec
 from pipeline.engines.torch.spec import TorchSpec
-from pipeline.machine import look
 from pipeline.session.preflight import load_plan
+from pipeline.system.machine import look
 from tests.support.paths import ROOT
 
 Talk = Callable[[Engine], Awaitable[None]]

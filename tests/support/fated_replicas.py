@@ -21,7 +21,7 @@ from pipeline.session.options import RunOptions
 from pipeline.session.preflight import RunSettings
 from pipeline.session.run import run
 from pipeline.store.events import counted
-from pipeline.tasks import background_tasks
+from pipeline.system.tasks import background_tasks
 from tests.support.hanging_together import check_hangs_together
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said

@@ -31,7 +31,7 @@ from pipeline.store.conform import ROWS
 from pipeline.store.read import read_table
 from pipeline.store.run_file import Replica, RunFile
 from pipeline.store.tables import TraceStore
-from pipeline.tasks import background_tasks
+from pipeline.system.tasks import background_tasks
 from tests.support.fated_replicas import LocalLink
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import solve, write_problems

@@ -26,12 +26,12 @@ from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_backend, engine_specs
 from pipeline.graph.spec import EngineSpec
 from pipeline.graph.yaml_file import read_yaml
-from pipeline.machine import Machine, look, system
 from pipeline.rewards.spec import load_reward_model
 from pipeline.session.preflight import load_plan, notices
 from pipeline.stages.build import build_stages, builders_of
 from pipeline.store.run_file import FILE as RUN_FILE
 from pipeline.store.run_file import RunFile
+from pipeline.system.machine import Machine, look, system
 
 
 class BackendState(Availability, frozen=True, kw_only=True):

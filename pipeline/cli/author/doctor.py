@@ -21,7 +21,7 @@ from pipeline.engines.placement.machines import described, machine_named
 from pipeline.errors import UsageError
 from pipeline.export.output import check_output, whole_file
 from pipeline.graph.yaml_file import written
-from pipeline.machine import GIB, Gpu, Machine, gib, look
+from pipeline.system.machine import GIB, Gpu, Machine, gib, look
 
 _WIDTH = 118
 """Characters of a comment in an engines file."""

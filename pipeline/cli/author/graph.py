@@ -34,9 +34,8 @@ from pipeline.drawing.text import text
 from pipeline.errors import UsageError
 from pipeline.export.output import check_output, whole_file
 from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
-from pipeline.redaction import redact, redact_all
 from pipeline.session.preflight import load_plan, notices
-from pipeline.text import sanitize
+from pipeline.text import redact, redact_all, sanitize
 
 SUFFIXES = {".txt": "text", ".mmd": "mermaid", ".mermaid": "mermaid"}
 

@@ -25,8 +25,8 @@ from pipeline.engines.openai.stated import UsageBody, model_of, read_usage
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE
 from pipeline.engines.startup import READY, tell_phase
 from pipeline.errors import GraphError, RequestRefused
-from pipeline.machine import Machine
-from pipeline.tasks import background_tasks, gather, unwrapped
+from pipeline.system.machine import Machine
+from pipeline.system.tasks import background_tasks, gather, unwrapped
 
 TEMPLATE_TOKENS = 32
 """Tokens of a prompt that are left for what the server's chat template adds to the messages."""

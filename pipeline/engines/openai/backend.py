@@ -22,8 +22,8 @@ from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.startup import READY, tell_phase
 from pipeline.engines.validate import is_another_model
 from pipeline.errors import GraphError, boundary
-from pipeline.machine import Machine
-from pipeline.tasks import background_tasks, gather
+from pipeline.system.machine import Machine
+from pipeline.system.tasks import background_tasks, gather
 
 _SHORTENS = "whether the server truncates prompts"
 _SHORTENS_OR_ADDS = f"{_SHORTENS}, or prepends a token (which `adds_bos` would state),"

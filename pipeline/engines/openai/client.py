@@ -16,8 +16,8 @@ import anyio
 import msgspec
 
 from pipeline.errors import GraphError, PipelineError, install_command
-from pipeline.proxies import is_loopback, proxy_variable
-from pipeline.redaction import LEAST_CHARACTERS, declare_secret, redact, without
+from pipeline.system.proxies import is_loopback, proxy_variable
+from pipeline.text import LEAST_CHARACTERS, declare_secret, redact, without
 
 CONNECT_S = 10.0
 """Longest wait for a connection."""

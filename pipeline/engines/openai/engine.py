@@ -22,7 +22,7 @@ from pipeline.engines.openai.stream import StreamedAnswer
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.validate import validate_request
 from pipeline.errors import RequestRefused
-from pipeline.tasks import gather, unwrapped
+from pipeline.system.tasks import gather, unwrapped
 
 PADDING_IDS = 4096
 """Most ids that a model has beyond those of its tokenizer: vocabularies are padded to sizes that suit a processor."""

@@ -12,7 +12,7 @@ from functools import partial
 import anyio
 
 from pipeline.engines.openai.client import NoAnswer, Server, Verdict, quoted
-from pipeline.tasks import gather
+from pipeline.system.tasks import gather
 
 FAILURES_IN_ROW = 3
 """This many failures without a success between them put a replica out."""

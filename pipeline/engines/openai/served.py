@@ -21,7 +21,7 @@ from pipeline.engines.openai.spec import ServedSpec
 from pipeline.engines.startup import tell_phase
 from pipeline.engines.validate import validate_completion, validate_request
 from pipeline.errors import EngineDead, EngineUnavailable, GraphError, PipelineError, install_command
-from pipeline.machine import Machine
+from pipeline.system.machine import Machine
 
 T = TypeVar("T")
 _TIMED_OUT = 0.9

@@ -16,7 +16,7 @@ from pipeline.engines.model_card import ModelCard
 from pipeline.engines.placement.machines import with_gpus
 from pipeline.engines.vllm.memory import DEFAULT_SHARE, FULL_SHARE, MemoryPlan, devices_of, memory_plan, need_of
 from pipeline.engines.vllm.spec import VllmSpec
-from pipeline.machine import Gpu, Machine
+from pipeline.system.machine import Gpu, Machine
 
 Specs = Mapping[str, VllmSpec]
 FEW_CONTEXTS = 8

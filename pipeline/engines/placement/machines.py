@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from pipeline.errors import UsageError, did_you_mean
-from pipeline.machine import GIB, Gpu, Machine
+from pipeline.system.machine import GIB, Gpu, Machine
 
 GPUS: Mapping[str, int] = {
     "A10-24GB": 23028,

@@ -34,7 +34,7 @@ from pipeline.graph.plan import settings_of
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import EngineSpec
 from pipeline.graph.yaml_file import read_yaml
-from pipeline.machine import Machine, gib, look
+from pipeline.system.machine import Machine, gib, look
 
 Roles = dict[str, dict[str, Any]]
 """The fields of engines by role, as an engines file holds them."""

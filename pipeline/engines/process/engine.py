@@ -36,8 +36,8 @@ from pipeline.engines.process.wire import (
 from pipeline.engines.startup import READY, Listener, current_listener
 from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, EngineUnavailable, GraphError, RequestRefused, boundary
-from pipeline.tasks import background_tasks, gather
-from pipeline.worker_process import Program, WorkerProcess
+from pipeline.system.tasks import background_tasks, gather
+from pipeline.system.worker_process import Program, WorkerProcess
 
 _RECEIVE_BYTES = 1 << 18
 _EXIT_S = 0.5

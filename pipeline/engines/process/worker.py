@@ -34,7 +34,7 @@ from pipeline.engines.process.wire import (
 )
 from pipeline.engines.startup import Listener, listening
 from pipeline.errors import RequestRefused
-from pipeline.worker_process import leave_signals
+from pipeline.system.worker_process import leave_signals
 
 REPORT_EVERY_S = 0.25
 """Statistics are sent at least this often, in seconds, while anything is computed: the main process kills a silent worker."""

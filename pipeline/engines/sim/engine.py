@@ -32,7 +32,7 @@ from pipeline.engines.sim.text import SeededText, TextSource
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE
 from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, RequestRefused
-from pipeline.tasks import background_tasks
+from pipeline.system.tasks import background_tasks
 
 Done: TypeAlias = "asyncio.Future[None]"
 """Has a result when a job is over, be it finished or dropped; also where its task was cancelled."""

@@ -19,8 +19,8 @@ from pipeline.engines.process.engine import InterruptibleWorkerEngine, WorkerEng
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.torch.spec import SMALL_PARAMETERS, TorchSpec
 from pipeline.errors import GraphError
-from pipeline.machine import Gpu, Machine, bindable_cores, gib
-from pipeline.worker_process import Program
+from pipeline.system.machine import Gpu, Machine, bindable_cores, gib
+from pipeline.system.worker_process import Program
 
 _PROCESS_BYTES = 3 << 28
 """Memory of a worker that has imported torch and transformers: 0.75 GiB, assumed."""

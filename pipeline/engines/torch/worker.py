@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.process.worker import run_worker
 from pipeline.engines.startup import tell_phase
-from pipeline.imports import without_collections
+from pipeline.system.worker_process import without_collections
 
 if TYPE_CHECKING:
     from pipeline.engines.torch.runner import BatchRunner

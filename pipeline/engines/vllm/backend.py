@@ -20,8 +20,8 @@ from pipeline.engines.startup import current_listener
 from pipeline.engines.vllm.check import check, examine_vllm, vllm_available
 from pipeline.engines.vllm.memory import build, devices_of, has_room, may_score, on_cpu, widened
 from pipeline.engines.vllm.spec import VllmSpec
-from pipeline.machine import Machine, bindable_cores, look
-from pipeline.worker_process import Program
+from pipeline.system.machine import Machine, bindable_cores, look
+from pipeline.system.worker_process import Program
 
 _SHUTDOWN_S = 15.0
 """How long a worker may take to end: vLLM frees shared memory and its own processes when it shuts down."""

@@ -28,7 +28,7 @@ from pipeline.engines.vllm.memory import (
 )
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import install_command
-from pipeline.machine import GIB, Machine, gib
+from pipeline.system.machine import GIB, Machine, gib
 
 VERSIONS = ((0, 24), (0, 34))
 """The supported versions of vLLM: from the first of these up to but not including the second."""

@@ -12,7 +12,7 @@ from pipeline.engines.adapters import AdapterCard
 from pipeline.engines.memory import Need
 from pipeline.engines.model_card import ModelCard, ModelShape
 from pipeline.engines.vllm.spec import VllmSpec
-from pipeline.machine import GIB, Gpu, Machine
+from pipeline.system.machine import GIB, Gpu, Machine
 
 DEFAULT_SHARE = 0.9
 """`gpu_memory_utilization` of an engine that is alone on its GPU."""

@@ -18,7 +18,7 @@ from pipeline.engines.models import adapter_folder
 from pipeline.engines.tokenizer import count_through_stop
 from pipeline.engines.vllm.memory import DEFAULT_CPU_CACHE_GIB, batched_tokens, lora_rank, lora_slots, share_of
 from pipeline.engines.vllm.spec import VllmSpec
-from pipeline.machine import GIB
+from pipeline.system.machine import GIB
 
 MAX_LOGPROBS = 64
 """Most log probabilities that vLLM may be asked for at a token; more than a choice has options."""

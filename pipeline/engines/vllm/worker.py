@@ -29,7 +29,7 @@ from pipeline.engines.process.wire import (
     Submit,
 )
 from pipeline.engines.process.worker import REPORT_EVERY_S, ParentConnection, end_with_parent
-from pipeline.imports import without_collections
+from pipeline.system.worker_process import without_collections
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM

@@ -3,7 +3,7 @@
 from pipeline.engines.registry import by_backend
 from pipeline.engines.sharing import taking_turns
 from pipeline.graph.plan import Plan
-from pipeline.machine import gpus, look
+from pipeline.system.machine import gpus, look
 
 
 def gpu_notices(plan: Plan) -> list[str]:

@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.engines.placement.machines import described, machine_named, with_gpus
 from pipeline.errors import UsageError
-from pipeline.machine import GIB
+from pipeline.system.machine import GIB
 
 
 @pytest.mark.parametrize(

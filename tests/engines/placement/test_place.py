@@ -10,7 +10,7 @@ from msgspec import structs
 from pipeline.engines.placement.machines import machine_named
 from pipeline.engines.placement.place import Placement, place
 from pipeline.errors import GraphError, UsageError
-from pipeline.machine import GIB, Machine
+from pipeline.system.machine import GIB, Machine
 
 PAIR = {"target": "Qwen/QwQ-32B", "draft": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"}
 SMALL = {"target": "bundled:tiny-target", "draft": "bundled:tiny-draft"}

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.worker_process import Program, WorkerProcess, describe, last_error
+from pipeline.system.worker_process import Program, WorkerProcess, describe, last_error
 
 BEGIN = "import os, socket, subprocess, sys, time\nchannel = socket.socket(fileno=int(sys.argv[1]))\n"
 

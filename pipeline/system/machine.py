@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 from msgspec import Struct, structs
 
-from pipeline.cgroup import cpu_quota, memory_limits
+from pipeline.system.cgroup import cpu_quota, memory_limits
 
 GIB = 1 << 30
 PACKAGES = (

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.engines.openai.client import NoAnswer, Server
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.proxies import ask_directly, is_loopback, proxy_variable
+from pipeline.system.proxies import ask_directly, is_loopback, proxy_variable
 from tests.support.paths import MODELS
 from tests.support.small_server import VLLM, small_server
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import machine, worker_process
-from pipeline.cgroup import cpu_quota, memory_kills, memory_limits
-from pipeline.worker_process import Program, WorkerProcess
+from pipeline.system import machine, worker_process
+from pipeline.system.cgroup import cpu_quota, memory_kills, memory_limits
+from pipeline.system.worker_process import Program, WorkerProcess
 
 GIB = 1 << 30
 MOST = "9223372036854771712"

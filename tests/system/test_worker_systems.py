@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from pipeline.grading.grader import Grade, Grader
-from pipeline.worker_process import LEFT_TO_MAIN
+from pipeline.system.worker_process import LEFT_TO_MAIN
 
 pytestmark = pytest.mark.slow
 SYSTEMS = {

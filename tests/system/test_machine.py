@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from pipeline import machine
-from pipeline.machine import GIB, Gpu, _cuda_mps_runs, _gpu, look, memory, versions, visible
+from pipeline.system import machine
+from pipeline.system.machine import GIB, Gpu, _cuda_mps_runs, _gpu, look, memory, versions, visible
 
 TWO = [
     ("GPU-aaaa-1", Gpu(index=0, cuda_name="0", name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB, free_bytes=79 * GIB)),
