@@ -27,11 +27,11 @@ def analyse(run: Path, bins: int = BINS) -> Analysis:
     """Analyse the run folder `run`, with time divided into `bins`; raises `InputError` when that has no tables that can be read."""
     with Query(run) as db:
         work = read_work(db)
-        calls, stages = read_calls(work)
+        calls = read_calls(work)
         over_time = occupancy(work, calls, bins)
         return Analysis(
             occupancy=over_time,
-            critical_path=critical_path(work, calls, stages),
+            critical_path=critical_path(work, calls),
             ledger=ledger(run),
             latencies=latencies(db),
             replicas=by_replica(work, over_time),

@@ -17,7 +17,7 @@ KNOWN = {"queue_time_s": 0.5, "prefill_time_s": 0.25, "decode_time_s": 1.0}
 
 def path(folder: Path) -> CriticalPath:
     work = read_work(Query(folder))
-    return critical_path(work, *read_calls(work))
+    return critical_path(work, read_calls(work))
 
 
 def test_percentiles_by_hand(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_calls_that_touch_follow_each_other_in_spite_of_rounding(tmp_path: Path)
 def test_paths_of_whole_runs_add_up_to_the_times_of_their_chains(tmp_path: Path, graph: str) -> None:
     result = solve(tmp_path, graph=graph, batch_size=4, schedule="lockstep")
     work = read_work(Query(result.folder))
-    calls, stages = read_calls(work)
-    found = critical_path(work, calls, stages)
+    calls = read_calls(work)
+    found = critical_path(work, calls)
     assert found.chain_time_s == pytest.approx(sum(row["chain_time_s"] for row in rows(result, "chains")), abs=1e-6)
-    total = path_totals(calls, work.lives.start, work.lives.end, work.lives.status == 0, len(stages))
+    total = path_totals(calls, work.lives.start, work.lives.end, work.lives.status == 0, len(work.stages))
     assert sorted(found.total_s.values()) == sorted((total[total > 0] / 1e9).tolist())

@@ -118,7 +118,7 @@ def rules_of(bins: int, lives: Lives, *, lockstep: bool = False, of_all: tuple[i
 def over_time(folder: Path, bins: int = BINS) -> Occupancy:
     """The occupancy of the run folder `folder`."""
     work = read_work(Query(folder))
-    return occupancy(work, read_calls(work)[0], bins)
+    return occupancy(work, read_calls(work), bins)
 
 
 def same(one: Occupancy, other: Occupancy) -> bool:

@@ -5,7 +5,6 @@ that ended last before it, its time in lane and engine, and from the moment it w
 path are not on it. `sweep.walk` follows all chains in one pass.
 """
 
-from collections.abc import Sequence
 from math import fsum
 
 import numpy as np
@@ -96,10 +95,10 @@ class CriticalPath(Struct, frozen=True, kw_only=True):
         return fsum(self.total_s.values())
 
 
-def critical_path(work: Work, calls: Calls, stages: Sequence[str]) -> CriticalPath:
-    """The critical paths of a run; `calls` and `stages` are those of `work.read_calls`."""
-    total = path_sums(work.lives, calls, len(stages), compile=len(calls.end) >= LONG)
-    names = [*stages, END]
+def critical_path(work: Work, calls: Calls) -> CriticalPath:
+    """The critical paths of a run; `calls` are all of its calls."""
+    total = path_sums(work.lives, calls, len(work.stages), compile=len(calls.end) >= LONG)
+    names = [*work.stages, END]
     places = zip(*np.nonzero(total), strict=True)
     found = {(names[stage], SEGMENTS[segment]): float(total[stage, segment] / 1e9) for stage, segment in places}
     return CriticalPath(chains=int((work.lives.status == FINISHED).sum()), total_s=found)

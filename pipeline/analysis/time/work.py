@@ -48,11 +48,25 @@ class Axis(Struct, frozen=True):
         return f"({instant} - {self.origin}{paused})"
 
 
-class Bounds(Struct, frozen=True):
-    """The first and the last instant of a table, ns UTC; null where it has no rows."""
+class Seen(Struct, frozen=True):
+    """What a table says of a run; nothing where it has no rows."""
 
     first: int | None
+    """Its first instant, ns UTC."""
     last: int | None
+    replicas: list[int] | None
+    engines: list[str] | None = None
+    stages: list[str] | None = None
+
+
+_SEEN_IN_CALLS = f"""
+SELECT min({READY}) AS first, max(end_unix_ns) AS last, list(DISTINCT replica) FILTER (replica IS NOT NULL) AS replicas,
+       list(DISTINCT engine ORDER BY engine) AS engines, list(DISTINCT stage ORDER BY stage) AS stages
+FROM calls
+"""
+_SEEN_IN_CHAINS = """
+SELECT min(start_unix_ns) AS first, max(end_unix_ns) AS last, list(DISTINCT replica) FILTER (replica IS NOT NULL) AS replicas FROM chains
+"""
 
 
 class Admitted(Struct, frozen=True):
@@ -97,6 +111,8 @@ class Work(Struct, frozen=True, kw_only=True):
     """Nanoseconds of work from the start of the run until its end; of one in progress or killed, until the last event in its tables."""
     engines: tuple[str, ...]
     """Roles: those of the plan, then others that calls name."""
+    stages: tuple[str, ...]
+    """Those that calls name, in alphabetical order."""
     lives: Lives
     stays: Stays | None
     """None where the run has fewer than two replicas."""
@@ -105,27 +121,25 @@ class Work(Struct, frozen=True, kw_only=True):
 def read_work(db: Query) -> Work:
     """The one run that is open in `db`; raises `InputError` where its tables cannot be read."""
     run = RunFile.read_known(db.folders[0])
-    calls = db.row(f"SELECT min({READY}) AS first, max(end_unix_ns) AS last FROM calls", Bounds)
-    chains = db.row("SELECT min(start_unix_ns) AS first, max(end_unix_ns) AS last FROM chains", Bounds)
+    calls, chains = db.row(_SEEN_IN_CALLS, Seen), db.row(_SEEN_IN_CHAINS, Seen)
     known = [at for at in (calls.first, calls.last, chains.first, chains.last, run.started, run.ended) if at]
     axis = Axis(min(known, default=0), run.pauses)
     _add_tables(db, axis, calls.last or 0)
-    others = db.scalar("SELECT list(DISTINCT engine ORDER BY engine) FROM calls") or []
     lives = db.columns('SELECT start, "end", status FROM lives ORDER BY chain')
     return Work(
         db=db,
         run=run,
         axis=axis,
         span=int(axis.of(max(known, default=0))),
-        engines=tuple(dict.fromkeys([*run.plan.engines, *others])),
+        engines=tuple(dict.fromkeys([*run.plan.engines, *(calls.engines or [])])),
+        stages=tuple(calls.stages or ()),
         lives=Lives(**lives),
-        stays=_read_stays(db, run),
+        stays=_read_stays(db, run, {*(calls.replicas or ()), *(chains.replicas or ())}),
     )
 
 
-def read_calls(work: Work) -> tuple[Calls, tuple[str, ...]]:
-    """All calls of a run for the sweeps, and the names of their stages by place."""
-    stages = tuple(work.db.scalar("SELECT list(DISTINCT stage ORDER BY stage) FROM calls") or ())
+def read_calls(work: Work) -> Calls:
+    """All calls of a run for the sweeps."""
     own = ", ".join(f"coalesce(round_even({name}_time_s * 1e9, 0)::BIGINT, -1) AS {name}" for name in ("queue", "prefill", "decode"))
     columns = work.db.columns(
         f"""
@@ -134,12 +148,12 @@ def read_calls(work: Work) -> tuple[Calls, tuple[str, ...]]:
                coalesce(replica, {NO_REPLICA})::INTEGER AS replica
         FROM timed""",
         engines=list(work.engines),
-        stages=list(stages),
+        stages=list(work.stages),
     )
     order = np.argsort(columns["end"], kind="stable")
     for name in columns:  # one after the other, so that a long run is not in memory twice
         columns[name] = columns[name][order]
-    return Calls(**columns), stages
+    return Calls(**columns)
 
 
 def _add_tables(db: Query, axis: Axis, last: int) -> None:
@@ -172,9 +186,8 @@ def lost_replicas(run: RunFile) -> set[int]:
     return {number for session in run.sessions for number, replica in enumerate(session.replicas) if replica.losses}
 
 
-def _read_stays(db: Query, run: RunFile) -> Stays | None:
-    named = db.scalar("SELECT list(DISTINCT replica) FROM (SELECT replica FROM calls UNION ALL SELECT replica FROM chains)") or []
-    numbers = sorted({number for number in named if number is not None} | started_replicas(run))
+def _read_stays(db: Query, run: RunFile, named: set[int]) -> Stays | None:
+    numbers = sorted(named | started_replicas(run))
     if len(numbers) < 2:
         return None
     db.connection.execute(_STAYS)
