@@ -36,7 +36,7 @@ SYSTEMS: dict[str, Callable[[Path], Figures]] = {"pipeline": ours, "pandas": in_
 IMPORTS = {"pipeline": "pipeline.analysis.study", "pandas": "pandas", "duckdb": "duckdb"}
 CORES = 2
 PERCENTILE, OTHER = 1 / 100, 1e-6
-"""Relative differences up to which figures agree: ours are within 1/256, and definitions differ by one rank."""
+"""Relative differences up to which figures agree: definitions of a percentile differ by one rank."""
 
 
 def measure(system: str, run: Path, cache: Path) -> dict[str, Any]:

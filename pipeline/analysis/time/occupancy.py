@@ -31,13 +31,9 @@ CAUSES = ("nothing_admitted", "recovery", "barrier", "orchestration", "tail", "o
 """
 
 
-class EngineOccupancy(Struct, frozen=True, kw_only=True):
-    """One engine over time; the arrays have one element for each bin."""
+class Spent(Struct, frozen=True, kw_only=True):
+    """What the time of an engine or device was spent on; the arrays have one element for each bin."""
 
-    in_flight: Array
-    """Requests in flight, averaged over the bin."""
-    waiting: Array
-    """Requests in its lane, held back by a barrier or until they are sent again, averaged over the bin."""
     busy_s: Array
     """Seconds of the bin in which at least one request was in flight."""
     idle_s: dict[str, Array]
@@ -48,18 +44,20 @@ class EngineOccupancy(Struct, frozen=True, kw_only=True):
     """Sums of `idle_s` over all bins, by cause."""
 
 
-class DeviceOccupancy(Struct, frozen=True, kw_only=True):
-    """One device over time: it is busy while any of its engines is; else the first cause that holds for any of them counts.
+class EngineOccupancy(Spent, frozen=True, kw_only=True):
+    """One engine over time."""
 
-    The other fields are those of `EngineOccupancy`.
-    """
+    in_flight: Array
+    """Requests in flight, averaged over the bin."""
+    waiting: Array
+    """Requests in its lane, held back by a barrier or until they are sent again, averaged over the bin."""
+
+
+class DeviceOccupancy(Spent, frozen=True, kw_only=True):
+    """One device over time: it is busy while any of its engines is; else the first cause that holds for any of them counts."""
 
     roles: tuple[str, ...]
     """Its engines."""
-    busy_s: Array
-    idle_s: dict[str, Array]
-    total_busy_s: float
-    total_idle_s: dict[str, float]
 
 
 class Occupancy(Struct, frozen=True, kw_only=True):
