@@ -184,7 +184,9 @@ def _role_state(role: str, spec: EngineSpec, examined: Examination | None, more:
 
 def _caution(role: str, caution: str) -> Finding:
     what = caution.removeprefix(f"warning: engine {role!r}: ")
-    return Finding(role=role, what=what, remedy="leave it out unless you have reviewed that code", fatal=False)
+    trusts = what.startswith("trust_remote_code")
+    remedy = "leave it out unless you have reviewed that code" if trusts else "set it, or leave out api_key_env"
+    return Finding(role=role, what=what, remedy=remedy, fatal=False)
 
 
 def backend_states(machine: Machine) -> Iterator[BackendState]:
@@ -196,7 +198,7 @@ def backend_states(machine: Machine) -> Iterator[BackendState]:
 
 
 def handover(vocabularies: Mapping[str, str]) -> str | None:
-    """True if the roles share token ids, as a clause, given the fingerprints of their vocabularies; None for fewer than two."""
+    """A clause on which roles share token ids, given the fingerprints of their vocabularies; None for fewer than two."""
     if len(vocabularies) < 2:
         return None
     groups: dict[str, list[str]] = {}

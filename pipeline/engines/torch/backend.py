@@ -69,7 +69,7 @@ def _flaw_in_slots(spec: TorchSpec) -> str | None:
 
 
 def torch_available(machine: Machine) -> Availability:
-    """True if torch is installed, and what it would compute on."""
+    """The installed torch, and where it would compute."""
     version = machine.versions.get("torch")
     if version is None:
         return Availability(usable=False, what="torch is not installed", remedy="pip install torch")

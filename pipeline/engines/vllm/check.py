@@ -48,7 +48,7 @@ def check(specs: Mapping[str, VllmSpec], machine: Machine) -> MemoryPlan:
 
 
 def vllm_available(machine: Machine) -> Availability:
-    """True if a vLLM is installed that suits this machine."""
+    """The installed vLLM, usable if it suits this machine."""
     found = next(installation(machine, ""), None)
     if found is not None:
         return Availability(usable=not found.fatal, what=found.what, remedy=found.remedy)

@@ -236,20 +236,15 @@ class VllmServer:
         return max(0.0, self._gauges.last_s - self._busy_since)
 
 
-def flaw_in_weights(setup: Setup, spec: "VllmSpec") -> tuple[bool, str | None]:
-    """True if the weights are on this machine, and what is wrong with their tensors: vLLM leaves what it does not find at random."""
+def flaw_in_weights(setup: Setup, spec: "VllmSpec") -> str | None:
+    """The flaw of the tensors of the models that are loaded: vLLM leaves what it does not find at random."""
     from pipeline.engines.model_card import local_folder
+    from pipeline.engines.torch.tensors import flaw_in_tensors
 
-    with without_collections():
-        from pipeline.engines.torch.tensors import flaw_in_tensors
-
-        gc.freeze()
-    if spec.load_format == "dummy":
-        return True, None
     inner = spec.speculative_config
-    folders = [local_folder(model) for model in (setup.model, inner.whole_model if inner else None) if model]
-    flaws = (flaw_in_tensors(folder) for folder in folders if folder is not None)
-    return None not in folders, next(filter(None, flaws), None)
+    named = () if spec.load_format == "dummy" else (setup.model, inner.whole_model if inner else None)
+    folders = (local_folder(model) for model in named if model)
+    return next(filter(None, (flaw_in_tensors(folder) for folder in folders if folder is not None)), None)
 
 
 def load(setup: Setup, spec: "VllmSpec", gauges: Gauges) -> "AsyncLLM":
@@ -321,14 +316,10 @@ async def work(connection: ParentConnection, setup: Setup) -> None:
 
     spec, gauges = setup.spec_as(VllmSpec), Gauges()
     try:
-        connection.send(Loading(f"checking the weights of {setup.model}"))
-        here, flaw = flaw_in_weights(setup, spec)
-        if flaw is None:
-            connection.send(Loading(f"loading {setup.model} into vLLM"))
-            engine = load(setup, spec, gauges)
-            await load_adapters(engine, spec)
-            flaw = None if here else flaw_in_weights(setup, spec)[1]
-        if flaw is not None:
+        connection.send(Loading(f"loading {setup.model} into vLLM"))
+        engine = load(setup, spec, gauges)
+        await load_adapters(engine, spec)
+        if (flaw := flaw_in_weights(setup, spec)) is not None:
             connection.send(Failed(f"{flaw}; {ANEW}"))
             return
         server = VllmServer(engine, spec, setup.model, gauges)
