@@ -1,6 +1,5 @@
-"""How good the expectation was by which a run put its chains in order: a run folder enters, a rank correlation leaves."""
+"""How good the expectation was by which a run put its chains in order: the chains of a run enter, a rank correlation leaves."""
 
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,18 +9,17 @@ from pipeline.store.query import Query
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 
-def order_correlation(run: Path) -> float | None:
-    """Spearman's correlation between expected and actual lengths of finished thoughts in the run folder `run`.
+def order_correlation(db: Query) -> float | None:
+    """Spearman's correlation between expected and actual lengths of finished thoughts of a run.
 
     The mean over the sample numbers, as the first samples may have been put in order by another measure than the others, weighted by
-    their chains. None where nothing was expected, or all lengths of every sample number are equal. Raises `InputError`.
+    their chains. None where nothing was expected, or all lengths of every sample number are equal.
     """
     sql = """
     SELECT sample_index, expected_length AS expected, thought_tokens::DOUBLE AS actual
     FROM chains WHERE finished AND expected_length IS NOT NULL
     """
-    with Query(run) as query:
-        found = query.columns(sql)
+    found = db.columns(sql)
     samples = [found["sample_index"] == each for each in np.unique(found["sample_index"])]
     weighed = [(int(mine.sum()), spearman(found["expected"][mine], found["actual"][mine])) for mine in samples]
     known = [(count, value) for count, value in weighed if value is not None]

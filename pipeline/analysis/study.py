@@ -4,7 +4,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from pipeline.analysis.ledger import Ledger, ledger
+from pipeline.analysis.ledger import Ledger, read_ledger
 from pipeline.analysis.time.latency import CriticalPath, Percentiles, critical_path, latencies
 from pipeline.analysis.time.occupancy import BINS, Occupancy, ReplicaFigures, by_replica, occupancy
 from pipeline.analysis.time.work import read_calls, read_work
@@ -32,7 +32,7 @@ def analyse(run: Path, bins: int = BINS) -> Analysis:
         return Analysis(
             occupancy=over_time,
             critical_path=critical_path(work, calls),
-            ledger=ledger(run),
+            ledger=read_ledger(db),
             latencies=latencies(db),
             replicas=by_replica(work, over_time),
         )

@@ -1,163 +1,194 @@
-"""The figures of a run: the trace files of a run folder and its `run.json` enter, one frozen `Summary` leaves.
+"""The figures of a run: the tables of a run folder and its `run.json` enter, one frozen `Summary` leaves.
 
-Calls and steps are streamed; of each chain a few bytes are held (`chain_rows`). Works on a run that is in progress or cut short: it counts
-what is on disk, in parts or write-ahead files. Nothing is written.
+Works on a run that is in progress or cut short: it counts what is on disk, in parts or write-ahead files. Nothing is written.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+from msgspec import Struct
 
-from pipeline.analysis.arrays import Array, Names
-from pipeline.analysis.capabilities import PURPOSE_FROM, read_steps, with_purpose
-from pipeline.analysis.chain_rows import ChainCounts, ChainRows
 from pipeline.analysis.headline.decided import decided
 from pipeline.analysis.headline.figures import EngineSummary, StageSummary, Summary
 from pipeline.analysis.order import order_correlation
 from pipeline.analysis.quality.option_mass import option_mass, read_masses
-from pipeline.analysis.quality.samples import GradedChains, sample_statistics
+from pipeline.analysis.quality.samples import sample_statistics
 from pipeline.analysis.time.timeline import Timeline, timeline
 from pipeline.analysis.time.work import read_work
 from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
-from pipeline.store.events import UNFINISHED
 from pipeline.store.query import Query
-from pipeline.store.read import read_batches
 from pipeline.store.run_file import FILE, RunFile
 
 TABLES = ("calls", "steps", "chains")
-RECOMPUTED, MODEL = "recomputed_input_tokens", "response_model"
+CHAINS = """
+SELECT count(*) AS chains, count(DISTINCT input_row) AS problems, count(DISTINCT input_row) FILTER (finished) AS done_problems,
+       count(*) FILTER (finished) AS done, count(*) FILTER (stop_reason = 'error') AS failed,
+       count(*) FILTER (stop_reason = 'cancelled') AS cancelled, count(counted) AS graded, count(*) FILTER (counted) AS correct,
+       count(*) FILTER (counted IS NOT NULL AND NOT finished) AS failed_as_wrong,
+       coalesce(sum(thought_tokens) FILTER (finished), 0)::BIGINT AS thought_tokens, min(start_unix_ns) AS first, max(end_unix_ns) AS last
+FROM chains
+"""
+STEPS = """
+SELECT count(*) AS steps, count(verify_kind) AS verified_steps, count(*) FILTER (decision = 'accepted') AS accepted_steps,
+       count(*) FILTER (decision = 'fallback') AS fallback_steps, coalesce(sum(tokens), 0)::BIGINT AS thought_tokens,
+       coalesce(sum(tokens) FILTER (decision = 'accepted'), 0)::BIGINT AS accepted_tokens,
+       coalesce(sum(tokens) FILTER (list_contains($finishing, stage)), 0)::BIGINT AS finishing_tokens,
+       coalesce(sum(draft_tokens - draft_tokens_wasted), 0)::BIGINT AS kept_draft_tokens
+FROM (SELECT *, len(step_token_ids) AS tokens FROM steps)
+"""
+CALLS = """
+SELECT coalesce(engine, '') AS engine, coalesce(stage, '') AS stage, count(*) AS calls, count(error_type) AS failed_calls,
+       count(*) FILTER (attempt > 0) AS retried_calls, sum(input_tokens)::BIGINT AS input_tokens,
+       sum(output_tokens)::BIGINT AS output_tokens,
+       coalesce(sum(output_tokens) FILTER (purpose = 'draft'), 0)::BIGINT AS draft_tokens,
+       sum(cached_input_tokens)::BIGINT AS cached_input_tokens,
+       sum(input_tokens) FILTER (cached_input_tokens IS NOT NULL)::BIGINT AS stated_input_tokens,
+       sum(recomputed_input_tokens)::BIGINT AS recomputed_input_tokens, sum(client_wait_s) + coalesce(sum(queue_time_s), 0) AS wait_s
+FROM calls GROUP BY GROUPING SETS ((engine), (stage)) ORDER BY min(end_unix_ns), engine, stage
+"""
+"""A row for each engine, with an empty stage, and one for each stage, with an empty engine."""
+ANSWERED_BY = """
+SELECT engine, response_model AS name, count(*) AS count FROM calls WHERE response_model IS NOT NULL GROUP BY ALL ORDER BY min(end_unix_ns)
+"""
+ERROR_EXAMPLES = """
+SELECT error_type, coalesce(arg_min(error_message, end_unix_ns), '') FROM chains WHERE error_type IS NOT NULL
+GROUP BY error_type ORDER BY min(end_unix_ns), error_type
+"""
+
+
+class _Chains(Struct, frozen=True):
+    """What the chains came to."""
+
+    chains: int
+    problems: int
+    done_problems: int
+    """Distinct input rows with a chain that is done."""
+    done: int
+    failed: int
+    cancelled: int
+    graded: int
+    correct: int
+    failed_as_wrong: int
+    thought_tokens: int
+    """Tokens of the thoughts of those that are done."""
+    first: int | None
+    last: int | None
+
+
+class _Steps(Struct, frozen=True):
+    """Counts over all steps."""
+
+    steps: int
+    verified_steps: int
+    accepted_steps: int
+    fallback_steps: int
+    thought_tokens: int
+    accepted_tokens: int
+    finishing_tokens: int
+    """Tokens of steps of stages that end a chain: the thoughts within whole responses."""
+    kept_draft_tokens: int
+
+
+class _Calls(Struct, frozen=True):
+    """Sums over the calls of an engine, or of a stage."""
+
+    engine: str
+    stage: str
+    calls: int
+    failed_calls: int
+    retried_calls: int
+    input_tokens: int
+    output_tokens: int
+    draft_tokens: int
+    cached_input_tokens: int | None
+    stated_input_tokens: int | None
+    """Prompt tokens of the calls of which the engine says how many were cached."""
+    recomputed_input_tokens: int | None
+    wait_s: float
+
+
+class _Answered(Struct, frozen=True):
+    """Calls of an engine that a server's model answered."""
+
+    engine: str
+    name: str
+    count: int
 
 
 def summarize(run: Path) -> Summary:
-    """The summary of the run folder `run`; raises `InputError` when that is not a run folder or its trace cannot be read."""
+    """The summary of the run folder `run`; raises `InputError` when that is not a run folder or its tables cannot be read."""
     if not any((run / table).is_dir() for table in TABLES) and not (run / FILE).is_file():
         raise InputError(str(run), f"is not a run folder; expected {', '.join(TABLES[:2])} and {TABLES[2]} in it")
     file = RunFile.read_known(run)
-    finishing = file.plan.finishing
-    rows = ChainRows(run)
-    wall_s = _wall_s(file, rows)
-    chains, steps, calls = ChainCounts(rows), _read_steps(run, finishing), _Calls(run)
     with Query(run) as db:
-        times = timeline(read_work(db))
-    tokens = int(sum(totals["output_tokens"] for totals in calls.by_engine.values()))
-    kept = _kept(file, chains, steps, calls)
-    return Summary(
-        run=run.resolve().name,
-        status=None if file.status == "unknown" else file.status,
-        **decided(file),
-        batch_size=file.batch_size or None,
-        admission=file.admission or None,
-        pauses=file.totals.pauses,
-        order=file.order or None,
-        order_correlation=order_correlation(run) if file.order not in ("", "input") else None,
-        wall_time_s=wall_s,
-        **_chain_counts(chains, wall_s),
-        **_sample_counts(run, chains.graded),
-        **_step_counts(steps, wall_s),
-        draft_tokens=calls.drafted,
-        wasted_draft_tokens=calls.drafted - steps["kept_draft_tokens"],
-        option_mass=option_mass(read_masses(run)),
-        output_tokens=tokens,
-        output_tokens_per_s=_over(tokens, wall_s),
-        kept_tokens=kept,
-        kept_tokens_per_s=None if kept is None else _over(kept, wall_s),
-        span_s=times.span_s,
-        overlap_s=times.overlap_s,
-        overlap_share=times.overlap_share,
-        tail_time_s=times.tail_s,
-        replicas=times.imbalance,
-        engines={name: _engine(calls, times, name, wall_s, file.engine_statistics.get(name)) for name in calls.by_engine},
-        stages={name: _stage(calls.by_stage[name], times, name) for name in _in_order(calls.by_stage, file)},
-        error_examples=_error_examples(run),
-    )
+        chains, steps = db.row(CHAINS, _Chains), db.row(STEPS, _Steps, finishing=list(file.plan.finishing))
+        calls, models, times = db.rows(CALLS, _Calls), db.rows(ANSWERED_BY, _Answered), timeline(read_work(db))
+        wall_s, engines = _wall_s(file, chains), [each for each in calls if each.engine]
+        tokens, drafted = (sum(getattr(each, name) for each in engines) for name in ("output_tokens", "draft_tokens"))
+        kept = _kept(file, chains, steps, calls)
+        return Summary(
+            run=run.resolve().name,
+            status=None if file.status == "unknown" else file.status,
+            **decided(file),
+            batch_size=file.batch_size or None,
+            admission=file.admission or None,
+            pauses=file.totals.pauses,
+            order=file.order or None,
+            order_correlation=order_correlation(db) if file.order not in ("", "input") else None,
+            wall_time_s=wall_s,
+            **_chain_figures(db, chains, wall_s),
+            **_step_figures(steps, wall_s),
+            draft_tokens=drafted,
+            wasted_draft_tokens=drafted - steps.kept_draft_tokens,
+            option_mass=option_mass(read_masses(db)),
+            output_tokens=tokens,
+            output_tokens_per_s=_over(tokens, wall_s),
+            kept_tokens=kept,
+            kept_tokens_per_s=None if kept is None else _over(kept, wall_s),
+            span_s=times.span_s,
+            overlap_s=times.overlap_s,
+            overlap_share=times.overlap_share,
+            tail_time_s=times.tail_s,
+            replicas=times.imbalance,
+            engines={each.engine: _engine(each, file.engine_statistics.get(each.engine), models, times, wall_s) for each in engines},
+            stages={each.stage: _stage(each, times) for each in _in_order(calls, file)},
+            error_examples=dict(db.stream(ERROR_EXAMPLES)),
+        )
 
 
-def _kept(run: RunFile, chains: ChainCounts, steps: Counter[str], calls: "_Calls") -> int | None:
+def _kept(run: RunFile, chains: _Chains, steps: _Steps, calls: Iterable[_Calls]) -> int | None:
     """Tokens of the thoughts and answers of the chains that are done. What a stage samples that ends its chain is an answer, but for the
     thought in it."""
     if not run.plan.engines:
         return None
-    answers = sum(totals["output_tokens"] for stage, totals in calls.by_stage.items() if stage in run.plan.finishing)
-    return chains.done_thought_tokens + int(answers) - steps["finished_thought_tokens"]
+    return chains.thought_tokens + sum(each.output_tokens for each in calls if each.stage in run.plan.finishing) - steps.finishing_tokens
 
 
-def _in_order(stages: Iterable[str], run: RunFile) -> list[str]:
+def _in_order(calls: Iterable[_Calls], run: RunFile) -> list[_Calls]:
     """The stages in the order of the graph; those that are not in it last."""
     places = {node.name: place for place, node in enumerate(run.plan.stages())}
-    return sorted(stages, key=lambda name: places.get(name, len(places)))
+    return sorted((each for each in calls if each.stage), key=lambda each: places.get(each.stage, len(places)))
 
 
-class _Calls:
-    """Totals over the calls of each engine and of each stage."""
-
-    SUMS = ("input_tokens", "cached_input_tokens", "output_tokens", "client_wait_s", "queue_time_s")
-
-    def __init__(self, run: Path) -> None:
-        self.by_engine: dict[str, Counter[str]] = {}
-        self.by_stage: dict[str, Counter[str]] = {}
-        self.models: dict[str, Counter[str]] = {}
-        """Calls by the model that answered, by engine."""
-        self.drafted = 0
-        """Tokens that were sampled for drafts."""
-        read = ["engine", "stage", "error_type", "attempt", *PURPOSE_FROM, *self.SUMS]
-        for batch in map(with_purpose, read_batches(run, "calls", read, [RECOMPUTED, MODEL, "purpose"])):
-            self._add_models(batch)
-            drafts = pc.equal(batch.column("purpose"), "draft")
-            self.drafted += pc.sum(batch.column("output_tokens").filter(drafts)).as_py() or 0
-            columns = {name: pc.fill_null(batch.column(name), 0).to_numpy(zero_copy_only=False) for name in self.SUMS}
-            columns["retried_calls"] = batch.column("attempt").to_numpy() > 0
-            columns["failed_calls"] = batch.column("error_type").is_valid().to_numpy(zero_copy_only=False)
-            columns["calls"] = np.ones(batch.num_rows, int)
-            columns["said_calls"] = batch.column("cached_input_tokens").is_valid().to_numpy(zero_copy_only=False)
-            columns["said_tokens"] = columns["input_tokens"] * columns["said_calls"]
-            if RECOMPUTED in batch.schema.names:
-                columns[RECOMPUTED] = pc.fill_null(batch.column(RECOMPUTED), 0).to_numpy()
-                columns["stated_calls"] = batch.column(RECOMPUTED).is_valid().to_numpy(zero_copy_only=False)
-            self._add(self.by_engine, batch.column("engine"), columns)
-            self._add(self.by_stage, batch.column("stage"), columns)
-
-    def _add_models(self, batch: pa.RecordBatch) -> None:
-        if MODEL not in batch.schema.names or batch.column(MODEL).null_count == batch.num_rows:
-            return
-        found = pa.Table.from_batches([batch]).group_by(["engine", MODEL]).aggregate([([], "count_all")])
-        for row in found.to_pylist():
-            if row[MODEL] is not None:
-                self.models.setdefault(row["engine"], Counter())[row[MODEL]] += row["count_all"]
-
-    @staticmethod
-    def _add(totals: dict[str, Counter[str]], keys: Any, columns: dict[str, Array]) -> None:
-        names = Names()
-        codes = names.codes(keys)
-        for column, values in columns.items():
-            for name, total in zip(names, np.bincount(codes, values, len(names)).tolist(), strict=True):
-                totals.setdefault(name, Counter())[column] += total
-
-
-def _engine(found: _Calls, times: Timeline, name: str, wall_s: float | None, own: EngineStatistics | None) -> EngineSummary:
-    totals = found.by_engine[name]
-    time = times.engines[name]
-    speculation = own.speculation if own else None
-    calls, tokens, cached, output = (int(totals[key]) for key in ("calls", "input_tokens", "cached_input_tokens", "output_tokens"))
-    says = totals["said_calls"] > 0
+def _engine(
+    sums: _Calls, own: EngineStatistics | None, models: Sequence[_Answered], times: Timeline, wall_s: float | None
+) -> EngineSummary:
+    time, speculation = times.engines[sums.engine], own.speculation if own else None
     return EngineSummary(
-        calls=calls,
-        input_tokens=tokens,
-        answered_by=dict(found.models.get(name, {})),
-        cached_input_tokens=cached if says else None,
-        cached_share=_over(cached, totals["said_tokens"]) if says else None,
-        recomputed_input_tokens=int(totals[RECOMPUTED]) if totals["stated_calls"] else None,
-        output_tokens=output,
-        output_tokens_per_s=_over(output, wall_s),
+        calls=sums.calls,
+        input_tokens=sums.input_tokens,
+        answered_by={each.name: each.count for each in models if each.engine == sums.engine},
+        cached_input_tokens=sums.cached_input_tokens,
+        cached_share=None if sums.cached_input_tokens is None else _over(sums.cached_input_tokens, sums.stated_input_tokens),
+        recomputed_input_tokens=sums.recomputed_input_tokens,
+        output_tokens=sums.output_tokens,
+        output_tokens_per_s=_over(sums.output_tokens, wall_s),
         busy_s=time.busy_s,
         busy_share=time.busy_share,
         mean_in_flight=time.mean_in_flight,
-        retried_calls=int(totals["retried_calls"]),
+        retried_calls=sums.retried_calls,
         restarts=own.restarts if own else None,
         speculated_tokens=speculation.draft_tokens if speculation else None,
         accepted_speculated_tokens=speculation.accepted_tokens if speculation else None,
@@ -165,89 +196,50 @@ def _engine(found: _Calls, times: Timeline, name: str, wall_s: float | None, own
     )
 
 
-def _stage(totals: Counter[str], times: Timeline, name: str) -> StageSummary:
-    calls, failed, tokens, output = (int(totals[key]) for key in ("calls", "failed_calls", "input_tokens", "output_tokens"))
-    return StageSummary(calls, failed, tokens, output, times.stages[name].in_flight_s, totals["client_wait_s"] + totals["queue_time_s"])
+def _stage(sums: _Calls, times: Timeline) -> StageSummary:
+    in_flight_s = times.stages[sums.stage].in_flight_s
+    return StageSummary(sums.calls, sums.failed_calls, sums.input_tokens, sums.output_tokens, in_flight_s, sums.wait_s)
 
 
-def _read_steps(run: Path, finishing: Collection[str]) -> Counter[str]:
-    """Counts over all steps; `finishing` are the stages that end a chain."""
-    totals: Counter[str] = Counter()
-    columns = ["stage", "decision", "verify_kind", "step_token_ids", "draft_tokens", "draft_tokens_wasted"]
-    for batch in read_steps(run, columns):
-        length = pc.list_value_length(batch.column("step_token_ids")).to_numpy()
-        totals["steps"] += batch.num_rows
-        totals["verified_steps"] += batch.num_rows - batch.column("verify_kind").null_count
-        accepted = pc.equal(batch.column("decision"), "accepted").to_numpy(zero_copy_only=False)
-        totals["accepted_steps"] += int(accepted.sum())
-        totals["fallback_steps"] += pc.sum(pc.equal(batch.column("decision"), "fallback")).as_py() or 0
-        totals["thought_tokens"] += int(length.sum())
-        totals["drafted"] += int(length[accepted].sum())
-        ends = pc.is_in(pc.cast(batch.column("stage"), pa.string()), pa.array(finishing, pa.string())).to_numpy(zero_copy_only=False)
-        totals["finished_thought_tokens"] += int(length[ends].sum())
-        kept = pc.subtract(batch.column("draft_tokens"), batch.column("draft_tokens_wasted"))
-        totals["kept_draft_tokens"] += pc.sum(kept).as_py() or 0
-    return totals
-
-
-def _step_counts(totals: Counter[str], wall_s: float | None) -> dict[str, Any]:
+def _step_figures(steps: _Steps, wall_s: float | None) -> dict[str, Any]:
     counted = ("steps", "verified_steps", "accepted_steps", "fallback_steps", "thought_tokens")
-    return {name: totals[name] for name in counted} | {
-        "steps_per_s": _over(totals["steps"], wall_s),
-        "acceptance_rate": _over(totals["accepted_steps"], totals["verified_steps"]),
-        "fallback_rate": _over(totals["fallback_steps"], totals["verified_steps"]),
-        "draft_share": _over(totals["drafted"], totals["thought_tokens"]),
+    return {name: getattr(steps, name) for name in counted} | {
+        "steps_per_s": _over(steps.steps, wall_s),
+        "acceptance_rate": _over(steps.accepted_steps, steps.verified_steps),
+        "fallback_rate": _over(steps.fallback_steps, steps.verified_steps),
+        "draft_share": _over(steps.accepted_tokens, steps.thought_tokens),
     }
 
 
-def _error_examples(run: Path) -> dict[str, str]:
-    examples: dict[str, str] = {}
-    for batch in read_batches(run, "chains", ["error_type", "error_message"]):
-        for row in batch.filter(batch.column("error_type").is_valid()).to_pylist():
-            examples.setdefault(row["error_type"], row["error_message"] or "")
-    return examples
-
-
-def _chain_counts(chains: ChainCounts, wall_s: float | None) -> dict[str, Any]:
-    failed, cancelled = (chains.stop_reasons[name] for name in UNFINISHED)
-    done = chains.number - failed - cancelled
-    graded, correct = len(chains.graded.correct), int(chains.graded.correct.sum())
-    return {
-        "problems": chains.problems,
-        "chains": chains.number,
-        "done": done,
-        "failed": failed,
-        "cancelled": cancelled,
-        "graded": graded,
-        "failed_as_wrong": chains.failed_as_wrong,
-        "correct": correct,
-        "grading_errors": dict(chains.grading_errors.most_common()),
-        "accuracy": _over(correct, graded),
+def _chain_figures(db: Query, chains: _Chains, wall_s: float | None) -> dict[str, Any]:
+    counted = ("problems", "chains", "done", "failed", "cancelled", "graded", "failed_as_wrong", "correct")
+    samples = sample_statistics(db)
+    return {name: getattr(chains, name) for name in counted} | {
+        "grading_errors": _counts(db, "grading_error"),
+        "accuracy": _over(chains.correct, chains.graded),
         "problems_per_s": _over(chains.done_problems, wall_s),
-        "chains_per_s": _over(done, wall_s),
-        "stop_reasons": dict(chains.stop_reasons.most_common()),
-        "errors": dict(chains.errors.most_common()),
+        "chains_per_s": _over(chains.done, wall_s),
+        "stop_reasons": _counts(db, "stop_reason"),
+        "errors": _counts(db, "error_type"),
+        "accuracy_interval": samples.interval,
+        "samples": samples.samples,
+        "pass_at": {str(k): share for k, share in samples.pass_at.items()},
+        "majority_accuracy": samples.majority,
     }
 
 
-def _sample_counts(run: Path, graded: GradedChains) -> dict[str, Any]:
-    found = sample_statistics(run, graded)
-    return {
-        "accuracy_interval": found.interval,
-        "samples": found.samples,
-        "pass_at": {str(k): share for k, share in found.pass_at.items()},
-        "majority_accuracy": found.majority,
-    }
+def _counts(db: Query, column: str) -> dict[str, int]:
+    """The number of chains by each value of a column, most frequent first."""
+    sql = f"SELECT {column}, count(*) FROM chains WHERE {column} <> '' GROUP BY ALL ORDER BY count(*) DESC, min(end_unix_ns), {column}"
+    return dict(db.stream(sql))
 
 
-def _wall_s(file: RunFile, rows: ChainRows) -> float | None:
+def _wall_s(file: RunFile, chains: _Chains) -> float | None:
     if file.wall_time_s:
         return file.wall_time_s
     started, ended = file.started_unix_ns or None, file.ended_unix_ns
     if started is None or ended is None:
-        start, end = rows.times()
-        if len(end):
-            started, ended = int(start[0]), int(end[-1])
+        started, ended = chains.first, chains.last
     return None if started is None or ended is None or ended <= started else (ended - started) / 1e9
 
 

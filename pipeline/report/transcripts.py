@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.analysis.capabilities import read_steps
 from pipeline.analysis.quality.option_mass import LOW
 from pipeline.analysis.quality.verdict_values import scale_of
 from pipeline.analysis.time.thinking import queued_s
@@ -61,6 +60,12 @@ STEP_COLUMNS = (
     "score_label",
     "score_probs",
     "score_mass",
+    "score_scale",
+    "score_unit",
+    "score_low",
+    "score_high",
+    "score_integers",
+    "score_of_candidates",
     "threshold",
     "num_distinct_candidates",
     "chosen_candidate",
@@ -146,7 +151,7 @@ def transcripts_of(folder: Path, run: RunFile, why: Mapping[str, tuple[str, ...]
     rows = {row["chain_id"]: row for row in _rows(read_batches(folder, "chains", CHAIN_COLUMNS), list(why))}
     steps: dict[str, list[Step]] = {}
     size = 0
-    for row in _rows(read_steps(folder, STEP_COLUMNS, ["cut"]), list(why)):
+    for row in _rows(read_batches(folder, "steps", STEP_COLUMNS, ["cut"]), list(why)):
         if size < MOST_TRANSCRIPTS or row["chain_id"] in steps:
             step = step_of(row)
             steps.setdefault(row["chain_id"], []).append(step)
@@ -253,7 +258,7 @@ def _maybe(text: str | None) -> str | None:
 
 
 def step_of(row: Mapping[str, Any]) -> Step:
-    """Make a `Step` of a row with `STEP_COLUMNS` and those of `capabilities.read_steps`."""
+    """Make a `Step` of a row with `STEP_COLUMNS`."""
     return Step(
         index=row["step_index"],
         decision=row["decision"],

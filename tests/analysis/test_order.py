@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.analysis.order import order_correlation, spearman
 from pipeline.analysis.summary import summarize
+from pipeline.store.query import Query
 from tests.support.traces import chain, write
 
 columns = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=30)
@@ -41,9 +42,9 @@ def test_sample_numbers_are_weighed_by_their_chains_and_unfinished_ones_left_out
     ]
     chains.append(chain("cut", 0, 1, expected_length=5.0, thought_tokens=1, stop_reason="cancelled"))
     run = write(tmp_path, chains=chains, card={"order": "longest", "admission": "cache"})
-    assert order_correlation(run) == pytest.approx((4 * 1 + 2 * -1) / 6)
-    assert summarize(run).order_correlation == order_correlation(run)
+    assert summarize(run).order_correlation == pytest.approx((4 * 1 + 2 * -1) / 6)
 
 
 def test_the_order_of_the_input_expects_nothing(tmp_path: Path) -> None:
-    assert order_correlation(write(tmp_path, chains=[chain("a", 0, 1, thought_tokens=3)])) is None
+    with Query(write(tmp_path, chains=[chain("a", 0, 1, thought_tokens=3)])) as db:
+        assert order_correlation(db) is None

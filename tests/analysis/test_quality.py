@@ -20,6 +20,7 @@ from pipeline.analysis.quality.step_texts import REFLECTIVE, Texts, read_texts
 from pipeline.analysis.quality.verdict_values import GOOD
 from pipeline.store.columns import table_of
 from pipeline.store.events import ChainRow, RewardRow, StepRow
+from pipeline.store.query import Query
 from tests.support.rows import blank
 from tests.support.traces import CHOOSE, LIKELIHOOD, SCORE, write
 
@@ -243,7 +244,8 @@ def test_masses(given: tuple[Path, Rows]) -> None:
     masses = [
         row["score_mass"] for row in rows["steps"] if row.get("score_mass") is not None and row["score_probs"] and not row["score_unit"]
     ]
-    assert sorted(read_masses(run).tolist()) == sorted(masses)
+    with Query(run) as db:
+        assert sorted(read_masses(db).tolist()) == sorted(masses)
     found = option_mass(np.array(masses))
     assert (found is None) == (not masses)
     if found is not None:

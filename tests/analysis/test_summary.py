@@ -207,21 +207,6 @@ def test_no_run_folder(tmp_path: Path) -> None:
             summarize(path)
 
 
-def test_of_a_chain_that_was_resumed_the_last_attempt_counts(tmp_path: Path, blank: Blank) -> None:
-    for attempt in (
-        [chain(blank, 1, 0, 4, "cancelled"), chain(blank, 2, 0, 4, "error", error_type="EngineDead"), chain(blank, 3, 0, 4, "cancelled")],
-        [chain(blank, 1, 6, 9, "answer_boxed", correct=True), chain(blank, 1, 6, 9, "answer_boxed", correct=False, sample_index=1)],
-    ):
-        store = TraceStore(tmp_path)
-        store.append("chains", attempt)
-        store.close()
-    found = summarize(tmp_path)
-    assert (found.problems, found.chains, found.done, found.failed, found.cancelled) == (3, 4, 2, 1, 1)
-    assert (found.graded, found.correct) == (2, 1)
-    assert found.stop_reasons == {"answer_boxed": 2, "cancelled": 1, "error": 1}
-    assert found.problems_per_s == pytest.approx(1 / 9)
-
-
 def test_several_samples_of_a_problem(tmp_path: Path, blank: Blank) -> None:
     """Of three problems one is solved by the vote, one by luck, one never; a first attempt that was cancelled does not count."""
     said = {1: ["5", "5", "7", "5"], 2: ["6", "8", "8", "9"], 3: ["1", "2", "3", "1"]}

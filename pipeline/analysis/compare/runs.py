@@ -204,6 +204,7 @@ def read_run(folder: Path) -> RunTable:
     graded = chains.graded
     with Query(folder) as db:
         found = {each.problem_id: each for each in read_thinking(db, run.plan)}
+        statistics, masses = sample_statistics(db), read_masses(db)
     thinking = [found.get(problem, Thinking(problem)) for problem in chains.problem_ids]
     return RunTable(
         **_decisions(folder, run),
@@ -213,7 +214,7 @@ def read_run(folder: Path) -> RunTable:
         chains=chains.counts,
         graded=np.bincount(graded.problem, minlength=len(chains.problem_ids)).astype(float),
         right=np.bincount(graded.problem, graded.correct, len(chains.problem_ids)),
-        sample_statistics=sample_statistics(folder, graded),
+        sample_statistics=statistics,
         latency_s=chains.means("chain_time_s"),
         thought_tokens=chains.means("thought_tokens"),
         **_tokens(read_tokens(folder, run.plan, chains), chains),
@@ -222,7 +223,7 @@ def read_run(folder: Path) -> RunTable:
         fallbacks=chains.means("fallback_steps"),
         thinking_s=np.array([each.seconds for each in thinking]) / np.maximum(chains.counts, 1),
         kinds_s={kind: np.array([getattr(each, kind) for each in thinking]) / np.maximum(chains.counts, 1) for kind in KINDS},
-        masses=read_masses(folder),
+        masses=masses,
         scored=read_scored_steps(folder, chains.place),
         texts=read_texts(folder, chains.place, len(chains.problem_ids)),
         choices=read_choices(folder, run.plan, chains.place),

@@ -4,8 +4,6 @@ An engine is asked for one of a few tokens, and their probabilities are renormal
 meant to say something else; SpecReason's released code gives such a step the score 0.
 """
 
-from pathlib import Path
-
 import numpy as np
 from msgspec import Struct
 
@@ -36,10 +34,9 @@ class OptionMass(Struct, frozen=True):
         return self.low_share > FLAGGED
 
 
-def read_masses(run: Path) -> Array:
-    """The mass of each verification of the run folder `run`; raises `InputError`."""
-    with Query(run) as query:
-        return query.columns(f"SELECT score_mass FROM steps WHERE {ASKED}")["score_mass"]
+def read_masses(db: Query) -> Array:
+    """The mass of each verification of a run."""
+    return db.columns(f"SELECT score_mass FROM steps WHERE {ASKED}")["score_mass"]
 
 
 def option_mass(values: Array) -> OptionMass | None:

@@ -5,22 +5,22 @@ problem without any is left out.
 """
 
 import math
-from collections.abc import Iterator
-from operator import itemgetter
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.analysis.arrays import Array
 from pipeline.analysis.quality.votes import Sample, majority
 from pipeline.grading.grader import Grader
-from pipeline.store.read import read_batches
+from pipeline.store.query import Query
 
 Z_95 = 1.959963984540054
 """95 % of a normal distribution lie within this many standard deviations."""
+OUTCOMES = "SELECT count(*) AS samples, count(*) FILTER (counted) AS right FROM chains WHERE counted IS NOT NULL GROUP BY input_row"
+VOTES = """
+SELECT list({'correct': counted, 'answer': answer} ORDER BY sample_index) FROM chains WHERE counted IS NOT NULL GROUP BY input_row
+"""
 
 
 class GradedChains(Struct, frozen=True):
@@ -34,11 +34,6 @@ class GradedChains(Struct, frozen=True):
     """1 right, 0 wrong."""
     row: Array
     """Index of its row in the chains table."""
-
-    @classmethod
-    def joined(cls, parts: "list[GradedChains]") -> "GradedChains":
-        """The chains of all `parts`."""
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__struct_fields__))
 
 
 class Interval(Struct, frozen=True):
@@ -63,23 +58,20 @@ class SampleStatistics(Struct, frozen=True, kw_only=True):
     """Share of problems whose most frequent answer is right, 0 to 1; null with one sample a problem."""
 
 
-def sample_statistics(run: Path, chains: GradedChains) -> SampleStatistics:
-    """Statistics of the graded chains of the run folder `run`."""
-    problem, correct = chains.problem, chains.correct
-    if not len(problem):
+def sample_statistics(db: Query) -> SampleStatistics:
+    """Statistics of the graded chains of a run."""
+    found = db.columns(OUTCOMES)
+    samples, right = found["samples"], found["right"]
+    if not len(samples):
         return SampleStatistics(interval=None, samples=0, pass_at={}, majority=None)
-    if _all_differ(problem):  # which spares what groups a million chains by problem
-        share = float(np.mean(correct))
-        return SampleStatistics(interval=wilson(share, len(correct)), samples=1, pass_at={1: share}, majority=None)
-    most = int(np.unique(problem, return_counts=True)[1].max())
-    with Grader() as grader:  # starts no process but for answers that are close to a tie and written differently
-        majority_right = majority(read_samples(run, chains), lambda a, b: grader.grade("math", a, b).correct is True)
-    return SampleStatistics(interval=interval(problem, correct), samples=most, pass_at=pass_at(problem, correct), majority=majority_right)
-
-
-def _all_differ(numbers: Array) -> bool:
-    ordered = np.sort(numbers)
-    return bool((ordered[1:] != ordered[:-1]).all())
+    most, majority_right = int(samples.max()), None
+    if most > 1:
+        problems = ([Sample(**each) for each in row] for (row,) in db.stream(VOTES))
+        with Grader() as grader:  # starts no process but for answers that are close to a tie and written differently
+            majority_right = majority(problems, lambda a, b: grader.grade("math", a, b).correct is True)
+    return SampleStatistics(
+        interval=_interval(samples, right), samples=most, pass_at=_pass_at(samples, right.astype(np.int64)), majority=majority_right
+    )
 
 
 def interval(problem: Array, correct: Array) -> Interval | None:
@@ -92,15 +84,23 @@ def interval(problem: Array, correct: Array) -> Interval | None:
     many samples a problem that is the standard deviation of the problems' means over sqrt(G). Where all samples agree, or
     there is but one problem, it would be 0 or unknown: then Wilson's, as if every problem had been tried once.
     """
-    samples = len(correct)
-    if not samples:
-        return None
-    clusters = np.unique(problem, return_inverse=True)[1]
-    problems, mean = int(clusters.max()) + 1, float(np.mean(correct))
-    if problems == samples or problems == 1 or mean in (0.0, 1.0):
+    return _interval(*_by_problem(problem, correct)) if len(correct) else None
+
+
+def _by_problem(problem: Array, correct: Array) -> tuple[Array, Array]:
+    """The number of samples of each problem, and of those that are right."""
+    clusters = np.unique(problem, return_inverse=True)[1] if len(problem) else np.empty(0, np.int64)
+    return np.bincount(clusters), np.bincount(clusters, correct).astype(np.int64)
+
+
+def _interval(samples: Array, right: Array) -> Interval:
+    """`interval` of the samples of each problem, and the right ones among them."""
+    problems, total = len(samples), int(samples.sum())
+    mean = float(right.sum()) / total
+    if problems in (1, total) or mean in (0.0, 1.0):
         return wilson(mean, problems)
-    sums = np.bincount(clusters, np.asarray(correct, float) - mean)
-    half = Z_95 * math.sqrt(problems / (problems - 1) * float(sums @ sums)) / samples
+    sums = right - mean * samples
+    half = Z_95 * math.sqrt(problems / (problems - 1) * float(sums @ sums)) / total
     return Interval(max(0.0, mean - half), min(1.0, mean + half), "clusters")
 
 
@@ -118,8 +118,11 @@ def pass_at(problem: Array, correct: Array) -> dict[int, float]:
     The unbiased estimator of Chen et al. 2021 ("Evaluating Large Language Models Trained on Code", equation 1):
     1 - C(n - c, k) / C(n, k) with c of n samples right, averaged over the problems that have k samples.
     """
-    clusters = np.unique(problem, return_inverse=True)[1] if len(problem) else np.empty(0, np.int64)
-    samples, right = np.bincount(clusters), np.bincount(clusters, correct).astype(np.int64)
+    return _pass_at(*_by_problem(problem, correct))
+
+
+def _pass_at(samples: Array, right: Array) -> dict[int, float]:
+    """`pass_at` of the samples of each problem, and the right ones among them."""
     most = int(samples.max(initial=0))
     outcomes, alike = np.unique(samples * (most + 1) + right, return_inverse=True)  # few, of however many problems
     found = {}
@@ -132,22 +135,3 @@ def pass_at(problem: Array, correct: Array) -> dict[int, float]:
 def _any_of(k: int, samples: int, right: int) -> float:
     """The chance that one of `k` of the `samples`, drawn without replacement, is among the `right` ones; 0 of fewer than `k`."""
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k) if k <= samples else 0.0
-
-
-def read_samples(run: Path, chains: GradedChains) -> Iterator[list[Sample]]:
-    """The graded chains of each problem, in order of their samples; held are those of problems of which not all are read."""
-    order = np.argsort(chains.row)
-    problem, row = np.unique(chains.problem, return_inverse=True)[1][order], chains.row[order]
-    samples = np.bincount(problem)
-    read: dict[int, list[tuple[int, Sample]]] = {}
-    start = 0
-    for batch in read_batches(run, "chains", ["answer"]):
-        here = slice(*np.searchsorted(row, [start, start + batch.num_rows]))
-        answers = batch.column("answer").take(pa.array(row[here].astype(np.int64) - start)).to_pylist()
-        columns = (problem[here], *(column[order[here]] for column in (chains.sample, chains.correct)))
-        for number, sample, correct, answer in zip(*(column.tolist() for column in columns), answers, strict=True):
-            mine = read.setdefault(number, [])
-            mine.append((sample, Sample(bool(correct), answer)))
-            if len(mine) == samples[number]:
-                yield [each for _, each in sorted(read.pop(number), key=itemgetter(0))]
-        start += batch.num_rows
