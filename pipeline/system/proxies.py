@@ -11,7 +11,7 @@ from urllib.request import getproxies_environment, proxy_bypass
 
 
 def is_loopback(url: str) -> bool:
-    """Whether the host of `url` is this machine, by its name or its address."""
+    """True if the host of `url` is this machine, by its name or its address."""
     host = (urlsplit(url).hostname or "").rstrip(".").lower()
     if host == "localhost" or host.endswith(".localhost"):
         return True

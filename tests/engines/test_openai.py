@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 import subprocess
 import sys
 import traceback
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import pyarrow.parquet
 import pytest
 
 from pipeline.engine import Candidate, Completion, Request
@@ -135,6 +133,7 @@ def test_what_token_level_speculation_wrote_after_a_stop_is_cut() -> None:
     assert candidate.cumulative_logprob == -0.5 * len(candidate.ids)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_keep_to_max_tokens_is_cut_short() -> None:
     for text, finish in (("So 5 pens. " * 1000, "length"), ("pens " * 5000 + "\n\n", "stop")):
         found = after(edited(lambda answer, text=text, finish=finish: first(answer).update(text=text, finish_reason=finish)), kind=HOSTED)  # type: ignore[misc]
@@ -147,6 +146,7 @@ def first(answer: dict[str, Any]) -> Any:
     return answer["choices"][0]
 
 
+@pytest.mark.slow
 def test_what_several_candidates_found_in_the_cache_is_known_of_several_answers_alone() -> None:
     several = ask(n=3, temperature=1.0)
     assert [answers(kind, several)[0].usage.cached_input_tokens for kind in (VLLM, LLAMA)] == [None, 3]
@@ -180,6 +180,7 @@ def test_vllm_is_sent_ids_and_values_that_leave_nothing_to_the_models_own_defaul
     assert "seed" not in body
 
 
+@pytest.mark.slow
 def test_a_hosted_server_is_sent_openai_fields_only() -> None:
     body, engine = sent(HOSTED, ask(temperature=0.6, n=2, stop=("\n\n",), stop_ids=(THINK_CLOSE,)))
     assert body.keys() <= OPENAI_FIELDS
@@ -270,33 +271,6 @@ def test_a_key_goes_into_a_header_and_nowhere_else(monkeypatch: pytest.MonkeyPat
     assert "repeats the API key in its answer" in str(said)
     assert "*** Inc." in str(said)
     assert not [text for text in [*said, repr(spec), caplog.text] if KEY in text]
-
-
-@pytest.mark.slow
-def test_a_run_leaves_no_key_behind(tmp_path: Path) -> None:
-    """Chains that fail with words of the server and one that a retry saves: in folder, report and log there is no key."""
-    faults = [status(400, f"no {KEY}"), status(429, f"later {KEY}", headers={"Retry-After": "0.01"}), status(400, f"no {KEY}")]
-
-    def echo(handler: Any, reply: Any) -> None:
-        (faults.pop(0) if handler.body.get("max_tokens", 0) > 1 and faults else handler.__class__.send)(handler, reply)
-
-    with small_server(VLLM, TOKENIZER, key=KEY) as server:
-        engine = (
-            f"{{backend: openai, model: tiny, base_url: {server.base_url}, tokenizer: 'bundled:tiny-target', api_key_env: SMALL_LOGIN}}"
-        )
-        (tmp_path / "engines.yaml").write_text(f"draft: &one {engine}\ntarget: *one\n")
-        server.always = echo
-        words = f"{ROOT}/graphs/speccot.yaml --input {ROOT}/datasets/arith/test.parquet --engines {tmp_path}/engines.yaml --limit 3"
-        run = command("run", *words.split(), "--debug", "--output", str(tmp_path / "run"))
-    assert run.returncode == 3, run.stderr
-    tables = str([pyarrow.parquet.read_table(path).to_pylist() for path in (tmp_path / "run").rglob("*.parquet")])
-    assert all(expected in tables for expected in ("answered 400: no ***", "answered 429: later ***"))
-    assert not [text for text in (run.stdout, run.stderr, (tmp_path / "run/run.json").read_text(), tables) if KEY in text]
-
-
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    code = "from pipeline.cli.main import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *words], env=os.environ | {"SMALL_LOGIN": KEY}, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(("env", "remedy"), [("SMALL_KEY", "does not accept the key in SMALL_KEY"), (None, "requires a key: set")])

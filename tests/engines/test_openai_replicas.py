@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from pipeline.engine import Completion, Request
+from pipeline.engine import Completion
 from pipeline.engines.openai.client import NoAnswer, Server
 from pipeline.engines.openai.engine import OpenAIEngine
 from pipeline.engines.openai.replicas import FAILURES_IN_ROW, Replicas
@@ -211,26 +211,6 @@ def test_a_refusal_is_the_requests_where_the_replica_answers_a_small_one(code: i
         assert [body["max_tokens"] for body in server.bodies[before:]] == [60, 1]
 
     converse(1, conversation)
-
-
-def test_where_every_replica_refuses_everything_the_engine_is_dead() -> None:
-    async def conversation(engine: OpenAIEngine, servers: Sequence[SmallServer]) -> None:
-        for server in servers:
-            server.always = status(401, "no")
-        died: list[str] = []
-
-        async def one(request: Request) -> None:
-            died.append(str(await settled(engine, request)))
-
-        async with anyio.create_task_group() as tasks:
-            for number in range(8):
-                tasks.start_soon(one, ask(str(number)))
-        assert len(died) == 8
-        assert len(set(died)) == 1
-        assert died[0].endswith("answered 401: no; the key is not accepted")
-        assert isinstance(await outcome(engine, ask()), EngineDead)
-
-    converse(2, conversation)
 
 
 def test_calls_wait_for_a_server_that_is_restarted_and_no_longer() -> None:

@@ -20,9 +20,9 @@ pytestmark = [
 PROBLEM = "Lily has 19 pens. Lily sells 5 packs of 2. Lily drops 9. How many pens has Lily now?"
 
 
-@pytest.fixture(scope="session", params=["auto", "text"])
-def engine(request: pytest.FixtureRequest, served_draft: Running, portal: BlockingPortal) -> Iterator[OpenAIEngine]:
-    spec = OpenAISpec(model="draft", base_url=served_draft.base_url, tokenizer="bundled:tiny-draft", prompts=request.param)
+@pytest.fixture(scope="session")
+def engine(served_draft: Running, portal: BlockingPortal) -> Iterator[OpenAIEngine]:
+    spec = OpenAISpec(model="draft", base_url=served_draft.base_url, tokenizer="bundled:tiny-draft")
     with portal.wrap_async_context_manager(open_openai({"draft": spec})) as engines:
         yield engines["draft"]
 
@@ -33,7 +33,14 @@ def ask(engine: OpenAIEngine, portal: BlockingPortal, **fields: object) -> Compl
 
 
 def test_vllm_is_used_to_the_full(engine: OpenAIEngine) -> None:
-    stated = {"server": "vllm", "outputs": "ids", "options": "exact", "stops": "reported by the server"}
+    stated = {
+        "server": "vllm",
+        "prompts": "ids",
+        "outputs": "ids",
+        "prompt_tokens": "as sent",
+        "options": "exact",
+        "stops": "reported by the server",
+    }
     stated |= {"candidates": "all in one request", "priorities": True, "cannot": ()}
     assert stated.items() <= engine.facts.items()
     assert engine.max_model_len == 512

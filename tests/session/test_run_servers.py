@@ -134,20 +134,6 @@ def test_what_ends_in_mid_run_ends_the_run_and_no_chain(
 
 
 @pytest.mark.slow
-def test_a_server_that_is_away_longer_than_the_retries_costs_no_chain(small: SmallServer, tmp_path: Path) -> None:
-    """503 for two seconds, though a call may be sent again only once."""
-    until: list[float] = []
-
-    def away(handler: Handler, reply: Reply) -> None:
-        until.extend([monotonic() + 2.0] if handler.body.get("max_tokens", 0) > 16 and not until else [])
-        (status(503) if until and monotonic() < until[0] else Handler.send)(handler, reply)
-
-    small.always = away
-    result = run(over(small, "openai", tmp_path))
-    assert (result.exit_code, result.done) == (0, 20)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("code", [503, 400])
 def test_a_request_that_no_server_takes_fails_its_own_chain_only(small: SmallServer, tmp_path: Path, code: int) -> None:
     first: list[str] = []

@@ -161,11 +161,6 @@ def streamed(count: int | None = None, *, then: bytes | None = None) -> Fault:
     return fault
 
 
-def refuse_connections(handler: "Handler", reply: Reply) -> None:
-    """Be gone."""
-    handler.small.stop()
-
-
 def late(seconds: float) -> Fault:
     """Answer after a while."""
 

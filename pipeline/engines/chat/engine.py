@@ -13,7 +13,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from pipeline.engine import Backend, Candidate, Completion, Examination, Finding, FinishReason, Request, Usage
-from pipeline.engines.chat.messages import Asked, ChatTokenizer, asked_of, candidate_of, option_in
+from pipeline.engines.chat.messages import ChatRequest, ChatTokenizer, asked_of, candidate_of, option_in
 from pipeline.engines.chat.spec import ChatSpec
 from pipeline.engines.openai.client import NoAnswer, Reply, Server, quoted
 from pipeline.engines.openai.probe import listed_models, served_model
@@ -37,7 +37,7 @@ _SMALL_TOKENS = 16
 """Most tokens of the small reply that a server is asked for."""
 
 
-class Answer(NamedTuple):
+class ChatReply(NamedTuple):
     """The server's answer to one request."""
 
     said: Said
@@ -72,7 +72,7 @@ class ChatEngine(ServedEngine):
         if not decode_reply(await post(server, small_body(self._spec, self._spec.model))).choices:
             raise NoAnswer("malformed", "holds no reply")
 
-    async def _reply(self, server: Server, body: Mapping[str, Any]) -> Answer:
+    async def _reply(self, server: Server, body: Mapping[str, Any]) -> ChatReply:
         """The server's answer to one candidate of a request; raises `NoAnswer`."""
         found: ResponseBody = decode_reply(await post(server, body, body[self._spec.max_tokens_key]))
         if not found.choices:
@@ -84,9 +84,9 @@ class ChatEngine(ServedEngine):
         said = said_in(choice.message, finish)
         if any(map(server.repeats_key, said)):
             raise NoAnswer("withheld", "repeats the API key in its answer")
-        return Answer(said, finish, read_usage(found.usage), model_of(found.model))
+        return ChatReply(said, finish, read_usage(found.usage), model_of(found.model))
 
-    def _body(self, request: Request, asked: Asked, index: int) -> dict[str, Any]:
+    def _body(self, request: Request, asked: ChatRequest, index: int) -> dict[str, Any]:
         spec = self._spec
         limit = request.max_tokens if asked.thinks else spec.thinking_tokens + (0 if asked.options else request.max_tokens)
         limit = max(1, min(limit, self.max_model_len - len(request.prompt_ids) - TEMPLATE_TOKENS))
@@ -96,7 +96,7 @@ class ChatEngine(ServedEngine):
             body |= {"seed": (request.seed + index) % SEEDS} if request.temperature else {}
         return body | spec.fields
 
-    def _completion(self, request: Request, asked: Asked, answers: Sequence[Answer]) -> Completion:
+    def _completion(self, request: Request, asked: ChatRequest, answers: Sequence[ChatReply]) -> Completion:
         """The completion that the answers are, a candidate each."""
         candidates: list[Candidate] = []
         logprobs: tuple[float, ...] = ()
@@ -112,7 +112,7 @@ class ChatEngine(ServedEngine):
         usage, model = _usage(request, answers, candidates), next((answer.model for answer in answers), None)
         return Completion(candidates=tuple(candidates), option_logprobs=logprobs, usage=usage, model=model)
 
-    def _chosen(self, request: Request, asked: Asked, answer: Answer) -> int:
+    def _chosen(self, request: Request, asked: ChatRequest, answer: ChatReply) -> int:
         """The place of the option that an answer names; raises the error to raise where it names none."""
         content, options = answer.said.content, ", ".join(asked.options)
         if (place := option_in(content, asked.options)) is not None:
@@ -123,7 +123,7 @@ class ChatEngine(ServedEngine):
         raise NoAnswer("malformed", f"names none of {options}: {content[:100]!r}")
 
 
-def _usage(request: Request, answers: Sequence[Answer], candidates: list[Candidate]) -> Usage:
+def _usage(request: Request, answers: Sequence[ChatReply], candidates: list[Candidate]) -> Usage:
     """The tokens that the server counts, as far as they can be those of `request`, in whose tokens limits are counted; where it counts
     none, those of `request` and of the candidates."""
     stated = [answer.usage for answer in answers]

@@ -14,17 +14,17 @@ from pipeline.errors import RequestRefused
 from pipeline.graph.prompts import THINK_CLOSE, THINK_OPEN, Message
 
 ONLY = "\n\nAnswer with nothing but one of: {options}."
-"""What is added to a question whose options the model is to choose from."""
+"""This is added to a question whose options the model is to choose from."""
 FINAL = "Now give the final answer, and nothing else, within \\boxed{}."
-"""What is said where the answer to a finished thought is asked for."""
+"""This asks for the answer to a finished thought."""
 
 
-class Asked(NamedTuple):
+class ChatRequest(NamedTuple):
     """A request as a chat."""
 
     messages: tuple[Message, ...]
     thinks: bool
-    """Whether the reply begins with a thought; else it is the answer, or an option."""
+    """True if the reply begins with a thought; else it is the answer, or an option."""
     options: tuple[str, ...] = ()
     """The labels that the reply is to name one of, in the order of `Request.option_ids`."""
 
@@ -36,7 +36,7 @@ class ChatTokenizer(SimTokenizer):
     vocabulary = "chat-bytes-3"
 
 
-def asked_of(request: Request, tokenizer: ChatTokenizer) -> Asked:
+def asked_of(request: Request, tokenizer: ChatTokenizer) -> ChatRequest:
     """The chat that `request` asks for; raises `RequestRefused` for one that no chat can carry."""
     *said, last = _turns(request.prompt_ids, tokenizer)
     if request.scored_ids:
@@ -45,16 +45,18 @@ def asked_of(request: Request, tokenizer: ChatTokenizer) -> Asked:
         options = tuple(tokenizer.decode([id_]) for id_ in request.option_ids)
         question = _message(said[-1], len(said) - 1, said)
         asked = Message("user", question.content + ONLY.format(options=", ".join(options)))
-        return Asked((*_messages(said[:-1]), asked), thinks=False, options=options)
+        return ChatRequest((*_messages(said[:-1]), asked), thinks=False, options=options)
     if last.closed:
         thought = f"{last.thought.strip()}\n\n{last.answer.strip()}".strip()
-        return Asked((*_messages(said), Message("assistant", thought), Message("user", FINAL)), thinks=False)
+        return ChatRequest((*_messages(said), Message("assistant", thought), Message("user", FINAL)), thinks=False)
     if last.thought.strip():
         raise RequestRefused("a server with only chat completions cannot continue a partial reply")
-    return Asked(_messages(said), thinks=True)
+    return ChatRequest(_messages(said), thinks=True)
 
 
-def candidate_of(reasoning: str, content: str, finish: FinishReason, request: Request, asked: Asked, tokenizer: ChatTokenizer) -> Candidate:
+def candidate_of(
+    reasoning: str, content: str, finish: FinishReason, request: Request, asked: ChatRequest, tokenizer: ChatTokenizer
+) -> Candidate:
     """The candidate that a reply is: its thought, closed by the mark of a thought, and what follows it.
 
     Of a model that shows no thought the whole reply is the thought, and its conclusion the answer. A reply that is cut before its answer
@@ -111,7 +113,7 @@ class Turn(NamedTuple):
     thought: str
     """All of its text, up to the closing reasoning tag."""
     closed: bool
-    """Whether there is such a tag; text that merely spells it out does not count."""
+    """True if there is such a tag; text that merely spells it out does not count."""
     answer: str
     """The text after it."""
 

@@ -85,7 +85,7 @@ def _load_tokenizer(role: str, spec: OpenAISpec) -> ServedTokenizer:
 
 
 def facts(deployment: Deployment, can: Capabilities, probed: Sequence[CheckedServer]) -> dict[str, Fact]:
-    """The engine's `Engine.facts`: what is known of the servers, and what is assumed where they do not say."""
+    """The engine's `Engine.facts`, with what is assumed where the servers do not say."""
     by_text = not can.returns_ids and not can.reports_stop
     return {
         "answers": "model",
@@ -108,7 +108,7 @@ def facts(deployment: Deployment, can: Capabilities, probed: Sequence[CheckedSer
 
 
 def _doubts(deployment: Deployment, can: Capabilities, probed: Sequence[CheckedServer]) -> dict[str, Fact]:
-    """What cannot be known of the servers, or is strange, as the fact `doubts`."""
+    """The fact `doubts`: things about the servers that are strange or cannot be known."""
     asked = deployment.spec.model
     names = ((server.url, one.answered_by) for server, one in zip(deployment.servers, probed, strict=True))
     said = [f"{url} answers as the model {name!r} where {asked!r} is asked for" for url, name in names if is_another_model(asked, name)]

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import anyio
 import msgspec
+from msgspec import Raw
 
 from pipeline.errors import GraphError, PipelineError, install_command
 from pipeline.system.proxies import is_loopback, proxy_variable
@@ -26,7 +27,7 @@ ASK_S = 30.0
 MAX_BODY_BYTES = 64 << 20
 """Longest answer that is read, whatever was asked: 35 candidates of 8,192 tokens, with log probabilities, are half of that."""
 UNREADABLE = (ValueError, RecursionError)
-"""What msgspec raises for bytes that are not the JSON asked for: its own errors are `ValueError`s, as are those of UTF-8 and of integers
+"""The errors of msgspec for bytes that are not the JSON asked for: its own errors are `ValueError`s, as are those of UTF-8 and of integers
 with thousands of digits; JSON that is too deep is a `RecursionError`."""
 _MAX_FACTS_BYTES = 16 << 20
 """Longest answer that is read to a question about the server itself: some list thousands of models."""
@@ -37,7 +38,7 @@ _KEEPALIVE_S = 3.0
 _MAX_MESSAGE_CHARS = 300
 
 Verdict = Literal["busy", "failing", "unreadable", "malformed", "refused", "withheld", "overflow", "gone", "closed"]
-"""What becomes of a request without an answer. It is sent again: the server is `busy`; it is `failing`, or cannot be reached; what it sent
+"""The fate of a request without an answer. It is sent again: the server is `busy`; it is `failing`, or cannot be reached; what it sent
 is `unreadable`, no JSON; or `malformed`, no answer to the request. Its chain ends: the server `refused` it by its status, `withheld` its
 answer, or its prompt is an `overflow` of the context. The run ends where the server answers nobody: it is `gone` (no such model or address,
 which may pass) or `closed` (a key or a purse, which will not within seconds)."""
@@ -89,6 +90,14 @@ class Reply(NamedTuple):
         except (ValueError, OverflowError, TypeError, LookupError, OSError):  # the parser of dates raises what its parts raise
             return None
         return seconds if seconds <= _MAX_RETRY_AFTER_S else None
+
+
+def read_json(content: bytes | Raw, kind: Any = Any) -> Any:
+    """The JSON in `content`; None where it holds none of this kind."""
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except UNREADABLE:
+        return None
 
 
 def quoted(words: str) -> str:

@@ -50,7 +50,7 @@ class Deployment(NamedTuple):
 
 
 class Arriving(NamedTuple):
-    """What has arrived of an interruptible request: of each answer, at one server."""
+    """The part of an interruptible request's answers that has arrived from one server."""
 
     server: Server
     answers: Sequence[StreamedAnswer]
@@ -68,7 +68,7 @@ class OpenAIEngine(ServedEngine):
         self.vocab_size = tokenizer.vocab_size
         self._spec, self._max_ids = deployment.spec, tokenizer.vocab_size + PADDING_IDS
         self._interruptible: dict[str, anyio.CancelScope] = {}
-        """What `interrupt` cancels, by the id of the request."""
+        """The scope that `interrupt` cancels, by the id of the request."""
         self._arriving: dict[str, Arriving] = {}
 
     def check(self, request: Request) -> None:

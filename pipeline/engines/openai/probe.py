@@ -11,11 +11,10 @@ from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import anyio
-import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, structs
 
 from pipeline.engine import Request, Tokenizer
-from pipeline.engines.openai.client import UNREADABLE, NoAnswer, Reply, Server, quoted
+from pipeline.engines.openai.client import NoAnswer, Reply, Server, quoted, read_json
 from pipeline.engines.openai.replies import refusal_of, refuse_closed, server_error_of
 from pipeline.engines.openai.request import (
     EXACT,
@@ -44,7 +43,7 @@ QUESTION = (
     "So each of the 4 friends at the café first has 12 apples, then gives away half of them: is 24 = \\frac{48}{2} left, or 12.5? "
     "Answer 1 for yes, 0 for no."
 )
-"""What a server is asked: tokenizers of different models count it differently."""
+"""The question to a server: tokenizers of different models count it differently."""
 LONG_PROMPT, SPARE_TOKENS = 4352, 64
 """Tokens of a prompt that is too long for the context that Ollama has by default, and what is left of a smaller one."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.25, 5.0
@@ -75,7 +74,7 @@ class ServedModel(Struct, frozen=True):
 
 
 class CheckedServer(NamedTuple):
-    """What one server of a deployment answered when it was asked about itself."""
+    """The answers of one server of a deployment about itself."""
 
     model: ServedModel
     can: Capabilities
@@ -88,7 +87,7 @@ class CheckedServer(NamedTuple):
 
 
 class CacheConfig(NamedTuple):
-    """What a vLLM server states about the cache of keys and values of its model."""
+    """The cache of keys and values of a vLLM server, as it states it."""
 
     block_size: int
     """Tokens in a block."""
@@ -96,31 +95,23 @@ class CacheConfig(NamedTuple):
     """Tokens that fit, over all of its engines."""
 
 
-def _read(content: bytes | Raw, kind: Any) -> Any:
-    """The JSON in `content`; None where it holds none of this kind."""
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except UNREADABLE:
-        return None
-
-
 def _models_in(reply: Reply) -> list[ServedModel] | None:
     """The models that a reply lists; None where it is no list of models. What is odd about one model does not matter to another, and a
     field of a wrong type counts as one that is not there."""
-    listed = (_read(reply.content, dict[str, Raw]) or {}).get("data") if reply.ok else None
-    cards = None if listed is None else _read(listed, list[Raw])
+    listed = (read_json(reply.content, dict[str, Raw]) or {}).get("data") if reply.ok else None
+    cards = None if listed is None else read_json(listed, list[Raw])
     return None if cards is None else [model for card in cards if (model := _model_of(card)) is not None]
 
 
 def _model_of(raw: Raw) -> ServedModel | None:
-    card = _read(raw, dict[str, Raw]) or {}
+    card = read_json(raw, dict[str, Raw]) or {}
 
     def stated(name: str, kind: Any) -> Any:
-        return _read(card.get(name, Raw(b"null")), kind)
+        return read_json(card.get(name, Raw(b"null")), kind)
 
     meta = stated("meta", dict[str, Raw]) or {}  # of llama.cpp
     lengths = [stated(key, ContextLength) for key in ("max_model_len", "context_length", "context_window", "max_context_length")]
-    lengths.append(_read(meta.get("n_ctx", Raw(b"null")), ContextLength))
+    lengths.append(read_json(meta.get("n_ctx", Raw(b"null")), ContextLength))
     if (name := stated("id", str)) is None:
         return None
     owner = stated("owned_by", str)
@@ -128,7 +119,7 @@ def _model_of(raw: Raw) -> ServedModel | None:
         id=name,
         owned_by=None if owner is None else quoted(owner),
         own_context=next(filter(None, lengths), None),
-        trained_context=_read(meta.get("n_ctx_train", Raw(b"null")), ContextLength),
+        trained_context=read_json(meta.get("n_ctx_train", Raw(b"null")), ContextLength),
         parent=stated("parent", str),
         root=stated("root", str),
     )
@@ -177,14 +168,9 @@ async def served_model(
     if model is not None:
         return model
 
-    async def asked(other: str) -> Reply:
-        with suppress(NoAnswer):
-            return await ask(other)
-        return await ask(other)  # once more: a server that failed may close the connection behind its answer
-
     try:
-        reply = await asked(name)
-        if reply.ok and (isinstance(models, Reply) or not (await asked(f"{name}-{_NOBODY}")).ok):
+        reply = await ask(name)
+        if reply.ok and (isinstance(models, Reply) or not (await ask(f"{name}-{_NOBODY}")).ok):
             return ServedModel(name)
     except NoAnswer as error:
         raise GraphError(where, f"the server at {server.url} {error}") from None
@@ -219,7 +205,7 @@ def context_length(where: str, server: Server, spec: OpenAISpec, model: ServedMo
 
 
 async def check_server(where: str, server: Server, model: ServedModel, spec: OpenAISpec, tokenizer: Tokenizer) -> CheckedServer:
-    """What the server can do: what its preset says, as far as it answers a small request for each of it.
+    """The capabilities of the server: those of its preset for which it answers a small request.
 
     Raises `GraphError` where it does not answer a prompt, or reads another one than it is sent.
     """
@@ -366,8 +352,8 @@ async def _version(server: Server, model: ServedModel, answer: ResponseBody) -> 
     if model.owned_by == "vllm":
         with suppress(NoAnswer):
             reply = await server.get(_beside(server, "version"))
-            said = _read((_read(reply.content, dict[str, Raw]) or {}).get("version", Raw(b"null")), str)
-    return quoted(said or _read(answer.system_fingerprint, str) or "")
+            said = read_json((read_json(reply.content, dict[str, Raw]) or {}).get("version", Raw(b"null")), str)
+    return quoted(said or read_json(answer.system_fingerprint, str) or "")
 
 
 async def _cache_config(server: Server, model: ServedModel) -> CacheConfig | None:
@@ -380,7 +366,7 @@ async def _cache_config(server: Server, model: ServedModel) -> CacheConfig | Non
 
 
 def cache_config(metrics: str) -> CacheConfig | None:
-    """What `metrics`, in Prometheus' text format, say in `vllm:cache_config_info`, which has a line for each engine of a server."""
+    """The cache in `metrics`, in Prometheus' text format: `vllm:cache_config_info` has a line for each engine of a server."""
     sizes, tokens = set(), 0
     for labels in re.findall(r"^vllm:cache_config_info\{(.*)\}", metrics, re.MULTILINE):
         found = dict(re.findall(r'(\w+)="(\d{1,12})"', labels))

@@ -29,8 +29,8 @@ _SLICES, _SLICE_S = 8, 1.0
 process did not run, does not count."""
 
 
-class Replica:
-    """What is known of one replica."""
+class ServerReplica:
+    """The state of one replica."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -64,7 +64,7 @@ class Replicas:
     ) -> None:
         """`probe` sends a server a small request, and returns how that failed. `start` runs a task that lives no longer than the engine.
         `die` makes every call fail from now on: no replica was in for `reconnect_s`."""
-        self.all = [Replica(server) for server in servers]
+        self.all = [ServerReplica(server) for server in servers]
         self._reconnect_s, self._probe, self._start, self._die = reconnect_s, probe, start, die
         self._changed = anyio.Event()
         """Set, and replaced, whenever a replica was asked."""
@@ -75,11 +75,11 @@ class Replicas:
         """Calls in flight at all replicas."""
         return sum(replica.in_flight for replica in self.all)
 
-    def has_other(self, tried: Collection[Replica]) -> bool:
+    def has_other(self, tried: Collection[ServerReplica]) -> bool:
         """True if a replica that is not among `tried` gets calls."""
         return any(replica.failure is None and replica not in tried for replica in self.all)
 
-    async def take(self, tried: Collection[Replica] = ()) -> Replica:
+    async def take(self, tried: Collection[ServerReplica] = ()) -> ServerReplica:
         """The replica for one more call, as soon as one gets calls; one in `tried`, at which the call has failed, only where there is no
         other. The caller counts the call's end in `in_flight`."""
         while True:
@@ -91,14 +91,14 @@ class Replicas:
                 return found
             await self._changed.wait()
 
-    def succeeded(self, replica: Replica) -> None:
+    def succeeded(self, replica: ServerReplica) -> None:
         """A call was answered, which also brings back a replica that was out for not answering."""
         replica.failures, replica.pause_s = 0, FIRST_PAUSE_S
         if replica.failure is not None and replica.failure.verdict == "failing":
             replica.failure = None
             self._change()
 
-    def failed(self, replica: Replica, failure: NoAnswer) -> None:
+    def failed(self, replica: ServerReplica, failure: NoAnswer) -> None:
         """A call got no answer."""
         if failure.verdict == "busy":
             replica.busy_until = anyio.current_time() + (BUSY_S if failure.retry_after_s is None else failure.retry_after_s)
@@ -107,7 +107,7 @@ class Replicas:
         if replica.failures >= FAILURES_IN_ROW and replica.failure is None:
             self._put_out(replica, failure)
 
-    async def answers(self, replica: Replica) -> bool:
+    async def answers(self, replica: ServerReplica) -> bool:
         """True if the replica answers a small request, sent after this was called; puts it out or back otherwise. Callers at the same time
         share one request."""
         called = anyio.current_time()
@@ -132,7 +132,7 @@ class Replicas:
             await self._changed.wait()
         return True
 
-    def _put_out(self, replica: Replica, failure: NoAnswer) -> None:
+    def _put_out(self, replica: ServerReplica, failure: NoAnswer) -> None:
         replica.failure = failure
         if not replica.recovering:
             replica.recovering = True
@@ -141,7 +141,7 @@ class Replicas:
             self._outage = True
             self._start(self._await_any)
 
-    async def _recover(self, replica: Replica) -> None:
+    async def _recover(self, replica: ServerReplica) -> None:
         """Ask a replica that is out, after pauses that grow, until it answers."""
         while replica.failure is not None:
             await anyio.sleep(replica.pause_s)
@@ -168,7 +168,7 @@ class Replicas:
         self._changed = anyio.Event()
 
     def _limit(self) -> tuple[float, str]:
-        """How long all replicas may be out, and what is said then."""
+        """The time for which all replicas may be out, and the words about it."""
         verdicts = {replica.failure.verdict for replica in self.all if replica.failure is not None}
         limit_s = min(REFUSED_S, self._reconnect_s)
         if verdicts == {"closed"}:

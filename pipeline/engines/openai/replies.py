@@ -1,4 +1,4 @@
-"""What a server's reply means, decided in one place for every backend that asks over HTTP. Pure.
+"""The meaning of a server's reply, decided in one place for every backend that asks over HTTP. Pure.
 
 A status, an error inside a reply of status 200, a finish reason or a message enters. An answer leaves, or a `NoAnswer` whose verdict says
 what becomes of the request. The tables hold what the API references of OpenAI, OpenRouter, Mistral, DeepSeek, Zhipu, Anthropic and Gemini
@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from pipeline.engine import FinishReason, Request
-from pipeline.engines.openai.client import UNREADABLE, NoAnswer, Reply, Verdict, quoted
+from pipeline.engines.openai.client import NoAnswer, Reply, Verdict, quoted, read_json
 from pipeline.errors import BadCompletion, ContextOverflow, EngineUnavailable, GraphError, PipelineError, RequestRefused
 
 MAX_PATIENCE_S = 3600.0
@@ -45,7 +45,7 @@ _STATUSES: Mapping[int, tuple[Verdict, str]] = {
     **dict.fromkeys((404, 405, 410, 501), ("gone", _MODEL)),
     **dict.fromkeys((408, 409, 423, 425), ("failing", "")),
 }
-"""What a status means; of others those from 500 on may pass, and all below refuse the request."""
+"""The meaning of a status; of others those from 500 on may pass, and all below refuse the request."""
 _SAID: Sequence[tuple[re.Pattern[str], Verdict, str]] = (
     (
         re.compile(
@@ -64,13 +64,13 @@ _SAID: Sequence[tuple[re.Pattern[str], Verdict, str]] = (
     (re.compile(r"model_not_found", re.IGNORECASE), "gone", _MODEL),
     (re.compile(r"content_(filter|policy)|moderation|data_inspection_failed|\bflagged\b", re.IGNORECASE), "refused", ""),
 )
-"""What the words of an error mean, before its status is looked at; its message counts where the status is one of a refusal."""
+"""The meaning of the words of an error, before its status is looked at; its message counts where the status is one of a refusal."""
 _OVERFLOWS = re.compile(r"context (length|size|window)|max_model_len|context_length_exceeded|exceed_context_size", re.IGNORECASE)
 _CONTEXT = re.compile(r"(?:context (?:length|size|window)|max_model_len)[^0-9]{0,40}([1-9][0-9]{0,8})(?![0-9])")
 
 
 class ServerError(NamedTuple):
-    """Why a server refused a request."""
+    """The reason for which a server refused a request."""
 
     text: str
     """The server's own words, on one line."""
@@ -84,7 +84,7 @@ def server_error_of(reply: Reply) -> ServerError:
     """Why the server refused, out of a `reply` that is not `ok`: OpenAI, vLLM and llama.cpp put an object or a text into `error`, SGLang a
     `message` next to it, FastAPI a `detail`, Gemini a list of one such object, OpenRouter what the provider said into `metadata`."""
     nothing = f"status {reply.status}"
-    body = _read(reply.content)
+    body = read_json(reply.content)
     body = body[0] if isinstance(body, list) and body else body
     if not isinstance(body, dict):
         return ServerError(quoted(reply.content.decode(errors="replace")) or nothing)
@@ -107,16 +107,8 @@ def _text(value: Any) -> str:
     return "" if value in (None, {}, []) else msgspec.json.encode(value).decode()
 
 
-def _read(content: bytes | Raw, kind: Any = Any) -> Any:
-    """The JSON in `content`; None where it holds none of this kind."""
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except UNREADABLE:
-        return None
-
-
 def refusal_of(reply: Reply) -> NoAnswer:
-    """What a reply means whose status is not 200."""
+    """The meaning of a reply whose status is not 200."""
     if 300 <= reply.status < 400:
         place = quoted(reply.headers.get("location", "another address"))
         return NoAnswer("failing", f"redirects to {place}, which is not followed; if that is the right server, set base_url to it")
@@ -136,12 +128,12 @@ def _meaning(status: int, error: ServerError, words: str, retry_after_s: float |
 
 
 def error_within(content: bytes | Raw, prefix: str = "") -> NoAnswer | None:
-    """What an error means that `content` holds, the JSON of a reply of status 200 or of a part of it; None where it holds none.
+    """The meaning of an error in `content`, the JSON of a reply of status 200 or of a part of it; None where it holds none.
 
     OpenRouter sends errors so once a provider has begun, LiteLLM and vLLM within a stream, others always. Their code is a status, a number
     of their own or a word. `prefix` goes before the server's words.
     """
-    fields = _read(content, dict[str, Raw]) or {}
+    fields = read_json(content, dict[str, Raw]) or {}
     if fields.get("error", NULL) == NULL and ("choices" in fields or not fields.keys() & {"message", "detail", "msg", "errors"}):
         return None
     error = server_error_of(Reply(200, {}, bytes(content)))
@@ -188,7 +180,7 @@ _FINISH: Mapping[str, FinishReason | tuple[Verdict, str]] = {
         ("failing", "aborted the request"),
     ),
 }
-"""What each documented finish reason means, in lower case."""
+"""The meaning of each documented finish reason, in lower case."""
 
 
 def finish_of(stated: str | None, error: Raw = NULL) -> FinishReason:
@@ -210,7 +202,7 @@ def finish_of(stated: str | None, error: Raw = NULL) -> FinishReason:
 
 
 class ChatMessage(Struct, frozen=True):
-    """What a model said in a chat; each field may hold anything."""
+    """The message of a model in a chat; each field may hold anything."""
 
     content: Any = None
     """A text, nothing, or a list of parts (Mistral, Anthropic)."""
@@ -241,7 +233,7 @@ _UNSHOWN = ("reference", "redacted_thinking", "reasoning.encrypted")
 
 
 def said_in(message: ChatMessage, finish: FinishReason) -> Said:
-    """What a message says; raises `NoAnswer` for a refusal, for the call of a tool, and for what is no text."""
+    """The thought and the text of a message; raises `NoAnswer` for a refusal, for the call of a tool, and for what is no text."""
     content = list(_parts(message.content, "text"))
     refused = [text for kind, text in (*content, *_parts(message.refusal, "refusal")) if kind == "refusal"]
     if "".join(refused).strip():

@@ -40,14 +40,14 @@ character, of a prompt that is repeated or scored."""
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """What a server can do: what its preset says, as far as the server confirms it."""
+    """The features of a server: those of its preset that it confirms."""
 
     prompts: Literal["ids", "text"]
-    """How it takes prompts: as token ids or as text."""
+    """The form in which it takes prompts."""
     fields: frozenset[str]
     """Optional request fields that it honours."""
     top_logprobs: int
-    """For how many alternatives of a token it gives log probabilities; 0: it gives none at all."""
+    """The number of alternatives of a token for which it gives log probabilities; 0: it gives none at all."""
     reports_stop: bool = False
     """True if its answers say which stop ended a candidate."""
     adds_bos: bool = False
@@ -91,7 +91,7 @@ PRESETS: Mapping[str, Capabilities] = {
     "llama.cpp": Capabilities(prompts="text", fields=frozenset({*_COMMON, *NEUTRAL}), top_logprobs=20),
     "generic": Capabilities(prompts="text", fields=frozenset(_COMMON), top_logprobs=5),
 }
-"""What servers of a kind can do. `generic` takes OpenAI's own fields and no others."""
+"""The features of servers by their kind. `generic` takes OpenAI's own fields and no others."""
 OWNERS: Mapping[str | None, str] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
 """The preset of a server by the owner (`owned_by`) that it states of its models; of any other it is `generic`."""
 

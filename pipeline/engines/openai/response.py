@@ -5,20 +5,24 @@ that are missing, a token that was never an option. Whatever the bytes are, noth
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Tokenizer
-from pipeline.engines.openai.client import UNREADABLE, NoAnswer, Reply
+from pipeline.engines.openai.client import UNREADABLE, NoAnswer, Reply, read_json
 from pipeline.engines.openai.replies import NULL, ChatMessage, error_within, finish_of, refusal_of
 from pipeline.engines.openai.request import Capabilities, candidates_asked, prompt_of, stop_texts
 from pipeline.engines.openai.stated import UsageBody, flaw_in_prompt_tokens, model_of, read_usage, timing_of, usage_of
 from pipeline.engines.openai.text_mode import answer_ids
 from pipeline.engines.tokenizer import count_through_stop
 
+Stop = str | int | None
+"""What ended a candidate: a stop string, a stop id, or an end of sequence."""
+_IdsEnd = tuple[int, FinishReason, Stop]
+_TextEnd = tuple[str, FinishReason, Stop]
 _MIN_LOGPROB = -9998.0
 """A log probability below this means minus infinity: vLLM writes -9999, because JSON has no infinity."""
 _MAX_LOGPROB = 0.01
@@ -54,7 +58,7 @@ class PromptLogprob(Struct, frozen=True):
     logprob: float
 
 
-class Choice(Struct, frozen=True):
+class CompletionChoice(Struct, frozen=True):
     """One candidate as the server sent it (OpenAI's word for it is choice)."""
 
     index: int | None = None
@@ -63,20 +67,20 @@ class Choice(Struct, frozen=True):
     """Ours is `interrupted`."""
     token_ids: tuple[Annotated[int, Meta(ge=0, lt=1 << 31)], ...] | None = None
     logprobs: Logprobs | None = None
-    stop_reason: str | int | UnsetType | None = UNSET
+    stop_reason: Stop | UnsetType = UNSET
     """vLLM's field for the stop string or stop id that ended it; None for an end of sequence."""
-    matched_stop: str | int | UnsetType | None = UNSET
+    matched_stop: Stop | UnsetType = UNSET
     """SGLang's field for it, which also holds the id of an end of sequence."""
     prompt_logprobs: tuple[dict[str, PromptLogprob] | None, ...] | None = None
     prompt_token_ids: Raw = NULL
     """The prompt, which vLLM repeats with every candidate."""
     message: ChatMessage | None = None
-    """What the model said, of a chat completion."""
+    """The message of the model, of a chat completion."""
     error: Raw = NULL
-    """Why it is no whole answer, of OpenRouter."""
+    """The reason why it is no whole answer, of OpenRouter."""
 
     @property
-    def reported_stop(self) -> str | int | UnsetType | None:
+    def reported_stop(self) -> Stop | UnsetType:
         """The stop that ended it as the server says; `UNSET` where it does not say."""
         return self.matched_stop if self.stop_reason is UNSET else self.stop_reason
 
@@ -84,9 +88,9 @@ class Choice(Struct, frozen=True):
 class ResponseBody(Struct, frozen=True):
     """The body of an answer; fields that are not used are not decoded."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[CompletionChoice, ...]
     usage: Raw = NULL
-    """What is not the answer itself is decoded in `pipeline.engines.openai.stated`."""
+    """This and the following are decoded in `pipeline.engines.openai.stated`."""
     model: Raw = NULL
     system_fingerprint: Raw = NULL
     metrics: Raw = NULL
@@ -96,10 +100,7 @@ class ResponseBody(Struct, frozen=True):
 class Piece(ResponseBody, frozen=True):
     """A piece of an answer that comes as a stream: some hold no candidate, but what the server states."""
 
-    choices: tuple[Choice, ...] | None = None  # type: ignore[assignment]
-
-
-_decode_ids = msgspec.json.Decoder(list[int] | None).decode
+    choices: tuple[CompletionChoice, ...] | None = None  # type: ignore[assignment]
 
 
 def decode_reply(reply: Reply) -> ResponseBody:
@@ -157,16 +158,14 @@ def completion_of(request: Request, answers: Sequence[ResponseBody], can: Capabi
 def _check_counts(request: Request, stated: Sequence[UsageBody], can: Capabilities, tokenizer: Tokenizer, copies: int) -> None:
     """Raise `NoAnswer` where a server states that it has read another number of tokens than it was sent."""
     counts = {one.prompt_tokens for one in stated if one.prompt_tokens}
-    if not counts:
-        return
-    prompt = prompt_of(request, can, tokenizer)
+    prompt = prompt_of(request, can, tokenizer) if counts else []
     sent = len(prompt) if isinstance(prompt, list) else len(tokenizer.encode(prompt)) + can.adds_bos
     for count in counts:
         if flaw := flaw_in_prompt_tokens(sent, count, copies, exact=can.prompts == "ids"):
             raise NoAnswer("withheld", flaw, excess=count - sent)
 
 
-def _choices(request: Request, answer: ResponseBody, asked: int) -> list[Choice]:
+def _choices(request: Request, answer: ResponseBody, asked: int) -> list[CompletionChoice]:
     """The `asked` choices in the order of their index, each of them ended as it should."""
     if len(answer.choices) != asked:
         raise _malformed(f"has {len(answer.choices)} choices, not {asked}")
@@ -176,20 +175,17 @@ def _choices(request: Request, answer: ResponseBody, asked: int) -> list[Choice]
     return [structs.replace(choice, finish_reason=_finish(request, choice)) for choice in choices]
 
 
-def _finish(request: Request, choice: Choice) -> FinishReason:
+def _finish(request: Request, choice: CompletionChoice) -> FinishReason:
     if request.interruptible and choice.finish_reason == "interrupted":
         return "interrupted"
     return finish_of(choice.finish_reason, choice.error)
 
 
-def _check_prompts(request: Request, choices: Sequence[Choice]) -> None:
+def _check_prompts(request: Request, choices: Sequence[CompletionChoice]) -> None:
     """Raise `NoAnswer` where a server repeats a prompt other than that of `request`: a proxy that mixes connections up gives the answers
     to other requests."""
     for choice in choices:
-        try:
-            repeated = _decode_ids(choice.prompt_token_ids)
-        except UNREADABLE:
-            continue
+        repeated = read_json(choice.prompt_token_ids, list[int])
         if repeated is not None and repeated != [*request.prompt_ids, *request.scored_ids]:
             raise _malformed("belongs to another prompt")
 
@@ -201,8 +197,9 @@ _CUT: Mapping[str | None, FinishReason] = {"length": "length", "interrupted": "i
 # Answers of servers that return token ids.
 
 
-def _candidate_of_ids(request: Request, choice: Choice, can: Capabilities, tokenizer: Tokenizer) -> Candidate:
-    ids = _ids(choice)
+def _candidate_of_ids(request: Request, choice: CompletionChoice, can: Capabilities, tokenizer: Tokenizer) -> Candidate:
+    if (ids := choice.token_ids) is None:
+        raise _malformed("has no token ids")
     if len(ids) > request.max_tokens:
         raise _malformed(f"has a candidate of {len(ids)} tokens, more than max_tokens={request.max_tokens}")
     if not ids and choice.finish_reason == "length":
@@ -218,14 +215,8 @@ def _candidate_of_ids(request: Request, choice: Choice, can: Capabilities, token
     return Candidate(ids=ids[:kept], text=tokenizer.decode(ids[:kept]), cumulative_logprob=total, finish_reason=finish, stop_reason=stop)
 
 
-def _ids(choice: Choice) -> tuple[int, ...]:
-    if choice.token_ids is None:
-        raise _malformed("has no token ids")
-    return choice.token_ids
-
-
-def _end_of_ids(request: Request, choice: Choice, ids: Sequence[int], tokenizer: Tokenizer) -> tuple[int, FinishReason, str | int | None]:
-    """How many of `ids` to keep, and what ended them."""
+def _end_of_ids(request: Request, choice: CompletionChoice, ids: Sequence[int], tokenizer: Tokenizer) -> _IdsEnd:
+    """The number of `ids` to keep, and what ended them."""
     if cut := _CUT.get(choice.finish_reason):
         return len(ids), cut, None
     if ids and ids[-1] in request.stop_ids:
@@ -241,20 +232,11 @@ def _end_of_ids(request: Request, choice: Choice, ids: Sequence[int], tokenizer:
 # Answers of servers that return text.
 
 
-class _End(NamedTuple):
-    """Where a stop was found in a text: its first character, the place after its last, and the stop reason."""
-
-    start: int
-    end: int
-    reason: str | int | None
-
-
-def _candidate_of_text(request: Request, choice: Choice, can: Capabilities, tokenizer: Tokenizer) -> Candidate:
+def _candidate_of_text(request: Request, choice: CompletionChoice, can: Capabilities, tokenizer: Tokenizer) -> Candidate:
     if choice.text is None:
         raise _malformed("has no text")
-    most = _MAX_CHARS * request.max_tokens
-    if len(choice.text) > most:
-        choice = structs.replace(choice, text=choice.text[:most], finish_reason="length")
+    if len(choice.text) > (limit := _MAX_CHARS * request.max_tokens):
+        choice = structs.replace(choice, text=choice.text[:limit], finish_reason="length")
     text, finish, stop = _end_of_text(request, choice, choice.text or "", can, tokenizer)
     logprobs = _sampled_logprobs(choice)
     asked = request.logprobs and can.top_logprobs
@@ -268,35 +250,21 @@ def _candidate_of_text(request: Request, choice: Choice, can: Capabilities, toke
     return Candidate(ids=tuple(ids), text=text, cumulative_logprob=total, finish_reason=finish, stop_reason=stop)
 
 
-def _end_of_text(
-    request: Request, choice: Choice, text: str, can: Capabilities, tokenizer: Tokenizer
-) -> tuple[str, FinishReason, str | int | None]:
+def _end_of_text(request: Request, choice: CompletionChoice, text: str, can: Capabilities, tokenizer: Tokenizer) -> _TextEnd:
     """The text up to and including its first stop, which servers trim or leave, and what ended it."""
-    stops = _stops(request, tokenizer)
-    if found := min(_found(text, stops), default=None, key=lambda end: end[:2]):
-        kept = found.start if found.reason is None else found.end
-        return text[:kept], "stop", found.reason
+    # The stop reason of each text that can end a candidate; None for an end of sequence that is no stop id.
+    stops: dict[str, Stop] = {tokenizer.decode([token]): None for token in tokenizer.eos_ids}
+    stops |= {tokenizer.decode([token]): token for token in request.stop_ids} | {stop: stop for stop in request.stop}
+    if found := [(start, start + len(stop), reason) for stop, reason in stops.items() if (start := text.find(stop)) >= 0]:
+        start, end, reason = min(found, key=lambda each: each[:2])
+        return text[: start if reason is None else end], "stop", reason
     if cut := _CUT.get(choice.finish_reason):
         return text, cut, None
     trimmed = _trimmed(choice.reported_stop, stops, stop_texts(request, can, tokenizer))
     return text + (trimmed or ""), "stop", stops.get(trimmed) if trimmed else None
 
 
-def _stops(request: Request, tokenizer: Tokenizer) -> dict[str, str | int | None]:
-    """The stop reason of each text that can end a candidate; None for an end of sequence that is no stop id."""
-    stops: dict[str, str | int | None] = {tokenizer.decode([token]): None for token in tokenizer.eos_ids}
-    stops |= {tokenizer.decode([token]): token for token in request.stop_ids}
-    return stops | {stop: stop for stop in request.stop}
-
-
-def _found(text: str, stops: dict[str, str | int | None]) -> Iterator[_End]:
-    for stop, reason in stops.items():
-        start = text.find(stop)
-        if start >= 0:
-            yield _End(start, start + len(stop), reason)
-
-
-def _trimmed(reported: str | int | UnsetType | None, stops: dict[str, str | int | None], sent: Sequence[str]) -> str | None:
+def _trimmed(reported: Stop | UnsetType, stops: Mapping[str, Stop], sent: Sequence[str]) -> str | None:
     """The stop that the server trimmed from the end of a text; one that does not say trimmed the one it was sent."""
     if reported is UNSET:
         return sent[0] if sent else None
@@ -310,26 +278,24 @@ def _trimmed(reported: str | int | UnsetType | None, stops: dict[str, str | int 
 # Log probabilities.
 
 
-def _choice(request: Request, choice: Choice, can: Capabilities, tokenizer: Tokenizer) -> tuple[Candidate, tuple[float, ...]]:
+def _choice(request: Request, choice: CompletionChoice, can: Capabilities, tokenizer: Tokenizer) -> tuple[Candidate, tuple[float, ...]]:
     """The chosen option as a candidate, and the log probability of each option, -inf for one that the server did not name."""
     options = request.option_ids
     known = _first_place(choice)
     logprobs = tuple(known.get(token, known.get(tokenizer.decode([token]), -math.inf)) for token in options)
     if can.exact_options and not all(token in known for token in options):
         raise _malformed("lacks the log probabilities of some options")
-    ids = _ids(choice) if can.returns_ids else ()
+    place = max(range(len(options)), key=logprobs.__getitem__)
     if can.exact_options and can.returns_ids:
+        ids = choice.token_ids or ()
         if len(ids) != 1 or ids[0] not in options:
             raise _malformed(f"chose {list(ids)}, which is not one of the options")
         place = options.index(ids[0])
-    else:
-        place = max(range(len(options)), key=logprobs.__getitem__)
     text = tokenizer.decode([options[place]])
-    chosen = Candidate(ids=(options[place],), text=text, cumulative_logprob=logprobs[place], finish_reason="length")
-    return chosen, logprobs
+    return Candidate(ids=(options[place],), text=text, cumulative_logprob=logprobs[place], finish_reason="length"), logprobs
 
 
-def _first_place(choice: Choice) -> dict[str | int, float]:
+def _first_place(choice: CompletionChoice) -> dict[str | int, float]:
     """Log probabilities of the alternatives at the first sampled token, by id where the server says it, else by text."""
     given = choice.logprobs
     if given and given.content:
@@ -351,7 +317,7 @@ def _logprob(value: float | None) -> float:
     return -math.inf if value <= _MIN_LOGPROB else value
 
 
-def _sampled_logprobs(choice: Choice) -> list[float]:
+def _sampled_logprobs(choice: CompletionChoice) -> list[float]:
     """Log probabilities of the sampled tokens."""
     given = choice.logprobs
     if given is None:
@@ -360,7 +326,7 @@ def _sampled_logprobs(choice: Choice) -> list[float]:
     return [_logprob(value) for value in values]
 
 
-def _scored(request: Request, choice: Choice) -> tuple[float, ...]:
+def _scored(request: Request, choice: CompletionChoice) -> tuple[float, ...]:
     """Log probabilities of the tokens at the end of the prompt."""
     places = (choice.prompt_logprobs or ())[-len(request.scored_ids) :]
     given = [place.get(str(token)) if place else None for place, token in zip(places, request.scored_ids, strict=False)]

@@ -1,4 +1,4 @@
-"""What every engine has whose model is served over HTTP by one server, or by several that are replicas of one another.
+"""The common part of every engine whose model is served over HTTP, by one server or by several replicas.
 
 Requests enter and completions leave; nothing is computed here and nothing is sent twice (`pipeline.runtime.retry` does that). A subclass
 says how a server is asked; this class sends the call to a replica, says what a failure means for it, and ends with the servers.
@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 from pipeline.engine import Availability, Completion, EngineStatistics, Fact, Finding, Request, Tokenizer
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.openai.client import ASK_S, NoAnswer, Server, check_url, quoted, read_key
-from pipeline.engines.openai.replicas import Replica, Replicas
+from pipeline.engines.openai.replicas import Replicas, ServerReplica
 from pipeline.engines.openai.replies import error_of
 from pipeline.engines.openai.spec import ServedSpec
 from pipeline.engines.startup import tell_phase
@@ -42,7 +42,7 @@ class ServedEngine(ABC):
         self._limit_s = min(spec.hang_s, spec.timeout_s or spec.hang_s)
         self._tasks = tasks
         self._replicas = Replicas(servers, spec.reconnect_s, self._probe, self._start, self._die)
-        self._tried: dict[str, set[Replica]] = {}
+        self._tried: dict[str, set[ServerReplica]] = {}
         """Replicas at which a request, by its id, has failed since it was sent for the first time or had to wait."""
         self._exit_reason: str | None = None
         self._scopes: set[anyio.CancelScope] = set()
@@ -113,7 +113,7 @@ class ServedEngine(ABC):
             replica.in_flight -= 1
         raise await self._settled(request, replica, failure) from None
 
-    async def _settled(self, request: Request, replica: Replica, failure: NoAnswer) -> PipelineError:
+    async def _settled(self, request: Request, replica: ServerReplica, failure: NoAnswer) -> PipelineError:
         """Tell the replica's state of a failure; the error to raise for it."""
         error = error_of(failure, self.role, request, replica.server.url, self.max_model_len)
         if failure.verdict in ("withheld", "overflow"):  # of one answer: a server that refuses does so with a status
@@ -129,13 +129,13 @@ class ServedEngine(ABC):
         self._tried.pop(request.request_id, None)
         return error
 
-    def _goes_elsewhere(self, request: Request, replica: Replica) -> bool:
+    def _goes_elsewhere(self, request: Request, replica: ServerReplica) -> bool:
         """True if there is a replica at which a request that has failed at `replica` has not been tried."""
         tried = self._tried.setdefault(request.request_id, set())
         tried.add(replica)
         return self._replicas.has_other(tried)
 
-    def _cancelled(self, request: Request, replica: Replica, elapsed_s: float) -> None:
+    def _cancelled(self, request: Request, replica: ServerReplica, elapsed_s: float) -> None:
         """A call was cancelled; one that took too long speaks against its replica, and is sent to another one next time."""
         if elapsed_s < _TIMED_OUT * self._limit_s:
             self._tried.pop(request.request_id, None)
@@ -144,7 +144,7 @@ class ServedEngine(ABC):
         self._goes_elsewhere(request, replica)
 
     async def _probe(self, server: Server) -> NoAnswer | None:
-        """How a small request to a server failed; None: it was answered."""
+        """The failure of a small request to a server; None: it was answered."""
         limit_s = min(self._limit_s, ASK_S)
         try:
             with anyio.move_on_after(limit_s):
@@ -190,7 +190,7 @@ class ServedEngine(ABC):
 
 
 def where_of(role: str) -> str:
-    """What messages about the engine of a role begin with."""
+    """The beginning of messages about the engine of a role."""
     return f"engine {role!r}"
 
 
@@ -209,7 +209,7 @@ def connect(role: str, spec: ServedSpec, stack: AsyncExitStack) -> list[Server]:
 
 
 async def within(role: str, spec: ServedSpec, ask: Callable[[], Awaitable[T]]) -> T:
-    """What `ask` finds out about the servers of a role; raises `GraphError` where that takes longer than the spec allows."""
+    """The result of `ask`, which asks the servers of a role; raises `GraphError` where that takes longer than the spec allows."""
     with anyio.move_on_after(spec.startup_timeout_s):
         return await ask()
     what = f"its servers did not say what they can do within startup_timeout_s={spec.startup_timeout_s:g}; increase it if they need more"
@@ -217,7 +217,7 @@ async def within(role: str, spec: ServedSpec, ask: Callable[[], Awaitable[T]]) -
 
 
 def served_available(machine: Machine) -> Availability:
-    """Whether the HTTP library is installed."""
+    """States whether the HTTP library is installed."""
     installed = machine.versions.get("httpx2")
     if installed is None:
         return Availability(usable=False, what="httpx2 is not installed", remedy=install_command("openai"))
@@ -225,6 +225,6 @@ def served_available(machine: Machine) -> Availability:
 
 
 def unusable(role: str, error: GraphError) -> Finding:
-    """What is found of a role whose servers cannot be used."""
+    """The finding about a role whose servers cannot be used."""
     what, _, remedy = error.what.partition("; ")
     return Finding(role=role, what=what, remedy=remedy, fatal=True)

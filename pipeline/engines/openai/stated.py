@@ -1,17 +1,16 @@
-"""What a server states about its answer: token counts and times. Raw JSON enters, `Usage` and `Timing` leave.
+"""Token counts and times that a server states with its answer. Raw JSON enters, `Usage` and `Timing` leave.
 
 None of it is the answer, so that none of it makes an answer invalid: a count or a time that is missing, of a wrong type or cannot be
 true is set aside, and the tokens are counted here. Pure.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Raw, Struct
 
 from pipeline.engine import Request, Timing, Usage
-from pipeline.engines.openai.client import UNREADABLE
+from pipeline.engines.openai.client import read_json
 from pipeline.engines.openai.request import candidates_asked
 from pipeline.engines.validate import flaw_in_timing, flaw_in_usage
 
@@ -58,12 +57,12 @@ class Timings(Struct, frozen=True):
 
 def read_usage(raw: Raw) -> UsageBody:
     """The token counts of one answer; empty where they cannot be read."""
-    found: UsageBody = _readable(raw, UsageBody | None) or UsageBody()
+    found: UsageBody = read_json(raw, UsageBody | None) or UsageBody()
     return found
 
 
 def flaw_in_prompt_tokens(sent: int, stated: int, copies: int = 1, *, exact: bool) -> str | None:
-    """What is wrong with a prompt of `sent` tokens of which a server has read as many as are `stated`, with both numbers, as the end of a
+    """The flaw of a prompt of `sent` tokens of which a server has read as many as are `stated`, with both numbers, as the end of a
     sentence about the server; None where nothing is.
 
     Some servers count the prompt once for each of its `copies`. Where it was sent as a text (not `exact`), one token in `AGREEING` may be
@@ -101,14 +100,14 @@ def usage_of(request: Request, stated: Sequence[UsageBody], sampled: int) -> Usa
 
 def model_of(raw: Raw) -> str | None:
     """The model that a server says has answered; None where it does not say."""
-    name: str | None = _readable(raw, str | None)
+    name: str | None = read_json(raw, str | None)
     return name[:_MAX_NAME_CHARS] if name else None
 
 
 def timing_of(metrics: Raw, timings: Raw) -> Timing:
     """The times that vLLM or llama.cpp states with one answer; empty for other servers, and where they cannot be true."""
-    vllm: Metrics | None = _readable(metrics, Metrics | None)
-    llama: Timings | None = _readable(timings, Timings | None)
+    vllm: Metrics | None = read_json(metrics, Metrics | None)
+    llama: Timings | None = read_json(timings, Timings | None)
     timing = Timing()
     if vllm is not None:
         queue, first = _seconds(vllm.queue_time_ms), _seconds(vllm.time_to_first_token_ms)
@@ -118,13 +117,6 @@ def timing_of(metrics: Raw, timings: Raw) -> Timing:
     elif llama is not None:
         timing = Timing(prefill_time_s=_seconds(llama.prompt_ms), decode_time_s=_seconds(llama.predicted_ms))
     return Timing() if flaw_in_timing(timing) else timing
-
-
-def _readable(raw: Raw, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except UNREADABLE:
-        return None
 
 
 def _seconds(milliseconds: float | None) -> float | None:

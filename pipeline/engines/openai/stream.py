@@ -7,7 +7,7 @@ from msgspec import UNSET, structs
 
 from pipeline.engines.openai.client import NoAnswer
 from pipeline.engines.openai.replies import NULL
-from pipeline.engines.openai.response import Choice, Logprobs, Piece, ResponseBody, decode_answer
+from pipeline.engines.openai.response import CompletionChoice, Logprobs, Piece, ResponseBody, decode_answer
 
 _DONE = b"[DONE]"
 _BROKEN_OFF = "broke its answer off"
@@ -15,14 +15,14 @@ _STATED = ("usage", "model", "system_fingerprint", "metrics", "timings")
 
 
 class StreamedAnswer:
-    """What has arrived of one answer."""
+    """One answer as far as it has arrived."""
 
     def __init__(self) -> None:
         self._unread = b""
-        self._pieces: dict[int, list[Choice]] = {}
+        self._pieces: dict[int, list[CompletionChoice]] = {}
         """The pieces of each candidate, by its index."""
         self._stated: dict[str, Any] = {}
-        """What the server has stated about its answer."""
+        """Counts, times and names that came with it."""
         self._flaw: NoAnswer | None = None
 
     def feed(self, received: bytes) -> None:
@@ -43,7 +43,7 @@ class StreamedAnswer:
         choices = (_joined(index, self._pieces.get(index, ())) for index in range(asked))
         return self._body([structs.replace(choice, finish_reason=choice.finish_reason or "interrupted") for choice in choices])
 
-    def _body(self, choices: Sequence[Choice], whole: bool = True) -> ResponseBody:
+    def _body(self, choices: Sequence[CompletionChoice], whole: bool = True) -> ResponseBody:
         if self._flaw is not None:
             raise self._flaw
         if not whole:
@@ -64,7 +64,7 @@ class StreamedAnswer:
         self._stated |= {name: value for name in _STATED if (value := getattr(piece, name)) != NULL}
 
 
-def _joined(index: int, pieces: Sequence[Choice]) -> Choice:
+def _joined(index: int, pieces: Sequence[CompletionChoice]) -> CompletionChoice:
     """The candidate that `pieces` make; without pieces one of no tokens."""
 
     def last(name: str, nothing: object) -> Any:
@@ -73,7 +73,7 @@ def _joined(index: int, pieces: Sequence[Choice]) -> Choice:
     texts = [piece.text for piece in pieces if piece.text is not None]
     ids = [piece.token_ids for piece in pieces if piece.token_ids is not None]
     logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
-    return Choice(
+    return CompletionChoice(
         index=index,
         text="".join(texts) if texts or not pieces else None,
         token_ids=tuple(id_ for each in ids for id_ in each) if ids or not pieces else None,
