@@ -77,6 +77,12 @@ class RunCopy:
             with new_file(self.place / "state.json") as draft:
                 draft.write_bytes(msgspec.json.encode(self.state))
 
+    def note(self, listing: dict[str, str]) -> None:
+        """Note the objects that a killed process of this machine has uploaded without doing so: some may be gone here."""
+        for name, tag in listing.items():
+            if name not in self.state.files and not _LOCAL.fullmatch(name):
+                self.state.files[name] = CopiedFile(-1, 0, tag)
+
     def changed(self) -> dict[str, tuple[int, int]]:
         """The size and time of each file of which the store has no version, or another one; those first that were written last."""
         known = {name: (file.size, file.mtime_ns) for name, file in self.state.files.items()}
@@ -90,13 +96,12 @@ class RunCopy:
     @property
     def is_ahead(self) -> bool:
         """True if rows are here that are not in the store."""
-        return any(map(is_data, self.changed()))
+        return any(map(_is_data, self.changed()))
 
-    def upload(self, store: ObjectStore, before_each: Callable[[], object] = lambda: None, *, data: bool = True) -> None:
-        """Bring the store up to date with this machine; with `data=False` only with files such as a report, which are not the run's.
+    def upload(self, store: ObjectStore, before_each: Callable[[], object] = lambda: None) -> None:
+        """Bring the store up to date with this machine; `before_each` is called before every object.
 
-        `before_each` is called before every object. After an error it may be repeated. Where a file is replaced meanwhile, what is left
-        is for the next time.
+        After an error it may be repeated. Where a file is replaced meanwhile, what is left is for the next time.
         """
         changed = self.changed()
         if CARD in self.state.files and not (self.folder / CARD).exists():
@@ -105,12 +110,11 @@ class RunCopy:
         try:
             with suppress(FileNotFoundError), boundary(RunFolderError, f"{self.folder}: cannot be read", foreign=PermissionError):
                 for name, (size, mtime_ns) in reversed(changed.items()):
-                    if data or not is_data(name):
-                        before_each()
-                        with (self.folder / name).open("rb") as file:
-                            tag = store.write(name, _content(file, size))
-                        self.state.files[name] = CopiedFile(size, mtime_ns, tag)
-                for name in gone if data else ():
+                    before_each()
+                    with (self.folder / name).open("rb") as file:
+                        tag = store.write(name, _content(file, size))
+                    self.state.files[name] = CopiedFile(size, mtime_ns, tag)
+                for name in gone:
                     before_each()
                     store.delete(name)
                     del self.state.files[name]
@@ -130,7 +134,7 @@ class RunCopy:
                     there.update(name for name, new in found.items() if new is not None)
                     if None not in found.values():
                         break
-            for name in [name for name in self._versions() if is_data(name) and name not in there]:
+            for name in [name for name in self._versions() if _is_data(name) and name not in there]:
                 (self.folder / name).unlink(missing_ok=True)
             self.state.files = {name: file for name, file in self.state.files.items() if name in there}
             if count:
@@ -169,13 +173,13 @@ class RunCopy:
         return found
 
 
-def is_data(name: str) -> bool:
+def _is_data(name: str) -> bool:
     """True if a file holds what a run is, unlike a report about it."""
     return name in (CARD, PROBLEMS) or _ROWS.fullmatch(name) is not None
 
 
 def _rows_of(tags: dict[str, str]) -> dict[str, str]:
-    return {name: tag for name, tag in tags.items() if is_data(name)}
+    return {name: tag for name, tag in tags.items() if _is_data(name)}
 
 
 def _all_copies() -> Path:
@@ -186,12 +190,12 @@ def _all_copies() -> Path:
 
 
 def _files(place: Path) -> Iterator[Path]:
-    """A file, or all files below a folder."""
+    """A file, or all files below a folder, those of the highest number first: parts are numbered without a gap, at every moment."""
     if place.is_file():
         yield place
     for folder, folders, names in os.walk(place):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(folder, name) for name in names)
+        yield from (Path(folder, name) for name in sorted(names, reverse=True))
 
 
 def _version(path: Path) -> tuple[int, int]:

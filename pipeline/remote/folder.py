@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from pipeline.errors import PipelineError, RunFolderError, StoreError, UsageError
-from pipeline.remote.copy import RunCopy, is_data
+from pipeline.remote.copy import RunCopy
 from pipeline.remote.object_store import ObjectStore
 from pipeline.remote.url import parse_url
 from pipeline.store.folder import LOCK, hold, is_held
@@ -109,7 +109,9 @@ class Writer:
             raise UsageError(f"{copy.url}: holds other objects and no run; choose another URL with --output")
         ours = self._lock(take_over)
         try:
-            if not ours:
+            if ours:
+                copy.note(listing)
+            else:
                 bring_here(store, copy, self._tell)
         except BaseException:
             self._unlock()
@@ -209,7 +211,7 @@ class FetchedRun:
         self.folder = copy.folder
         self._copy, self._tell, self._store = copy, tell, ObjectStore(copy.url)
         self._held = ExitStack()
-        self._elsewhere = False
+        self._elsewhere: WriterLock | None = None
 
     def refresh(self) -> None:
         """Download what has changed. Raises `StoreError` where there is no run, or this machine has rows that the store lacks."""
@@ -219,37 +221,37 @@ class FetchedRun:
         if CARD not in store.list() and not (copy.folder / CARD).exists():
             raise StoreError(str(copy.url), "there is no run; expected a folder with a run.json")
         lock = WriterLock.read(store)
-        ours = lock is not None and lock.id == copy.state.lock
-        if not ours:
-            bring_here(store, copy, self._tell)
-        self._hold(None if ours else lock)
+        if lock is not None and lock.id == copy.state.lock:
+            return  # the process was killed here, and has left more here than there
+        bring_here(store, copy, self._tell)
+        copy.state.lock = ""
+        self._hold(lock)
 
     def close(self) -> None:
         """Upload what the command has written into the folder; raises `RunFolderError` where that fails."""
         copy = self._copy
         self._held.close()
-        changed = [] if is_held(copy.place) else sorted(copy.changed())
-        if not changed or copy.state.lock:
-            return  # the process of this machine that has the lock, or resumes its run, uploads them
+        changed = ", ".join(sorted(copy.changed())[:5])
+        if not changed or is_held(copy.place) or copy.state.lock:
+            return  # the process of this machine that writes the run, or resumes it, uploads them
+        if self._elsewhere is not None:
+            self._tell(f"not uploaded, as {self._elsewhere} is at work in {copy.url}: {changed}, which is in {copy.folder}")
+            return
         try:
-            if any(map(is_data, changed)) and not self._elsewhere:
-                with written(copy, self._tell):
-                    pass
-            else:
-                copy.upload(self._store, data=False)
+            with written(copy, self._tell):
+                pass
         except (StoreError, UsageError) as error:
-            named = ", ".join(changed[:5])
-            raise RunFolderError(f"{error}; not uploaded: {named}, which is in {copy.folder}") from error
+            raise RunFolderError(f"{error}; not uploaded: {changed}, which is in {copy.folder}") from error
 
     def _hold(self, lock: WriterLock | None) -> None:
         """Hold the folder while another machine writes the run, so that commands of this one do not write into it."""
-        if lock is not None and not self._elsewhere:
+        if lock is None:
+            self._held.close()
+        elif self._elsewhere is None:
             with suppress(UsageError):  # another reader of this machine holds it already
                 self._held.enter_context(hold(self.folder))
                 (self.folder / LOCK).write_text(f"{lock.pid} of {lock.host}")
-        elif lock is None:
-            self._held.close()
-        self._elsewhere = lock is not None
+        self._elsewhere = lock
 
 
 def fetched_folder(text: str, tell: TakeNotice) -> tuple[Path, FetchedRun | None]:
