@@ -36,7 +36,7 @@ from pipeline.engines.sim.roofline import Roofline
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.sim.text import sim_answer
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from pipeline.session.run import run
 
 ROOT = Path(__file__).parent.parent

@@ -34,10 +34,9 @@ from tables import cluster as table
 
 from pipeline.cluster import fleet
 from pipeline.cluster.ray_actors import solve_on_ray
-from pipeline.session.execute import SessionResult
 from pipeline.session.observer import Observer, View
 from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.run import run
+from pipeline.session.run import SessionResult, run
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tools"))

@@ -17,7 +17,7 @@ from pipeline.cluster.messages import Orders, ReplicaLink, ReplicaReport
 from pipeline.cluster.replica_worker import ReplicaWorker
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import ReplicaLost
-from pipeline.session.preflight import RunSettings
+from pipeline.session.prepare import RunSettings
 from pipeline.system.tasks import background_tasks
 
 START_S = 60.0

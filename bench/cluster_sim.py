@@ -33,12 +33,11 @@ from tables import cluster_sim as table
 
 from pipeline.cluster.fleet import solve_on_replicas
 from pipeline.engines.sim.text import sim_answer
-from pipeline.session.execute import SessionResult
 from pipeline.session.loop import rare_collection
 from pipeline.session.observer import Attend, Observer
 from pipeline.session.options import RunOptions
-from pipeline.session.ready import Ready
-from pipeline.session.run import run
+from pipeline.session.prepare import Prepared
+from pipeline.session.run import SessionResult, run
 from pipeline.store.checking.fsck import examine
 from pipeline.store.events import CallRow, ChainRow
 from pipeline.store.read import read_table
@@ -117,8 +116,8 @@ def write_problems(path: Path, cell: Cell, thoughts: dict[str, int]) -> None:
 def solve(cell: Cell, problems: Path, output: Path, order: str, spent: Spent, begun: list[float]) -> SessionResult:
     """Carry the run out; `begun` gets the memory before its first chain."""
 
-    async def carry_out(ready: Ready, observer: Observer, attend: Attend | None = None) -> SessionResult:
-        launch = launcher(ready.checked.settings, cell.nodes, spent)
+    async def carry_out(ready: Prepared, observer: Observer, attend: Attend | None = None) -> SessionResult:
+        launch = launcher(ready.settings, cell.nodes, spent)
         begun.append(rss())
         return await solve_on_replicas(launch, ready, observer, attend=attend)
 

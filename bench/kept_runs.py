@@ -6,10 +6,9 @@ from typing import TypeVar
 import click
 import msgspec
 
-from pipeline.session.execute import SessionResult
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import load_plan
-from pipeline.session.run import run
+from pipeline.session.prepare import load_plan
+from pipeline.session.run import SessionResult, run
 from pipeline.sweep.sweep import SweepResult
 
 R = TypeVar("R", SessionResult, SweepResult)

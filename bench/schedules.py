@@ -22,6 +22,7 @@ from typing import Any
 import anyio
 import click
 from msgspec import Struct, structs
+from pipeline.sweep.lower_bound import RecordingEngine, replay_s
 from recording import begin
 from tables import schedules as table
 
@@ -40,11 +41,10 @@ from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.inline_grader import open_inline_grader
 from pipeline.runtime.schedule import SCHEDULES, Pipelined, Schedule
 from pipeline.session.loop import in_loop
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from pipeline.stages.build import build_stages
 from pipeline.store.recorder import open_recorder
 from pipeline.store.tables import TraceStore
-from pipeline.sweep.lower_bound import RecordingEngine, replay_s
 
 ROOT = Path(__file__).parent.parent
 SYSTEMS = {"pipelined": "speccot", "lockstep": "speccot", "sequential": "speccot", "target-alone": "target"}

@@ -35,7 +35,7 @@ from pipeline.engines.adapters import read_adapter
 from pipeline.engines.registry import open_engines
 from pipeline.graph.spec import EngineSpec
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from pipeline.training.lora.config import Task
 from pipeline.training.retrace import Retracer
 

@@ -33,7 +33,7 @@ from pipeline.runtime.schedule import Pipelined
 from pipeline.runtime.speculation.adaptive import Adaptive
 from pipeline.runtime.speculation.modes import CallFacts
 from pipeline.session.loop import rare_collection
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from pipeline.stages.build import build_stages
 from pipeline.store.recorder import open_recorder
 from pipeline.store.tables import TraceStore

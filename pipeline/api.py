@@ -39,20 +39,15 @@ from pipeline.graph.yaml_file import setting
 from pipeline.remote.folder import written_folder
 from pipeline.remote.inputs import fetch_problems
 from pipeline.remote.url import is_url
-from pipeline.runtime.rows import RowSink
-from pipeline.session.background import Background, TaskRun, ThreadRun
-from pipeline.session.checks.gpus import gpu_notices
-from pipeline.session.claim import claimed
-from pipeline.session.execute import SessionResult, failed_too_often
-from pipeline.session.loop import on_asyncio, time_is_virtual
+from pipeline.session.background import Background, ChainStream, TaskRun, ThreadRun
+from pipeline.session.loop import Stop, on_asyncio, time_is_virtual
+from pipeline.session.notices import gpu_notices, notices
 from pipeline.session.observer import Observer
 from pipeline.session.options import Engines, Graph, GraphKeywords, Input, RunKeywords, RunOptions
-from pipeline.session.preflight import Preflight, compiled, notices, preflight
-from pipeline.session.ready import Ready, take_up
-from pipeline.session.run import nothing_to_do, problems_of, solve_on
+from pipeline.session.prepare import Prepared, compiled, load_plan, prepared
+from pipeline.session.progress import progress_shown
+from pipeline.session.run import SessionResult, failed_too_often, solve_on
 from pipeline.session.run import solve as open_and_solve
-from pipeline.session.stop import Stop
-from pipeline.session.stream import ChainStream
 from pipeline.stages.build import flaw_in_contract
 from pipeline.stages.function_judge import as_judge
 from pipeline.store.columns import table_of
@@ -60,6 +55,7 @@ from pipeline.store.events import CallRow, ChainRow, StepRow
 from pipeline.store.folder import PROBLEMS
 from pipeline.store.read import read_rows, read_table
 from pipeline.store.run_file import RunFile
+from pipeline.sweep.baseline import BaselinePlan, plan_baseline
 
 if TYPE_CHECKING:
     import pandas
@@ -90,6 +86,8 @@ class Result(Struct, frozen=True, kw_only=True):
     notices: tuple[str, ...] = ()
     """Notices for the user: which foreign code ran, where replayed engines got their times from, what was found in the
     folder of a resumed run, which engine cannot be interrupted, and that every draft was rejected."""
+    baseline: "Result | None" = None
+    """The outcome with the target alone, of a run with `baseline=True`."""
     steps: tuple[StepRow, ...] = ()
     """The committed steps, of a run without a run folder that was given `trace=True`; else empty."""
     calls: tuple[CallRow, ...] = ()
@@ -175,29 +173,28 @@ def _placed(
     return found.engines, found.sentences
 
 
-def solve(graph: Graph, problems: Input, *, trace: bool = False, **options: Unpack[RunKeywords]) -> Result:
+def solve(graph: Graph, problems: Input, *, trace: bool = False, progress: bool = False, **options: Unpack[RunKeywords]) -> Result:
     """Solve `problems` with `graph` and wait for all chains.
 
     options: those of `RunKeywords`. Open engines are called from an event loop of the run's own; where they belong to a running event
         loop, use `solve_async` there. `max_in_flight` and the other fields that every engine has are set for them by `set`.
     trace: keep the rows of steps and calls in memory too, where there is no run folder.
+    progress: show a line of progress, in a terminal or a notebook.
+
+    With `baseline=True` the problems are then solved with the target alone, which is `Result.baseline`.
 
     Raises `UsageError` before an engine starts where an argument is wrong, `RunError` where no chain could start, and
     `Unfinished`, which holds what was finished, if the run had to stop.
     """
-    kept = _MemorySink(trace=trace)
-    with _prepared(graph, problems, options) as job:
-        if job.ready is None:
-            return _result(nothing_to_do(job.checked.claim).run, job.checked, None)
-        run = ThreadRun(partial(job.carry_out, job.ready, kept), virtual=job.checked.virtual_time)
-        try:
-            ended = run.result()
-        finally:
-            run.close()
-    result = _result(ended.run, job.checked, kept, (*job.ready.remarks, *ended.notices))
-    if ended.error is not None:
-        raise Unfinished(ended.error, result) from ended.error
-    return result
+    with _called(graph, problems, options) as call:
+        result = _solved(call, trace, progress)
+        if call.baseline is None:
+            return result
+        alone = call.baseline.options if call.run.folder is None else call.baseline.next_to(call.run.folder)
+        plan = load_plan(alone.graph, alone.bound_engines, alone.settings)
+        with prepared(alone, plan, call.listed, on_disk=False, said=call.baseline.notices) as run:
+            compared = _solved(structs.replace(call, run=run, baseline=None), trace, progress)
+    return structs.replace(result, baseline=compared)
 
 
 async def solve_async(graph: Graph, problems: Input, **options: Unpack[RunKeywords]) -> AsyncIterator[ChainRow]:
@@ -212,16 +209,18 @@ async def solve_async(graph: Graph, problems: Input, **options: Unpack[RunKeywor
     opened = _opened(options.get("engines")) is not None
     if opened and not on_asyncio():
         raise UsageError("engines: open engines are called in the running event loop, which has to be asyncio's; elsewhere give specs")
+    if options.get("baseline"):
+        raise UsageError("baseline: solve_async gives the chains of one run; use solve")
     virtual = opened and time_is_virtual()
-    prepared = _prepared(graph, problems, options, virtual=virtual)
+    called = _called(graph, problems, options, virtual=virtual)
     with ExitStack() as stack:
-        prepare = partial(stack.enter_context, prepared)
-        job = prepare() if virtual else await anyio.to_thread.run_sync(prepare)
-        if job.ready is None:
+        enter = partial(stack.enter_context, called)
+        call = enter() if virtual else await anyio.to_thread.run_sync(enter)
+        if call.run.nothing_to_do:
             return
         # Where the reader is on the same virtual clock, the clock would jump while the run waits for the reader.
-        chains = ChainStream(math.inf if virtual else UNREAD, inline=job.checked.virtual_time)
-        run = _started(job, job.ready, chains, stack.pop_all())
+        chains = ChainStream(math.inf if virtual else UNREAD, inline=call.run.virtual_time)
+        run = _started(call, chains, stack.pop_all())
         try:
             while (row := await chains.next()) is not None:
                 yield row
@@ -235,26 +234,45 @@ async def solve_async(graph: Graph, problems: Input, **options: Unpack[RunKeywor
         raise ended.error
 
 
-class _Job(Struct, frozen=True, kw_only=True):
+class _Call(Struct, frozen=True, kw_only=True):
     """A checked call of `solve` or `solve_async`."""
 
-    checked: Preflight
-    ready: Ready | None
-    """What the run starts from; None for one that is to be resumed and is finished."""
+    run: Prepared
     engines: Mapping[str, Any] | None
     """Engines that the caller has opened, by role; None where the run opens its own."""
+    listed: ProblemList | None
+    """The problems where the caller holds them in memory."""
+    baseline: BaselinePlan | None
+    """The run of the target alone that follows."""
 
-    async def carry_out(self, ready: Ready, sink: RowSink, stop: Stop) -> SessionResult:
+    async def carry_out(self, observer: Observer, stop: Stop) -> SessionResult:
         """Carry out the session in the running event loop."""
-        checked, observer = self.checked, Observer(sink=sink)
-        if checked.folder is not None and checked.old is None and isinstance(checked.problems, ProblemList):
-            checked.problems.save(checked.folder / PROBLEMS)
+        run = self.run
+        if run.folder is not None and run.old is None and self.listed is not None:
+            self.listed.save(run.folder / PROBLEMS)
         if self.engines is None:
-            return await open_and_solve(ready, observer, stop)
-        return await solve_on(self.engines, ready, observer, stop)
+            return await open_and_solve(run, observer, stop)
+        return await solve_on(self.engines, run, observer, stop)
 
 
-def _started(job: _Job, ready: Ready, chains: ChainStream, held: ExitStack) -> Background:
+def _solved(call: _Call, trace: bool, progress: bool) -> Result:
+    """Solve and wait; raises `Unfinished`."""
+    run, kept = call.run, _MemorySink(trace=trace)
+    if run.nothing_to_do:
+        return _result(SessionResult.of_finished(run).run, run, None)
+    observer = Observer(sink=kept, watch=progress_shown) if progress else Observer(sink=kept)
+    background = ThreadRun(partial(call.carry_out, observer), virtual=run.virtual_time)
+    try:
+        ended = background.result()
+    finally:
+        background.close()
+    result = _result(ended.run, run, kept, (*run.remarks, *ended.notices))
+    if ended.error is not None:
+        raise Unfinished(ended.error, result) from ended.error
+    return result
+
+
+def _started(call: _Call, chains: ChainStream, held: ExitStack) -> Background:
     """Start the run in the background; at its end `chains` is told that no more will come.
 
     `held` holds the run folder, which is let go when the run has ended: the iterator may be gone before that, as in an event loop that is
@@ -264,11 +282,11 @@ def _started(job: _Job, ready: Ready, chains: ChainStream, held: ExitStack) -> B
     async def main(stop: Stop) -> SessionResult:
         with held:
             try:
-                return await job.carry_out(ready, chains, stop)
+                return await call.carry_out(Observer(sink=chains), stop)
             finally:
                 chains.finish()
 
-    return ThreadRun(main, virtual=job.checked.virtual_time) if job.engines is None else TaskRun(main)
+    return ThreadRun(main, virtual=call.run.virtual_time) if call.engines is None else TaskRun(main)
 
 
 def _known(options: Mapping[str, Any], keywords: type) -> dict[str, Any]:
@@ -280,7 +298,7 @@ def _known(options: Mapping[str, Any], keywords: type) -> dict[str, Any]:
 
 
 @contextmanager
-def _prepared(graph: Graph, problems: Input, options: RunKeywords, *, virtual: bool = False) -> Iterator[_Job]:
+def _called(graph: Graph, problems: Input, options: RunKeywords, *, virtual: bool = False) -> Iterator[_Call]:
     """Hold the run folder until the end, and make all checks before an engine starts; raises `UsageError`.
 
     `virtual`: whether open engines are on virtual time.
@@ -304,12 +322,17 @@ def _prepared(graph: Graph, problems: Input, options: RunKeywords, *, virtual: b
             output = stack.enter_context(written_folder(output, lambda sentence: None, new=not given.get("resume")))
         valid = structs.replace(_valid(graph, plan, engines, bound, given, output, files, names), planned_engines=planned)
         listed = None if names else _listed(problems, valid)
-        with claimed(valid, plan.name, on_disk=False) as claim:
-            found = problems_of(valid, claim) if listed is None else listed
-            found.origin = (*said, *found.origin)
-            found.grader = graders[0] if len(graders) == 1 else None
-            checked = preflight(valid, plan, found, claim, virtual=None if opened is None else virtual)
-            yield _Job(checked=checked, ready=None if claim.nothing_to_do else take_up(checked), engines=opened)
+        baseline = plan_baseline(valid) if valid.baseline else None
+        held = prepared(
+            valid,
+            plan,
+            listed,
+            virtual=None if opened is None else virtual,
+            on_disk=False,
+            said=said,
+            grader=graders[0] if len(graders) == 1 else None,
+        )
+        yield _Call(run=stack.enter_context(held), engines=opened, listed=listed, baseline=baseline)
 
 
 def _valid(
@@ -434,17 +457,17 @@ class _MemorySink:
         return
 
 
-def _result(run: RunFile, checked: Preflight, kept: _MemorySink | None, remarks: Sequence[str] = ()) -> Result:
+def _result(run: RunFile, started: Prepared, kept: _MemorySink | None, remarks: Sequence[str] = ()) -> Result:
     """The result of a run; where there is a run folder, with all chains in it, those of earlier sessions included."""
-    if checked.folder is not None:
+    if started.folder is not None:
         kept = _MemorySink(trace=False)
-        kept.chains = read_rows(checked.folder, ChainRow, "chains")
+        kept.chains = read_rows(started.folder, ChainRow, "chains")
     assert kept is not None, "a run without a folder has one session"
     return Result(
         chains=tuple(sorted(kept.chains, key=lambda row: (row.input_row, row.sample_index))),
         run=run,
-        folder=checked.folder,
-        notices=(*notices(checked.plan), *remarks),
+        folder=started.folder,
+        notices=(*notices(started.plan), *remarks),
         steps=tuple(kept.steps),
         calls=tuple(kept.calls),
     )

@@ -192,13 +192,6 @@ class Speculation(Struct, frozen=True, kw_only=True):
         )
 
 
-class AnsweredCall(Struct, frozen=True, kw_only=True):
-    """A request and its answer."""
-
-    request: Request
-    completion: Completion
-
-
 TOTALS = ("requests", "input_tokens", "output_tokens", "busy_s", "restarts")
 """The fields of `EngineStatistics` that only grow, and are never null."""
 
@@ -470,10 +463,6 @@ class Backend(Struct, frozen=True, kw_only=True):
     tokenizer: Callable[[str, Any], Tokenizer] | None = None
     """The tokenizer of an engine that is not open, from its role and its spec. Raises `GraphError` if it cannot be loaded. None: only an
     open engine has one."""
-    least_s: Callable[[Mapping[str, Any], Mapping[str, Sequence[AnsweredCall]], Mapping[str, int]], Mapping[str, float]] | None = None
-    """The minimum number of seconds that each device (`Engine.facts`) must compute for given calls, whatever their schedule; no run of
-    these calls is faster. Takes by role the specs, the answered calls, and the maximum number of sequences that may be computed together.
-    Empty if it cannot be computed for these specs. None: for no specs."""
     widened: Callable[[Mapping[str, Any], Collection[str]], Mapping[str, Mapping[str, Any]]] | None = None
     """What to change if only some of the engines in an engines file are opened, so that they get the memory which the others would have
     taken on their devices. Takes the specs by role and the roles that are opened; returns fields and their new values, by role. Raises

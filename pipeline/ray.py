@@ -38,7 +38,7 @@ from pipeline.graph.prompts import DEFAULT_PROMPTS
 from pipeline.reasoning.chain import chain_id
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.session.options import Engines, Graph, GraphKeywords, RunOptions
-from pipeline.session.preflight import RunSettings
+from pipeline.session.prepare import RunSettings
 from pipeline.store.events import UNFINISHED, ChainRow
 from pipeline.text import storable
 

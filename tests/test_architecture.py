@@ -51,7 +51,6 @@ DOORS = {
         "data/",
         "remote/object_store",
         "session/resume",
-        "session/checks/modes",
         "analysis/",
         "report/",
         "export/",
@@ -66,7 +65,7 @@ DOORS = {
     "obstore": ["remote/object_store"],
     "boto3": ["remote/object_store"],
     "filelock": ["store/"],
-    "rich": ["cli/"],
+    "rich": ["cli/", "session/progress"],
     "yaml": ["graph/yaml_file", "graph/lines"],
 }
 """The only places of `pipeline` that may import a package."""

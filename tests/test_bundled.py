@@ -12,7 +12,7 @@ from pipeline.graph.loader import load_engines
 from pipeline.graph.plugins import engine_specs
 from pipeline.rewards.spec import load_reward_model
 from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from pipeline.session.run import run
 
 ROOT = Path(__file__).parent.parent

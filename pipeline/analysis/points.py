@@ -92,9 +92,6 @@ class Point(Coordinates, frozen=True, kw_only=True):
     """Share of the time in which the engine had at least one request, by role, 0 to 1."""
     cached_share: dict[str, float | None]
     """Share of the prompt tokens that were in the prefix cache, by role, 0 to 1."""
-    limit_s: dict[str, float]
-    """Lower bound of the wall time by device: seconds that it has to compute at least for the run's calls, those of all its engines, in
-    the best batches that the live chains allow. Empty where it is not known; in files of earlier versions each engine's own, by role."""
     facts: dict[str, EngineFacts] = {}
     """What the engines stated about themselves, by role; empty in files of earlier versions."""
     cache_kept: bool
@@ -110,16 +107,6 @@ class Point(Coordinates, frozen=True, kw_only=True):
         """Whose answers these are; told by the clock where the file does not say."""
         return answers(self.facts.values()) if self.facts else "simulated" if self.simulated else None
 
-    @property
-    def over_limit(self) -> float | None:
-        """The wall time over the lower bound of the busiest device: 1 is the best that a schedule can do. None without a bound."""
-        return min(self.over_limits.values(), default=None)
-
-    @property
-    def over_limits(self) -> dict[str, float]:
-        """The wall time over the lower bound of each device that has to compute, by its name."""
-        return {device: self.timed_s / limit for device, limit in self.limit_s.items() if limit and self.timed_s is not None}
-
 
 class Spread(Struct, frozen=True):
     """Median, least and greatest value of a figure over the repeats of one batch size."""
@@ -129,12 +116,10 @@ class Spread(Struct, frozen=True):
     high: float
 
 
-def point_of_run(
-    folder: Path, coordinates: Coordinates, *, simulated: bool, limit_s: dict[str, float], cpu_s: float | None, cache_kept: bool
-) -> Point:
+def point_of_run(folder: Path, coordinates: Coordinates, *, simulated: bool, cpu_s: float | None, cache_kept: bool) -> Point:
     """The figures of the finished run in `folder`; raises `InputError` where its trace cannot be read.
 
-    `limit_s` and `cache_kept` as in `Point`; `cpu_s` are the CPU seconds of the orchestrating process.
+    `cache_kept` as in `Point`; `cpu_s` are the CPU seconds of the orchestrating process.
     """
     summary = summarize(folder)
     chains = _chains(folder)
@@ -164,7 +149,6 @@ def point_of_run(
         overlap_share=summary.overlap_share,
         busy_share={role: engine.busy_share for role, engine in summary.engines.items()},
         cached_share={role: engine.cached_share for role, engine in summary.engines.items()},
-        limit_s=limit_s,
         facts=engine_facts(RunFile.read(folder)),
         cache_kept=cache_kept,
     )
@@ -196,7 +180,7 @@ def _latencies(seconds: Array) -> dict[str, Any]:
     return dict(zip(names, (float(seconds.mean()), *map(float, np.quantile(seconds, (0.5, 0.9, 0.99)))), strict=True))
 
 
-BY_ROLE = ("busy_share", "cached_share", "limit_s")
+BY_ROLE = ("busy_share", "cached_share")
 """Fields of a `Point` by role or device; the Parquet file has a column for each, such as `busy_share.draft`."""
 
 

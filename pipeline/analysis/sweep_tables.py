@@ -18,17 +18,12 @@ COLUMNS = (
     "accepted",
     "accuracy",
     "busy",
-    "/ limit",
 )
 NOTE = (
     "Medians over the repeats, in brackets their least and greatest. `before the tail`: problems/s while as many chains live as the batch "
-    "size. `busy`: share of the time in which a call was at the engine. `/ limit`: wall time over the least that the device needs for the "
-    "calls of all its engines together. For simulated devices that is computed, and no schedule is faster: weights are read once for as "
-    "many sequences as live chains may have, prompts are cached as if nothing were ever evicted, no call waits for another. For others it "
-    "is measured: each engine answers the same calls alone, all ready at once, and engines that share a device take turns. Chains that "
+    "size. `busy`: share of the time in which a call was at the engine. Chains that "
     "failed count as wrong, and a run with failed chains has no speed."
 )
-ABOVE_LIMIT = "Below 1: the replay gained nothing by having all calls at once, for example because prefixes did not stay in the cache."
 
 
 def sweep_tables(points: Sequence[Point]) -> tuple[Table, ...]:
@@ -83,8 +78,7 @@ def _curve(name: str, found: Curves, alone: str, note: str) -> Table:
     over = crossing(curve, found[alone])
     ratios = over.ratios if over else {}
     rows = tuple((str(size), *_cells(points, ratios.get(size))) for size, points in curve.items())
-    below = any(point.over_limit is not None and point.over_limit < 0.995 for points in curve.values() for point in points)
-    return Table(_titled(name, curve), COLUMNS, rows, " ".join([note, ABOVE_LIMIT] if below else [note]).strip())
+    return Table(_titled(name, curve), COLUMNS, rows, note)
 
 
 def _titled(name: str, curve: dict[int, list[Point]]) -> str:
@@ -106,15 +100,7 @@ def _cells(points: Sequence[Point], ratio: Spread | None) -> tuple[str, ...]:
         plain_percent(_median(spread(point.acceptance_rate for point in points))),
         f"{accuracy} ({failed} chains failed)" if failed else accuracy,
         " ".join(f"{role} {plain_percent(_median(share))}" for role, share in zip(roles, busy, strict=True)),
-        _over_limits(points),
     )
-
-
-def _over_limits(points: Sequence[Point]) -> str:
-    """The figure of the one device, or of each of them by its name."""
-    devices = dict.fromkeys(device for point in points for device in point.over_limits)
-    figures = {device: plain(_median(spread(point.over_limits.get(device) for point in points))) for device in devices}
-    return " ".join(figures.values() if len(figures) < 2 else (f"{device} {figure}" for device, figure in figures.items())) or plain(None)
 
 
 def ranged(figure: Spread | None) -> str:

@@ -1,26 +1,28 @@
-"""The options that several commands have, and how their values are read."""
+"""The options that several commands have, and how their values are read. Those of a run derive from the fields of `RunOptions`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
-from msgspec import structs
+from msgspec import NODEFAULT, structs
 
 from pipeline.cli.commands import F, option
 from pipeline.cli.terminal import NoticeOptions, notices_as, print_notice
-from pipeline.data.part import MOST_ROWS
 from pipeline.errors import UsageError
 from pipeline.graph.loader import PRESET, load_preset
-from pipeline.runtime.admission.admission import AdmissionName
-from pipeline.runtime.schedule import ScheduleName
-from pipeline.session.options import RunOptions
+from pipeline.session.options import ABOUT, RunOptions
 from pipeline.system.machine import Machine
 
 Address = tuple[str, int] | None
 """Host and port at which metrics are served; None: they are not."""
+SHORT = {"limit": "-n", "output": "-o"}
+"""Short names of options of a run."""
+LEFT_OUT = {"samples": "that of --preset, else 1", "replicas": "1", "output": "runs/GRAPH-TIME"}
+"""Options of a run of which it matters that they were left out, and what they are then."""
 
 
 def _column(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -33,6 +35,51 @@ def _column(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     return pairs
 
 
+def run_options(*names: str, unset: bool = False) -> Callable[[F], F]:
+    """Give a command the options of these fields of `RunOptions`; `unset`: they may be left out, and are None then."""
+
+    def give(command: F) -> F:
+        for name in reversed(names):
+            command = _run_option(name, unset=unset)(command)
+        return command
+
+    return give
+
+
+def _run_option(name: str, *, unset: bool) -> Callable[[F], F]:
+    known, default = ABOUT[name], _DEFAULTS[name]
+    spelled, settings = f"--{name.replace('_', '-')}", dict[str, Any](help=known.help, heading=known.group, metavar=known.metavar or None)
+    if name in LEFT_OUT:
+        settings |= {"help": f"{known.help}  [default: {LEFT_OUT[name]}]"}
+    elif not unset and default is not None and default is not False:
+        settings |= {"default": default, "show_default": True}
+    if name == "columns":
+        return option("--column", name, multiple=True, callback=_column, **settings | {"help": f"{known.help} May be repeated."})
+    kind = _KINDS[name]
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(each for each in get_args(kind) if each is not NoneType)
+    if kind is bool:
+        return option(f"{spelled}/--no-{spelled[2:]}" if default else spelled, **settings | ({} if default else {"is_flag": True}))
+    if get_origin(kind) is tuple:
+        return option(spelled, multiple=True, **settings | {"help": f"{known.help} May be repeated."})
+    return option(*filter(None, (SHORT.get(name), spelled)), type=_click_type(kind, known.bounds), **settings)
+
+
+_KINDS = get_type_hints(RunOptions)
+_DEFAULTS = {
+    field.name: field.default_factory() if field.default is NODEFAULT and field.default_factory is not NODEFAULT else field.default
+    for field in structs.fields(RunOptions)
+}
+
+
+def _click_type(kind: Any, bounds: tuple[float, float] | None) -> Any:
+    if get_origin(kind) is Literal:
+        return click.Choice(get_args(kind))
+    if kind is int:
+        return click.IntRange(int(bounds[0]), int(bounds[1])) if bounds else int
+    return click.FloatRange(*bounds) if kind is float and bounds else click.Path() if kind is Path else str
+
+
 INPUT_HELP = (
     "Problems: a Parquet, Arrow, JSON lines, JSON or CSV file, a folder or 'pattern*' of them, by path or s3:// or gs:// URL;"
     " hf://OWNER/NAME[@REVISION][:CONFIG][/SPLIT]; or - for stdin. May be repeated."
@@ -40,84 +87,18 @@ INPUT_HELP = (
 ENGINES_HELP = "Engines: a bundled name (tiny, sim-2xh100), a YAML file, or replay:RUN.  [default: the graph's]"
 SET_HELP = "Set a param of the graph, stages.STAGE.NAME=VALUE or engines.ROLE.NAME=VALUE. May be repeated."
 PRESET_HELP = "Settings of a paper: speccot, specreason, scot, or a file. --set overrides them."
-ADMISSION_HELP = (
-    "cache: chains, or their calls, wait while they exceed the engines' KV caches; batch: only the batch size limits how many are"
-    " in flight."
+MODEL_HELP = (
+    "The model of a role: a Hugging Face name, a folder, bundled:NAME, or a server http://HOST:PORT/v1[#NAME] (chat+http://... for one with"
+    " chat completions only). Engines are chosen that fit on this machine; with --engines only its model is replaced. May be repeated."
 )
-ORDER_HELP = "input, longest (longest expected first; holds all problems in memory) or longest:RUN (by reasoning length in an earlier run)."
 
 json_option = option("--json", "as_json", is_flag=True, help="Print JSON.", heading="Output")
 overwrite_option = option("--overwrite", is_flag=True, help="Overwrite an existing file.", heading="Output")
 input_option = option("-i", "--input", "inputs", required=True, multiple=True, metavar="FILE", help=INPUT_HELP, heading="Input")
-column_option = option(
-    "--column",
-    "columns",
-    multiple=True,
-    callback=_column,
-    metavar="FIELD=COLUMN",
-    help="Read problem, answer, problem_id, options or grader from a column, or a path in one: problem=body.messages. May be repeated.",
-    heading="Input",
-)
-limit_option = option("-n", "--limit", type=click.IntRange(1, MOST_ROWS), metavar="N", help="Only the first N problems.", heading="Input")
-random_option = option("--random", metavar="N[:SEED]", help="Only N problems at random; SEED is independent of --seed.", heading="Input")
-shard_option = option(
-    "--shard", metavar="INDEX/COUNT", help="Only one shard of the problems, 0/COUNT to COUNT-1/COUNT; see `runs merge`.", heading="Input"
-)
 engines_option = option("--engines", type=click.Path(path_type=Path), metavar="NAME|FILE", help=ENGINES_HELP, heading="Models")
+model_option = option("--model", "models", multiple=True, metavar="ROLE=MODEL", help=MODEL_HELP, heading="Models")
 settings_option = option("-s", "--set", "settings", multiple=True, metavar="NAME=VALUE", help=SET_HELP, heading="Prompting")
 preset_option = option("--preset", type=click.Path(path_type=Path), metavar="NAME|FILE", help=PRESET_HELP, heading="Prompting")
-samples_option = option(
-    "--samples",
-    type=click.IntRange(1, 10_000),
-    metavar="K",
-    help="Samples per problem.  [default: that of --preset, else 1]",
-    heading="Prompting",
-)
-seed_option = option("--seed", type=int, metavar="N", default=0, show_default=True, help="Random seed.", heading="Prompting")
-
-
-def batch_size_option(default: int | None = 64) -> Callable[[F], F]:
-    """The option of how many chains are in progress at once; without a default it may be left out."""
-    return option(
-        "--batch-size",
-        type=click.IntRange(1, 1_000_000),
-        metavar="N",
-        default=default,
-        show_default=default is not None,
-        help="Maximum number of chains (attempts at a problem) in progress at once.",
-        heading="Scheduling",
-    )
-
-
-def schedule_option(default: ScheduleName | None = "pipelined") -> Callable[[F], F]:
-    """The option of when chains advance; without a default it may be left out."""
-    return option(
-        "--schedule",
-        type=click.Choice(get_args(ScheduleName)),
-        metavar="NAME",
-        default=default,
-        show_default=default is not None,
-        help="pipelined: each chain advances by itself; lockstep: all take each step together; sequential: one chain at a time.",
-        heading="Scheduling",
-    )
-
-
-def admission_option(default: AdmissionName | None = "cache") -> Callable[[F], F]:
-    """The option of what limits the chains in progress; without a default it may be left out."""
-    return option(
-        "--admission",
-        type=click.Choice(get_args(AdmissionName)),
-        metavar="NAME",
-        default=default,
-        show_default=default is not None,
-        help=ADMISSION_HELP,
-        heading="Scheduling",
-    )
-
-
-def order_option(default: str | None = "input") -> Callable[[F], F]:
-    """The option of which problems come first; without a default it may be left out."""
-    return option("--order", default=default, show_default=default is not None, metavar="ORDER", help=ORDER_HELP, heading="Scheduling")
 
 
 def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,26 +110,6 @@ def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
     if "samples" in found and found["samples"] is None:
         found["samples"] = (load_preset(preset).samples if preset is not None else None) or 1
     return found
-
-
-MODEL_HELP = (
-    "The model of a role: a Hugging Face name, a folder, bundled:NAME, or a server http://HOST:PORT/v1[#NAME] (chat+http://... for one with"
-    " chat completions only). Engines are chosen that fit on this machine; with --engines only its model is replaced. May be repeated."
-)
-model_option = option("--model", "models", multiple=True, metavar="ROLE=MODEL", help=MODEL_HELP, heading="Models")
-
-
-def fail_option(default: float | None = 0.0) -> Callable[[F], F]:
-    """The option of how many chains may fail; without a default it may be left out."""
-    return option(
-        "--fail-on-error",
-        type=click.FloatRange(0, 1),
-        metavar="SHARE",
-        default=default,
-        show_default=default is not None,
-        help="Exit with code 3 only if more than this share of the chains failed, 0 to 1.",
-        heading="Output",
-    )
 
 
 def with_models(graphs: Sequence[Path], options: Mapping[str, Any], batch_size: int = 64, machine: Machine | None = None) -> dict[str, Any]:
@@ -191,16 +152,6 @@ def metrics_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, metrics=None if metrics_port is None else (metrics_host, metrics_port), **options)
 
     return with_metrics
-
-
-CLUSTER_HELP = "Solve on replicas of the engines on a Ray cluster: ray (RAY_ADDRESS, this machine's, or a new one) or ray://HOST:PORT."
-REPLICAS_HELP = "Replicas on the cluster, each with up to --batch-size chains in flight.  [default: 1]"
-
-
-def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of the cluster on which it solves; they come as `cluster` and `replicas`."""
-    command = option("--replicas", type=click.IntRange(1, 10_000), metavar="N", help=REPLICAS_HELP, heading="Cluster")(command)
-    return option("--cluster", metavar="ray[://HOST:PORT]", help=CLUSTER_HELP, heading="Cluster")(command)
 
 
 def with_cluster(options: RunOptions, cluster: str | None, replicas: int | None) -> RunOptions:

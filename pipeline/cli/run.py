@@ -1,93 +1,69 @@
 """`pipeline run GRAPH --input FILE` and `pipeline resume RUN`: options enter; a run folder, a live display and a summary leave."""
 
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from msgspec import structs
 
+from pipeline.analysis.headline.baseline import baseline_folder
+from pipeline.cli import live
 from pipeline.cli.commands import command, option
-from pipeline.cli.located import input_urls, problems_of, written_run
+from pipeline.cli.located import Located, input_urls, problems_of, written_run
 from pipeline.cli.options import (
     Address,
-    admission_option,
-    batch_size_option,
-    cluster_options,
-    column_option,
     engines_option,
-    fail_option,
     input_option,
     json_option,
-    limit_option,
     metrics_options,
     model_option,
     notice_options,
-    order_option,
     preset_option,
-    random_option,
-    samples_option,
-    schedule_option,
-    seed_option,
+    run_options,
     settings_option,
-    shard_option,
     with_cluster,
     with_models,
     with_preset,
 )
-from pipeline.cli.solving import solve_and_exit, with_baseline
+from pipeline.cli.signals import restored_handlers, stop_on_signal
+from pipeline.cli.starting import show_starts
+from pipeline.cli.summary import print_about, print_summary
+from pipeline.cli.terminal import print_error, print_notice, printing
+from pipeline.errors import Interrupted, MissingExtra, UsageError
+from pipeline.remote.url import is_url
+from pipeline.session.loop import rare_collection
+from pipeline.session.notices import shortfall
+from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.resume import MAY_DRIFT
+from pipeline.session.run import SessionResult, Solve
+from pipeline.session.run import run as start
 from pipeline.store.kept_problems import TABLE as KEPT
+from pipeline.sweep.baseline import plan_baseline
 
-BASELINE_HELP = "Then solve the problems with the target alone as well, on the same engines, and compare."
-baseline_option = option("--baseline", is_flag=True, help=BASELINE_HELP, heading="Output")
 TAKE_OVER_HELP = "Continue a run at a URL in whose folder a machine was at work that is dead now."
 take_over_option = option("--take-over", is_flag=True, help=TAKE_OVER_HELP, heading="Resume")
-RETRY_HELP = "Also solve the chains again that failed."
 
 
 @command(headed=True)
 @click.argument("graph", type=click.Path(path_type=Path))
 @input_option
-@column_option
-@limit_option
-@random_option
-@shard_option
+@run_options("columns", "limit", "random", "shard")
 @engines_option
 @model_option
 @settings_option
 @preset_option
-@samples_option
-@seed_option
-@batch_size_option()
-@schedule_option()
-@admission_option()
-@order_option()
-@option(
-    "-o",
-    "--output",
-    type=click.Path(),
-    metavar="DIR",
-    help="Run folder, or its s3:// or gs:// URL.  [default: runs/GRAPH-TIME]",
-    heading="Output",
-)
-@option(
-    "--keep-input/--no-keep-input",
-    default=True,
-    show_default=True,
-    help="Keep a copy of the problems in the run folder, for report, export and resume.",
-    heading="Output",
-)
-@baseline_option
+@run_options("samples", "seed", "batch_size", "schedule", "admission", "order", "output", "keep_input", "baseline")
 @json_option
-@fail_option()
-@option("--resume", is_flag=True, help="Resume the run in --output, if there is one.", heading="Resume")
-@option("--retry-failed", is_flag=True, help=RETRY_HELP, heading="Resume")
+@run_options("fail_on_error", "resume", "retry_failed", "allow_drift")
 @take_over_option
-@option(
-    "--allow-drift", multiple=True, metavar="NAME", help=f"Allow a change of {', '.join(MAY_DRIFT)}. May be repeated.", heading="Resume"
-)
-@cluster_options
+@run_options("cluster", "replicas")
 @metrics_options
 @notice_options
 def run(
@@ -125,7 +101,7 @@ def run(
 @option(
     "-i", "--input", "input_", type=click.Path(), metavar="FILE", help="Where the problems are now, if they have moved.", heading="Input"
 )
-@limit_option
+@run_options("limit", unset=True)
 @option(
     "--engines",
     type=click.Path(path_type=Path),
@@ -133,16 +109,11 @@ def run(
     help="Other engines: a bundled name, a YAML file, or replay:RUN.",
     heading="Models",
 )
-@batch_size_option(None)
-@schedule_option(None)
-@admission_option(None)
-@order_option(None)
-@baseline_option
+@run_options("batch_size", "schedule", "admission", "order", "baseline", unset=True)
 @json_option
-@fail_option(None)
-@option("--retry-failed", is_flag=True, help=RETRY_HELP, heading="Resume")
+@run_options("fail_on_error", "retry_failed", unset=True)
 @take_over_option
-@cluster_options
+@run_options("cluster", "replicas", unset=True)
 @metrics_options
 @notice_options
 def resume(
@@ -173,3 +144,84 @@ def resume(
         first, *more = problems_of(*inputs)
         options = structs.replace(options, input=first, more_inputs=tuple(more), input_urls=input_urls(inputs))
     solve_and_exit(with_baseline(with_cluster(options, cluster, replicas), run, asked=baseline), folder, as_json, metrics)
+
+
+def with_baseline(options: RunOptions, output: str | None, *, asked: bool) -> RunOptions:
+    """The options of a run of which a baseline was `asked` for, or on resume is in a folder next to `output`; raises `UsageError`."""
+    there = options.resume and options.output is not None and baseline_folder(options.output).is_dir()
+    if asked and is_url(output or ""):
+        raise UsageError("--baseline: needs a run folder on this machine")
+    return structs.replace(options, baseline=asked or options.baseline or there)
+
+
+def solve_and_exit(options: RunOptions, named: Located | None, as_json: bool, metrics: Address) -> NoReturn:
+    """Solve with a live display, print the summary and how to resume, and exit with the run's exit code.
+
+    With `options.baseline` the problems are solved with the target alone as well, once the run is over.
+    """
+    baseline = plan_baseline(options) if options.baseline else None
+    with restored_handlers(), rare_collection(), _quiet_stdout(options), _observed(metrics) as observer:
+        solve = partial(start, observer=observer, attend=stop_on_signal, command=sys.argv, carry_out=_carried_out(options))
+        try:
+            results = [solve(options)]
+        except Interrupted:
+            print_notice("interrupted before any problem was started")
+            raise
+        folder = results[0].folder
+        assert folder is not None, "the run of a command has a folder"
+        if baseline is not None and results[0].error is None:
+            for sentence in baseline.notices:
+                print_notice(sentence)
+            results.append(solve(baseline.next_to(folder)))
+    if all(each.nothing_to_do for each in results):
+        print_notice(f"{named or folder} is finished: there is nothing to resume")
+    with printing("the summary") as printed:
+        print_summary(named or Located(folder), as_json=as_json)
+    for each in results:
+        _print_end(each, str(named or folder))
+    sys.exit(printed.exit_code(next((each.exit_code for each in results if each.exit_code), 0)))
+
+
+def _print_end(result: SessionResult, folder: str) -> None:
+    """Print what stopped a run early, and how to resume it."""
+    if (said := shortfall(result.run)) is not None:
+        print_notice(said)
+    if result.error is None:
+        return
+    if result.run.status == "failed":
+        print_error(str(result.error))
+    print_notice(f"{result.run.status}; to resume: pipeline resume {shlex.quote(folder)}")
+
+
+@contextmanager
+def _quiet_stdout(options: RunOptions) -> Iterator[None]:
+    """Keep stdout for the summary: Ray prints there what its nodes say."""
+    if options.cluster is None:
+        yield
+        return
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        yield
+
+
+def _carried_out(options: RunOptions) -> Solve | None:
+    """What solves on the cluster of the options; None: engines of this process do. Raises `MissingExtra`."""
+    if options.cluster is None:
+        return None
+    try:
+        solve: Solve = import_module("pipeline.cluster.ray_actors").solve_on_ray
+    except ImportError as error:
+        raise MissingExtra(f"--cluster {options.cluster}", "ray", "ray") from error
+    return solve
+
+
+def _observed(metrics: Address) -> AbstractContextManager[Observer]:
+    """What displays the run, and serves its metrics where that was asked for."""
+    observer = Observer(starting=show_starts, ready=print_about, watch=live.watch, tell=print_notice)
+    if metrics is None:
+        return nullcontext(observer)
+    try:
+        served = import_module("pipeline.cli.metrics").metrics_served
+    except ImportError as error:
+        raise MissingExtra("--metrics-port", "prometheus-client", "metrics") from error
+    manager: AbstractContextManager[Observer] = served(*metrics, observer)
+    return manager

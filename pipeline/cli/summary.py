@@ -11,7 +11,7 @@ from pipeline.analysis.headline.lines import about, headline
 from pipeline.cli.console import PlainConsole, print_table
 from pipeline.cli.located import Located
 from pipeline.cli.terminal import notice_settings, print_line, print_notice, print_page
-from pipeline.session.ready import Ready
+from pipeline.session.prepare import Prepared
 from pipeline.text import one_line
 
 
@@ -42,11 +42,10 @@ def print_summary(run: Located, *, with_about: bool = False, as_json: bool = Fal
             print_table(table, PlainConsole())
 
 
-def print_about(ready: Ready) -> None:
+def print_about(run: Prepared) -> None:
     """Say what a run will solve with what, and in which folder, before its engines are opened."""
-    checked, state = ready.checked, ready.resume_state
-    chosen, plan = checked.options, checked.plan
-    said = about(plan.name, checked.chains, chosen.samples, plan.models, chosen.most_live, toy=plan.has_toy_models)
+    chosen, plan, state = run.options, run.plan, run.resume_state
+    said = about(plan.name, run.chains, chosen.samples, plan.models, chosen.max_live, toy=plan.has_toy_models)
     replicas = f" on each of {chosen.replicas} replicas" if chosen.replicas > 1 else ""
     over = f", {state.done + state.failed:,} are over already" if state.done + state.failed else ""
-    print_notice(f"{said}{replicas}{over}, in {checked.folder}")
+    print_notice(f"{said}{replicas}{over}, in {run.folder}")

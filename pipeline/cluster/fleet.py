@@ -21,19 +21,16 @@ from pipeline.cluster.fleet_member import FleetMember
 from pipeline.cluster.messages import OpenReplica, Orders, ReplicaLink, ReplicaReport
 from pipeline.engine import Engine, EngineStatistics
 from pipeline.errors import ReplicaLost, RunError, UsageError
-from pipeline.runtime.admission.feed import InputFeed
 from pipeline.runtime.backoff import backoff_s
 from pipeline.runtime.chain_recorder import Clock, Progress
 from pipeline.runtime.lane import Lane
 from pipeline.runtime.resume_state import NO_STAGE
 from pipeline.runtime.rows import RowSink
-from pipeline.session.checks.order import start_order
-from pipeline.session.checks.replicas import check_replicas
-from pipeline.session.execute import Begun, SessionResult, begin, execute
+from pipeline.session.checks import check_replicas
+from pipeline.session.loop import Stop
 from pipeline.session.observer import Attend, Observer, ReplicaState, Tell
-from pipeline.session.ready import Ready, announced
-from pipeline.session.run import attended
-from pipeline.session.stop import Stop
+from pipeline.session.prepare import Prepared
+from pipeline.session.run import SessionResult, attended, begin, execute
 from pipeline.store.events import CallRow, ChainRow
 from pipeline.store.run_file import ModeChange, Replica
 from pipeline.system.tasks import background_tasks, unwrapped
@@ -53,17 +50,17 @@ ENGINES_OWN = frozenset({"EngineUnavailable", "BadCompletion"})
 
 
 async def solve_on_replicas(
-    launch: Launcher, ready: Ready, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None
+    launch: Launcher, ready: Prepared, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None
 ) -> SessionResult:
     """Start the replicas by `launch` and solve on them, as `pipeline.session.run.solve` does here. Raises what keeps any chain from
     starting."""
-    check_replicas(ready.checked.options)
+    check_replicas(ready.options)
 
     async def on_replicas(stop: Stop) -> SessionResult:
         opening = time.monotonic()
-        with announced(ready):
+        with ready.announced():
             async with background_tasks() as tasks:
-                fleet = Fleet(ready.checked.options.replicas, launch, observer.tell)
+                fleet = Fleet(ready.options.replicas, launch, observer.tell)
                 for member in fleet.members:
                     tasks.start_soon(fleet.keep, member)
                 opened = await fleet.wait_open()
@@ -87,7 +84,7 @@ class Fleet:
         self._work: FleetWork | None = None
         """None until there is work; replicas start meanwhile."""
 
-    def work(self, run: Begun, rows: RowSink, clock: Clock) -> "FleetWork":
+    def work(self, run: Prepared, rows: RowSink, clock: Clock) -> "FleetWork":
         self._work = FleetWork(self, run, rows, clock)
         return self._work
 
@@ -196,18 +193,17 @@ class Fleet:
 class FleetWork:
     """The `Work` of a fleet: its chains, dealt from one queue, and their rows."""
 
-    def __init__(self, fleet: Fleet, run: Begun, rows: RowSink, clock: Clock) -> None:
-        checked, state = run.ready.checked, run.ready.resume_state
-        self.progress = Progress(checked.plan, state)
+    def __init__(self, fleet: Fleet, run: Prepared, rows: RowSink, clock: Clock) -> None:
+        state = run.resume_state
+        self.progress = Progress(run.plan, state)
         self.engines: Mapping[str, Engine] = {}
         self.lanes: dict[str, Lane] = {}
         self.admission = None
         self.ended: float | None = None
         self.mode_changes: tuple[ModeChange, ...] = ()
-        order = start_order(checked.options.order, checked.options.samples, state.is_over, checked.earlier_thoughts)
-        self._feed = InputFeed(checked.problems.unchanged(), order, threads=not checked.virtual_time)
+        self._feed = run.feed()
         self._queue = ChainQueue(state)
-        self._unread = checked.chains - len(state.over)
+        self._unread = run.chains - len(state.over)
         """Chains of the input that are not in the queue yet."""
         self._fleet, self._rows, self._clock = fleet, rows, clock
         self._draining = self._aborting = self._over = False

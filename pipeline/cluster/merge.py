@@ -13,7 +13,7 @@ from msgspec import structs
 
 from pipeline.engine import EngineStatistics
 from pipeline.errors import UsageError
-from pipeline.session.resume import drift
+from pipeline.session.checks import drift
 from pipeline.store.checking.inventory import check_files
 from pipeline.store.folder import hold, hold_output
 from pipeline.store.merged import merge_tables, places

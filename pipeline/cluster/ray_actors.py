@@ -26,11 +26,10 @@ from pipeline.cluster.replica_thread import ReplicaThread
 from pipeline.engines.registry import gpus
 from pipeline.errors import ReplicaLost, UsageError, reason
 from pipeline.graph.plan import Plan
-from pipeline.session.execute import SessionResult
 from pipeline.session.observer import Attend, Observer, Tell
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import RunSettings
-from pipeline.session.ready import Ready
+from pipeline.session.prepare import Prepared, RunSettings
+from pipeline.session.run import SessionResult
 from pipeline.system.machine import core_count
 
 T = TypeVar("T")
@@ -44,9 +43,9 @@ NODE_ID = 12
 """Characters of Ray's id of a node that are recorded."""
 
 
-async def solve_on_ray(ready: Ready, observer: Observer, *, attend: Attend | None = None) -> SessionResult:
+async def solve_on_ray(ready: Prepared, observer: Observer, *, attend: Attend | None = None) -> SessionResult:
     """Solve on the cluster that the options name, as `pipeline.session.run.solve` does here. Raises `UsageError` where that cannot be."""
-    settings = ready.checked.settings
+    settings = ready.settings
     with ExitStack() as stack:
         await anyio.to_thread.run_sync(stack.enter_context, connected(str(settings.options.cluster), settings.options.replicas))
         needed = await anyio.to_thread.run_sync(check_room, settings.plan, settings.options, observer.tell)

@@ -10,7 +10,7 @@ from anyio.from_thread import BlockingPortal
 from pipeline.cluster.messages import Orders, ReplicaReport
 from pipeline.cluster.replica_worker import ReplicaWorker
 from pipeline.session.loop import in_loop, rare_collection
-from pipeline.session.preflight import RunSettings
+from pipeline.session.prepare import RunSettings
 
 
 class ReplicaThread:

@@ -19,10 +19,10 @@ from pipeline.reasoning.chain import chain_id
 from pipeline.runtime.admission.order import Start
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.resume_state import ResumeState
-from pipeline.session.chains import Chains, OpenEngines, prepare, statistics
+from pipeline.session.chains import Chains, OpenEngines, statistics, suited
 from pipeline.session.loop import loop_clock
 from pipeline.session.observer import Observer
-from pipeline.session.preflight import RunSettings
+from pipeline.session.prepare import RunSettings
 from pipeline.session.run import opened_engines
 from pipeline.store.events import CallRow, ChainRow, StepRow
 from pipeline.system.tasks import unwrapped
@@ -149,7 +149,7 @@ class ReplicaWorker:
         with self._scope:
             async with opened_engines(self._settings.plan.engines, Observer(starting=self._starting)) as engines:
                 said: list[str] = []
-                opened = await prepare(self._settings, engines, said.append)
+                opened = await suited(self._settings, engines, said.append)
                 await self._solve(opened, said)
 
     async def _solve(self, opened: OpenEngines, said: list[str]) -> None:
@@ -234,7 +234,7 @@ class ReplicaWorker:
     def _wants(self) -> int:
         if self._chains is None or self._end:
             return 0
-        batch = self._settings.options.most_live
+        batch = self._settings.options.max_live
         ahead = max(1, batch // AHEAD)
         free = batch - self._chains.progress.live if self._feed.asked else 0
         return max(0, free + ahead - len(self._feed))

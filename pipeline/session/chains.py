@@ -3,7 +3,7 @@
 A run without a cluster has one of these, and every replica of a run on a cluster.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -21,9 +21,10 @@ from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import SCHEDULES
-from pipeline.session.checks.modes import new_control, recorded_changes
+from pipeline.runtime.speculation.adaptive import Adaptive, Requests
+from pipeline.runtime.speculation.modes import Change, ModeControl
 from pipeline.session.observer import Tell
-from pipeline.session.preflight import RunSettings
+from pipeline.session.prepare import RunSettings
 from pipeline.stages.base import Stage
 from pipeline.stages.build import build_stages, builders_of, cannot_of, flaw_in_contract
 from pipeline.store.run_file import ModeChange
@@ -50,8 +51,8 @@ class OpenEngines(Struct, frozen=True, kw_only=True):
         }
 
 
-async def prepare(settings: RunSettings, engines: Mapping[str, Engine], tell: Tell) -> OpenEngines:
-    """Build the stages of the graph for `engines`, about which `tell` gets notices.
+async def suited(settings: RunSettings, engines: Mapping[str, Engine], tell: Tell) -> OpenEngines:
+    """The `engines` with the stages of the graph for them, about which `tell` gets notices.
 
     Raises `GraphError` where a tokenizer or a chat template fails, or an engine does not suit the graph.
     """
@@ -138,7 +139,7 @@ class Chains:
     @property
     def mode_changes(self) -> tuple[ModeChange, ...]:
         """The decisions so far about which chains are speculated."""
-        return () if self.control is None else recorded_changes(self.control.changes, self._clock)
+        return () if self.control is None else _recorded_changes(self.control.changes, self._clock)
 
     @property
     def pauses(self) -> int | None:
@@ -156,3 +157,31 @@ class Chains:
 def statistics(engines: Mapping[str, Engine]) -> dict[str, EngineStatistics]:
     """What each engine is doing at this moment, and its totals since it opened, by role."""
     return {role: engine.statistics() for role, engine in engines.items()}
+
+
+def new_control(plan: Plan, engines: Mapping[str, Engine]) -> ModeControl | None:
+    """What decides for the chains of a run on open `engines`; None where nothing is to be decided."""
+    if plan.direct is None:
+        return None
+    target = engines[str(plan.direct.response.spec.role)]
+
+    def requests() -> Requests:
+        now = target.statistics()
+        return Requests(now.running, now.waiting)
+
+    return Adaptive(written=lambda: target.statistics().written_tokens, requests=requests)
+
+
+def _recorded_changes(changes: Iterable[Change], clock: Clock) -> tuple[ModeChange, ...]:
+    """The decisions of a control as `run.json` holds them."""
+    return tuple(
+        ModeChange(
+            unix_ns=clock.unix_ns(change.time),
+            what=change.what,
+            speculating=change.speculating,
+            live=change.live,
+            speculative=change.speculative,
+            direct=change.direct,
+        )
+        for change in changes
+    )

@@ -15,7 +15,7 @@ from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.chain_recorder import Clock, Progress
 from pipeline.runtime.lane import Lane
 from pipeline.runtime.rows import RowSink
-from pipeline.session.ready import Ready
+from pipeline.session.prepare import Prepared
 
 SOLVING = "solving"
 """`ReplicaState.what` of a replica whose engines are open."""
@@ -81,7 +81,7 @@ class Observer(Struct, frozen=True, kw_only=True):
 
     starting: Starting = lambda specs: nullcontext(Listener())
     """Displays the start of the engines."""
-    ready: Callable[[Ready], object] = lambda ready: None
+    ready: Callable[[Prepared], object] = lambda ready: None
     """Is called with a run that was checked, before its engines are opened."""
     watch: Watch = lambda view: nullcontext()
     """Displays the progress of the run."""

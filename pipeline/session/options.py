@@ -1,8 +1,12 @@
-"""The options of a run, their form in `run.json`, and whether they fit a run that is to be resumed."""
+"""The options of a run, each spelled once: its type, what it says in help, and what a change of it means for a run that is resumed.
+
+The options of commands (`cli.options`), the keywords of `pipeline.solve`, `run.json` and the checks of resume and replay derive from the
+fields of `RunOptions`.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypedDict
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -21,8 +25,6 @@ from pipeline.graph.plugins import stage_kinds
 from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
-from pipeline.session.checks.order import LONGEST, earlier_run
-from pipeline.session.resume import MAY_DRIFT
 from pipeline.stages.base import StageKind
 from pipeline.stages.function_judge import JudgeFunction
 from pipeline.store.run_file import RunFile
@@ -36,6 +38,77 @@ engine that the caller has opened and will close."""
 Input: TypeAlias = str | Path | Sequence[Path] | Iterable[str | Mapping[str, Any] | Problem] | Frame
 """Problems: a file, folder or pattern by path or URL, `hf://OWNER/NAME`, or several paths; or the texts of problems; or mappings with
 `problem` and, where known, `answer`, `problem_id`, `options`, `grader`; or a table with such columns, of pandas, polars or Arrow."""
+LONGEST = "longest"
+"""The value of `order` by which the longest problems are first; after a colon the run folder that says how long."""
+
+Drift = Literal["allowed", "refused"]
+"""What a change of an option means for a run that is resumed: it may be allowed, or it would be another run."""
+
+
+class About(Struct, frozen=True, kw_only=True):
+    """What is known of an option besides its type."""
+
+    help: str
+    group: str
+    """The heading under which commands list it."""
+    metavar: str = ""
+    drift: Drift | None = None
+    """None: a change makes no difference to chains that are there already."""
+    recorded: bool = True
+    """`run.json` holds it, so that a resumed run has it again."""
+    bounds: tuple[float, float] | None = None
+    """The least and the greatest value."""
+
+
+def about(
+    help_: str,
+    group: str,
+    metavar: str = "",
+    *,
+    drift: Drift | None = None,
+    recorded: bool = True,
+    bounds: tuple[float, float] | None = None,
+) -> Meta:
+    """The annotation of an option."""
+    known = About(help=help_, group=group, metavar=metavar, drift=drift, recorded=recorded, bounds=bounds)
+    low, high = bounds or (None, None)
+    return Meta(extra={"about": known}, ge=low, le=high)
+
+
+COLUMN_HELP = "Read problem, answer, problem_id, options or grader from a column, or a path in one: problem=body.messages."
+SHARD_HELP = "Only one shard of the problems, 0/COUNT to COUNT-1/COUNT; see `runs merge`."
+BATCH_HELP = "Maximum number of chains (attempts at a problem) in progress at once."
+REPLICAS_HELP = "Replicas on the cluster, each with up to --batch-size chains in flight."
+SCHEDULE_HELP = "pipelined: each chain advances by itself; lockstep: all take each step together; sequential: one chain at a time."
+ADMISSION_HELP = (
+    "cache: chains, or their calls, wait while they exceed the engines' KV caches; batch: only the batch size limits how many are"
+    " in flight."
+)
+ORDER_HELP = "input, longest (longest expected first; holds all problems in memory) or longest:RUN (by reasoning length in an earlier run)."
+SHARE_HELP = "Exit with code 3 only if more than this share of the chains failed, 0 to 1."
+CLUSTER_HELP = "Solve on replicas of the engines on a Ray cluster: ray (RAY_ADDRESS, this machine's, or a new one) or ray://HOST:PORT."
+KEEP_HELP = "Keep a copy of the problems in the run folder, for report, export and resume."
+BASELINE_HELP = "Then solve the problems with the target alone as well, on the same engines, and compare."
+
+Columns: TypeAlias = Annotated[dict[str, str], about(COLUMN_HELP, "Input", "FIELD=COLUMN")]
+Limit: TypeAlias = Annotated[int, about("Only the first N problems.", "Input", "N", drift="allowed", bounds=(1, MOST_ROWS))]
+Random: TypeAlias = Annotated[str, about("Only N problems at random; SEED is independent of --seed.", "Input", "N[:SEED]")]
+ShardName: TypeAlias = Annotated[str, about(SHARD_HELP, "Input", "INDEX/COUNT", drift="refused")]
+Samples: TypeAlias = Annotated[int, about("Samples per problem.", "Prompting", "K", drift="refused", bounds=(1, 10_000))]
+Seed: TypeAlias = Annotated[int, about("Random seed.", "Prompting", "N", drift="refused")]
+BatchSize: TypeAlias = Annotated[int, about(BATCH_HELP, "Scheduling", "N", drift="allowed", bounds=(1, 1_000_000))]
+Schedule: TypeAlias = Annotated[ScheduleName, about(SCHEDULE_HELP, "Scheduling", "NAME", drift="allowed")]
+AdmissionKind: TypeAlias = Annotated[AdmissionName, about(ADMISSION_HELP, "Scheduling", "NAME", drift="allowed")]
+Order: TypeAlias = Annotated[str, about(ORDER_HELP, "Scheduling", "ORDER", drift="allowed")]
+Output: TypeAlias = Annotated[Path, about("Run folder, or its s3:// or gs:// URL.", "Output", "DIR", recorded=False)]
+KeepInput: TypeAlias = Annotated[bool, about(KEEP_HELP, "Output")]
+Baseline: TypeAlias = Annotated[bool, about(BASELINE_HELP, "Output")]
+FailedShare: TypeAlias = Annotated[float, about(SHARE_HELP, "Output", "SHARE", bounds=(0, 1))]
+Resume: TypeAlias = Annotated[bool, about("Resume the run in --output, if there is one.", "Resume", recorded=False)]
+RetryFailed: TypeAlias = Annotated[bool, about("Also solve the chains again that failed.", "Resume", recorded=False)]
+AllowDrift: TypeAlias = Annotated[tuple[str, ...], about("Allow a change of {may_drift}.", "Resume", "NAME", recorded=False)]
+Cluster: TypeAlias = Annotated[str, about(CLUSTER_HELP, "Cluster", "ray[://HOST:PORT]")]
+Replicas: TypeAlias = Annotated[int, about(REPLICAS_HELP, "Cluster", "N", bounds=(1, 10_000))]
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -55,45 +128,25 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """By role the fields of engines that were chosen for the models which the user named; they go before `engines`."""
     settings: tuple[str, ...] = ()
     """`NAME=VALUE` for params, `engines.ROLE.NAME=VALUE` for engines."""
-    columns: dict[str, str] = {}
-    """The column of the file for each field, where the user mapped any."""
-    batch_size: Annotated[int, Meta(ge=1, le=1_000_000)] = 64
-    """Chains that live at once."""
-    schedule: ScheduleName = "pipelined"
-    admission: AdmissionName = "cache"
-    """`cache`: chains pause where the contexts of all live ones do not fit into the engines' caches, and without a loop calls wait where
-    those in flight fill them; `batch`: none ever does."""
-    order: str = "input"
-    """Which chains begin first: `input`: those of the first problems; `longest`: those of the longest problems; `longest:RUN`: those of
-    the problems whose thoughts were longest in the run folder RUN."""
-    samples: Annotated[int, Meta(ge=1, le=10_000)] = 1
-    """Attempts at every problem."""
-    limit: Annotated[int, Meta(ge=1, le=MOST_ROWS)] | None = None
-    """Only the first `limit` rows of the input."""
-    random: str | None = None
-    """Only N rows of the input, drawn at random: `N`, or `N:SEED` for other rows than those of seed 0."""
-    shard: str | None = None
-    """Only the problems of this shard, `INDEX/COUNT`: one of `COUNT` runs that `pipeline runs merge` makes one run."""
-    seed: int = 0
-    """Every random number of the run derives from it."""
-    cluster: str | None = None
-    """Solve on the replicas of a cluster: `ray`, or `ray://HOST:PORT`; None: on engines of this process."""
-    replicas: Annotated[int, Meta(ge=1, le=10_000)] = 1
-    """How many sets of engines the cluster starts, each with up to `batch_size` chains."""
-    output: Path | None = None
-    """The run folder; by default `runs/GRAPH-TIME`."""
-    keep_input: bool = True
-    """Keep the problems in the run folder, with all columns of the input: reports, exports and later sessions need the file no more."""
-    resume: bool = False
-    """Go on with the run in `output`, if there is one."""
-    retry_failed: bool = False
-    """On resume: solve failed chains again too."""
-    fail_on_error: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """The run counts as failed (exit code 3) only if a larger share of its chains failed."""
-    allow_drift: tuple[str, ...] = ()
-    """On resume: those of `MAY_DRIFT` that may differ from the earlier sessions."""
-    baseline: bool = False
-    """Solve the problems with the target alone as well, in a folder next to this run's."""
+    columns: Columns = {}
+    limit: Limit | None = None
+    random: Random | None = None
+    shard: ShardName | None = None
+    samples: Samples = 1
+    seed: Seed = 0
+    batch_size: BatchSize = 64
+    schedule: Schedule = "pipelined"
+    admission: AdmissionKind = "cache"
+    order: Order = "input"
+    output: Output | None = None
+    keep_input: KeepInput = True
+    baseline: Baseline = False
+    fail_on_error: FailedShare = 0.0
+    resume: Resume = False
+    retry_failed: RetryFailed = False
+    allow_drift: AllowDrift = ()
+    cluster: Cluster | None = None
+    replicas: Replicas = 1
     in_memory: tuple[str, ...] = ()
     """Which of `graph` and `engines` are in no file, because a caller of the Python API gave them as values."""
     judges: tuple[str, ...] = ()
@@ -107,7 +160,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         return self.planned_engines or self.engines
 
     @property
-    def most_live(self) -> int:
+    def max_live(self) -> int:
         """How many chains live at once on one set of engines, at most."""
         return 1 if self.schedule == "sequential" else self.batch_size
 
@@ -130,6 +183,28 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         sample = None if self.random is None else row_sample(self.random)
         return Part(limit=self.limit, sample=sample, shard=None if self.shard is None else shard_of(self.shard))
 
+    @property
+    def earlier_run(self) -> Path | None:
+        """The run folder whose thoughts say which chains begin first."""
+        kind, _, folder = self.order.partition(":")
+        return Path(folder) if kind == LONGEST and folder else None
+
+
+def _known() -> dict[str, About]:
+    found: dict[str, About] = {}
+    for name, kind in get_type_hints(RunOptions, include_extras=True).items():
+        for part in (kind, *getattr(kind, "__args__", ())):
+            for meta in getattr(part, "__metadata__", ()):
+                found[name] = meta.extra["about"]
+    may_drift = ", ".join(name for name, known in found.items() if known.drift == "allowed")
+    return {name: structs.replace(known, help=known.help.replace("{may_drift}", f"engines, {may_drift}")) for name, known in found.items()}
+
+
+ABOUT = _known()
+"""What is known of each option that is spelled in a command, by its field."""
+MAY_DRIFT = ("engines", *(name for name, known in ABOUT.items() if known.drift == "allowed"))
+"""What may differ from the earlier sessions if the user allows it; with other params, input or seed it would be another run."""
+
 
 def recorded_options(options: RunOptions) -> dict[str, Any]:
     """The options as `run.json` holds them: with absolute paths, so that the run can be resumed from any working folder."""
@@ -142,13 +217,13 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
         files["engines"] = f"{PREFIX}{run}"
     elif options.engines is not None:
         files["engines"] = str(find_file(options.engines, "engines file").absolute())
-    if (run := earlier_run(options.order)) is not None:
+    if (run := options.earlier_run) is not None:
         files["order"] = f"{LONGEST}:{run.absolute()}"
     recorded: dict[str, Any] = {name: storable(path) for name, path in files.items()}
     recorded["more_inputs"] = tuple(map(storable, more))
     recorded["settings"] = tuple(anywhere(setting, Path(files["graph"])) for setting in options.settings)
-    own = dict.fromkeys(("output", "resume", "retry_failed", "allow_drift"))
-    return {name: value for name, value in (structs.asdict(options) | recorded).items() if name not in own and value is not None}
+    found = structs.asdict(options) | recorded
+    return {name: value for name, value in found.items() if value is not None and (name not in ABOUT or ABOUT[name].recorded)}
 
 
 def resume_options(
@@ -211,40 +286,24 @@ class RunKeywords(GraphKeywords, total=False):
 
     engines: Engines | None
     """The engines of the graph's roles; by default those that the graph names."""
-    columns: Mapping[str, str] | None
-    """The names of columns in the problems by field: `{"problem": "question"}`."""
-    batch_size: int
-    """Maximum number of chains in flight; default 64."""
-    schedule: ScheduleName
-    """`pipelined` (the default), `lockstep` or `sequential`."""
-    admission: AdmissionName
-    """`cache` (the default): the youngest chains pause while not all contexts fit into the engines' caches; `batch`: none does."""
-    order: str
-    """Which chains begin first: `input` (the default), `longest` (those of the longest problems), or `longest:RUN` (of the problems whose
-    thoughts were longest in the run folder RUN); with the latter two all problems are held in memory at once."""
-    samples: int | None
-    """Samples of every problem; by default those of the preset, else 1."""
-    limit: int | None
-    """Only the first problems."""
-    random: int | str | None
-    """Only N problems drawn at random, the same ones for every `seed`; `"N:SEED"` draws others."""
-    shard: str | None
-    """One of 8 parts of the problems, `"0/8"`; see `pipeline runs merge`."""
-    seed: int
-    """Every random number derives from it; default 0."""
     graders: Sequence[Same | FunctionGrader]
     """Functions that grade answers: what `@pipeline.grader` made, or plain functions, by their own names. Problems name them in their
     column `grader`; a single one grades all problems that name none."""
-    fail_on_error: float
-    """The share of chains that may fail before `pipeline resume` counts the run as failed, and `Result.too_many_failed` is true; default
-    0."""
     output: str | Path | None
     """The run folder to write, or its URL; without it nothing is written to disk."""
-    keep_input: bool
-    """Keep a copy of the problems in the run folder; default True."""
-    resume: bool
-    """Resume the run in `output`, if there is one."""
-    retry_failed: bool
-    """On resume: solve failed chains again."""
+    columns: Columns | None
+    limit: Limit | None
+    random: int | Random | None
+    shard: ShardName | None
+    samples: Samples | None
+    seed: Seed
+    batch_size: BatchSize
+    schedule: Schedule
+    admission: AdmissionKind
+    order: Order
+    keep_input: KeepInput
+    baseline: Baseline
+    fail_on_error: FailedShare
+    resume: Resume
+    retry_failed: RetryFailed
     allow_drift: Sequence[str]
-    """On resume: what may differ from the run so far, such as `engines` and `batch_size`."""

@@ -6,18 +6,17 @@ begun its calls and steps, which are at most as many chains as were live when th
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct, structs
 
 from pipeline.engine import Usage
-from pipeline.errors import InputError, UsageError
+from pipeline.errors import InputError
 from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeState
 from pipeline.store.checking.consistency import find_broken, take_back
 from pipeline.store.events import counted
@@ -26,70 +25,11 @@ from pipeline.store.rewrite import remove
 from pipeline.store.run_file import RunFile
 
 Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
-MAY_DRIFT = ("engines", "batch_size", "schedule", "admission", "order", "limit")
-"""What may differ from the earlier sessions if the user allows it; with other params, input or seed it would be another run."""
 # Columns that are read of `chains` and `calls`.
 CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", "correct", "reference_answer", "error_type", "error_stage")
 USAGE = ("input_tokens", "cached_input_tokens", "output_tokens")
 ANSWER = ("submit_unix_ns", "end_unix_ns", "output_token_ids", "finish_reason", "stop_reason", "option_logprobs", "scored_logprobs")
 CALL = ("chain_id", "engine", "error_type", "request_id", "client_wait_s", *USAGE, *ANSWER)
-
-
-def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]) -> None:
-    """Raise `UsageError` that names everything in which `new` differs from `old`, except differences of the `allowed` names."""
-    as_read = RunFile.decode(msgspec.json.decode(new.encode()))
-    found = {name: list(differences) for name, differences in drift(old, as_read).items()}
-    refused = [each for name, differences in found.items() if name not in allowed for each in differences]
-    if not refused:
-        return
-    may = [name for name, differences in found.items() if differences and name in MAY_DRIFT and name not in allowed]
-    remedy = f"add {' '.join(f'--allow-drift {name}' for name in may)}, or start a new run" if may else "start a new run"
-    raise UsageError(f"{folder}: cannot be resumed: {'; '.join(refused)}; {remedy}")
-
-
-def drift(old: RunFile, new: RunFile) -> dict[str, Iterator[str]]:
-    """Differences between two runs, as clauses, by the name under which they may be allowed or are refused."""
-    same_params = old.plan.params == new.plan.params
-    same_graph = (old.plan.block, old.plan.prompts) == (new.plan.block, new.plan.prompts)
-    return {
-        # A bundled graph of an earlier version may lack a param; where stages and prompts are the same that makes no difference.
-        "params": iter(()) if same_graph else _changes("param ", old.plan.params, new.plan.params),
-        "graph": iter(["the graph has changed"] if same_params and not same_graph else []),
-        "model": _model_changes(old.engines, new.engines),
-        "engines": _engine_changes(old.engines, new.engines),
-        "input": _changes("input ", _input(old), _input(new)),
-        "shard": _changes("", {"shard": old.input.shard}, {"shard": new.input.shard}),
-        "limit": _changes("", {"limit": old.input.limit}, {"limit": new.input.limit}),
-        "seed": _changes("", {"seed": old.seed}, {"seed": new.seed}),
-        "samples": _changes("", {"samples": old.samples}, {"samples": new.samples}),
-        "batch_size": _changes("", {"batch_size": old.batch_size}, {"batch_size": new.batch_size}),
-        "schedule": _changes("", {"schedule": old.schedule}, {"schedule": new.schedule}),
-        # Files of earlier versions say nothing of these.
-        "admission": _changes("", {"admission": old.admission or new.admission}, {"admission": new.admission}),
-        "order": _changes("", {"order": old.order or new.order}, {"order": new.order}),
-    }
-
-
-def _input(run: RunFile) -> dict[str, Any]:
-    return {"sha256": run.input.sha256, "columns": run.input.columns, "sample": run.input.sample}
-
-
-def _model_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    """Changed models, which are always refused: recorded token ids would mean another text."""
-    for role in old.keys() & new.keys():
-        yield from _changes(f"engines.{role}.", *({"model": side[role].get("model")} for side in (old, new)))
-
-
-def _engine_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    for role in sorted(old.keys() | new.keys()):
-        sides = ({name: value for name, value in side.get(role, {}).items() if name != "model"} for side in (old, new))
-        yield from _changes(f"engines.{role}.", *sides)
-
-
-def _changes(article: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    for name in sorted(old.keys() | new.keys()):
-        if old.get(name) != new.get(name):
-            yield f"{article}{name} is {new.get(name)}, was {old.get(name)}"
 
 
 def take_again(stop_reason: str, retry_failed: bool) -> bool:

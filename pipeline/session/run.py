@@ -1,48 +1,146 @@
-"""One session of a run, in phases: preflight, resume, open, execute. Each takes what the one before it made, frozen.
+"""A run from its options to its end, in two phases: `prepare.prepared` checks, holds the folder and reads it; `solve` opens the engines,
+solves what is left and records how it ended.
 
-    options --claimed, preflight--> Preflight --take_up--> Ready --opened_engines, begin--> Begun --execute--> SessionResult
-
-Nothing is printed, no signal is handled and no argument of the process is read: the command line and the Python API do what
-each of them needs around it.
+Who solves the chains is a `Site`: engines of this process, or the replicas of a cluster. Nothing is printed, no signal is handled and no
+argument of the process is read: the command line and the Python API do what each of them needs around it.
 """
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
+from typing import Protocol
 
 import anyio
-from msgspec import structs
+import anyio.to_thread
+from msgspec import Struct, structs
 
 from pipeline.analysis.headline.adapters import rejections
-from pipeline.data.many_files import files_of, open_files
-from pipeline.data.problems import Problems
 from pipeline.engine import Engine, EngineStatistics
 from pipeline.engines.registry import open_engines
 from pipeline.engines.startup import listening
-from pipeline.errors import InputError, Interrupted
+from pipeline.errors import Interrupted, OutOfMemory, PipelineError, is_out_of_memory
+from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.spec import EngineSpec
-from pipeline.runtime.admission.feed import InputFeed
-from pipeline.runtime.chain_recorder import Clock
-from pipeline.runtime.rows import RowSink
-from pipeline.session.chains import Chains, OpenEngines, prepare, statistics
-from pipeline.session.checks.gpus import gpu_notices
-from pipeline.session.checks.order import start_order
-from pipeline.session.checks.replay import shortfall
-from pipeline.session.claim import Claim, claimed
-from pipeline.session.execute import Begun, SessionResult, begin, execute
-from pipeline.session.loop import in_loop
-from pipeline.session.observer import Attend, Observer, ReplicaState
+from pipeline.runtime.admission.admission import Admission
+from pipeline.runtime.chain_recorder import Clock, Progress
+from pipeline.runtime.inline_grader import GradingStatistics, InlineGrader, open_inline_grader
+from pipeline.runtime.lane import Lane
+from pipeline.runtime.resume_state import ResumeState
+from pipeline.runtime.rows import RowSink, Tee
+from pipeline.session.chains import Chains, Facts, OpenEngines, statistics, suited, unknown_caches
+from pipeline.session.loop import Stop, in_loop, loop_clock
+from pipeline.session.notices import gpu_notices, notices, shortfall
+from pipeline.session.observer import Attend, Observer, ReplicaState, View
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import load_plan, notices, preflight
-from pipeline.session.ready import Ready, announced, take_up
-from pipeline.session.stop import Stop
-from pipeline.store.kept_problems import kept_problems
-from pipeline.store.run_file import Replica
+from pipeline.session.prepare import Prepared, load_plan, prepared
+from pipeline.session.resume import drop_unfinished
+from pipeline.store.kept_problems import TABLE as KEPT
+from pipeline.store.kept_problems import keep_problems
+from pipeline.store.read import count_rows
+from pipeline.store.recorder import WRITE_EVERY_S, open_recorder
+from pipeline.store.run_file import ModeChange, Replica, RunFile, Session, Status, Totals, versions
+from pipeline.store.tables import TraceStore
 from pipeline.system.tasks import unwrapped
 
-Solve = Callable[..., Awaitable[SessionResult]]
+Solve = Callable[..., Awaitable["SessionResult"]]
 """What has the signature of `solve`, and carries a session out in the running event loop as that does."""
+MAX_CHANGES = 1000
+"""Decisions about speculation that `run.json` holds: the last ones."""
+
+
+class SessionResult(Struct, frozen=True, kw_only=True):
+    """How a session of a run ended."""
+
+    folder: Path | None
+    """The run folder; None for a run that writes nothing to disk."""
+    run: RunFile
+    """The run as `run.json` holds it."""
+    done: int
+    """Finished chains of all sessions."""
+    failed: int
+    """Failed chains of all sessions."""
+    error: PipelineError | None = None
+    """What ended the session before all chains were over."""
+    notices: tuple[str, ...] = ()
+    """Sentences that a person should read, about the engines as they opened."""
+    nothing_to_do: bool = False
+    """The run was to be resumed and was finished already."""
+    fail_on_error: float = 0.0
+    """The share of the chains that may fail."""
+
+    @property
+    def exit_code(self) -> int:
+        """0: all chains finished, 1: the run could not continue, 3: more chains failed than `fail_on_error` allows, 130: interrupted."""
+        if self.run.status == "interrupted":
+            return 130
+        if self.run.status == "failed":
+            return 1
+        return 3 if failed_too_often(self.done, self.failed, self.fail_on_error) else 0
+
+    @classmethod
+    def of_finished(cls, run: Prepared) -> "SessionResult":
+        """The result of resuming a run that is finished."""
+        assert run.old is not None, "only what is there can be finished"
+        totals, share = run.old.totals, run.options.fail_on_error
+        done, failed = totals.chains_done, totals.chains_failed
+        return cls(folder=run.folder, run=run.old, done=done, failed=failed, nothing_to_do=True, fail_on_error=share)
+
+
+def failed_too_often(done: int, failed: int, share: float) -> bool:
+    """Whether more than this share of the chains that are over failed."""
+    return failed > share * (done + failed)
+
+
+class Work(Protocol):
+    """The chains of a session while they are solved."""
+
+    progress: Progress
+    engines: Mapping[str, Engine]
+    """The engines of this process, by role."""
+    lanes: dict[str, Lane]
+    """Their lanes."""
+    ended: float | None
+    """When the last chain was over, by the clock of the run; None while one is live."""
+
+    @property
+    def admission(self) -> Admission | None:
+        """What lets chains of this process pause."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every chain was started."""
+
+    @property
+    def mode_changes(self) -> tuple[ModeChange, ...]:
+        """The decisions so far about which chains are speculated."""
+
+    @property
+    def pauses(self) -> int | None:
+        """How often a chain had to pause; None where the batch size alone decides."""
+
+    def drain(self) -> None:
+        """Start no more chains; the live ones run to their ends, and then `run` returns."""
+
+    async def run(self) -> None:
+        """Solve all chains; raises `RunError` if the run cannot continue."""
+
+
+class Site(Protocol):
+    """Where the chains of a session are solved."""
+
+    def work(self, run: Prepared, rows: RowSink, clock: Clock) -> Work:
+        """The chains of `run`, whose rows go into `rows`."""
+
+    def spent(self) -> dict[str, EngineStatistics]:
+        """The totals of the engines since the session began, by role."""
+
+    def replicas(self) -> list[Replica]:
+        """The replicas, as `run.json` holds them; empty where this process itself has the engines."""
+
+    def states(self) -> Sequence[ReplicaState]:
+        """How each replica is, for a display."""
 
 
 def run(
@@ -61,55 +159,24 @@ def run(
     plan, observer = load_plan(options.graph, options.bound_engines, options.settings), observer or Observer()
     for sentence in (*notices(plan), *gpu_notices(plan)):
         observer.tell(sentence)
-    with claimed(options, plan.name) as claim:
-        # The replicas of a cluster share no simulated clock.
-        virtual = None if options.cluster is None else False
-        checked = preflight(options, plan, problems_of(options, claim), claim, virtual=virtual)
-        if claim.nothing_to_do:
-            return nothing_to_do(claim, options.fail_on_error)
-        ready = take_up(checked, command)
-        observer.ready(ready)
-        for sentence in ready.remarks:
+    # The replicas of a cluster share no simulated clock.
+    with prepared(options, plan, virtual=None if options.cluster is None else False, command=command) as found:
+        if found.nothing_to_do:
+            return SessionResult.of_finished(found)
+        observer.ready(found)
+        for sentence in found.remarks:
             observer.tell(sentence)
-        return in_loop(partial(carry_out or solve, ready, observer, attend=attend), virtual=checked.virtual_time)
+        return in_loop(partial(carry_out or solve, found, observer, attend=attend), virtual=found.virtual_time)
 
 
-def problems_of(options: RunOptions, claim: Claim) -> Problems:
-    """The problems of the input, or, where that is gone, what the run that is to be resumed has kept of it."""
-    try:
-        files = [file for path in options.inputs for file in files_of(path)]
-        here = all(file.exists() for file in files)
-    except InputError:
-        here = False
-    if not here and claim.old is not None and claim.folder is not None and options.part == claim.old.input.part:
-        kept = kept_problems(claim.folder, claim.old.input)
-        if kept is not None:
-            return kept
-    return open_files(options.inputs, options.columns, options.part)
-
-
-def nothing_to_do(claim: Claim, fail_on_error: float = 0.0) -> SessionResult:
-    """The result of resuming a run that is finished."""
-    assert claim.old is not None, "only what is there can be finished"
-    totals = claim.old.totals
-    return SessionResult(
-        folder=claim.folder,
-        run=claim.old,
-        done=totals.chains_done,
-        failed=totals.chains_failed,
-        nothing_to_do=True,
-        fail_on_error=fail_on_error,
-    )
-
-
-async def solve(ready: Ready, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None) -> SessionResult:
+async def solve(run: Prepared, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None) -> SessionResult:
     """Open the engines of the plan and solve. Raises the error, or `Interrupted`, that keeps any chain from starting."""
 
     async def opened(stop: Stop) -> SessionResult:
         opening = time.monotonic()
-        with announced(ready):
-            async with opened_engines(ready.checked.plan.engines, observer) as engines:
-                return await solve_on(engines, ready, observer, stop, opening)
+        with run.announced():
+            async with opened_engines(run.plan.engines, observer) as engines:
+                return await solve_on(engines, run, observer, stop, opening)
 
     return await attended(opened, stop or Stop(), attend)
 
@@ -140,29 +207,26 @@ async def opened_engines(specs: Mapping[str, EngineSpec], observer: Observer) ->
 
 
 async def solve_on(
-    engines: Mapping[str, Engine], ready: Ready, observer: Observer, stop: Stop | None = None, opening: float | None = None
+    engines: Mapping[str, Engine], run: Prepared, observer: Observer, stop: Stop | None = None, opening: float | None = None
 ) -> SessionResult:
     """Solve on `engines` that are open already, and stay open; of their totals only what this run adds is recorded.
 
     `opening`: when their opening began, by `time.monotonic`; None: they were open before.
     """
-    opened = await prepare(ready.checked.settings, engines, observer.tell)
-    run = begin(ready, opened.facts, 0.0 if opening is None else time.monotonic() - opening)
-    result = await execute(run, Here(opened), observer, stop or Stop())
+    opened = await suited(run.settings, engines, observer.tell)
+    begun = begin(run, opened.facts, 0.0 if opening is None else time.monotonic() - opening)
+    result = await execute(begun, LocalEngines(opened), observer, stop or Stop())
     return structs.replace(result, notices=(*opened.notices, *filter(None, (shortfall(result.run), rejections(result.run)))))
 
 
-class Here:
+class LocalEngines:
     """The `Site` of a run whose engines this process has."""
 
     def __init__(self, opened: OpenEngines) -> None:
         self._opened, self._before = opened, statistics(opened.engines)
 
-    def work(self, run: Begun, rows: RowSink, clock: Clock) -> Chains:
-        checked, state = run.ready.checked, run.ready.resume_state
-        order = start_order(checked.options.order, checked.options.samples, state.is_over, checked.earlier_thoughts)
-        feed = InputFeed(checked.problems.unchanged(), order, threads=not checked.virtual_time)
-        return Chains(checked.settings, self._opened, feed, rows, clock, state)
+    def work(self, run: Prepared, rows: RowSink, clock: Clock) -> Chains:
+        return Chains(run.settings, self._opened, run.feed(), rows, clock, run.resume_state)
 
     def spent(self) -> dict[str, EngineStatistics]:
         return {role: now.since(self._before[role]) for role, now in statistics(self._opened.engines).items()}
@@ -172,3 +236,175 @@ class Here:
 
     def states(self) -> tuple[ReplicaState, ...]:
         return ()
+
+
+def begin(run: Prepared, facts: Facts, startup_s: float) -> Prepared:
+    """Begin the session: write `run.json`, and keep the problems. Raises `RunFolderError`."""
+    record, rewritten = run.record, run.rewritten_bytes
+    if run.folder is not None and run.old is not None:
+        rewritten += drop_unfinished(run.folder, run.options.retry_failed)
+    before = record.sessions[-1].ended_unix_ns or 0 if record.sessions else 0
+    session = Session(
+        started_unix_ns=max(time.time_ns(), before + 1),  # the simulated hours of an earlier session may end after the real time
+        startup_s=startup_s,
+        rewritten_bytes=rewritten,
+        command=record.command,
+        versions=versions(),
+    )
+    stated = {role: dict(each) for role, each in facts.items()}
+    record = structs.replace(record, sessions=(*record.sessions, session), engine_facts=stated).with_session(session)
+    if run.folder is not None:
+        record.write(run.folder)
+        if run.options.keep_input and count_rows(run.folder, KEPT) != run.fingerprint.rows:
+            keep_problems(run.folder, run.problems)
+    return structs.replace(run, record=record)
+
+
+async def execute(run: Prepared, site: Site, observer: Observer, stop: Stop) -> SessionResult:
+    """Solve the chains until all are over, an engine or the folder is lost, or the run is stopped; then write the end into `run.json`."""
+    cpu = time.process_time()
+    clock = Clock(run.session.started_unix_ns, loop_clock(run.virtual_time))
+    work: Work | None = None
+    grading: InlineGrader | None = None
+    error: BaseException | None = Interrupted()
+    try:
+        with stop.guard():
+            async with _open_rows(run, observer.sink) as rows:
+                grading = rows
+                for sentence in unknown_caches(run.settings, run.record.engine_facts):
+                    observer.tell(sentence)
+                work = site.work(run, rows, clock)
+                work.progress.tell = observer.tell
+                stop.drained_by(work.drain)
+                with observer.watch(_view(run, site, work, clock, rows)):
+                    await work.run()
+            if work.exhausted:
+                await _check_input(run)
+                error = None
+    except PipelineError as failure:
+        error = failure
+        if work is None:
+            raise
+    except BaseException as failure:
+        if not is_out_of_memory(failure):
+            error = failure
+            raise
+        error = OutOfMemory()
+        if work is None:
+            raise error from failure
+    finally:
+        ended = clock.now() if work is None or work.ended is None else work.ended
+        record = _ended_record(run, site, work, error, _graded(grading), clock.unix_ns(ended), time.process_time() - cpu)
+        if run.folder is not None:
+            record.write(run.folder)
+    if work is None:
+        raise Interrupted
+    assert error is None or isinstance(error, PipelineError)
+    progress, share = work.progress, run.options.fail_on_error
+    return SessionResult(folder=run.folder, run=record, done=progress.done, failed=progress.failed, error=error, fail_on_error=share)
+
+
+def _graded(grading: InlineGrader | None) -> GradingStatistics:
+    return GradingStatistics(0, 0, 0) if grading is None else grading.statistics()
+
+
+def _view(run: Prepared, site: Site, work: Work, clock: Clock, rows: InlineGrader) -> View:
+    """What a display may see of the session."""
+    earlier = run.resume_state
+
+    def all_graded() -> tuple[int, int]:
+        now = rows.statistics()
+        return earlier.graded + now.graded, earlier.correct + now.correct
+
+    return View(
+        plan=run.plan,
+        folder=run.folder,
+        chains=run.chains,
+        samples=run.options.samples,
+        schedule=run.options.schedule,
+        batch_size=run.options.batch_size,
+        virtual_time=run.virtual_time,
+        simulated=any(facts.get("answers") == "simulated" for facts in run.record.engine_facts.values()),
+        progress=work.progress,
+        lanes=work.lanes,
+        engines=work.engines,
+        clock=clock,
+        admission=work.admission,
+        graded=all_graded,
+        replicas=site.states,
+    )
+
+
+async def _check_input(run: Prepared) -> None:
+    """Raise `InputChanged` where the input is not what it was at preflight, although every chain was of the input as it was."""
+    if run.virtual_time:
+        run.problems.check_unchanged()
+    else:
+        await anyio.to_thread.run_sync(run.problems.check_unchanged)
+
+
+def _ended_record(
+    run: Prepared, site: Site, work: Work | None, error: BaseException | None, graded: GradingStatistics, ended_unix_ns: int, cpu_s: float
+) -> RunFile:
+    """The content of `run.json` at the end of the session; a run that was cancelled from outside is `interrupted`."""
+    stopped = isinstance(error, Interrupted) or (error is not None and not isinstance(error, Exception))
+    status: Status = "finished" if error is None else "interrupted" if stopped else "failed"
+    session = structs.replace(
+        run.session,
+        status=status,
+        ended_unix_ns=ended_unix_ns,
+        wall_time_s=(ended_unix_ns - run.session.started_unix_ns) / 1e9,
+        orchestrator_cpu_s=cpu_s,
+        engine_statistics=site.spent(),
+        replicas=site.replicas(),
+    )
+    totals = Totals() if work is None else _totals(work, graded, run.resume_state)
+    changes = (*run.record.mode_changes, *(() if work is None else work.mode_changes))[-MAX_CHANGES:]
+    failure = _sentence(error) if status == "failed" else None
+    record = structs.replace(run.record, status=status, error=failure, totals=totals, mode_changes=changes)
+    return record.with_session(session)
+
+
+@asynccontextmanager
+async def _open_rows(run: Prepared, sink: RowSink | None) -> AsyncIterator[InlineGrader]:
+    """Open what takes the rows of the trace: they are graded, then written into the run folder, if there is one, and given to `sink`."""
+    virtual = run.virtual_time
+    sinks: list[RowSink] = [] if sink is None else [sink]
+    with Grader() if virtual else Grader(default_workers(), nice=BESIDE_ENGINES) as grader:
+        async with AsyncExitStack() as stack:
+            if run.folder is not None:
+                store = TraceStore(run.folder, sync_every_s=WRITE_EVERY_S if virtual else 0.0)
+                sinks.insert(0, await stack.enter_async_context(open_recorder(store, virtual=virtual)))
+            target = sinks[0] if len(sinks) == 1 else Tee(*sinks)
+            yield await stack.enter_async_context(open_inline_grader(target, grader, virtual))
+
+
+def _sentence(error: BaseException | None) -> str:
+    """The message of an error, or of the first error in a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
+
+
+def _totals(work: Work, graded: GradingStatistics, resume_state: ResumeState) -> Totals:
+    progress = work.progress
+    return Totals(
+        chains_done=progress.done,
+        chains_failed=progress.failed,
+        chains_cancelled=progress.cancelled,
+        pauses=work.pauses,
+        graded=resume_state.graded + graded.graded,
+        correct=resume_state.correct + graded.correct,
+        errors=_by_type(progress.errors),
+        steps=progress.steps,
+        decisions=dict(progress.decisions),
+        output_tokens=progress.output_tokens,
+    )
+
+
+def _by_type(errors: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    """Numbers of failed chains by type of error and stage, sorted."""
+    found: dict[str, dict[str, int]] = {}
+    for (error, stage), count in sorted(errors.items()):
+        found.setdefault(error, {})[stage] = count
+    return found

@@ -1,127 +1,116 @@
-"""Runs points of a sweep on simulated engines side by side: each process (`point_worker`) takes one point after the other.
+"""Runs points of a sweep on simulated engines side by side, each in a process of a pool.
 
 Points enter in the order in which they are planned; each leaves as soon as it is finished. After an error no further point begins,
-those under way end, and the error of the first one is raised. Whoever cancels this kills the processes.
+those under way end, and the error of the first one is raised. Whoever cancels this ends the processes.
 """
 
 import asyncio
-import pickle
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+import os
+import signal
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing import active_children, get_context, parent_process
+from threading import Thread
 from typing import Any
 
 import anyio
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.analysis.points import Point
-from pipeline.errors import PipelineError, RunError
+from pipeline.data.many_files import open_files
+from pipeline.errors import InputChanged, PipelineError, RunError
+from pipeline.session.loop import in_loop, rare_collection
+from pipeline.session.observer import Observer
 from pipeline.sweep.plan import PlannedPoint
-from pipeline.system.worker_process import Program, WorkerProcess
+from pipeline.sweep.points import Keep, PreparedSweep, SweepRunner, run_options
 
-LENGTH_BYTES = 8
-"""Every answer of a process begins with its length in this many bytes, big-endian."""
-
-Keep = Callable[[PlannedPoint, Point], object]
-"""Called with each point when it is finished."""
+_sweeps: list[PreparedSweep] = []
+"""The sweep of this process, if it runs points."""
 
 
-class Failure(Struct, frozen=True):
-    """An error that ended a point in its process, as it travels from there."""
+class PointFailure(Struct, frozen=True):
+    """An error that ended a point in its process, as it travels from there: its class may want other arguments than `args`."""
 
     kind: type[PipelineError]
     args: tuple[Any, ...]
     state: dict[str, Any]
 
     def error(self) -> PipelineError:
-        """The error itself; its class may want other arguments than those that `Exception` keeps."""
+        """The error itself."""
         error = self.kind.__new__(self.kind, *self.args)
         error.__dict__.update(self.state)
         return error
 
 
-class _Lost(Exception):
-    """A process has ended and given no answer."""
-
-
-async def run_side_by_side(prepared: object, points: Sequence[PlannedPoint], processes: int, keep: Keep) -> None:
-    """Run `points` in `processes` processes and `keep` each; `prepared` is their sweep.
+async def run_side_by_side(prepared: PreparedSweep, points: Sequence[PlannedPoint], processes: int, keep: Keep) -> None:
+    """Run `points` in `processes` processes and `keep` each.
 
     Raises the error that ended a point, or a `RunError` where a process was lost.
     """
-    waiting, errors = deque(enumerate(points)), dict[int, PipelineError]()
+    before, errors = set(active_children()), dict[int, PipelineError]()
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (prepared,))
+    waiting = [pool.submit(_outcome, planned) for planned in points]
 
-    async def work() -> None:
-        async with _started(prepared) as process:
-            while waiting:
-                place, planned = waiting.popleft()
-                try:
-                    keep(planned, await process.run(planned))
-                except PipelineError as error:
-                    errors[place] = error
-                    waiting.clear()
-                except _Lost:
-                    errors[place] = RunError(f"the process that ran the point {planned.name} is gone: {process.exit_reason()}")
-                    waiting.clear()
+    async def take(place: int, planned: PlannedPoint) -> None:
+        try:
+            found = await asyncio.wrap_future(waiting[place])
+        except asyncio.CancelledError:
+            if not waiting[place].cancelled():
+                raise
+            return
+        except BrokenProcessPool:
+            errors[place] = RunError(f"a process is gone, at the point {planned.name} or one beside it; --workers 1 needs none")
+        else:
+            if isinstance(found, Point):
+                keep(planned, found)
+                return
+            errors[place] = found.error()
+        for each in waiting:
+            each.cancel()
 
-    async with anyio.create_task_group() as tasks:
-        for _ in range(min(processes, len(points))):
-            tasks.start_soon(work)
+    try:
+        async with anyio.create_task_group() as tasks:
+            for place, planned in enumerate(points):
+                tasks.start_soon(take, place, planned)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in set(active_children()) - before:
+            process.kill()
     if errors:
         raise errors[min(errors)]
 
 
-class _PointProcess:
-    """One process that runs points, one at a time."""
-
-    def __init__(self, process: WorkerProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._process, self._reader, self._writer = process, reader, writer
-        self.exit_reason = process.exit_reason
-        """See `WorkerProcess.exit_reason`."""
-
-    async def send(self, message: object) -> None:
-        """Send `message`; what a process that is gone does not get is noticed when it gives no answer."""
-        self._writer.write(pickle.dumps(message))
-        with suppress(ConnectionError):
-            await self._writer.drain()
-
-    async def run(self, planned: PlannedPoint) -> Point:
-        """Have a point run; raises the error that ended it, and `_Lost`."""
-        await self.send(planned)
-        try:
-            length = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES))
-            answer: Point | Failure = pickle.loads(await self._reader.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise _Lost from error
-        if isinstance(answer, Failure):
-            raise answer.error()
-        return answer
+def _begin(prepared: PreparedSweep) -> None:
+    """Prepare this process for points: its problems are read here, as what `Problems` notes of its rows means nothing elsewhere."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one hears it
+    Thread(target=_end_with_parent, daemon=True).start()
+    ExitStack().enter_context(rare_collection())
+    options = prepared.options
+    problems = open_files((options.input,), options.columns, run_options(options, prepared.systems[0], prepared.folder).part)
+    fingerprint = problems.check()
+    _sweeps.append(structs.replace(prepared, problems=problems, fingerprint=fingerprint))
+    if fingerprint != prepared.fingerprint:
+        _sweeps.clear()
 
 
-@asynccontextmanager
-async def _started(prepared: object) -> AsyncIterator[_PointProcess]:
-    """A process that has got `prepared`; at the end it is killed if it still runs."""
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None, "the pool started this process"
+    parent.join()
+    os._exit(1)
+
+
+def _outcome(planned: PlannedPoint) -> Point | PointFailure:
+    """Run one point, whose engines are simulated, in a process of the pool; the point, or why there is none."""
+    found: list[Point] = []
     try:
-        process = WorkerProcess(Program(module="pipeline.sweep.point_worker"))
-    except OSError as error:
-        raise RunError(f"no process for the points can be started: {error}; --workers 1 needs none") from error
-    loop = asyncio.get_running_loop()
-
-    def read_stderr() -> None:
-        if not process.read_stderr():
-            loop.remove_reader(process.stderr)
-
-    loop.add_reader(process.stderr, read_stderr)
-    try:
-        reader, writer = await asyncio.open_connection(sock=process.socket)
-        try:
-            found = _PointProcess(process, reader, writer)
-            await found.send(prepared)
-            yield found
-        finally:
-            writer.close()
-    finally:
-        loop.remove_reader(process.stderr)
-        process.kill()
-        process.end()
-        process.close_files()
+        if not _sweeps:
+            raise InputChanged(planned.name, "the input has changed since the sweep began")
+        runner = SweepRunner(_sweeps[0], Observer(), lambda planned, point: found.append(point))
+        in_loop(partial(runner.run, [planned]), virtual=True)
+    except PipelineError as error:
+        return PointFailure(type(error), error.args, error.__dict__)
+    return found[0]

@@ -5,51 +5,33 @@ simulated ones points run side by side. A finished point is never run again. Eve
 finished. Loading and warm-up are in no figure.
 """
 
-import shutil
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import anyio
 import msgspec
 from msgspec import Struct
 
-from pipeline.analysis.points import Point, point_of_run, read_points, write_points
-from pipeline.data.many_files import open_files
-from pipeline.data.problems import Fingerprint, Problems
-from pipeline.engine import Engine
+from pipeline.analysis.points import Point, read_points, write_points
 from pipeline.errors import Interrupted, PipelineError, UsageError
 from pipeline.files import new_file
 from pipeline.graph.plan import settings_of
 from pipeline.graph.spec import EngineSpec
-from pipeline.session.checks.gpus import gpu_notices
-from pipeline.session.checks.order import Thoughts, earlier_thoughts
-from pipeline.session.checks.replay import check_replay
-from pipeline.session.claim import Claim
-from pipeline.session.execute import failed_too_often
-from pipeline.session.loop import in_loop
+from pipeline.session.loop import Stop, in_loop
+from pipeline.session.notices import gpu_notices, notices
 from pipeline.session.observer import Attend, Observer
-from pipeline.session.options import RunOptions
-from pipeline.session.preflight import Preflight, notices
-from pipeline.session.ready import take_up
-from pipeline.session.run import opened_engines, solve_on
-from pipeline.session.stop import Stop
-from pipeline.store.folder import hold, hold_default, hold_output
-from pipeline.store.run_file import Host, RunFile, host, versions
-from pipeline.sweep.lower_bound import RecordingEngine, device_limits, reset_caches
-from pipeline.sweep.plan import PlannedPoint, SweepOptions, System, parts, planned_points, together
-from pipeline.sweep.side_by_side import Keep, run_side_by_side
-from pipeline.sweep.systems import all_virtual, baselines, read_systems, unequal_rules
-from pipeline.system.machine import core_count
+from pipeline.session.run import failed_too_often
+from pipeline.store.folder import hold_default, hold_output
+from pipeline.store.run_file import Host, host, versions
+from pipeline.sweep.plan import PlannedPoint, SweepOptions, System, parts
+from pipeline.sweep.points import PreparedSweep, SweepRunner, prepare_sweep
+from pipeline.sweep.side_by_side import run_side_by_side
+from pipeline.sweep.systems import baselines, read_systems, unequal_rules
 from pipeline.system.tasks import unwrapped
 
-WARM_UP_PROBLEMS = 32
-"""Problems that every system solves before the first point."""
-MOST_RECORDED = 50_000
-"""Calls of one engine that are held to work out the lower bound; for a run with more it is not worked out."""
 POINTS, SWEEP = "points.parquet", "sweep.json"
 
 Done = Callable[[int, int, Point], object]
@@ -127,7 +109,7 @@ def sweep(
     systems, observer = read_systems(options), observer or Observer()
     error: PipelineError | None = None
     with held_folder(options, systems) as folder:
-        prepared = prepare(options, systems, folder)
+        prepared = prepare_sweep(options, systems, folder)
         said = [each for system in systems for each in (*notices(system.plan), *gpu_notices(system.plan))]
         for sentence in dict.fromkeys([*said, *baselines(systems), *unequal_rules(systems)]):
             observer.tell(sentence)
@@ -144,7 +126,7 @@ def sweep(
     )
 
 
-def run_missing(prepared: "Prepared", finished: "FinishedPoints", observer: Observer, attend: Attend | None) -> None:
+def run_missing(prepared: PreparedSweep, finished: "FinishedPoints", observer: Observer, attend: Attend | None) -> None:
     """Run the points that are not finished yet; raises the error that ends a run early, `Interrupted` included."""
     missing = [each for each in prepared.planned_points if each.name not in finished.points]
     processes = min(prepared.processes, len(missing))
@@ -171,43 +153,6 @@ async def attended(attend: Attend | None, body: Callable[[], Awaitable[None]]) -
         raise Interrupted
 
 
-class Prepared(Struct, frozen=True, kw_only=True):
-    """A sweep whose options have been checked."""
-
-    options: SweepOptions
-    systems: list[System]
-    problems: Problems
-    fingerprint: Fingerprint
-    virtual_time: bool
-    earlier_thoughts: Thoughts
-    """Lengths of thoughts by which chains are put in order."""
-    folder: Path
-    planned_points: list[PlannedPoint]
-    """All points, in the order in which they are run."""
-
-    @property
-    def processes(self) -> int:
-        """Most points that run side by side."""
-        return (self.options.workers or core_count()) if self.virtual_time else 1
-
-    def preflight(self, system: System, folder: Path, **changes: Any) -> Preflight:
-        """The preflight of one run of `system` in `folder`, a new one that is the sweep's; `changes` are options of that run alone."""
-        options = run_options(self.options, system, folder, **changes)
-        problems, fingerprint = self.problems, self.fingerprint
-        if changes.keys() & {"limit", "random"}:
-            problems = open_files((options.input,), options.columns, options.part)
-            fingerprint = problems.check()
-        return Preflight(
-            options=options,
-            plan=system.plan,
-            problems=problems,
-            fingerprint=fingerprint,
-            virtual_time=self.virtual_time,
-            earlier_thoughts=self.earlier_thoughts,
-            claim=Claim(folder=folder),
-        )
-
-
 @contextmanager
 def held_folder(options: SweepOptions, systems: list[System]) -> Iterator[Path]:
     """Hold the folder of a sweep until the end, by default a new one; raises `UsageError` where it is in use or cannot be made."""
@@ -221,51 +166,7 @@ def held_folder(options: SweepOptions, systems: list[System]) -> Iterator[Path]:
         yield folder
 
 
-def prepare(options: SweepOptions, systems: list[System], folder: Path) -> Prepared:
-    """Check everything that can be checked before an engine starts; raises `GraphError`, `InputError` and `UsageError`."""
-    virtual = all_virtual(systems)
-    if not virtual and (options.workers or 1) > 1:
-        raise UsageError(f"--workers {options.workers}: only points on simulated engines run in parallel; leave it out, or use 1")
-    if known := [each for each in options.settings if not any(each in system.settings for system in systems)]:
-        raise UsageError(f"--set {known[0]}: none of the graphs has such a param")
-    problems = open_files((options.input,), options.columns, run_options(options, systems[0], folder).part)
-    fingerprint = problems.check()
-    for system in systems:
-        check_replay(system.plan, run_options(options, system, folder), fingerprint)
-    return Prepared(
-        options=options,
-        systems=systems,
-        problems=problems,
-        fingerprint=fingerprint,
-        virtual_time=virtual,
-        earlier_thoughts=earlier_thoughts(options.order),
-        folder=folder,
-        planned_points=planned_points(systems, options, 1) if virtual else together(planned_points(systems, options, options.repeats)),
-    )
-
-
-def run_options(options: SweepOptions, system: System, folder: Path, **changes: Any) -> RunOptions:
-    """The options of one run of a sweep; `changes` are options of that run alone, such as its batch size."""
-    own: dict[str, Any] = {
-        "graph": system.graph,
-        "input": options.input,
-        "engines": system.engines_file,
-        "planned_engines": bound if isinstance(bound := options.bound(system.engines_file), dict) else {},
-        "settings": system.settings,
-        "columns": options.columns,
-        "samples": options.samples,
-        "limit": options.limit,
-        "random": options.random,
-        "seed": options.seed,
-        "admission": options.admission,
-        "order": options.order,
-        "output": folder,
-        "keep_input": False,  # once for each point
-    }
-    return RunOptions(**own | changes)
-
-
-def start_or_resume(prepared: Prepared) -> dict[str, Point]:
+def start_or_resume(prepared: PreparedSweep) -> dict[str, Point]:
     """Write `sweep.json`, after a check that it is still the same where it is there; returns the finished points by name."""
     options, path, points = prepared.options, prepared.folder / SWEEP, prepared.folder / POINTS
     shared = SweepFile(
@@ -306,7 +207,7 @@ def _settings_of(engines: Mapping[str, EngineSpec]) -> dict[str, dict[str, Any]]
 class FinishedPoints:
     """The finished points of a sweep, by name, which are on disk as soon as they are here."""
 
-    def __init__(self, prepared: Prepared, points: dict[str, Point], done: Done) -> None:
+    def __init__(self, prepared: PreparedSweep, points: dict[str, Point], done: Done) -> None:
         self.points = points
         self._folder, self._done = prepared.folder, done
         self._places = {each.name: place for place, each in enumerate(prepared.planned_points)}
@@ -317,60 +218,6 @@ class FinishedPoints:
         self.points = dict(sorted(self.points.items(), key=lambda item: self._places.get(item[0], -1)))
         write_points(self._folder / POINTS, list(self.points.values()))
         self._done(sum(name in self._places for name in self.points), len(self._places), point)
-
-
-class SweepRunner:
-    """Runs points on engines that are open for all of them, and has each kept when it is finished."""
-
-    def __init__(self, prepared: Prepared, observer: Observer, keep: Keep) -> None:
-        self._prepared, self._observer, self._keep = prepared, observer, keep
-
-    async def run(self, part: list[PlannedPoint]) -> None:
-        """Run the points of `part`, which need the same engines, one after the other; raises the error that ends a run early."""
-        async with opened_engines(part[0].system.engines, self._observer) as engines:
-            await self._warm_up(part, engines)
-            for planned in part:
-                await self._point(engines, planned)
-
-    async def _warm_up(self, part: list[PlannedPoint], engines: Mapping[str, Engine]) -> None:
-        """Let every system of `part` solve a few problems at the largest batch size: kernels are compiled, buffers get their size."""
-        prepared = self._prepared
-        if prepared.virtual_time:
-            return
-        self._observer.tell(f"warming up with {WARM_UP_PROBLEMS} problems")
-        limit, batch_size = min(WARM_UP_PROBLEMS, prepared.options.limit or WARM_UP_PROBLEMS), max(prepared.options.batch_sizes)
-        with TemporaryDirectory(prefix="warm-up-", dir=prepared.folder) as folder:
-            for system in {each.system.label: each.system for each in part}.values():
-                preflight = prepared.preflight(
-                    system, Path(folder) / system.plan.digest[:16], limit=limit, random=None, batch_size=batch_size
-                )
-                await self._solved(preflight, engines)
-
-    async def _point(self, engines: Mapping[str, Engine], planned: PlannedPoint) -> None:
-        """Run one point and, in the first repeat, measure the lower bound of its calls."""
-        coordinates, prepared = planned.coordinates, self._prepared
-        folder = prepared.folder / "runs" / planned.name
-        if folder.is_symlink():
-            folder.unlink()
-        shutil.rmtree(folder, ignore_errors=True)
-        specs = planned.system.plan.engines
-        kept = await reset_caches(engines, specs)
-        recording = {role: RecordingEngine(engines[role], MOST_RECORDED) for role in specs}
-        preflight = prepared.preflight(planned.system, folder, batch_size=coordinates.batch_size, schedule=coordinates.schedule)
-        record = await self._solved(preflight, recording)
-        bound_s = {} if coordinates.repeat else await device_limits(engines, specs, recording, coordinates.batch_size)
-        cpu_s = record.orchestrator_cpu_s
-        point = point_of_run(folder, coordinates, simulated=prepared.virtual_time, limit_s=bound_s, cpu_s=cpu_s, cache_kept=kept)
-        self._keep(planned, point)
-
-    async def _solved(self, preflight: Preflight, engines: Mapping[str, Engine]) -> RunFile:
-        """Carry out a run and return its `run.json`; raises the error that ends it early."""
-        assert preflight.folder is not None, "every point has a folder"
-        with hold(preflight.folder):
-            result = await solve_on(engines, take_up(preflight), self._observer)
-        if result.error is not None:
-            raise result.error
-        return result.run
 
 
 def _check_same(path: Path, new: SweepFile) -> None:

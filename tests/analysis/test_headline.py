@@ -18,7 +18,7 @@ from pipeline.analysis.quality.samples import Interval
 from pipeline.analysis.resources import EngineFacts
 from pipeline.analysis.summary import summarize
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from pipeline.session.run import run
 from pipeline.store.run_file import UNKNOWN, Host
 from pipeline.sweep.baseline import plan_baseline

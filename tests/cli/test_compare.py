@@ -100,16 +100,6 @@ def test_several_data_sets_are_columns_of_one_table_and_tables_of_their_own(comp
     assert "**other: Accuracy, committed tokens" in out
 
 
-def test_a_table_of_a_paper_has_its_shape(compare: Compare) -> None:
-    code, out, _ = compare("target", "speccot", "seed", "--table", "speccot-2")
-    assert code == 0
-    assert out.startswith("**Tokens, latency per problem and speed-up r over the same target alone (SpecCoT table 2, section 4.2)**\n")
-    assert "| SpecCoT |" in out
-    assert "Left out because there are no runs: draft alone (graph draft). Pooled runs that differ only in the seed: 2 a row." in out
-    assert compare("target", "--table", "speccot-2", "--output", "table.csv")[0] == 0
-    assert json.loads(compare("target", "--table", "speccot-2", "--json")[1])["columns"][0] == "system"
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.main import sentence_of
 from tests.support.paths import ROOT
 
 FAIL = "import pipeline.bundled as b\ndef fail(*kinds):\n    raise {}\nb.bundled_files = fail\n"
@@ -45,10 +44,3 @@ def test_want_of_memory_is_no_defect(tmp_path: Path, error: str) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: out of memory; ")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_where_no_file_can_be_written_the_way_to_see_it_again_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
-    assert sentence_of(ZeroDivisionError()) == (
-        "unexpected ZeroDivisionError; this is a bug in pipeline: please report it with the traceback that --debug shows"
-    )

@@ -41,22 +41,6 @@ def test_answers_on_standard_output(source: Path) -> None:
     assert all(row["thought"] and row["samples"] == 3 for row in rows[:12])
 
 
-def test_wrong_outputs_are_one_sentence(source: Path, tmp_path: Path) -> None:
-    there = tmp_path / "there.csv"
-    there.write_text("mine")
-    for name, says in (
-        ("answers.xlsx", "unknown format; expected a name that ends in"),
-        ("no/answers.csv", "not writable"),
-        ("there.csv", "file exists"),
-    ):
-        done = pipeline("export", source / "one", "-o", tmp_path / name)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert says in done.stderr
-    assert there.read_text() == "mine"
-    assert pipeline("export", source / "one", "-o", there, "--overwrite").returncode == 0
-    assert there.read_text() != "mine"
-
-
 def test_training_data_of_a_run(source: Path, tmp_path: Path) -> None:
     done = pipeline("export", source / "one", source / "two", "--as", "sft", "-o", tmp_path / "sft.jsonl")
     assert (done.returncode, done.stderr) == (0, "")

@@ -14,7 +14,7 @@ from pipeline.runtime.chain_recorder import Clock, Progress
 from pipeline.runtime.lane import Call, Lane
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.session.observer import View
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from tests.support.paths import ROOT, SIM
 
 ROLES = ["draft", "target"]

@@ -68,43 +68,6 @@ def test_what_a_process_left_that_was_killed_while_its_engines_opened_is_no_obst
     assert (done.returncode, "already exists; choose another directory" in done.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("place", ["x" * 3000, "x/" * 3000, "dangling", "loop", "loop/x"])
-def test_a_name_that_no_folder_can_have(tmp_path: Path, command: str, place: str) -> None:
-    (tmp_path / "dangling").symlink_to("nowhere")
-    (tmp_path / "loop").symlink_to("loop")
-    done = pipeline(*COMMANDS[command], "--input", write_problems(tmp_path, 2), "--engines", SIM, "--output", tmp_path / place)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert "--output" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("compare", "RUN", "--output", "NAME.md"),
-        ("report", "RUN", "--output", "NAME"),
-        ("calibrate", "RUN", "--max-calls", "20", "--output", "NAME"),
-        ("export", "RUN", "--as", "perfetto", "--output", "NAME"),
-        ("graph", "show", "speccot", "--output", "NAME.mmd"),
-        ("prepare", "arith", "--output", "NAME.parquet"),
-        ("prepare", "arith", "--output", "dangling/x.parquet"),
-        ("show", "NAME", "--failed"),
-    ],
-    ids=lambda words: " ".join(words[:2]),
-)
-def test_a_name_that_no_file_can_have(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    (tmp_path / "dangling").symlink_to("nowhere")
-    if "RUN" in arguments:
-        problems = write_problems(tmp_path, 2)
-        assert pipeline(*COMMANDS["run"], "--input", problems, "--engines", SIM, "--output", tmp_path / "RUN").returncode == 0
-    done = pipeline(*(word.replace("NAME", "x" * 3000) for word in arguments), cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-
-
 def test_a_working_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     problems = write_problems(tmp_path, 2)

@@ -1,14 +1,12 @@
 """`--engines replay:RUN` on the command line: what is said, what is counted, and the exit codes."""
 
 import json
-import os
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
 
 from tests.support.commands import pipeline
-from tests.support.paths import ROOT
 
 SPECREASON, SIM = "graphs/specreason.yaml", "graphs/engines/sim-2xh100.yaml"
 
@@ -49,22 +47,6 @@ def test_what_was_never_generated_is_counted(recorded: Path, problems: Path, tmp
     assert "replay: 8 of 8 chains needed text that was never generated, first at stage fallback 8" in done.stderr.splitlines()
     grouped = pipeline("show", tmp_path / "out", "--failed")
     assert "8 x NeverGenerated (in fallback): needs text that was never generated: the recorded run made no such call" in grouped.stdout
-
-
-def test_a_relative_run_is_found_from_elsewhere(recorded: Path, problems: Path, tmp_path: Path) -> None:
-    near = os.path.relpath(recorded, ROOT)
-    done = pipeline("run", SPECREASON, "--engines", f"replay:{near}", "--input", problems, "--seed", "7", "--output", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    again = pipeline("resume", tmp_path / "out", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert "there is nothing to resume" in again.stderr
-
-
-def test_another_seed_is_refused_by_the_name_of_its_option(recorded: Path, problems: Path, tmp_path: Path) -> None:
-    done = replay(recorded, problems, tmp_path / "out")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: replay of {recorded} needs --seed 7\n"
-    assert not (tmp_path / "out").exists()
 
 
 def test_check_says_what_is_replayed(recorded: Path) -> None:

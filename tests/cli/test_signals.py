@@ -12,8 +12,7 @@ import pytest
 
 from pipeline.cli.signals import DRAINING, STOP_SIGNALS, restored_handlers, stop_at_first_signal, stop_on_signal
 from pipeline.errors import is_interrupt
-from pipeline.session.loop import in_loop
-from pipeline.session.stop import Stop
+from pipeline.session.loop import Stop, in_loop
 
 
 @pytest.fixture(autouse=True)

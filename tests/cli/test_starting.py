@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pipeline.cli.starting import Starts
 from pipeline.engines.startup import READY, Listener, listening, tell_phase
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from tests.support.commands import pipeline
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems

@@ -3,10 +3,8 @@
 import csv
 import json
 import os
-import re
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -14,7 +12,6 @@ from pipeline.cli.console import PlainConsole
 from pipeline.cli.study.score import watched
 from pipeline.engines.tokenizer import HFTokenizer
 from tests.support import small_server
-from tests.support.commands import spawned
 from tests.support.fuzzing import command
 
 ROOT = Path(__file__).parent.parent.parent
@@ -48,13 +45,6 @@ def test_a_summary_in_json_stays_the_same_json(hostile: Path, tmp_path: Path) ->
     assert json.loads(done.stdout)["run"] == out.name
 
 
-def test_problem_ids_are_kept_as_they_are_and_name_no_file(hostile: Path) -> None:
-    ids = pq.read_table(hostile / "chains")["problem_id"].to_pylist()
-    assert sum(ESCAPES in problem_id for problem_id in ids) == 3
-    names = {path.name for path in hostile.rglob("*")}
-    assert all(re.fullmatch(r"run\.json|run\.lock|manifest\.jsonl|calls|steps|chains|problems|part-\d{5}\.parquet", name) for name in names)
-
-
 @pytest.mark.parametrize("form", ["markdown", "csv", "json"])
 def test_comparing_prints_names_of_folders_as_text(hostile: Path, tmp_path: Path, form: str) -> None:
     done = command("compare", hostile)
@@ -66,36 +56,6 @@ def test_comparing_prints_names_of_folders_as_text(hostile: Path, tmp_path: Path
     if form == "markdown":
         assert "<script>" not in done.stdout + written
         assert "=1 \\u001b[31m&lt;script>![bold\\](javascript:x)" in written
-
-
-def test_grading_again_prints_ids_as_text(hostile: Path) -> None:
-    for path in (hostile / "chains").glob("*.parquet"):
-        table = pq.read_table(path)
-        place = table.schema.get_field_index("answer")
-        pq.write_table(table.set_column(place, table.schema.field("answer"), table["reference_answer"]), path)
-    done = command("grade", hostile, "--dry-run")
-    assert "3 verdicts would change" in done.stdout
-    assert "=cmd()|\\u001b]0;owned" in done.stdout
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("run", TARGET, "--input", "\x1b[2J.csv"),
-        ("run", TARGET, "--input", "x", "--set", "\x1b[2J=1"),
-        ("run", TARGET, "--input", "x", "--schedule", "\x1b[2J"),
-        ("graph", "check", "\x1b[2J\nforged: line"),
-        ("doctor", "\x1b[2J.yaml"),
-        ("prepare", "\x1b[2J"),
-        ("grade", "\x1b[2J"),
-        ("\x1b[2J",),
-    ],
-)
-def test_errors_quote_what_was_given_as_text(arguments: tuple[str | Path, ...]) -> None:
-    done = command(*arguments)
-    assert done.code == 2
-    assert re.search(r"\\(u001b|x1b)\[2J", done.stderr)
-    assert not re.search("^forged", done.stderr, re.MULTILINE)
 
 
 def test_a_table_takes_every_string_as_it_is() -> None:
@@ -118,27 +78,6 @@ def test_a_column_of_hostile_name(tmp_path: Path) -> None:
 NOT_UTF8 = os.fsdecode(b"x\xff")
 
 
-@pytest.mark.slow
-def test_a_command_line_that_is_not_utf8_is_kept_escaped(tmp_path: Path) -> None:
-    names = {name: tmp_path / f"{NOT_UTF8}{name}" for name in ("problems.csv", "graph.yaml", "engines.yaml")}
-    names["problems.csv"].write_text("problem\n1 + 1?\n")
-    names["graph.yaml"].write_text(TARGET.read_text())
-    names["engines.yaml"].write_text(SIM.read_text())
-    files = ("--engines", names["engines.yaml"], "--input", names["problems.csv"])
-    done = spawned("run", names["graph.yaml"], *files, "--output", tmp_path / "run")
-    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
-    kept = json.loads((tmp_path / "run/run.json").read_text())
-    assert kept["input"]["file"].endswith("x\\udcffproblems.csv")
-    for command_line in (kept["command"], kept["sessions"][0]["command"]):
-        assert sum("x\\udcff" in argument for argument in command_line) == 3
-
-
-def test_parquet_of_a_name_that_is_not_utf8_is_read(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"problem": ["1 + 1?"]}), tmp_path / "p.parquet")
-    path = (tmp_path / "p.parquet").rename(tmp_path / f"{NOT_UTF8}.parquet")
-    assert command("run", TARGET, "--engines", SIM, "--input", path, "--output", tmp_path / "run").code == 0
-
-
 @pytest.fixture(scope="module")
 def misnamed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder that was given a name that is not UTF-8."""
@@ -146,49 +85,6 @@ def misnamed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "p.csv").write_text("problem\n1 + 1?\n")
     assert command("run", TARGET, "--engines", SIM, "--input", folder / "p.csv", "--output", folder / "run").code == 0
     return (folder / "run").rename(folder / NOT_UTF8)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("report",),
-        ("compare",),
-        ("show", "--failed"),
-        ("grade",),
-        ("export", "--as", "perfetto"),
-        ("export", "--as", "otlp"),
-        ("calibrate",),
-    ],
-    ids=" ".join,
-)
-def test_a_run_folder_of_a_name_that_is_not_utf8_is_refused_in_a_sentence(misnamed: Path, arguments: tuple[str, ...]) -> None:
-    done = command(*arguments, misnamed)
-    assert done.code == 2
-    assert re.fullmatch(r"error: .*x\\udcff/.*: cannot be read: its path is not UTF-8; rename the folder\n", done.stderr)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("run", TARGET, "--input", "p.csv", "--output", NOT_UTF8),
-        ("run", TARGET, "--input", "p.csv", "--set", f"temperature={NOT_UTF8}"),
-        ("run", NOT_UTF8, "--input", "p.csv"),
-        ("run", TARGET, "--input", "p.csv", "--engines", NOT_UTF8),
-        ("run", TARGET, "--input", "p.csv", "--engines", f"replay:{NOT_UTF8}"),
-        ("sweep", TARGET, "--input", "p.csv", "--batch-size", NOT_UTF8),
-        ("sweep", NOT_UTF8, "--input", "p.csv", "--batch-size", "1"),
-        ("resume", NOT_UTF8),
-        ("graph", "check", NOT_UTF8),
-        ("doctor", NOT_UTF8),
-        ("prepare", NOT_UTF8),
-        ("prepare", "arith", "--from", NOT_UTF8),
-        ("prepare", "arith", "--output", f"{NOT_UTF8}.parquet"),
-    ],
-)
-def test_a_word_that_is_not_utf8_is_quoted_in_one_sentence(arguments: tuple[str | Path, ...]) -> None:
-    done = command(*arguments)
-    assert done.code == 2
-    assert "x\\udcff" in done.stderr
 
 
 @pytest.mark.parametrize(("more", "said"), [("", 0), (", trust_remote_code: true", 1)])

@@ -5,17 +5,14 @@ import socket
 import urllib.request
 from pathlib import Path
 
-import psutil
 import pytest
 
 from pipeline.analysis.progress import run_progress
-from pipeline.cli.metrics import MOST_CONNECTIONS, metrics_served
+from pipeline.cli.metrics import metrics_served
 from pipeline.session.observer import Observer, View
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run as start
-from pipeline.store.folder import hold
 from tests.support.commands import pipeline
-from tests.support.killed import cut
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, solve, write_problems
 
@@ -26,15 +23,6 @@ def test_counts_are_those_of_the_tables(tmp_path: Path) -> None:
     assert (found.state, found.chains, found.done, found.failed, found.over) == ("finished", 13, 12, 1, 13)
     assert (found.steps, found.calls) == (len(rows(result, "steps")), len(rows(result, "calls")))
     assert (found.graded, found.correct) == (result.run.totals.graded, result.run.totals.correct)
-
-
-def test_of_a_run_that_was_killed(tmp_path: Path) -> None:
-    cut(solve(tmp_path).folder, part := tmp_path / "part", 0.5)
-    found = run_progress(part)
-    assert (found.state, found.chains) == ("killed", 12)
-    assert 0 < found.over < 12
-    with hold(part):
-        assert run_progress(part).state == "running"
 
 
 def test_one_look(tmp_path: Path) -> None:
@@ -80,26 +68,6 @@ def test_metrics_of_a_run_that_goes_on(tmp_path: Path) -> None:
     assert f'pipeline:generation_tokens_total{{engine="target",model_name="QwQ-32B"}} {float(tokens)}' in after
     with pytest.raises(OSError, match="refused"):
         asked()
-
-
-@pytest.mark.slow
-def test_slow_clients_take_no_more_than_their_share(tmp_path: Path) -> None:
-    """Clients that send half a request: they are closed for those that ask, and the process keeps its descriptors."""
-    port = free_port()
-    with metrics_served("127.0.0.1", port, Observer()):
-        before, clients = psutil.Process().num_fds(), []
-        for _ in range(60):
-            clients.append(socket.create_connection(("127.0.0.1", port)))
-            clients[-1].sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
-            assert reply.status == 200
-        held = psutil.Process().num_fds() - before - len(clients)
-        assert held <= 2 * MOST_CONNECTIONS
-        for client in clients[: 60 - 2 * MOST_CONNECTIONS]:
-            client.settimeout(60)
-            assert client.recv(1) == b"", "it was closed"
-        for client in clients:
-            client.close()
 
 
 @pytest.mark.slow

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.session.execute import SessionResult
-from pipeline.session.run import run
+from pipeline.session.run import SessionResult, run
 from tests.support.fated_replicas import options_of
 from tests.support.runs import write_problems
 

@@ -16,11 +16,10 @@ from pipeline.cluster.messages import ReplicaFailure, ReplicaReport
 from pipeline.engines.sim.spec import SimFaultsSpec
 from pipeline.errors import Interrupted, RunError, UsageError
 from pipeline.runtime.backoff import backoff_s
-from pipeline.session.execute import SessionResult
+from pipeline.session.loop import Stop
 from pipeline.session.observer import Observer, View
 from pipeline.session.options import RunOptions
-from pipeline.session.run import run
-from pipeline.session.stop import Stop
+from pipeline.session.run import SessionResult, run
 from tests.support.fated_replicas import (
     Fate,
     FatedFleet,

@@ -16,11 +16,10 @@ from msgspec import structs
 from pipeline.cluster import fleet
 from pipeline.cluster.ray_actors import check_room, solve_on_ray
 from pipeline.errors import UsageError
-from pipeline.session.execute import SessionResult
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.preflight import load_plan
-from pipeline.session.run import run
+from pipeline.session.prepare import load_plan
+from pipeline.session.run import SessionResult, run
 from tests.support.commands import COMMAND, pipeline
 from tests.support.hanging_together import check_hangs_together
 from tests.support.paths import ROOT

@@ -13,7 +13,7 @@ from pipeline.cluster.messages import Assignment, Orders, ReplicaReport
 from pipeline.cluster.replica_worker import GATHER_S, MAX_ROWS, REPORT_S, Outbox, ReplicaWorker
 from pipeline.data.problems import Problem
 from pipeline.runtime.resume_state import ResumedChain
-from pipeline.session.preflight import RunSettings, load_plan
+from pipeline.session.prepare import RunSettings, load_plan
 from pipeline.store.events import CallRow
 from pipeline.system.tasks import background_tasks
 from tests.support.fated_replicas import BRIEF, options_of

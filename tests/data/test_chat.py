@@ -14,7 +14,7 @@ from pipeline.data.rows import Flaw
 from pipeline.drawing.prompt import problem_in, shown_prompt
 from pipeline.graph.prompts import DEFAULT_PROMPTS, Message
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from pipeline.session.run import run
 from pipeline.store.kept_problems import kept_problems
 from pipeline.store.run_file import RunFile

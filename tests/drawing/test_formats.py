@@ -12,7 +12,7 @@ from pipeline.drawing.mermaid import mermaid
 from pipeline.drawing.run_plan import engines_of
 from pipeline.drawing.text import text
 from pipeline.graph.plan import Plan
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from tests.support.paths import ROOT
 from tests.support.plans import NASTY
 

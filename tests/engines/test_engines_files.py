@@ -15,7 +15,7 @@ from pipeline.engines.vllm.memory import MemoryPlan
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.graph.loader import load_engines
 from pipeline.graph.plugins import engine_specs
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from pipeline.system.machine import GIB, Gpu, Machine
 
 ROOT = Path(__file__).parent.parent.parent

@@ -18,7 +18,7 @@ from pipeline.engines.openai.backend import open_openai
 from pipeline.engines.openai.engine import OpenAIEngine
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.errors import BadCompletion, EngineDead, GraphError, PipelineError, RequestRefused
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from tests.support.paths import ROOT
 from tests.support.served import DIGITS, KEY, KINDS, PROMPT, THINK_CLOSE, TOKENIZER, after, answers, ask, opened, outcome, spec_of, talk
 from tests.support.small_server import (

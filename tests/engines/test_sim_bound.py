@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.engine import AnsweredCall, Candidate, Completion, Request, Usage
-from pipeline.engines.sim.bound import least_s, work_of
+from bench.bound import AnsweredCall, least_s, work_of
+from pipeline.engine import Candidate, Completion, Request, Usage
 from pipeline.engines.sim.device import Share, SimDevice
 from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec

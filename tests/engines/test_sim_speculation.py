@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.engine import AnsweredCall, Candidate, Completion, Request, Usage
-from pipeline.engines.sim.bound import least_s
+from bench.bound import AnsweredCall, least_s
+from pipeline.engine import Candidate, Completion, Request, Usage
 from pipeline.engines.sim.device import SimDevice
 from pipeline.engines.sim.engine import open_sim
 from pipeline.engines.sim.scheduler import Job, Scheduler

@@ -12,7 +12,7 @@ from pipeline.graph.compiler import compile_graph
 from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import Plan, RecordedPlan, decode_plan, encode_plan
 from pipeline.graph.plugins import engine_specs, stage_specs
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from tests.support.graphs import NAMES
 from tests.support.paths import ROOT, SIM
 

@@ -7,7 +7,7 @@ import pytest
 from pipeline.errors import GraphError
 from pipeline.graph.loader import load_engines
 from pipeline.graph.plugins import engine_specs
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from tests.support.paths import ROOT, SIM
 
 SCOT = ROOT / "graphs/scot.yaml"

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.errors import GraphError, GraphErrors, nearest
 from pipeline.graph.lines import place_of
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from tests.support.commands import pipeline
 from tests.support.paths import ROOT, SIM
 

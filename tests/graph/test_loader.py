@@ -14,7 +14,7 @@ from pipeline.graph.plan import LoopNode, StageNode
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import SamplingSpec
 from pipeline.graph.yaml_file import MAX_BYTES
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from pipeline.stages.draft import DraftSpec
 
 ROOT = Path(__file__).parent.parent.parent

@@ -10,7 +10,7 @@ from pipeline.errors import GraphError
 from pipeline.graph.loader import load_prompts
 from pipeline.graph.plan import Plan
 from pipeline.graph.prompts import CHOOSE_QUESTION, DEFAULT_PROMPTS, Example, Prompts, filled, flaws
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from tests.support.paths import ROOT
 
 SPECCOT = "\n".join(line for line in (ROOT / "graphs/speccot.yaml").read_text().splitlines() if not line.lstrip().startswith("prompts:"))

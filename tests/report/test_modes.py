@@ -16,7 +16,7 @@ from pipeline.drawing.run_plan import plan_of_run
 from pipeline.drawing.text import text
 from pipeline.report.figures import modes as figures_modes
 from pipeline.report.run_sections import ReportOptions, run_sections
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems
 from tests.support.switching import AtTimes, solve_switched

@@ -13,7 +13,7 @@ from pipeline.runtime.admission.admission import Admission, Member
 from pipeline.runtime.admission.cache import CLASSES, Cache, CacheLimit, cache_limits
 from pipeline.runtime.admission.recomputed import ComputedContexts, block_tokens
 from pipeline.runtime.schedule import Lockstep, Pipelined, Schedule, Sequential
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from tests.support.paths import ROOT, SIM
 
 

@@ -24,7 +24,7 @@ from pipeline.runtime.backoff import LONGEST_BACKOFF_S, backoff_s
 from pipeline.runtime.chain_recorder import Clock
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.schedule import SCHEDULES
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from pipeline.stages.build import build_stages
 from pipeline.store.recorder import open_recorder
 from pipeline.store.tables import TraceStore

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.session.checks.call_time import time_notices
-from pipeline.session.preflight import load_plan, notices
+from pipeline.session.notices import notices, time_notices
+from pipeline.session.prepare import load_plan
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, servers_file, solve
 
@@ -18,7 +18,7 @@ LONG = "token_budget=30000"
     [("target", "sim-2xa6000"), ("scot", "sim-2xa6000"), ("speccot", "sim-2xh100"), ("cascade", "sim-4xh100-cascade"), ("target", "tiny")],
 )
 def test_nothing_is_said_of_engines_whose_calls_never_expire(graph: str, engines: str) -> None:
-    assert time_notices(load_plan(Path(graph), Path(engines))) == []
+    assert list(time_notices(load_plan(Path(graph), Path(engines)))) == []
 
 
 def test_a_limit_below_what_a_simulated_engine_takes_is_named_with_both_numbers() -> None:
@@ -28,7 +28,7 @@ def test_a_limit_below_what_a_simulated_engine_takes_is_named_with_both_numbers(
     assert said.startswith(start)
     assert said.endswith(" s in a batch of 7, and timeout_s is 100; set timeout_s higher or max_tokens lower, or the call may time out")
     assert said in notices(load_plan(TARGET, SIM, settings))
-    assert time_notices(load_plan(TARGET, SIM, ("engines.target.timeout_s=100000", LONG))) == []
+    assert list(time_notices(load_plan(TARGET, SIM, ("engines.target.timeout_s=100000", LONG)))) == []
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_of_a_server_it_is_said_how_fast_it_must_be(tmp_path: Path, more: str, r
     engines = servers_file(tmp_path, more=more, target="http://127.0.0.1:1/v1")
     [said] = time_notices(load_plan(TARGET, engines, (LONG, "answer_tokens=20")))
     assert f" s that needs {rate} tokens a second; set {name} higher" in said
-    assert time_notices(load_plan(TARGET, engines, ("token_budget=250", "answer_tokens=20"))) == []
+    assert list(time_notices(load_plan(TARGET, engines, ("token_budget=250", "answer_tokens=20")))) == []
 
 
 @pytest.mark.slow
@@ -47,6 +47,6 @@ def test_what_is_foreseen_happens(tmp_path: Path) -> None:
     slow = ("engines.*.device.overhead_s=1", "token_budget=200", "answer_tokens=20")
     for limit, foreseen in ((150, True), (250, False)):
         settings = (*slow, f"engines.target.timeout_s={limit}")
-        assert bool(time_notices(load_plan(TARGET, SIM, settings))) == foreseen
+        assert bool(list(time_notices(load_plan(TARGET, SIM, settings)))) == foreseen
         result = solve(tmp_path, str(limit), "target", settings=(*settings, "engines.*.text.steps_mean=50"), limit=3)
         assert any(row["error_type"] == "CallTimeout" for row in rows(result, "calls")) == foreseen

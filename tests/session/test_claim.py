@@ -10,11 +10,10 @@ import pytest
 
 import pipeline
 from pipeline.errors import UsageError
-from pipeline.session.claim import claimed
 from pipeline.session.observer import Observer, View
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
-from pipeline.store.folder import LOCK, hold_default, hold_output
+from pipeline.store.folder import LOCK, hold_output
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import chains_of, write_problems
 
@@ -34,19 +33,6 @@ def raced(enter: Callable[[], str]) -> list[str]:
         return list(threads.map(rival, range(RIVALS)))
 
 
-def test_a_default_name_that_is_taken_gets_another(tmp_path: Path) -> None:
-    together = Barrier(RIVALS)
-
-    def enter() -> str:
-        with hold_default(tmp_path / "runs", "graph") as folder:
-            together.wait()
-            return folder.name
-
-    names = raced(enter)
-    assert len(set(names)) == RIVALS
-    assert [*tmp_path.glob("runs/*")] == []  # none of them was used
-
-
 def test_of_those_who_want_the_same_folder_one_gets_it(tmp_path: Path) -> None:
     """Whether the others come while it is held or after its run has ended, and although some remove it again unused."""
 
@@ -61,28 +47,6 @@ def test_of_those_who_want_the_same_folder_one_gets_it(tmp_path: Path) -> None:
     found = sorted(raced(enter))
     assert found[-1] == "in"
     assert [each for each in found[:-1] if not ("is at work in it; wait" in each or "already contains a run; add --resume" in each)] == []
-
-
-def test_a_folder_that_was_not_used_is_free_for_the_next(tmp_path: Path) -> None:
-    def enter() -> str:
-        with hold_output(tmp_path / "deep/run"):
-            return "in"
-
-    def patient() -> str:
-        said = ""
-        while not said or "at work in it; wait" in said:
-            try:
-                return enter()
-            except UsageError as error:
-                said = str(error)
-        return said
-
-    assert raced(patient) == ["in"] * RIVALS
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-    (tmp_path / "empty").mkdir()
-    with hold_output(tmp_path / "empty"):
-        pass
-    assert list((tmp_path / "empty").iterdir()) == []
 
 
 def beside(second: Callable[[], object]) -> Observer:
@@ -136,15 +100,6 @@ def test_a_place_where_no_folder_can_be_is_named_before_engines_start(tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["link"]
 
 
-def test_a_file_called_runs_is_in_the_way_of_default_names(tmp_path: Path) -> None:
-    (tmp_path / "runs").touch()
-    with (
-        pytest.raises(UsageError, match=r"cannot be created in .*; choose another directory with --output"),
-        hold_default(tmp_path / "runs", "x"),
-    ):
-        pass
-
-
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_process_that_was_killed_before_its_run_had_begun_leaves_a_place_for_one(resume: bool, tmp_path: Path) -> None:
     folder = tmp_path / "run"
@@ -159,9 +114,6 @@ def test_a_process_that_was_killed_before_its_run_had_begun_leaves_a_place_for_o
 def test_drafts_beside_other_files_stay(tmp_path: Path) -> None:
     for name in (LOCK, ".0123456789abcdef.tmp", "mine.txt"):
         (tmp_path / name).write_text("mine")
-    with (
-        pytest.raises(UsageError, match="already exists"),
-        claimed(RunOptions(graph=TARGET, engines=SIM, input=tmp_path / "problems.jsonl", output=tmp_path), "target"),
-    ):
-        pass
+    with pytest.raises(UsageError, match="already exists"):
+        run(RunOptions(graph=TARGET, engines=SIM, input=tmp_path / "problems.jsonl", output=tmp_path))
     assert len(list(tmp_path.iterdir())) == 3

@@ -12,9 +12,8 @@ from pipeline.engines.sim.text import sim_answer
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError
-from pipeline.graph.yaml_file import read_yaml
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from pipeline.session.run import run
 from tests.support.graphs import DECODE, NAMES, OURS, SEEN
 from tests.support.paths import SIM
@@ -54,22 +53,6 @@ def solve(folder: Path, name: str, *settings: str, count: int = 12) -> Any:
 
 def test_there_are_these() -> None:
     assert sorted(path.stem for path in (ROOT / "graphs").glob("*.yaml")) == sorted([*NAMES, *OURS])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_graph_says_first_where_it_comes_from(name: str) -> None:
-    head = path_of(name).read_text().partition("\nname: ")[0]
-    assert all(line.startswith("# ") for line in head.splitlines())
-    assert re.search(r"(SpecCoT|SpecReason|SCoT)\b.*? ([1-5]\.\d|A\.\d|section 3)", " ".join(head.splitlines()[1:4]))
-    assert name in ("target", "draft") or f"# pipeline run {name} --input datasets/arith/test.parquet\n" in head
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_keys_and_params_have_one_order(name: str) -> None:
-    raw = read_yaml(path_of(name))
-    assert list(raw) == ["name", "params", "engines", "prompts", "sampling", "stages"]
-    order = [param for group in PARAMS for param in group]
-    assert list(raw["params"]) == sorted(raw["params"], key=order.index)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -194,25 +177,3 @@ def test_likelihood_asks_no_question(tmp_path: Path) -> None:
         assert (row["score_value"] >= row["threshold"]) == (row["decision"] == "accepted")
         assert len(row["score_probs"]) == row["num_distinct_candidates"]
         assert row["verify_tokens"] == 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "decision"),
-    [
-        (("min_logprob=-100.0",), "accepted"),
-        (("min_logprob=0.0",), "fallback"),
-        (("min_logprob=-0.0001", "statistic=minimum"), "fallback"),
-    ],
-)
-def test_a_threshold_for_all_and_one_for_nobody(tmp_path: Path, settings: tuple[str, ...], decision: str) -> None:
-    assert {row["decision"] for row in rows(solve(tmp_path, "likelihood", *settings), "steps")} == {decision}
-
-
-@pytest.mark.slow
-def test_the_minimum_is_stricter_than_the_mean(tmp_path: Path) -> None:
-    accepted = {}
-    for statistic in ("mean", "minimum"):
-        (tmp_path / statistic).mkdir()
-        steps = rows(solve(tmp_path / statistic, "likelihood", f"statistic={statistic}", "min_logprob=-0.5"), "steps")
-        accepted[statistic] = sum(row["decision"] == "accepted" for row in steps) / len(steps)
-    assert accepted["minimum"] < accepted["mean"]

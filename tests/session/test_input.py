@@ -11,10 +11,9 @@ import pytest
 
 from pipeline.data.part import ALL
 from pipeline.errors import InputError, UsageError
-from pipeline.session.execute import SessionResult
 from pipeline.session.observer import Observer, View
 from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.run import run
+from pipeline.session.run import SessionResult, run
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import chains_of, write_problems
 

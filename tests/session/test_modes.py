@@ -11,7 +11,7 @@ from pipeline.engine import Completion, Engine, EngineStatistics, Interruptible,
 from pipeline.engines.registry import open_engines
 from pipeline.session.loop import in_loop
 from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from pipeline.session.run import run
 from tests.support.hanging_together import check_hangs_together
 from tests.support.killed import cut

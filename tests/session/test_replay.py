@@ -12,16 +12,12 @@ import pytest
 
 from pipeline.analysis.quality.failures import failures
 from pipeline.engines.sim.text import sim_answer
-from pipeline.errors import GraphError, InputError, UsageError
-from pipeline.session.checks.replay import shortfall
-from pipeline.session.execute import SessionResult
+from pipeline.errors import GraphError, UsageError
+from pipeline.session.notices import shortfall
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.preflight import load_plan
-from pipeline.session.run import run
-from pipeline.store.columns import schema_of
-from pipeline.store.events import CallRow
-from pipeline.store.wal import Wal
+from pipeline.session.prepare import load_plan
+from pipeline.session.run import SessionResult, run
 
 ROOT = Path(__file__).parent.parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
@@ -210,22 +206,6 @@ def test_a_longer_limit_needs_new_text_where_the_recorded_one_was_cut(recorded: 
     assert 0 < len(cut) < CHAINS
 
 
-@pytest.mark.parametrize(
-    ("settings", "stage", "why"),
-    [
-        (("temperature=0.7",), "guidance", "the call has a different temperature than the recorded one"),
-        (("guidance_tokens=0",), "draft", "the recorded run made no such call"),
-    ],
-)
-def test_another_text_is_never_given(
-    recorded: Callable[[str], Path], tmp_path: Path, settings: tuple[str, ...], stage: str, why: str
-) -> None:
-    result = replay(recorded("speccot"), tmp_path / "other", settings=settings)
-    [failure] = failures(result.folder)
-    assert (failure.error_type, failure.stage, failure.count) == ("NeverGenerated", stage, CHAINS)
-    assert why in failure.message
-
-
 def test_calls_take_as_long_as_they_took_when_nothing_else_is_asked_of_them(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     before = recorded("speccot")
     sentences: list[str] = []
@@ -266,14 +246,6 @@ def test_costs_of_a_file_count_and_so_does_a_calibration(recorded: Callable[[str
     shutil.copy(other, before / "calibration.yaml")
     plan = load_plan(ROOT / "graphs/speccot.yaml", Path(f"replay:{before}"))
     assert {(spec.costs, spec.costs_from) for spec in plan.engines.values()} == {("simulated", f"{before}/calibration.yaml")}  # type: ignore[attr-defined]
-
-
-def test_rates_without_a_bound_survive(tmp_path: Path) -> None:
-    problems(tmp_path)
-    instant = run(options(tmp_path, engines=ROOT / "graphs/engines/sim-instant.yaml"))
-    again = replay(instant.folder, tmp_path / "again")
-    assert said(again.folder) == said(instant.folder)
-    assert again.run.wall_time_s == 0.0
 
 
 @pytest.mark.parametrize(
@@ -349,58 +321,6 @@ def test_a_replay_is_not_replayed(recorded: Callable[[str], Path], tmp_path: Pat
     first = replay(recorded("target"), tmp_path / "first")
     with pytest.raises(GraphError, match=rf"is itself a replay; replay the original run: replay:{recorded('target')}"):
         replay(first.folder, tmp_path / "second", graph="target", input=recorded("target").parent / "problems.jsonl")
-
-
-def test_a_run_of_an_earlier_version_is_refused_by_name(recorded: Callable[[str], Path], tmp_path: Path) -> None:
-    old = tmp_path / "target"
-    shutil.copytree(recorded("target"), old)
-    shutil.copy(recorded("target").parent / "problems.jsonl", tmp_path)
-    [part] = (old / "calls").glob("*.parquet")
-    pq.write_table(pq.read_table(part).drop_columns(["prompt_digest"]), part)
-    with pytest.raises(InputError, match=r"/target: was recorded by an earlier version, .*; record it again"):
-        replay(old, tmp_path / "out")
-    card = json.loads((old / "run.json").read_bytes())
-    card["engine_facts"] = {}
-    (old / "run.json").write_text(json.dumps(card))
-    with pytest.raises(InputError, match=r"/target: was recorded by an earlier version, .*; record it again"):
-        load_plan(ROOT / "graphs/target.yaml", Path(f"replay:{old}"))
-
-
-def test_a_damaged_run_is_refused_or_ends_the_replay(recorded: Callable[[str], Path], tmp_path: Path) -> None:
-    shutil.copy(recorded("target").parent / "problems.jsonl", tmp_path)
-    shutil.copytree(recorded("target"), tmp_path / "target")
-    [part] = (tmp_path / "target/calls").glob("*.parquet")
-    whole = part.read_bytes()
-    part.write_bytes(whole[:-20])
-    with pytest.raises(InputError, match=r"part-00000\.parquet: cannot be read"):
-        replay(tmp_path / "target", tmp_path / "out")
-    part.write_bytes(whole)
-    group = pq.read_metadata(part).row_group(0)
-    ids = next(group.column(i) for i in range(group.num_columns) if group.column(i).path_in_schema.startswith("output_token_ids."))
-    part.write_bytes(whole[: ids.data_page_offset] + bytes(200) + whole[ids.data_page_offset + 200 :])
-    result = replay(tmp_path / "target", tmp_path / "out")
-    assert result.exit_code == 1
-    assert "engine 'target' died: " in str(result.error)
-    assert "cannot be read" in str(result.error)
-
-
-def test_what_a_killed_run_left_is_replayed_and_the_rest_is_missing(recorded: Callable[[str], Path], tmp_path: Path) -> None:
-    killed = tmp_path / "speccot"
-    shutil.copytree(recorded("speccot"), killed)
-    shutil.copy(recorded("speccot").parent / "problems.jsonl", tmp_path)
-    [part] = (killed / "calls").glob("*.parquet")
-    calls = pq.read_table(part).sort_by("end_unix_ns")
-    part.unlink()
-    (killed / "manifest.jsonl").unlink()
-    wal = Wal(killed / "calls/wal-00000.arrows", schema_of(CallRow))
-    for batch in calls.slice(0, calls.num_rows // 2).cast(schema_of(CallRow)).to_batches(max_chunksize=50):
-        wal.append(batch)
-    wal.close()
-    result = replay(killed, tmp_path / "out")
-    answered = said(result.folder)
-    assert 0 < len(answered) < CHAINS
-    assert {chain: said(recorded("speccot"))[chain] for chain in answered} == answered
-    assert len(unanswered(result.folder)) == CHAINS - len(answered)
 
 
 def test_what_failed_is_not_answered(tmp_path: Path) -> None:

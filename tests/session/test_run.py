@@ -1,26 +1,18 @@
 """Whole runs on simulated engines: what ends up in the run folder, whatever the schedule and whatever goes wrong."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from pipeline.analysis.compare.runs import read_run
 from pipeline.analysis.summary import summarize
 from pipeline.errors import GraphError, InputError, UsageError
 from pipeline.report.transcripts import unused_drafts
 from pipeline.session.options import RunOptions
-from pipeline.session.regrade import regrade
 from pipeline.session.run import run
 from pipeline.store.events import CallRow, ChainRow, StepRow
-from pipeline.store.read import read_batches
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said, solve, write_problems
 
@@ -89,19 +81,6 @@ def test_schedules_and_batch_sizes_change_no_answer(tmp_path: Path, graph: str) 
     for schedule, batch_size in (("pipelined", 1), ("pipelined", 7), ("lockstep", 64), ("lockstep", 5), ("sequential", 64)):
         other = solve(tmp_path, f"{schedule}-{batch_size}", graph, schedule=schedule, batch_size=batch_size, samples=2)
         assert said(other) == base
-
-
-@pytest.mark.slow
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(batch=st.integers(1, 40), schedule=st.sampled_from(["pipelined", "lockstep"]), in_flight=st.integers(1, 20), seed=st.integers(0, 3))
-def test_answers_depend_on_the_seed_alone(
-    tmp_path_factory: pytest.TempPathFactory, batch: int, schedule: Any, in_flight: int, seed: int
-) -> None:
-    folder = tmp_path_factory.mktemp("invariance")
-    limits = (f"engines.draft.max_in_flight={in_flight}", f"engines.target.max_in_flight={in_flight}")
-    base = solve(folder, "base", seed=seed)
-    other = solve(folder, "other", seed=seed, batch_size=batch, schedule=schedule, settings=limits)
-    assert said(other) == said(base)
 
 
 def test_another_seed_gives_other_text(tmp_path: Path) -> None:
@@ -178,13 +157,6 @@ def test_a_call_that_takes_too_long_fails_its_chain(tmp_path: Path) -> None:
     assert len(late) == len(failed)
 
 
-def test_a_call_that_takes_an_hour_is_waited_for(tmp_path: Path) -> None:
-    """The longest thoughts are the baseline's: nothing may expire that is being computed."""
-    result = solve(tmp_path, graph="target", limit=3, settings=("engines.*.device.overhead_s=20",))
-    assert result.exit_code == 0
-    assert max(row["e2e_latency_s"] for row in rows(result, "calls")) > 3600
-
-
 def test_calls_of_whole_thoughts_are_as_many_as_the_cache_holds(tmp_path: Path) -> None:
     small = ("engines.target.kv_cache_tokens=1200", "token_budget=1000")
     cache, batch = (solve(tmp_path, name, "target", settings=small, samples=2, admission=name) for name in ("cache", "batch"))
@@ -218,13 +190,6 @@ def test_a_problem_that_does_not_fit_at_all_is_a_failed_chain(tmp_path: Path) ->
     assert {(row["error_type"], row["target_input_tokens"]) for row in rows(result, "chains")} == {("ContextOverflow", 0)}
 
 
-@pytest.mark.parametrize("place", ["file/run", "\udcff"])
-def test_an_output_that_cannot_be_a_folder_is_refused_at_once(tmp_path: Path, place: str) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="choose another"):
-        solve(tmp_path, place)
-
-
 def test_budgets_end_a_thought_and_an_answer_is_asked_for(tmp_path: Path) -> None:
     by_tokens = solve(tmp_path, "tokens", settings=("token_budget=60",))
     assert {row["stop_reason"] for row in rows(by_tokens, "chains")} == {"token_budget"}
@@ -246,12 +211,6 @@ def test_a_threshold_nobody_reaches_leaves_all_steps_to_the_target(tmp_path: Pat
     assert all(row["score_value"] < 9 for row in steps)
 
 
-def test_vanilla_inference_is_one_call(tmp_path: Path) -> None:
-    result = solve(tmp_path, graph="target")
-    assert all(row["calls"] == 1 and row["stop_reason"] == "thought_closed" for row in rows(result, "chains"))
-    assert {row["decision"] for row in rows(result, "steps")} == {"written"}
-
-
 def test_an_output_folder_that_is_there_is_refused_and_untouched(tmp_path: Path) -> None:
     solve(tmp_path)
     before = sorted(path.name for path in (tmp_path / "run").rglob("*"))
@@ -268,23 +227,3 @@ def test_nothing_is_started_when_the_input_or_the_engines_are_wrong(tmp_path: Pa
     with pytest.raises(GraphError, match="simulate all of them or none"):
         run(RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=mixed, input=write_problems(tmp_path), output=tmp_path / "x"))
     assert not (tmp_path / "x").exists()
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_is_summarised_compared_and_graded(tmp_path: Path) -> None:
-    problems, folder = write_problems(tmp_path, 100), tmp_path / "run"
-    arguments = ["graphs/speccot.yaml", "--engines", SIM, "--input", problems, "--output", folder, "--samples", "1000"]
-    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", "run", *arguments]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while process.poll() is None and not any(read_batches(folder, "chains", ["chain_id"])):
-            continue
-        process.kill()
-    assert list(folder.glob("chains/wal-*"))
-    summary = summarize(folder)
-    assert summary.status == "running"
-    assert summary.chains > 0
-    assert read_run(folder).problem_ids
-    assert regrade(folder, dry_run=True).chains == summary.chains
-    assert regrade(folder).chains == summary.chains
-    assert summarize(folder) == summary
-    assert not list(folder.glob("*/wal-*"))

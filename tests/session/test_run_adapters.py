@@ -1,23 +1,20 @@
 """Runs in which one stage has an adapter: exactly its calls are computed with it, and the trace says so."""
 
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from anyio.from_thread import BlockingPortal
 
-from pipeline.engine import Engine, Request
+from pipeline.engine import Engine
 from pipeline.engines.torch.backend import open_torch
-from pipeline.engines.vllm.backend import open_vllm
 from pipeline.errors import GraphError, UsageError
-from pipeline.session.execute import SessionResult
 from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.preflight import load_plan
-from pipeline.session.run import run
+from pipeline.session.prepare import load_plan
+from pipeline.session.run import SessionResult, run
 from tests.support.adapters import noisy, turning
-from tests.support.engines import PLAIN, EnginesFile, ask_all, prompt_of
+from tests.support.engines import EnginesFile
 from tests.support.paths import ROOT, SIM, TEST_SET
 from tests.support.runs import calls_of, rows, solve, solve_on
 
@@ -43,13 +40,6 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 def on_torch(portal: BlockingPortal, settings: tuple[str, ...]) -> Iterator[Mapping[str, Engine]]:
     plan = load_plan(ROOT / "graphs/speccot.yaml", TINY.path, settings)
     with portal.wrap_async_context_manager(open_torch(plan.engines)) as engines:  # type: ignore[arg-type]
-        yield engines
-
-
-@pytest.fixture(scope="module")
-def on_vllm(portal: BlockingPortal, vllm: None, settings: tuple[str, ...]) -> Iterator[Mapping[str, Engine]]:
-    plan = load_plan(ROOT / "graphs/speccot.yaml", PLAIN.path, (*PLAIN.settings, *settings))
-    with portal.wrap_async_context_manager(open_vllm(plan.engines)) as engines:  # type: ignore[arg-type]
         yield engines
 
 
@@ -117,27 +107,6 @@ def test_torch_judges_with_the_adapter_and_writes_without(
     check_only_verdicts_turn(solver, tmp_path, 1e-3)
     check_choices_turn(solver, tmp_path)
     check_the_bundled_adapter_chooses(solver, tmp_path)
-
-
-@pytest.mark.vllm
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")
-def test_vllm_computes_each_request_of_a_batch_as_torch_does(
-    portal: BlockingPortal, on_torch: Mapping[str, Engine], on_vllm: Mapping[str, Engine]
-) -> None:
-    """The same prompts with every adapter and without, twice, so that the second time finds them cached."""
-    options = tuple(on_torch["target"].tokenizer.encode(digit)[-1] for digit in SCORES)
-    asked = [
-        Request(request_id=f"{count}/{adapter}", prompt_ids=prompt, max_tokens=1, option_ids=options, adapter=adapter)
-        for count in (4, 9)
-        for prompt in [prompt_of(on_torch["target"], f"Finn has {count} coins. " * 8 + "How many coins has Finn now?")]
-        for adapter in (None, "scores", "choices", "noise", "selection")
-    ]
-    first, again, expected = (portal.call(ask_all, engines["target"], asked) for engines in (on_vllm, on_vllm, on_torch))
-    for answers in (first, again):
-        for answer, right in zip(answers, expected, strict=True):
-            assert answer.option_logprobs == pytest.approx(right.option_logprobs, abs=1e-2)
-    assert [answer.usage.cached_input_tokens for answer in first] == [0] * 10
-    assert all(answer.usage.cached_input_tokens for answer in again)
 
 
 def test_a_simulated_run_says_which_calls_have_the_adapter_and_shares_no_cache(tmp_path: Path) -> None:

@@ -1,30 +1,23 @@
 """Admission by cache and the order of chains in whole runs on simulated engines: what changes is when, never what is said."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from msgspec import structs
 
 from pipeline.analysis.ledger import ledger
 from pipeline.analysis.order import order_correlation
 from pipeline.analysis.summary import summarize
-from pipeline.data.problems import open_problems
 from pipeline.engine import Completion, Request
 from pipeline.engines.registry import open_engines
 from pipeline.engines.sim.engine import SimEngine
 from pipeline.errors import UsageError
-from pipeline.session.claim import claimed
-from pipeline.session.execute import SessionResult
 from pipeline.session.loop import in_loop
 from pipeline.session.observer import Observer
-from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.preflight import load_plan, preflight
-from pipeline.session.ready import take_up
-from pipeline.session.run import run, solve_on
-from tests.support.commands import pipeline
+from pipeline.session.options import RunOptions
+from pipeline.session.prepare import load_plan, prepared
+from pipeline.session.run import SessionResult, solve_on
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said, solve, write_problems
 
@@ -79,11 +72,10 @@ def test_an_engine_that_does_not_state_its_cache_is_named(tmp_path: Path) -> Non
 
     async def carry_out() -> SessionResult:
         plan = load_plan(options.graph, options.engines, options.settings)
-        with claimed(options, plan.name) as claim:
-            checked = preflight(options, plan, open_problems(path), claim)
+        with prepared(options, plan) as checked:
             async with open_engines(plan.engines) as engines:
                 silent = {role: Silent(engine) for role, engine in engines.items() if isinstance(engine, SimEngine)}
-                return await solve_on(silent, take_up(checked), Observer(tell=told.append))
+                return await solve_on(silent, checked, Observer(tell=told.append))
 
     result = in_loop(carry_out, virtual=True)
     assert told == [
@@ -127,20 +119,6 @@ def test_a_run_in_another_order_is_resumed_to_the_same_answers(tmp_path: Path) -
     assert said(resumed) == said(whole)
 
 
-@pytest.mark.slow
-def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
-    first = solve(tmp_path, limit=2)
-    assert first.folder is not None
-    path = first.folder / "run.json"
-    card = json.loads(path.read_text())
-    assert (card["admission"], card["order"]) == ("cache", "input")
-    for name in ("admission", "order"):
-        del card[name], card["options"][name]
-    card["status"] = "interrupted"
-    path.write_bytes(msgspec.json.encode(card))
-    assert run(resume_options(first.folder)).exit_code == 0
-
-
 @pytest.mark.parametrize("order", ["shortest", "longest:", "input:runs/x"])
 def test_what_is_no_order_is_refused(tmp_path: Path, order: str) -> None:
     with pytest.raises(UsageError, match=f"--order {order}: expected input, longest, or longest:RUN"):
@@ -151,11 +129,3 @@ def test_a_run_without_chains_gives_no_order(tmp_path: Path) -> None:
     (tmp_path / "empty/chains").mkdir(parents=True)
     with pytest.raises(UsageError, match="there is no finished chain in"):
         solve(tmp_path, order=f"longest:{tmp_path / 'empty'}")
-
-
-@pytest.mark.parametrize(("option", "word"), [("--admission", "none"), ("--order", "random")])
-def test_the_command_refuses_other_words(tmp_path: Path, option: str, word: str) -> None:
-    path = write_problems(tmp_path)
-    found = pipeline("run", "speccot", "--input", path, "--engines", SIM, option, word, "--output", tmp_path / "run")
-    assert found.returncode == 2
-    assert word in found.stderr

@@ -10,10 +10,9 @@ import pytest
 from msgspec import structs
 
 from pipeline.analysis.summary import summarize
-from pipeline.session.execute import SessionResult
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.run import run
+from pipeline.session.run import SessionResult, run
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said, solve, write_problems
 
@@ -76,20 +75,6 @@ def test_without_restarts_the_first_death_ends_the_run(tmp_path: Path) -> None:
     result = solve(tmp_path, settings=("engines.draft.faults.dies_after_calls=10", "engines.draft.max_restarts=0"))
     assert (result.exit_code, str(result.error)) == (1, "engine 'draft' died: as configured by dies_after_calls=10")
     assert {len(call) for call in attempts(result, "draft")} == {1}
-
-
-def test_without_restarts_calls_to_an_engine_that_hangs_time_out(tmp_path: Path) -> None:
-    settings = ("engines.draft.faults.hangs_after_calls=10", "engines.draft.max_restarts=0", "engines.draft.hang_s=20")
-    result = solve(tmp_path, settings=settings)
-    assert result.exit_code == 3
-    failed = {(row["error_type"], row["error_message"]) for row in rows(result, "chains")}
-    assert failed == {("CallTimeout", "engine 'draft' made no progress for hang_s=20")}
-
-
-def test_an_engine_that_is_slow_is_not_taken_for_one_that_hangs(tmp_path: Path) -> None:
-    result = solve(tmp_path, settings=("engines.target.timeout_s=0.2",))
-    assert result.exit_code == 3
-    assert statistics(result, "target")["restarts"] == 0
 
 
 @pytest.mark.parametrize("graph", ["speccot", "likelihood"])

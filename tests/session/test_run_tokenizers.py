@@ -79,12 +79,3 @@ def test_a_problem_that_the_tokenizer_fails_on_fails_alone(tmp_path: Path) -> No
     assert (chains[1]["stop_reason"], chains[1]["error_type"]) == ("error", "RequestRefused")
     assert chains[1]["error_message"].startswith(f"the tokenizer of {tmp_path} fails: ")
     assert chains[2]["stop_reason"] != "error"
-
-
-@pytest.mark.slow
-def test_a_tokenizer_that_fails_on_the_words_of_every_prompt_is_one_sentence(tmp_path: Path) -> None:
-    runs_over(tmp_path, r"(?<=Please )(.|.)+(?=never)")
-    with arguments(tmp_path, MODELS["qwq"].template) as words:
-        done = pipeline(*words)
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    assert f"engine 'target': the tokenizer of {tmp_path} fails: " in done.stderr

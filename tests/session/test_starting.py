@@ -14,7 +14,7 @@ from pipeline.errors import RunError
 from pipeline.graph.spec import EngineSpec
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.ready import Ready
+from pipeline.session.prepare import Prepared
 from pipeline.session.run import run
 from pipeline.store.run_file import FILE, RunFile
 from tests.support.commands import pipeline
@@ -40,9 +40,9 @@ def test_a_run_can_be_seen_and_resumed_before_its_engines_are_open(tmp_path: Pat
         (killed / FILE).write_bytes((folder / FILE).read_bytes())
         yield Listener()
 
-    ready: list[Ready] = []
+    ready: list[Prepared] = []
     assert run(given, Observer(starting=starting, ready=ready.append)).exit_code == 0
-    assert (seen, ready[0].checked.folder, RunFile.read(folder).status) == (["starting"] * 2, folder, "finished")
+    assert (seen, ready[0].folder, RunFile.read(folder).status) == (["starting"] * 2, folder, "finished")
     assert state_of(killed, RunFile.read(killed)) == "killed"
     assert headline(summary_of(killed)).head == "killed: 0 of 12 solved"
     resumed = run(resume_options(killed))

@@ -8,9 +8,10 @@ from pipeline.engines.sim.lengths import PRESETS
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.plan import Plan
+from pipeline.session.notices import notices
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.preflight import load_plan, notices
+from pipeline.session.prepare import load_plan
 from pipeline.session.run import run
 from tests.support.runs import solve, write_problems
 

@@ -7,8 +7,8 @@ from pipeline.cli.author import files
 from pipeline.data.in_memory import ProblemList
 from pipeline.data.many_files import open_files
 from pipeline.data.part import ALL
-from pipeline.session.checks.toy_models import strange_problems
-from pipeline.session.preflight import load_plan
+from pipeline.session.notices import strange_problems
+from pipeline.session.prepare import load_plan
 from tests.support.paths import ROOT, SIM
 
 SPECCOT = ROOT / "graphs/speccot.yaml"

@@ -7,7 +7,8 @@ import pytest
 from msgspec import structs
 
 from pipeline.analysis.headline.adapters import rejections, unused_adapters, used_adapters
-from pipeline.session.preflight import load_plan, notices
+from pipeline.session.notices import notices
+from pipeline.session.prepare import load_plan
 from pipeline.store.run_file import RunFile
 from tests.support.paths import ROOT
 from tests.support.runs import solve

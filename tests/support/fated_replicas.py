@@ -15,11 +15,10 @@ from pipeline.cluster.fleet import Launcher, solve_on_replicas
 from pipeline.cluster.messages import Orders, ReplicaLink, ReplicaReport
 from pipeline.cluster.replica_worker import ReplicaWorker
 from pipeline.errors import ReplicaLost
-from pipeline.session.execute import SessionResult
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import RunSettings
-from pipeline.session.run import run
+from pipeline.session.prepare import RunSettings
+from pipeline.session.run import SessionResult, run
 from pipeline.store.events import counted
 from pipeline.system.tasks import background_tasks
 from tests.support.hanging_together import check_hangs_together
@@ -149,7 +148,7 @@ def on_replicas(
     fleet = fates if isinstance(fates, FatedFleet) else FatedFleet(fates or always())
 
     async def carry(ready: Any, observer: Observer, attend: Any = None) -> SessionResult:
-        return await solve_on_replicas(fleet.launcher(ready.checked.settings), ready, observer, attend=attend)
+        return await solve_on_replicas(fleet.launcher(ready.settings), ready, observer, attend=attend)
 
     return run(options, observer, attend=attend, carry_out=carry)
 

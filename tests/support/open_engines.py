@@ -16,9 +16,9 @@ from pipeline.engines.openai.backend import open_openai
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.vllm.backend import open_vllm
-from pipeline.session.execute import SessionResult
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
+from pipeline.session.run import SessionResult
 from tests.support.bench import InProcess
 from tests.support.engines import DECODE, DRAFT, NGRAM, PLAIN
 from tests.support.paths import MODELS, ROOT, TEST_SET

@@ -20,12 +20,10 @@ from pipeline.cluster.replica_worker import ReplicaWorker
 from pipeline.engines.sim.spec import SimDeviceSpec
 from pipeline.engines.sim.text import sim_answer
 from pipeline.errors import ReplicaLost
-from pipeline.session.execute import SessionResult
 from pipeline.session.observer import Attend, Observer
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import RunSettings
-from pipeline.session.ready import Ready
-from pipeline.session.run import run
+from pipeline.session.prepare import Prepared, RunSettings
+from pipeline.session.run import SessionResult, run
 from pipeline.store.columns import schema_of
 from pipeline.store.conform import ROWS
 from pipeline.store.read import read_table
@@ -142,8 +140,8 @@ def cluster_run(folder: Path, replicas: int, *, slow: int, lost: int) -> Path:
         replicas=replicas,
     )
 
-    async def carry_out(ready: Ready, observer: Observer, *, attend: Attend | None = None) -> SessionResult:
-        return await solve_on_replicas(_launcher(ready.checked.settings, slow, lost), ready, observer, attend=attend)
+    async def carry_out(ready: Prepared, observer: Observer, *, attend: Attend | None = None) -> SessionResult:
+        return await solve_on_replicas(_launcher(ready.settings, slow, lost), ready, observer, attend=attend)
 
     result = run(given, carry_out=carry_out)
     assert result.exit_code == 0, result.error

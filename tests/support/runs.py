@@ -8,17 +8,13 @@ from typing import Any
 import msgspec
 import pyarrow.parquet as pq
 
-from pipeline.data.problems import open_problems
 from pipeline.engine import Engine
 from pipeline.engines.sim.text import sim_answer
 from pipeline.session import run as session
-from pipeline.session.claim import claimed
-from pipeline.session.execute import SessionResult
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import load_plan, preflight
-from pipeline.session.ready import take_up
-from pipeline.session.run import run
+from pipeline.session.prepare import load_plan, prepared
+from pipeline.session.run import SessionResult, run
 from tests.support.paths import ROOT, SIM, TEST_SET
 
 SolveTestSet = Callable[..., SessionResult]
@@ -60,9 +56,8 @@ def solve_with(engines: Path, folder: Path, **options: Any) -> SessionResult:
 async def solve_on(engines: Mapping[str, Engine], options: RunOptions) -> SessionResult:
     """A finished run on engines that are open already, and stay open."""
     plan = load_plan(options.graph, options.engines, options.settings)
-    with claimed(options, plan.name) as claim:
-        checked = preflight(options, plan, open_problems(options.input, options.columns, options.part), claim)
-        result = await session.solve_on(engines, take_up(checked), Observer())
+    with prepared(options, plan) as checked:
+        result = await session.solve_on(engines, checked, Observer())
     assert (result.exit_code, result.done) == (0, checked.chains), result.error
     return result
 

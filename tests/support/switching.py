@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.runtime.speculation.modes import CallFacts, Change, Mode
 from pipeline.session import chains
-from pipeline.session.execute import SessionResult
+from pipeline.session.run import SessionResult
 from tests.support.runs import solve
 
 

@@ -11,17 +11,13 @@ from typing import Any
 
 from msgspec import structs
 
-from pipeline.data.problems import open_problems
 from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.registry import open_engines
-from pipeline.session.claim import claimed
-from pipeline.session.execute import SessionResult
 from pipeline.session.loop import in_loop
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import load_plan, preflight
-from pipeline.session.ready import Ready, take_up
-from pipeline.session.run import solve_on
+from pipeline.session.prepare import Prepared, load_plan, prepared
+from pipeline.session.run import SessionResult, solve_on
 from tests.support.paths import ROOT, SIM
 
 
@@ -41,16 +37,14 @@ class Unrepeatable:
 def solve_unrepeatably(options: RunOptions, observer: Observer | None = None) -> SessionResult:
     """One session; what was said about the run folder goes to `observer`."""
     plan, observer = load_plan(options.graph, options.engines, options.settings), observer or Observer()
-    with claimed(options, plan.name) as claim:
-        checked = preflight(options, plan, open_problems(options.input, options.columns, options.part), claim)
-        ready = take_up(checked)
+    with prepared(options, plan) as ready:
         for sentence in ready.remarks:
             observer.tell(sentence)
-        return in_loop(lambda: _solve(ready, observer), virtual=checked.virtual_time)
+        return in_loop(lambda: _solve(ready, observer), virtual=ready.virtual_time)
 
 
-async def _solve(ready: Ready, observer: Observer) -> SessionResult:
-    async with open_engines(ready.checked.plan.engines) as engines:
+async def _solve(ready: Prepared, observer: Observer) -> SessionResult:
+    async with open_engines(ready.plan.engines) as engines:
         wrapped: Mapping[str, Any] = {role: Unrepeatable(engine) for role, engine in engines.items()}
         return await solve_on(wrapped, ready, observer)
 

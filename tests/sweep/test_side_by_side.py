@@ -15,9 +15,9 @@ import pytest
 
 from pipeline.analysis.points import Point, read_points
 from pipeline.errors import EngineDead, Interrupted, RunError, UsageError
-from pipeline.session.stop import Stop
+from pipeline.session.loop import Stop
 from pipeline.sweep.plan import SweepOptions
-from pipeline.sweep.side_by_side import Failure
+from pipeline.sweep.side_by_side import PointFailure
 from pipeline.sweep.sweep import sweep
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems
@@ -40,7 +40,7 @@ def figures(points: list[Point]) -> list[Point]:
 
 def test_an_error_travels_as_what_it_is() -> None:
     error = EngineDead("draft", "it was closed")
-    again = Failure(type(error), error.args, error.__dict__).error()
+    again = PointFailure(type(error), error.args, error.__dict__).error()
     assert (type(again), str(again), again.__dict__) == (EngineDead, str(error), {"role": "draft", "exit_reason": "it was closed"})
 
 
@@ -87,7 +87,7 @@ def test_a_process_that_is_killed_is_one_sentence_and_what_was_finished_stays(tm
     result = sweep(given, done=kill)
     assert [point.curve for point in result.points] == ["target"]
     assert isinstance(result.error, RunError)
-    assert str(result.error) == "the process that ran the point speccot_pipelined_b1_r0 is gone: killed by SIGKILL"
+    assert str(result.error) == "a process is gone, at the point speccot_pipelined_b1_r0 or one beside it; --workers 1 needs none"
     assert workers() == []
     assert [point.curve for point in sweep(msgspec.structs.replace(given, resume=True)).points] == ["target", "speccot, pipelined"]
 
@@ -107,7 +107,7 @@ def test_an_interrupt_ends_all_processes(tmp_path: Path) -> None:
 def workers() -> list[psutil.Process]:
     """The processes of points that this one has started and that run."""
     found = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in found if "pipeline.sweep.point_worker" in child.cmdline()]
+    return [child for child in found if "spawn_main" in " ".join(child.cmdline())]
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -13,10 +13,11 @@ from pipeline.analysis.points import Point, read_points
 from pipeline.errors import GraphError, UsageError
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
-from pipeline.session.preflight import load_plan
+from pipeline.session.prepare import load_plan
 from pipeline.session.run import run
 from pipeline.sweep.plan import SweepOptions, planned_points
-from pipeline.sweep.sweep import SweepResult, prepare, start_or_resume, sweep
+from pipeline.sweep.points import prepare_sweep
+from pipeline.sweep.sweep import SweepResult, start_or_resume, sweep
 from pipeline.sweep.systems import read_systems
 from tests.support.paths import SIM
 from tests.support.runs import write_problems
@@ -76,49 +77,6 @@ def test_a_point_is_the_run_that_the_same_options_make(whole: SweepResult, tmp_p
     assert card["engine_statistics"] == json.loads((alone.folder / "run.json").read_text())["engine_statistics"]
 
 
-def test_the_target_alone_takes_just_as_long_as_the_device_must_with_one_chain_at_a_time(whole: SweepResult) -> None:
-    for point in whole.points:
-        assert list(point.limit_s) == ["h100-0+1"]
-        assert point.over_limit is not None
-        if point.baseline and point.batch_size == 1:
-            assert point.over_limit == pytest.approx(1, rel=1e-9)
-        else:
-            assert point.over_limit > 1 - 1e-9
-
-
-@pytest.mark.slow
-def test_the_bound_is_not_beaten_where_engines_share_a_device_as_under_mps(whole: SweepResult, tmp_path: Path) -> None:
-    settings = tuple(f"engines.{role}.device.sharing=mps" for role in ("draft", "target"))
-    given = options(tmp_path, settings=settings, batch_sizes=(4,), vary={"candidates": ("5",)})
-    point = by_curve(sweep(given).points)["speccot candidates=5, pipelined", 4]
-    slices = by_curve(whole.points)["speccot candidates=5, pipelined", 4]
-    assert point.over_limit is not None
-    assert point.over_limit > 1
-    assert point.wall_s < 0.8 * slices.wall_s
-    assert point.limit_s["h100-0+1"] < slices.limit_s["h100-0+1"]
-    assert point.accuracy == slices.accuracy
-
-
-@pytest.mark.slow
-def test_a_replay_has_the_bound_of_what_it_replays_and_one_of_recorded_times_is_measured(whole: SweepResult, tmp_path: Path) -> None:
-    recorded = whole.folder / "runs/speccot_candidates=5_pipelined_b4_r0"
-    given = options(
-        tmp_path,
-        input=whole.folder.parent / "problems.jsonl",
-        engines=(Path(f"replay:{recorded}"),),
-        batch_sizes=(4,),
-        baseline=SPECCOT,
-        settings=("candidates=5",),
-    )
-    [simulated] = sweep(given).points
-    then = by_curve(whole.points)["speccot candidates=5, pipelined", 4]
-    assert simulated.limit_s == then.limit_s
-    costs = tuple(f"engines.{role}.costs=recorded" for role in ("draft", "target"))
-    [measured] = sweep(msgspec.structs.replace(given, settings=(*given.settings, *costs), output=tmp_path / "measured")).points
-    assert set(measured.limit_s) == {"draft", "target"}  # each a device of its own, as recorded times do not depend on the other
-    assert measured.wall_s >= max(measured.limit_s.values())
-
-
 def test_points_alternate_their_direction(tmp_path: Path) -> None:
     given = options(tmp_path, batch_sizes=(1, 2))
     systems = read_systems(given)
@@ -139,10 +97,6 @@ def test_graphs_need_not_have_the_same_params(tmp_path: Path) -> None:
     assert list(found) == ["target", "speccot", "specreason threshold=3", "specreason threshold=7"]
     assert found["speccot"]["candidates"] == 2
     assert found["specreason threshold=3"]["step_tokens"] == 64
-
-
-def test_the_target_alone_may_be_the_graph_itself(tmp_path: Path) -> None:
-    assert [system.baseline for system in read_systems(options(tmp_path, graphs=(TARGET,)))] == [True]
 
 
 @pytest.mark.parametrize(
@@ -249,7 +203,7 @@ def test_real_engines_are_started_once_and_forget_between_points(tmp_path: Path)
 
 def test_what_the_points_share_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     """Another file takes the name: the one that had it is not written into."""
-    prepared = prepare(options(tmp_path), read_systems(options(tmp_path)), tmp_path / "sweep")
+    prepared = prepare_sweep(options(tmp_path), read_systems(options(tmp_path)), tmp_path / "sweep")
     prepared.folder.mkdir()
     start_or_resume(prepared)
     first = (prepared.folder / "sweep.json").read_bytes()

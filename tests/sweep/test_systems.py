@@ -58,30 +58,10 @@ def test_what_the_user_sets_is_where_the_memory_is_added() -> None:
     assert found["speccot"].plan.params["candidates"] == 2
 
 
-@pytest.mark.parametrize("engines", ["sim-2xh100-own", "tiny", "sim-instant"])
-def test_where_nothing_is_shared_nothing_is_given_and_engines_need_not_be_started_anew(engines: str) -> None:
-    found = systems(engines)
-    assert found["target"].widened == ()
-    assert found["target"].engines == found["speccot"].engines
-
-
 def test_vllm_s_target_has_the_draft_s_share_of_the_gpu() -> None:
     target = systems("qwq-r1_1.5b-1x80gb")["target"].engines["target"]
     assert isinstance(target, VllmSpec)
     assert target.gpu_memory_utilization == 0.95
-
-
-def test_the_gpu_with_least_to_give_decides(tmp_path: Path) -> None:
-    path = tmp_path / "uneven.yaml"
-    path.write_text(
-        "target: {backend: vllm, model: m, tensor_parallel_size: 2, gpu_memory_utilization: 0.5}\n"
-        "draft: {backend: vllm, model: m, devices: [1], gpu_memory_utilization: 0.25}\n"
-    )
-    assert systems(str(path))["target"].widened == ()
-    path.write_text(path.read_text().replace("[1]", "[0, 1], tensor_parallel_size: 2"))
-    assert systems(str(path))["target"].widened == ("engines.target.gpu_memory_utilization=0.75",)
-    path.write_text(path.read_text().replace("model: m", "model: m, kv_cache_gib: 4"))
-    assert systems(str(path))["target"].widened == ()
 
 
 def test_engines_chosen_for_named_models_are_those_of_all_systems_but_a_baseline_with_a_file_of_its_own(

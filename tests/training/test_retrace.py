@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.reasoning.chain import Chain
-from pipeline.session.execute import SessionResult
+from pipeline.session.run import SessionResult
 from pipeline.training import retrace
 from pipeline.training.retrace import Retracer
 from tests.support.killed import cut

@@ -27,7 +27,8 @@ from pipeline.graph.plugins import engine_backend, engine_specs
 from pipeline.graph.spec import EngineSpec
 from pipeline.graph.yaml_file import read_yaml
 from pipeline.rewards.spec import load_reward_model
-from pipeline.session.preflight import load_plan, notices
+from pipeline.session.notices import notices
+from pipeline.session.prepare import load_plan
 from pipeline.stages.build import build_stages, builders_of
 from pipeline.store.run_file import FILE as RUN_FILE
 from pipeline.store.run_file import RunFile

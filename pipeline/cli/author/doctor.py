@@ -13,7 +13,7 @@ from rich.table import Table
 from pipeline.cli.author.diagnosis import Diagnosis, RoleState, diagnose
 from pipeline.cli.commands import command, option
 from pipeline.cli.console import PlainConsole
-from pipeline.cli.options import batch_size_option, json_option, model_option, overwrite_option, with_models
+from pipeline.cli.options import json_option, model_option, overwrite_option, run_options, with_models
 from pipeline.cli.terminal import print_line, print_notice, print_page
 from pipeline.engine import MemoryRow
 from pipeline.engines.cores import ranges
@@ -33,7 +33,7 @@ _WIDTH = 118
 @model_option
 @option("--as", "named", metavar="NxGPU", help="Plan for another machine, such as 2xH100-80GB, H200 or 4x48GB.")
 @option("-s", "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set engines.ROLE.NAME. May be repeated.")
-@batch_size_option()
+@run_options("batch_size")
 @option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the engines chosen for --model as an engines file.")
 @overwrite_option
 @json_option

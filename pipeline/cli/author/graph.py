@@ -11,12 +11,12 @@ from pipeline.bundled import find_file
 from pipeline.cli.commands import command, option
 from pipeline.cli.located import Located, ProblemFile, RunFolder
 from pipeline.cli.options import (
-    column_option,
     engines_option,
     json_option,
     model_option,
     overwrite_option,
     preset_option,
+    run_options,
     settings_option,
     with_models,
     with_preset,
@@ -34,7 +34,8 @@ from pipeline.drawing.text import text
 from pipeline.errors import UsageError
 from pipeline.export.output import check_output, whole_file
 from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
-from pipeline.session.preflight import load_plan, notices
+from pipeline.session.notices import notices
+from pipeline.session.prepare import load_plan
 from pipeline.text import redact, redact_all, sanitize
 
 SUFFIXES = {".txt": "text", ".mmd": "mermaid", ".mermaid": "mermaid"}
@@ -67,7 +68,7 @@ def check(graph: Path, engines: Path | None, as_json: bool, **options: Any) -> N
 @option("--problem", metavar="TEXT", help="Use this problem.")
 @option("-i", "--input", "problems", type=ProblemFile(), metavar="FILE", help="Use a problem from this file.")
 @option("--row", type=click.IntRange(1), metavar="N", default=1, show_default=True, help="Row of the input file.")
-@column_option
+@run_options("columns")
 @option("--thought", multiple=True, metavar="TEXT", help="A previous step. May be repeated.")
 @option("--candidate", "candidates", multiple=True, metavar="TEXT", help="A candidate to be judged. May be repeated.")
 @engines_option

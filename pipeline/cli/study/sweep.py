@@ -17,17 +17,10 @@ from pipeline.cli.console import PlainConsole, print_parts
 from pipeline.cli.located import LocalPath, ProblemFile
 from pipeline.cli.options import (
     ENGINES_HELP,
-    admission_option,
-    column_option,
-    fail_option,
-    limit_option,
     model_option,
     notice_options,
-    order_option,
     preset_option,
-    random_option,
-    samples_option,
-    seed_option,
+    run_options,
     settings_option,
     with_models,
     with_preset,
@@ -77,9 +70,7 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 @command(headed=True)
 @click.argument("graphs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="GRAPH...")
 @option("-i", "--input", "input_", required=True, type=ProblemFile(), metavar="FILE", help="Problems, as for `run`.", heading="Input")
-@column_option
-@limit_option
-@random_option
+@run_options("columns", "limit", "random")
 @option(
     "--engines",
     type=click.Path(path_type=Path),
@@ -113,8 +104,7 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     help="Values of a param: candidates=1,2,5. May be repeated.",
     heading="Prompting",
 )
-@samples_option
-@seed_option
+@run_options("samples", "seed")
 @option(
     "--batch-size",
     "batch_sizes",
@@ -134,8 +124,7 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     help=f"Schedules: {', '.join(get_args(ScheduleName))}.",
     heading="Scheduling",
 )
-@admission_option()
-@order_option()
+@run_options("admission", "order")
 @option(
     "--repeats",
     type=click.IntRange(1, 1000),
@@ -153,7 +142,7 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     heading="Scheduling",
 )
 @option("-o", "--output", type=LocalPath(), metavar="DIR", help="Sweep folder.  [default: sweeps/GRAPH-TIME]", heading="Output")
-@fail_option()
+@run_options("fail_on_error")
 @option("--resume", is_flag=True, help="Resume the sweep in --output; finished points are kept.", heading="Resume")
 @notice_options
 def sweep(graphs: tuple[Path, ...], input_: Path, **options: Any) -> None:
@@ -197,10 +186,9 @@ def _write_report(folder: Path) -> None:
 
 
 def _print_point(number: int, planned: int, point: Point) -> None:
-    limit = f", {point.over_limit:.2f} x limit" if point.over_limit else ""
     tail = f"{point.tail_s:.3g} s of {point.wall_s:.3g} s tail"
     where = f"{point.curve}, batch size {point.batch_size}, repeat {point.repeat}"
     if point.problems_per_s is None:
         print_notice(f"{number}/{planned} {where}: {point.failed} of {point.chains} chains failed, so that it has no speed")
     else:
-        print_notice(f"{number}/{planned} {where}: {point.problems_per_s:.3g} problems/s, {tail}{limit}")
+        print_notice(f"{number}/{planned} {where}: {point.problems_per_s:.3g} problems/s, {tail}")

@@ -14,12 +14,11 @@ from typing import Any
 import anyio
 from msgspec import structs
 
-from pipeline.engine import AnsweredCall, Backend, Candidate, Completion, Engine, EngineStatistics, Fact, Request, Timing, Tokenizer, Usage
+from pipeline.engine import Backend, Candidate, Completion, Engine, EngineStatistics, Fact, Request, Timing, Tokenizer, Usage
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.replay.calls import RecordedCall, RecordedCalls
 from pipeline.engines.replay.recording import CALIBRATION, Recording, read_recording, sim_spec, tokenizer_of
 from pipeline.engines.replay.spec import ReplaySpec
-from pipeline.engines.sim.bound import least_s
 from pipeline.engines.sim.engine import open_devices
 from pipeline.engines.sim.output import Output
 from pipeline.engines.validate import validate_request
@@ -206,17 +205,8 @@ def _facts(role: str, spec: ReplaySpec, recording: Recording) -> dict[str, Fact]
     return facts | {"cannot": tuple(need for need in then if need not in ("interrupt", "seeds"))}
 
 
-def least_replay_s(
-    specs: Mapping[str, ReplaySpec], calls: Mapping[str, Sequence[AnsweredCall]], sequences: Mapping[str, int]
-) -> Mapping[str, float]:
-    """Recorded times say nothing about other batches, so that all costs must be simulated."""
-    if any(spec.costs != "simulated" for spec in specs.values()):
-        return {}
-    return least_s({role: sim_spec(role, spec, read_recording(spec.run)) for role, spec in specs.items()}, calls, sequences)
-
-
 def _tokenizer_of(role: str, spec: ReplaySpec) -> Tokenizer:
     return tokenizer_of(role, spec, read_recording(spec.run))
 
 
-BACKEND = Backend(spec=ReplaySpec, open=open_replay, virtual_time=True, tokenizer=_tokenizer_of, least_s=least_replay_s)
+BACKEND = Backend(spec=ReplaySpec, open=open_replay, virtual_time=True, tokenizer=_tokenizer_of)

@@ -20,7 +20,6 @@ from msgspec import structs
 
 from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Fact, Request, Timing, Tokenizer, Usage, packed
 from pipeline.engines.meter import UsageMeter
-from pipeline.engines.sim.bound import least_s
 from pipeline.engines.sim.cache import PrefixCache
 from pipeline.engines.sim.device import Share, SimDevice, devices_of, widened
 from pipeline.engines.sim.lengths_file import with_lengths
@@ -350,4 +349,4 @@ def _tokenizer_of(role: str, spec: SimSpec) -> Tokenizer:
     return SeededText(spec).tokenizer
 
 
-BACKEND = Backend(spec=SimSpec, open=open_sim, virtual_time=True, tokenizer=_tokenizer_of, least_s=least_s, widened=widened)
+BACKEND = Backend(spec=SimSpec, open=open_sim, virtual_time=True, tokenizer=_tokenizer_of, widened=widened)

@@ -62,9 +62,6 @@ def sweep_figures(points: Sequence[Point]) -> Iterator[Figure]:
     for role in sorted({role for point in points for role in point.busy_share}):
         busy = plotted(found, lambda point, role=role: point.busy_share.get(role), f"{role} utilization", percent=True)  # type: ignore[misc]
         yield Figure(f"Utilization of {role}", busy, "Share of the time with at least one request at the engine.")
-    if any(point.over_limit is not None for point in points):
-        limit = plotted(found, lambda point: point.over_limit, "wall time over the bound")
-        yield Figure("Wall time over the lower bound", limit, "1: the least time that the busiest device needs for the same calls.")
     if any(point.acceptance_rate is not None for point in points):
         yield Figure("Acceptance rate", plotted(found, lambda point: point.acceptance_rate, "share of verified steps", percent=True))
     if any(point.accuracy is not None for point in points):

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.session.execute import SessionResult
 from pipeline.session.options import RunOptions
-from pipeline.session.run import run
+from pipeline.session.run import SessionResult, run
 from tests.support.hanging_together import check_hangs_together
 from tests.support.paths import ROOT
 from tests.support.runs import rows, write_problems

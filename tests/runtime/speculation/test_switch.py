@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.session.execute import SessionResult
+from pipeline.session.run import SessionResult
 from tests.support.graphs import NAMES
 from tests.support.hanging_together import check_hangs_together
 from tests.support.runs import rows, said, solve, write_problems

@@ -12,11 +12,18 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from pipeline.engine import AnsweredCall
+from pipeline.engine import Completion, Request
 from pipeline.engines.sim.cache import PrefixCache
 from pipeline.engines.sim.roofline import Roofline
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.sim.speculation import progress_of
+
+
+class AnsweredCall(Struct, frozen=True, kw_only=True):
+    """A request and its answer."""
+
+    request: Request
+    completion: Completion
 
 
 class Work(Struct, frozen=True):
