@@ -25,6 +25,7 @@ import yaml
 
 import pipeline
 from pipeline import api
+from pipeline.analysis.headline.baseline import baseline_folder
 from pipeline.data.problems import Problem
 from pipeline.engine import Candidate, Completion, EngineStatistics, Request, Usage
 from pipeline.engines.registry import open_engines
@@ -34,6 +35,7 @@ from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.run import run
 from pipeline.store.run_file import RunFile
 from tests.support.paths import ROOT, SIM
+from tests.support.runs import write_problems
 
 PROBLEMS = [{"problem_id": f"p{i}", "problem": f"Problem number {i}?", "answer": str(i)} for i in range(12)]
 SPECCOT = ROOT / "graphs/speccot.yaml"
@@ -202,7 +204,7 @@ def wrong(**changes: Any) -> Any:
         ({"batchsize": 3}, "batchsize: there is no such option; did you mean `batch_size`?"),
         ({"preset": "spekcot"}, "did you mean `speccot`"),
         ({"judges": [5]}, "judges: expected functions, got a `int`"),
-        ({"graders": [lambda answer: True]}, r"cannot be called as function\(answer, reference\)"),
+        ({"graders": [lambda answer: True]}, r"cannot be called as function\(answer, reference\), nor with the problem"),
         ({"random": "x"}, "x: expected N or N:SEED"),
         ({"random": 2, "limit": 2}, "give only one of them"),
         ({"retry_failed": True}, "only when a run is resumed"),
@@ -227,6 +229,41 @@ def test_what_is_wrong_is_one_sentence_before_anything_starts(changes: dict[str,
     with pytest.raises(UsageError, match=said) as raised:
         wrong(**changes)
     assert all(re.search(said, line) for line in str(raised.value).splitlines())
+
+
+def test_a_grader_with_a_third_parameter_gets_the_row(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    @pipeline.grader
+    def by_row(answer: str, reference: str, problem: Mapping[str, Any]) -> bool:
+        seen.append(problem)
+        return bool(problem["passes"])
+
+    rows = [{"problem": f"Problem {i}?", "answer": "0", "passes": i % 2 == 0} for i in range(4)]
+    result = pipeline.solve("target", rows, engines=SIM, graders=[by_row])
+    assert [row.correct for row in result] == [True, False, True, False]
+    assert sorted(row["problem"] for row in seen) == [row["problem"] for row in rows]
+
+
+def test_the_baseline_is_solved_too(tmp_path: Path) -> None:
+    path = write_problems(tmp_path, 3)
+    for given in (path, [{"problem": "1 + 1?", "answer": "2"}]):
+        result = pipeline.solve("speccot", given, engines=str(SIM), baseline=True)
+        assert result.baseline is not None
+        assert (result.run.plan.name, result.baseline.run.plan.name, len(result)) == ("speccot", "target", len(result.baseline))
+    kept = pipeline.solve("speccot", path, engines=str(SIM), baseline=True, output=tmp_path / "run")
+    assert kept.baseline is not None
+    assert kept.baseline.folder == baseline_folder(tmp_path / "run")
+    with pytest.raises(UsageError, match="is the target alone"):
+        pipeline.solve("target", path, engines=str(SIM), baseline=True)
+
+
+def test_progress_is_shown_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    pipeline.solve("speccot", write_problems(tmp_path, 3), engines=SIM, progress=True)
+    assert "3/3" in capsys.readouterr().out
 
 
 def test_in_a_running_event_loop_and_in_a_thread(solved: pipeline.Result) -> None:

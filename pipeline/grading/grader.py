@@ -9,15 +9,17 @@ import json
 import signal
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from queue import LifoQueue
 from threading import Lock
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from pipeline.errors import with_place
 from pipeline.grading.answers import BROKEN, Kind, Ruling, ruling, taken
-from pipeline.grading.plugins import KINDS, Same, registered_grader
+from pipeline.grading.plugins import KINDS, Same, registered_grader, takes_problem
 from pipeline.system.machine import core_count
 from pipeline.system.worker_process import Program, WorkerProcess
 from pipeline.text import storable
@@ -83,10 +85,16 @@ class Grader:
 
     def quick_grade(self, kind: Kind, answer: str, reference: str) -> Grade | None:
         """The grade of `answer` if it is known or takes no worker, else None. Never waits."""
+        if takes_problem(kind):
+            return None
         return self._at_once((kind, taken(kind, answer).text, taken(kind, reference).text))
 
-    def grade(self, kind: Kind, answer: str, reference: str) -> Grade:
-        """The grade of `answer`. Waits for a worker where one is needed; raises nothing."""
+    def grade(self, kind: Kind, answer: str, reference: str, problem: Mapping[str, Any] | None = None) -> Grade:
+        """The grade of `answer` to a `problem`, a row. Waits for a worker where one is needed; raises nothing."""
+        if takes_problem(kind) and (same := registered_grader(kind)) is not None:
+            if problem is None:
+                return Grade(None, f"the grader {kind!r} needs the problem, which only its run has")
+            return _called(kind, same, answer, reference, problem)
         question = kind, taken(kind, answer).text, taken(kind, reference).text
         found = self._at_once(question)
         if found is None:
@@ -154,10 +162,10 @@ class Grader:
                 self._grades.popitem(last=False)
 
 
-def _called(name: str, same: Same, answer: str, reference: str) -> Grade:
+def _called(name: str, same: Same, answer: str, reference: str, *problem: Mapping[str, Any]) -> Grade:
     """The grade by a function of this process."""
     try:
-        found = Ruling(bool(same(answer, reference)), f"the grader {name}", answer, reference)
+        found = Ruling(bool(same(answer, reference, *problem)), f"the grader {name}", answer, reference)
     except Exception as error:
         return Grade(False, storable(f"the grader {name!r} raised {type(error).__name__}: {with_place(error)}"))
     return Grade(found.correct, ruling=found)

@@ -11,7 +11,7 @@ An announced grader is called in the grader's worker process, under its limits o
 without limits, and possibly in several threads at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from inspect import signature
@@ -24,10 +24,13 @@ from pipeline.errors import UsageError
 GROUP = "pipeline.graders"
 KINDS = ("math", "numeric", "letter")
 """The built-in ways of grading: by mathematical equivalence, as the one number in an answer, or by the letter chosen."""
-Same = Callable[[str, str], Any]
-"""Whether an answer means the same as a reference; errors that it raises are recorded as the chain's `grading_error`."""
+Same = Callable[..., Any]
+"""True if an answer means the same as a reference; errors that it raises are recorded as the chain's `grading_error`. One of this process
+may have a third parameter: the problem, its whole row as a mapping."""
 _registered: dict[str, Same] = {}
 """The graders that this process has registered, by name."""
+_with_problem: set[str] = set()
+"""Those of them that take the row of the problem, too."""
 
 
 class FunctionGrader(Struct, frozen=True):
@@ -36,9 +39,9 @@ class FunctionGrader(Struct, frozen=True):
     name: str
     function: Same
 
-    def __call__(self, answer: str, reference: str) -> Any:
-        """Whether `answer` means the same as `reference`."""
-        return self.function(answer, reference)
+    def __call__(self, answer: str, reference: str, *problem: Mapping[str, Any]) -> Any:
+        """True if `answer` means the same as `reference`."""
+        return self.function(answer, reference, *problem)
 
 
 @overload
@@ -48,8 +51,9 @@ def grader(name: Same) -> FunctionGrader: ...
 def grader(name: str | Same) -> FunctionGrader | Callable[[Same], FunctionGrader]:
     """Make a function a grader, known in this process by `name`, or by its own name where it is decorated without one.
 
-    The function is called as `function(answer, reference)` with the texts of both and returns whether they mean the same. Problems ask for
-    it by name in their column `grader`. Raises `UsageError` where a built-in grader has that name.
+    The function is called as `function(answer, reference)` with the texts of both, or where it has a third parameter with the problem's row
+    too, and returns whether they mean the same. Problems ask for it by name in their column `grader`. Raises `UsageError` where a built-in
+    grader has that name.
     """
     if not isinstance(name, str):
         return grader(name.__name__)(name)
@@ -69,11 +73,22 @@ def register_grader(given: Same | FunctionGrader) -> str:
         raise UsageError(f"{found.name!r} is a built-in grader; choose another name")
     try:
         signature(found.function).bind("answer", "reference")
+        _with_problem.discard(found.name)
     except TypeError as error:
-        raise UsageError(f"the grader {found.name!r} cannot be called as function(answer, reference): {error}") from error
+        try:
+            signature(found.function).bind("answer", "reference", {})
+        except TypeError:
+            what = f"the grader {found.name!r} cannot be called as function(answer, reference), nor with the problem as a third argument"
+            raise UsageError(f"{what}: {error}") from error
+        _with_problem.add(found.name)
     _registered[found.name] = found.function
     grader_names.cache_clear()
     return found.name
+
+
+def takes_problem(name: str | None) -> bool:
+    """True if a grader of this process wants the row of the problem, too."""
+    return name in _with_problem
 
 
 def registered_grader(name: str) -> Same | None:

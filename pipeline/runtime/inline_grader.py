@@ -5,8 +5,9 @@ time, where the clock would jump, they are computed at once. Adding a row never 
 """
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -23,6 +24,10 @@ NOT_GRADED = "the run ended before"
 """The grading error of a chain that the run left without a grade."""
 
 
+ProblemRows = Mapping[int, Mapping[str, Any]]
+"""The rows of problems by their numbers."""
+
+
 class GradingStatistics(Struct, frozen=True):
     """How far the grading is at one moment, in chains."""
 
@@ -37,8 +42,8 @@ class GradingStatistics(Struct, frozen=True):
 class InlineGrader:
     """The `RowSink` that grades; use it through `open_inline_grader`."""
 
-    def __init__(self, recorder: RowSink, grader: Grader, virtual: bool) -> None:
-        self._recorder, self._grader, self._virtual = recorder, grader, virtual
+    def __init__(self, recorder: RowSink, grader: Grader, virtual: bool, problems: ProblemRows) -> None:
+        self._recorder, self._grader, self._virtual, self._problems = recorder, grader, virtual, problems
         # Bounded by `room` and the chains that are live, of which none may be made to wait.
         self._rows, self._due = anyio.create_memory_object_stream[ChainRow](math.inf)
         self._at_work = self._graded = self._correct = 0
@@ -93,13 +98,15 @@ class InlineGrader:
             return Grade(None)
         if row.answer is None:
             return Grade(False)
-        judge = self._grader.grade if self._virtual else self._grader.quick_grade
-        return judge(as_kind(row.grader), row.answer, row.reference_answer)
+        kind = as_kind(row.grader)
+        if self._virtual:
+            return self._grader.grade(kind, row.answer, row.reference_answer, self._problems.get(row.input_row))
+        return self._grader.quick_grade(kind, row.answer, row.reference_answer)
 
     async def _grade(self, row: ChainRow) -> None:
         assert row.answer is not None
         assert row.reference_answer is not None
-        question = as_kind(row.grader), row.answer, row.reference_answer
+        question = as_kind(row.grader), row.answer, row.reference_answer, self._problems.get(row.input_row)
         grade = Grade(None, NOT_GRADED)
         self._at_work += 1
         try:
@@ -118,10 +125,12 @@ class InlineGrader:
 
 
 @asynccontextmanager
-async def open_inline_grader(recorder: RowSink, grader: Grader, virtual: bool) -> AsyncIterator[InlineGrader]:
+async def open_inline_grader(
+    recorder: RowSink, grader: Grader, virtual: bool, problems: ProblemRows | None = None
+) -> AsyncIterator[InlineGrader]:
     """An `InlineGrader` that passes rows on to `recorder`. At the end it grades all rows that still wait; after an error they are
-    recorded without a grade. `virtual`: time is simulated."""
-    inline_grader = InlineGrader(recorder, grader, virtual)
+    recorded without a grade. `virtual`: time is simulated; `problems`: for graders that want them."""
+    inline_grader = InlineGrader(recorder, grader, virtual, problems or {})
     error: BaseException | None = None
     try:
         async with anyio.create_task_group() as tasks:

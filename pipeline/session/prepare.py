@@ -12,11 +12,12 @@ from msgspec import Struct, field, structs
 
 from pipeline.data.many_files import files_of, open_files
 from pipeline.data.problems import Fingerprint, Problems
+from pipeline.data.rows import Flaw
 from pipeline.engines.registry import virtual_time
 from pipeline.engines.replay.recording import bindings
 from pipeline.errors import InputError
 from pipeline.files import is_draft
-from pipeline.grading.plugins import graders_of_this_process
+from pipeline.grading.plugins import graders_of_this_process, takes_problem
 from pipeline.graph.compiler import compile_graph
 from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import Plan
@@ -92,6 +93,12 @@ class Prepared(Struct, frozen=True, kw_only=True):
         """What gives the chains of the run in their order."""
         order = start_order(self.options.order, self.options.samples, self.resume_state.is_over, self.earlier_thoughts)
         return InputFeed(self.problems.unchanged(), order, threads=not self.virtual_time)
+
+    def problem_rows(self) -> dict[int, Mapping[str, Any]]:
+        """The whole rows of the problems by their numbers, if a grader of this process wants them."""
+        if not any(map(takes_problem, (*self.problems.graders, self.problems.grader))):
+            return {}
+        return {item.row: record for item, record in self.problems.with_records() if not isinstance(record, Flaw)}
 
     @contextmanager
     def announced(self) -> Iterator[None]:

@@ -376,7 +376,7 @@ async def _open_rows(run: Prepared, sink: RowSink | None) -> AsyncIterator[Inlin
                 store = TraceStore(run.folder, sync_every_s=WRITE_EVERY_S if virtual else 0.0)
                 sinks.insert(0, await stack.enter_async_context(open_recorder(store, virtual=virtual)))
             target = sinks[0] if len(sinks) == 1 else Tee(*sinks)
-            yield await stack.enter_async_context(open_inline_grader(target, grader, virtual))
+            yield await stack.enter_async_context(open_inline_grader(target, grader, virtual, run.problem_rows()))
 
 
 def _sentence(error: BaseException | None) -> str:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 def test_points_come_back_from_their_file(tmp_path: Path) -> None:
     points = [
-        point(3.0, params={"candidates": 5, "method": "greedy"}, limit_s={"draft": 1.0, "target": 2.0}, accuracy=0.5),
+        point(3.0, params={"candidates": 5, "method": "greedy"}, accuracy=0.5),
         *alone((8, 4.0)),
     ]
     write_points(tmp_path / "points.parquet", points)
@@ -34,9 +34,9 @@ def test_facts_come_back_from_the_file_and_are_none_in_earlier_ones(tmp_path: Pa
     import pyarrow.parquet as pq
 
     facts = {"target": EngineFacts(answers="simulated", devices=("d",), flops_per_s=math.inf, kv_cache_tokens=9)}
-    write_points(tmp_path / "points.parquet", [point(3.0, facts=facts, limit_s={"h100-0.a": 1.0})])
+    write_points(tmp_path / "points.parquet", [point(3.0, facts=facts)])
     [found] = read_points(tmp_path / "points.parquet")
-    assert (found.facts, found.over_limits) == (facts, {"h100-0.a": pytest.approx(10 / 3)})
+    assert found.facts == facts
     table = pq.read_table(tmp_path / "points.parquet")
     pq.write_table(table.drop_columns(["facts", "engines"]), tmp_path / "points.parquet")
     [earlier] = read_points(tmp_path / "points.parquet")
@@ -53,14 +53,13 @@ def test_a_run_with_failed_chains_has_no_speed_and_is_not_compared(tmp_path: Pat
             tmp_path / name / "run",
             Coordinates(system=name, graph=name, schedule="pipelined", batch_size=8, baseline=name == "target"),
             simulated=True,
-            limit_s={"h100": 1.0},
             cpu_s=None,
             cache_kept=False,
         )
         for name in ("target", "speccot")
     ]
     whole, lost = made
-    speeds = ("problems_per_s", "steady_problems_per_s", "output_tokens_per_s", "kept_tokens_per_s", "chain_p50_s", "over_limit")
+    speeds = ("problems_per_s", "steady_problems_per_s", "output_tokens_per_s", "kept_tokens_per_s", "chain_p50_s")
     assert (whole.failed, whole.problems) == (1, 9)
     assert 1 < lost.failed < 9
     assert {getattr(lost, name) for name in speeds} == {None}
@@ -70,7 +69,7 @@ def test_a_run_with_failed_chains_has_no_speed_and_is_not_compared(tmp_path: Pat
     assert crossings(made)[0] == f"speccot, pipelined: chains failed, {lost.failed} at batch size 8: it is not compared there."
     assert crossings(made)[-1] == stated([])
     cells = [dict(zip(table.columns, table.rows[0], strict=True)) for table in sweep_tables(made)]
-    assert (cells[1]["problems/s"], cells[1]["of target alone"], cells[1]["/ limit"]) == ("-", "-", "-")
+    assert (cells[1]["problems/s"], cells[1]["of target alone"]) == ("-", "-")
     assert cells[1]["accuracy"].endswith(f" of simulated answers ({lost.failed} chains failed)")
 
 
@@ -126,7 +125,7 @@ def test_spread_is_over_what_is_known() -> None:
 
 
 def test_the_tables_say_what_the_points_do() -> None:
-    points = [point(4.0, 1, limit_s={"draft": 1.0, "target": 2.0}), point(6.0, 1, repeat=1), point(8.0, 8), *alone((1, 2.5), (8, 16.0))]
+    points = [point(4.0, 1), point(6.0, 1, repeat=1), point(8.0, 8), *alone((1, 2.5), (8, 16.0))]
     target, ours, table_6 = sweep_tables(points)
     assert (target.title, ours.title) == ("target", "speccot, pipelined")
     assert ours.rows[0][:3] == ("1", "5 [4, 6]", "2 [1.6, 2.4]")
@@ -188,11 +187,10 @@ def test_a_point_is_what_its_run_was(tmp_path: Path) -> None:
         )
     )
     place = Coordinates(system="speccot", graph="speccot", schedule="pipelined", batch_size=4)
-    found = point_of_run(tmp_path / "run", place, simulated=True, limit_s={"target": 1.0}, cpu_s=0.5, cache_kept=False)
+    found = point_of_run(tmp_path / "run", place, simulated=True, cpu_s=0.5, cache_kept=False)
     assert found.wall_s == done.run.wall_time_s
     assert (found.chains, found.problems, found.failed) == (12, 12, 0)
     assert found.problems_per_s == pytest.approx(12 / found.wall_s)
-    assert found.over_limit == found.wall_s
     assert 0 < found.tail_s < found.wall_s
     before = 12 - 3  # when the tail begins, three chains are live: the fourth has just ended
     assert found.steady_problems_per_s == pytest.approx(before / (found.wall_s - found.tail_s))

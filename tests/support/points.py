@@ -27,7 +27,6 @@ def point(problems_per_s: float, batch_size: int = 8, *, system: str = "speccot"
         "overlap_share": 0.0,
         "busy_share": {"target": 1.0},
         "cached_share": {},
-        "limit_s": {},
         "cache_kept": False,
     }
     place = {"system": system, "batch_size": batch_size, "repeat": repeat, "baseline": system == "target"}
@@ -39,7 +38,7 @@ def alone(*figures: tuple[int, float]) -> list[Point]:
 
 
 POINTS = [
-    point(2.0, 1, limit_s={"target": 4.0}, chain_p50_s=0.5, chain_p90_s=0.75),
+    point(2.0, 1, chain_p50_s=0.5, chain_p90_s=0.75),
     point(6.0, 8, repeat=0, accuracy=0.9, acceptance_rate=0.5, busy_share={"draft": 0.5, "target": 0.75}),
     point(10.0, 8, repeat=1, accuracy=0.9, acceptance_rate=0.5, busy_share={"draft": 0.5, "target": 0.75}),
     *alone((1, 1.0), (8, 16.0)),
