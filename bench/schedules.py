@@ -22,7 +22,7 @@ from typing import Any
 import anyio
 import click
 from msgspec import Struct, structs
-from pipeline.sweep.lower_bound import RecordingEngine, replay_s
+from recorded import RecordingEngine, replay_s
 from recording import begin
 from tables import schedules as table
 

@@ -12,8 +12,6 @@ from contextlib import ExitStack, contextmanager
 
 from rich.console import Group
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from pipeline.cli.console import PlainConsole
@@ -29,12 +27,10 @@ SILENT_S = 10.0
 """An engine that has calls is silent at the earliest when it has answered none of them for this long."""
 SILENT_TIMES = 2.0
 """And not before this many times the longest time between two of its answers so far."""
-MAX_REPLICAS = 16
-"""Replicas that have a line of their own."""
 ENOUGH_FOR_SHARES = 20
 """Graded answers from which on a percentage says more than a count."""
 
-OVER, STEPS, KEPT = "chains", "steps", "kept tokens"
+OVER, KEPT = "chains", "kept tokens"
 """Names of the counts that have rates, in addition to `tokens ROLE`."""
 
 
@@ -42,12 +38,11 @@ OVER, STEPS, KEPT = "chains", "steps", "kept tokens"
 def watch(view: View) -> Iterator[None]:
     """Display `view` until the block ends, as the command was asked to."""
     meter, chosen = Meter(view), notice_settings()
-    draw = large_panel if chosen.verbose else panel
     with ExitStack() as stack:
         if has_panel():
             console = PlainConsole(stderr=True)
             stack.enter_context(
-                Live(get_renderable=lambda: draw(meter), console=console, refresh_per_second=PANEL_PER_SECOND, transient=True)
+                Live(get_renderable=lambda: panel(meter), console=console, refresh_per_second=PANEL_PER_SECOND, transient=True)
             )
         if chosen.log_file is not None or not (has_panel() or chosen.quiet):
             say = log if has_panel() else print_notice
@@ -106,25 +101,14 @@ class Meter:
         self.view, self._now, self._started = view, now, now()
         self._silences = {role: Silence(self._started) for role in view.lanes}
         self._rates = RecentRates(OVER)
-        self.replicas: list[ReplicaState] = []
-        """The replicas that have a line of their own."""
         self.look()
 
     def look(self) -> None:
         """Take down what has happened so far."""
         progress = self.view.progress
-        counts = {OVER: float(self.over), STEPS: float(progress.steps), KEPT: float(progress.kept_tokens)}
+        counts = {OVER: float(self.over), KEPT: float(progress.kept_tokens)}
         counts |= {f"tokens {role}": float(tokens) for role, tokens in progress.output_tokens.items()}
-        states = self.view.replicas()
-        self.replicas = shown_replicas(states)
-        for state in states:
-            counts |= {f"tokens {state.number} {role}": float(tokens) for role, tokens in state.output_tokens.items()}
         self._rates.look(self._now(), counts)
-
-    @property
-    def elapsed_s(self) -> float:
-        """Real seconds since the meter was made."""
-        return self._now() - self._started
 
     def silent_s(self, role: str) -> float | None:
         """For how many real seconds the engine of `role` has been silent; None where it is not, and on virtual time."""
@@ -139,11 +123,6 @@ class Meter:
         """Chains that are done or failed."""
         progress = self.view.progress
         return progress.done + progress.failed
-
-    @property
-    def waiting(self) -> int:
-        """Chains that have not started."""
-        return max(0, self.view.chains - self.over - self.view.progress.live)
 
     @property
     def live(self) -> str:
@@ -163,11 +142,6 @@ class Meter:
     def chains_per_s(self) -> float:
         """Chains that end a second."""
         return self._rates.per_s(OVER) or 0.0
-
-    @property
-    def steps_per_s(self) -> float:
-        """Committed steps a second."""
-        return self._rates.per_s(STEPS) or 0.0
 
     @property
     def kept_tokens_per_s(self) -> float:
@@ -195,17 +169,9 @@ class Meter:
             return f"{100 * correct / graded:.1f} % right"
         return f"{correct} of {graded} right" if graded else ""
 
-    def tokens_per_s(self, role: str, replica: int | None = None) -> float:
-        """Output tokens a second of the engine with this role; of that of one replica, which is among `replicas`."""
-        return self._rates.per_s(f"tokens {role}" if replica is None else f"tokens {replica} {role}") or 0.0
-
-
-def shown_replicas(states: Sequence[ReplicaState]) -> list[ReplicaState]:
-    """Those of many replicas that a person should see: the ones that do not solve, then those on which the fewest chains ended."""
-    if len(states) <= MAX_REPLICAS:
-        return list(states)
-    chosen = sorted(states, key=lambda state: (state.what == SOLVING, state.done))[:MAX_REPLICAS]
-    return sorted(chosen, key=lambda state: state.number)
+    def tokens_per_s(self, role: str) -> float:
+        """Output tokens a second of the engine with this role."""
+        return self._rates.per_s(f"tokens {role}") or 0.0
 
 
 def line(meter: Meter, *, verbose: bool = False) -> str:
@@ -270,75 +236,11 @@ def panel(meter: Meter) -> Group:
     return Group(Text(" · ".join(_far(meter)), "bold"), Text(" · ".join(_work(meter))))
 
 
-def large_panel(meter: Meter) -> Group:
-    """Progress as a bar and a small table."""
-    meter.look()
-    view, progress = meter.view, meter.view.progress
-    head = Text.assemble(
-        (view.plan.name, "bold"),
-        f"  {meter.over}/{view.chains} chains, {meter.live}, {meter.waiting} waiting",
-        (f", {progress.failed} failed" if progress.failed else "", "red"),
-        f"  {duration(meter.elapsed_s)}, ETA {duration(meter.eta_s)}",
-    )
-    facts = f"{meter.chains_per_s:.3g} problems/s   {meter.kept_tokens_per_s:,.0f} kept tokens/s   {meter.steps_per_s:.1f} steps/s   "
-    facts += f"accepted {_percent(meter.acceptance)}{_accuracy(meter)}   {view.schedule}, batch size {view.batch_size}   "
-    facts += f"oldest chain {duration(_oldest_s(view))}"
-    bar = Table.grid(expand=True)  # a bar by itself does not end its line
-    bar.add_row(ProgressBar(total=view.chains, completed=meter.over))
-    return Group(head, bar, Text(facts), _replica_table(meter) if view.replicas() else _engine_table(meter))
-
-
-def _engine_table(meter: Meter) -> Table:
-    view, table = meter.view, Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("engine", "generated tokens/s", "in flight", "waiting", "running", "kv cache"):
-        table.add_column(title, justify="left" if title == "engine" else "right")
-    for role, lane in view.lanes.items():
-        statistics = view.engines[role].statistics()
-        table.add_row(
-            f"{role}{_notes(meter, role)}",
-            f"{meter.tokens_per_s(role):,.0f}",
-            f"{lane.in_flight}/{lane.max_in_flight}",
-            f"{lane.waiting + statistics.waiting}",
-            f"{statistics.running}",
-            "-" if statistics.kv_cache_usage is None else f"{statistics.kv_cache_usage:.0%}",
-        )
-    return table
-
-
-def _replica_table(meter: Meter) -> Table:
-    """A line for each replica; of very many those that a person should see."""
-    roles = list(meter.view.progress.output_tokens)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("replica", "node", "in flight", "ended", *(f"{role} generated tokens/s" for role in roles)):
-        table.add_column(title, justify="left" if title == "node" else "right")
-    table.add_column("", no_wrap=True, overflow="ellipsis")
-    for state in meter.replicas:
-        speeds = (f"{meter.tokens_per_s(role, state.number):,.0f}" if role in state.output_tokens else "-" for role in roles)
-        table.add_row(f"{state.number}", state.node or "-", f"{state.live}", f"{state.done}", *speeds, state.what)
-    if (left := len(meter.view.replicas()) - len(meter.replicas)) > 0:
-        table.add_row("", f"and {left} more")
-    return table
-
-
 def _notes(meter: Meter, role: str) -> str:
     """What is unusual about an engine."""
     restarts, silent_s = meter.view.engines[role].statistics().restarts, meter.silent_s(role)
     restarted = f", restarted {restarts}x" if restarts else ""
     return restarted + (f", no answer for {duration(silent_s)}" if silent_s is not None else "")
-
-
-def _accuracy(meter: Meter) -> str:
-    return f", {meter.right}" if meter.right else ""
-
-
-def _oldest_s(view: View) -> float | None:
-    """Seconds since the oldest live chain started; None on virtual time, whose seconds mean nothing to a person who waits."""
-    started = next(iter(view.progress.oldest.values()), None)
-    return None if started is None or view.virtual_time else time.monotonic() - started
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
 
 
 def duration(seconds: float | None) -> str:

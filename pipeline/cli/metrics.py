@@ -5,73 +5,16 @@ next to `model_name` (https://docs.vllm.ai/en/stable/usage/metrics): a dashboard
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from socket import SHUT_RDWR, SOCK_STREAM, getaddrinfo, socket
-from socketserver import ThreadingMixIn
-from threading import Lock, Thread
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from contextlib import contextmanager
 
 from msgspec import structs
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pipeline.engine import EngineStatistics
 from pipeline.errors import UsageError, reason
 from pipeline.session.observer import SOLVING, Observer, View
-
-MOST_CONNECTIONS = 8
-"""Connections that are served at once. Each takes a descriptor and a thread, which the run needs more."""
-SILENT_S = 5.0
-"""A connection is closed after this many seconds without a byte."""
-
-
-class _Handler(WSGIRequestHandler):
-    """Answers one connection, and prints nothing."""
-
-    timeout = SILENT_S
-
-    def handle(self) -> None:
-        """A client that is slow, or gone, is no error."""
-        with suppress(OSError):
-            super().handle()
-
-    def log_message(self, *args: object) -> None:
-        """Nothing is printed."""
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    """Answers `MOST_CONNECTIONS` at once. For one more the oldest is closed: slow clients keep no others out, and the run never waits."""
-
-    daemon_threads = True
-
-    def __init__(self, host: str, port: int) -> None:
-        self.address_family = getaddrinfo(host, port, type=SOCK_STREAM)[0][0]
-        self._open: dict[socket, None] = {}
-        self._lock = Lock()
-        super().__init__((host, port), _Handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._lock:
-            for oldest in list(self._open)[: len(self._open) - MOST_CONNECTIONS + 1]:
-                with suppress(OSError):
-                    oldest.shutdown(SHUT_RDWR)  # its thread reads the end, and closes it
-            full = len(self._open) >= 2 * MOST_CONNECTIONS
-            if not full:
-                self._open[request] = None
-        if full:
-            self.shutdown_request(request)
-        else:
-            super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._lock:
-            self._open.pop(request, None)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing is printed alongside the display of the run."""
 
 
 class RunMetrics(Collector):
@@ -167,12 +110,9 @@ def metrics_served(host: str, port: int, observer: Observer) -> Iterator[Observe
     """
     registry = CollectorRegistry()
     try:
-        server = _Server(host, port)
+        server, thread = start_http_server(port, host, registry)
     except OSError as error:
         raise UsageError(f"--metrics-port {port}: cannot listen on {host}: {reason(error)}") from error
-    server.set_app(make_wsgi_app(registry))
-    thread = Thread(target=server.serve_forever, name="metrics", daemon=True)
-    thread.start()
 
     @contextmanager
     def watch(view: View) -> Iterator[None]:
