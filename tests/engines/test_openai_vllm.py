@@ -46,18 +46,6 @@ def test_vllm_is_used_to_the_full(engine: OpenAIEngine) -> None:
     assert engine.max_model_len == 512
 
 
-def test_the_largest_seed_with_many_candidates_is_taken(engine: OpenAIEngine, portal: BlockingPortal) -> None:
-    first, again = [ask(engine, portal, n=8, temperature=1.5, seed=(1 << 63) - 1) for _ in range(2)]
-    assert [candidate.ids for candidate in first.candidates] == [candidate.ids for candidate in again.candidates]
-    assert len({candidate.ids for candidate in first.candidates}) > 4
-
-
-def test_a_scored_continuation_is_as_likely_as_when_it_was_written(engine: OpenAIEngine, portal: BlockingPortal) -> None:
-    (candidate,) = ask(engine, portal, max_tokens=8, logprobs=True).candidates
-    scored = ask(engine, portal, max_tokens=1, scored_ids=candidate.ids).scored_logprobs
-    assert sum(scored) == pytest.approx(candidate.cumulative_logprob, abs=1e-3)
-
-
 def test_times_and_cached_tokens_are_told(engine: OpenAIEngine, portal: BlockingPortal) -> None:
     long = prompt_of(engine, " ".join([PROBLEM] * 4))
     ask(engine, portal, prompt_ids=long)

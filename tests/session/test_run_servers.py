@@ -14,7 +14,6 @@ import pytest
 from msgspec import structs
 
 from pipeline.analysis.summary import summarize
-from pipeline.errors import GraphError
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 from tests.support import small_server
@@ -24,7 +23,7 @@ from tests.support.patience import HANGS_S
 from tests.support.runs import calls_of, chains_of, rows, servers_file, solve_with, write_problems
 from tests.support.served import TOKENIZER, small_servers
 from tests.support.servers import Running
-from tests.support.small_server import HOSTED, VLLM, Handler, Reply, Sick, SmallServer, edited, raw, status
+from tests.support.small_server import VLLM, Handler, Reply, Sick, SmallServer, edited, raw, status
 
 WORDS = "the server's own words"
 
@@ -72,15 +71,6 @@ def test_a_server_that_fails_now_and_then_loses_nothing_and_a_bad_replica_change
         engines = servers_file(tmp_path, model="tiny", more=", max_retries: 0", draft=urls, target=urls)
         assert solve_with(engines, tmp_path / "two", **little).exit_code == 0
     assert texts(tmp_path / "calm") == texts(tmp_path / "moody") == texts(tmp_path / "two")
-
-
-def test_a_server_that_does_not_know_a_way_of_sampling_is_refused_before_a_chain_starts(tmp_path: Path) -> None:
-    with small_server.small_server(HOSTED, TOKENIZER) as hosted:
-        engines = servers_file(tmp_path, model="tiny", more=", max_model_len: 512", **both(hosted))
-        what = "engine '%s': does not support `top_k`, which stage `%s` sets to 20; leave that out or use another engine"
-        with pytest.raises(GraphError) as caught:
-            solve_with(engines, tmp_path / "run", limit=2, settings=("top_k=20",))
-        assert str(caught.value).splitlines() == [what % about for about in (("target", "guidance"), ("draft", "draft"))]
 
 
 def over(small: SmallServer, backend: str, folder: Path) -> RunOptions:

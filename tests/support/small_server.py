@@ -33,7 +33,8 @@ class Kind:
     """How a kind of server differs from the others."""
 
     owned_by: str
-    takes_ids: bool = True
+    hosted: bool = False
+    """Takes texts and OpenAI's own fields alone, and gives log probabilities of few tokens."""
     ids: bool = False
     """Returns token ids, and takes stop ids and named options."""
     exact: bool = True
@@ -41,8 +42,6 @@ class Kind:
     tells: str | None = None
     """The field that says which stop ended a candidate."""
     many: bool = True
-    unknown_fields: bool = True
-    max_logprobs: int = 20
     newer_logprobs: bool = False
     streams: bool = True
     logprobs: bool = True
@@ -65,7 +64,7 @@ class Kind:
 VLLM = Kind("vllm", ids=True, tells="stop_reason", card={"max_model_len": 512})
 SGLANG = Kind("sglang", tells="matched_stop", card={"max_model_len": 512})
 LLAMA = Kind("llamacpp", many=False, newer_logprobs=True, card={"meta": {"n_ctx_train": 512}})
-HOSTED = Kind("someone", takes_ids=False, unknown_fields=False, max_logprobs=5)
+HOSTED = Kind("someone", hosted=True)
 
 
 def status(number: int, message: object = "not now", /, headers: Mapping[str, str] | None = None, **error: Any) -> Fault:
@@ -201,7 +200,6 @@ class SmallServer:
         """Replies to the body of a chat."""
         self.seen: list[Seen] = []
         self.changed = threading.Condition()
-        self.completions = "/v1/completions"
         self._port = 0
         self._sockets: set[socket.socket] = set()
         self.start()
@@ -266,7 +264,7 @@ class SmallServer:
             return 200, {"Content-Type": "text/plain"}, self.metrics.encode()
         if seen.path == "/v1/chat/completions":
             return self.chat(seen.body)
-        if seen.path != self.completions:
+        if seen.path != "/v1/completions":
             return refusal(404, "Not Found")
         return Writer(self, seen.body).reply()
 
@@ -311,14 +309,14 @@ class Writer:
         if body["model"] not in (self.server.model, *self.server.adapters):
             return refusal(404, f"The model `{body['model']}` does not exist.")
         unknown = sorted(body.keys() - OPENAI_FIELDS)
-        if unknown and not kind.unknown_fields:
+        if unknown and kind.hosted:
             return refusal(400, f"Unrecognized request argument supplied: {unknown[0]}")
-        if isinstance(body["prompt"], list) and not kind.takes_ids:
+        if isinstance(body["prompt"], list) and kind.hosted:
             return refusal(400, "prompt must be a string")
         if "seed" in body and not kind.seeds:
             return refusal(400, "Unrecognized request argument supplied: seed")
-        if (body.get("logprobs") or 0) > kind.max_logprobs:
-            return refusal(400, f"logprobs must be at most {kind.max_logprobs}")
+        if (body.get("logprobs") or 0) > (max_logprobs := 5 if kind.hosted else 20):
+            return refusal(400, f"logprobs must be at most {max_logprobs}")
         if len(self.prompt) + body["max_tokens"] > 512:
             return refusal(400, "This model's maximum context length is 512 tokens. Please reduce the length of the prompt.")
         choices = [self.choice(index) for index in range(body.get("n", 1) if kind.many else 1)]

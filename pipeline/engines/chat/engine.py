@@ -24,7 +24,7 @@ from pipeline.engines.openai.served import ServedEngine, connect, served_availab
 from pipeline.engines.openai.stated import UsageBody, model_of, read_usage
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE
 from pipeline.engines.startup import READY, tell_phase
-from pipeline.errors import GraphError, RequestRefused
+from pipeline.errors import BadCompletion, GraphError, RequestRefused
 from pipeline.system.machine import Machine
 from pipeline.system.tasks import background_tasks, gather, unwrapped
 
@@ -120,7 +120,7 @@ class ChatEngine(ServedEngine):
         if answer.finish == "length" and not content.strip():
             what = f"all tokens of its reply went into reasoning, before it named one of {options}; raise thinking_tokens"
             raise RequestRefused(f"request {request.request_id!r}: engine {self.role!r}: {what}")
-        raise NoAnswer("malformed", f"names none of {options}: {content[:100]!r}")
+        raise BadCompletion(self.role, request.request_id, f"its reply names none of {options}: {content[:100]!r}")
 
 
 def _usage(request: Request, answers: Sequence[ChatReply], candidates: list[Candidate]) -> Usage:

@@ -102,6 +102,9 @@ class ServedEngine(ABC):
                 raise NoAnswer("malformed", f"is not valid: {flaw}")
         except NoAnswer as found:
             failure = found
+        except PipelineError:  # of the request, or of what the model wrote, which says nothing of the server
+            self._tried.pop(request.request_id, None)
+            raise
         except anyio.get_cancelled_exc_class():
             self._cancelled(request, replica, anyio.current_time() - sent)
             raise
