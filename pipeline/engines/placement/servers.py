@@ -17,7 +17,7 @@ from pipeline.engines.placement.choices import Served
 from pipeline.errors import UsageError
 
 _ANSWER_S = 30.0
-_MOST_NAMES = 10
+_MAX_NAMES = 10
 
 
 def served_fields(role: str, choice: Served, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def _model(role: str, choice: Served, listed: list[ServedModel]) -> ServedModel:
         return next((each for each in listed if each.id == choice.model), ServedModel(choice.model))
     models = [each for each in listed if not each.parent]
     if len(models) != 1:
-        names = ", ".join(each.id for each in models[:_MOST_NAMES]) + (", ..." if len(models) > _MOST_NAMES else "")
+        names = ", ".join(each.id for each in models[:_MAX_NAMES]) + (", ..." if len(models) > _MAX_NAMES else "")
         what = f"{choice.url} serves {names}" if models else f"{choice.url} does not list its models"
         url = ("chat+" if choice.chat else "") + choice.url
         raise UsageError(f"--model {role}={url}: {what}; name one: {role}={url}#{models[0].id if models else 'MODEL'}")
