@@ -51,6 +51,8 @@ DERIVED = {
     ),
 }
 """Further columns of the view `chains`: type, expression, meaning."""
+BATCH_ROWS = 1 << 17
+"""Rows of an Arrow batch, of a query that is answered in several."""
 MEMORY_SHARE = 0.5
 """Share of the machine's memory that a query may use before it writes intermediate results to disk."""
 STREAMED = 1_000
@@ -119,6 +121,11 @@ class Query:
     def register(self, table: str, **columns: Any) -> None:
         """Make a table of these columns, for the queries to come."""
         self.connection.register(table, pa.table(columns))
+
+    def batches(self, sql: str | Path, **params: Any) -> Iterator[pa.RecordBatch]:
+        """The result of a query in Arrow batches, which need not be in memory together."""
+        with self._errors_of_files():
+            yield from self.connection.sql(_text(sql), params=params).to_arrow_reader(BATCH_ROWS)
 
     def select(self, sql: str) -> "duckdb.DuckDBPyRelation":
         """The result of a user's query: `.df()` makes it a pandas DataFrame, `.pl()` one of Polars, `.arrow()` Arrow batches, and

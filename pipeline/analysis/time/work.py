@@ -23,6 +23,14 @@ from pipeline.store.run_file import RunFile
 
 READY = "submit_unix_ns - round_even(client_wait_s * 1e9, 0)::BIGINT"
 """The SQL of the instant at which a call could have been sent, ns UTC."""
+KINDS = dict.fromkeys(Calls._fields, np.int64) | {
+    "chain": np.int32,
+    "again": np.bool_,
+    "engine": np.int8,
+    "stage": np.int16,
+    "replica": np.int32,
+}
+"""The types of the columns of `Calls`."""
 
 
 class Axis(Struct, frozen=True):
@@ -141,7 +149,7 @@ def read_work(db: Query) -> Work:
 def read_calls(work: Work) -> Calls:
     """All calls of a run for the sweeps."""
     own = ", ".join(f"coalesce(round_even({name}_time_s * 1e9, 0)::BIGINT, -1) AS {name}" for name in ("queue", "prefill", "decode"))
-    columns = work.db.columns(
+    batches = work.db.batches(
         f"""
         SELECT chain::INTEGER AS chain, attempt > 0 AS again, ready, submit, "end",
                (list_position($engines, engine) - 1)::TINYINT AS engine, (list_position($stages, stage) - 1)::SMALLINT AS stage, {own},
@@ -150,8 +158,15 @@ def read_calls(work: Work) -> Calls:
         engines=list(work.engines),
         stages=list(work.stages),
     )
+    rows = work.db.scalar("SELECT count(*) FROM calls")
+    columns = {name: np.empty(rows, kind) for name, kind in KINDS.items()}
+    filled = 0
+    for batch in batches:  # and below column by column, so that a long run is not in memory twice
+        for name, values in zip(columns, batch.columns, strict=True):
+            columns[name][filled : filled + len(values)] = values.to_numpy(zero_copy_only=False)
+        filled += batch.num_rows
     order = np.argsort(columns["end"], kind="stable")
-    for name in columns:  # one after the other, so that a long run is not in memory twice
+    for name in columns:
         columns[name] = columns[name][order]
     return Calls(**columns)
 
