@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from pipeline.analysis.arrays import NO_REPLICA
-from pipeline.analysis.arrays import Array as Array
-from pipeline.analysis.arrays import Names as Names
 from pipeline.analysis.time.sweep import OPEN
 from pipeline.analysis.time.work import Stays, Work
 
