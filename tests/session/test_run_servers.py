@@ -191,7 +191,7 @@ def test_a_run_that_is_suspended_for_longer_than_timeout_s_goes_on(tmp_path: Pat
 
 @pytest.mark.vllm
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")
-def test_a_run_on_vllms_own_server(served_draft: Running, greedy_run: Path, tmp_path: Path) -> None:
+def test_a_run_on_an_openai_vllm_server(served_draft: Running, greedy_run: Path, tmp_path: Path) -> None:
     """The draft on the server, the target on torch: the answers are those of the torch engines."""
     engines = servers_file(tmp_path, draft=served_draft.base_url)
     engines.write_text(f"{engines.read_text()}target: {{backend: torch, model: 'bundled:tiny-target', core: 1}}\n")

@@ -24,7 +24,6 @@ TOGETHER = {
 LARGEST = [
     VLLM,
     TORCH_RUNS,
-    "tests/session/test_run_replicas.py",
     "tests/tools/test_drills.py",
     "tests/test_readme.py",
     "tests/report/test_browser.py",
