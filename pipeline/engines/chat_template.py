@@ -40,7 +40,7 @@ class ChatTemplate:
         more time or memory than it may."""
         try:
             with _limited_memory():
-                template = _environment().from_string(self._source)  # which computes what is constant
+                template = _compiled(self._source)  # which computes what is constant
                 with _limited_time():
                     text: str = template.render(
                         messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self._variables
@@ -54,6 +54,11 @@ class ChatTemplate:
         else:
             return text
         raise GraphError(f"{self._model}: its chat template fails", flaw)
+
+
+@cache
+def _compiled(source: str) -> Any:
+    return _environment().from_string(source)
 
 
 @cache
