@@ -15,8 +15,8 @@ from pipeline.cli.terminal import print_line, print_notice
 from pipeline.engines.model_card import missing, read_card
 from pipeline.engines.models import resolve
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.errors import GraphError, MissingExtra
-from pipeline.training.lora.config import CONFIGS, Task, TrainConfig, load_config
+from pipeline.errors import GraphError, MissingExtra, UsageError
+from pipeline.training.lora.config import CONFIGS, RECORD, Task, TrainConfig, load_config
 from pipeline.training.lora.data import read_data
 from pipeline.training.lora.merge import DType
 from pipeline.training.lora.merge import merge as merged
@@ -88,6 +88,9 @@ def _train(task: Task, config: Path, settings: Sequence[str], output: Path | Non
     said = load_config(config, CONFIGS[task], settings=settings, output=output)
     is_first = int(os.environ.get("RANK") or 0) == 0
     tell = print_notice if is_first else lambda line: None
+    folder = Path(str(said.output))
+    if not (folder / RECORD).is_file() and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder}: already exists and holds no training; choose another folder with --output")
     paths, test_sets = problems_of(*said.data), {name: problems_of(name) for name in said.test_sets}
     for package in NEEDED:
         if (found := find_spec(package)) is None or found.origin is None:  # a folder `datasets` may pass for the package
@@ -104,7 +107,6 @@ def _train(task: Task, config: Path, settings: Sequence[str], output: Path | Non
     for notice in data.notices:
         tell(notice)
     trainer: Any = import_module("pipeline.training.lora.trainer")
-    folder = Path(str(said.output))
     base_name = str(Path(model).absolute()) if model == said.model and Path(model).is_dir() else said.model
     try:
         trainer.train(said, model, base_name, data, resume=resume, tell=tell)

@@ -1,6 +1,6 @@
 """Whether an answer equals a reference, as far as their texts tell without algebra: two texts enter, a `Ruling` or None leaves.
 
-Equal means the same text in one notation (`notation`), the same exact number (`numbers`), or the same letters of a multiple choice. Where
+Equal means the same text in one notation (`notation`), the same exact number, or the same letters of a multiple choice. Where
 that decides nothing, `grader` asks a worker process for mathematical equivalence. No expression is evaluated here, nothing here raises,
 and time is linear in the length of the texts.
 """
@@ -14,7 +14,6 @@ from typing import NamedTuple, ParamSpec, TypeVar
 from msgspec import Struct
 
 from pipeline.grading.notation import clean, compact
-from pipeline.grading.numbers import number
 from pipeline.grading.plugins import KINDS, grader_names
 from pipeline.grading.stated import WHOLE, Form, Stated, declared, only_option, segments
 
@@ -31,7 +30,26 @@ common."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_MOST_NUMERIC = 500
+MAX_DIGITS = 400
+"""Texts of more characters are not read as numbers."""
+MAX_EXPONENT = 1000
+"""The greatest power of ten, either way."""
+
+_DECIMALS = r"(?:\d+\.?\d*|\.\d+)"
+_GROUPED = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?:\.\d+)?|\d{1,3}(?:'\d{3})+(?:\.\d+)?|\d{1,3}(?:_\d{3})+(?:\.\d+)?"
+_SEPARATORS = re.compile("[ ,'_]")
+_TIMES = r"\s*(?:\\times|\\cdot|\*|x)\s*"
+_TEN = r"10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|([+-]?\d+))"
+_SIGNED = rf"[+-]?\s?(?:{_GROUPED}|{_DECIMALS})"
+_NUMBER = re.compile(
+    rf"(?P<sign>[+-]?)(?:(?P<decimal>{_DECIMALS})(?:[eE](?P<exponent>[+-]?\d+)|{_TIMES}{_TEN})?"
+    rf"|{_TEN}|(?P<grouped>{_GROUPED})"
+    rf"|(?P<whole>\d+) (?P<over>\d+)/(?P<under>\d+)|(?P<whole_>\d+)\\frac\{{(?P<over_>\d+)\}}\{{(?P<under_>\d+)\}}"
+    rf"|(?P<start>\d*\.\d*)\\overline\{{(?P<again>\d+)\}})",
+    re.ASCII,
+)
+_RATIO = re.compile(rf"([+-]?)\\frac\{{({_SIGNED})\}}\{{({_SIGNED})\}}|({_SIGNED})/({_SIGNED})", re.ASCII)
+_MAX_NUMERIC = 500
 _PERCENT = re.compile(r"(?:%|percent)[\s.$*_]*\Z", re.ASCII)
 _FIGURE = re.compile(
     r"[+-]?(?:\\frac\{[+-]?[\d.]+\}\{[\d.]+\}|\d+ \d+/\d+"
@@ -81,13 +99,13 @@ def taken(kind: Kind, answer: str) -> Stated:
     found = declared(answer, form)
     if found is None and kind == "math" and len(formulas := segments(answer)) == 1 and _is_sentence(clean(answer)):
         found = Stated(formulas[0], "the one formula in it")
-    if found is None and kind == "letter" and choice(answer) is None and (option := only_option(answer[:_MOST_NUMERIC])) is not None:
+    if found is None and kind == "letter" and choice(answer) is None and (option := only_option(answer[:_MAX_NUMERIC])) is not None:
         found = Stated(option, "the one option named in it")
     return found or Stated(answer, WHOLE)
 
 
 def same_answer(a: str, b: str) -> bool:
-    """Whether two answers are equal in one notation or as rational numbers; percent, degree and dollar signs are ignored."""
+    """True if two answers are equal in one notation or as rational numbers; percent, degree and dollar signs are ignored."""
     return a.strip() == b.strip() or canonical(a) == canonical(b)
 
 
@@ -106,7 +124,7 @@ def as_kind(name: str | None) -> Kind:
 
 
 def is_kind(name: str) -> bool:
-    """Whether answers can be graded in this way here: the kind is built in, or an installed package registers it."""
+    """True if answers can be graded in this way here: the kind is built in, or an installed package registers it."""
     return name in KINDS or name in grader_names()
 
 
@@ -119,7 +137,7 @@ def form_of(kind: Kind, reference: str) -> Form:
 
 
 def quick_grade(kind: Kind, answer: str, reference: str) -> bool | None:
-    """Whether `answer` is right; None where only a worker process can decide: mathematical equivalence, and announced graders."""
+    """True if `answer` is right; None where only a worker process can decide: mathematical equivalence, and announced graders."""
     found = ruling(kind, taken(kind, answer).text, taken(kind, reference).text)
     return None if found is None else found.correct
 
@@ -152,13 +170,42 @@ def choice(text: str) -> str | None:
 
     `B`, `(B)`, `B.`, `\\text{B}`, `**B**`, `option B`, `(B) 12` and, alone, `b` are B; `B, D` and `BD` are BD.
     """
-    found = _LETTERS.fullmatch(" ".join(clean(text[:_MOST_NUMERIC]).split()).strip("*. "))
+    found = _LETTERS.fullmatch(" ".join(clean(text[:_MAX_NUMERIC]).split()).strip("*. "))
     return None if found is None else "".join(sorted(set(re.sub("[^A-Z]", "", found[1].replace("and", "").upper()))))
 
 
 def is_percentage(text: str) -> bool:
-    """Whether `text` ends in a percent sign or in the word percent."""
+    """True if `text` ends in a percent sign or in the word percent."""
     return _PERCENT.search(text[-20:]) is not None
+
+
+def number(text: str) -> Fraction | None:
+    """The exact number that a whole `text`, as `notation` leaves it, is: an integer, a decimal, grouped digits, a fraction, a mixed number,
+    a repeating decimal or a power of ten (`1e-3`, `6.02\\times10^{23}`); None for anything else, and for one that is too long or large."""
+    if len(text) > MAX_DIGITS or not any(char.isdigit() for char in text):
+        return None
+    if (found := _NUMBER.fullmatch(text)) and (value := _unsigned(found)) is not None:
+        return -value if found["sign"] == "-" else value
+    if ratio := _RATIO.fullmatch(text):
+        over, under = (Fraction(_SEPARATORS.sub("", each)) for each in (ratio[2] or ratio[4], ratio[3] or ratio[5]))
+        return None if not under else -over / under if ratio[1] == "-" else over / under
+    return None
+
+
+def _unsigned(found: re.Match[str]) -> Fraction | None:
+    if found["grouped"]:
+        return Fraction(_SEPARATORS.sub("", found["grouped"]))
+    if whole := found["whole"] or found["whole_"]:
+        over, under = found["over"] or found["over_"], int(found["under"] or found["under_"])
+        return int(whole) + Fraction(int(over), under) if int(over) < under and over[0] != "0" else None
+    if found["again"]:
+        places = len(found["start"].partition(".")[2])
+        repeated = Fraction(int(found["again"]), (10 ** len(found["again"]) - 1) * 10**places)
+        return Fraction(found["start"] if found["start"] != "." else 0) + repeated
+    exponent = int(found["exponent"] or next((each for each in found.group(4, 5, 6, 7) if each), 0))
+    if abs(exponent) > MAX_EXPONENT:
+        return None
+    return Fraction(found["decimal"] or 1) * Fraction(10) ** exponent
 
 
 class _Text(NamedTuple):
@@ -178,13 +225,13 @@ def _read(text: str) -> _Text:
 
 
 def _is_sentence(cleaned: str) -> bool:
-    """Whether a text is a sentence that says what something is, and not what it is not, nor a bound."""
+    """True if a text is a sentence that says what something is, and not what it is not, nor a bound."""
     return len(_WORD.findall(cleaned)) > 2 and not _UNLIKE.search(cleaned)
 
 
 def _figure(text: str) -> Fraction | None:
     """The one number in a text, of an equation in its last side; None unless there is exactly one."""
-    text = clean(text[:_MOST_NUMERIC].rpartition("=")[2]).replace(r"\unit", " ").replace(r"\dollar", " ").replace("{,}", ",")
+    text = clean(text[:_MAX_NUMERIC].rpartition("=")[2]).replace(r"\unit", " ").replace(r"\dollar", " ").replace("{,}", ",")
     found = _FIGURE.findall(_POWER.sub("", text))
     return number(found[0].replace(" ", "") if "/" not in found[0] else found[0]) if len(found) == 1 else None
 

@@ -17,7 +17,7 @@ Form: TypeAlias = Literal["number", "letter", "expression"]
 WHOLE = "the whole answer"
 """How an unmarked answer was found."""
 THINK_CLOSE = "</think>"
-MOST_PHRASES = 4
+MAX_PHRASES = 4
 """Phrases such as `the answer is` that are looked at, from the end."""
 
 _BRACE = re.compile(r"\\boxed\s*\{|\\\\(?!boxed)|\\[{}]|[{}]")
@@ -76,7 +76,7 @@ def boxed(text: str) -> str | None:
 
 
 def has_boxed(text: str) -> bool:
-    """Whether `boxed` finds an answer in `text`; where no `\\boxed` stands in it this costs one substring search."""
+    """True if `boxed` finds an answer in `text`; where no `\\boxed` stands in it this costs one substring search."""
     return boxed(text) is not None
 
 
@@ -112,7 +112,7 @@ def declared(text: str, form: Form | None = None) -> Stated | None:
     if marked := _HASHES.findall(text):
         return Stated(marked[-1].strip(), "the line that begins with ####")
     plain = _MARKS.sub("", text)
-    for phrase in [*_PHRASE.finditer(plain)][: -MOST_PHRASES - 1 : -1]:
+    for phrase in [*_PHRASE.finditer(plain)][: -MAX_PHRASES - 1 : -1]:
         if value := _of_form(_clause(plain, phrase.end()), form):
             return Stated(value, f"what follows `{' '.join(phrase[0].split())}`")
     bold = [one or other for one, other in _BOLD.findall(text.rstrip().rpartition("\n")[2])]

@@ -103,7 +103,7 @@ def unit_name(words: str) -> str:
 
 
 def differ(a: str | None, b: str | None) -> bool:
-    """Whether two units are both known and are not the same."""
+    """True if two units are both known and are not the same."""
     return bool(a) and bool(b) and a != b
 
 

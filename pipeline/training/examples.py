@@ -18,7 +18,7 @@ AS_IT_IS = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """A chat template that renders messages literally, one after the other."""
 
 
-class ChatTemplate(Struct, frozen=True):
+class LiteralTemplate(Struct, frozen=True):
     """The chat template with which TRL renders the messages of a row: its column `chat_template_kwargs`."""
 
     chat_template: str = AS_IT_IS
@@ -36,7 +36,7 @@ class Origin(Struct, frozen=True, kw_only=True):
     step_index: int
     """The step that the example is about, from 0; 0 if it is about the whole thought."""
     correct: bool | None
-    """Whether the chain's answer is correct; null: not graded."""
+    """True if the chain's answer is correct; null: not graded."""
     run_id: str
     """The run's id in `run.json`."""
     graph: str
@@ -54,7 +54,7 @@ class Origin(Struct, frozen=True, kw_only=True):
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
-    """What tokenizers have in common to which each token id means the same."""
+    """A hash that is the same for tokenizers whose token ids all mean the same."""
     return sha256(repr((tokenizer.vocabulary, sorted(tokenizer.special_ids.items()))).encode()).hexdigest()[:16]
 
 
@@ -111,7 +111,7 @@ class PreferenceRow(Origin, frozen=True, kw_only=True):
     """The step that was written after all candidates were rejected: one message."""
     rejected: tuple[Message, ...]
     """One of the rejected candidates: one message."""
-    chat_template_kwargs: ChatTemplate = ChatTemplate()
+    chat_template_kwargs: LiteralTemplate = LiteralTemplate()
     """The chat template that renders messages literally."""
 
 

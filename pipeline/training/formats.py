@@ -32,7 +32,7 @@ from pipeline.training.examples import (
     SftTokensRow,
     tokenizer_hash,
 )
-from pipeline.training.retrace import LEARNER, Asked, RetracedChain, RetracedStep, Retracer
+from pipeline.training.retrace import LEARNER, AskedRequest, RetracedChain, RetracedStep, Retracer
 
 Format: TypeAlias = Literal["sft", "selection", "preference"]
 Part: TypeAlias = Literal["thought", "response"]
@@ -50,7 +50,7 @@ GRAPHS = "export a run of graphs/scot.yaml, graphs/speccot.yaml or graphs/specre
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """What training data is wanted of some runs."""
+    """The training data that is wanted of some runs."""
 
     format: Format
     tokens: bool = False
@@ -75,7 +75,7 @@ class Maker(Protocol):
     nothing: str
     """Why a run that could give rows gives none, as a clause."""
     left_out: Counter[str]
-    """What gave no row, by the reason, as a clause."""
+    """The number of chains or verifications without a row, by the reason, as a clause."""
 
     def __init__(self, retracer: Retracer, wanted: Wanted, grader: Grader) -> None:
         """Raises `UsageError` for a run that cannot give what is wanted."""
@@ -168,7 +168,13 @@ class Selections:
                         self.left_out["verifications without a known right option"] += 1
 
     def _row(
-        self, step: RetracedStep, asked: Asked, options: tuple[str, ...], right: tuple[int, ...], none: int | None, origin: dict[str, Any]
+        self,
+        step: RetracedStep,
+        asked: AskedRequest,
+        options: tuple[str, ...],
+        right: tuple[int, ...],
+        none: int | None,
+        origin: dict[str, Any],
     ) -> SelectionRow:
         builder, ids = self._retracer.builders[asked.label.role], tuple(asked.request.prompt_ids)
         return SelectionRow(
@@ -183,8 +189,8 @@ class Selections:
             **origin,
         )
 
-    def _options(self, asked: Asked, found: Collection[int]) -> tuple[tuple[str, ...], tuple[int, ...], int | None]:
-        """What the options of a request say, which are right if the candidates `found` are, and which of them rejects all."""
+    def _options(self, asked: AskedRequest, found: Collection[int]) -> tuple[tuple[str, ...], tuple[int, ...], int | None]:
+        """The texts of the options of a request, which are right if the candidates `found` are, and which of them rejects all."""
         spec, stage = self._judges[asked.label.name], self._retracer.stages[asked.label.name]
         builder = stage.builder  # type: ignore[attr-defined]
         if isinstance(spec, ScoreSpec):
@@ -197,7 +203,7 @@ class Selections:
             right = (options.none,)
         return options.all, right, options.none
 
-    def _right(self, chain: RetracedChain, step: RetracedStep, asked: Asked) -> Collection[int] | None:
+    def _right(self, chain: RetracedChain, step: RetracedStep, asked: AskedRequest) -> Collection[int] | None:
         """The indices of the judged candidates that are right, perhaps none; None where nobody knows."""
         judged = asked.distinct
         if self.source == "answers":
@@ -262,7 +268,7 @@ FORMATS: dict[Format, tuple[type[Maker], type[Origin], type[Origin]]] = {
     "selection": (Selections, SelectionRow, SelectionRow),
     "preference": (Preferences, PreferenceRow, PreferenceTokensRow),
 }
-"""What makes the rows of each format, and their columns as text and as token ids."""
+"""The class that makes the rows of each format, and their columns as text and as token ids."""
 
 
 def _learner(retracer: Retracer, wanted: Wanted) -> tuple[str, str]:

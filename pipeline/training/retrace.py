@@ -47,7 +47,7 @@ _NO_LIMIT = 2**31
 """A context length, in tokens, that no chain reaches."""
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class AskedRequest(Struct, frozen=True, kw_only=True):
     """A request that a stage made, and the chain as it was then."""
 
     label: StageLabel
@@ -62,7 +62,7 @@ class RetracedStep(Struct, frozen=True, kw_only=True):
     """A committed step, with the requests that led to it."""
 
     step: Step
-    asked: tuple[Asked, ...]
+    asked: tuple[AskedRequest, ...]
 
 
 class RetracedChain(Struct, frozen=True, kw_only=True):
@@ -76,9 +76,9 @@ class RetracedChain(Struct, frozen=True, kw_only=True):
     grader: str
     """How its answer was graded."""
     stop_reason: str
-    """What ended its thought."""
+    """The reason why its thought ended."""
     ended: bool
-    """Whether its last call came to its own end, and was not cut."""
+    """True if its last call came to its own end, and was not cut."""
 
 
 class Retracer:
@@ -104,7 +104,7 @@ class Retracer:
         self._block = bind(self.plan, self.stages, answers, cast(ModeSwitch, _RecordedModes()))
 
     def problems(self) -> Iterator[Problem | BadRow]:
-        """What the input of the run had in its rows. Raises `InputError` where it is gone and was not kept."""
+        """The rows of the run's input. Raises `InputError` where it is gone and was not kept."""
         about = self.record.input
         problems = kept_problems(self.run, about) or open_problems(about.file, about.columns, about.part)
         if problems.check().sha256 != about.sha256:
@@ -187,13 +187,13 @@ class _Record:
         self._chain, self._recorded = chain, recorded
         self.committed: list[RetracedStep] = []
         self.ended = False
-        """Whether the last call so far came to its own end."""
-        self._asked: list[Asked] = []
+        """True if the last call so far came to its own end."""
+        self._asked: list[AskedRequest] = []
 
     def answer(self, label: StageLabel, request: Request) -> ResumedCall:
         """The recorded answer to a request; raises `NeverGenerated` for one that was not recorded."""
         candidates, distinct = self._chain.candidates, tuple(self._chain.distinct_candidates())
-        self._asked.append(Asked(label=label, request=request, candidates=candidates, distinct=distinct))
+        self._asked.append(AskedRequest(label=label, request=request, candidates=candidates, distinct=distinct))
         if (answered := self._recorded.take(request)) is None:
             raise NeverGenerated(request.request_id, "the recorded run made no such call")
         self.ended = "length" not in answered.finish_reason

@@ -36,8 +36,8 @@ _NESTED: dict[type[Origin], dict[str, pa.DataType]] = {
 """The columns of rows that hold messages, after those of `Origin`."""
 
 
-class Written(Struct):
-    """What was written."""
+class WrittenData(Struct):
+    """Counts of what was written."""
 
     rows: Counter[str]
     """By split."""
@@ -46,7 +46,9 @@ class Written(Struct):
     problems: int = 0
 
 
-def write_training_data(path: Path, runs: Sequence[Path], wanted: Wanted, held_out: HeldOutProblems, form: Form | None = None) -> Written:
+def write_training_data(
+    path: Path, runs: Sequence[Path], wanted: Wanted, held_out: HeldOutProblems, form: Form | None = None
+) -> WrittenData:
     """Write the rows of all `runs` to the file `path` in this format, or else that of its name, `.parquet` or `.jsonl`.
 
     Raises `UsageError` for runs that cannot give what is `wanted`, that give no rows or whose problems are in `held_out`, `InputError` for
@@ -61,13 +63,13 @@ def write_training_data(path: Path, runs: Sequence[Path], wanted: Wanted, held_o
         for retracer, _ in makers:
             asked = ((item.problem_id, item.problem) for item in retracer.problems() if isinstance(item, Problem))
             held_out.check(str(retracer.run), asked)
-        written = Written(Counter(), Counter())
+        written = WrittenData(Counter(), Counter())
         schema = _schema(rows[wanted.tokens])
         write_batches(path, schema, _batches(makers, schema, wanted, written), form)
     return written
 
 
-def _batches(makers: Sequence[tuple[Retracer, Maker]], schema: pa.Schema, wanted: Wanted, written: Written) -> Iterator[pa.RecordBatch]:
+def _batches(makers: Sequence[tuple[Retracer, Maker]], schema: pa.Schema, wanted: Wanted, written: WrittenData) -> Iterator[pa.RecordBatch]:
     """The rows of all runs, in the order of their inputs. Raises `UsageError` where there are none, so that nothing is written."""
     rows = map(msgspec.to_builtins, _rows(makers, wanted, written))
     while some := list(islice(rows, AT_ONCE)):
@@ -80,7 +82,7 @@ def _batches(makers: Sequence[tuple[Retracer, Maker]], schema: pa.Schema, wanted
         raise UsageError(f"{where}: gives no rows; left out: {why}" if why else f"{where}: gives no rows: {makers[0][1].nothing}")
 
 
-def _rows(makers: Sequence[tuple[Retracer, Maker]], wanted: Wanted, written: Written) -> Iterator[Origin]:
+def _rows(makers: Sequence[tuple[Retracer, Maker]], wanted: Wanted, written: WrittenData) -> Iterator[Origin]:
     problems = set()
     for retracer, maker in makers:
         record = retracer.record

@@ -54,6 +54,7 @@ def test_errors_of_a_config_are_exit_code_2(tmp_path: Path) -> None:
         ("model=bundled:tiny-tarket", "model: bundled:tiny-tarket: no bundled model is named 'tiny-tarket' (did you mean `tiny-target`?)"),
         ("model=/no/folder", "model: /no/folder: no such directory: /no/folder; name a folder with the model's files"),
         ("max_length=5000", "max_length: is 5,000, and bundled:tiny-target was made for 4,096 tokens"),
+        ("output=docs", "docs: already exists and holds no training; choose another folder with --output"),
     ],
 )
 def test_what_does_not_fit_is_said_before_the_model_is_loaded(tmp_path: Path, setting: str, says: str) -> None:

@@ -14,7 +14,6 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from msgspec import structs
 
 from pipeline.cli.study import score as command
 from pipeline.cli.study.score import reward_lines
@@ -24,12 +23,10 @@ from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import (
     ContextOverflow,
     EngineDead,
-    EngineUnavailable,
     Interrupted,
     RequestRefused,
     UsageError,
 )
-from pipeline.graph.spec import EngineSpec
 from pipeline.rewards.prompts import RewardPromptBuilder
 from pipeline.rewards.score import QUALITY, MeanRewards, Reward, Scorer, ScoringResult, score_run
 from pipeline.rewards.spec import TextPrompt
@@ -109,11 +106,11 @@ def nothing(chain: str, before: int) -> None:
     return None
 
 
-async def score(steps: list[StepToScore], fail: Fail = nothing, spec: EngineSpec = SIM) -> tuple[Scores, Watched]:
+async def score(steps: list[StepToScore], fail: Fail = nothing) -> tuple[Scores, Watched]:
     async with open_engines({"reward": SIM}) as engines:
         engine = Watched(engines["reward"], fail)
         found: Scores = []
-        await Scorer(engine, spec, RewardPromptBuilder(engine.tokenizer, PROMPT, "test")).run(steps, lambda *scored: found.append(scored))
+        await Scorer(engine, SIM, RewardPromptBuilder(engine.tokenizer, PROMPT, "test")).run(steps, lambda *scored: found.append(scored))
     return found, engine
 
 
@@ -150,26 +147,6 @@ async def test_what_does_not_fit_or_says_nothing_has_no_reward_and_the_others_ha
     assert str(empty.error) == "the text says nothing"
     assert short.value is not None
     assert isinstance(found[1][1]["x"].error, RequestRefused)
-
-
-@pytest.mark.anyio
-async def test_a_busy_engine_is_asked_again_as_often_as_its_spec_says() -> None:
-    busy = EngineUnavailable("reward", "is busy")
-    once = structs.replace(SIM, max_retries=1)
-    [(_, found)], engine = await score([step_of(0, "x")], lambda chain, before: busy if before < 1 else None, once)
-    assert found["x"].value is not None
-    assert len(engine.requests) == 2
-    [(_, found)], _ = await score([step_of(0, "x")], lambda chain, before: busy if before < 2 else None, once)
-    assert isinstance(found["x"].error, EngineUnavailable)
-
-
-@pytest.mark.anyio
-async def test_an_answer_that_does_not_come_is_dropped() -> None:
-    found, _ = await score(
-        [step_of(0, "x"), step_of(1, "x")], lambda chain, before: 50.0 if chain == "p#0" else None, structs.replace(SIM, timeout_s=9.0)
-    )
-    assert str(found[0][1]["x"].error) == "engine 'reward' did not answer within timeout_s=9"
-    assert found[1][1]["x"].value is not None
 
 
 @pytest.mark.anyio

@@ -82,11 +82,6 @@ def test_a_step_knows_its_problem_its_thought_and_its_candidates(tmp_path: Path,
     assert (b2.before, list(b2.steps)) == (("Ben has 3.",), ["So 5.\n\n", "So 4.\n\n"])
 
 
-def test_samples_of_a_problem_do_not_mix(tmp_path: Path, row: Callable[..., Any]) -> None:
-    folder = folder_of(tmp_path, row("a", 1, "x\n\n"), row("a", 1, "y\n\n", sample=1), row("a", 2, "z\n\n"), row("a", 2, "z\n\n", sample=1))
-    assert [(each.sample_index, each.before) for each in rounds_of(folder)] == [(0, ()), (0, ("x",)), (1, ()), (1, ("y",))]
-
-
 def test_who_drafts_is_read_from_the_graph(tmp_path: Path) -> None:
     def draft(name: str, role: str, candidates: int) -> dict[str, Any]:
         return {"name": name, "spec": {"kind": "draft", "engine": role, "candidates": candidates, "max_tokens": 9}}

@@ -14,7 +14,7 @@ from pipeline.session.run import SessionResult
 from pipeline.training.examples import Origin
 from pipeline.training.formats import Wanted
 from pipeline.training.problems import HeldOutProblems, problem_hash, split_of
-from pipeline.training.write import Written, write_training_data
+from pipeline.training.write import WrittenData, write_training_data
 from tests.support.runs import calls_of, rows, solve, write_problems
 
 NOTHING_HELD = HeldOutProblems({})
@@ -29,7 +29,7 @@ def speccot(tmp_path_factory: pytest.TempPathFactory) -> SessionResult:
     return result
 
 
-def written(folder: Path, *runs: Path, name: str = "data.parquet", **wanted: Any) -> tuple[Written, list[dict[str, Any]]]:
+def written(folder: Path, *runs: Path, name: str = "data.parquet", **wanted: Any) -> tuple[WrittenData, list[dict[str, Any]]]:
     path = folder / name
     found = write_training_data(path, runs, Wanted(**wanted), NOTHING_HELD)
     return found, pq.read_table(path).to_pylist()
@@ -72,13 +72,13 @@ def test_cut_thoughts_are_left_out(tmp_path: Path) -> None:
     assert 0 < cut < 12
     found, data = written(tmp_path, folder, format="sft")
     assert (len(data), found.left_out) == (12 - cut, {"chains whose text was cut": cut})
-
-
-def test_no_rows_at_all_are_an_error(tmp_path: Path) -> None:
-    folder = solve(tmp_path, input=write_problems(tmp_path, 2), settings=("token_budget=20",)).folder
+    found, data = written(tmp_path, folder, format="sft", correct=True)
+    assert all(row["correct"] for row in data)
+    assert found.left_out["chains without a right answer"] > 0
+    folder = solve(tmp_path, "short", input=write_problems(tmp_path, 2), settings=("token_budget=20",)).folder
     with pytest.raises(UsageError, match="gives no rows; left out: 2 chains whose text was cut"):
-        written(tmp_path, folder, format="sft")
-    assert not (tmp_path / "data.parquet").exists()
+        written(tmp_path, folder, name="none.parquet", format="sft")
+    assert not (tmp_path / "none.parquet").exists()
 
 
 def test_choices_of_a_run_whose_answers_are_right(speccot: SessionResult, tmp_path: Path) -> None:
@@ -157,29 +157,23 @@ def test_rows_name_the_prompts_of_their_run(prompts: str, tmp_path: Path) -> Non
     assert {row["problem_hash"] for row in data} == {problem_hash(f"problem  number {number}?") for number in range(2)}
 
 
-def test_only_right_chains(speccot: SessionResult, tmp_path: Path) -> None:
-    result = speccot
-    wrong = sum(not row["correct"] for row in rows(result, "chains"))
-    found, data = written(tmp_path, result.folder, format="sft", correct=True)
-    assert all(row["correct"] for row in data)
-    assert found.left_out["chains without a right answer"] == wrong
-
-
 def test_json_lines_have_the_columns_of_parquet(speccot: SessionResult, tmp_path: Path) -> None:
     folder = speccot.folder
     _, data = written(tmp_path, folder, format="sft")
     write_training_data(tmp_path / "data.jsonl", [folder], Wanted(format="sft"), NOTHING_HELD)
     assert [json.loads(line) for line in (tmp_path / "data.jsonl").read_text().splitlines()] == data
-    assert pq.read_schema(tmp_path / "data.parquet").names[: len(Origin.__struct_fields__)] == list(Origin.__struct_fields__)
+    schema = pq.read_schema(tmp_path / "data.parquet")
+    assert schema.names[: len(Origin.__struct_fields__)] == list(Origin.__struct_fields__)
+    assert schema.field("prompt").type.value_type == pa.struct([pa.field(name, pa.string(), False) for name in ("role", "content")])
+    with pytest.raises(UsageError, match="CSV cannot hold lists"):
+        write_training_data(tmp_path / "data.csv", [folder], Wanted(format="sft"), NOTHING_HELD)
 
 
 @pytest.mark.parametrize(
     ("graph", "wanted", "says"),
     [
         ("target", {"format": "selection"}, "target, has no `choose` or `score` stage"),
-        ("likelihood", {"format": "selection"}, "likelihood, has no `choose` or `score` stage"),
         ("draft", {"format": "preference"}, "draft, drafts nothing that could be rejected"),
-        ("best-of-n", {"format": "preference"}, "best-of-n, drafts nothing that could be rejected"),
         ("speccot", {"format": "selection", "labels": "answers"}, "judges steps, which state no answers"),
         ("speccot", {"format": "selection", "labels": "rewards"}, "has no rewards; score its candidates with `pipeline score"),
         ("speccot", {"format": "sft", "engine": "drat"}, "has no such engine; did you mean `draft`?"),
@@ -198,14 +192,3 @@ def test_a_run_of_a_test_set_is_refused_before_anything_is_read(tmp_path: Path) 
     held_out = HeldOutProblems({"mine": [tmp_path / "problems.jsonl"]})
     with pytest.raises(UsageError, match="its problem 'p0' is in the test set mine"):
         write_training_data(tmp_path / "data.parquet", [folder], Wanted(format="sft"), held_out)
-
-
-def test_csv_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="CSV cannot hold lists"):
-        write_training_data(tmp_path / "data.csv", [tmp_path], Wanted(format="sft"), NOTHING_HELD)
-
-
-def test_a_schema_for_each_message(speccot: SessionResult, tmp_path: Path) -> None:
-    written(tmp_path, speccot.folder, format="sft")
-    kind = pq.read_schema(tmp_path / "data.parquet").field("prompt").type
-    assert kind.value_type == pa.struct([pa.field("role", pa.string(), False), pa.field("content", pa.string(), False)])

@@ -17,7 +17,7 @@ from pipeline.graph.lines import with_lines
 from pipeline.graph.yaml_file import NotYaml, parse, read_yaml
 
 Task: TypeAlias = Literal["draft", "select"]
-"""What is trained: a draft model to think as its target does (SCoT 3.3), or a target to choose, reject and score (SCoT 3.4)."""
+"""A draft model to think as its target does (SCoT 3.3), or a target to choose, reject and score (SCoT 3.4)."""
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 Rate: TypeAlias = Annotated[float, Meta(gt=0.0, le=1.0)]
@@ -30,7 +30,7 @@ class LoraSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rank: Annotated[int, Meta(ge=1, le=512)] = 8
     """Rank of the matrices; vLLM serves up to 512. SCoT 4.1."""
     alpha: Annotated[float, Meta(gt=0.0, le=1_000_000.0)] = 32
-    """What the matrices add is multiplied by `alpha` / `rank`. Published code."""
+    """Scale of the matrices: what they add is multiplied by `alpha` / `rank`. Published code."""
     dropout: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.1
     """Dropout on the inputs of the matrices. Published code."""
     targets: Annotated[tuple[Text, ...], Meta(min_length=1)] = ("q_proj", "v_proj")
@@ -49,7 +49,7 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     test_sets: tuple[Text, ...] = ()
     """Inputs, as for `pipeline run --input`, whose problems must not be among the data."""
     overlap: Literal["refuse", "leave_out"] = "refuse"
-    """What to do with data whose problem is in a test set: refuse to train, or leave them out and count them."""
+    """Data whose problem is in a test set: refuse to train, or leave them out and count them."""
     lora: LoraSpec = LoraSpec()
     """The LoRA matrices."""
     learning_rate: Rate = 1e-4
@@ -109,6 +109,8 @@ class SelectConfig(TrainConfig, frozen=True, kw_only=True):
 
 CONFIGS: dict[Task, type[TrainConfig]] = {"draft": DraftConfig, "select": SelectConfig}
 """The config of each training."""
+RECORD = "training.yaml"
+"""The file of config and hashes of the data in the folder of an adapter, written before the first step."""
 
 
 @with_lines

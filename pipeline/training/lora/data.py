@@ -32,7 +32,7 @@ LEARNS: dict[Task, str] = {"draft": "sft", "select": "selection"}
 
 
 class TrainingData(Struct, frozen=True, kw_only=True):
-    """What is learnt from and what is measured on."""
+    """Examples to learn from, and to measure on."""
 
     train: Sequence[TokenExample]
     validation: Sequence[TokenExample]

@@ -27,14 +27,14 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from datasets import Dataset
 from pipeline.errors import GraphError, RunError, UsageError, did_you_mean, reason
-from pipeline.training.lora.config import DraftConfig, SelectConfig, TrainConfig
+from pipeline.training.lora.config import RECORD, DraftConfig, SelectConfig, TrainConfig
 from pipeline.training.lora.data import TrainingData
 
 Batch: TypeAlias = dict[str, Tensor]
 Tell: TypeAlias = Callable[[str], object]
 """Receives lines for the user."""
-RECORD, STATE = "training.yaml", "trainer_state.json"
-"""What was trained on what, written first; the steps and the log, which is the last file of a checkpoint and of a finished training."""
+STATE = "trainer_state.json"
+"""The steps and the log: the last file of a checkpoint, and of a finished training."""
 PADDING = -1
 """The id of an option that an example does not have, as others in its batch do."""
 SCORED, CLASS_1, CLASS_2 = 0, 1, 2
@@ -80,7 +80,7 @@ def _train(config: TrainConfig, name: str, base_name: str, data: TrainingData, c
     model = _model(config, name, precision, arguments)
     if arguments.process_index == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / RECORD).write_bytes(msgspec.yaml.encode(_record(config, data, arguments)))
+        (folder / RECORD).write_bytes(_record(config, data, arguments))
     with _refusing(f"{config.model}: cannot be trained with these settings", ValueError):
         trainer = _trainer(config, name, model, arguments, data)
     trainer.remove_callback(PrinterCallback)
@@ -108,14 +108,14 @@ def _last_checkpoint(folder: Path) -> Path | None:
     return found[max(found)] if found else None
 
 
-def _record(config: TrainConfig, data: TrainingData, arguments: SFTConfig) -> dict[str, Any]:
-    """What is trained on what."""
-    return {**msgspec.to_builtins(config), "sha256": dict(data.sha256), "processes": arguments.world_size}
+def _record(config: TrainConfig, data: TrainingData, arguments: SFTConfig) -> bytes:
+    """Config, hashes of the data and number of processes, as YAML."""
+    return msgspec.yaml.encode({**msgspec.to_builtins(config), "sha256": dict(data.sha256), "processes": arguments.world_size})
 
 
-def _check_same(folder: Path, now: dict[str, Any]) -> None:
-    """Raise `UsageError` where the training in `folder` was begun with another record than `now`."""
-    before = msgspec.yaml.decode((folder / RECORD).read_bytes())
+def _check_same(folder: Path, record: bytes) -> None:
+    """Raise `UsageError` where the training in `folder` was begun with another record."""
+    before, now = msgspec.yaml.decode((folder / RECORD).read_bytes()), msgspec.yaml.decode(record)
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name) and name != "output"]
     if changed:
         clauses = "; ".join(f"{name} was {before.get(name)} and is {now.get(name)}" for name in changed)
@@ -150,7 +150,7 @@ LOSSES = {"least": least, "sum": summed}
 
 
 def outcomes(loss: Tensor, logprobs: Tensor, right: Tensor, none: Tensor) -> Tensor:
-    """What came of each example, (examples, 5): its loss, the probability of all options together, 1 where the likeliest option is right
+    """The outcome of each example, (examples, 5): its loss, the probability of all options together, 1 where the likeliest option is right
     (which is chosen in serving), its class, and how probably an option that is drawn at random is right.
 
     `none` (examples) is the index of the option that rejects all, -1 where there is none.
