@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from pipeline.store.columns import schema_of
 from pipeline.store.events import CallRow, ChainRow, StepRow
-from pipeline.store.tables import GROUP_ROWS, PART_GROUPS, Part
+from pipeline.store.parts import GROUP_ROWS, PART_GROUPS, Label, Part
 
 Array = Any
 T0 = 1_700_000_000 * 10**9
@@ -102,7 +102,7 @@ class Folder:
         """All rows; columns that are not given are empty, null or 0."""
         size = GROUP_ROWS * PART_GROUPS
         for number, since in enumerate(range(0, rows, size)):
-            part = Part(self._folder / f"part-{number:05}.parquet", self._schema)
+            part = Part(self._folder / f"part-{number:05}.parquet", Label("bench", self._folder.name, number, 0).put_on(self._schema))
             for start in range(since, min(since + size, rows), GROUP_ROWS):
                 mine = slice(start, min(start + GROUP_ROWS, rows))
                 arrays = [self._array(field, columns.get(field.name), mine) for field in self._schema]

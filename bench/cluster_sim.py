@@ -38,7 +38,7 @@ from pipeline.session.observer import Attend, Observer
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import Prepared
 from pipeline.session.run import SessionResult, run
-from pipeline.store.checking.fsck import examine
+from pipeline.store.check import examine
 from pipeline.store.events import CallRow, ChainRow
 from pipeline.store.read import read_table
 

@@ -181,9 +181,8 @@ def faults_part(tolls: list[Toll]) -> Iterator[str]:
         "answered call that are there twice. *Torn*: chains without some of the steps or calls that they rest on. *Changed*: chains that "
         "say something else than an undisturbed run or, where engines vary, than they had said before; `-`: cannot be told. *Failed*: "
         "chains that ended in an error. *Wrong ends*: commands with another exit code than they should have, or without an error message. "
-        "*Refused*: run folders that were refused with an error message, kept what they held, and were repaired. *Resume*: median seconds "
-        "from the start of the process until chains could start. Real models may round differently in other batches, which may change a "
-        "chain."
+        "*Refused*: run folders that were refused with an error message and kept what they held. *Resume*: median seconds from the start "
+        "of the process until chains could start. Real models may round differently in other batches, which may change a chain."
     )
     head = ["| " + " | ".join(name for name, _ in COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
     yield "\n".join([*head, *("| " + " | ".join(str(show(toll)) for _, show in COLUMNS) + " |" for toll in tolls)])

@@ -44,7 +44,7 @@ from pipeline.session.loop import in_loop
 from pipeline.session.prepare import load_plan
 from pipeline.stages.build import build_stages
 from pipeline.store.recorder import open_recorder
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 
 ROOT = Path(__file__).parent.parent
 SYSTEMS = {"pipelined": "speccot", "lockstep": "speccot", "sequential": "speccot", "target-alone": "target"}
@@ -100,7 +100,7 @@ class Bench(Struct, kw_only=True):
         settings = Settings(run_id="bench", seed=self.seed, virtual_time=self.virtual)
         async with AsyncExitStack() as stack:
             grader = stack.enter_context(Grader())
-            recorder = await stack.enter_async_context(open_recorder(TraceStore(folder), virtual=self.virtual))
+            recorder = await stack.enter_async_context(open_recorder(RunStore(folder), virtual=self.virtual))
             rows = await stack.enter_async_context(open_inline_grader(recorder, grader, self.virtual))
             clock = Clock(time.time_ns()) if self.virtual else Clock(time.time_ns(), time.monotonic)
             feed = InputFeed(iter(problems), InputOrder(1, lambda order: False), threads=not self.virtual)

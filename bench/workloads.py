@@ -36,7 +36,7 @@ from pipeline.session.loop import rare_collection
 from pipeline.session.prepare import load_plan
 from pipeline.stages.build import build_stages
 from pipeline.store.recorder import open_recorder
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 
 ROOT = Path(__file__).parent.parent
 WRITTEN_PER_S = 1000.0
@@ -92,9 +92,7 @@ async def admission(engines: dict[str, Instant], live: int, chains: int) -> floa
     return await solved(engines, live, chains, Admission([CacheLimit(role=role, tokens=tokens) for role in engines]))
 
 
-async def solved(
-    engines: dict[str, Instant], live: int, chains: int, admission: Admission | None, store: TraceStore | None = None
-) -> float:
+async def solved(engines: dict[str, Instant], live: int, chains: int, admission: Admission | None, store: RunStore | None = None) -> float:
     """CPU seconds of a run, in a folder of its own where no `store` is given."""
     limits = (f"engines.{role}.max_in_flight={MAX_IN_FLIGHT}" for role in engines)
     settings = (f"max_steps={STEPS}", *limits)
@@ -103,7 +101,7 @@ async def solved(
     problems = (Problem(i, str(i), f"Tom has {i % 20} pens. Tom buys 4. How many pens has Tom now?", "7") for i in range(chains))
     with tempfile.TemporaryDirectory() as folder:
         cpu = time.process_time()
-        async with open_recorder(store or TraceStore(Path(folder)), virtual=False) as recorder:
+        async with open_recorder(store or RunStore(Path(folder)), virtual=False) as recorder:
             clock = Clock(time.time_ns(), time.monotonic)
             stages = build_stages(plan, builders, "bench")
             run = Executor(plan, stages, engines, builders, Pipelined(live, admission), recorder, clock, Settings(run_id="bench"))
@@ -160,7 +158,7 @@ class NoWal:
     def remove(self) -> None: ...
 
 
-class Kept(TraceStore):
+class Kept(RunStore):
     """A store that keeps the calls it is given."""
 
     def __init__(self, folder: Path) -> None:
@@ -183,9 +181,9 @@ async def recorded_calls(engines: dict[str, Instant]) -> list[Struct]:
 
 def written(rows: Sequence[Struct], durable: bool) -> float:
     """Microseconds of CPU a row that a store needs for `rows`, `ROWS_AT_ONCE` with each append."""
-    with tempfile.TemporaryDirectory(dir=ROOT) as folder, nullcontext() if durable else patch("pipeline.store.tables.Wal", NoWal):
+    with tempfile.TemporaryDirectory(dir=ROOT) as folder, nullcontext() if durable else patch("pipeline.store.run_store.Wal", NoWal):
         cpu = time.process_time()
-        store = TraceStore(Path(folder))
+        store = RunStore(Path(folder))
         for start in range(0, len(rows), ROWS_AT_ONCE):
             store.append("calls", rows[start : start + ROWS_AT_ONCE])
         store.close()

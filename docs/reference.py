@@ -26,7 +26,7 @@ from pipeline.graph.schema import field_docs
 from pipeline.graph.spec import EngineSpec, GraphSpec, RestartableSpec, Sampling, SamplingSpec, StageSpec, UntilSpec
 from pipeline.session.options import ABOUT
 from pipeline.store.columns import schema_of
-from pipeline.store.conform import ROWS
+from pipeline.store.events import ROWS
 from pipeline.store.query import DERIVED
 from pipeline.training.examples import Origin, PreferenceRow, PreferenceTokensRow, SelectionRow, SftRow, SftTokensRow
 from pipeline.training.lora.config import CONFIGS, LoraSpec, TrainConfig

@@ -13,7 +13,7 @@ from pipeline.store.events import CallRow
 from pipeline.store.folder import LOCK, hold, is_held
 from pipeline.store.read import read_batches
 from pipeline.store.run_file import RunFile
-from pipeline.store.tables import TraceStore, recover
+from pipeline.store.run_store import RunStore
 
 Blank = Callable[..., Any]
 
@@ -40,7 +40,7 @@ def test_the_lock_is_not_written_through_a_link(tmp_path: Path, victim: Path) ->
 
 def test_a_part_is_not_written_through_a_link(tmp_path: Path, victim: Path, blank: Blank) -> None:
     run = tmp_path / "run"
-    store = TraceStore(run)
+    store = RunStore(run)
     store.append("calls", [blank(CallRow)])
     (run / "calls/part-00000.parquet.tmp").symlink_to(victim)
     store.close()
@@ -50,14 +50,14 @@ def test_a_part_is_not_written_through_a_link(tmp_path: Path, victim: Path, blan
 
 def test_a_part_made_of_a_dead_run_is_not_written_through_a_link(tmp_path: Path, victim: Path, blank: Blank) -> None:
     run = tmp_path / "run"
-    store = TraceStore(run)
+    store = RunStore(run)
     store.append("calls", [blank(CallRow)])
     content = (run / "calls/wal-00000.arrows").read_bytes()
     store.close()
     (run / "calls/part-00000.parquet").unlink()
     (run / "calls/wal-00000.arrows").write_bytes(content)
     (run / "calls/part-00000.parquet.tmp").symlink_to(victim)
-    recover(run)
+    RunStore(run).recover()
     assert victim.read_text() == "precious"
     assert [batch.num_rows for batch in read_batches(run, "calls", ["call_index"])] == [1]
 
@@ -67,8 +67,8 @@ def test_a_write_ahead_file_that_is_no_regular_file_is_a_sentence(tmp_path: Path
     path = tmp_path / "run/calls/wal-00000.arrows"
     path.parent.mkdir(parents=True)
     os.mkfifo(path) if kind == "pipe" else path.symlink_to(victim)
-    with pytest.raises(RunFolderError, match=r"calls: cannot write the trace: wal-0*\.arrows is a (named pipe|link), not a regular file"):
-        recover(tmp_path / "run")
+    with pytest.raises(InputError, match=r"wal-0*\.arrows: cannot be read: wal-0*\.arrows is a (named pipe|link), not a regular file"):
+        RunStore(tmp_path / "run").recover()
     assert os.path.lexists(path)
     assert victim.read_text() == "precious"
 

@@ -24,7 +24,8 @@ from pipeline.errors import BadRow, InputError
 from pipeline.files import new_file
 from pipeline.graph.spec import Param
 from pipeline.store.events import UNFINISHED
-from pipeline.store.read import read_batches, readable
+from pipeline.store.parts import readable
+from pipeline.store.read import read_batches
 from pipeline.store.run_file import RunFile
 
 

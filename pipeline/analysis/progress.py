@@ -7,8 +7,7 @@ from msgspec import Struct
 from pipeline.analysis.resources import answers, engine_facts
 from pipeline.store.events import UNFINISHED, counted
 from pipeline.store.folder import is_held
-from pipeline.store.part_file import read_footer
-from pipeline.store.read import files, read_batches, read_file, readable
+from pipeline.store.read import count_rows, read_batches
 from pipeline.store.run_file import RunFile
 
 ACTIVE = ("starting", "running")
@@ -65,19 +64,9 @@ def run_progress(folder: Path) -> RunProgress:
         graded=graded,
         correct=correct,
         answers=answers(engine_facts(run).values()),
-        steps=_rows(folder, "steps", "step_index"),
-        calls=_rows(folder, "calls", "request_id"),
+        steps=count_rows(folder, "steps"),
+        calls=count_rows(folder, "calls"),
     )
-
-
-def _rows(folder: Path, table: str, column: str) -> int:
-    """The rows of a table; of write-ahead files, which have no footer, this column is read."""
-    rows = 0
-    for file in files(folder, table):
-        with readable(file):
-            part = file.suffix == ".parquet"
-            rows += read_footer(file).num_rows if part else sum(batch.num_rows for batch in read_file(file, [column]))
-    return rows
 
 
 def state_of(folder: Path, run: RunFile) -> str:

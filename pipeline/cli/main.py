@@ -31,7 +31,7 @@ RUNS = {
     "list": Entry("list the runs in a folder", "runs.listing:list_"),
     "rm": Entry("delete runs", "runs.listing:rm"),
     "merge": Entry("merge the runs of all shards of an input", "runs.merge:merge"),
-    "check": Entry("check a run folder, and repair it", "runs.check:check"),
+    "check": Entry("check a run folder", "runs.check:check"),
 }
 TRAIN = {
     "draft": Entry("train a draft to think like its target", "train:draft"),

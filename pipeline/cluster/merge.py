@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from msgspec import structs
@@ -14,10 +15,11 @@ from msgspec import structs
 from pipeline.engine import EngineStatistics
 from pipeline.errors import UsageError
 from pipeline.session.checks import drift
-from pipeline.store.checking.inventory import check_files
+from pipeline.store.check import check_chains
 from pipeline.store.folder import hold, hold_output
-from pipeline.store.merged import merge_tables, places
+from pipeline.store.read import read_batches
 from pipeline.store.run_file import RunFile, Session, Totals
+from pipeline.store.run_store import RunStore
 
 
 def merge(runs: Sequence[Path], output: Path) -> RunFile:
@@ -32,10 +34,10 @@ def merge(runs: Sequence[Path], output: Path) -> RunFile:
         stack.enter_context(hold_output(output))
         for run in ordered:
             stack.enter_context(hold(run))
-            check_files(run)
+            check_chains(run)
         _check_chains({run: found[run] for run in ordered})
-        merge_tables(ordered, output, output.name)
-        merged = merged_run([found[run] for run in ordered], output.name)
+        name = RunStore(output).merge(ordered, output.name)
+        merged = structs.replace(merged_run([found[run] for run in ordered], output.name), folder_id=name)
         merged.write(output)
     return merged
 
@@ -72,7 +74,7 @@ def _check_chains(found: Mapping[Path, RunFile]) -> None:
     """Raise `UsageError` where a chain of an input row is missing in its shard, or is there twice."""
     everywhere = []
     for run, file in found.items():
-        there = places(run, file.samples)
+        there = _places(run, file.samples)
         expected = file.input.rows * file.samples
         if len(np.unique(there)) < expected:
             lacking = expected - len(np.unique(there))
@@ -82,6 +84,15 @@ def _check_chains(found: Mapping[Path, RunFile]) -> None:
     if counts.max(initial=0) > 1:
         row = int(rows[counts.argmax()]) // next(iter(found.values())).samples + 1
         raise UsageError(f"input row {row} is in more than one shard")
+
+
+def _places(folder: Path, samples: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """The places in the input of all chains of a run folder."""
+    found = [np.empty(0, np.int64)]
+    for batch in read_batches(folder, "chains", ["input_row", "sample_index"]):
+        row, sample = (batch.column(name).to_numpy(zero_copy_only=False) for name in ("input_row", "sample_index"))
+        found.append((row.astype(np.int64) - 1) * samples + sample)
+    return np.concatenate(found)
 
 
 def merged_run(files: Sequence[RunFile], run_id: str) -> RunFile:

@@ -42,7 +42,7 @@ class RunCounts(Struct, frozen=True, kw_only=True):
 def count_run(folder: Path, plan: Plan, run: str) -> RunCounts:
     """Count the calls, steps and chains of the run of `plan` in `folder`; `run` is its id. Raises `InputError`."""
     accepted, rejected, committed, first = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
-    for (stage, decision, judge), count in _steps(folder, plan).items():
+    for (stage, decision, judge), count in _steps(folder).items():
         committed[stage] += count
         if decision == "accepted":
             accepted[stage] += count
@@ -63,17 +63,11 @@ def count_run(folder: Path, plan: Plan, run: str) -> RunCounts:
     )
 
 
-def _steps(folder: Path, plan: Plan) -> Counter[tuple[str, str, str | None]]:
+def _steps(folder: Path) -> Counter[tuple[str, str, str | None]]:
     """Committed steps by the stage that wrote them, their decision, and the stage that judged what was drafted for them."""
-    # Earlier versions recorded only the judge's kind: of several judges of one kind the last counts.
-    judges = {stage.spec.kind: stage.name for stage in plan.stages() if stage.spec.judges}
     steps: Counter[tuple[str, str, str | None]] = Counter()
-    for batch in read_batches(folder, "steps", ["stage", "decision", "verify_kind"], ["verify_stage"]):
-        names = [batch.column(name).to_pylist() for name in ("stage", "decision")]
-        kinds = batch.column("verify_kind").to_pylist()
-        named = "verify_stage" in batch.schema.names
-        judged = batch.column("verify_stage").to_pylist() if named else [judges.get(kind) for kind in kinds]
-        steps.update(zip(*names, judged, strict=True))
+    for batch in read_batches(folder, "steps", ["stage", "decision", "verify_stage"]):
+        steps.update(zip(*(column.to_pylist() for column in batch.columns), strict=True))
     return steps
 
 

@@ -27,7 +27,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from pipeline.export.sinks import Sink, address_of, to_file, to_server
 from pipeline.export.source import open_run
 from pipeline.store.events import CallRow, ChainRow, StepRow, names_in
-from pipeline.store.read import files, read_batches
+from pipeline.store.read import has_table, read_batches
 from pipeline.store.run_file import RunFile
 
 __all__ = ["Sent", "address_of", "export", "to_file", "to_server"]
@@ -186,7 +186,7 @@ class Problems:
     """The messages of the problems that a run has kept, by the rows of the input; as Arrow holds them, not as objects."""
 
     def __init__(self, run: Path) -> None:
-        batches = list(read_batches(run, "problems", ("input_row", "problem"), ("history",))) if files(run, "problems") else []
+        batches = list(read_batches(run, "problems", ("input_row", "problem"), ("history",))) if has_table(run, "problems") else []
         self._batches = [batch for batch in batches if batch.num_rows]
         self._firsts = np.array([batch.column("input_row")[0].as_py() for batch in self._batches], np.int64)
 

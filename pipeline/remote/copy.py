@@ -32,7 +32,7 @@ FOLDER_VARIABLE = "PIPELINE_STAGING"
 LAST_WRITTEN_FIRST = (CARD, "chains", "steps", "calls", "")
 """The files and folders of a run: each is written after those that follow it."""
 _ROWS = re.compile(r"[^/]+/(part|wal)-\d+\.(parquet|arrows)")
-_LOCAL = re.compile(rf"(.*/)?(\..*|{re.escape(LOCK)}|.*\.tmp|.*\.moved|manifest\.jsonl)")
+_LOCAL = re.compile(rf"(.*/)?(\..*|{re.escape(LOCK)}|.*\.tmp)")
 """Files that stay on this machine: locks and drafts."""
 
 
@@ -137,8 +137,6 @@ class RunCopy:
             for name in [name for name in self._versions() if _is_data(name) and name not in there]:
                 (self.folder / name).unlink(missing_ok=True)
             self.state.files = {name: file for name, file in self.state.files.items() if name in there}
-            if count:
-                (self.folder / "manifest.jsonl").unlink(missing_ok=True)  # it lists what was here before
         finally:
             self.save()
         return count

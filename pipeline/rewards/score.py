@@ -27,8 +27,8 @@ from pipeline.stages.choose import probabilities
 from pipeline.store.events import RewardRow
 from pipeline.store.folder import hold
 from pipeline.store.query import Query
-from pipeline.store.rewrite import replacing
 from pipeline.store.run_file import RunFile
+from pipeline.store.run_store import RunStore
 from pipeline.system.tasks import unwrapped
 
 WINDOW = 2
@@ -155,18 +155,18 @@ class Scoring:
             scorer = Scorer(engines["reward"], self._spec.reward, builder)
             waiting: list[RewardRow] = []
             started = time.monotonic()
-            with replacing(self._run, "rewards", RewardRow) as append:
+            with RunStore(self._run).replace("rewards") as table:
 
                 def keep(step: StepToScore, rewards: dict[str, Reward]) -> None:
                     self._count(rewards)
                     waiting.extend(self._rows(step, rewards))
                     if len(waiting) >= WRITE_ROWS:
-                        append(waiting)
+                        table.append(waiting)
                         waiting.clear()
                     watch(self.steps)
 
                 await scorer.run(steps, keep)
-                append(waiting)
+                table.append(waiting)
                 if not self.rewards:
                     raise RunError(f"{self._run}: none of its {self.steps:,} steps could be scored; the first one: {self.first_error}")
         self.requests, self.wall_s = scorer.requests, time.monotonic() - started

@@ -14,9 +14,9 @@ from pipeline.errors import InputError, UsageError, did_you_mean
 from pipeline.grading.answers import as_kind, form_of, taken
 from pipeline.grading.grader import LIMIT_S, Grader
 from pipeline.grading.stated import WHOLE, stated_in
-from pipeline.session.regrade import LATER, NEEDED
+from pipeline.session.regrade import NEEDED
 from pipeline.store.events import UNFINISHED
-from pipeline.store.read import files, read_batches
+from pipeline.store.read import has_table, read_batches
 
 MOST_KNOWN = 10_000
 """Names of rows that are kept to suggest one of them."""
@@ -51,7 +51,7 @@ def explanations(run: Path, row: str, limit_s: float = LIMIT_S) -> list[Explanat
 
     Raises `InputError` where there are no chains or they cannot be read, `UsageError` where none has that name.
     """
-    if not files(run, "chains"):
+    if not has_table(run, "chains"):
         raise InputError(str(run), "is not a run folder with finished chains; expected chains/part-*.parquet in it")
     chains = _chains(run, row)
     thoughts = _thoughts(run, {chain["chain_id"] for chain in chains})
@@ -62,7 +62,7 @@ def explanations(run: Path, row: str, limit_s: float = LIMIT_S) -> list[Explanat
 def _chains(run: Path, row: str) -> list[dict[str, Any]]:
     known: dict[str, None] = {}
     found = []
-    for batch in read_batches(run, "chains", [*NEEDED, "problem_id", "answer_text"], LATER):
+    for batch in read_batches(run, "chains", [*NEEDED, "problem_id", "answer_text"]):
         for chain in batch.to_pylist():
             if row in (chain["chain_id"], chain["problem_id"]):
                 found.append(chain)
@@ -84,7 +84,7 @@ def _thoughts(run: Path, chains: set[str]) -> dict[str, str]:
 
 
 def _explained(chain: dict[str, Any], thought: str, grader: Grader) -> Explanation:
-    answer, reference, kind = chain["answer"], chain["reference_answer"], as_kind(chain.get("grader"))
+    answer, reference, kind = chain["answer"], chain["reference_answer"], as_kind(chain["grader"])
     said = {"answer_text": chain["answer_text"], "answer": answer, "reference": reference, "kind": kind, "recorded": chain["correct"]}
     if reference is None or chain["stop_reason"] in UNFINISHED:
         why = "the problem has no reference answer" if reference is None else f"the chain did not finish: {chain['stop_reason']}"

@@ -28,12 +28,12 @@ from pipeline.runtime.resume_state import ResumeState
 from pipeline.session.checks import Thoughts, check_drift, check_replay, check_replicas, earlier_thoughts, resolved, start_order
 from pipeline.session.notices import strange_problems, with_thoughts
 from pipeline.session.options import RunOptions, check_functions, check_resume, recorded_options
-from pipeline.session.resume import mend_chains, read_resume_state
-from pipeline.store.checking.inventory import check_files
+from pipeline.session.resume import forget_mismatched, read_resume_state
+from pipeline.store.check import check_chains
 from pipeline.store.folder import BEFORE_A_RUN, LOCK, hold, hold_default, hold_output
 from pipeline.store.kept_problems import kept_problems
 from pipeline.store.run_file import FILE, RunFile, RunInput, Session, host, versions
-from pipeline.store.tables import recover
+from pipeline.store.run_store import RunStore, new_folder_id
 from pipeline.text import storable
 
 RUNS = Path("runs")
@@ -68,7 +68,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     resume_state: ResumeState = field(default_factory=ResumeState)
     """What earlier sessions left; empty for a new run."""
     rewritten_bytes: int = 0
-    """Bytes of write-ahead files that were made parts, and of parts without rows that were not consistent."""
+    """Bytes of write-ahead files that were made parts, and of parts without the rows of chains that begin anew."""
     remarks: tuple[str, ...] = ()
     """Notices for the user about the input, and what was found in the folder."""
     nothing_to_do: bool = False
@@ -199,19 +199,19 @@ def prepare(
 def _taken_up(run: Prepared, folder: Path, old: RunFile) -> Prepared:
     """The run with what earlier sessions left in its folder; write-ahead files are made parts first."""
     check_drift(folder, old, run.record, run.options.allow_drift)
-    flaws = check_files(folder)
+    check_chains(folder)
     if is_over(old, run.options):
         return structs.replace(run, nothing_to_do=True)
-    rewritten = recover(folder)
-    taken_back = mend_chains(folder, old)
+    rewritten = RunStore(folder).recover()
+    if run.options.retry_failed:
+        rewritten += forget_mismatched(folder, old)
     state = read_resume_state(folder, run.options.samples, run.options.retry_failed)
     sessions = _ended_sessions(old, state.last_call_unix_ns)
     return structs.replace(
         run,
-        record=structs.replace(run.record, sessions=sessions, mode_changes=old.mode_changes),
+        record=structs.replace(run.record, folder_id=old.folder_id, sessions=sessions, mode_changes=old.mode_changes),
         resume_state=state,
-        rewritten_bytes=rewritten + taken_back.written_bytes,
-        remarks=(*run.remarks, *flaws, *filter(None, [taken_back.sentence])),
+        rewritten_bytes=rewritten,
     )
 
 
@@ -257,11 +257,7 @@ def _old_run(folder: Path) -> RunFile | None:
     """The `run.json` of the run to resume in `folder`; None where the process was killed while its engines were being opened, so that there
     is nothing to resume from. Raises `InputError`."""
     old = RunFile.read(folder)
-    if old.status == "starting":
-        return None
-    if not old.sessions:
-        raise InputError(str(folder / FILE), "has no session; start a new run")
-    return old
+    return None if old.status == "starting" else old
 
 
 def is_over(old: RunFile, options: RunOptions) -> bool:
@@ -290,6 +286,7 @@ def _new_record(
     """The `run.json` of a new run, before its first session."""
     part, recorded = options.part, recorded_options(options)
     return RunFile(
+        folder_id=new_folder_id(),
         run_id=run_id,
         status="running",
         graph_file=storable(str(options.graph)),

@@ -1,7 +1,7 @@
 """`pipeline grade`: a run folder enters, its chains are graded again, and what changed leaves.
 
-Answers and references are taken from the folder; nothing is solved again. Write-ahead files of a dead run become parts first;
-the parts of `chains` that change are replaced whole, then the totals in `run.json`.
+Answers and references are taken from the folder; nothing is solved again. Where a grade changes the table `chains` is replaced whole,
+then the totals in `run.json`.
 """
 
 from collections import Counter
@@ -17,20 +17,19 @@ from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, RunError
 from pipeline.grading.answers import as_kind, is_kind
 from pipeline.grading.grader import LIMIT_S, Grade, Grader
+from pipeline.store.columns import with_values
 from pipeline.store.events import UNFINISHED, counted
 from pipeline.store.folder import hold
-from pipeline.store.read import files, read_batches
-from pipeline.store.rewrite import Row, rewrite
+from pipeline.store.read import has_table, read_batches, read_whole
 from pipeline.store.run_file import replace_totals
-from pipeline.store.tables import recover
+from pipeline.store.run_store import RunStore
 from pipeline.system.machine import core_count
 
-NEEDED = ("chain_id", "answer", "reference_answer", "correct", "stop_reason")
+NEEDED = ("chain_id", "answer", "reference_answer", "correct", "stop_reason", "grader", "grading_error")
 """Columns of `chains` that grading reads."""
-MOST_NAME = 60
+MAX_NAME = 60
 """Characters of the name of a grader that are shown."""
-LATER = ("grader", "grading_error")
-"""Columns that run folders of earlier versions lack; there they are not written either."""
+Row = Mapping[str, Any]
 
 
 class Change(Struct, frozen=True):
@@ -72,21 +71,20 @@ def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, lim
     Raises `InputError` where there are no chains or they cannot be read, `RunFolderError` where they cannot be written, `RunError` where
     the grader cannot start.
     """
-    if not files(run, "chains"):
+    if not has_table(run, "chains"):
         raise InputError(str(run), "is not a run folder with finished chains; expected chains/part-*.parquet in it")
     count = workers or max(1, min(8, core_count()))
     alone = nullcontext() if dry_run else hold(run)
     with alone, Grader(count, limit_s) as grader, ThreadPoolExecutor(count) as threads:
         tally = Tally(run, grader, threads)
-        if dry_run:
-            for batch in read_batches(run, "chains", NEEDED, LATER):
-                tally.grade(batch.to_pylist())
-        else:
-            recover(run)
-            rewrite(run, "chains", (*NEEDED, *LATER), tally.grade)
-            if tally.changes:
-                summary = summarize(run)
-                replace_totals(run, graded=summary.graded, correct=summary.correct)
+        if not dry_run:
+            RunStore(run).recover()
+        for batch in read_batches(run, "chains", NEEDED):
+            tally.grade(batch.to_pylist())
+        if tally.new and not dry_run:
+            _write(run, tally.new)
+            summary = summarize(run)
+            replace_totals(run, graded=summary.graded, correct=summary.correct)
     rights = Counter(change.after for change in tally.changes)
     return Regrade(
         run=run.resolve().name,
@@ -102,6 +100,19 @@ def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, lim
     )
 
 
+def _write(run: Path, new: Mapping[str, Grade]) -> None:
+    """Replace the table `chains` by one with these grades, by the ids of their chains."""
+    with RunStore(run).replace("chains") as table:
+        for batch in read_whole(run, "chains"):
+            grades = [new.get(chain) for chain in batch.column("chain_id").to_pylist()]
+            for name, field in (("correct", "correct"), ("grading_error", "why")):
+                values = [
+                    old if grade is None else getattr(grade, field) for grade, old in zip(grades, batch[name].to_pylist(), strict=True)
+                ]
+                batch = with_values(batch, name, values)
+            table.append_batch(batch)
+
+
 class Tally:
     """Grades rows of `chains` and counts the outcomes."""
 
@@ -110,11 +121,11 @@ class Tally:
         self.chains = self.graded = self.correct = 0
         self.errors: Counter[str] = Counter()
         self.changes: list[Change] = []
+        self.new: dict[str, Grade] = {}
+        """The grades that are not as they were, by the ids of their chains."""
 
-    def grade(self, rows: Sequence[Row]) -> list[Mapping[str, Any]]:
-        """Grade `rows`; for each of them the columns that change, with their new values."""
-        if rows and (missing := set(NEEDED) - rows[0].keys()):
-            raise InputError(str(self._run / "chains"), f"has no column {', '.join(f'`{name}`' for name in sorted(missing))}")
+    def grade(self, rows: Sequence[Row]) -> None:
+        """Grade `rows`."""
         self._check_graders(rows)
         questions = [_question(row) for row in rows]
         asked = dict.fromkeys(question for question in questions if question is not None)
@@ -124,17 +135,18 @@ class Tally:
         grades |= zip(slow, self._threads.map(lambda question: self._grader.grade(*question), slow), strict=True)
         if broken := next((grade.why for grade in grades.values() if grade.correct is None), None):
             raise RunError(f"{self._run}: cannot be graded: {broken}; its grades were not changed")
-        return [self._note(row, question and grades[question]) for row, question in zip(rows, questions, strict=True)]
+        for row, question in zip(rows, questions, strict=True):
+            self._note(row, question and grades[question])
 
     def _check_graders(self, rows: Sequence[Row]) -> None:
         """Raise `InputError` where a grader is not installed whose grades would be replaced by those of another one."""
         for row in rows:
-            name = row.get("grader")
-            if name is not None and not is_kind(name) and row["correct"] is not None:
-                what = f"was graded by {name[:MOST_NAME]!r}, which is not installed here; install the package that provides it"
+            name = row["grader"]
+            if not is_kind(name) and row["correct"] is not None:
+                what = f"was graded by {name[:MAX_NAME]!r}, which is not installed here; install the package that provides it"
                 raise InputError(f"{self._run / 'chains'}, chain {row['chain_id']!r}", what)
 
-    def _note(self, row: Row, grade: Grade | None) -> Mapping[str, Any]:
+    def _note(self, row: Row, grade: Grade | None) -> None:
         grade = grade or (Grade(False) if _can_be_graded(row) else Grade(None))
         self.chains += 1
         verdict = counted(grade.correct, row["stop_reason"], row["reference_answer"])
@@ -144,8 +156,8 @@ class Tally:
         if grade.correct != row["correct"]:
             reference = row["reference_answer"] or ""
             self.changes.append(Change(row["chain_id"], row["answer"], reference, row["correct"], grade.correct, grade.why))
-        new = {"correct": grade.correct, "grading_error": grade.why}
-        return {name: value for name, value in new.items() if name in row and row[name] != value}
+        if (grade.correct, grade.why) != (row["correct"], row["grading_error"]):
+            self.new[row["chain_id"]] = grade
 
 
 def _can_be_graded(row: Row) -> bool:
@@ -156,4 +168,4 @@ def _question(row: Row) -> tuple[Any, str, str] | None:
     """The arguments of `Grader.grade` for a row; None where there is nothing to compare."""
     if row["answer"] is None or not _can_be_graded(row):
         return None
-    return as_kind(row.get("grader")), row["answer"], row["reference_answer"]
+    return as_kind(row["grader"]), row["answer"], row["reference_answer"]

@@ -13,23 +13,24 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import Struct, structs
+from msgspec import structs
 
 from pipeline.engine import Usage
 from pipeline.errors import InputError
-from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeState
-from pipeline.store.checking.consistency import find_broken, take_back
+from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeMismatch, ResumeState
 from pipeline.store.events import counted
 from pipeline.store.read import read_batches
-from pipeline.store.rewrite import remove
 from pipeline.store.run_file import RunFile
+from pipeline.store.run_store import RunStore
 
 Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 # Columns that are read of `chains` and `calls`.
 CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", "correct", "reference_answer", "error_type", "error_stage")
 USAGE = ("input_tokens", "cached_input_tokens", "output_tokens")
 ANSWER = ("submit_unix_ns", "end_unix_ns", "output_token_ids", "finish_reason", "stop_reason", "option_logprobs", "scored_logprobs")
-CALL = ("chain_id", "engine", "error_type", "request_id", "client_wait_s", *USAGE, *ANSWER)
+CALL = ("chain_id", "engine", "error_type", "request_id", "prompt_digest", "client_wait_s", *USAGE, *ANSWER)
+FAILED = ("chain_id", "error_type")
+MISMATCH = ResumeMismatch.__name__
 
 
 def take_again(stop_reason: str, retry_failed: bool) -> bool:
@@ -55,33 +56,30 @@ def drop_unfinished(folder: Path, retry_failed: bool) -> int:
     def gone(rows: pa.Table) -> list[bool]:
         return [take_again(reason, retry_failed) for reason in rows.column("stop_reason").to_pylist()]
 
-    return remove(folder, "chains", ["stop_reason"], gone)
+    return RunStore(folder).remove("chains", ["stop_reason"], gone)
 
 
-class TakenBack(Struct, frozen=True):
-    """What was taken back in a run folder so that the rows of every chain are consistent."""
+def forget_mismatched(folder: Path, run: RunFile) -> int:
+    """Remove all rows of the chains that failed because a resumed step came out differently, so that they begin anew; the number of bytes
+    written for it.
 
-    chains: int = 0
-    written_bytes: int = 0
-    sentence: str = ""
-    """Says how many chains were taken back, and why; empty where none was."""
-
-
-def mend_chains(folder: Path, run: RunFile | None) -> TakenBack:
-    """Take back what is not consistent in a locked run folder whose write-ahead files have become parts.
-
-    The `run.json` of a finished `run` says first that it was interrupted, so that the run can be resumed if this is cut short.
-    Raises `InputError` where a table cannot be read, `RunFolderError` where it cannot be written.
+    Rows that rest on others go first, and the `run.json` of a finished run says before that it was interrupted, so that the run can
+    be resumed if this is cut short.
     """
-    broken = find_broken(folder)
-    if not broken:
-        return TakenBack()
-    if run is not None and run.status == "finished" and any(each.again for each in broken):
+    chains = [
+        row["chain_id"] for batch in read_batches(folder, "chains", FAILED) for row in batch.to_pylist() if row["error_type"] == MISMATCH
+    ]
+    if not chains:
+        return 0
+    if run.status == "finished":
         structs.replace(run, status="interrupted").write(folder)
-    written = take_back(folder, broken)
-    counts = Counter(each.why for each in broken)
-    said = [f"{count:,} because {why}" for why, count in counts.most_common()]
-    return TakenBack(len(broken), written, f"{folder}: rows of {len(broken):,} chains were taken back: {', '.join(said)}")
+    ids, store = pa.array(chains, pa.string()), RunStore(folder)
+
+    def gone(rows: pa.Table) -> list[bool]:
+        found: list[bool] = pc.is_in(rows.column("chain_id"), ids).to_pylist()
+        return found
+
+    return sum(store.remove(table, ["chain_id"], gone) for table in ("rewards", "chains", "steps", "calls"))
 
 
 def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_failed: bool) -> Hashes:
@@ -108,17 +106,17 @@ def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_fa
 
 
 def _read_steps(folder: Path, resume_state: ResumeState, over: Hashes) -> None:
-    for batch in read_batches(folder, "steps", ["chain_id", "decision", "step_token_ids"], ["mode"]):
+    for batch in read_batches(folder, "steps", ["chain_id", "decision", "step_token_ids", "mode"]):
         for count in pc.value_counts(batch.column("decision")).to_pylist():
             resume_state.decisions[count["values"]] += count["counts"]
         for row in _begun(batch, over).to_pylist():
             resumed = _resumed(resume_state, row)
             resumed.steps.append(tuple(row["step_token_ids"]))
-            resumed.modes.append(row.get("mode"))
+            resumed.modes.append(row["mode"])
 
 
 def _read_calls(folder: Path, resume_state: ResumeState, over: Hashes) -> None:
-    for batch in read_batches(folder, "calls", CALL, ["prompt_digest"]):
+    for batch in read_batches(folder, "calls", CALL):
         for sums in pa.Table.from_batches([batch]).group_by("engine").aggregate([("output_tokens", "sum")]).to_pylist():
             resume_state.output_tokens[sums["engine"]] = resume_state.output_tokens.get(sums["engine"], 0) + sums["output_tokens_sum"]
         ended = pc.max(batch.column("end_unix_ns")).as_py() or 0
@@ -135,7 +133,7 @@ def _add_call(resumed: ResumedChain, row: Mapping[str, Any]) -> None:
     if row["error_type"] is None:
         resumed.calls[row["request_id"]] = ResumedCall(
             request_id=row["request_id"],
-            prompt_digest=row.get("prompt_digest"),
+            prompt_digest=row["prompt_digest"],
             usage=Usage(**{name: row[name] for name in USAGE}),
             wait_s=row["client_wait_s"],
             **{name: row[name] for name in ANSWER},

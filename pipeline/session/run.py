@@ -41,7 +41,7 @@ from pipeline.store.kept_problems import keep_problems
 from pipeline.store.read import count_rows
 from pipeline.store.recorder import WRITE_EVERY_S, open_recorder
 from pipeline.store.run_file import ModeChange, Replica, RunFile, Session, Status, Totals, versions
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 from pipeline.system.tasks import unwrapped
 
 Solve = Callable[..., Awaitable["SessionResult"]]
@@ -373,7 +373,7 @@ async def _open_rows(run: Prepared, sink: RowSink | None) -> AsyncIterator[Inlin
     with Grader() if virtual else Grader(default_workers(), nice=BESIDE_ENGINES) as grader:
         async with AsyncExitStack() as stack:
             if run.folder is not None:
-                store = TraceStore(run.folder, sync_every_s=WRITE_EVERY_S if virtual else 0.0)
+                store = RunStore(run.folder, sync_every_s=WRITE_EVERY_S if virtual else 0.0)
                 sinks.insert(0, await stack.enter_async_context(open_recorder(store, virtual=virtual)))
             target = sinks[0] if len(sinks) == 1 else Tee(*sinks)
             yield await stack.enter_async_context(open_inline_grader(target, grader, virtual, run.problem_rows()))

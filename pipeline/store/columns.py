@@ -31,6 +31,12 @@ def table_of(row: type[Struct], rows: Sequence[Struct]) -> pa.Table:
     return pa.Table.from_batches([columns_of(schema, rows)] if rows else [], schema=schema)
 
 
+def with_values(batch: pa.RecordBatch, name: str, values: Sequence[Any]) -> pa.RecordBatch:
+    """`batch` with other values in one of its columns."""
+    place = batch.schema.get_field_index(name)
+    return batch.set_column(place, batch.schema.field(place), pa.array(values, batch.schema.field(place).type))
+
+
 def _field(name: str, hint: Any) -> pa.Field:
     metadata: dict[str, str] = {}
     if get_origin(hint) is Annotated:

@@ -384,3 +384,9 @@ class RewardRow(Struct, frozen=True, kw_only=True):
     """Why there is no reward."""
     model: str
     """The reward model."""
+
+
+TABLES: dict[str, type[Struct]] = {"calls": CallRow, "steps": StepRow, "chains": ChainRow}
+"""The tables that a run writes, each before those that rest on it."""
+ROWS: dict[str, type[Struct]] = {**TABLES, "rewards": RewardRow, "problems": ProblemRow}
+"""Every table that a run folder may have, with the type of its rows."""

@@ -15,9 +15,9 @@ from pipeline.data.rows import Flaw, Record, Source
 from pipeline.errors import BadRow
 from pipeline.graph.prompts import Message
 from pipeline.store.events import ProblemRow
-from pipeline.store.read import files, read_batches
-from pipeline.store.rewrite import replacing
+from pipeline.store.read import has_table, read_batches
 from pipeline.store.run_file import RunInput
+from pipeline.store.run_store import RunStore
 
 TABLE = "problems"
 AT_ONCE = 512
@@ -33,18 +33,18 @@ def keep_problems(folder: Path, problems: Problems) -> None:
     Raises `InputChanged` where they are not what they were, `RunFolderError` where the folder cannot be written.
     """
     waiting: list[ProblemRow] = []
-    with replacing(folder, TABLE, ProblemRow) as append:
+    with RunStore(folder).replace(TABLE) as table:
         for item, record in problems.with_records():
             waiting.append(_row(item, record))
             if len(waiting) == AT_ONCE:
-                append(waiting)
+                table.append(waiting)
                 waiting = []
-        append(waiting)
+        table.append(waiting)
 
 
 def kept_problems(folder: Path, about: RunInput) -> Problems | None:
     """The problems that the run in `folder` has kept of the input that its `run.json` tells `about`; None where it has kept none."""
-    return KeptProblems(folder, about) if files(folder, TABLE) else None
+    return KeptProblems(folder, about) if has_table(folder, TABLE) else None
 
 
 class KeptProblems(Problems):

@@ -23,8 +23,9 @@ from msgspec import Struct
 
 from pipeline.errors import InputError, OutOfMemory, UsageError, did_you_mean, reason
 from pipeline.store.columns import schema_of
-from pipeline.store.conform import ROWS
-from pipeline.store.read import check_folder, files, readable
+from pipeline.store.events import ROWS
+from pipeline.store.parts import readable, table_files
+from pipeline.store.read import check_readable
 from pipeline.store.wal import read_wal
 from pipeline.system.machine import core_count, memory
 
@@ -77,8 +78,7 @@ class Query:
         """The connection itself, for what the methods do not offer."""
         self.connection.execute("SET enable_progress_bar = false")
         names = _names(folders)
-        for folder in folders:
-            check_folder(folder)
+        check_readable(*folders)
         with self._errors_of_files():
             for table in TABLES:
                 self._open(table, names)
@@ -223,7 +223,7 @@ def columns_of_view(table: str) -> list[str]:
 
 def _sources(folder: Path, table: str, schema: pa.Schema) -> Iterator[tuple[str, Any]]:
     """What holds the rows of a table: its parts, and in memory those of its write-ahead files."""
-    found = files(folder, table)
+    found = table_files(folder, table)
     parts, waiting = [file for file in found if file.suffix == ".parquet"], list[pa.RecordBatch]()
     for file in found:
         if file.suffix != ".parquet":

@@ -3,9 +3,7 @@
 Nothing is written and no lock is taken, so a run may continue meanwhile.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,14 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from pipeline.errors import InputError, reason
-from pipeline.files import check_own_folder
-from pipeline.store.checking.inventory import our_files
+from pipeline.errors import InputError
 from pipeline.store.columns import schema_of
-from pipeline.store.conform import conformed
-from pipeline.store.part_file import open_part, read_footer
+from pipeline.store.events import ROWS
+from pipeline.store.parts import REMEDY, open_part, part_rows, readable, table_files
+from pipeline.store.run_file import folder_id
 from pipeline.store.wal import read_wal
 
 Row = TypeVar("Row", bound=Struct)
@@ -42,42 +39,49 @@ def check_folder(run: Path) -> None:
         raise InputError(str(run), f"{what}; expected a run folder")
 
 
-def read_batches(run: Path, table: str, columns: Sequence[str], maybe: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-    """Record batches of a table in the order in which its rows were written, a few thousand rows each.
+def check_readable(*folders: Path) -> None:
+    """Raise `InputError` where a run folder is of another format, has files that are none of the run's, or lacks rows by the sums of
+    what its chains count. Only footers and `chains` are read, so it costs little, and the runs may continue meanwhile."""
+    for folder in folders:
+        check_folder(folder)
+        folder_id(folder)
+        _check_sums(folder)
 
-    They have `columns`, and those of the columns `maybe`, which earlier versions did not write, that the file has. A run that
-    was cut short may have no rows. Raises `InputError` for a file that cannot be read, lacks a column, or has one that `conformed` refuses.
+
+def _check_sums(folder: Path) -> None:
+    sums = {"calls": 0, "steps": 0}
+    for batch in read_batches(folder, "chains", ("stop_reason", *sums)):
+        over = batch.filter(pc.not_equal(batch.column("stop_reason"), "cancelled"))
+        for table in sums:
+            sums[table] += sum(over.column(table).to_pylist())
+    for table in ROWS:
+        rows = count_rows(folder, table)
+        if rows < sums.get(table, 0):
+            lacking = sums[table] - rows
+            raise InputError(str(folder / table), f"lacks {lacking:,} of the rows that `chains` counts; {REMEDY}")
+
+
+def read_batches(run: Path, table: str, columns: Sequence[str], maybe: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+    """Record batches of the `columns` of a table, and of those of `maybe` that it has, in the order in which its rows were written, a few
+    thousand rows each.
+
+    A run that was cut short may have no rows. Raises `InputError` where the files are not those of the run, or cannot be read.
     """
-    for file in files(run, table):
+    names = _asked(table, columns, maybe)
+    for file in table_files(run, table):
         with readable(file):
-            yield from read_file(file, columns, maybe)
+            yield from _batches(file, names)
 
 
 def read_table(run: Path, row: type[Struct], table: str) -> pa.Table:
-    """A whole table in memory, with the columns of the Struct `row`; those with a default that earlier versions did not write are null.
-
-    Raises `InputError` as `read_batches` does.
-    """
-    return pa.Table.from_batches(read_whole(run, row, table), schema=schema_of(row))
-
-
-def read_whole(run: Path, row: type[Struct], table: str) -> Iterator[pa.RecordBatch]:
-    """The batches of `read_table`, which need not be in memory together."""
-    schema, later = schema_of(row), {field.name for field in structs.fields(row) if not field.required}
-    for batch in read_batches(run, table, [name for name in schema.names if name not in later], sorted(later)):
-        yield _with_all(batch, schema)
+    """A whole table in memory, with the columns of the Struct `row`. Raises `InputError` as `read_batches` does."""
+    schema = schema_of(row)
+    return pa.Table.from_batches((batch.cast(schema) for batch in read_batches(run, table, schema.names)), schema=schema)
 
 
 def read_rows(run: Path, row: type[Row], table: str) -> list[Row]:
     """A whole table in memory as Structs of the type `row`. Raises `InputError` as `read_batches` does."""
     return [msgspec.convert(each, row) for each in read_table(run, row, table).to_pylist()]
-
-
-def read_file(file: Path, columns: Sequence[str], maybe: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-    """Record batches of one of a table's `files`, as `read_batches` gives them; foreign errors are left to `readable`."""
-    found = _part_batches if file.suffix == ".parquet" else _wal_batches
-    for batch in found(file, columns, maybe):
-        yield conformed(batch, file)
 
 
 def read_backwards(
@@ -88,58 +92,53 @@ def read_backwards(
 
     Strings of the columns `encoded` come as Arrow dictionaries, which is faster. Raises `InputError` as `read_batches` does.
     """
-    for file in reversed(files(run, table)):
+    names = _asked(table, columns, maybe)
+    for file in reversed(table_files(run, table)):
         with readable(file):
-            for piece in _pieces_backwards(file, columns, encoded, maybe):
-                yield conformed(piece, file, encoded)
+            yield from _pieces_backwards(file, names, [name for name in encoded if name in names])
 
 
-def files(run: Path, table: str) -> list[Path]:
-    """The files that hold a table's rows, in order: its parts, and each write-ahead file that is no part yet.
+def read_whole(run: Path, table: str) -> Iterator[pa.RecordBatch]:
+    """Record batches of all columns of a table, in the order of `ROWS`. Raises `InputError` as `read_batches` does."""
+    return read_batches(run, table, schema_of(ROWS[table]).names)
 
-    None where its folder is not there. Files of other runs and second copies are left out; `inventory.flaws` names them. Raises
-    `InputError` for a link or a pipe, and where the folder cannot be read.
-    """
-    with readable(run / table), suppress(FileNotFoundError):
-        check_own_folder(run / table)
-        os.scandir(run / table).close()  # which says why it cannot be read: a listing then finds nothing
-    return our_files(run, table)
+
+def has_table(run: Path, table: str) -> bool:
+    """True if a run folder has this table, be it empty. Raises `InputError` as `read_batches` does."""
+    return bool(table_files(run, table))
 
 
 def count_rows(run: Path, table: str) -> int:
-    """The number of rows in the finished parts of a table, from their footers; parts that cannot be read are not counted."""
+    """The number of rows of a table, of parts from their footers. Raises `InputError` as `read_batches` does."""
     rows = 0
-    for file in files(run, table):
-        with suppress(OSError, pa.ArrowException):
-            rows += read_footer(file).num_rows if file.suffix == ".parquet" else 0
+    for file in table_files(run, table):
+        with readable(file):
+            rows += part_rows(file) if file.suffix == ".parquet" else sum(batch.num_rows for batch in _wal_batches(file, ()))
     return rows
 
 
-@contextmanager
-def readable(file: Path) -> Iterator[None]:
-    """Turn errors of reading `file` into an `InputError`."""
-    try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(str(file), f"cannot be read: {reason(error)}") from error
-    except UnicodeEncodeError as error:
-        raise InputError(str(file), "cannot be read: its path is not UTF-8; rename the folder") from error
-    except UnicodeDecodeError as error:
-        raise InputError(str(file), "cannot be read: it is damaged, the names of its columns are not UTF-8") from error
-
-
-def _pieces_backwards(file: Path, columns: Sequence[str], encoded: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.Table]:
+def _pieces_backwards(file: Path, columns: Sequence[str], encoded: Sequence[str]) -> Iterator[pa.Table]:
     if file.suffix == ".parquet":
-        yield from _part_tables(file, columns, encoded, maybe)
-    else:
-        yield from reversed([pa.Table.from_batches([batch]) for batch in _wal_batches(file, columns, maybe)])
+        yield from _part_tables(file, columns, encoded)
+        return
+    for batch in reversed(list(_wal_batches(file, columns))):
+        arrays = [batch.column(name).dictionary_encode() if name in encoded else batch.column(name) for name in columns]
+        yield pa.table(arrays, names=list(columns))
 
 
-def _part_batches(part: Path, columns: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _batches(file: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    return _part_batches(file, columns) if file.suffix == ".parquet" else _wal_batches(file, columns)
+
+
+def _part_batches(part: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     # Without a buffer: Arrow would make it as large as a damaged file says that a page is, up to 2 GiB.
     with open_part(part, pre_buffer=False) as file:
-        present = _present(part, file.schema_arrow, columns, maybe)
-        yield from file.iter_batches(_batch_rows(file.metadata, present), columns=present)
+        yield from file.iter_batches(_batch_rows(file.metadata, columns), columns=list(columns))
+
+
+def _asked(table: str, columns: Sequence[str], maybe: Sequence[str]) -> list[str]:
+    known = schema_of(ROWS[table]).names if maybe else ()
+    return [*columns, *(name for name in maybe if name in known)]
 
 
 def _batch_rows(footer: pq.FileMetaData, names: Sequence[str]) -> int:
@@ -169,26 +168,21 @@ def _groups_backwards(sizes: Sequence[int]) -> Iterator[range]:
         end = start
 
 
-def _part_tables(part: Path, columns: Sequence[str], encoded: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.Table]:
-    with pa.OSFile(str(part)) as source:
-        metadata = open_part(source).metadata
-        there = {metadata.schema.column(place).path for place in range(metadata.num_columns)}  # others cannot be read as dictionaries
-        file = open_part(source, metadata=metadata, read_dictionary=[name for name in encoded if name in there], pre_buffer=False)
-        names = _present(part, file.schema_arrow, columns, maybe)
-        for groups in _groups_backwards(_group_bytes(metadata, names)):
-            yield file.read_row_groups(groups, columns=names)
+def _part_tables(part: Path, columns: Sequence[str], encoded: Sequence[str]) -> Iterator[pa.Table]:
+    with open_part(part, read_dictionary=list(encoded), pre_buffer=False) as file:
+        for groups in _groups_backwards(_group_bytes(file.metadata, columns)):
+            yield file.read_row_groups(groups, columns=list(columns))
 
 
-def _wal_batches(path: Path, columns: Sequence[str], maybe: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _wal_batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     batches = read_wal(path)
     try:
         first = next(batches, None)
     except FileNotFoundError:  # it has become a part since it was looked for
-        yield from _part_batches(path.with_name(f"part-{path.stem[4:]}.parquet"), columns, maybe)
+        yield from _part_batches(path.with_name(f"part-{path.stem[4:]}.parquet"), columns)
         return
     if first is not None:
-        names = _present(path, first.schema, columns, maybe)
-        yield from (batch.select(names) for batch in _joined(first, batches))
+        yield from (batch.select(list(columns)) for batch in _joined(first, batches))
 
 
 def with_lengths(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
@@ -199,13 +193,6 @@ def with_lengths(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
         places = np.concatenate([[0], np.cumsum(lengths.to_numpy())]).astype(np.int32)
         lengths = pa.ListArray.from_arrays(pa.array(places), pc.list_value_length(pc.list_flatten(ids)))
     return batch.set_column(batch.schema.names.index(name), name, lengths)
-
-
-def _with_all(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """`batch` with the columns of `schema`, null where it lacks them."""
-    there = set(batch.schema.names)
-    columns = [batch.column(field.name).cast(field.type) if field.name in there else pa.nulls(len(batch), field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _joined(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -219,23 +206,16 @@ def _joined(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator
     yield pa.concat_batches(pending)
 
 
-def _present(file: Path, schema: pa.Schema, columns: Sequence[str], maybe: Sequence[str]) -> list[str]:
-    if missing := set(columns) - set(schema.names):
-        names = ", ".join(f"`{name}`" for name in sorted(missing))
-        raise InputError(str(file), f"has no column {names}; it may have been written by another version")
-    return [*columns, *(name for name in maybe if name in schema.names)]
-
-
 class RowGroups:
     """Random access to the row groups of one table, numbered from 0 in written order.
 
-    Raises `InputError` for a file that cannot be read or lacks one of the `columns`.
+    Raises `InputError` for a file that cannot be read.
     """
 
     def __init__(self, run: Path, table: str, columns: Sequence[str]) -> None:
         self._columns = list(columns)
         self._groups: list[tuple[Path, int] | pa.RecordBatch] = []
-        for file in files(run, table):
+        for file in table_files(run, table):
             with readable(file):
                 self._add(file)
 
@@ -254,11 +234,9 @@ class RowGroups:
 
     def _add(self, file: Path) -> None:
         if file.suffix != ".parquet":
-            self._groups += read_file(file, self._columns)
+            self._groups += _wal_batches(file, self._columns)
             return
         with open_part(file) as part:
-            if missing := set(self._columns) - set(part.schema_arrow.names):
-                raise InputError(str(file), f"has no column {', '.join(f'`{name}`' for name in sorted(missing))}")
             self._groups += [(file, number) for number in range(part.num_row_groups) if part.metadata.row_group(number).num_rows]
 
     def _batch(self, number: int, columns: list[str]) -> pa.RecordBatch:
@@ -267,7 +245,7 @@ class RowGroups:
             return group.select(columns)
         file, place = group
         with readable(file), open_part(file, pre_buffer=False) as part:
-            return conformed(part.read_row_group(place, columns), file).combine_chunks().to_batches()[0]
+            return part.read_row_group(place, columns).combine_chunks().to_batches()[0]
 
 
 def value_of(column: pa.Array) -> Value:

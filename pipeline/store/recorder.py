@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from pipeline.errors import RunFolderError
 from pipeline.store.events import CallRow, ChainRow, StepRow
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 
 WRITE_EVERY_S = 1.0
 """Most seconds that a row waits before writing begins, by the real clock; on virtual time this holds while rows come."""
@@ -42,7 +42,7 @@ class RecorderStatistics(Struct, frozen=True):
 class Recorder:
     """Collects the rows of a run and writes them to a store. Made by `open_recorder`; not for use from several threads."""
 
-    def __init__(self, store: TraceStore, virtual: bool) -> None:
+    def __init__(self, store: RunStore, virtual: bool) -> None:
         self._store, self._virtual = store, virtual
         self._calls: list[CallRow] = []
         self._steps: list[StepRow] = []
@@ -155,11 +155,12 @@ class Recorder:
 
 
 @asynccontextmanager
-async def open_recorder(store: TraceStore, virtual: bool) -> AsyncIterator[Recorder]:
+async def open_recorder(store: RunStore, virtual: bool) -> AsyncIterator[Recorder]:
     """A recorder over `store`, which is closed at the end, however the body ends; `virtual`: the clock is simulated.
 
     A write that fails cancels the body and raises `RunFolderError` without a group; other errors are raised as the body raised them.
     """
+    store.open()
     recorder = Recorder(store, virtual)
     error: BaseException | None = None
     try:

@@ -25,6 +25,8 @@ from pipeline.system.machine import versions as installed
 from pipeline.text import redact_all
 
 FILE = "run.json"
+FORMAT = 1
+"""The format of run folders that this version writes and reads."""
 Status = Literal["starting", "running", "finished", "failed", "interrupted"]
 """`starting`: its engines are being opened, and no chain could start yet. `failed` means that the run had to stop; single
 chains that failed do not make it so."""
@@ -166,6 +168,10 @@ class ModeChange(Struct, frozen=True, kw_only=True):
 class RunFile(Struct, frozen=True, kw_only=True):
     """The content of `run.json`. Times are ns UTC; durations are seconds, summed over the sessions."""
 
+    format: int = FORMAT
+    """The format of the run folder, `FORMAT`."""
+    folder_id: str = ""
+    """The random name of the run folder, which every file of its tables bears; unlike `run_id` no other folder has it."""
     run_id: str
     status: Status | Literal["unknown"]
     graph_file: str
@@ -222,10 +228,13 @@ class RunFile(Struct, frozen=True, kw_only=True):
     def read_known(cls, folder: Path) -> "RunFile":
         """As much of the `run.json` in `folder` as can be read, for analyses of a trace, which do not depend on it.
 
-        A field that is missing or of another type is as in `UNKNOWN`: empty, zero or null, the status `unknown`.
+        A field that is missing or of another type is as in `UNKNOWN`: empty, zero or null, the status `unknown`. Raises `InputError`
+        for a folder of another format.
         """
         try:
             return _known(_read(folder))
+        except OtherFormat:
+            raise
         except InputError:
             return UNKNOWN
 
@@ -316,6 +325,31 @@ UNKNOWN = RunFile(
 """The run file of a run of which nothing is known."""
 
 
+class OtherFormat(InputError):
+    """A run folder has another format than this version reads."""
+
+    def __init__(self, where: str, found: object) -> None:
+        what = f"is of the format {found}" if found is not None else "names no format"
+        super().__init__(where, f"{what}, and this version reads format {FORMAT}; read it with the version that wrote it, or run it again")
+
+
+class _Head(Struct, frozen=True):
+    format: Any = None
+    folder_id: Any = ""
+
+
+def folder_id(folder: Path) -> str:
+    """The random name of a run folder; empty where it has no `run.json` that can be read. Raises `InputError` for another format."""
+    try:
+        content = (folder / FILE).read_bytes()
+        head = msgspec.json.decode(content, type=_Head)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
+    if head.format != FORMAT:
+        raise OtherFormat(str(folder / FILE), head.format)
+    return str(head.folder_id)
+
+
 def replace_totals(folder: Path, **counts: int) -> None:
     """Replace these of the `totals` in the `run.json` of a run that is over; all else in it stays as it is.
 
@@ -340,11 +374,14 @@ def _read(folder: Path) -> dict[str, Any]:
     path = folder / FILE
     try:
         with open_file(path) as file:
-            return msgspec.json.decode(file.read(), type=dict[str, Any])
+            raw: dict[str, Any] = msgspec.json.decode(file.read(), type=dict[str, Any])
     except OSError as error:
         raise InputError(str(path), f"cannot be read: {reason(error)}; expected a run folder") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(str(path), f"is not a run.json of this program: {error}") from error
+    if raw.get("format") != FORMAT:
+        raise OtherFormat(str(path), raw.get("format"))
+    return raw
 
 
 def _known(raw: Mapping[str, Any]) -> RunFile:

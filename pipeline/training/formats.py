@@ -21,7 +21,7 @@ from pipeline.reasoning.chain import Chain
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.stages.choose import ChooseSpec
 from pipeline.stages.score import ScoreSpec
-from pipeline.store.read import files, read_batches
+from pipeline.store.read import has_table, read_batches
 from pipeline.training.examples import (
     IGNORED,
     Origin,
@@ -145,7 +145,7 @@ class Selections:
             what = f"{run}: its graph, {retracer.record.graph}, has no `choose` or `score` stage, so it chose among no drafts"
             raise UsageError(f"--as selection: {what}; {GRAPHS}")
         of_steps = [name for name, spec in self._judges.items() if not (isinstance(spec, ChooseSpec) and spec.unit == "thought")]
-        scored = bool(files(run, "rewards"))
+        scored = has_table(run, "rewards")
         self.source = wanted.labels or ("answers" if not of_steps else "rewards" if scored else "verdicts")
         """Where labels come from: if nobody says, from answers for whole thoughts, for steps from rewards where the run has them."""
         if self.source == "answers" and of_steps:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
@@ -27,6 +26,7 @@ from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, UsageError
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
+from tests.support.changed import write_rewards
 
 ROOT = Path(__file__).parent.parent.parent
 Make = Callable[..., RunTable]
@@ -249,8 +249,7 @@ def test_rewards_beside_a_run_are_table_5(folders: dict[str, Path], tmp_path: Pa
     folder.mkdir()
     for name in ("run.json", "chains", "steps", "calls"):
         copied(folders["speccot"] / name, folder / name)
-    (folder / "rewards").mkdir()
-    pq.write_table(pa.Table.from_pylist(rows), folder / "rewards/part-00000.parquet")
+    write_rewards(folder, rows)
     quality = compare([read_run(folder)]).runs[0].quality
     assert quality is not None
     assert quality.selected.value == pytest.approx(0.9)
@@ -278,7 +277,7 @@ def test_runs_of_one_name_are_told_apart(folders: dict[str, Path], tmp_path: Pat
 def test_what_is_no_run_folder_is_named(tmp_path: Path, folders: dict[str, Path]) -> None:
     with pytest.raises(InputError, match=r"run\.json: cannot be read: no such file or directory; expected a run folder"):
         read_run(tmp_path)
-    (tmp_path / "run.json").write_text('{"a": 1}')
+    (tmp_path / "run.json").write_text('{"format": 1}')
     with pytest.raises(InputError, match=r"is not a run\.json of this program: Object missing required field `graph`"):
         read_run(tmp_path)
     card = msgspec.json.decode((folders["target"] / "run.json").read_bytes()) | {"engines": ["draft"]}

@@ -18,9 +18,9 @@ from pipeline.analysis.quality.step_counts import count_steps
 from pipeline.analysis.quality.step_quality import Quality, read_quality
 from pipeline.analysis.quality.step_texts import REFLECTIVE, Texts, read_texts
 from pipeline.analysis.quality.verdict_values import GOOD
-from pipeline.store.columns import table_of
-from pipeline.store.events import ChainRow, RewardRow, StepRow
+from pipeline.store.events import ChainRow, StepRow
 from pipeline.store.query import Query
+from tests.support.changed import write_rewards
 from tests.support.rows import blank
 from tests.support.traces import CHOOSE, LIKELIHOOD, SCORE, write
 
@@ -98,13 +98,6 @@ def given(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Rows]:
     if rows["rewards"]:
         write_rewards(run, rows["rewards"])
     return run, rows
-
-
-def write_rewards(run: Path, rows: list[dict[str, Any]]) -> None:
-    import pyarrow.parquet as pq
-
-    (run / "rewards").mkdir()
-    pq.write_table(table_of(RewardRow, [blank(RewardRow, **row) for row in rows]), run / "rewards/part-00000.parquet")
 
 
 def places_of(rows: Rows) -> dict[str, int]:

@@ -13,7 +13,7 @@ from pipeline.stages.answer import AnswerSpec
 from pipeline.stages.draft import DraftSpec
 from pipeline.stages.generate import GenerateSpec
 from pipeline.store.events import CallRow, ChainRow, StepRow
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 from tests.support.traces import plan_of
 
 Blank = Callable[..., Any]
@@ -21,7 +21,7 @@ Blank = Callable[..., Any]
 
 def test_tokens_by_role_and_after_the_thought(tmp_path: Path, blank: Blank) -> None:
     """A response holds its answer: what its thought leaves. The last row of a chain counts, and failed chains do not."""
-    store = TraceStore(tmp_path)
+    store = RunStore(tmp_path)
     for chain, reason in (("p#0", "cancelled"), ("p#0", "thought_closed"), ("p#1", "thought_closed"), ("q#0", "error")):
         store.append("chains", [blank(ChainRow, chain_id=chain, problem_id=chain[0], stop_reason=reason, thought_tokens=4, correct=True)])
     calls = [("p#0", "response", "target", 9), ("p#1", "say", "target", 3), ("p#1", "draft", "draft", 20), ("q#0", "draft", "draft", 50)]

@@ -14,7 +14,7 @@ from pipeline.graph.spec import UntilSpec
 from pipeline.stages.choose import ChooseSpec
 from pipeline.stages.draft import DraftSpec
 from pipeline.store.events import ChainRow, StepRow
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 from tests.support.traces import CHOOSE, plan_of
 
 Blank = Callable[..., Any]
@@ -29,7 +29,7 @@ def plan(unit: Literal["step", "thought"] = "thought", *, reject: bool = True) -
 
 def written(folder: Path, blank: Blank, rounds: list[tuple[list[str], int | None, bool | None]]) -> dict[str, int]:
     """A run of one problem for each round: its drafts' answers, the chosen one, the verdict on the chain. 5 is right."""
-    store = TraceStore(folder)
+    store = RunStore(folder)
     for number, (answers, chosen, correct) in enumerate(rounds):
         drafts = tuple(THOUGHT.format(3, answer) if answer[0].isdigit() else answer for answer in answers)
         step = blank(StepRow, chain_id=f"p{number}#0", chosen_candidate=chosen, candidate_texts=drafts, **CHOOSE)

@@ -17,7 +17,7 @@ from pipeline.analysis.summary import summarize
 from pipeline.analysis.summary_tables import facts
 from pipeline.errors import InputError
 from pipeline.store.events import CallRow, ChainRow, StepRow
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 from tests.support.traces import SCORE
 
 Blank = Callable[..., Any]
@@ -38,7 +38,7 @@ def chain(blank: Blank, row: int, start: int, end: int, stop_reason: str, **more
 @pytest.fixture
 def folder(tmp_path: Path, blank: Blank) -> Path:
     """Three problems at batch size 2: one right, one wrong, one failed."""
-    store = TraceStore(tmp_path)
+    store = RunStore(tmp_path)
     store.append(
         "calls",
         [
@@ -71,13 +71,15 @@ def folder(tmp_path: Path, blank: Blank) -> Path:
         ],
     )
     store.close()
-    (tmp_path / "run.json").write_text(json.dumps({"batch_size": 2, "status": "finished", "wall_time_s": 10.0, "started_unix_ns": T}))
+    (tmp_path / "run.json").write_text(
+        json.dumps({"format": 1, "batch_size": 2, "status": "finished", "wall_time_s": 10.0, "started_unix_ns": T})
+    )
     return tmp_path
 
 
 def test_failed_chains_count_as_wrong_and_are_said(tmp_path: Path, blank: Blank) -> None:
     """Of four chains with a reference one failed and one was cancelled; a fifth failed without a reference."""
-    store = TraceStore(tmp_path)
+    store = RunStore(tmp_path)
     asked = {"reference_answer": "7", "answer": "7"}
     rows = [
         chain(blank, 1, 0, 5, "thought_closed", correct=True, **asked),
@@ -101,7 +103,7 @@ def test_failed_chains_count_as_wrong_and_are_said(tmp_path: Path, blank: Blank)
 
 
 def test_probability_on_valid_options_is_summed_and_flagged(tmp_path: Path, blank: Blank) -> None:
-    store = TraceStore(tmp_path)
+    store = RunStore(tmp_path)
     masses = [1.0] * 9 + [0.3]
     store.append("steps", [blank(StepRow, decision="fallback", score_mass=mass, score_probs=(1.0,), **SCORE) for mass in masses])
     store.append("chains", [chain(blank, 1, 0, 5, "thought_closed")])
@@ -179,7 +181,7 @@ def test_it_is_json_and_back(folder: Path) -> None:
     assert msgspec.json.decode(msgspec.json.encode(found), type=Summary) == found
 
 
-@pytest.mark.parametrize("content", [None, "", "{", "[1]", '{"batch_size": "two", "wall_time_s": null, "status": 5}', "\udcff"])
+@pytest.mark.parametrize("content", [None, "", "{", "[1]", '{"format": 1, "batch_size": "two", "status": 5}', "\udcff"])
 def test_run_json_may_be_missing_or_odd(folder: Path, content: str | None) -> None:
     (folder / "run.json").unlink()
     if content is not None:
@@ -190,7 +192,7 @@ def test_run_json_may_be_missing_or_odd(folder: Path, content: str | None) -> No
 
 
 def test_a_run_without_rows(tmp_path: Path) -> None:
-    TraceStore(tmp_path).close()
+    RunStore(tmp_path).close()
     found = summarize(tmp_path)
     assert (found.chains, found.steps, found.engines, found.stages, found.errors) == (0, 0, {}, {}, {})
     assert [found.accuracy, found.problems_per_s, found.acceptance_rate, found.draft_share, found.tail_time_s] == [None] * 5
@@ -211,7 +213,7 @@ def test_several_samples_of_a_problem(tmp_path: Path, blank: Blank) -> None:
     """Of three problems one is solved by the vote, one by luck, one never; a first attempt that was cancelled does not count."""
     said = {1: ["5", "5", "7", "5"], 2: ["6", "8", "8", "9"], 3: ["1", "2", "3", "1"]}
     right = {1: "5", 2: "6", 3: "0"}
-    store = TraceStore(tmp_path)
+    store = RunStore(tmp_path)
     store.append("chains", [chain(blank, 2, 0, 1, "cancelled", sample_index=1, answer=None)])
     store.append(
         "chains",
@@ -233,7 +235,7 @@ def test_several_samples_of_a_problem(tmp_path: Path, blank: Blank) -> None:
 
 
 def test_a_run_that_goes_on_is_read_to_its_last_row(tmp_path: Path, blank: Blank) -> None:
-    store = TraceStore(tmp_path)
+    store = RunStore(tmp_path)
     store.append("steps", [blank(StepRow, step_token_ids=(1, 2), decision="accepted")])
     assert summarize(tmp_path).thought_tokens == 2
     store.append("steps", [blank(StepRow, step_token_ids=(3,), decision="fallback")])

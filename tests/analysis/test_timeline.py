@@ -72,7 +72,7 @@ def test_pauses_are_left_out_of_time() -> None:
 
 def test_a_run_file_with_nonsense_in_it_says_nothing(tmp_path: Path) -> None:
     write(tmp_path, chains=[chain("a", 0, 5)])
-    (tmp_path / "run.json").write_text('{"status": 1, "batch_size": "x", "sessions": [1], "engines": [], "graph": null}')
+    (tmp_path / "run.json").write_text('{"format": 1, "status": 1, "batch_size": "x", "sessions": [1], "engines": [], "graph": null}')
     work = read_work(Query(tmp_path))
     assert (work.span, work.engines, work.stays) == (5 * S, (), None)
 

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.store.events import StepRow
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 from tests.support.commands import pipeline
 from tests.support.rows import blank
 
@@ -16,7 +16,7 @@ SQL = "SELECT decision, count(*) AS n, avg(draft_tokens) AS mean FROM steps GROU
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    store = TraceStore(tmp_path / "run")
+    store = RunStore(tmp_path / "run")
     store.append("steps", [blank(StepRow, decision=each, draft_tokens=7) for each in ("accepted", "fallback", "accepted")])
     store.close()
     return tmp_path / "run"

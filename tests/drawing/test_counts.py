@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 
 from pipeline.drawing.captions import mean_time
 from pipeline.drawing.counts import count_run
 from pipeline.graph.plan import Plan
 from pipeline.store.events import CallRow, ChainRow, StepRow
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 
 
 def test_calls_and_seconds_are_those_of_the_table(plan: Callable[..., Plan], run_folder: Path) -> None:
@@ -37,7 +36,7 @@ def test_verdicts_are_those_of_the_table(plan: Callable[..., Plan], run_folder: 
 
 
 def test_verdicts_first_steps_failures_and_ends_are_counted(plan: Callable[..., Plan], tmp_path: Path, blank: Callable[..., Any]) -> None:
-    store = TraceStore(tmp_path)
+    store = RunStore(tmp_path)
     failed = {"stage": "draft", "error_type": "CallTimeout", "e2e_latency_s": 3.0}
     store.append("calls", [blank(CallRow, **failed), blank(CallRow, stage="draft", e2e_latency_s=1.0, client_wait_s=0.5)])
     steps = [
@@ -64,7 +63,7 @@ def judged_twice(folder: Path, blank: Callable[..., Any]) -> None:
     """Steps of a graph with two judges of one kind, `early` and `verify`."""
     judges = ["early", "verify", "verify", None]
     rows = [blank(StepRow, stage="fallback", decision="fallback", verify_kind=name and "score", verify_stage=name) for name in judges]
-    store = TraceStore(folder)
+    store = RunStore(folder)
     store.append("steps", rows)
     store.close()
 
@@ -72,13 +71,6 @@ def judged_twice(folder: Path, blank: Callable[..., Any]) -> None:
 def test_judges_of_one_kind_are_told_apart(plan: Callable[..., Plan], tmp_path: Path, blank: Callable[..., Any]) -> None:
     judged_twice(tmp_path, blank)
     assert count_run(tmp_path, plan("specreason"), "r").rejected == {"early": 1, "verify": 2}
-
-
-def test_folders_of_earlier_versions_name_the_judge_by_its_kind(plan: Callable[..., Plan], tmp_path: Path, blank: Any) -> None:
-    judged_twice(tmp_path, blank)
-    [part] = (tmp_path / "steps").glob("*.parquet")
-    pq.write_table(pq.read_table(part).drop_columns(["verify_stage"]), part)
-    assert count_run(tmp_path, plan("specreason"), "r").rejected == {"verify": 3}
 
 
 def test_a_run_that_was_cut_short_has_nothing_to_count(plan: Callable[..., Plan], tmp_path: Path) -> None:

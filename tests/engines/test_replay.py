@@ -12,7 +12,7 @@ from pipeline.engines.replay.engine import RecordedText, ReplayEngine, mismatch,
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.errors import ContextOverflow, EngineDead, NeverGenerated
 from pipeline.store.events import CallRow
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 
 TOKENIZER = SimTokenizer()
 PROMPT = tuple(TOKENIZER.encode("What is 1 + 1?"))
@@ -161,7 +161,7 @@ def calls(tmp_path: Path, blank: Any) -> RecordedCalls:
     """A call that was answered at its second attempt, one that never was, and one more of each in a second part."""
     failed = {"error_type": "CallTimeout", "prompt_digest": None, "output_token_ids": (), "finish_reason": (), "stop_reason": ()}
     for number in range(2):
-        store = TraceStore(tmp_path)
+        store = RunStore(tmp_path)
         names = f"p#{number}/1/draft", f"p#{number}/2/draft"
         store.append("calls", [row(blank, request_id=name, **failed) for name in names] + [row(blank, request_id=names[0])])
         store.close()
@@ -192,7 +192,7 @@ def test_why_there_is_no_answer_is_said(calls: RecordedCalls, fields: dict[str, 
 
 
 def test_a_run_without_calls_answers_nothing(tmp_path: Path) -> None:
-    TraceStore(tmp_path).close()
+    RunStore(tmp_path).close()
     with pytest.raises(NeverGenerated, match="made no such call"):
         RecordedCalls(tmp_path).find(request())
 

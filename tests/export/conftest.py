@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.store.events import CallRow, ChainRow
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 from tests.support.replicas import replica_run
 from tests.support.run_files import SIM, write_run_json
 from tests.support.runs import solve
@@ -53,10 +53,10 @@ def written(tmp_path: Path, blank: Blank) -> Callable[..., Path]:
                 blank(CallRow, engine="target", stage="s", chain_id="c", submit_unix_ns=T + start, end_unix_ns=T + end)
                 for start, end in part
             ]
-            store = TraceStore(folder)
+            store = RunStore(folder)
             store.append("calls", rows)
             store.close()
-        store = TraceStore(folder)
+        store = RunStore(folder)
         store.append("chains", [blank(ChainRow, start_unix_ns=T + start, end_unix_ns=T + end) for start, end in chains])
         store.close()
         return folder

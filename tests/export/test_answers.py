@@ -13,7 +13,7 @@ from pipeline.errors import InputError
 from pipeline.export.answers import answer_rows
 from pipeline.store.events import ChainRow, StepRow
 from pipeline.store.read import read_batches
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 from tests.support.killed import cut
 from tests.support.runs import solve, write_problems
 
@@ -73,7 +73,7 @@ def voted(tmp_path: Path, blank: Callable[..., Any]) -> Callable[..., Path]:
         [example, *_] = chains(folder)
         for part in (folder / "chains").iterdir():
             part.unlink()
-        store = TraceStore(folder)
+        store = RunStore(folder)
         rows = [
             blank(
                 ChainRow,

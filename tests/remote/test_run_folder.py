@@ -21,9 +21,9 @@ from pipeline.remote.object_store import ObjectStore
 from pipeline.remote.url import Url
 from pipeline.store.events import CallRow, ChainRow, StepRow
 from pipeline.store.read import read_batches, read_rows
-from pipeline.store.rewrite import rewrite
 from pipeline.store.run_file import RunFile
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
+from tests.support.changed import change_rows
 from tests.support.commands import pipeline
 from tests.support.hanging_together import check_hangs_together
 from tests.support.object_stores import BUCKET, Fault, ObjectServer, tables, way_to
@@ -34,7 +34,7 @@ from tests.support.runs import said, solve, write_problems
 COMMAND = ("run", "speccot", "--engines", SIM)
 TIMES = ("submit_unix_ns", "start_unix_ns", "end_unix_ns", "first_token_unix_ns", "created_unix_ns")
 SMALL_PARTS = (
-    "import pipeline.store.tables as store, pipeline.remote.folder as folder;"
+    "import pipeline.store.parts as store, pipeline.remote.folder as folder;"
     "store.GROUP_ROWS, store.PART_GROUPS, folder.EVERY_S = 32, 4, 0.05;"
     "from pipeline.cli.main import main; main()"
 )
@@ -86,7 +86,7 @@ def test_a_run_has_the_rows_of_one_with_a_local_folder(
     here, there = solve(tmp_path, prefix, input=problems).folder, machines.folder(prefix)
     assert here is not None
     assert tables(there, *TIMES) == tables(here, *TIMES)
-    files = {path.relative_to(here).as_posix() for path in here.rglob("*") if path.is_file()} - {"run.lock", "manifest.jsonl"}
+    files = {path.relative_to(here).as_posix() for path in here.rglob("*") if path.is_file()} - {"run.lock"}
     assert store.names(prefix) == sorted(files)
     for name in files:
         assert store.read(f"{prefix}/{name}") == (there / name).read_bytes()
@@ -113,7 +113,7 @@ def test_what_a_command_writes_is_uploaded(store: ObjectServer, stored: str, pre
         return [json.loads(line)["correct"] for line in pipeline("export", stored, "-o", "-").stdout.splitlines()]
 
     before = answers()
-    rewrite(machines.folder(prefix), "chains", ["correct"], lambda rows: [{"correct": not row["correct"]} for row in rows])
+    change_rows(machines.folder(prefix), "chains", lambda row: {"correct": not row["correct"]})
     done = pipeline("grade", stored)
     assert "12 verdicts changed" in done.stdout, done.stderr
     assert pipeline("report", stored).stdout.startswith(f"report: {stored}/report.html (")
@@ -221,8 +221,8 @@ def test_at_every_moment_the_copy_has_whole_chains(
     store: ObjectServer, prefix: str, machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chain is written before each request of an upload, and another machine downloads after it."""
-    monkeypatch.setattr("pipeline.store.tables.GROUP_ROWS", 16)
-    monkeypatch.setattr("pipeline.store.tables.PART_GROUPS", 2)
+    monkeypatch.setattr("pipeline.store.parts.GROUP_ROWS", 16)
+    monkeypatch.setattr("pipeline.store.parts.PART_GROUPS", 2)
     run = solve(tmp_path, "run", input=write_problems(tmp_path, 40)).folder
     assert run is not None
     copy = RunCopy(Url("s3", BUCKET, prefix))
@@ -233,7 +233,7 @@ def test_at_every_moment_the_copy_has_whole_chains(
     chains = iter(rows["chains"])
     copy.folder.mkdir(parents=True)
     shutil.copy(run / "run.json", copy.folder)
-    writer = TraceStore(copy.folder)
+    writer = RunStore(copy.folder)
 
     def write_and_look() -> None:
         if (chain := next(chains, None)) is not None:

@@ -17,7 +17,7 @@ from pipeline.report.gantt import FAILED, QUEUED, WAITING, middle, read_gantt, s
 from pipeline.report.transcripts import MOST_TEXT, option_probabilities, read_transcripts, shown, step_of
 from pipeline.store.events import CallRow, ChainRow, StepRow
 from pipeline.store.run_file import RunFile
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 from tests.support.traces import CHOOSE, LIKELIHOOD, SCORE, verdict_columns
 
 Blank = Callable[..., Any]
@@ -45,7 +45,7 @@ def call(blank: Blank, name: str, stage: str, submit: float, end: float, **more:
 @pytest.fixture
 def folder(tmp_path: Path, blank: Blank) -> Path:
     """Four chains: `late` failed and was taken up again, `b` is wrong, `c` failed."""
-    store = TraceStore(tmp_path)
+    store = RunStore(tmp_path)
     store.append(
         "chains",
         [

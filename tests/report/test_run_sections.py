@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
@@ -25,6 +24,7 @@ from pipeline.report.run_sections import (
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 from pipeline.store.run_file import RunFile
+from tests.support.changed import write_rewards
 
 
 @pytest.mark.slow
@@ -46,8 +46,7 @@ def test_scores_stand_against_rewards_where_a_run_has_both(tmp_path: Path) -> No
         for step in steps
         if step["score_value"] is not None
     ]
-    (tmp_path / "run/rewards").mkdir()
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "run/rewards/part-00000.parquet")
+    write_rewards(tmp_path / "run", rows)
     [section] = [each for each in run_sections(tmp_path / "run", ReportOptions()) if each.title == "Scores against a reward model"]
     assert f"All {len(rows)} steps that were drafted and scored" in section.text[0]
     assert "rank correlation of score and reward: 1.00" in section.text[0]

@@ -15,7 +15,7 @@ from pipeline.session.run import run as solve
 from pipeline.store.events import StepRow
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 from tests.support.run_files import write_run_json
 
 Blank = Callable[..., Any]
@@ -47,7 +47,7 @@ def row(blank: Blank) -> Callable[..., Any]:
 
 def folder_of(folder: Path, *rows: Any) -> Path:
     """A run folder of these steps, over an input of two problems."""
-    store = TraceStore(folder)
+    store = RunStore(folder)
     store.append("steps", rows)
     store.close()
     path = folder / "problems.csv"

@@ -27,7 +27,7 @@ from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.prepare import load_plan
 from pipeline.stages.build import build_stages
 from pipeline.store.recorder import open_recorder
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 
 ROOT = Path(__file__).parent.parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
@@ -115,7 +115,7 @@ async def opened_executor(
     async with open_engines(plan.engines) as opened:
         engines: dict[str, Any] = dict(opened) | {"draft": draft(opened["draft"])}
         builders = {role: PromptBuilder(engine.tokenizer) for role, engine in engines.items()}
-        async with open_recorder(TraceStore(folder), virtual=True) as recorder:
+        async with open_recorder(RunStore(folder), virtual=True) as recorder:
             yield Executor(
                 plan,
                 build_stages(plan, builders, "test"),

@@ -14,7 +14,7 @@ from pipeline.grading.grader import Grader
 from pipeline.runtime.inline_grader import MOST_WAITING, open_inline_grader
 from pipeline.store.events import ChainRow
 from pipeline.store.recorder import open_recorder
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 
 Blank = Callable[..., Any]
 TOWER = "9^{9^{9^9}}"
@@ -64,7 +64,7 @@ EXPECTED = {
 async def test_every_row_gets_its_verdict_and_nobody_waits(tmp_path: Path, blank: Blank) -> None:
     with Grader() as grader:
         async with (
-            open_recorder(TraceStore(tmp_path), virtual=False) as recorder,
+            open_recorder(RunStore(tmp_path), virtual=False) as recorder,
             open_inline_grader(recorder, grader, False) as inline_grader,
         ):
             for row in mixed(blank):
@@ -81,7 +81,7 @@ async def test_every_row_gets_its_verdict_and_nobody_waits(tmp_path: Path, blank
 async def test_on_virtual_time_verdicts_are_given_inline(tmp_path: Path, blank: Blank) -> None:
     with Grader() as grader:
         async with (
-            open_recorder(TraceStore(tmp_path), virtual=True) as recorder,
+            open_recorder(RunStore(tmp_path), virtual=True) as recorder,
             open_inline_grader(recorder, grader, True) as inline_grader,
         ):
             started = anyio.current_time()
@@ -116,7 +116,7 @@ async def end_with(error: Exception | None, folder: Path, blank: Blank, scope: a
     """Drop three chains that take an hour to grade and one that takes nothing, then end."""
     with Grader(limit_s=3600) as grader:
         async with (
-            open_recorder(TraceStore(folder), virtual=False) as recorder,
+            open_recorder(RunStore(folder), virtual=False) as recorder,
             open_inline_grader(recorder, grader, False) as inline_grader,
         ):
             for number in range(3):
@@ -137,7 +137,7 @@ async def end_with(error: Exception | None, folder: Path, blank: Blank, scope: a
 async def test_new_chains_wait_while_too_many_are_ungraded(tmp_path: Path, blank: Blank) -> None:
     with Grader() as grader:
         async with (
-            open_recorder(TraceStore(tmp_path), virtual=False) as recorder,
+            open_recorder(RunStore(tmp_path), virtual=False) as recorder,
             open_inline_grader(recorder, grader, False) as inline_grader,
         ):
             for number in range(MOST_WAITING):

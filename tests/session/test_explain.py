@@ -10,7 +10,7 @@ from pipeline.errors import InputError, UsageError
 from pipeline.session.explain import Explanation, explanations
 from pipeline.session.regrade import regrade
 from pipeline.store.events import ChainRow, StepRow
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 from tests.support.commands import pipeline
 
 Blank = Callable[..., Any]
@@ -33,7 +33,7 @@ ROWS = [  # name, answer's text, recorded answer, reference, kind, recorded verd
 
 @pytest.fixture
 def run(tmp_path: Path, blank: Blank) -> Path:
-    store = TraceStore(tmp_path / "a-run")
+    store = RunStore(tmp_path / "a-run")
     for number, (name, text, answer, reference, kind, correct) in enumerate(ROWS):
         about = {
             "chain_id": f"{name}#0",

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -18,8 +17,8 @@ from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, RunError, RunFolderError
 from pipeline.session.regrade import Change, regrade
 from pipeline.store.events import ChainRow
-from pipeline.store.rewrite import rewrite
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
+from tests.support.changed import change_rows
 from tests.support.patience import HANGS_S
 from tests.support.runs import rows, solve
 
@@ -46,10 +45,10 @@ def run(tmp_path: Path, blank: Blank) -> Path:
             chain(blank, 8, None, "5", False),
         ],
     ):
-        store = TraceStore(folder)
+        store = RunStore(folder)
         store.append("chains", part)
         store.close()
-    (folder / "run.json").write_text(json.dumps({"status": "finished", "totals": {"graded": 5, "correct": 2, "steps": 7}}))
+    (folder / "run.json").write_text(json.dumps({"format": 1, "status": "finished", "totals": {"graded": 5, "correct": 2, "steps": 7}}))
     return folder
 
 
@@ -71,8 +70,8 @@ def test_what_changed_is_said_and_written(run: Path) -> None:
     assert found.changes[0] == Change("c4", "1/2", "0.5", False, True, None)
     assert correct(run) == [True, False, None, True, False, True, None, False]
     after = content(run)
-    assert {name for name in before if before[name] != after[name]} == {"chains/part-00001.parquet", "manifest.jsonl", "run.json"}
-    assert json.loads(after["run.json"]) == {"status": "finished", "totals": {"graded": 6, "correct": 3, "steps": 7}}
+    assert {name for name in after if before.get(name) != after[name]} == {"chains/part-00000.parquet", "run.json"}
+    assert json.loads(after["run.json"]) == {"format": 1, "status": "finished", "totals": {"graded": 6, "correct": 3, "steps": 7}}
 
 
 def test_a_second_time_nothing_changes(run: Path) -> None:
@@ -90,30 +89,22 @@ def test_a_dry_run_writes_nothing(run: Path) -> None:
 
 
 def test_everything_else_in_a_part_stays(run: Path) -> None:
-    part = run / "chains/part-00001.parquet"
-    before = pq.read_table(part)
+    before = pq.read_table(run / "chains")
     regrade(run)
-    after = pq.read_table(part)
-    assert after.schema.equals(before.schema, check_metadata=True)
+    after = pq.read_table(run / "chains")
+    assert after.schema.equals(before.schema)
     kept = [name for name in before.column_names if name not in ("correct", "grading_error")]
     assert after.select(kept).equals(before.select(kept))
 
 
-def test_a_folder_of_an_earlier_version_gets_no_new_columns(run: Path) -> None:
-    part = run / "chains/part-00001.parquet"
-    pq.write_table(pq.read_table(part).drop_columns(["grader", "grading_error"]), part)
-    assert regrade(run).changed == 3
-    assert "grader" not in pq.read_schema(part).names
-
-
 def test_a_run_that_goes_on_keeps_its_card(run: Path) -> None:
-    card = json.dumps({"status": "running", "totals": {}})
+    card = json.dumps({"format": 1, "status": "running", "totals": {}})
     (run / "run.json").write_text(card)
     regrade(run)
     assert (run / "run.json").read_text() == card
 
 
-@pytest.mark.parametrize("card", [None, "", "[]", '{"totals": null, "status": "finished"}', "{"])
+@pytest.mark.parametrize("card", [None, "", "[]", '{"format": 1, "totals": null, "status": "finished"}', "{"])
 def test_run_json_may_be_missing_or_odd(run: Path, card: str | None) -> None:
     (run / "run.json").unlink()
     if card is not None:
@@ -123,7 +114,7 @@ def test_run_json_may_be_missing_or_odd(run: Path, card: str | None) -> None:
 
 def test_a_run_that_was_killed(tmp_path: Path, blank: Blank) -> None:
     """Its rows are in a write-ahead file; a copy of the folder is what a kill leaves."""
-    store = TraceStore(tmp_path / "live")
+    store = RunStore(tmp_path / "live")
     store.append("chains", [chain(blank, 1, "1/2", "0.5", False), chain(blank, 2, "3", "3", True)])
     dead = Path(shutil.copytree(tmp_path / "live", tmp_path / "dead"))
     before = content(dead)
@@ -132,26 +123,14 @@ def test_a_run_that_was_killed(tmp_path: Path, blank: Blank) -> None:
     found = regrade(dead)
     assert (found.chains, found.changed) == (2, 1)
     assert correct(dead) == [True, True]
-    assert sorted(content(dead)) == ["chains/part-00000.parquet", "manifest.jsonl"]
-    before = content(tmp_path / "live")
-    assert regrade(tmp_path / "live").chains == 0, "only its own process may finish its parts"
-    assert content(tmp_path / "live") == before
+    assert sorted(content(dead)) == ["chains/part-00000.parquet"]
+    with pytest.raises(RunFolderError, match="another process is writing the trace; wait for its end"):
+        regrade(tmp_path / "live")
     store.close()
 
 
 def test_no_run_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not a run folder with finished chains"):
-        regrade(tmp_path)
-
-
-def test_parts_that_are_no_chains(tmp_path: Path) -> None:
-    (tmp_path / "chains").mkdir()
-    part = tmp_path / "chains/part-00000.parquet"
-    pq.write_table(pa.table({"answer": ["1"]}), part)
-    with pytest.raises(InputError, match="has no column `chain_id`, `correct`, `reference_answer`, `stop_reason`"):
-        regrade(tmp_path)
-    part.write_bytes(b"PAR1")
-    with pytest.raises(InputError, match=r"part-00000.parquet: cannot be read"):
         regrade(tmp_path)
 
 
@@ -208,26 +187,9 @@ def test_a_grader_that_cannot_start_is_said_and_grading_is_made_up_for(tmp_path:
     assert (regrade(run).graded, summarize(run).grading_errors) == (3, {})
 
 
-def test_a_part_without_a_changed_grade_is_read_no_further(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[list[str] | None] = []
-
-    def noted(file: pq.ParquetFile, columns: list[str] | None = None, **more: Any) -> pa.Table:
-        read.append(columns)
-        return whole(file, columns, **more)
-
-    whole = pq.ParquetFile.read
-    monkeypatch.setattr(pq.ParquetFile, "read", noted)
-    regrade(run)
-    assert read.count(None) == 1  # of the second part
-    read.clear()
-    regrade(run)
-    assert len(read) == 2
-    assert all(columns is not None and "answer_text" not in columns for columns in read)
-
-
 def test_grades_of_a_grader_that_is_not_installed_are_kept(tmp_path: Path) -> None:
     result = solve(tmp_path)
-    rewrite(tmp_path / "run", "chains", ["grader"], lambda rows: [{"grader": "sql"}] * len(rows))
+    change_rows(tmp_path / "run", "chains", lambda row: {"grader": "sql"})
     before = rows(result, "chains")
     with pytest.raises(InputError, match="was graded by 'sql', which is not installed here"):
         regrade(tmp_path / "run")

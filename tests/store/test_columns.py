@@ -9,7 +9,7 @@ from msgspec.structs import fields
 
 from pipeline.store.columns import columns_of, schema_of
 from pipeline.store.events import CallRow, ChainRow, StepRow
-from pipeline.store.tables import TABLES
+from pipeline.store.run_store import TABLES
 
 Blank = Callable[..., Any]
 

@@ -12,7 +12,7 @@ import pytest
 from pipeline.errors import RunFolderError, UsageError
 from pipeline.store.folder import LOCK, hold, hold_output
 from pipeline.store.run_file import RunFile
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 from tests.support.paths import ROOT
 from tests.support.run_files import write_run_json
 
@@ -76,7 +76,7 @@ def test_locks_that_exclude_nobody_are_noticed_before_the_next_row(tmp_path: Pat
     write_run_json(tmp_path)
     card = RunFile.read(tmp_path)
     with hold(tmp_path):
-        store = TraceStore(tmp_path)
+        store = RunStore(tmp_path)
         store.append("chains", [])
         other = "import fcntl\nfcntl.flock = lambda file, operation: None\n" + HOLD
         subprocess.run([sys.executable, "-c", other, str(tmp_path)], cwd=ROOT, input=b"\n", capture_output=True, check=True)

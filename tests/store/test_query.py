@@ -9,7 +9,7 @@ from msgspec import Struct
 from pipeline.errors import InputError, UsageError
 from pipeline.store.events import CallRow, ChainRow
 from pipeline.store.query import TABLES, Query, columns_of_view, query
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 from tests.support.rows import blank
 
 
@@ -25,17 +25,17 @@ def chains(*numbers: int, **fields: Any) -> list[ChainRow]:
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> TraceStore:
+def running(tmp_path: Path) -> RunStore:
     """A run in progress: two rows are in a part, two in a write-ahead file."""
-    store = TraceStore(tmp_path / "it's [1]*")
+    store = RunStore(tmp_path / "it's [1]*")
     store.append("chains", chains(0, 1, correct=True))
     store.close()
-    store = TraceStore(tmp_path / "it's [1]*")
+    store = RunStore(tmp_path / "it's [1]*")
     store.append("chains", [*chains(2, correct=False), *chains(3, stop_reason="error", reference_answer="7", correct=None)])
     return store
 
 
-def test_a_running_run_reads_like_a_finished_one(running: TraceStore) -> None:
+def test_a_running_run_reads_like_a_finished_one(running: RunStore) -> None:
     sql = "SELECT run, count(*) AS chains, avg(counted::INT) AS right, ['a', $more] AS engines FROM chains GROUP BY run"
     with Query(running.folder) as before:
         assert before.rows(sql, Counts, more="b") == [Counts("it's [1]*", 4, 0.5, ("a", "b"))]
@@ -54,7 +54,7 @@ def test_tables_that_are_not_there_are_empty(tmp_path: Path) -> None:
 
 def test_several_folders_are_one_set_of_tables(tmp_path: Path) -> None:
     for name, number in (("a/run", 1), ("b/run", 2), ("c/other", 3)):
-        store = TraceStore(tmp_path / name)
+        store = RunStore(tmp_path / name)
         store.append("chains", chains(*range(number)))
         store.close()
     with Query(tmp_path / "a/run", tmp_path / "b/run", tmp_path / "c/other") as asked:
@@ -82,7 +82,7 @@ def test_users_queries_are_refused_in_a_sentence(tmp_path: Path, sql: str, said:
     assert said in str(caught.value)
 
 
-def test_damage_is_an_error_and_no_number(running: TraceStore) -> None:
+def test_damage_is_an_error_and_no_number(running: RunStore) -> None:
     running.close()
     part = running.folder / "chains/part-00000.parquet"
     content = bytearray(part.read_bytes())
@@ -95,7 +95,7 @@ def test_damage_is_an_error_and_no_number(running: TraceStore) -> None:
 
 
 def test_rows_are_counted_in_calls_too(tmp_path: Path) -> None:
-    store = TraceStore(tmp_path)
+    store = RunStore(tmp_path)
     store.append("calls", [blank(CallRow, stage=stage) for stage in ("draft", "verify", "draft")])
     with Query(tmp_path) as asked:
         assert asked.arrow("SELECT stage, count(*) AS n FROM calls GROUP BY stage ORDER BY n").to_pylist() == [

@@ -19,7 +19,7 @@ from pipeline.errors import RunFolderError
 from pipeline.store import recorder as module
 from pipeline.store.events import CallRow, ChainRow, StepRow
 from pipeline.store.recorder import open_recorder
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 from tests.support.patience import HANGS_S
 
 pytestmark = pytest.mark.anyio
@@ -33,7 +33,7 @@ def rows_of(folder: Path, table: str) -> int:
 
 async def _record_some(folder: Path, blank: Blank, virtual: bool) -> None:
     call = blank(CallRow)
-    async with open_recorder(TraceStore(folder), virtual) as recorder:
+    async with open_recorder(RunStore(folder), virtual) as recorder:
         for index in range(3000):
             recorder.call(replace(call, call_index=index))
             if index % 1000 == 0:
@@ -60,7 +60,7 @@ async def test_rows_arrive_in_order_in_virtual_time(tmp_path: Path, blank: Blank
 
 async def test_virtual_rows_are_written_as_they_pile_up(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WRITE_ROWS", 4)
-    async with open_recorder(TraceStore(tmp_path), virtual=True) as recorder:
+    async with open_recorder(RunStore(tmp_path), virtual=True) as recorder:
         for _ in range(3):
             recorder.call(blank(CallRow))
         await anyio.sleep(3600)
@@ -72,7 +72,7 @@ async def test_virtual_rows_are_written_as_they_pile_up(tmp_path: Path, blank: B
 
 async def test_virtual_rows_wait_no_longer_by_the_real_clock(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WRITE_EVERY_S", 0.0)
-    async with open_recorder(TraceStore(tmp_path), virtual=True) as recorder:
+    async with open_recorder(RunStore(tmp_path), virtual=True) as recorder:
         recorder.call(blank(CallRow))
         recorder.call(blank(CallRow))
         await anyio.sleep(1e-6)
@@ -82,7 +82,7 @@ async def test_virtual_rows_wait_no_longer_by_the_real_clock(tmp_path: Path, bla
 @REAL
 async def test_a_single_row_is_written_within_the_interval(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WRITE_EVERY_S", 0.01)
-    async with open_recorder(TraceStore(tmp_path), virtual=False) as recorder:
+    async with open_recorder(RunStore(tmp_path), virtual=False) as recorder:
         recorder.call(blank(CallRow))
         with anyio.fail_after(HANGS_S):
             while not recorder.statistics().written:  # noqa: ASYNC110  (to poll is what a display does)
@@ -92,14 +92,14 @@ async def test_a_single_row_is_written_within_the_interval(tmp_path: Path, blank
 
 async def test_dropping_a_row_costs_microseconds(tmp_path: Path, blank: Blank) -> None:
     row = blank(CallRow)
-    async with open_recorder(TraceStore(tmp_path), virtual=True) as recorder:
+    async with open_recorder(RunStore(tmp_path), virtual=True) as recorder:
         start = time.process_time()
         for _ in range(2000):
             recorder.call(row)
         assert (time.process_time() - start) / 2000 < 20e-6
 
 
-class GatedStore(TraceStore):
+class GatedStore(RunStore):
     """A store on a slow disk: it works while `gate` is open."""
 
     def __init__(self, folder: Path) -> None:
@@ -133,7 +133,7 @@ async def test_room_waits_for_a_slow_disk(tmp_path: Path, blank: Blank, monkeypa
 async def test_room_lets_virtual_rows_be_written(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_ROWS", 8)
     monkeypatch.setattr(module, "WRITE_ROWS", 4)
-    async with open_recorder(TraceStore(tmp_path), virtual=True) as recorder:
+    async with open_recorder(RunStore(tmp_path), virtual=True) as recorder:
         for _ in range(20):
             recorder.call(blank(CallRow))
         await recorder.room()
@@ -141,7 +141,7 @@ async def test_room_lets_virtual_rows_be_written(tmp_path: Path, blank: Blank, m
 
 
 async def _lose_the_folder(folder: Path, blank: Blank, virtual: bool) -> None:
-    store = TraceStore(folder)
+    store = RunStore(folder)
     rows = [blank(CallRow)] * 8192
     with pytest.raises(RunFolderError, match=r"calls: cannot write the trace: no such file or directory$"):
         async with open_recorder(store, virtual) as recorder:
@@ -166,7 +166,7 @@ async def test_a_failed_write_ends_the_run_in_virtual_time(tmp_path: Path, blank
 
 async def test_a_failure_at_the_end_is_raised_too(tmp_path: Path, blank: Blank) -> None:
     with pytest.raises(RunFolderError, match="calls: cannot write the trace"):
-        async with open_recorder(TraceStore(tmp_path), virtual=True) as recorder:
+        async with open_recorder(RunStore(tmp_path), virtual=True) as recorder:
             recorder.call(blank(CallRow))
             shutil.rmtree(tmp_path / "calls")
 
@@ -176,7 +176,7 @@ async def test_a_failure_at_the_end_is_raised_too(tmp_path: Path, blank: Blank) 
 async def test_an_error_of_the_body_leaves_as_it_was(tmp_path: Path, blank: Blank, virtual: bool) -> None:
     error = ValueError("mine")
     with pytest.raises(ValueError, match="mine") as caught:
-        async with open_recorder(TraceStore(tmp_path), virtual) as recorder:
+        async with open_recorder(RunStore(tmp_path), virtual) as recorder:
             recorder.call(blank(CallRow))
             raise error
     assert caught.value is error
@@ -188,7 +188,7 @@ async def test_an_error_of_the_body_leaves_as_it_was(tmp_path: Path, blank: Blan
 @pytest.mark.parametrize("virtual", [True, False])
 async def test_cancellation_loses_nothing(tmp_path: Path, blank: Blank, virtual: bool) -> None:
     with anyio.CancelScope() as scope:
-        async with open_recorder(TraceStore(tmp_path), virtual) as recorder:
+        async with open_recorder(RunStore(tmp_path), virtual) as recorder:
             recorder.call(blank(CallRow))
             await anyio.lowlevel.checkpoint()
             recorder.chain(blank(ChainRow))
@@ -228,7 +228,7 @@ async def test_the_end_is_bounded_when_the_disk_hangs(tmp_path: Path, blank: Bla
 
 
 async def test_closing_twice_is_harmless(tmp_path: Path, blank: Blank) -> None:
-    async with open_recorder(TraceStore(tmp_path), virtual=True) as recorder:
+    async with open_recorder(RunStore(tmp_path), virtual=True) as recorder:
         recorder.call(blank(CallRow))
         await recorder.aclose()
     assert rows_of(tmp_path, "calls") == 1

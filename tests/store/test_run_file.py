@@ -1,4 +1,4 @@
-"""`run.json`: what is written comes back, of other versions and of packages that are not here too."""
+"""`run.json`: what is written comes back, of packages that are not here too."""
 
 import json
 import math
@@ -18,7 +18,6 @@ from pipeline.graph.compiler import compile_graph
 from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import LoopNode, Plan, RecordedPlan, UnknownEngine, UnknownStage, decode_plan, encode_plan, settings_of
 from pipeline.graph.plugins import engine_specs, stage_specs
-from pipeline.graph.prompts import Prompts
 from pipeline.graph.spec import EngineSpec, StageSpec
 from pipeline.store.run_file import UNKNOWN, Host, RunFile, Session, host
 from tests.support.patience import HANGS_S
@@ -74,28 +73,6 @@ def test_every_stage_is_kept_with_its_capabilities() -> None:
         ["write", 0, False, False],
         ["answer", 0, False, True],
     ]
-
-
-def without_additions(raw: Any) -> Any:
-    """As the version before this one wrote it."""
-    new = {"purpose", "drafted", "may_reject", "finishes", "graph_name", "prompts"}
-    if isinstance(raw, dict):
-        return {key: value if key == "params" else without_additions(value) for key, value in raw.items() if key not in new}
-    return [without_additions(each) for each in raw] if isinstance(raw, list) else raw
-
-
-@pytest.mark.parametrize("graph", GRAPHS, ids=lambda path: path.stem)
-def test_runs_of_the_version_before_are_read(graph: Path) -> None:
-    plan = plan_of(graph)
-    run = run_of(plan, graph_file=str(graph))
-    found = RunFile.decode(without_additions(json.loads(run.encode())))
-    assert found == structs.replace(run, plan=structs.replace(plan, name=graph.stem))
-
-
-def test_an_instruction_of_an_earlier_version_is_how_problems_are_asked() -> None:
-    raw = without_additions(json.loads(run_of(plan_of(ROOT / "graphs/speccot.yaml")).encode()))
-    found = RunFile.decode(raw | {"instruction": "\nThink {hard}."})
-    assert found.plan.prompts == Prompts(problem="{{problem}}\nThink {hard}.")
 
 
 class Coin(StageSpec, frozen=True, kw_only=True, tag="coin"):
@@ -168,7 +145,8 @@ def test_settings_that_this_version_does_not_know_are_kept(tmp_path: Path) -> No
         (None, "cannot be read: no such file or directory; expected a run folder"),
         ("", "is not a run.json of this program: Input data was truncated"),
         ("[1]", "is not a run.json of this program: Expected `object`, got `array`"),
-        ("{}", "is not a run.json of this program: Object missing required field `graph`"),
+        ("{}", "names no format, and this version reads format 1; read it with the version that wrote it, or run it again"),
+        ('{"format": 1}', "is not a run.json of this program: Object missing required field `graph`"),
         (RUN_JSON | {"graph": {"levels": 3}}, "is not a run.json of this program: Expected `array`, got `int`"),
         (RUN_JSON | {"graph": {"levels": [[{"name": "x"}]]}}, "the node `x` of the graph has neither `spec` nor `until` and `body`"),
         (RUN_JSON | {"engines": ["target"]}, "is not a run.json of this program: Expected `object`, got `array`"),
@@ -185,7 +163,7 @@ def test_what_is_no_run_file_is_refused(tmp_path: Path, content: str | dict[str,
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [None, "", "{", "[1]", "\udcff", '{"status": 1, "batch_size": "x", "sessions": [1], "engines": []}'])
+@pytest.mark.parametrize("content", [None, "", "{", "[1]", "\udcff", '{"format": 1, "status": 1, "batch_size": "x", "sessions": [1]}'])
 def test_nothing_is_known_of_nonsense(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "run.json").write_bytes(content.encode(errors="surrogateescape"))

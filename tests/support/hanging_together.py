@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pipeline.store.checking.fsck import examine
+from pipeline.store.check import examine
 
 
 def rows(folder: Path, table: str) -> list[dict[str, Any]]:

@@ -25,10 +25,10 @@ from pipeline.session.options import RunOptions
 from pipeline.session.prepare import Prepared, RunSettings
 from pipeline.session.run import SessionResult, run
 from pipeline.store.columns import schema_of
-from pipeline.store.conform import ROWS
+from pipeline.store.events import ROWS
 from pipeline.store.read import read_table
 from pipeline.store.run_file import Replica, RunFile
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 from pipeline.system.tasks import background_tasks
 from tests.support.fated_replicas import LocalLink
 from tests.support.paths import ROOT, SIM
@@ -64,7 +64,9 @@ def as_replicas(folder: Path, parts: Sequence[Path], stretched: dict[int, int]) 
     long it took on some of them."""
     files = [RunFile.read(part) for part in parts]
     origin = files[0].started_unix_ns
-    store = TraceStore(folder, {name: ROWS[name] for name in TABLES})
+    folder.mkdir(parents=True, exist_ok=True)
+    _run_file(files, folder.name, stretched).write(folder)
+    store = RunStore(folder, {name: ROWS[name] for name in TABLES})
     for name in TABLES:
         tables, rows = [], 0
         for number, (part, file) in enumerate(zip(parts, files, strict=True)):
@@ -76,7 +78,6 @@ def as_replicas(folder: Path, parts: Sequence[Path], stretched: dict[int, int]) 
         for batch in ordered.cast(schema_of(ROWS[name])).combine_chunks().to_batches():
             store.append_batch(name, batch)
     store.close()
-    _run_file(files, folder.name, stretched).write(folder)
     return folder
 
 

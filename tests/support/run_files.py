@@ -18,6 +18,7 @@ SIM = {
     "kv_bytes_per_token": 1.0,
 }
 RUN_JSON: dict[str, Any] = {
+    "format": 1,
     "run_id": "r",
     "status": "finished",
     "graph_file": "graphs/target.yaml",

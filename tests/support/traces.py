@@ -17,7 +17,7 @@ from pipeline.graph.spec import StageSpec
 from pipeline.reasoning.chain import Scale
 from pipeline.store.events import CallRow, ChainRow
 from pipeline.store.query import Query
-from pipeline.store.tables import TraceStore
+from pipeline.store.run_store import RunStore
 from tests.support.rows import blank
 
 S = 1_000_000_000
@@ -57,14 +57,14 @@ def chain(name: str, start: float, end: float, **more: Any) -> Any:
 
 def write(folder: Path, *, card: dict[str, Any] | None = None, closed: bool = True, **tables: Sequence[Struct]) -> Path:
     """A run folder with these rows; calls in the order of their ends. One that is not `closed` is that of a killed run."""
-    store = TraceStore(folder)
+    store = RunStore(folder)
     for table, rows in tables.items():
         ordered = sorted(rows, key=lambda row: row.end_unix_ns) if table == "calls" else rows  # type: ignore[attr-defined]
         store.append(table, ordered)
     if closed:
         store.close()
     if card is not None:
-        (folder / "run.json").write_text(json.dumps(card))
+        (folder / "run.json").write_text(json.dumps({"format": 1} | card))
     return folder
 
 

@@ -12,11 +12,9 @@ from pathlib import Path
 from drills.command import carried_out
 from drills.toll import Ground, Toll, sentence, summed, toll, tracebacks
 from pipeline.store.folder import LOCK
-from pipeline.store.run_file import FILE
 
 Damage = Callable[[Path, Path, random.Random], None]
 """Breaks the run in the first folder, with what it needs of a run in the second one."""
-MANIFEST = "manifest.jsonl"
 SOUND, REFUSED = (0, 3), (1, 2)
 """Exit codes."""
 
@@ -91,25 +89,14 @@ def _taken_up(damage: Damage, ground: Ground, folder: Path, run: Path, other: Pa
     shutil.copytree(run, folder)
     damage(folder, other, luck)
     log, before = folder.with_suffix(".log"), _contents(folder)
-    code = carried_out(ground.command(folder), log)
-    refused, wrong = code in REFUSED, int(code not in (*SOUND, *REFUSED))
-    if refused:
-        wrong += not sentence(log) or not _kept(before, _contents(folder))
-        code = _repaired(ground, folder, log)
-    elif code == SOUND[1]:
-        code = carried_out([*ground.command(folder), "--retry-failed"], log)
-    fault = f"garbage in the run folder: {damage.__name__}"
-    if code:  # nothing repairs it
-        printed = {"tracebacks": tracebacks(log), "wrong_ends": wrong + (not refused), "refused": int(refused)}
-        return Toll(fault=fault, engines=ground.engines, faults=1, **printed)
-    return toll(fault, ground, folder, log, wrong_ends=wrong, refused=int(refused))
-
-
-def _repaired(ground: Ground, folder: Path, log: Path) -> int:
-    """The exit code of a run that was repaired before it was taken up."""
-    carried_out(["runs", "check", str(folder), "--repair"], log)
-    code = carried_out(ground.command(folder), log)
-    return carried_out([*ground.command(folder), "--retry-failed"], log) if code == SOUND[1] else code
+    code, fault = carried_out(ground.command(folder), log), f"garbage in the run folder: {damage.__name__}"
+    if code in REFUSED:
+        wrong = int(not sentence(log) or not _kept(before, _contents(folder)))
+        return Toll(fault=fault, engines=ground.engines, faults=1, tracebacks=tracebacks(log), wrong_ends=wrong, refused=1)
+    wrong = int(code not in SOUND)
+    if code == SOUND[1]:
+        carried_out([*ground.command(folder), "--retry-failed"], log)
+    return toll(fault, ground, folder, log, wrong_ends=wrong)
 
 
 def _files(run: Path) -> list[Path]:
@@ -131,13 +118,7 @@ def _contents(run: Path) -> dict[str, bytes]:
 
 
 def _kept(before: dict[str, bytes], after: dict[str, bytes]) -> bool:
-    """Whether every file is as it was, or a write-ahead file that was made a part; the manifest says what became of which.
-
-    A part that was being finished, `.tmp`, goes too where its rows are in a write-ahead file. Damage in a column that is read at the end
-    alone is found there: `run.json` is another one then, and there are more parts than before.
-    """
-    unfinished = {name.replace("/wal-", "/part-").replace(".arrows", ".parquet.tmp") for name in before if "/wal-" in name}
-    gone = {name for name, digest in before.items() if after.get(name) != digest} - unfinished - {MANIFEST}
-    made = {name.replace("/part-", "/wal-").replace(".parquet", ".arrows") for name in after.keys() - before.keys()}
-    went_on = made - before.keys()
-    return gone <= made | ({FILE} if went_on else set())
+    """True if every file is as it was, or damage was found in a page that is read at the end alone: then the run went on, and there are
+    more parts than before."""
+    gone = {name for name, digest in before.items() if after.get(name) != digest}
+    return not gone or any(name.endswith(".parquet") for name in after.keys() - before.keys())

@@ -59,7 +59,7 @@ class Toll(Struct, frozen=True, kw_only=True):
     wrong_ends: int = 0
     """Commands that ended with another exit code than they should, or without a sentence."""
     refused: int = 0
-    """Run folders that were refused with a sentence, kept what they held, and were repaired."""
+    """Run folders that were refused with a sentence and kept what they held."""
     sessions: int = 0
     """Processes that worked on the runs."""
     resume_s: tuple[float, ...] = ()

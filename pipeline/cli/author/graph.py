@@ -21,7 +21,6 @@ from pipeline.cli.options import (
     with_models,
     with_preset,
 )
-from pipeline.cli.runs.check import print_flaws
 from pipeline.cli.terminal import print_line, print_notice, print_page
 from pipeline.data.many_files import open_files
 from pipeline.data.problems import Problem
@@ -36,6 +35,7 @@ from pipeline.export.output import check_output, whole_file
 from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
 from pipeline.session.notices import notices
 from pipeline.session.prepare import load_plan
+from pipeline.store.read import check_readable
 from pipeline.text import redact, redact_all, sanitize
 
 SUFFIXES = {".txt": "text", ".mmd": "mermaid", ".mermaid": "mermaid"}
@@ -182,7 +182,7 @@ def _form(output: Path | None) -> str:
 def _page(plan: Plan, run: Path | None, form: str) -> str:
     played, counts = engines_of(plan), None
     if run is not None:
-        print_flaws([run])
+        check_readable(run)
         plan, played, counts = _with_run(plan, run)
     if form == "text":
         return text(plan, played, counts)

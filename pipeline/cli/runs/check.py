@@ -1,64 +1,43 @@
-"""`pipeline runs check RUN`: what is wrong in a run folder; other commands print what they leave out."""
+"""`pipeline runs check RUN`: what is wrong in a run folder; other commands refuse to read one that is not whole."""
 
 import sys
-from collections.abc import Iterable
-from pathlib import Path
 
 import click
 import msgspec
 
-from pipeline.cli.commands import command, option
+from pipeline.cli.commands import command
 from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.options import json_option
-from pipeline.cli.terminal import print_line, print_notice, print_page
-from pipeline.store.checking.fsck import Examination, examine
-from pipeline.store.checking.fsck import repair as repaired
-from pipeline.store.checking.inventory import flaws
-from pipeline.store.folder import hold
-
-
-def print_flaws(runs: Iterable[Path]) -> None:
-    """Print a notice for every file of the run folders `runs` that is missing, left out, or changed since the run."""
-    for run in runs:
-        for sentence in flaws(run):
-            print_notice(sentence)
+from pipeline.cli.terminal import print_line, print_page
+from pipeline.store.check import Examination, examine
 
 
 @command()
 @click.argument("run", type=RunFolder(), metavar="RUN")
-@option("--repair", is_flag=True, help="Repair what can be repaired; no file is deleted.")
 @json_option
-def check(run: Located, repair: bool, as_json: bool) -> None:
-    """Check the run folder RUN for missing, duplicate, foreign or damaged files, and for chains whose rows are inconsistent.
+def check(run: Located, as_json: bool) -> None:
+    """Check the run folder RUN: every file and every row is read, and each chain must have the calls and steps that it counts.
 
-    --repair turns write-ahead files into parts, drops inconsistent rows, and moves files that are not the run's own into the subfolder
-    `aside`. `pipeline resume` then solves again what was lost.
+    What a killed process left is no flaw: `pipeline resume` continues from it. A folder with missing, foreign or damaged files is refused
+    by every command; put its files back from a copy, or start a new run.
     """
-    if repair:
-        examine(run.path)  # refuses what is no run folder, before a lock is made in it
-        with hold(run.path):
-            found = repaired(run.path)
-    else:
-        found = examine(run.path)
+    found = examine(run.path)
     if as_json:
         print_page(msgspec.json.encode(found, order="sorted"))
     else:
-        for line in _lines(found, str(run), repair):
+        for line in _lines(found, str(run)):
             print_line(line)
     sys.exit(0 if found.sound else 1)
 
 
-def _lines(found: Examination, folder: str, repair: bool) -> list[str]:
+def _lines(found: Examination, folder: str) -> list[str]:
     sessions = f"{found.sessions} session{'' if found.sessions == 1 else 's'}"
-    manifest = "" if found.manifest else ", no manifest (of an earlier version, or lost): missing and foreign files cannot be detected"
-    lines = [f"{folder}: {found.status}, {sessions}{', a process is at work in it' if found.held else ''}{manifest}"]
+    lines = [f"{folder}: {found.status}, {sessions}{', a process is at work in it' if found.held else ''}"]
     lines += ["{:<10}{:>8}{:>14}{:>14}{:>12}".format("table", "parts", "write-ahead", "rows", "MB")]
     for table in found.tables:
         size = f"{table.bytes / 1e6:,.2f}"
         lines.append(f"{table.table:<10}{table.parts:>8,}{table.write_ahead:>14,}{table.rows:>14,}{size:>12}")
-    lines += [f"repaired: {each}" for each in found.repaired]
     lines += [f"wrong: {flaw}" for flaw in found.flaws]
-    if found.sound:
-        return [*lines, "sound" + (": its chains are checked once the process has ended" if found.held else "")]
-    remedy = "the rest cannot be repaired" if repair else f"to repair: pipeline runs check {folder} --repair"
-    return [*lines, f"unsound: {remedy}"]
+    if not found.sound:
+        return [*lines, "unsound"]
+    return [*lines, "sound" + (": its chains are checked once the process has ended" if found.held else "")]

@@ -22,10 +22,10 @@ from pipeline.cli.commands import command, option
 from pipeline.cli.console import PlainConsole, print_parts
 from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.options import json_option
-from pipeline.cli.runs.check import print_flaws
 from pipeline.cli.terminal import print_page
 from pipeline.errors import UsageError, did_you_mean, reason
 from pipeline.files import new_file
+from pipeline.store.read import check_readable
 from pipeline.text import sanitize
 
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".json": "json"}
@@ -80,7 +80,7 @@ def compare(
     forms = INVARIANCE_FORMATS if identical else TABLE_FORMATS if table else FORMATS
     if "csv" not in forms and "csv" in (SUFFIXES[path.suffix] for path in output):
         raise UsageError("--identical: can be written to .md and .json")
-    print_flaws(folders)
+    check_readable(*folders)
     found: Any
     if identical:
         found = compare_chains(*folders)

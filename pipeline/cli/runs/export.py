@@ -10,7 +10,6 @@ import msgspec
 from pipeline.cli.commands import Option, command, option
 from pipeline.cli.located import LocalPath, Located, RunFolder, problems_of
 from pipeline.cli.options import overwrite_option
-from pipeline.cli.runs.check import print_flaws
 from pipeline.cli.runs.spans import FILES, export_spans
 from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import RunFolderError, UsageError, boundary
@@ -18,8 +17,8 @@ from pipeline.export.answers import answer_rows
 from pipeline.export.answers_file import Form, form_of, write_answers, write_batches
 from pipeline.export.output import check_output
 from pipeline.store.columns import schema_of
-from pipeline.store.conform import ROWS
-from pipeline.store.read import check_folder, read_whole
+from pipeline.store.events import ROWS
+from pipeline.store.read import check_folder, check_readable, read_whole
 from pipeline.training.formats import FORMATS, SOURCES, Wanted
 from pipeline.training.problems import HeldOutProblems
 from pipeline.training.write import write_training_data
@@ -134,7 +133,7 @@ def export(runs: tuple[Located, ...], output: Path | None, kind: str, form: Form
     for folder in folders:
         check_folder(folder)
     _check(kind, folders, output, options | {"form": form})
-    print_flaws(folders)
+    check_readable(*folders)
     if kind in FILES:
         export_spans(kind, runs[0], output, overwrite, options["endpoint"], options["texts"])
         return
@@ -152,7 +151,7 @@ def export(runs: tuple[Located, ...], output: Path | None, kind: str, form: Form
         if kind == "answers":
             count, of = write_answers(output, _rows(folders[0], kind, options["thoughts"]), form), "problems"
         else:
-            count, of = write_batches(output, schema_of(ROWS[kind]), read_whole(folders[0], ROWS[kind], kind), form), "rows"
+            count, of = write_batches(output, schema_of(ROWS[kind]), read_whole(folders[0], kind), form), "rows"
     print_line(f"{output}: {count:,} {of}")
 
 
@@ -185,7 +184,7 @@ def _rows(run: Path, kind: str, thoughts: bool) -> Iterator[dict[str, Any]]:
     if kind == "answers":
         yield from answer_rows(run, thoughts=thoughts)
     else:
-        for batch in read_whole(run, ROWS[kind], kind):
+        for batch in read_whole(run, kind):
             yield from batch.to_pylist()
 
 

@@ -10,12 +10,12 @@ from pipeline.cli.commands import command, option
 from pipeline.cli.console import PlainConsole, print_table
 from pipeline.cli.located import LocalPath, Located, RunFolder
 from pipeline.cli.options import json_option, overwrite_option
-from pipeline.cli.runs.check import print_flaws
 from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import RunFolderError, UsageError, boundary, reason
 from pipeline.export.output import check_output
 from pipeline.files import new_file
 from pipeline.store.query import Query
+from pipeline.store.read import check_readable
 
 FORMATS = {
     ".parquet": "FORMAT parquet, COMPRESSION zstd",
@@ -52,7 +52,7 @@ def query(runs: tuple[Located, ...], sql: str, output: Path | None, overwrite: b
     if output is not None:
         check_output(output, overwrite)
     folders = [run.path for run in runs]
-    print_flaws(folders)
+    check_readable(*folders)
     with Query(*folders) as asked, asked.errors_of_sql(text):
         found = asked.select(text)
         if output is not None:

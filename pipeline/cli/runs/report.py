@@ -6,9 +6,9 @@ import click
 
 from pipeline.cli.commands import command, option
 from pipeline.cli.located import Located, RunFolder
-from pipeline.cli.runs.check import print_flaws
 from pipeline.cli.terminal import print_line
 from pipeline.report.extra import load
+from pipeline.store.read import check_readable
 
 
 @command()
@@ -29,6 +29,6 @@ def report(runs: tuple[Located, ...], output: Path | None, chains: int, bins: in
     """
     page, folders = load("report"), [run.path for run in runs]
     place = page.report_path(folders, output)
-    print_flaws(folders)
+    check_readable(*folders)
     page.write(place, page.report(folders, page.ReportOptions(chains=chains, bins=bins)))
     print_line(f"report: {runs[0].name(place)} ({place.stat().st_size / 1e6:.1f} MB); open it in a browser")

@@ -12,12 +12,11 @@ from pipeline.cli.commands import command, option
 from pipeline.cli.console import PlainConsole
 from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.options import json_option
-from pipeline.cli.runs.check import print_flaws
 from pipeline.cli.summary import print_summary
 from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import UsageError, did_you_mean
 from pipeline.report.transcripts import Candidate, Step, Transcript, transcripts_of, unused_drafts
-from pipeline.store.read import check_folder, read_batches
+from pipeline.store.read import check_folder, check_readable, read_batches
 from pipeline.store.run_file import RunFile
 
 STYLES = {"accepted": "green", "fallback": "yellow", "first_steps": "yellow", "guidance": "cyan", "interrupted": "magenta"}
@@ -42,7 +41,7 @@ def show(run: Located, problem: str | None, attempt: int, candidates: bool, fail
         raise UsageError("--json: not with CHAIN; for its steps as data use `pipeline export --as steps`")
     folder = run.path
     check_folder(folder)
-    print_flaws([folder])
+    check_readable(folder)
     if failed:
         if problem is not None or candidates:
             raise UsageError("--failed: about all chains; leave out " + ("--candidates" if candidates else f"CHAIN {problem!r}"))

@@ -9,10 +9,10 @@ from pipeline.calibration.calibrate import calibrate as calibrated
 from pipeline.calibration.engines_file import engines_file, fit_lines
 from pipeline.cli.commands import command, option
 from pipeline.cli.located import Located, RunFolder
-from pipeline.cli.runs.check import print_flaws
 from pipeline.cli.terminal import print_line
 from pipeline.errors import UsageError, reason
 from pipeline.files import new_file
+from pipeline.store.read import check_readable
 
 
 @command()
@@ -34,7 +34,7 @@ def calibrate(runs: tuple[Located, ...], output: Path | None, max_calls: int, fo
     printed with every prediction made from it. No file is written if calls are off by more than 50% on average.
     """
     folders = [run.path for run in runs]
-    print_flaws(folders)
+    check_readable(*folders)
     found = calibrated(folders, max_calls)
     for line in fit_lines(found):
         print_line(line)

@@ -8,12 +8,12 @@ import msgspec
 from pipeline.cli.commands import command, option
 from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.options import json_option
-from pipeline.cli.runs.check import print_flaws
 from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import UsageError
 from pipeline.grading.grader import LIMIT_S
 from pipeline.session.explain import Explanation, explanations
 from pipeline.session.regrade import Change, Regrade, regrade
+from pipeline.store.read import check_readable
 
 SHOWN = 10
 """Changed verdicts that are printed without `--json`."""
@@ -39,7 +39,7 @@ def grade(run: Located, row: str | None, dry_run: bool, workers: int | None, tim
 
     With --explain, print what was taken as the answer of one row, from where, and which rule compared it with the reference.
     """
-    print_flaws([run.path])
+    check_readable(run.path)
     if row is None:
         found = regrade(run.path, workers=workers, limit_s=timeout, dry_run=dry_run)
         print_result(found, _lines(found), as_json)

@@ -12,9 +12,9 @@ from pipeline.cli.commands import command, option
 from pipeline.cli.console import PlainConsole
 from pipeline.cli.located import Located, ProblemFile, RunFolder
 from pipeline.cli.options import json_option
-from pipeline.cli.runs.check import print_flaws
 from pipeline.cli.study.grade import print_result
 from pipeline.rewards.score import OnProgress, ScoringResult, score_run
+from pipeline.store.read import check_readable
 from pipeline.text import one_line
 
 _MEANS = {"all": "drafted steps", "accepted": "of these, one selected", "fallback": "of these, none: fallback"}
@@ -31,7 +31,7 @@ def score(run: Located, prm: Path, input_: Path | None, settings: tuple[str, ...
 
     The rewards are stored in RUN, in the table rewards/*.parquet. If the command is interrupted, an earlier table is kept.
     """
-    print_flaws([run.path])
+    check_readable(run.path)
     with watched(str(run)) as watch:
         scored = score_run(run.path, prm, input_file=input_, settings=settings, watch=watch)
     print_result(scored, reward_lines(scored, str(run)), as_json)

@@ -20,12 +20,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict
 
-from pipeline.errors import RunFolderError
-from pipeline.store import tables
+from pipeline.errors import InputError, RunFolderError
+from pipeline.store import parts, run_store
 from pipeline.store.columns import schema_of
-from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.events import TABLES, CallRow, ChainRow, StepRow
 from pipeline.store.read import read_batches
-from pipeline.store.tables import TABLES, TraceStore, recover
+from pipeline.store.run_store import RunStore
 
 Blank = Callable[..., Any]
 
@@ -52,7 +52,7 @@ ROW: dict[str, Any] = {
 
 def test_what_goes_in_comes_out(tmp_path: Path, blank: Blank) -> None:
     rows = [blank(CallRow, **ROW, call_index=index) for index in range(600)] + [blank(CallRow)]
-    with_unit = TraceStore(tmp_path)
+    with_unit = RunStore(tmp_path)
     with_unit.append("calls", rows)
     with_unit.close()
     table = pq.read_table(tmp_path / "calls")
@@ -66,7 +66,7 @@ def _tuple(value: Any) -> Any:
 
 
 def test_duckdb_and_pyarrow_open_the_folder(tmp_path: Path, blank: Blank) -> None:
-    trace = TraceStore(tmp_path)
+    trace = RunStore(tmp_path)
     trace.append("steps", [blank(StepRow, decision="accepted", step_token_ids=(1, 2)), blank(StepRow, decision="fallback")])
     trace.close()
     query = f"select decision, len(step_token_ids) from read_parquet('{tmp_path}/steps/part-*.parquet')"
@@ -80,7 +80,7 @@ def test_duckdb_and_pyarrow_open_the_folder(tmp_path: Path, blank: Blank) -> Non
 
 
 def test_a_store_without_rows_leaves_three_empty_tables(tmp_path: Path) -> None:
-    TraceStore(tmp_path).close()
+    RunStore(tmp_path).close()
     for table, row in TABLES.items():
         assert names(tmp_path / table) == ["part-00000.parquet"]
         assert pq.read_table(tmp_path / table).schema.equals(schema_of(row))
@@ -89,14 +89,14 @@ def test_a_store_without_rows_leaves_three_empty_tables(tmp_path: Path) -> None:
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row groups of 4 rows, parts of 2 groups."""
-    monkeypatch.setattr(tables, "BATCH_ROWS", 2)
-    monkeypatch.setattr(tables, "GROUP_ROWS", 4)
-    monkeypatch.setattr(tables, "PART_GROUPS", 2)
+    monkeypatch.setattr(run_store, "BATCH_ROWS", 2)
+    monkeypatch.setattr(parts, "GROUP_ROWS", 4)
+    monkeypatch.setattr(parts, "PART_GROUPS", 2)
 
 
 @pytest.mark.usefixtures("_small")
 def test_groups_and_parts_fill_in_order(tmp_path: Path, blank: Blank) -> None:
-    trace = TraceStore(tmp_path)
+    trace = RunStore(tmp_path)
     calls = tmp_path / "calls"
     trace.append("calls", [blank(CallRow, call_index=index) for index in range(2)])
     assert names(calls) == ["wal-00000.arrows"]
@@ -114,19 +114,19 @@ def test_groups_and_parts_fill_in_order(tmp_path: Path, blank: Blank) -> None:
 
 
 def test_big_rows_make_a_group_by_their_bytes(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "GROUP_BYTES", 100_000)
-    trace = TraceStore(tmp_path)
+    monkeypatch.setattr(parts, "GROUP_BYTES", 100_000)
+    trace = RunStore(tmp_path)
     trace.append("steps", [blank(StepRow, step_text="x" * 200_000)])
     assert names(tmp_path / "steps") == ["part-00000.parquet.tmp", "wal-00000.arrows"]
     trace.close()
 
 
 def test_a_second_session_adds_parts_and_clears_unreadable_ones(tmp_path: Path, blank: Blank) -> None:
-    first = TraceStore(tmp_path)
+    first = RunStore(tmp_path)
     first.append("chains", [blank(ChainRow, sample_index=1)])
     first.close()
     (tmp_path / "chains" / "part-00001.parquet.tmp").write_bytes(b"PAR1 cut off")
-    second = TraceStore(tmp_path)
+    second = RunStore(tmp_path)
     second.append("chains", [blank(ChainRow, sample_index=2)])
     second.close()
     assert names(tmp_path / "chains") == ["part-00000.parquet", "part-00001.parquet"]
@@ -147,7 +147,7 @@ def _no_file_over(size: int) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_small")
 def test_a_full_disk_is_one_sentence_and_leaves_whole_parts(tmp_path: Path, blank: Blank) -> None:
-    trace = TraceStore(tmp_path)
+    trace = RunStore(tmp_path)
     trace.append("calls", [blank(CallRow)] * 8)
     trace.append("chains", [blank(ChainRow)])
     with _no_file_over(30_000):
@@ -161,33 +161,33 @@ def test_a_full_disk_is_one_sentence_and_leaves_whole_parts(tmp_path: Path, blan
 
 
 def test_a_disk_that_is_full_at_the_end(tmp_path: Path, blank: Blank) -> None:
-    trace = TraceStore(tmp_path)
+    trace = RunStore(tmp_path)
     trace.append("calls", [blank(CallRow)])
     with _no_file_over(100), pytest.raises(RunFolderError, match="/calls: cannot write the trace: file too large"):
         trace.close()
     assert [names(tmp_path / table) for table in TABLES] == [["wal-00000.arrows"], [], []]
     assert indices(tmp_path) == [0]
-    recover(tmp_path)
+    RunStore(tmp_path).recover()
     assert names(tmp_path / "calls") == ["part-00000.parquet"]
     assert indices(tmp_path) == [0]
 
 
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "calls").write_text("")
-    with pytest.raises(RunFolderError, match="/calls: cannot write the trace: file exists"):
-        TraceStore(tmp_path)
+    with pytest.raises(InputError, match="/calls: cannot be read: not a directory"):
+        RunStore(tmp_path).open()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_is_read_only(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(RunFolderError, match="/calls: cannot write the trace: permission denied"):
-        TraceStore(tmp_path)
+        RunStore(tmp_path).open()
 
 
 @pytest.mark.usefixtures("_small")
 def test_a_part_that_fails_leaves_its_rows_and_makes_room_for_the_next(tmp_path: Path, blank: Blank) -> None:
-    trace = TraceStore(tmp_path)
+    trace = RunStore(tmp_path)
     trace.append("calls", [blank(CallRow, call_index=index) for index in range(3)])
     (tmp_path / "calls" / "part-00000.parquet.tmp").mkdir()  # nothing can be written there
     with pytest.raises(RunFolderError, match="/calls: cannot write the trace: is a directory"):
@@ -199,7 +199,7 @@ def test_a_part_that_fails_leaves_its_rows_and_makes_room_for_the_next(tmp_path:
 
 
 def test_a_folder_that_is_removed_meanwhile(tmp_path: Path, blank: Blank) -> None:
-    trace = TraceStore(tmp_path)
+    trace = RunStore(tmp_path)
     trace.append("calls", [blank(CallRow)])
     shutil.rmtree(tmp_path / "calls")
     with pytest.raises(RunFolderError, match=r"/calls: cannot write the trace: no such file or directory$"):
@@ -215,7 +215,7 @@ def died(folder: Path, target: Path) -> Path:
 
 
 def test_rows_are_there_as_soon_as_they_are_appended(tmp_path: Path, blank: Blank) -> None:
-    trace = TraceStore(tmp_path / "run")
+    trace = RunStore(tmp_path / "run")
     for index in range(3):
         trace.append("calls", [blank(CallRow, call_index=index)])
         assert indices(died(tmp_path / "run", tmp_path / str(index))) == list(range(index + 1))
@@ -224,16 +224,16 @@ def test_rows_are_there_as_soon_as_they_are_appended(tmp_path: Path, blank: Blan
 
 @pytest.mark.usefixtures("_small")
 def test_what_a_dead_run_left_becomes_parts(tmp_path: Path, blank: Blank) -> None:
-    trace = TraceStore(tmp_path / "run")
+    trace = RunStore(tmp_path / "run")
     trace.append("calls", [blank(CallRow, call_index=index) for index in range(13)])
     trace.append("chains", [blank(ChainRow)])
     dead = died(tmp_path / "run", tmp_path / "dead")
     trace.close()
     for _ in range(2):
-        recover(dead)
+        RunStore(dead).recover()
         assert [names(dead / table) for table in TABLES] == [["part-00000.parquet", "part-00001.parquet"], [], ["part-00000.parquet"]]
         assert indices(dead) == list(range(13))
-    second = TraceStore(dead)
+    second = RunStore(dead)
     second.append("calls", [blank(CallRow, call_index=13)])
     second.close()
     assert names(dead / "calls") == ["part-00000.parquet", "part-00001.parquet", "part-00002.parquet"]
@@ -242,7 +242,7 @@ def test_what_a_dead_run_left_becomes_parts(tmp_path: Path, blank: Blank) -> Non
 
 def test_recovering_may_have_been_interrupted(tmp_path: Path, blank: Blank) -> None:
     """Before the part had its name, and before the write-ahead file was gone."""
-    trace = TraceStore(tmp_path / "run")
+    trace = RunStore(tmp_path / "run")
     trace.append("calls", [blank(CallRow, call_index=index) for index in range(3)])
     early, late = died(tmp_path / "run", tmp_path / "early"), died(tmp_path / "run", tmp_path / "late")
     trace.close()
@@ -250,18 +250,18 @@ def test_recovering_may_have_been_interrupted(tmp_path: Path, blank: Blank) -> N
     shutil.copy(tmp_path / "run" / "calls" / "part-00000.parquet", late / "calls")
     for folder in (early, late):
         assert indices(folder) == [0, 1, 2]
-        recover(folder)
+        RunStore(folder).recover()
         assert names(folder / "calls") == ["part-00000.parquet"]
         assert indices(folder) == [0, 1, 2]
 
 
 def test_a_live_run_is_left_alone(tmp_path: Path, blank: Blank) -> None:
-    trace = TraceStore(tmp_path)
+    trace = RunStore(tmp_path)
     trace.append("calls", [blank(CallRow)])
-    recover(tmp_path)
+    RunStore(tmp_path).recover()
     assert names(tmp_path / "calls") == ["wal-00000.arrows"]
     with pytest.raises(RunFolderError, match="/calls: another process is writing the trace; wait for its end"):
-        TraceStore(tmp_path)
+        RunStore(tmp_path).open()
     trace.close()
     assert indices(tmp_path) == [0]
 
@@ -269,7 +269,7 @@ def test_a_live_run_is_left_alone(tmp_path: Path, blank: Blank) -> None:
 @pytest.fixture
 def left(tmp_path: Path, blank: Blank) -> bytes:
     """A write-ahead file of five batches."""
-    trace = TraceStore(tmp_path)
+    trace = RunStore(tmp_path)
     for index in range(5):
         trace.append("calls", [blank(CallRow, **ROW, call_index=index)])
     content = (tmp_path / "calls" / "wal-00000.arrows").read_bytes()
@@ -289,14 +289,14 @@ def test_any_end_may_be_torn(tmp_path: Path, left: bytes, data: st.DataObject) -
     found = indices(tmp_path)
     assert found == list(range(len(found)))
     assert len(found) >= 5 * (at == len(left))
-    recover(tmp_path)
+    RunStore(tmp_path).recover()
     assert indices(tmp_path) == found
     assert names(tmp_path / "calls") == ["part-00000.parquet"] * bool(found)
 
 
 APPEND_FOREVER = """
 import os, sys
-from pipeline.store import tables
+from pipeline.store import parts, run_store
 from pipeline.store.events import CallRow
 from tests.support.rows import blank
 tables.GROUP_ROWS, tables.PART_GROUPS, tables.BATCH_ROWS = 8, 2, 4
@@ -308,7 +308,7 @@ for line in sys.stdin:
         os.waitpid(child, 0)
         print("dead", flush=True)
         continue
-    trace, count = tables.TraceStore(tables.Path(folder)), int(start)
+    trace, count = tables.RunStore(tables.Path(folder)), int(start)
     while True:
         trace.append("calls", [blank(CallRow, call_index=index) for index in range(count, count + 3)])
         count += 3
@@ -335,7 +335,7 @@ def test_what_was_reported_outlives_a_kill(tmp_path: Path, root: Path) -> None:
             assert len(found) >= reported[-1] > rows
             rows = len(found)
         nursery.stdin.close()
-    recover(tmp_path)
+    RunStore(tmp_path).recover()
     assert pq.read_table(tmp_path / "calls")["call_index"].to_pylist() == list(range(rows))
 
 
@@ -363,8 +363,8 @@ def fill(disk: Path) -> None:
 @pytest.mark.parametrize("group_rows", [3, 8192])
 def test_a_disk_that_runs_full(small_disk: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch, group_rows: int) -> None:
     """In the write-ahead file, or in the part: what was taken before can be read, and becomes parts once there is space."""
-    monkeypatch.setattr(tables, "GROUP_ROWS", group_rows)
-    trace = TraceStore(small_disk)
+    monkeypatch.setattr(parts, "GROUP_ROWS", group_rows)
+    trace = RunStore(small_disk)
     taken = 0
     with pytest.raises(RunFolderError) as caught:  # noqa: PT012  (which of them fails is not known)
         for taken in range(1000):
@@ -377,12 +377,12 @@ def test_a_disk_that_runs_full(small_disk: Path, blank: Blank, monkeypatch: pyte
     found = indices(small_disk)
     assert found[:taken] == list(range(taken))
     subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
-    recover(small_disk)
+    RunStore(small_disk).recover()
     assert pq.read_table(small_disk / "calls")["call_index"].to_pylist() == found
 
 
 def test_a_disk_that_became_read_only(small_disk: Path, blank: Blank) -> None:
-    trace = TraceStore(small_disk)
+    trace = RunStore(small_disk)
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     with pytest.raises(RunFolderError, match=r"/calls: cannot write the trace: read-only file system$"):
         trace.append("calls", [blank(CallRow)])

@@ -1,0 +1,108 @@
+"""What a full disk or a kill leaves of a run goes on to a whole one, also on engines that do not answer the same twice."""
+
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import RunFolderError
+from tests.support.changed import change_rows
+from tests.support.golden import golden_run
+from tests.support.hanging_together import check_hangs_together, rows
+from tests.support.paths import ROOT
+from tests.support.runs import write_problems
+from tests.support.unrepeatable import solve_unrepeatably, speccot
+
+CHAINS = 24
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_problems(tmp_path_factory.mktemp("source"), CHAINS)
+
+
+def resumed(folder: Path, problems: Path, **options: Any) -> int:
+    """The exit code of a further session."""
+    return solve_unrepeatably(speccot(folder, problems, **{"batch_size": 8} | options)).exit_code
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Makes a small disk of so many KiB, and makes it larger."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = False
+
+    def size(kib: int) -> Path:
+        nonlocal mounted
+        options = f"{'remount,' if mounted else ''}size={kib}k"
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", place], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"cannot mount a small disk: {done.stderr.strip()}")
+        mounted = True
+        return place
+
+    yield size
+    if mounted:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kib", [16, 64, 100, 256, 600, 1400, 3000])
+def test_a_full_disk_that_is_made_larger(problems: Path, disk: Callable[[int], Path], kib: int) -> None:
+    folder = disk(kib) / "run"
+    with suppress(RunFolderError):  # where not even `run.json` finds room
+        code = resumed(folder, problems, samples=3)
+        assert code in ((0, 1) if kib > 900 else (1,))
+    disk(64 << 10)
+    resumed(folder, problems, samples=3)
+    check_hangs_together(folder, 3 * CHAINS)
+
+
+@pytest.mark.slow
+def test_kills_at_any_moment(problems: Path, tmp_path: Path) -> None:
+    """Sessions are killed one after the other; a last one ends the run."""
+    chance, folder = random.Random(3), tmp_path / "run"
+    for _ in range(6):
+        command = [sys.executable, "-m", "tests.support.unrepeatable", str(folder), str(problems)]
+        process = subprocess.Popen(command, cwd=ROOT)
+        while process.poll() is None and not (folder / "run.json").exists():
+            pass
+        try:
+            process.wait(chance.uniform(0.0, 0.6))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+        process.wait()
+    resumed(folder, problems, batch_size=16)
+    check_hangs_together(folder, CHAINS)
+
+
+@pytest.mark.slow
+def test_what_a_kill_leaves_between_two_file_operations_goes_on(tmp_path: Path) -> None:
+    history = golden_run(tmp_path)
+    for number, moment in enumerate(history.moments[4::9]):
+        folder = history.put(moment, tmp_path / str(number))
+        resumed(folder, tmp_path / "problems.jsonl", batch_size=3)
+        check_hangs_together(folder, 4)
+
+
+@pytest.mark.slow
+def test_chains_whose_steps_came_out_differently_begin_anew_when_failed_ones_are_retried(problems: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert resumed(folder, problems) == 0
+    change_rows(folder, "chains", lambda row: MISMATCH if row["input_row"] < 4 else {})
+    before = {row["chain_id"]: row["answer"] for row in rows(folder, "chains")}
+    assert resumed(folder, problems) == 0, "it is over"
+    assert resumed(folder, problems, retry_failed=True) == 0
+    check_hangs_together(folder, CHAINS)
+    again = {row["chain_id"]: row["answer"] for row in rows(folder, "chains")}
+    assert len([chain for chain in before if again[chain] != before[chain]]) == 3
+
+
+MISMATCH = {"stop_reason": "error", "error_type": "ResumeMismatch", "error_message": "step 3 differs", "answer": None}
