@@ -35,7 +35,6 @@ from pipeline.export.answers import OURS
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import BESIDE_ENGINES, Grader
 from pipeline.graph.prompts import DEFAULT_PROMPTS
-from pipeline.reasoning.chain import chain_id
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.session.options import Engines, Graph, GraphKeywords, RunOptions
 from pipeline.session.prepare import RunSettings
@@ -116,7 +115,7 @@ class Solver:
                 yield _joined(own, {pending.pop(each): await asyncio.to_thread(self._answered, each.result()) for each in ready})
         finally:
             for answer in answers:
-                answer.cancel()  # of a batch that is abandoned; what is answered stays so
+                answer.cancel()  # of a batch that is abandoned, whose chains are solved all the same
 
     def _named(self, problem: Problem) -> Problem:
         """The problem as it is in whatever batch: where it has no name of its own, from which its seeds come, with one made of its text."""
@@ -136,31 +135,9 @@ class Solver:
             new = name not in self._waiting
             self._waiting.setdefault(name, (problem, []))[1].append(answer)
         if new:
-            self._assign(name, problem)
-        answer.add_done_callback(lambda answer: self._abandon(name) if answer.cancelled() else None)
+            chain = Assignment(item=structs.replace(problem, problem_id=name), sample_index=0, order=next(self._orders))
+            self._replica.order(Orders(chains=(chain,), unix_ns=time.time_ns()))
         return answer
-
-    def _assign(self, name: str, problem: Problem) -> None:
-        chain = Assignment(item=structs.replace(problem, problem_id=name), sample_index=0, order=next(self._orders))
-        self._replica.order(Orders(chains=(chain,), unix_ns=time.time_ns()))
-
-    def _abandon(self, name: str) -> None:
-        """Stop solving a problem for whose answer nobody waits any more. It keeps its name until the replica has stopped."""
-        with self._lock:
-            _, answers = self._waiting.get(name, (None, ()))
-            wanted = any(not answer.cancelled() for answer in answers)
-        if answers and not wanted:
-            self._replica.order(Orders(release=(chain_id(name, 0),)))
-
-    def _stopped(self, name: str) -> None:
-        """The replica has stopped solving a problem; it begins anew if somebody has asked for it meanwhile."""
-        with self._lock:
-            problem, answers = self._waiting.pop(name)
-            left = [answer for answer in answers if not answer.cancelled()]
-            if left:
-                self._waiting[name] = problem, left
-        if left:
-            self._assign(name, problem)
 
     def _take_reports(self) -> None:
         """Pass rows on to those who wait for them, for as long as the replica lives."""
@@ -172,8 +149,6 @@ class Solver:
                 for answer in answers:
                     if answer.set_running_or_notify_cancel():
                         answer.set_result(row)
-            for chain in report.released:
-                self._stopped(chain.removesuffix(chain_id("", 0)))
             if report.over:
                 self._end(report.failure or ReplicaFailure(what="the replica ended of its own accord"))
                 return

@@ -32,8 +32,6 @@ class Orders(Struct, frozen=True, kw_only=True):
 
     chains: tuple[Assignment, ...] = ()
     """Chains to solve from now on."""
-    release: tuple[str, ...] = ()
-    """Chains, by `chain_id`, to stop, without a row."""
     no_more: bool = False
     """The input has no further chains, though those of a lost replica may still come."""
     unix_ns: int = 0
@@ -70,8 +68,6 @@ class ReplicaReport(Struct, frozen=True, kw_only=True):
     calls: list[CallRow] = []
     steps: list[StepRow] = []
     chains: list[ChainRow] = []
-    released: list[str] = []
-    """Chains that have stopped as they were ordered to, by `chain_id`."""
     wants: int = 0
     """The number of further chains for which it has room."""
     live: int = 0

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import anyio.to_thread
 import msgspec
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from pipeline.cluster.fleet import Launcher, solve_on_replicas
 from pipeline.cluster.messages import Orders, ReplicaLink, ReplicaReport
@@ -183,6 +183,8 @@ async def _answer(pending: Awaitable[Any]) -> Any:
 def _last_words(error: RayError) -> str:
     """Why an actor is gone, in one clause."""
     text = str(error)
+    if isinstance(error, ActorUnavailableError):
+        return "it cannot be reached"
     if "node" in text.partition("\n")[0]:
         return "its node died"
     if pid := re.search(r"pid: (\d+)", text):

@@ -5,6 +5,7 @@ its rows go is different. It writes nothing to disk.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -42,7 +43,7 @@ class HandedChains:
 
     def __init__(self, state: ResumeState) -> None:
         """`state` gets what is recorded of each of them."""
-        self._state, self._starts, self._news = state, dict[str, Start](), anyio.Event()
+        self._state, self._starts, self._news = state, deque[Start](), anyio.Event()
         self.asked = False
         """The executor waits for a chain, so that it would begin at once."""
 
@@ -51,16 +52,10 @@ class HandedChains:
 
     def add(self, chain: Assignment) -> None:
         """Add a chain."""
-        name = chain_id(chain.item.problem_id, chain.sample_index)
         if chain.resumed is not None:
-            self._state.chains[name] = chain.resumed
-        self._starts[name] = Start(chain.item, chain.sample_index, chain.order, chain.expected_length)
+            self._state.chains[chain_id(chain.item.problem_id, chain.sample_index)] = chain.resumed
+        self._starts.append(Start(chain.item, chain.sample_index, chain.order, chain.expected_length))
         self._news.set()
-
-    def take_back(self, name: str) -> bool:
-        """Remove a chain that has not begun; False where there is none of this name."""
-        self._state.chains.pop(name, None)
-        return self._starts.pop(name, None) is not None
 
     async def next(self) -> Start | None:
         """Waits until a chain is there; the feed has no end of its own."""
@@ -69,7 +64,7 @@ class HandedChains:
             self._news = anyio.Event()
             await self._news.wait()
         self.asked = False
-        return self._starts.pop(next(iter(self._starts)))
+        return self._starts.popleft()
 
     def ended(self, start: Start, thought_tokens: int) -> None:
         """The driver sees it in the row."""
@@ -124,7 +119,6 @@ class ReplicaWorker:
         self._phase = ""
         self._opened: OpenReplica | None = None
         """What is to be reported of the engines, once, when they are open."""
-        self._released: list[str] = []
         self._no_more, self._end = False, ""
         self._failure: ReplicaFailure | None = None
         self._statistics: dict[str, EngineStatistics] = {}
@@ -170,18 +164,9 @@ class ReplicaWorker:
             self._dated = True
         for chain in orders.chains:
             self._feed.add(chain)
-        for name in orders.release:
-            if self._feed.take_back(name):
-                self._release(name)
-            elif self._chains is not None:
-                self._chains.executor.release(name, self._release)
         self._no_more |= orders.no_more
         self._end = orders.end or self._end
         self._follow()
-
-    def _release(self, name: str) -> None:
-        self._released.append(name)
-        self._tell()
 
     def _follow(self) -> None:
         """Let the executor know what was ordered, as soon as there is one."""
@@ -212,7 +197,6 @@ class ReplicaWorker:
     def _report(self) -> ReplicaReport:
         over = self._over
         calls, steps, ended = self._outbox.take()
-        released, self._released = self._released, []
         chains = self._chains
         opened, self._opened = self._opened, None
         return ReplicaReport(
@@ -221,7 +205,6 @@ class ReplicaWorker:
             calls=calls,
             steps=steps,
             chains=ended,
-            released=released,
             wants=self._wants(),
             live=0 if chains is None else chains.progress.live,
             statistics=self._statistics if over or chains is None else statistics(chains.engines),

@@ -174,8 +174,6 @@ class ChainRecorder:
         self._round = RoundTotals()
         self.called: Callable[[Attempt, Completion, float], None] | None = None
         """Is told of every call that is answered, with the time of its end; None: nobody is."""
-        self.released: Callable[[str], None] | None = None
-        """Is told the `chain_id` if the chain is cancelled, in place of the row; None: it ends here."""
         progress.live += 1
         progress.oldest[self._chain_id] = self._started
 
@@ -256,9 +254,6 @@ class ChainRecorder:
         now, progress = self._clock.now(), self._progress
         progress.live -= 1
         progress.oldest.pop(self._chain_id, None)
-        if self.released is not None and stop_reason == "cancelled":
-            self.released(self._chain_id)
-            return
         finished = chain is not None and error is None and stop_reason != "cancelled"
         problem = self._problem
         grader = problem.grader or ("letter" if problem.options else "math")

@@ -3,7 +3,7 @@
 Chains come from a `Feed`, rows leave into a `RowSink`. A failed chain is a row; a dead engine is an exception that ends the run.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import anyio
 from msgspec import Struct
@@ -48,17 +48,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Whether the event loop runs on a simulated clock, which must not wait for threads."""
 
 
-class _Entering:
-    """A chain that waits for its place among the live ones."""
-
-    __slots__ = ("name", "released", "scope")
-
-    def __init__(self, name: str) -> None:
-        self.name, self.scope = name, anyio.CancelScope()
-        self.released: Callable[[str], None] = lambda name: None
-        """Is told the name if `scope` is cancelled."""
-
-
 class Executor:
     """Runs one plan over the chains of one feed; `run` does the work."""
 
@@ -91,8 +80,6 @@ class Executor:
         self._translator = TokenTranslator(tokenizers, plan.prompts.thought)
         self._schedule, self._recorder, self._clock = schedule, recorder, clock
         self._feeding = anyio.CancelScope()
-        self._live: dict[str, tuple[anyio.CancelScope, ChainRecorder]] = {}
-        self._entering = _Entering("")
         self.exhausted = False
         """Whether every chain of the feed was started."""
 
@@ -105,17 +92,6 @@ class Executor:
     def drain(self) -> None:
         """Start no more chains; the live ones run to their ends, and then `run` returns."""
         self._feeding.cancel()
-
-    def release(self, name: str, released: Callable[[str], None]) -> None:
-        """Stop a chain, by its `chain_id`, so that it can continue elsewhere: its row is not written, and `released` is called with its
-        name once it has stopped. Does nothing if it is neither live nor waiting for a place, or ends by itself first."""
-        if (found := self._live.get(name)) is not None:
-            scope, record = found
-            record.released = released
-            scope.cancel()
-        elif name == self._entering.name:
-            self._entering.released = released
-            self._entering.scope.cancel()
 
     def no_more(self) -> None:
         """Expect no more chains: all that are left live. May be called before the feed ends, and more than once."""
@@ -141,23 +117,17 @@ class Executor:
     async def _start(self, feed: Feed, chains: anyio.abc.TaskGroup) -> None:
         """Start chains as the feed gives them and the row sink and the schedule admit them."""
         while (start := await feed.next()) is not None:
-            self._entering = entering = _Entering(chain_id(start.item.problem_id, start.sample_index))
-            with entering.scope:
-                await self._recorder.room()
-                member = await self._schedule.enter()
-                if self._switch is not None:
-                    self._switch.enter(start.order, member)
-                chains.start_soon(self._solve, start, member, feed)
-            self._entering = _Entering("")
-            if entering.scope.cancelled_caught:
-                entering.released(entering.name)
+            await self._recorder.room()
+            member = await self._schedule.enter()
+            if self._switch is not None:
+                self._switch.enter(start.order, member)
+            chains.start_soon(self._solve, start, member, feed)
 
     async def _solve(self, start: Start, member: Member | None, feed: Feed) -> None:
         """Run one chain from its first call to its row."""
         item, sample_index = start.item, start.sample_index
         problem = Problem(row=item.row, problem_id=item.problem_id, problem="", answer=None) if isinstance(item, BadRow) else item
-        name = chain_id(problem.problem_id, sample_index)
-        resumed = self._resume_state.chain(name)
+        resumed = self._resume_state.chain(chain_id(problem.problem_id, sample_index))
         record = ChainRecorder(
             self._settings.run_id,
             self._recorder,
@@ -171,11 +141,8 @@ class Executor:
         )
         runner = ChainRunner(self._schedule, member, self._clock, record)
         try:
-            with anyio.CancelScope() as scope:
-                self._live[name] = scope, record
-                await self._run_chain(runner, start, feed)
+            await self._run_chain(runner, start, feed)
         finally:
-            del self._live[name]
             self._schedule.leave(member)
             if self._switch is not None:
                 self._switch.leave(start.order)

@@ -118,7 +118,7 @@ def test_a_node_dies_and_another_one_joins(folder: Path, alone: SessionResult, n
     result = on_ray(folder, "node", when(8, replace, []))
     check(result, alone)
     losses = [loss for replica in result.run.sessions[-1].replicas for loss in replica.losses]
-    assert len(losses) == 1
+    assert losses, "perhaps more than one: for some seconds Ray may still start actors on the dead node"
     assert len({row["node"] for row in pq.read_table(folder / "node/calls", columns=["node"]).to_pylist()}) >= 2
 
 

@@ -93,9 +93,8 @@ async def test_chains_are_solved_in_their_order_and_dated_by_the_driver() -> Non
 
 async def test_orders_of_before_it_is_open_are_carried_out() -> None:
     async with driven(opened=False) as it:
-        it.order(chains=(chain(0), chain(1)), release=("p1#0", "p9#0"), no_more=True)
+        it.order(chains=(chain(0),), no_more=True)
         await it.until(lambda report: it.rows("chains"))
-        assert it.rows("released") == ["p1#0"]
         assert {row.chain_id for row in it.rows("calls")} == {"p0#0"}
 
 
@@ -105,20 +104,6 @@ async def test_it_can_be_ended_before_it_is_open(end: str) -> None:
         it.order(end=end)
         report = await it.until(lambda report: report.over)
         assert (report.failure, report.wants) == (None, 0)
-
-
-async def test_live_and_queued_chains_and_the_one_that_waits_for_a_place_can_be_stopped() -> None:
-    async with driven(batch_size=1) as it:
-        it.order(chains=tuple(chain(place) for place in range(4)))
-        await it.until(lambda report: it.rows("calls"))
-        for name in ("p3#0", "p1#0", "p0#0"):
-            it.order(release=(name,))
-            report = await it.until(lambda report: report.released)
-            assert report.released == [name]
-        assert [row.error_type for row in report.calls if row.chain_id == "p0#0"][-1] == "CallCancelled"
-        it.order(release=("p0#0", "unknown"))
-        await it.until(lambda report: report.chains)
-        assert [row.chain_id for row in it.rows("chains")] == ["p2#0"]
 
 
 async def test_a_chain_that_was_begun_elsewhere_goes_on_where_it_was() -> None:

@@ -153,26 +153,6 @@ asyncio.run(main())
     assert found[0].startswith("engine 'draft' died")
 
 
-def test_an_abandoned_batch_is_solved_no_further(folder: Path) -> None:
-    """With one chain at a time, a batch that comes after it does not wait for its other problems; one of these may be asked for again."""
-    code, found, error = said(
-        folder,
-        """
-from contextlib import aclosing
-solver = Solver("speccot", engines="engines.yaml", batch_size=1)
-async def main():
-    async with aclosing(solver({"problem": [f"Number {i}?" for i in range(1000)]})) as tables:
-        async for _ in tables:
-            break
-    found = await rows(solver, {"problem": ["Another?", "Number 3?"]})
-    say([sorted(row["input_problem"] for row in found), [row["status"] for row in found]])
-asyncio.run(main())
-""",
-    )
-    assert code == 0, error
-    assert found == [["Another?", "Number 3?"], ["done", "done"]]
-
-
 def test_what_is_wrong_is_said_before_the_first_batch(folder: Path) -> None:
     (folder / "missing.yaml").write_text("draft: {backend: torch, model: /nowhere}\ntarget: {backend: torch, model: /nowhere}\n")
     code, found, error = said(

@@ -288,31 +288,6 @@ class Handed:
 
 
 @pytest.mark.anyio
-async def test_a_live_chain_and_one_that_waits_for_its_place_are_released_without_a_row(tmp_path: Path) -> None:
-    released: list[str] = []
-    async with (
-        opened_executor(tmp_path / "run", ROOT / "graphs/speccot.yaml", batch_size=1) as executor,
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(executor.run, Handed(3))
-        await anyio.sleep(0.5)
-        executor.release("2#0", released.append)
-        executor.release("unknown", released.append)
-        await anyio.lowlevel.checkpoint()
-        await anyio.lowlevel.checkpoint()
-        assert released == ["2#0"], "it waited for a place"
-        executor.release("1#0", released.append)
-        executor.release("1#0", released.append)
-        await anyio.sleep(0.5)
-        assert (released, executor.progress.live, executor.progress.cancelled) == (["2#0", "1#0"], 1, 0)
-        await anyio.sleep(100)
-        executor.drain()
-    assert [row["chain_id"] for row in rows(tmp_path / "run", "chains")] == ["3#0"]
-    last = [row for row in rows(tmp_path / "run", "calls") if row["chain_id"] == "1#0"][-1]
-    assert last["error_type"] == "CallCancelled"
-
-
-@pytest.mark.anyio
 async def test_rounds_go_on_with_the_chains_that_are_left_once_there_are_no_more(tmp_path: Path) -> None:
     feed = Handed(2)
     async with (
