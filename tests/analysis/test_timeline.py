@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.analysis.time.timeline import EngineTime, StageTime, Timeline, timeline
-from pipeline.analysis.time.work import Axis, Work, read_work
+from pipeline.analysis.time.work import Axis, RunTimes, read_work
 from pipeline.errors import InputError
 from pipeline.store.query import Query
 from tests.support.traces import S, call, card, chain, write
@@ -24,7 +24,7 @@ def measured(folder: Path, *calls: Call) -> Timeline:
     return timeline(read_work(Query(write(folder, calls=[call("a", engine, submit, submit, end) for engine, submit, end in calls]))))
 
 
-def replicated(folder: Path, chains: Sequence[Life], calls: Sequence[Any] = (), *, lost: Sequence[int] = (), **more: Any) -> Work:
+def replicated(folder: Path, chains: Sequence[Life], calls: Sequence[Any] = (), *, lost: Sequence[int] = (), **more: Any) -> RunTimes:
     """A run with the replicas 0, 1 and 2."""
     replicas = [{"starts": 1, "losses": ["gone"] if number in lost else []} for number in range(3)]
     sessions = [session | {"replicas": replicas} for session in card(0, 20)["sessions"]]
@@ -32,7 +32,7 @@ def replicated(folder: Path, chains: Sequence[Life], calls: Sequence[Any] = (), 
     return read_work(Query(write(folder, calls=calls, chains=rows, card=card(0, 20, sessions=sessions, **more))))
 
 
-def tail(work: Work) -> float | None:
+def tail(work: RunTimes) -> float | None:
     return timeline(work).tail_s
 
 

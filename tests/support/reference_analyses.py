@@ -26,7 +26,7 @@ from pipeline.analysis.time.sweep import (
     WAIT,
     Calls,
     Lives,
-    Rules,
+    SweepRules,
 )
 
 PATH = ("again", "ready", "submit", "end", "stage", "queue", "prefill", "decode")
@@ -35,7 +35,7 @@ NO_STAGE = -1
 """Stands for the stage after a chain's last call: the last row of the sums."""
 
 
-def occupancy_sums(rules: Rules, chains: Lives, calls: Calls) -> Array:
+def occupancy_sums(rules: SweepRules, chains: Lives, calls: Calls) -> Array:
     """The sums over all calls of a run: of the stretches between instants at which anything changes, all at once.
 
     What chains do between their calls is found chain by chain.
@@ -46,7 +46,7 @@ def occupancy_sums(rules: Rules, chains: Lives, calls: Calls) -> Array:
 class _Stretches:
     """The stretches of a run."""
 
-    def __init__(self, rules: Rules, chains: Lives, calls: Calls) -> None:
+    def __init__(self, rules: SweepRules, chains: Lives, calls: Calls) -> None:
         self._rules, self._calls = rules, calls
         self._chains = chains
         marks = np.array([rules.last_admission, rules.last_end])
@@ -108,7 +108,7 @@ def _columns(spans: Spans, engine: int) -> tuple[Array, Array]:
     return starts, ends
 
 
-def _gaps(rules: Rules, chains: Lives, calls: Calls) -> Spans:
+def _gaps(rules: SweepRules, chains: Lives, calls: Calls) -> Spans:
     """When chains were between their calls, with the engines of the next ones."""
     gaps: Spans = []
     order = np.argsort(calls.chain, kind="stable")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from pipeline.analysis.time.occupancy import BINS, CAUSES, Occupancy, occupancy
-from pipeline.analysis.time.sweep import FINISHED, LOST, OPEN, Calls, Lives, Rules
+from pipeline.analysis.time.sweep import FINISHED, LOST, OPEN, Calls, Lives, SweepRules
 from pipeline.analysis.time.work import read_calls, read_work
 from pipeline.graph.plan import Block, Plan, StageNode
 from pipeline.graph.spec import StageSpec
@@ -108,11 +108,11 @@ def calls_of(rows: Sequence[Any]) -> Calls:
     return Calls(chain, again.astype(bool), *more)
 
 
-def rules_of(bins: int, lives: Lives, *, lockstep: bool = False, of_all: tuple[int, int] | None = None) -> Rules:
+def rules_of(bins: int, lives: Lives, *, lockstep: bool = False, of_all: tuple[int, int] | None = None) -> SweepRules:
     """Sixty nanoseconds; the engines, and two of them on a device. `of_all`: the last admission and the last end of all replicas."""
     edges = np.rint(np.linspace(0, 60, bins + 1)).astype(np.int64)
     admitted, *ended = of_all or (int(lives.start.max()),)
-    return Rules(edges, ENGINES, np.array([1, 2, 4, 3], np.int64), lockstep, 3, admitted, *ended)
+    return SweepRules(edges, ENGINES, np.array([1, 2, 4, 3], np.int64), lockstep, 3, admitted, *ended)
 
 
 def over_time(folder: Path, bins: int = BINS) -> Occupancy:

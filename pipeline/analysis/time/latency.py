@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from pipeline.analysis.time.sweep import FINISHED, LONG, Calls, path_sums
-from pipeline.analysis.time.work import Work
+from pipeline.analysis.time.work import RunTimes
 from pipeline.store.query import Query
 
 COLUMNS = {
@@ -95,7 +95,7 @@ class CriticalPath(Struct, frozen=True, kw_only=True):
         return fsum(self.total_s.values())
 
 
-def critical_path(work: Work, calls: Calls) -> CriticalPath:
+def critical_path(work: RunTimes, calls: Calls) -> CriticalPath:
     """The critical paths of a run; `calls` are all of its calls."""
     total = path_sums(work.lives, calls, len(work.stages), compile=len(calls.end) >= LONG)
     names = [*work.stages, END]

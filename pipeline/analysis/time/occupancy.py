@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from pipeline.analysis.arrays import Array
 from pipeline.analysis.resources import EngineFacts, devices_of, engine_facts
-from pipeline.analysis.time.sweep import BY_ENGINE, EARLY, FINISHED, LIVE, LONG, OVERLAP, Calls, Lives, Rules, occupancy_sums
-from pipeline.analysis.time.work import Work
+from pipeline.analysis.time.sweep import BY_ENGINE, EARLY, FINISHED, LIVE, LONG, OVERLAP, Calls, Lives, SweepRules, occupancy_sums
+from pipeline.analysis.time.work import RunTimes
 from pipeline.store.run_file import Replica
 
 BINS = 600
@@ -135,7 +135,7 @@ class ReplicaFigures(Struct, frozen=True, kw_only=True):
         return sum(engine.output_tokens_per_s or 0.0 for engine in self.engines.values())
 
 
-def occupancy(work: Work, calls: Calls, bins: int = BINS) -> Occupancy:
+def occupancy(work: RunTimes, calls: Calls, bins: int = BINS) -> Occupancy:
     """The occupancy of a run, with time divided into `bins`; calls of a run with several replicas that name none are left out."""
     rules = _rules(work, bins)
     if work.stays is None:
@@ -149,9 +149,9 @@ def occupancy(work: Work, calls: Calls, bins: int = BINS) -> Occupancy:
     return _occupancy(work, rules, np.sum(list(parts.values()), axis=0), alone)
 
 
-def _rules(work: Work, bins: int) -> Rules:
+def _rules(work: RunTimes, bins: int) -> SweepRules:
     alone = [1 << place for place in range(len(work.engines))]
-    return Rules(
+    return SweepRules(
         edges=np.rint(np.linspace(0, work.span, bins + 1)).astype(np.int64),
         engines=len(alone),
         groups=np.array([*alone, *sorted(set(_devices(work).values()) - set(alone))], np.int64),
@@ -162,13 +162,13 @@ def _rules(work: Work, bins: int) -> Rules:
     )
 
 
-def _sums(work: Work, rules: Rules, lives: Lives, calls: Calls) -> Array:
+def _sums(work: RunTimes, rules: SweepRules, lives: Lives, calls: Calls) -> Array:
     most = most_live(lives)
     full = min(work.run.batch_size or most, most)
     return occupancy_sums(rules._replace(full=full), lives, calls, compile=len(calls.end) >= LONG)
 
 
-def _occupancy(work: Work, rules: Rules, sums: Array, replicas: Mapping[int, Occupancy] | None = None) -> Occupancy:
+def _occupancy(work: RunTimes, rules: SweepRules, sums: Array, replicas: Mapping[int, Occupancy] | None = None) -> Occupancy:
     edges, count, devices = rules.edges, len(replicas or (1,)), _devices(work)
     width, span_s, in_flight = np.maximum(np.diff(edges), 1), work.span / 1e9, sums[BY_ENGINE:]
     overlap = sums[OVERLAP] if count == 1 else sums[OVERLAP] / count
@@ -213,7 +213,7 @@ def most_live(lives: Lives) -> int:
     return int((np.arange(1, len(starts) + 1) - np.searchsorted(ends, starts, "right")).max(initial=0))
 
 
-def _devices(work: Work) -> dict[str, int]:
+def _devices(work: RunTimes) -> dict[str, int]:
     """The engines on each device, as a bit mask of their places."""
     devices: dict[str, int] = {}
     facts = engine_facts(work.run)
@@ -234,26 +234,26 @@ class _Nodes(Struct, frozen=True):
     nodes: list[str]
 
 
-class _Chains(Struct, frozen=True):
+class _ReplicaChains(Struct, frozen=True):
     replica: int
     chains: int
     done: int
     last: int
 
 
-def by_replica(work: Work, occupancy: Occupancy) -> tuple[ReplicaFigures, ...]:
+def by_replica(work: RunTimes, occupancy: Occupancy) -> tuple[ReplicaFigures, ...]:
     """The replicas of a run by their numbers; empty where it has fewer than two."""
     if work.stays is None:
         return ()
     db = work.db
     tokens = {(each.replica, each.engine): each.tokens for each in db.rows(_TOKENS, _Tokens)}
     nodes = {each.replica: each.nodes for each in db.rows(_NODES, _Nodes)}
-    chains = {each.replica: each for each in db.rows(_CHAINS, _Chains)}
+    chains = {each.replica: each for each in db.rows(_CHAINS, _ReplicaChains)}
     return tuple(
         _figures(
             work,
             mine,
-            chains.get(number, _Chains(number, 0, 0, 0)),
+            chains.get(number, _ReplicaChains(number, 0, 0, 0)),
             nodes.get(number, []),
             {role: tokens.get((number, role), 0) for role in work.engines},
         )
@@ -275,7 +275,7 @@ FROM lives WHERE replica IS NOT NULL GROUP BY replica
 """
 
 
-def _figures(work: Work, mine: Occupancy, chains: _Chains, nodes: Sequence[str], tokens: Mapping[str, int]) -> ReplicaFigures:
+def _figures(work: RunTimes, mine: Occupancy, chains: _ReplicaChains, nodes: Sequence[str], tokens: Mapping[str, int]) -> ReplicaFigures:
     span_s, sessions = mine.span_s, _sessions(work, chains.replica)
     engines = {role: _engine(mine.engines[role], sampled, span_s) for role, sampled in tokens.items()}
     known = [*nodes, *(session.node for session in sessions if session.node is not None)]
@@ -308,6 +308,6 @@ def _mean_share(seconds: Sequence[float], span_s: float) -> float:
     return sum(seconds) / len(seconds) / span_s if seconds and span_s else 0.0
 
 
-def _sessions(work: Work, number: int) -> list[Replica]:
+def _sessions(work: RunTimes, number: int) -> list[Replica]:
     """What `run.json` says of the replica in each session that had it."""
     return [session.replicas[number] for session in work.run.sessions if number < len(session.replicas)]

@@ -88,7 +88,7 @@ class Lives(NamedTuple):
     """`FINISHED`, `LOST` or `OPEN`."""
 
 
-class Rules(NamedTuple):
+class SweepRules(NamedTuple):
     """The bins and engines to measure, and what decides on causes of idleness."""
 
     edges: Array
@@ -108,7 +108,7 @@ class Rules(NamedTuple):
     the tail."""
 
 
-def occupancy_sums(rules: Rules, chains: Lives, calls: Calls, *, compile: bool) -> Array:
+def occupancy_sums(rules: SweepRules, chains: Lives, calls: Calls, *, compile: bool) -> Array:
     """Nanoseconds in each bin, a row for each quantity: see `LIVE`."""
     bins, chain_count = len(rules.edges) - 1, len(chains.start)
     sums = np.zeros((BY_ENGINE + 2 * rules.engines + 7 * len(rules.groups), bins), np.int64)

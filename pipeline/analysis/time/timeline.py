@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from pipeline.analysis.arrays import NO_REPLICA
 from pipeline.analysis.time.sweep import OPEN
-from pipeline.analysis.time.work import Stays, Work
+from pipeline.analysis.time.work import RunTimes, Stays
 
 
 class EngineTime(Struct, frozen=True):
@@ -93,7 +93,7 @@ class _Seconds(Struct, frozen=True):
     seconds: float
 
 
-class _Chains(Struct, frozen=True):
+class _ChainCount(Struct, frozen=True):
     replica: int
     chains: int
 
@@ -109,7 +109,7 @@ class _Tail(Struct, frozen=True):
     until: int | None
 
 
-def timeline(work: Work) -> Timeline:
+def timeline(work: RunTimes) -> Timeline:
     """The timeline of a run; calls of a run with several replicas that name none count only as requests in flight."""
     db = work.db
     db.connection.execute(f"CREATE OR REPLACE TEMP TABLE blocks AS {merged(_IN_FLIGHT, 'replica, engine')}")
@@ -132,7 +132,7 @@ def timeline(work: Work) -> Timeline:
     )
 
 
-def _replicas(work: Work) -> dict[int, ReplicaTime]:
+def _replicas(work: RunTimes) -> dict[int, ReplicaTime]:
     """By number; of a run of one process or replica the time of that, whatever its number."""
     busy, overlap = work.db.rows(_BUSY, _Busy), {each.replica: each.seconds for each in work.db.rows(_OVERLAP, _Seconds)}
     numbers = [*work.stays.admitted] if work.stays else list({each.replica: None for each in busy})[-1:] or [NO_REPLICA]
@@ -140,7 +140,7 @@ def _replicas(work: Work) -> dict[int, ReplicaTime]:
     return {number: ReplicaTime(by_role[number], overlap.get(number, 0.0)) for number in numbers}
 
 
-def _imbalance(work: Work, stays: Stays, times: Mapping[int, ReplicaTime]) -> Imbalance:
+def _imbalance(work: RunTimes, stays: Stays, times: Mapping[int, ReplicaTime]) -> Imbalance:
     batch_size = work.run.batch_size or len(work.lives.start)
     admitted = ", ".join(f"({number}, {at})" for number, at in stays.admitted.items())
     tail = work.db.row(_TAIL_OF_REPLICAS.format(open=open_spans(_STAYS, "replica"), full=batch_size, admitted=admitted), _Tail)
@@ -150,7 +150,7 @@ def _imbalance(work: Work, stays: Stays, times: Mapping[int, ReplicaTime]) -> Im
         active = work.db.rows(_ACTIVE.format(blocks=merged("blocks", "replica"), since=tail.since, until=tail.until), _Seconds)
         known = sum(each.seconds for each in active if each.replica in times)
         idle = 1 - known / (len(times) * tail_s) if tail_s else None
-    chains = dict.fromkeys(times, 0) | {each.replica: each.chains for each in work.db.rows(_CHAINS, _Chains)}
+    chains = dict.fromkeys(times, 0) | {each.replica: each.chains for each in work.db.rows(_CHAINS, _ChainCount)}
     return Imbalance(
         replicas=len(times),
         busy=_over_mean([sum(each.busy_s.values()) for each in times.values()]),
@@ -160,7 +160,7 @@ def _imbalance(work: Work, stays: Stays, times: Mapping[int, ReplicaTime]) -> Im
     )
 
 
-def _tail_s(work: Work) -> float | None:
+def _tail_s(work: RunTimes) -> float | None:
     """The tail of the chains that are over."""
     lives = f'(SELECT start AS since, "end" AS until FROM lives WHERE status <> {OPEN})'
     tail = work.db.row(_TAIL.format(open=open_spans(lives), full=work.run.batch_size or len(work.lives.start)), _Tail)

@@ -107,7 +107,7 @@ class Stays(Struct, frozen=True):
         return slice(*np.searchsorted(self.columns["replica"], [replica, replica + 1]).tolist())
 
 
-class Work(Struct, frozen=True, kw_only=True):
+class RunTimes(Struct, frozen=True, kw_only=True):
     """A run on the axis of its work."""
 
     db: Query
@@ -126,7 +126,7 @@ class Work(Struct, frozen=True, kw_only=True):
     """None where the run has fewer than two replicas."""
 
 
-def read_work(db: Query) -> Work:
+def read_work(db: Query) -> RunTimes:
     """The one run that is open in `db`; raises `InputError` where its tables cannot be read."""
     run = RunFile.read_known(db.folders[0])
     calls, chains = db.row(_SEEN_IN_CALLS, Seen), db.row(_SEEN_IN_CHAINS, Seen)
@@ -134,7 +134,7 @@ def read_work(db: Query) -> Work:
     axis = Axis(min(known, default=0), run.pauses)
     _add_tables(db, axis, calls.last or 0)
     lives = db.columns('SELECT start, "end", status FROM lives ORDER BY chain')
-    return Work(
+    return RunTimes(
         db=db,
         run=run,
         axis=axis,
@@ -146,7 +146,7 @@ def read_work(db: Query) -> Work:
     )
 
 
-def read_calls(work: Work) -> Calls:
+def read_calls(work: RunTimes) -> Calls:
     """All calls of a run for the sweeps."""
     own = ", ".join(f"coalesce(round_even({name}_time_s * 1e9, 0)::BIGINT, -1) AS {name}" for name in ("queue", "prefill", "decode"))
     batches = work.db.batches(
