@@ -40,16 +40,17 @@ def merge(adapter: str, output: Path, model: str | None = None, dtype: DType = "
             raise UsageError(f"{adapter}: {finding.what} ({name}); {finding.remedy}")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UsageError(f"{output}: already exists; choose another folder with -o")
-    whole, tokenizer = _merged(base, adapter_folder(adapter), adapter, trust_remote_code)
+    saved = (card.dtype or "float32") if dtype == "auto" else dtype
+    whole, tokenizer = _merged(base, adapter_folder(adapter), adapter, saved, trust_remote_code)
     draft = output.with_name(f".{output.name}.tmp")
     with boundary(RunFolderError, f"{output}: cannot be written", foreign=OSError):
         shutil.rmtree(draft, ignore_errors=True)
-        whole.to(dtype=(card.dtype or "float32") if dtype == "auto" else dtype).save_pretrained(draft)
+        whole.save_pretrained(draft)
         tokenizer.save_pretrained(draft)
         draft.replace(output)
 
 
-def _merged(model: str, adapter: Path, name: str, trust_remote_code: bool) -> tuple[Any, Any]:
+def _merged(model: str, adapter: Path, name: str, dtype: str, trust_remote_code: bool) -> tuple[Any, Any]:
     """The model with the adapter in its weights, and its tokenizer. What the adapter adds is small, so the sum is not rounded."""
     import torch
     from peft import PeftModel
@@ -70,4 +71,4 @@ def _merged(model: str, adapter: Path, name: str, trust_remote_code: bool) -> tu
         raise UsageError(f"{name}: does not fit {model}: {reason(error)}") from error
     if left := [key for key, _ in merged.named_parameters() if "lora_" in key]:
         raise UsageError(f"{name}: {len(left):,} of its matrices cannot be merged, such as {left[0]}; serve it as an adapter")
-    return merged, tokenizer
+    return merged.to(getattr(torch, dtype)), tokenizer
