@@ -11,21 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct, structs
 
-from pipeline.analysis.arrays import Array
 from pipeline.analysis.headline.figures import Summary
 from pipeline.analysis.resources import EngineFacts, answers, engine_facts, facts_of
 from pipeline.analysis.summary import summarize
 from pipeline.errors import BadRow, InputError
 from pipeline.files import new_file
 from pipeline.graph.spec import Param
-from pipeline.store.events import UNFINISHED
 from pipeline.store.parts import readable
-from pipeline.store.read import read_batches
+from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 
 
@@ -123,9 +120,9 @@ def point_of_run(folder: Path, coordinates: Coordinates, *, simulated: bool, cpu
     `cache_kept` as in `Point`; `cpu_s` are the CPU seconds of the orchestrating process.
     """
     summary = summarize(folder)
-    chains = _chains(folder)
     wall_s = summary.wall_time_s or summary.span_s
     tail_s = min(summary.tail_time_s or 0.0, wall_s)
+    times = _times(folder, wall_s, tail_s, summary)
     whole = summary.failed == summary.errors.get(BadRow.__name__, 0)
     return Point(
         **structs.asdict(coordinates),
@@ -137,10 +134,9 @@ def point_of_run(folder: Path, coordinates: Coordinates, *, simulated: bool, cpu
         tail_s=tail_s,
         orchestrator_cpu_s=cpu_s,
         problems_per_s=summary.problems_per_s or 0.0 if whole else None,
-        steady_problems_per_s=_steady(chains["end_unix_ns"], wall_s, tail_s, summary) if whole else None,
         output_tokens_per_s=summary.output_tokens_per_s if whole else None,
         kept_tokens_per_s=summary.kept_tokens_per_s if whole else None,
-        **_latencies(chains["chain_time_s"] if whole else chains["chain_time_s"][:0]),
+        **(times if whole else dict.fromkeys(times)),
         accuracy=summary.accuracy,
         accuracy_low=summary.accuracy_interval.low if summary.accuracy_interval else None,
         accuracy_high=summary.accuracy_interval.high if summary.accuracy_interval else None,
@@ -155,30 +151,35 @@ def point_of_run(folder: Path, coordinates: Coordinates, *, simulated: bool, cpu
     )
 
 
-def _chains(folder: Path) -> dict[str, Array]:
-    """Ends (ns UTC) and durations (s) of the chains that finished, as columns."""
-    parts: dict[str, list[Array]] = {"end_unix_ns": [np.empty(0, np.int64)], "chain_time_s": [np.empty(0)]}
-    for batch in read_batches(folder, "chains", [*parts, "stop_reason"]):
-        done = np.array([reason not in UNFINISHED for reason in batch.column("stop_reason").to_pylist()], bool)
-        for name, columns in parts.items():
-            columns.append(batch.column(name).to_numpy()[done])
-    return {name: np.concatenate(columns) for name, columns in parts.items()}
+class _Times(Struct, frozen=True):
+    """Times of the chains that finished; null where none did."""
+
+    chain_mean_s: float | None = None
+    chain_p50_s: float | None = None
+    chain_p90_s: float | None = None
+    chain_p99_s: float | None = None
+    before_tail: int = 0
+    """Those that ended before the tail."""
 
 
-def _steady(ends: Array, wall_s: float, tail_s: float, summary: Summary) -> float | None:
-    """Problems per second before the tail: chains that ended before it, divided by the samples of a problem and by the time before it."""
+TIMES = """
+SELECT avg(chain_time_s) AS chain_mean_s, quantile_cont(chain_time_s, 0.5) AS chain_p50_s, quantile_cont(chain_time_s, 0.9) AS chain_p90_s,
+       quantile_cont(chain_time_s, 0.99) AS chain_p99_s,
+       count(*) FILTER (end_unix_ns <= (SELECT max(end_unix_ns) FROM chains WHERE finished) - $tail) AS before_tail
+FROM chains WHERE finished
+"""
+
+
+def _times(folder: Path, wall_s: float, tail_s: float, summary: Summary) -> dict[str, float | None]:
+    """Latencies of the chains that finished, and problems per second before the tail: chains that ended before it, divided by the samples
+    of a problem and by the time before it."""
+    with Query(folder) as db:
+        found = db.row(TIMES, _Times, tail=round(tail_s * 1e9))
+    latencies = {name: value for name, value in structs.asdict(found).items() if name != "before_tail"}
     before_s = wall_s - tail_s
-    if before_s <= 0 or not len(ends):
-        return None
-    count = int((ends <= ends.max() - round(tail_s * 1e9)).sum())
-    return count / before_s * summary.problems / summary.chains
-
-
-def _latencies(seconds: Array) -> dict[str, Any]:
-    names = ("chain_mean_s", "chain_p50_s", "chain_p90_s", "chain_p99_s")
-    if not len(seconds):
-        return dict.fromkeys(names)
-    return dict(zip(names, (float(seconds.mean()), *map(float, np.quantile(seconds, (0.5, 0.9, 0.99)))), strict=True))
+    if before_s <= 0 or found.chain_mean_s is None:
+        return latencies | {"steady_problems_per_s": None}
+    return latencies | {"steady_problems_per_s": found.before_tail / before_s * summary.problems / summary.chains}
 
 
 BY_ROLE = ("busy_share", "cached_share")
@@ -214,7 +215,7 @@ def _decoded(row: dict[str, Any]) -> dict[str, Any]:
         if role and row[f"{name}.{role}"] is not None:
             by_role[name][role] = row[f"{name}.{role}"]
     facts = msgspec.json.decode(row.get("facts") or "{}")
-    return row | by_role | {"params": msgspec.json.decode(row["params"]), "facts": facts_of({role: {} for role in facts}, facts)}
+    return row | by_role | {"params": msgspec.json.decode(row["params"]), "facts": facts_of(facts)}
 
 
 def _json(value: Any) -> str:

@@ -1,7 +1,6 @@
 """What a run computed on, and whether models gave its answers: facts that engines stated enter, `EngineFacts` and `Resources` leave. Pure.
 
-Engines state them as `pipeline.engine.Engine.facts` says. Facts that the engines of earlier versions did not state are derived
-from their settings here and nowhere else.
+Engines state them as `pipeline.engine.Engine.facts` says.
 """
 
 import math
@@ -11,11 +10,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from pipeline.errors import InputError, reason
+from pipeline.errors import InputError
 from pipeline.store.run_file import RunFile
-
-REQUIRED = ("answers", "devices", "servers")
-"""Names of facts; every engine of this version states at least one of them, so without any an earlier version wrote the run."""
 
 
 class EngineFacts(Struct, frozen=True, kw_only=True):
@@ -74,13 +70,13 @@ class Resources(Struct, frozen=True, order=True):
 
 
 def engine_facts(run: RunFile) -> dict[str, EngineFacts]:
-    """The facts of the engines of `run`, by role."""
-    return facts_of(run.engines, run.engine_facts)
+    """The facts of the engines of `run`, by role; raises `InputError`."""
+    return facts_of({role: run.engine_facts.get(role, {}) for role in run.engines})
 
 
-def facts_of(engines: Mapping[str, Mapping[str, Any]], stated: Mapping[str, Mapping[str, Any]]) -> dict[str, EngineFacts]:
-    """The facts of engines by role, from the `engines` (their settings) and `engine_facts` of a `run.json`; raises `InputError`."""
-    return {role: _checked_facts(role, settings, stated.get(role, {})) for role, settings in engines.items()}
+def facts_of(stated: Mapping[str, Mapping[str, Any]]) -> dict[str, EngineFacts]:
+    """The facts that engines stated, by role; raises `InputError`."""
+    return {role: _checked_facts(role, facts) for role, facts in stated.items()}
 
 
 def replica_count(run: RunFile) -> int:
@@ -153,57 +149,14 @@ def shortfall(few: Mapping[str, EngineFacts], many: Mapping[str, EngineFacts]) -
     return tuple(said)
 
 
-def _checked_facts(role: str, settings: Mapping[str, Any], stated: Mapping[str, Any]) -> EngineFacts:
+def _checked_facts(role: str, stated: Mapping[str, Any]) -> EngineFacts:
     try:
-        return _facts_of_one(role, settings, stated)
+        facts = msgspec.convert(dict(stated), EngineFacts)
     except msgspec.ValidationError as error:
         raise InputError(f"run.json: $.engine_facts.{role}", str(error)) from error
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        what = f"the settings of the backend {settings.get('backend')!r} are incomplete or invalid ({reason(error)})"
-        raise InputError(f"run.json: $.engines.{role}", what) from error
-
-
-def _facts_of_one(role: str, settings: Mapping[str, Any], stated: Mapping[str, Any]) -> EngineFacts:
-    if not any(name in stated for name in REQUIRED):
-        return _earlier_facts(role, settings, stated)
-    facts = msgspec.convert(dict(stated), EngineFacts)
     if facts.answers == "simulated" and facts.replay is None and facts.flops_per_s is None:
-        return msgspec.structs.replace(facts, flops_per_s=math.inf)
+        return msgspec.structs.replace(facts, flops_per_s=math.inf)  # JSON has no infinity
     return facts
-
-
-def _earlier_facts(role: str, settings: Mapping[str, Any], stated: Mapping[str, Any]) -> EngineFacts:
-    """Facts derived from the settings of an engine that an earlier version had; empty for other backends."""
-    backend, device = settings.get("backend"), stated.get("device", settings.get("device"))
-    if backend == "sim":
-        rate = settings["device"].get("flops_per_s")
-        rate = math.inf if rate is None else float(rate)  # JSON has no infinity
-        return EngineFacts(answers="simulated", devices=(settings["device"]["name"],), flops_per_s=rate)
-    if backend == "replay":
-        simulated = stated.get("replayed_backend") == "sim"
-        model = None if device is None else str(device)
-        return EngineFacts(answers="simulated" if simulated else "recorded", device_model=model, replay=str(settings["run"]))
-    if backend == "openai":
-        addresses = settings["base_url"]
-        return EngineFacts(servers=(addresses,) if isinstance(addresses, str) else tuple(addresses))
-    if backend not in ("torch", "vllm"):
-        return EngineFacts()
-    if str(device).lower() == "cpu":
-        threads = int(settings.get("threads", 1))
-        return EngineFacts(devices=(_cores(role, settings.get("core"), threads),), cores=threads)
-    if backend == "torch":
-        number = str(device).rpartition(":")[2] if ":" in str(device) else "0"
-        return EngineFacts(devices=(f"GPU {number}",), accelerators=1)
-    numbers = settings["devices"] or range(settings["tensor_parallel_size"])
-    model = None if device is None else str(device)
-    return EngineFacts(devices=tuple(f"GPU {number}" for number in numbers), accelerators=len(numbers), device_model=model)
-
-
-def _cores(role: str, first: int | None, threads: int) -> str:
-    """The device name of an engine on the CPU; without a `first` core it has cores of its own, which the role names."""
-    if first is None:
-        return f"CPU cores of {role}"
-    return f"CPU core {first}" if threads == 1 else f"CPU cores {first}-{first + threads - 1}"
 
 
 def _count(number: int, noun: str) -> str:

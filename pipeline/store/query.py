@@ -77,11 +77,12 @@ class Query:
         self.connection = duckdb.connect(config=settings)
         """The connection itself, for what the methods do not offer."""
         self.connection.execute("SET enable_progress_bar = false")
-        names = _names(folders)
+        self.names = _names(folders)
+        """The names of the runs, as in the column `run`."""
         check_readable(*folders)
         with self._errors_of_files():
             for table in TABLES:
-                self._open(table, names)
+                self._open(table)
 
     def rows(self, sql: str | Path, kind: type[Row], **params: Any) -> list[Row]:
         """The rows of a query as Structs of this `kind`, whose fields are the columns. A path is that of a file with the query."""
@@ -159,10 +160,10 @@ class Query:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self, table: str, names: Sequence[str]) -> None:
+    def _open(self, table: str) -> None:
         """Make the view of a table."""
         schema, pieces = schema_of(ROWS[table]), []
-        for number, (folder, name) in enumerate(zip(self.folders, names, strict=True)):
+        for number, (folder, name) in enumerate(zip(self.folders, self.names, strict=True)):
             for source, content in _sources(folder, table, schema):
                 self.connection.register(f"{source}_{table}_{number}", content)
                 pieces.append((f"{source}_{table}_{number}", name))

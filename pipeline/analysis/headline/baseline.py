@@ -16,8 +16,7 @@ from pipeline.analysis.headline.figures import Baseline, Summary
 from pipeline.analysis.progress import ACTIVE, state_of
 from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, UsageError
-from pipeline.store.events import UNFINISHED
-from pipeline.store.read import read_batches
+from pipeline.store.query import Query
 from pipeline.store.run_file import FILE, RunFile
 
 SUFFIX = "-target"
@@ -38,12 +37,10 @@ def summary_of(run: Path) -> Summary:
 
 
 def _example(run: Path) -> str | None:
-    """The first of the problems that were solved first; None where none was."""
-    for batch in read_batches(run, "chains", ["problem_id", "input_row", "stop_reason"]):
-        solved = [row for row in batch.to_pylist() if row["stop_reason"] not in UNFINISHED]
-        if solved:
-            return str(min(solved, key=lambda row: row["input_row"])["problem_id"])
-    return None
+    """The problem of the first row of the input of which a chain gave an answer; None where none did."""
+    with Query(run) as db:
+        found: str | None = db.scalar("SELECT arg_min(problem_id, input_row) FROM chains WHERE finished")
+    return found
 
 
 def read_baseline(run: Path, stop_reasons: Collection[str]) -> Baseline | None:

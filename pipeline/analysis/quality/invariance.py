@@ -1,7 +1,4 @@
-"""Whether answers depend on the batch: two runs of one graph over one input enter, where their chains begin to differ leaves.
-
-Only trace files are read. For each chain a hash of every step is held.
-"""
+"""Whether answers depend on the batch: two runs of one graph over one input enter, where their chains begin to differ leaves."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -19,8 +16,7 @@ from pipeline.analysis.quality.samples import Interval, wilson
 from pipeline.analysis.resources import answers as answers_of
 from pipeline.analysis.resources import of_answers
 from pipeline.errors import UsageError
-from pipeline.store.events import UNFINISHED
-from pipeline.store.read import read_batches
+from pipeline.store.query import Query
 from pipeline.text import in_markdown
 
 SAME = ("graph", "params", "seed", "samples")
@@ -62,28 +58,40 @@ class Invariance(Struct, frozen=True, kw_only=True):
     """Settings in which the runs differ, with both values: batch size, schedule, fields of engines."""
 
 
+class _Parting(Struct, frozen=True):
+    """Chains that first differ at one step for one reason; null where they are equal."""
+
+    step: int | None
+    why: str | None
+    chains: int
+    equal_answers: int
+
+
 def invariance(first: Path, second: Path) -> Invariance:
     """Compare two run folders chain by chain; raises `UsageError` where they are not runs of the same graph, seed and input."""
     tables = read_run(first), read_run(second)
     _refuse(*tables)
-    answers = _answers(first), _answers(second)
-    common = answers[0].keys() & answers[1].keys()
+    with Query(first, second) as db:
+        parted = db.rows(Path(__file__).with_suffix(".sql"), _Parting, one=db.names[0])
+        finished = db.scalar("SELECT count(DISTINCT chain_id) FROM chains WHERE finished")
+    common = sum(each.chains for each in parted)
     if not common:
         raise UsageError(f"{tables[0].name} and {tables[1].name} have no finished chain in common")
-    steps = _steps(first, common), _steps(second, common)
-    parted = {chain: where for chain in common if (where := _parts(chain, steps, answers)) is not None}
-    equal = len(common) - len(parted)
-    by = Counter(why for _, why in parted.values())
+    by, steps = Counter[str | None](), Counter[int]()
+    for each in parted:
+        by[each.why] += each.chains
+        if each.step is not None:
+            steps[each.step] += each.chains
     (right, graded), (right_2, graded_2) = _verdicts(tables[0], tables[1]), _verdicts(tables[1], tables[0])
     return Invariance(
         runs=(tables[0].name, tables[1].name),
-        chains=len(common),
-        only_in_one=len(answers[0].keys() ^ answers[1].keys()),
-        equal=equal,
-        equal_share=equal / len(common),
-        equal_interval=wilson(equal / len(common), len(common)),
-        equal_answers=sum(answers[0][chain] == answers[1][chain] for chain in common),
-        first_difference=dict(sorted(Counter(step for step, _ in parted.values()).items())),
+        chains=common,
+        only_in_one=finished - common,
+        equal=by[None],
+        equal_share=by[None] / common,
+        equal_interval=wilson(by[None] / common, common),
+        equal_answers=sum(each.equal_answers for each in parted),
+        first_difference=dict(sorted(steps.items())),
         parted_by_drafts=by["drafts"],
         parted_by_verdict=by["verdict"],
         parted_by_writing=by["writing"],
@@ -111,40 +119,6 @@ def _differing(one: RunTable, other: RunTable) -> dict[str, tuple[str, str]]:
 
 def _fields(engines: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {f"{role}.{name}": value for role, spec in engines.items() for name, value in spec.items()}
-
-
-def _answers(run: Path) -> dict[str, str]:
-    """The answer of each finished chain, by its name; empty where it gave none."""
-    found: dict[str, str] = {}
-    for batch in read_batches(run, "chains", ["chain_id", "answer", "stop_reason"]):
-        found |= {row["chain_id"]: row["answer"] or "" for row in batch.to_pylist() if row["stop_reason"] not in UNFINISHED}
-    return found
-
-
-Steps = dict[str, list[tuple[int, int, bool]]]
-"""By chain, for each of its steps: a hash of the committed tokens, one of the candidates, and whether a candidate was accepted."""
-
-
-def _steps(run: Path, chains: set[str]) -> Steps:
-    found: Steps = {chain: [] for chain in chains}
-    for batch in read_batches(run, "steps", ["chain_id", "step_token_ids", "candidate_texts", "decision"]):
-        for row in batch.to_pylist():
-            if row["chain_id"] in found:
-                drafted = hash(tuple(row["candidate_texts"]))
-                found[row["chain_id"]].append((hash(tuple(row["step_token_ids"])), drafted, row["decision"] == "accepted"))
-    return found
-
-
-def _parts(chain: str, steps: tuple[Steps, Steps], answers: tuple[dict[str, str], dict[str, str]]) -> tuple[int, str] | None:
-    """The first step, from 0, in which the two runs of `chain` differ, and why: `drafts`, `verdict` or `writing`; None where none does."""
-    one, other = steps[0][chain], steps[1][chain]
-    for place, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a[0] != b[0]:
-            why = "drafts" if a[1] != b[1] else "verdict" if a[2] or b[2] else "writing"
-            return place, why
-    if len(one) != len(other) or answers[0][chain] != answers[1][chain]:
-        return min(len(one), len(other)), "writing"
-    return None
 
 
 def _verdicts(run: RunTable, other: RunTable) -> tuple[Array, Array]:
