@@ -60,7 +60,7 @@ def test_a_simulated_run_is_marked_before_anything_else(ran: Path) -> None:
     assert notices(run) == (SIMULATED, stated([]))
     measured = replace(run, virtual_time=False)
     assert (notices(measured), clock(measured)) == ((), MEASURED)
-    replayed = replace(run, engine_facts={"draft": {"answers": "simulated", "replay": "/runs/before"}})
+    replayed = replace(run, engine_facts=run.engine_facts | {"draft": {"answers": "simulated", "replay": "/runs/before"}})
     assert notices(replayed) == (REPLAYED, stated([]))
 
 
