@@ -256,6 +256,7 @@ def _write_card(folder: Path, of: Shape, tokens: Array, found: Mapping[str, Arra
         "engine_statistics": counted,
     }
     card = {
+        "format": 1,
         "status": "finished",
         "schedule": "pipelined",
         "batch_size": places,
