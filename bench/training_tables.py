@@ -17,7 +17,7 @@ from pipeline.analysis.compare.runs import RunTable
 from pipeline.analysis.compare.tables import INTERVALS
 from pipeline.analysis.compare.written import markdown_table
 from pipeline.analysis.quality.estimates import NOTHING, Estimate, mean, outcomes, ratio, share
-from pipeline.analysis.quality.selection import Choices
+from pipeline.analysis.quality.selection import ThoughtChoices
 from pipeline.report.figures.style import SERIES, axes, layout
 
 DRAFTED = {"drafted", "longest", "rejected"}
@@ -98,7 +98,7 @@ class PairResults(Struct, frozen=True, kw_only=True):
     """Of the test set."""
     class_1: int
     class_2: int
-    """Choices of each class."""
+    """ThoughtChoices of each class."""
     selecting: tuple[Selecting, ...]
     systems: tuple[System, ...]
     alignment: Trained | None = None
@@ -107,13 +107,13 @@ class PairResults(Struct, frozen=True, kw_only=True):
     """Null where it was not asked for."""
 
 
-def random_draft(choices: Choices) -> Estimate:
+def random_draft(choices: ThoughtChoices) -> Estimate:
     """The expected accuracy of a draft that is drawn at random from those of each problem."""
     drawn, right = np.bincount(choices.problem), np.bincount(choices.problem, choices.right_drafts)
     return mean(right[drawn > 0] / drawn[drawn > 0])
 
 
-def best_draft(choices: Choices) -> Estimate:
+def best_draft(choices: ThoughtChoices) -> Estimate:
     """The share of the problems of which some draft is right: nobody who only chooses among them does better."""
     return outcomes(choices.problem, (choices.right_drafts > 0).astype(float))
 
@@ -146,7 +146,7 @@ def system(name: str, run: RunTable) -> System:
     return System(name=name, accuracy=found.accuracy, drafts_right=right, accepted=accepted, tokens=found.output_tokens)
 
 
-def by_reference(choices: Choices) -> list[System]:
+def by_reference(choices: ThoughtChoices) -> list[System]:
     """What systems without a verifier, and with one that knows the answers, would make of the recorded drafts."""
     return [
         System(name="a draft at random, computed", accuracy=random_draft(choices), accepted=Estimate(1.0)),

@@ -91,7 +91,7 @@ class Point(Coordinates, frozen=True, kw_only=True):
     cached_share: dict[str, float | None]
     """Share of the prompt tokens that were in the prefix cache, by role, 0 to 1."""
     facts: dict[str, EngineFacts] = {}
-    """What the engines stated about themselves, by role; empty in files of earlier versions."""
+    """What the engines stated about themselves, by role."""
     cache_kept: bool
     """Whether an engine could not empty its prefix cache before this point: it may have held prompts of earlier points."""
 

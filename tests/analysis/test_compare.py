@@ -12,7 +12,7 @@ from pipeline.analysis.compare.pooling import pool
 from pipeline.analysis.compare.runs import RunTable, Speculation
 from pipeline.analysis.quality.estimates import NOTHING, Estimate
 from pipeline.analysis.quality.samples import interval, wilson
-from pipeline.analysis.quality.selection import Choices
+from pipeline.analysis.quality.selection import ThoughtChoices
 from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.resources import EngineFacts, Resources
 from pipeline.errors import UsageError
@@ -64,7 +64,7 @@ def test_speculation_inside_an_engine_is_its_own_count(table: Make) -> None:
 
 
 def test_selection_by_class(table: Make) -> None:
-    choices = Choices(
+    choices = ThoughtChoices(
         problem=np.array([0, 0, 1, 2, 3]),
         right_drafts=np.array([0.5, 1.0, 0.2, 0.0, 0.0]),
         rejected=np.array([0, 0, 1, 1, 0]),

@@ -19,7 +19,7 @@ from pipeline.analysis.compare.runs import RunTable, Speculation, read_run, read
 from pipeline.analysis.compare.tables import markdown, tables
 from pipeline.analysis.compare.written import as_csv, as_json
 from pipeline.analysis.quality.samples import SampleStatistics
-from pipeline.analysis.quality.selection import Choices
+from pipeline.analysis.quality.selection import ThoughtChoices
 from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.resources import Resources
 from pipeline.analysis.summary import summarize
@@ -128,7 +128,7 @@ def test_by_budget_the_gap_to_the_target_is_shown(table: Make) -> None:
 
 
 def test_selection_quality_and_second_thoughts(table: Make) -> None:
-    choices = Choices(np.arange(2), np.array([0.5, 0.0]), np.array([0, 1]), np.array([1, 0]), np.array([1.0, np.nan]), True)
+    choices = ThoughtChoices(np.arange(2), np.array([0.5, 0.0]), np.array([0, 1]), np.array([1, 0]), np.array([1.0, np.nan]), True)
     ones = np.ones(4)
     quality = Quality(
         model="prm",

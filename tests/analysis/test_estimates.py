@@ -52,7 +52,7 @@ def test_where_all_problems_agree_the_interval_is_not_empty() -> None:
 
 def test_many_problems_are_drawn_a_few_times_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(2).normal(size=300)
-    monkeypatch.setattr(estimates, "MOST_WEIGHTS", 300 * 64)
+    monkeypatch.setattr(estimates, "MAX_WEIGHTS", 300 * 64)
     pieces = mean(values)
     monkeypatch.undo()
     whole = mean(values)

@@ -13,7 +13,7 @@ from msgspec import structs
 from pipeline.analysis.compare.runs import RunTable, read_runs
 from pipeline.analysis.quality.estimates import NOTHING, Estimate
 from pipeline.analysis.quality.reward_agreement import ScoredSteps
-from pipeline.analysis.quality.selection import Choices
+from pipeline.analysis.quality.selection import ThoughtChoices
 from pipeline.analysis.quality.step_texts import Texts
 
 ROOT = Path(__file__).parent.parent.parent
@@ -75,7 +75,7 @@ def with_choices(run: RunTable, **columns: list[float]) -> RunTable:
         "agrees": [np.nan] * 4,
     }
     arrays = {name: np.array(column, float) for name, column in (values | columns).items()}
-    return structs.replace(run, choices=Choices(problem=np.arange(4), may_reject=True, **arrays))
+    return structs.replace(run, choices=ThoughtChoices(problem=np.arange(4), may_reject=True, **arrays))
 
 
 @pytest.fixture(name="runs")

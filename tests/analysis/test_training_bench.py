@@ -10,7 +10,7 @@ from msgspec import structs
 
 from pipeline.analysis.compare.runs import RunTable
 from pipeline.analysis.quality.estimates import NOTHING, Estimate
-from pipeline.analysis.quality.selection import Choices
+from pipeline.analysis.quality.selection import ThoughtChoices
 from pipeline.analysis.quality.step_texts import Texts
 from tests.support.paths import ROOT
 
@@ -19,7 +19,7 @@ import training
 import training_tables as tables
 
 Make = Callable[..., RunTable]
-CHOICES = Choices(
+CHOICES = ThoughtChoices(
     np.array([3, 0, 1, 2]),
     np.array([0.0, 1.0, 0.4, 0.2]),
     np.array([1.0, 0.0, 0.0, 1.0]),
@@ -53,7 +53,7 @@ def test_a_draft_at_random_is_right_as_often_as_drafts_are(scot: RunTable) -> No
     found = tables.chance(scot)
     assert (found.class_1.value, found.class_2.value) == (pytest.approx(1.6 / 3), 0.0)
     assert found.all.value == pytest.approx(0.4)
-    backwards = Choices(*(each[::-1] for each in structs.astuple(CHOICES)[:-2]), True)
+    backwards = ThoughtChoices(*(each[::-1] for each in structs.astuple(CHOICES)[:-2]), True)
     assert tables.random_draft(backwards) == tables.random_draft(CHOICES), "whichever chain ended first"
     assert tables.best_draft(CHOICES).value == 0.75
     assert [each.accuracy.value for each in tables.by_reference(CHOICES)] == [pytest.approx(0.4), 0.75]

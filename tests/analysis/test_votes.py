@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.analysis.quality.votes import MOST_COMPARED, Same, Sample, majority
+from pipeline.analysis.quality.votes import MAX_COMPARED, Same, Sample, majority
 from pipeline.grading.answers import quick_grade, same_answer
 
 
@@ -126,4 +126,4 @@ def test_many_wrong_answers_take_little_time() -> None:
     began = time.process_time()
     assert majority([many], same) == 1.0
     assert time.process_time() - began < 2.0
-    assert len(asked) == MOST_COMPARED * (MOST_COMPARED - 1) // 2
+    assert len(asked) == MAX_COMPARED * (MAX_COMPARED - 1) // 2

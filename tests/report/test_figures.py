@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pipeline.analysis import ledger
 from pipeline.analysis.quality.samples import Interval
-from pipeline.analysis.quality.verdict_values import Scores, Share
+from pipeline.analysis.quality.verdict_values import OutcomeShare, Scores
 from pipeline.analysis.time import latency, occupancy
 from pipeline.analysis.time.latency import QUANTITIES, Percentiles
 from pipeline.reasoning.chain import Scale
@@ -19,7 +19,7 @@ from pipeline.report.figures import tokens as figures_tokens
 from pipeline.report.figures.style import DECISIONS, WORDS, colours, drawn
 from pipeline.report.gantt import WAITING, Gantt, Spans, draw_chains, line_width
 
-NOTHING = Share(0, None, None)
+NOTHING = OutcomeShare(0, None, None)
 
 
 def named(figure: go.Figure) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def test_acceptance_skips_numbers_that_no_step_has() -> None:
 
 @pytest.fixture
 def scores() -> Scores:
-    share = Share(8, 0.75, Interval(0.4, 0.9, "wilson"))
+    share = OutcomeShare(8, 0.75, Interval(0.4, 0.9, "wilson"))
     return Scores(
         scale=Scale("score", 0.0, 1.0),
         edges=np.array([0.0, 0.5, 1.0]),

@@ -10,7 +10,7 @@ from pipeline.analysis.compare.runs import RunTable
 from pipeline.analysis.quality.estimates import NOTHING, Estimate, change, difference, estimate, gain, outcomes, ratio, share
 from pipeline.analysis.quality.option_mass import OptionMass, option_mass
 from pipeline.analysis.quality.reward_agreement import Agreement, agreement
-from pipeline.analysis.quality.selection import Choices
+from pipeline.analysis.quality.selection import ThoughtChoices
 from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.quality.step_texts import Texts
 from pipeline.analysis.resources import answers
@@ -78,19 +78,19 @@ class Selection(Struct, frozen=True):
     """How well a verifier chose among whole drafted thoughts (SCoT 4.4)."""
 
     class_1: int
-    """Choices with at least one right draft."""
+    """ThoughtChoices with at least one right draft."""
     class_1_right: Estimate
     """Share of the class 1 choices in which a right draft was selected."""
     by_chance: Estimate
     """Share of the drafts in class 1 choices that are right: the expected `class_1_right` of a random choice."""
     class_2: int
-    """Choices without a right draft."""
+    """ThoughtChoices without a right draft."""
     class_2_right: Estimate
     """Share of the class 2 choices in which all drafts were rejected; null where that was no option."""
     agreement: Estimate
     """Share of selected drafts whose answer, as found in the thought, was graded as the chain's answer was."""
     unknown: int
-    """Choices in neither class: drafts state no answer, so that nobody knows whether any is right, or the selected one."""
+    """ThoughtChoices in neither class: drafts state no answer, so that nobody knows whether any is right, or the selected one."""
 
 
 class StepQuality(Struct, frozen=True):
@@ -274,7 +274,7 @@ def _reflective_gain(texts: Mapping[str, Texts]) -> Estimate:
     return difference(1000 * fallback.reflective, fallback.words, 1000 * drafted.reflective, drafted.words)
 
 
-def _selection(choices: Choices) -> Selection:
+def _selection(choices: ThoughtChoices) -> Selection:
     first = choices.right_drafts > 0
     second, judged = ~first, ~np.isnan(choices.agrees)
     return Selection(

@@ -11,7 +11,7 @@ from pipeline.analysis.arrays import Array
 from pipeline.analysis.compare.runs import RunTable, Speculation
 from pipeline.analysis.quality.reward_agreement import ScoredSteps
 from pipeline.analysis.quality.samples import SampleStatistics, interval, pass_at
-from pipeline.analysis.quality.selection import Choices
+from pipeline.analysis.quality.selection import ThoughtChoices
 from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.quality.step_texts import Texts
 
@@ -168,12 +168,12 @@ def _scored(runs: Sequence[RunTable], all_: _Places) -> ScoredSteps | None:
     return ScoredSteps(scales, problem, *(np.concatenate([getattr(steps, name) for _, steps in found]) for name in ("score", "reward")))
 
 
-def _choices(runs: Sequence[RunTable], all_: _Places) -> Choices | None:
+def _choices(runs: Sequence[RunTable], all_: _Places) -> ThoughtChoices | None:
     found = [(place, run.choices) for place, run in zip(all_.places, runs, strict=True) if run.choices]
     if not found:
         return None
     columns = ("right_drafts", "rejected", "picked_right", "agrees")
-    return Choices(
+    return ThoughtChoices(
         problem=np.concatenate([place[choices.problem] for place, choices in found]),
         **{name: np.concatenate([getattr(choices, name) for _, choices in found]) for name in columns},
         may_reject=any(choices.may_reject for _, choices in found),

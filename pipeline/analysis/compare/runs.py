@@ -17,7 +17,7 @@ from pipeline.analysis.compare.rules import Rules, rules_of
 from pipeline.analysis.quality.option_mass import read_masses
 from pipeline.analysis.quality.reward_agreement import ScoredSteps, read_scored_steps
 from pipeline.analysis.quality.samples import GradedChains, SampleStatistics, sample_statistics
-from pipeline.analysis.quality.selection import Choices, read_choices
+from pipeline.analysis.quality.selection import ThoughtChoices, read_choices
 from pipeline.analysis.quality.step_quality import Quality, read_quality
 from pipeline.analysis.quality.step_texts import Texts, read_texts
 from pipeline.analysis.quality.verdicts import COLUMNS as VERDICT_COLUMNS
@@ -158,7 +158,7 @@ class RunTable(Struct, frozen=True, kw_only=True):
     """The probability on valid options of each verification; see `option_mass`."""
     scored: ScoredSteps | None
     """Null for runs without scores or without a rewards table; see `reward_agreement`."""
-    choices: Choices | None
+    choices: ThoughtChoices | None
     """Null for runs that do not choose among whole thoughts."""
     quality: Quality | None
     """Null for runs without a rewards table."""

@@ -11,7 +11,7 @@ from pipeline.analysis.quality.option_mass import mass_sentence
 
 WHEN_TO_USE = "docs: concepts/when-to-use"
 """Where it is explained when speculation pays."""
-MOST_REASONS = 3
+MAX_REASONS = 3
 """How many reasons for missing grades are told."""
 
 
@@ -137,7 +137,7 @@ def _why_not_graded(s: Summary) -> str:
 
 def _grading_errors(s: Summary) -> str:
     """What kept answers from being compared, the most frequent reasons."""
-    first = dict(list(s.grading_errors.items())[:MOST_REASONS])
+    first = dict(list(s.grading_errors.items())[:MAX_REASONS])
     more = len(s.grading_errors) - len(first)
     said = [f"{count:,} not graded: {why}" for why, count in first.items()]
     return "; ".join(said) + (f"; and {more} other reasons" if more else "")

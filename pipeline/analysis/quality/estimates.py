@@ -18,7 +18,7 @@ RESAMPLES = 2000
 """Draws of the bootstrap."""
 LEVEL = 0.95
 """Confidence level of the intervals."""
-MOST_WEIGHTS = 4_000_000
+MAX_WEIGHTS = 4_000_000
 """Weights that are held at once, 8 bytes each."""
 
 
@@ -103,7 +103,7 @@ def outcomes(problem: Array, right: Array) -> Estimate:
 
 
 def _draws(problems: int) -> Iterator[Array]:
-    rows = max(1, min(RESAMPLES, MOST_WEIGHTS // problems))
+    rows = max(1, min(RESAMPLES, MAX_WEIGHTS // problems))
     for start in range(0, RESAMPLES, rows):
         yield _weights(problems, start, min(rows, RESAMPLES - start))
 

@@ -1,7 +1,7 @@
 """How well a verifier chooses among whole drafted thoughts: steps and chains of a run folder enter, an outcome for each chain leaves.
 
 A draft is graded by the answer that its thought states, found by `grading.stated`; one that states none is neither right nor wrong, and
-where that leaves open whether any draft is right, the choice is left out. `Choices.agrees` says how far this can be trusted.
+where that leaves open whether any draft is right, the choice is left out. `ThoughtChoices.agrees` says how far this can be trusted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,8 +26,8 @@ WHERE score_of_candidates AND len(candidate_texts) > 0 AND reference_answer IS N
 """
 
 
-class Choices(Struct, frozen=True):
-    """Choices among whole thoughts, for problems with a reference answer; the arrays have one element for each choice."""
+class ThoughtChoices(Struct, frozen=True):
+    """ThoughtChoices among whole thoughts, for problems with a reference answer; the arrays have one element for each choice."""
 
     problem: Array
     """Index of its problem."""
@@ -42,7 +42,7 @@ class Choices(Struct, frozen=True):
     may_reject: bool
     """Whether the verifier could reject all drafts."""
     unknown: int = 0
-    """Choices that are left out: drafts state no answer, so that nobody knows whether any is right, or the selected one."""
+    """ThoughtChoices that are left out: drafts state no answer, so that nobody knows whether any is right, or the selected one."""
 
 
 def draft_is_right(thought: str, kind: Kind, reference: str, grader: Grader) -> bool | None:
@@ -51,7 +51,7 @@ def draft_is_right(thought: str, kind: Kind, reference: str, grader: Grader) -> 
     return None if said is None else grader.grade(kind, said.text, reference).correct
 
 
-def read_choices(folder: Path, plan: Plan, place: Mapping[str, int]) -> Choices | None:
+def read_choices(folder: Path, plan: Plan, place: Mapping[str, int]) -> ThoughtChoices | None:
     """The choices of a run whose `plan` judges whole thoughts; None for plans that judge steps or nothing.
 
     `place` is the index of each chain's problem; chains that are not in it do not count. Raises `InputError`.
@@ -64,7 +64,7 @@ def read_choices(folder: Path, plan: Plan, place: Mapping[str, int]) -> Choices 
     rows = sorted((row for row in found if row is not None), key=itemgetter(0))
     right_drafts, rejected, picked_right, agrees = np.array([row[1:] for row in rows], float).reshape(-1, 4).T
     problem, may_reject = np.array([row[0][0] for row in rows], int), any(spec.may_reject for spec in judges)
-    return Choices(problem, right_drafts, rejected, picked_right, agrees, may_reject, len(found) - len(rows))
+    return ThoughtChoices(problem, right_drafts, rejected, picked_right, agrees, may_reject, len(found) - len(rows))
 
 
 def _drafts_thoughts(plan: Plan) -> bool:

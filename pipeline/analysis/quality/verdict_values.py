@@ -37,7 +37,7 @@ GOOD = 0.5
 BINS = 20
 """Number of bins of a scale with two ends; about half as many, of round width, where an end is open."""
 OUTLIERS = 0.005
-"""Share of the values that lie beyond the last edge at an open end; they count in the last bin."""
+"""OutcomeShare of the values that lie beyond the last edge at an open end; they count in the last bin."""
 
 
 class _Kind(Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class _Kind(Struct, frozen=True, kw_only=True):
     threshold: float | None
 
 
-class Share(Struct, frozen=True):
+class OutcomeShare(Struct, frozen=True):
     """In what share of `count` steps something held; nulls without steps."""
 
     count: int
@@ -74,9 +74,9 @@ class Scores(Struct, frozen=True, kw_only=True):
     """Number of rejected steps."""
     threshold: float | None
     """Null where it was not the same in all steps."""
-    right: tuple[Share, ...]
+    right: tuple[OutcomeShare, ...]
     """Among accepted steps of graded chains, the share whose chain ended right."""
-    good: tuple[Share, ...]
+    good: tuple[OutcomeShare, ...]
     """Among accepted steps with a reward, the share with a reward of `GOOD` or more. Empty where the run has no rewards."""
 
 
@@ -107,10 +107,10 @@ def _scores(query: Query, kind: _Kind, rewarded: bool) -> Scores:
     )
 
 
-def _shares(bins: Array, rows: Mapping[str, Array], which: Array, holds: Array, count: int) -> tuple[Share, ...]:
+def _shares(bins: Array, rows: Mapping[str, Array], which: Array, holds: Array, count: int) -> tuple[OutcomeShare, ...]:
     masks: Sequence[Array] = [which & (bins == number) for number in range(count)]
     return tuple(
-        Share(int(mask.sum()), float(holds[mask].mean()) if mask.any() else None, interval(rows["problem"][mask], holds[mask]))
+        OutcomeShare(int(mask.sum()), float(holds[mask].mean()) if mask.any() else None, interval(rows["problem"][mask], holds[mask]))
         for mask in masks
     )
 

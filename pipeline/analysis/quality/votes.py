@@ -1,7 +1,7 @@
 """The majority vote over the samples of every problem: graded answers enter, the share of problems that it gets right leaves.
 
 Answers that `canonical` makes equal are one answer. What is left is compared in pairs, which may take a worker process; so of one
-problem only the `MOST_COMPARED` most frequent wrong answers are, and a rarer one is taken to differ from all others. Time is linear
+problem only the `MAX_COMPARED` most frequent wrong answers are, and a rarer one is taken to differ from all others. Time is linear
 in the number of samples.
 """
 
@@ -13,7 +13,7 @@ from pipeline.grading.answers import Canonical, canonical, is_percentage
 
 Same = Callable[[str, str], bool]
 """A function that decides whether two answers mean the same."""
-MOST_COMPARED = 32
+MAX_COMPARED = 32
 """How many wrong answers of one problem are compared with each other, the most frequent ones."""
 Votes = tuple[int, int]
 """How many samples gave an answer, and the negative index of the first of them: of two answers the greater one wins."""
@@ -68,7 +68,7 @@ def ballot(samples: Sequence[Sample], same: Same) -> list[Answer]:
     places = [place for place, sample in enumerate(samples) if sample.answer is not None]
     voters = [samples[place] for place in places]
     wrong = _wrong_answers(voters)
-    compared = sorted(wrong, key=lambda each: each.votes, reverse=True)[:MOST_COMPARED]
+    compared = sorted(wrong, key=lambda each: each.votes, reverse=True)[:MAX_COMPARED]
     found = [(each.votes, each.answer) for each in _joined(wrong, compared, same)]
     if right := [place for place, sample in enumerate(voters) if sample.correct]:
         found.append(((len(right), -right[0]), str(voters[right[0]].answer)))
@@ -85,7 +85,7 @@ def _majority_right(samples: Sequence[Sample], same: Same) -> bool:
     wrong = _wrong_answers(voters)
     if any(each.votes > mine for each in wrong):
         return False  # other ways to write an answer can only make its group larger
-    compared = sorted(wrong, key=lambda each: each.votes, reverse=True)[:MOST_COMPARED]
+    compared = sorted(wrong, key=lambda each: each.votes, reverse=True)[:MAX_COMPARED]
     if sum(len(each.places) for each in compared) < len(right):
         return True
     return all(mine > each.votes for each in _joined(wrong, compared, same))

@@ -7,7 +7,7 @@ from plotly.subplots import make_subplots
 from pipeline.analysis.arrays import Array
 from pipeline.analysis.quality.reward_agreement import BINS, Agreement
 from pipeline.analysis.quality.samples import wilson
-from pipeline.analysis.quality.verdict_values import Scores, Share
+from pipeline.analysis.quality.verdict_values import OutcomeShare, Scores
 from pipeline.reasoning.chain import Scale
 from pipeline.report.figures.style import BLUE, DECISIONS, GREEN, GREY, LIGHT, ORANGE, RED, WORDS, axes, drawn, layout
 
@@ -105,8 +105,8 @@ def axis_title(scale: Scale) -> str:
     return drawn(", ".join(filter(None, (scale.name, ends, scale.unit))))
 
 
-def _wilson_share(part: int, whole: int) -> Share:
-    return Share(whole, part / whole, wilson(part / whole, whole))
+def _wilson_share(part: int, whole: int) -> OutcomeShare:
+    return OutcomeShare(whole, part / whole, wilson(part / whole, whole))
 
 
 def calibration(scores: Scores) -> go.Figure:
@@ -154,7 +154,7 @@ def agreement(found: Agreement) -> go.Figure:
     return axes(figure)
 
 
-def _points(name: str, middle: Array, shares: tuple[Share, ...], colour: str) -> go.Scatter:
+def _points(name: str, middle: Array, shares: tuple[OutcomeShare, ...], colour: str) -> go.Scatter:
     there = [(x, each, each.share, each.interval) for x, each in zip(middle, shares, strict=True)]
     known = [(x, each.count, share, bounds) for x, each, share, bounds in there if share is not None and bounds is not None]
     return go.Scatter(
