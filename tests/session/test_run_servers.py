@@ -191,12 +191,11 @@ def test_a_run_that_is_suspended_for_longer_than_timeout_s_goes_on(tmp_path: Pat
 
 @pytest.mark.vllm
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")
-def test_a_run_on_an_openai_vllm_server(served_draft: Running, greedy_run: Path, tmp_path: Path) -> None:
-    """The draft on the server, the target on torch: the answers are those of the torch engines."""
+def test_a_run_on_an_openai_vllm_server(served_draft: Running, tmp_path: Path) -> None:
+    """The draft on the server, the target on torch."""
     engines = servers_file(tmp_path, draft=served_draft.base_url)
     engines.write_text(f"{engines.read_text()}target: {{backend: torch, model: 'bundled:tiny-target', core: 1}}\n")
-    assert solve_with(engines, tmp_path / "run", settings=("temperature=0",)).exit_code == 0
-    torch, served = ({row["problem_id"]: row["answer"] for row in chains_of(folder)} for folder in (greedy_run, tmp_path / "run"))
-    assert sum(served[key] == torch[key] for key in torch) >= 95
+    assert solve_with(engines, tmp_path / "run", limit=24).exit_code == 0
+    assert sum(row["correct"] for row in chains_of(tmp_path / "run")) >= 18
     draft = summarize(tmp_path / "run").engines["draft"]
     assert 0 < draft.cached_input_tokens < draft.input_tokens
