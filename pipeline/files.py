@@ -23,13 +23,6 @@ class NotRegular(OSError):
     """A file that is to be read or replaced is no regular file of its own; the message has its name and says what it is."""
 
 
-def flaw_of(path: Path, *, follow: bool = False) -> str | None:
-    """A clause such as `is a link, not a regular file`; None for a regular file, or (`follow`) a link to one. Raises `OSError` where there
-    is no such file."""
-    kind = stat.S_IFMT((os.stat if follow else os.lstat)(path).st_mode)
-    return None if kind == stat.S_IFREG else f"is {_KINDS.get(kind, 'a device')}, not a regular file"
-
-
 def check_own(path: Path) -> None:
     """Raise `NotRegular` where `path` is there and is no regular file, such as a link, through which another file would be written."""
     with suppress(FileNotFoundError):
@@ -103,8 +96,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def _check(path: Path, *, follow: bool = False) -> None:
-    if flaw := flaw_of(path, follow=follow):
-        raise NotRegular(f"{path.name} {flaw}")
+    """Raise `NotRegular` for anything but a regular file, or (`follow`) a link to one; another `OSError` where there is none."""
+    kind = stat.S_IFMT((os.stat if follow else os.lstat)(path).st_mode)
+    if kind != stat.S_IFREG:
+        raise NotRegular(f"{path.name} is {_KINDS.get(kind, 'a device')}, not a regular file")
 
 
 def _is_stream(path: Path) -> bool:

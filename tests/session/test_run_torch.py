@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,9 @@ from tests.support.runs import chains_of, status
 @pytest.mark.torch
 def test_ctrl_c_lets_live_chains_end_and_the_run_goes_on_later(tmp_path: Path) -> None:
     with running(tmp_path / "out", "--limit", "48", "--batch-size", "16", chains=48, graph="target") as process:
+        while process.poll() is None and not any((tmp_path / "out/calls").glob("*")):  # none may have been answered yet
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.05)
         os.kill(process.pid, signal.SIGINT)
         _, error = process.communicate(timeout=HANGS_S)
     assert process.returncode == 130, error
