@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 EVERY_S = 0.003
-REPLICA = "pipeline/cluster/replica.py"
+REPLICA = "pipeline/cluster/replica_worker.py"
 ITS_OWN = (REPLICA, "pipeline/session/chains.py", "pipeline/engines/", "pipeline/runtime/", "pipeline/stages/")
 """Where the tasks of a replica begin."""
 WRITING = ("pipeline/store/", "pipeline/grading/", "pipeline/runtime/inline_grader.py")
