@@ -30,7 +30,6 @@ LARGEST = [
     TORCH,
     "tests/training/test_lora_trainer.py",
     "tests/session/test_run_servers.py",
-    "tests/store/test_odd_runs.py",
     "tests/cli/test_doctor.py",
     "tests/session/test_resume_faults.py",
     "tests/grading/test_grader.py",
