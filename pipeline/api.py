@@ -112,7 +112,7 @@ class Result(Struct, frozen=True, kw_only=True):
 
     @property
     def too_many_failed(self) -> bool:
-        """Whether a larger share of the chains failed than `fail_on_error` allows."""
+        """True if a larger share of the chains failed than `fail_on_error` allows."""
         totals = self.run.totals
         return failed_too_often(totals.chains_done, totals.chains_failed, self.run.options.get("fail_on_error", 0.0))
 
@@ -234,7 +234,7 @@ async def solve_async(graph: Graph, problems: Input, **options: Unpack[RunKeywor
         raise ended.error
 
 
-class _Call(Struct, frozen=True, kw_only=True):
+class _SolveCall(Struct, frozen=True, kw_only=True):
     """A checked call of `solve` or `solve_async`."""
 
     run: Prepared
@@ -255,7 +255,7 @@ class _Call(Struct, frozen=True, kw_only=True):
         return await solve_on(self.engines, run, observer, stop)
 
 
-def _solved(call: _Call, trace: bool, progress: bool) -> Result:
+def _solved(call: _SolveCall, trace: bool, progress: bool) -> Result:
     """Solve and wait; raises `Unfinished`."""
     run, kept = call.run, _MemorySink(trace=trace)
     if run.nothing_to_do:
@@ -272,7 +272,7 @@ def _solved(call: _Call, trace: bool, progress: bool) -> Result:
     return result
 
 
-def _started(call: _Call, chains: ChainStream, held: ExitStack) -> Background:
+def _started(call: _SolveCall, chains: ChainStream, held: ExitStack) -> Background:
     """Start the run in the background; at its end `chains` is told that no more will come.
 
     `held` holds the run folder, which is let go when the run has ended: the iterator may be gone before that, as in an event loop that is
@@ -298,7 +298,7 @@ def _known(options: Mapping[str, Any], keywords: type) -> dict[str, Any]:
 
 
 @contextmanager
-def _called(graph: Graph, problems: Input, options: RunKeywords, *, virtual: bool = False) -> Iterator[_Call]:
+def _called(graph: Graph, problems: Input, options: RunKeywords, *, virtual: bool = False) -> Iterator[_SolveCall]:
     """Hold the run folder until the end, and make all checks before an engine starts; raises `UsageError`.
 
     `virtual`: whether open engines are on virtual time.
@@ -332,7 +332,7 @@ def _called(graph: Graph, problems: Input, options: RunKeywords, *, virtual: boo
             said=said,
             grader=graders[0] if len(graders) == 1 else None,
         )
-        yield _Call(run=stack.enter_context(held), engines=opened, listed=listed, baseline=baseline)
+        yield _SolveCall(run=stack.enter_context(held), engines=opened, listed=listed, baseline=baseline)
 
 
 def _valid(

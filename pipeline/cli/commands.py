@@ -27,7 +27,7 @@ _debugging = False
 
 
 def is_debugging() -> bool:
-    """Whether the command was asked for tracebacks."""
+    """True if the command was asked for tracebacks."""
     return _debugging
 
 
@@ -159,7 +159,7 @@ def option(*names: str, **settings: Any) -> Callable[[F], F]:
     return click.option(*names, cls=Option, **settings)
 
 
-class Entry(Struct, frozen=True):
+class CommandEntry(Struct, frozen=True):
     """A command in a table of commands."""
 
     what: str
@@ -168,7 +168,7 @@ class Entry(Struct, frozen=True):
     """MODULE:NAME of its function, in this folder."""
     solves: bool = False
     """It solves problems, which may take much memory."""
-    inside: Mapping[str, "Entry"] = {}
+    inside: Mapping[str, "CommandEntry"] = {}
     """For a group: its commands."""
 
 
@@ -188,7 +188,7 @@ def _give_memory_back() -> None:
 class Commands(click.Group):
     """A group of commands in sections, whose modules are imported when a command is called, so that `--help` loads none of them."""
 
-    def __init__(self, *args: Any, sections: Mapping[str, Mapping[str, Entry]], **settings: Any) -> None:
+    def __init__(self, *args: Any, sections: Mapping[str, Mapping[str, CommandEntry]], **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.no_args_is_help = False  # `parse_args` prints it
         self.sections = sections

@@ -53,7 +53,7 @@ def watch(view: View) -> Iterator[None]:
 
 
 def has_panel() -> bool:
-    """Whether a display that changes is to be shown: on a terminal, unless the command was asked for something else."""
+    """True if a display that changes is to be shown: on a terminal, unless the command was asked for something else."""
     chosen = notice_settings()
     return sys.stderr is not None and PlainConsole(stderr=True).is_terminal and not (chosen.quiet or chosen.timestamps)
 
@@ -76,7 +76,7 @@ def repeated(seconds: float, work: Callable[[], object]) -> Iterator[None]:
         thread.join()
 
 
-class Silence:
+class AnswerSilence:
     """For how long one engine has had calls and shown no sign of work on them: no answer, and where it counts them no token."""
 
     def __init__(self, now: float) -> None:
@@ -99,7 +99,7 @@ class Meter:
     def __init__(self, view: View, now: Callable[[], float] = time.monotonic) -> None:
         """`now` is the clock, in seconds."""
         self.view, self._now, self._started = view, now, now()
-        self._silences = {role: Silence(self._started) for role in view.lanes}
+        self._silences = {role: AnswerSilence(self._started) for role in view.lanes}
         self._rates = RecentRates(OVER)
         self.look()
 
@@ -163,7 +163,7 @@ class Meter:
 
     @property
     def right(self) -> str:
-        """How many answers are right, of few as a count; empty where none is graded, and where answers are made up."""
+        """The share of right answers, of few as a count; empty where none is graded, and where answers are made up."""
         graded, correct = (0, 0) if self.view.simulated else self.view.graded()
         if graded >= ENOUGH_FOR_SHARES:
             return f"{100 * correct / graded:.1f} % right"
@@ -224,7 +224,7 @@ def _silent(meter: Meter) -> list[str]:
 
 
 def _replicas(states: Sequence[ReplicaState]) -> str:
-    """How many replicas solve, and how many do what else, without the reasons."""
+    """The number of replicas that solve, and of those that do anything else, without the reasons."""
     counts = Counter(state.what if state.what == SOLVING else state.what.partition(":")[0] for state in states)
     others = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()) if what != SOLVING)
     return f"{counts[SOLVING]} of {len(states)} replicas {SOLVING}" + (f" ({others})" if others else "")

@@ -16,57 +16,57 @@ from typing import NoReturn
 import click
 
 from pipeline.cli import commands
-from pipeline.cli.commands import SETTINGS, Commands, Entry, Opened
+from pipeline.cli.commands import SETTINGS, CommandEntry, Commands, Opened
 from pipeline.cli.terminal import discard_stdout, notices_end, print_error
 from pipeline.errors import Interrupted, OutOfMemory, PipelineError, RunError, is_interrupt, is_out_of_memory, reason
 from pipeline.text import redact
 
 GRAPH = {
-    "check": Entry("check a graph and its engines, and print the plan", "author.graph:check"),
-    "show": Entry("draw a graph, with the counts and times of a run", "author.graph:show"),
-    "prompt": Entry("print the prompt of a stage as its engine gets it", "author.graph:prompt"),
-    "schema": Entry("print the JSON Schema of a kind of file, for editors", "author.files:schema"),
+    "check": CommandEntry("check a graph and its engines, and print the plan", "author.graph:check"),
+    "show": CommandEntry("draw a graph, with the counts and times of a run", "author.graph:show"),
+    "prompt": CommandEntry("print the prompt of a stage as its engine gets it", "author.graph:prompt"),
+    "schema": CommandEntry("print the JSON Schema of a kind of file, for editors", "author.files:schema"),
 }
 RUNS = {
-    "list": Entry("list the runs in a folder", "runs.listing:list_"),
-    "rm": Entry("delete runs", "runs.listing:rm"),
-    "merge": Entry("merge the runs of all shards of an input", "runs.merge:merge"),
-    "check": Entry("check a run folder", "runs.check:check"),
+    "list": CommandEntry("list the runs in a folder", "runs.listing:list_"),
+    "rm": CommandEntry("delete runs", "runs.listing:rm"),
+    "merge": CommandEntry("merge the runs of all shards of an input", "runs.merge:merge"),
+    "check": CommandEntry("check a run folder", "runs.check:check"),
 }
 TRAIN = {
-    "draft": Entry("train a draft to think like its target", "train:draft"),
-    "select": Entry("train a target to choose among drafts, or to score a step", "train:select"),
-    "merge": Entry("write a model with an adapter in its weights", "train:merge"),
+    "draft": CommandEntry("train a draft to think like its target", "train:draft"),
+    "select": CommandEntry("train a target to choose among drafts, or to score a step", "train:select"),
+    "merge": CommandEntry("write a model with an adapter in its weights", "train:merge"),
 }
 COMMANDS = {
     "Solve": {
-        "run": Entry("solve a data set", "run:run", solves=True),
-        "resume": Entry("resume a stopped run", "run:resume", solves=True),
-        "watch": Entry("watch a run", "runs.watch:watch"),
+        "run": CommandEntry("solve a data set", "run:run", solves=True),
+        "resume": CommandEntry("resume a stopped run", "run:resume", solves=True),
+        "watch": CommandEntry("watch a run", "runs.watch:watch"),
     },
     "Author": {
-        "init": Entry("write a graph and an engines file to start from", "author.files:init"),
-        "list": Entry("list what is bundled: graphs, engines, presets, prompts, ...", "author.catalog:list_"),
-        "graph": Entry("check or draw a graph, show its prompts", inside=GRAPH),
-        "doctor": Entry("report what this machine can run", "author.doctor:doctor"),
+        "init": CommandEntry("write a graph and an engines file to start from", "author.files:init"),
+        "list": CommandEntry("list what is bundled: graphs, engines, presets, prompts, ...", "author.catalog:list_"),
+        "graph": CommandEntry("check or draw a graph, show its prompts", inside=GRAPH),
+        "doctor": CommandEntry("report what this machine can run", "author.doctor:doctor"),
     },
     "Look": {
-        "runs": Entry("list, delete, merge or check runs", inside=RUNS),
-        "show": Entry("show the summary of a run, or one chain step by step", "runs.show:show"),
-        "report": Entry("write an HTML report on runs", "runs.report:report"),
-        "compare": Entry("compare the accuracy and speed of runs", "runs.compare:compare"),
-        "query": Entry("ask runs in SQL", "runs.query:query"),
-        "export": Entry("export answers, tables, training data or traces", "runs.export:export"),
+        "runs": CommandEntry("list, delete, merge or check runs", inside=RUNS),
+        "show": CommandEntry("show the summary of a run, or one chain step by step", "runs.show:show"),
+        "report": CommandEntry("write an HTML report on runs", "runs.report:report"),
+        "compare": CommandEntry("compare the accuracy and speed of runs", "runs.compare:compare"),
+        "query": CommandEntry("ask runs in SQL", "runs.query:query"),
+        "export": CommandEntry("export answers, tables, training data or traces", "runs.export:export"),
     },
     "Study": {
-        "sweep": Entry("measure throughput by batch size against the target alone", "study.sweep:sweep", solves=True),
-        "calibrate": Entry("fit the simulator to runs", "study.calibrate:calibrate"),
-        "grade": Entry("grade the answers of a run again", "study.grade:grade"),
-        "score": Entry("score the steps of a run with a reward model", "study.score:score"),
+        "sweep": CommandEntry("measure throughput by batch size against the target alone", "study.sweep:sweep", solves=True),
+        "calibrate": CommandEntry("fit the simulator to runs", "study.calibrate:calibrate"),
+        "grade": CommandEntry("grade the answers of a run again", "study.grade:grade"),
+        "score": CommandEntry("score the steps of a run with a reward model", "study.score:score"),
     },
     "Data and training": {
-        "prepare": Entry("prepare a published data set", "author.prepare:prepare"),
-        "train": Entry("train adapters for the draft and the target", inside=TRAIN),
+        "prepare": CommandEntry("prepare a published data set", "author.prepare:prepare"),
+        "train": CommandEntry("train adapters for the draft and the target", inside=TRAIN),
     },
 }
 """The commands, by what they are for."""

@@ -30,7 +30,7 @@ class RecentRates:
 
     @property
     def kept(self) -> int:
-        """How many looks are kept."""
+        """The number of looks that are kept."""
         return len(self._kept)
 
     def last(self, name: str) -> float:
@@ -52,6 +52,6 @@ class RecentRates:
         return next((look for look in reversed(self._kept) if now - look[0] >= WINDOW_S), self._kept[0])
 
     def _enough(self, place: int) -> bool:
-        """Whether nothing before the look at this place is needed any more."""
+        """True if nothing before the look at this place is needed any more."""
         (then, before), (now, after) = self._kept[place], self._kept[-1]
         return now - then >= WINDOW_S and after[self._slowest] - before[self._slowest] >= LEAST_ENDED

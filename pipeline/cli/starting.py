@@ -68,7 +68,7 @@ class Shown(Listener):
         """`lines`: every phase is a line of its own."""
         self._starts, self.lines, self.verbose = starts, lines, notice_settings().verbose
         self.heard = False
-        """Whether an engine has said anything."""
+        """True if an engine has said anything."""
 
     def phase(self, role: str, phase: str) -> None:
         self.heard = True

@@ -15,7 +15,7 @@ from pipeline.text import one_line, redact, sanitize
 
 
 class NoticeOptions(Struct, frozen=True):
-    """What a command is to print on stderr."""
+    """How much a command prints on stderr."""
 
     quiet: bool = False
     """Only errors."""
@@ -79,7 +79,7 @@ def log(text: str) -> None:
 
 
 def notice_settings() -> NoticeOptions:
-    """What the command was asked to print on stderr."""
+    """How much the command was asked to print on stderr."""
     return _now.options
 
 

@@ -25,7 +25,7 @@ HUB = "hub"
 """Given in place of a path, it means: download from the Hugging Face hub."""
 
 
-class Prepared(Struct, frozen=True, kw_only=True):
+class PreparedData(Struct, frozen=True, kw_only=True):
     """The outcome of preparing a data set: what was read, what was written, and how it compares with the recipe."""
 
     name: str
@@ -43,7 +43,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     """False where a file with the same content was there already."""
 
 
-def prepare(recipe: Recipe, origin: str | None, output: Path, *, overwrite: bool = False, allow_mismatch: bool = False) -> Prepared:
+def prepare(recipe: Recipe, origin: str | None, output: Path, *, overwrite: bool = False, allow_mismatch: bool = False) -> PreparedData:
     """Write `recipe`'s problems from `origin` (a path, `hub`, or None for bundled data) to `output`; raises `UsageError`.
 
     `allow_mismatch` writes although rows or digest differ from the recipe's, `overwrite` over another file. A wrong row is always an error.
@@ -60,7 +60,7 @@ def prepare(recipe: Recipe, origin: str | None, output: Path, *, overwrite: bool
             where, f"{mismatch}: it is not the file the recipe was made for (another version, or damaged); --allow-mismatch accepts it"
         )
     written = _write(_table(recipe, rows, digest), output, overwrite)
-    return Prepared(
+    return PreparedData(
         name=recipe.name,
         output=str(output),
         origin=where,

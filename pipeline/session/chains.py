@@ -133,7 +133,7 @@ class Chains:
 
     @property
     def exhausted(self) -> bool:
-        """Whether every chain of the feed was started."""
+        """True if every chain of the feed was started."""
         return self.executor.exhausted
 
     @property

@@ -18,7 +18,7 @@ from pipeline.session.regrade import NEEDED
 from pipeline.store.events import UNFINISHED
 from pipeline.store.read import has_table, read_batches
 
-MOST_KNOWN = 10_000
+MAX_KNOWN = 10_000
 """Names of rows that are kept to suggest one of them."""
 
 
@@ -27,7 +27,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
     chain_id: str
     verdict: bool | None
-    """Whether its answer is right; None where there is nothing to compare, or it cannot be compared here."""
+    """True if its answer is right; None where there is nothing to compare, or it cannot be compared here."""
     recorded: bool | None
     """The verdict in the run folder; `pipeline grade RUN` writes a new one."""
     answer_text: str | None
@@ -66,7 +66,7 @@ def _chains(run: Path, row: str) -> list[dict[str, Any]]:
         for chain in batch.to_pylist():
             if row in (chain["chain_id"], chain["problem_id"]):
                 found.append(chain)
-            elif len(known) < MOST_KNOWN:
+            elif len(known) < MAX_KNOWN:
                 known[chain["problem_id"]] = None
     if not found:
         raise UsageError(f"{run}: no finished chain or problem {row!r}; {did_you_mean(row, list(known))}")

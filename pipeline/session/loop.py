@@ -41,7 +41,7 @@ _TASKS: set[asyncio.Task[None]] = set()
 
 
 def on_asyncio() -> bool:
-    """Whether an event loop of asyncio is running in this thread."""
+    """True if an event loop of asyncio is running in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -50,7 +50,7 @@ def on_asyncio() -> bool:
 
 
 def time_is_virtual() -> bool:
-    """Whether the running event loop is on virtual time."""
+    """True if the running event loop is on virtual time."""
     return on_asyncio() and isinstance(asyncio.get_running_loop(), VirtualLoop)
 
 
@@ -80,7 +80,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.aborted = False
-        """Whether `abort` was called."""
+        """True if `abort` was called."""
         self._drain: Callable[[], None] | None = None
         self._scope: anyio.CancelScope | None = None
 

@@ -53,7 +53,7 @@ class View(Struct, frozen=True, kw_only=True):
     batch_size: int
     virtual_time: bool
     simulated: bool = False
-    """Whether engines make their answers up, so that being right means nothing."""
+    """True if engines make their answers up, so that being right means nothing."""
     progress: Progress
     lanes: dict[str, Lane]
     engines: Mapping[str, Engine]
@@ -61,7 +61,7 @@ class View(Struct, frozen=True, kw_only=True):
     admission: Admission | None = None
     """What lets chains pause; None: nothing does."""
     graded: Callable[[], tuple[int, int]] = lambda: (0, 0)
-    """How many chains are graded so far, and how many of these are right."""
+    """The number of chains that are graded so far, and of those that are right."""
     replicas: Callable[[], Sequence[ReplicaState]] = lambda: ()
     """How each replica is, where the run is carried out by several; `lanes` and `engines` are empty then."""
 

@@ -46,7 +46,7 @@ Drift = Literal["allowed", "refused"]
 
 
 class About(Struct, frozen=True, kw_only=True):
-    """What is known of an option besides its type."""
+    """An option, but for its type."""
 
     help: str
     group: str
@@ -161,7 +161,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def max_live(self) -> int:
-        """How many chains live at once on one set of engines, at most."""
+        """The greatest number of chains that live at once on one set of engines."""
         return 1 if self.schedule == "sequential" else self.batch_size
 
     @property
@@ -201,7 +201,7 @@ def _known() -> dict[str, About]:
 
 
 ABOUT = _known()
-"""What is known of each option that is spelled in a command, by its field."""
+"""The options that commands have, by their fields."""
 MAY_DRIFT = ("engines", *(name for name, known in ABOUT.items() if known.drift == "allowed"))
 """What may differ from the earlier sessions if the user allows it; with other params, input or seed it would be another run."""
 

@@ -41,7 +41,7 @@ RUNS = Path("runs")
 
 
 class RunSettings(Struct, frozen=True, kw_only=True):
-    """What has to be known of a run wherever its chains are solved."""
+    """The part of a run that each process that solves its chains has to know."""
 
     plan: Plan
     options: RunOptions
@@ -81,7 +81,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
     @property
     def settings(self) -> RunSettings:
-        """What each replica of the run has to know."""
+        """The part that each replica of the run has to know."""
         return RunSettings(plan=self.plan, options=self.options, run_id=self.record.run_id, virtual_time=self.virtual_time)
 
     @property
@@ -90,7 +90,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
         return self.record.sessions[-1]
 
     def feed(self) -> InputFeed:
-        """What gives the chains of the run in their order."""
+        """The chains of the run in their order."""
         order = start_order(self.options.order, self.options.samples, self.resume_state.is_over, self.earlier_thoughts)
         return InputFeed(self.problems.unchanged(), order, threads=not self.virtual_time)
 

@@ -89,11 +89,11 @@ class SessionResult(Struct, frozen=True, kw_only=True):
 
 
 def failed_too_often(done: int, failed: int, share: float) -> bool:
-    """Whether more than this share of the chains that are over failed."""
+    """True if more than this share of the chains that are over failed."""
     return failed > share * (done + failed)
 
 
-class Work(Protocol):
+class ChainWork(Protocol):
     """The chains of a session while they are solved."""
 
     progress: Progress
@@ -110,7 +110,7 @@ class Work(Protocol):
 
     @property
     def exhausted(self) -> bool:
-        """Whether every chain was started."""
+        """True if every chain was started."""
 
     @property
     def mode_changes(self) -> tuple[ModeChange, ...]:
@@ -130,7 +130,7 @@ class Work(Protocol):
 class Site(Protocol):
     """Where the chains of a session are solved."""
 
-    def work(self, run: Prepared, rows: RowSink, clock: Clock) -> Work:
+    def work(self, run: Prepared, rows: RowSink, clock: Clock) -> ChainWork:
         """The chains of `run`, whose rows go into `rows`."""
 
     def spent(self) -> dict[str, EngineStatistics]:
@@ -264,7 +264,7 @@ async def execute(run: Prepared, site: Site, observer: Observer, stop: Stop) -> 
     """Solve the chains until all are over, an engine or the folder is lost, or the run is stopped; then write the end into `run.json`."""
     cpu = time.process_time()
     clock = Clock(run.session.started_unix_ns, loop_clock(run.virtual_time))
-    work: Work | None = None
+    work: ChainWork | None = None
     grading: InlineGrader | None = None
     error: BaseException | None = Interrupted()
     try:
@@ -308,7 +308,7 @@ def _graded(grading: InlineGrader | None) -> GradingStatistics:
     return GradingStatistics(0, 0, 0) if grading is None else grading.statistics()
 
 
-def _view(run: Prepared, site: Site, work: Work, clock: Clock, rows: InlineGrader) -> View:
+def _view(run: Prepared, site: Site, work: ChainWork, clock: Clock, rows: InlineGrader) -> View:
     """What a display may see of the session."""
     earlier = run.resume_state
 
@@ -344,7 +344,13 @@ async def _check_input(run: Prepared) -> None:
 
 
 def _ended_record(
-    run: Prepared, site: Site, work: Work | None, error: BaseException | None, graded: GradingStatistics, ended_unix_ns: int, cpu_s: float
+    run: Prepared,
+    site: Site,
+    work: ChainWork | None,
+    error: BaseException | None,
+    graded: GradingStatistics,
+    ended_unix_ns: int,
+    cpu_s: float,
 ) -> RunFile:
     """The content of `run.json` at the end of the session; a run that was cancelled from outside is `interrupted`."""
     stopped = isinstance(error, Interrupted) or (error is not None and not isinstance(error, Exception))
@@ -386,7 +392,7 @@ def _sentence(error: BaseException | None) -> str:
     return str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
 
 
-def _totals(work: Work, graded: GradingStatistics, resume_state: ResumeState) -> Totals:
+def _totals(work: ChainWork, graded: GradingStatistics, resume_state: ResumeState) -> Totals:
     progress = work.progress
     return Totals(
         chains_done=progress.done,

@@ -62,7 +62,7 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
         return file if file is not None and file == self.baseline_engines else self.planned_engines or file
 
 
-class System(Struct, frozen=True, kw_only=True):
+class SweepSystem(Struct, frozen=True, kw_only=True):
     """One graph on one engines file, with one setting of the params that vary."""
 
     graph: Path
@@ -80,7 +80,7 @@ class System(Struct, frozen=True, kw_only=True):
     varied: dict[str, Param]
     """Values of the params that vary."""
     baseline: bool
-    """Whether this is the target alone, with which the others are compared."""
+    """True if this is the target alone, with which the others are compared."""
     unlike: tuple[str, ...] = ()
     """What is not as it is for the target alone, as clauses."""
 
@@ -94,7 +94,7 @@ class System(Struct, frozen=True, kw_only=True):
 class PlannedPoint(Struct, frozen=True, kw_only=True):
     """A point that is to be run."""
 
-    system: System
+    system: SweepSystem
     coordinates: Coordinates
 
     @property
@@ -123,7 +123,7 @@ def check_varied(vary: Mapping[str, Sequence[str]], graphs: Mapping[str, Mapping
             raise UsageError(f"--vary {name}={','.join(values)}: a value is named twice")
 
 
-def planned_points(systems: Sequence[System], options: SweepOptions, repeats: int) -> list[PlannedPoint]:
+def planned_points(systems: Sequence[SweepSystem], options: SweepOptions, repeats: int) -> list[PlannedPoint]:
     """All points in the order in which they run: each repeat runs all of them, every second one in reverse order, so that a drift of the
     machine affects all points alike."""
     found: list[PlannedPoint] = []
@@ -151,7 +151,7 @@ def parts(points: Sequence[PlannedPoint]) -> list[list[PlannedPoint]]:
     return [list(part) for _, part in groupby(points, key=lambda point: repr(point.system.engines))]
 
 
-def _round(systems: Sequence[System], options: SweepOptions, repeat: int) -> Iterator[PlannedPoint]:
+def _round(systems: Sequence[SweepSystem], options: SweepOptions, repeat: int) -> Iterator[PlannedPoint]:
     for batch_size in options.batch_sizes:
         for system in systems:
             for schedule in _schedules(system, options):
@@ -171,6 +171,6 @@ def _round(systems: Sequence[System], options: SweepOptions, repeat: int) -> Ite
                 yield PlannedPoint(system=system, coordinates=coordinates)
 
 
-def _schedules(system: System, options: SweepOptions) -> Sequence[ScheduleName]:
+def _schedules(system: SweepSystem, options: SweepOptions) -> Sequence[ScheduleName]:
     """The schedules of a system. The target alone has one call a chain, for which all schedules are the same."""
     return ("pipelined",) if system.baseline else options.schedules

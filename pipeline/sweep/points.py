@@ -20,7 +20,7 @@ from pipeline.session.prepare import Prepared, prepare
 from pipeline.session.run import opened_engines, solve_on
 from pipeline.store.folder import hold
 from pipeline.store.run_file import RunFile
-from pipeline.sweep.plan import PlannedPoint, SweepOptions, System, planned_points, together
+from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepSystem, planned_points, together
 from pipeline.sweep.systems import all_virtual
 from pipeline.system.machine import core_count
 
@@ -35,7 +35,7 @@ class PreparedSweep(Struct, frozen=True, kw_only=True):
     """A sweep whose options have been checked."""
 
     options: SweepOptions
-    systems: list[System]
+    systems: list[SweepSystem]
     problems: Problems
     fingerprint: Fingerprint
     virtual_time: bool
@@ -50,7 +50,7 @@ class PreparedSweep(Struct, frozen=True, kw_only=True):
         """Most points that run side by side."""
         return (self.options.workers or core_count()) if self.virtual_time else 1
 
-    def run_of(self, system: System, folder: Path, **changes: Any) -> Prepared:
+    def run_of(self, system: SweepSystem, folder: Path, **changes: Any) -> Prepared:
         """One run of `system` in `folder`, a new one that is the sweep's; `changes` are options of that run alone."""
         options = run_options(self.options, system, folder, **changes)
         problems, fingerprint = self.problems, self.fingerprint
@@ -68,7 +68,7 @@ class PreparedSweep(Struct, frozen=True, kw_only=True):
         )
 
 
-def prepare_sweep(options: SweepOptions, systems: list[System], folder: Path) -> PreparedSweep:
+def prepare_sweep(options: SweepOptions, systems: list[SweepSystem], folder: Path) -> PreparedSweep:
     """Check everything that can be checked before an engine starts; raises `GraphError`, `InputError` and `UsageError`."""
     virtual = all_virtual(systems)
     if not virtual and (options.workers or 1) > 1:
@@ -91,7 +91,7 @@ def prepare_sweep(options: SweepOptions, systems: list[System], folder: Path) ->
     )
 
 
-def run_options(options: SweepOptions, system: System, folder: Path, **changes: Any) -> RunOptions:
+def run_options(options: SweepOptions, system: SweepSystem, folder: Path, **changes: Any) -> RunOptions:
     """The options of one run of a sweep; `changes` are options of that run alone, such as its batch size."""
     own: dict[str, Any] = {
         "graph": system.graph,

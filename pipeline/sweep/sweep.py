@@ -26,7 +26,7 @@ from pipeline.session.observer import Attend, Observer
 from pipeline.session.run import failed_too_often
 from pipeline.store.folder import hold_default, hold_output
 from pipeline.store.run_file import Host, host, versions
-from pipeline.sweep.plan import PlannedPoint, SweepOptions, System, parts
+from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepSystem, parts
 from pipeline.sweep.points import PreparedSweep, SweepRunner, prepare_sweep
 from pipeline.sweep.side_by_side import run_side_by_side
 from pipeline.sweep.systems import baselines, read_systems, unequal_rules
@@ -154,7 +154,7 @@ async def attended(attend: Attend | None, body: Callable[[], Awaitable[None]]) -
 
 
 @contextmanager
-def held_folder(options: SweepOptions, systems: list[System]) -> Iterator[Path]:
+def held_folder(options: SweepOptions, systems: list[SweepSystem]) -> Iterator[Path]:
     """Hold the folder of a sweep until the end, by default a new one; raises `UsageError` where it is in use or cannot be made."""
     if options.output is not None:
         with hold_output(options.output, SWEEP, resume=options.resume):
@@ -195,7 +195,7 @@ def start_or_resume(prepared: PreparedSweep) -> dict[str, Point]:
     return {PlannedPoint(system=prepared.systems[0], coordinates=point).name: point for point in there}
 
 
-def _swept(system: System) -> SweptSystem:
+def _swept(system: SweepSystem) -> SweptSystem:
     file = None if system.engines_file is None else str(system.engines_file)
     return SweptSystem(engines_file=file, settings=system.settings, engines=_settings_of(system.plan.engines))
 

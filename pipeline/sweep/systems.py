@@ -21,10 +21,10 @@ from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import EngineSpec
 from pipeline.graph.yaml_file import setting
 from pipeline.session.prepare import load_plan
-from pipeline.sweep.plan import SweepOptions, System, check_varied, combinations
+from pipeline.sweep.plan import SweepOptions, SweepSystem, check_varied, combinations
 
 
-def read_systems(options: SweepOptions) -> list[System]:
+def read_systems(options: SweepOptions) -> list[SweepSystem]:
     """All systems of a sweep: for each engines file the target alone, then each graph with each choice of the params that vary.
 
     Raises `GraphError` for a faulty graph or engines file, and `UsageError` for a param that no graph has, systems with equal labels, or
@@ -41,7 +41,7 @@ def read_systems(options: SweepOptions) -> list[System]:
     return [system if system.baseline else _beside(system, _alone(system, found), options) for system in found]
 
 
-def baselines(systems: Sequence[System]) -> list[str]:
+def baselines(systems: Sequence[SweepSystem]) -> list[str]:
     """A notice for each target alone that got memory of other engines, with the options that reproduce it in a run."""
     return [
         f"{system.label} has the memory of the engines that it does not use: {' '.join(f'--set {each}' for each in system.widened)}"
@@ -50,18 +50,18 @@ def baselines(systems: Sequence[System]) -> list[str]:
     ]
 
 
-def unequal_rules(systems: Sequence[System]) -> list[str]:
+def unequal_rules(systems: Sequence[SweepSystem]) -> list[str]:
     """A warning for each system that differs from the target alone in more than its graph."""
     return [f"warning: {system.label} against the target alone: {'; '.join(system.unlike)}" for system in systems if system.unlike]
 
 
-def _alone(system: System, systems: Sequence[System]) -> System:
+def _alone(system: SweepSystem, systems: Sequence[SweepSystem]) -> SweepSystem:
     """The target alone that a system is compared with: that on the same engines file, else the one for all."""
     alone = [each for each in systems if each.baseline]
     return next((each for each in alone if each.engines_file == system.engines_file), alone[0])
 
 
-def _beside(system: System, alone: System, options: SweepOptions) -> System:
+def _beside(system: SweepSystem, alone: SweepSystem, options: SweepOptions) -> SweepSystem:
     """`system` with its differences from the target `alone`; raises `UsageError` if the options are what gives it other work."""
     rules = rules_of(system.plan), rules_of(alone.plan)
     plain = (rules_of(load_plan(each.graph, options.bound(system.engines_file))) for each in (system, alone))
@@ -74,8 +74,8 @@ def _beside(system: System, alone: System, options: SweepOptions) -> System:
     return structs.replace(system, unlike=tuple(each.clause for each in differences(*rules)))
 
 
-def all_virtual(systems: Sequence[System]) -> bool:
-    """Whether all systems compute on a simulated clock; raises `UsageError` if some do and others do not."""
+def all_virtual(systems: Sequence[SweepSystem]) -> bool:
+    """True if all systems compute on a simulated clock; raises `UsageError` if some do and others do not."""
     found = {system.label: virtual_time(system.engines, str(system.graph)) for system in systems}
     if len(set(found.values())) > 1:
         simulated = ", ".join(label for label, virtual in found.items() if virtual)
@@ -83,7 +83,7 @@ def all_virtual(systems: Sequence[System]) -> bool:
     return all(found.values())
 
 
-def _on(file: Path | None, name: str, options: SweepOptions) -> list[System]:
+def _on(file: Path | None, name: str, options: SweepOptions) -> list[SweepSystem]:
     """The systems on one engines file, whose `name` is empty where there is no other."""
     plain = [(graph, _plan(graph, file, options, ())) for graph in options.graphs]
     check_varied(options.vary, {plan.name: plan.params for _, plan in plain})
@@ -101,7 +101,7 @@ def _on(file: Path | None, name: str, options: SweepOptions) -> list[System]:
     return [alone, *(structs.replace(system, engines=engines) for system in others)]
 
 
-def _baseline_on(file: Path, options: SweepOptions) -> System:
+def _baseline_on(file: Path, options: SweepOptions) -> SweepSystem:
     """The target alone on a separate engines `file`, with the memory of the other engines in it: one for all engines files."""
     alone = _system(_baseline(options), file, _name(file), options, baseline=True)
     replayed = str(file).startswith(PREFIX)
@@ -114,7 +114,7 @@ def _baseline(options: SweepOptions) -> Path:
     return options.baseline or (beside if beside.is_file() else Path("target"))
 
 
-def _with_memory(alone: System, others: Mapping[str, EngineSpec], options: SweepOptions) -> System:
+def _with_memory(alone: SweepSystem, others: Mapping[str, EngineSpec], options: SweepOptions) -> SweepSystem:
     """The target `alone`, with the memory that engines of `others` which it does not use would take of its devices."""
     own = alone.plan.engines
     fields = {
@@ -131,11 +131,11 @@ def _with_memory(alone: System, others: Mapping[str, EngineSpec], options: Sweep
 
 def _system(
     graph: Path, file: Path | None, name: str, options: SweepOptions, choice: Mapping[str, str] | None = None, *, baseline: bool = False
-) -> System:
+) -> SweepSystem:
     choice = choice or {}
     settings = tuple(f"{param}={value}" for param, value in choice.items())
     plan = _plan(graph, file, options, settings)
-    return System(
+    return SweepSystem(
         graph=graph,
         engines_file=file,
         placement=name,
@@ -172,7 +172,7 @@ def _of_engines(file: Path | None, options: SweepOptions) -> tuple[str, ...]:
     return tuple(each for each in given if each.split(".")[1] in roles)
 
 
-def _shared(systems: Sequence[System]) -> dict[str, EngineSpec]:
+def _shared(systems: Sequence[SweepSystem]) -> dict[str, EngineSpec]:
     """The engines of all `systems` by role; raises `GraphError` where one role has different engines."""
     specs: dict[str, EngineSpec] = {}
     for system in systems:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from pipeline.cli.live import SILENT_S, SILENT_TIMES, Meter, Silence, line, panel
+from pipeline.cli.live import SILENT_S, SILENT_TIMES, AnswerSilence, Meter, line, panel
 from pipeline.engine import EngineStatistics, Request
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit
@@ -21,7 +21,7 @@ ROLES = ["draft", "target"]
 
 
 def test_an_engine_without_an_answer_is_silent_since_its_last_one() -> None:
-    silence = Silence(0.0)
+    silence = AnswerSilence(0.0)
     assert silence.seconds(1.0, 1, 4) is None
     assert silence.seconds(1.0 + SILENT_S - 0.1, 1, 4) is None
     assert silence.seconds(1.0 + SILENT_S, 1, 4) == SILENT_S
@@ -30,14 +30,14 @@ def test_an_engine_without_an_answer_is_silent_since_its_last_one() -> None:
 
 
 def test_an_engine_that_takes_long_for_each_answer_is_not_silent() -> None:
-    silence, answer_s = Silence(0.0), 30.0
+    silence, answer_s = AnswerSilence(0.0), 30.0
     silence.seconds(answer_s, 1, 1)
     assert silence.seconds(answer_s + SILENT_TIMES * answer_s - 1, 1, 1) is None
     assert silence.seconds(answer_s + SILENT_TIMES * answer_s, 1, 1) == SILENT_TIMES * answer_s
 
 
 def test_an_engine_without_calls_is_not_silent() -> None:
-    silence = Silence(0.0)
+    silence = AnswerSilence(0.0)
     silence.seconds(1.0, 1, 1)
     assert silence.seconds(1000.0, 1, 0) is None
     assert silence.seconds(1000.0 + SILENT_S - 1, 1, 1) is None

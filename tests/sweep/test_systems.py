@@ -10,19 +10,19 @@ from pipeline.engines.placement.place import place
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError, UsageError
-from pipeline.sweep.plan import SweepOptions, System, parts, planned_points, together
+from pipeline.sweep.plan import SweepOptions, SweepSystem, parts, planned_points, together
 from pipeline.sweep.systems import all_virtual, baselines, read_systems, unequal_rules
 
 ROOT = Path(__file__).parent.parent.parent
 SPECCOT = Path("speccot")
 
 
-def systems(*engines: str, **fields: Any) -> dict[str, System]:
+def systems(*engines: str, **fields: Any) -> dict[str, SweepSystem]:
     given: dict[str, Any] = {"graphs": (SPECCOT,), "input": Path("p.csv"), "batch_sizes": (1, 8), "engines": tuple(map(Path, engines))}
     return {system.label: system for system in read_systems(SweepOptions(**given | fields))}
 
 
-def cache_tokens(system: System) -> int:
+def cache_tokens(system: SweepSystem) -> int:
     target = system.engines["target"]
     assert isinstance(target, SimSpec)
     return target.kv_cache_tokens

@@ -9,7 +9,7 @@ from pipeline.cli.commands import command, option
 from pipeline.cli.located import LocalPath
 from pipeline.cli.options import json_option, overwrite_option
 from pipeline.cli.terminal import print_notice, print_page
-from pipeline.data.prepare import Prepared
+from pipeline.data.prepare import PreparedData
 from pipeline.data.prepare import prepare as start
 from pipeline.data.recipe import find_recipe
 
@@ -34,7 +34,7 @@ def prepare(name: str, origin: str | None, output: Path | None, overwrite: bool,
     print_page(msgspec.json.encode(prepared) if as_json else _sentence(prepared))
 
 
-def _sentence(prepared: Prepared) -> str:
+def _sentence(prepared: PreparedData) -> str:
     digest = "unexpected" if prepared.mismatch else "as expected" if prepared.checked else "which the recipe does not know"
     left_out = f", {prepared.left_out:,} left out" if prepared.left_out else ""
     there = "" if prepared.written else ", there already"
