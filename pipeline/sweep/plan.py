@@ -12,8 +12,8 @@ from pipeline.analysis.points import Coordinates
 from pipeline.errors import UsageError
 from pipeline.graph.plan import Plan
 from pipeline.graph.spec import EngineSpec, Param
-from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
+from pipeline.session.options import AdmissionKind, Columns, FailedShare, Limit, Order, Random, Samples, Seed
 
 
 class SweepOptions(Struct, frozen=True, kw_only=True):
@@ -23,9 +23,8 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     input: Path
     batch_sizes: tuple[int, ...]
     schedules: tuple[ScheduleName, ...] = ("pipelined",)
-    admission: AdmissionName = "cache"
-    order: str = "input"
-    """See `RunOptions.order`."""
+    admission: AdmissionKind = "cache"
+    order: Order = "input"
     vary: dict[str, tuple[str, ...]] = {}
     """Values of params that vary, by the param's name; every combination is a separate curve."""
     repeats: int = 3
@@ -35,21 +34,19 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     engines: tuple[Path, ...] = ()
     """Engines files for all graphs; several are compared with each other. By default what the graphs name."""
     planned_engines: dict[str, dict[str, Any]] = {}
-    """See `RunOptions.planned_engines`; for all systems but those on `baseline_engines`."""
+    """As in `RunOptions`, for all systems but those on `baseline_engines`."""
     baseline_engines: Path | None = None
     """The engines file of the target alone; by default that of the others."""
     settings: tuple[str, ...] = ()
     """Settings for all graphs and all engines files that have such a param, stage or role, as `NAME=VALUE`."""
-    columns: dict[str, str] = {}
-    samples: int = 1
-    limit: int | None = None
-    """Number of problems that are solved; by default all."""
-    random: str | None = None
-    """See `RunOptions.random`."""
-    seed: int = 0
+    columns: Columns = {}
+    samples: Samples = 1
+    limit: Limit | None = None
+    random: Random | None = None
+    seed: Seed = 0
     output: Path | None = None
     """The sweep's folder; by default `sweeps/GRAPH-TIME`."""
-    fail_on_error: float = 0.0
+    fail_on_error: FailedShare = 0.0
     """The sweep counts as failed (exit code 3) only if a larger share of all its chains failed."""
     resume: bool = False
     """Go on with the sweep in `output`: points that are finished are not run again."""

@@ -57,14 +57,13 @@ class SweepFile(Struct, frozen=True, kw_only=True):
     random: str | None = None
     samples: int
     seed: int
-    admission: str = ""
-    """Empty in files of earlier versions, like `order`."""
-    order: str = ""
+    admission: str
+    order: str
     engines: dict[str, dict[str, Any]]
     """Of the systems that are compared with the target alone, by role; of the last engines file where there are several."""
     settings: tuple[str, ...]
-    systems: dict[str, SweptSystem] = {}
-    """By label; empty in files of earlier versions, in which all systems had `engines`."""
+    systems: dict[str, SweptSystem]
+    """By label."""
     graphs: dict[str, str]
     """Digest of each system's plan, by its label."""
     simulated: bool
@@ -83,7 +82,7 @@ class SweepResult(Struct, frozen=True, kw_only=True):
     error: PipelineError | None = None
     """What kept the other points from being run."""
     fail_on_error: float = 0.0
-    """See `SweepOptions.fail_on_error`."""
+    """The share of all chains that may fail."""
 
     @property
     def failed(self) -> int:
@@ -226,14 +225,11 @@ def _check_same(path: Path, new: SweepFile) -> None:
         old = msgspec.json.decode(path.read_bytes(), type=SweepFile)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: is not a sweep.json of this version: {error}") from error
-    for name in ("input_sha256", "columns", "limit", "random", "samples", "seed", "settings"):
+    for name in ("input_sha256", "columns", "limit", "random", "samples", "seed", "settings", "admission", "order"):
         if getattr(old, name) != getattr(new, name):
             raise UsageError(f"{path}: cannot be resumed: {name} is {getattr(new, name)}, was {getattr(old, name)}; start a new sweep")
-    for name in ("admission", "order"):
-        if getattr(old, name) not in ("", getattr(new, name)):
-            raise UsageError(f"{path}: cannot be resumed: {name} is {getattr(new, name)}, was {getattr(old, name)}; start a new sweep")
     for label in old.graphs.keys() & new.graphs.keys():
-        ours, theirs = new.systems[label].engines, _engines_of(label, old)
+        ours, theirs = new.systems[label].engines, old.systems[label].engines
         if other := next(_differences(ours, theirs), None):
             raise UsageError(f"{path}: cannot be resumed: {other} for {label!r}; start a new sweep")
         if old.graphs[label] != new.graphs[label]:
@@ -246,7 +242,3 @@ def _differences(ours: dict[str, dict[str, Any]], theirs: dict[str, dict[str, An
         for name, value in settings.items():
             if (was := theirs.get(role, {}).get(name)) != value:
                 yield f"engines.{role}.{name} is {value}, was {was}"
-
-
-def _engines_of(label: str, file: SweepFile) -> dict[str, dict[str, Any]]:
-    return file.systems[label].engines if label in file.systems else file.engines

@@ -64,6 +64,7 @@ def test_a_graph_is_planned_for_a_machine_that_this_is_not_and_the_plan_is_an_en
     ):
         assert part in " ".join(done.stdout.split())
     assert f"To run it: pipeline run speccot --engines {path} --input FILE" in done.stdout
+    assert "such that these models fit there together" in path.read_text().replace("\n# ", " ")
     again = pipeline("doctor", "speccot", "--engines", path, "--as", "2xH100-80GB", "--json")
     assert again.returncode == 0, again.stderr
     told = json.loads(again.stdout)

@@ -74,6 +74,7 @@ def test_what_was_decided(ran: Path) -> None:
     assert rows["graph"].endswith("graphs/speccot.yaml")
     assert rows["stages"].startswith("guidance (generate), draft (draft), verify (choose), fallback (generate)")
     assert "candidates=5" in rows["params"]
+    assert "None" not in rows["params"]
     assert rows["batch size"] == "8 chains in flight, pipelined"
     assert rows["samples and seed"] == "1 per problem, seed 0"
     assert rows["clock"] == "simulated"
