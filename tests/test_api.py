@@ -17,7 +17,6 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -500,20 +499,6 @@ def test_roles_may_be_given_by_their_models_alone() -> None:
         pipeline.solve(plan, PROBLEMS, models=MODELS)
     with pytest.raises(UsageError, match="models: the engines are already open"):
         pipeline.solve("target", PROBLEMS, engines={"target": Echo()}, models=MODELS)
-
-
-@pytest.mark.torch
-@pytest.mark.slow
-def test_a_run_on_named_models_is_resumed_on_the_engines_that_were_chosen(tmp_path: Path) -> None:
-    problems = ROOT / "datasets/arith/test.parquet"
-    result = pipeline.solve("speccot", problems, models=MODELS, limit=4, output=tmp_path / "run", fail_on_error=0.5)
-    assert (len(result), result.too_many_failed) == (4, False)
-    assert result.notices[0].startswith("engines: target bundled:tiny-target (torch, ")
-    options = resume_options(tmp_path / "run")
-    assert {role: fields["model"] for role, fields in options.planned_engines.items()} == MODELS
-    resumed = run(msgspec.structs.replace(options, limit=8, allow_drift=("limit",)))
-    assert (resumed.done, resumed.exit_code) == (8, 0)
-    assert RunFile.read(tmp_path / "run").engines == result.run.engines
 
 
 def test_a_result_says_whether_too_many_chains_failed() -> None:

@@ -78,28 +78,6 @@ def test_the_sentence_says_how_many_times_as_fast(tmp_path: Path) -> None:
     assert f"| {said.split()[2]} | " in out
 
 
-def test_runs_that_differ_in_the_seed_alone_are_one_row_unless_kept_apart(compare: Compare) -> None:
-    code, out, _ = compare("target", "speccot", "seed")
-    assert code == 0
-    assert "- speccot (+1 seeds): the runs speccot, seed" in out
-    assert "| seed |" not in out
-    code, out, _ = compare("target", "speccot", "seed", "--no-pool")
-    assert code == 0
-    assert "| seed |" in out
-    assert "- seed: seed is 1, the baseline's 0" in out
-
-
-def test_several_data_sets_are_columns_of_one_table_and_tables_of_their_own(compare: Compare) -> None:
-    code, out, _ = compare("target", "speccot", "data", "--all")
-    assert code == 0
-    assert out.startswith("Baseline: target over arith, data over other. ")
-    heading = next(line for line in out.splitlines() if line.startswith("| system | models | arith, accuracy |"))
-    assert "other, latency s" in heading
-    assert "average, tokens" in heading
-    assert "**arith: Accuracy, committed tokens" in out
-    assert "**other: Accuracy, committed tokens" in out
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

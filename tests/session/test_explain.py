@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import InputError, UsageError
 from pipeline.session.explain import Explanation, explanations
 from pipeline.session.regrade import regrade
 from pipeline.store.events import ChainRow, StepRow
@@ -84,14 +83,6 @@ def test_it_says_what_grading_again_would_write(run: Path) -> None:
     explained = {name: explanations(run, name)[0].verdict for name, *_ in ROWS}
     regrade(run)
     assert {name: explanations(run, name)[0].recorded for name, *_ in ROWS} == explained
-
-
-def test_a_row_is_a_problem_or_a_chain(run: Path, tmp_path: Path) -> None:
-    assert explanations(run, "none#0") == explanations(run, "none")
-    with pytest.raises(UsageError, match=r"no finished chain or problem 'nona'; did you mean `none`"):
-        explanations(run, "nona")
-    with pytest.raises(InputError, match="is not a run folder with finished chains"):
-        explanations(tmp_path, "none")
 
 
 @pytest.mark.slow

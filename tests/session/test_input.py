@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -149,20 +148,6 @@ def test_a_file_that_is_written_while_it_is_checked_is_refused(tmp_path: Path) -
     open_problems(path).check()
     with pytest.raises(InputError, match="is still being written; start the run when it is complete"):
         Written(path, {}, ALL).check()
-
-
-def test_a_run_that_finished_without_all_chains_goes_on(tmp_path: Path) -> None:
-    """As earlier versions left it, whose input was cut meanwhile and put back."""
-    problems = write_problems(tmp_path)
-    assert solved(problems, tmp_path / "run", Observer()).exit_code == 0
-    card = msgspec.json.decode((tmp_path / "run/run.json").read_bytes())
-    card["totals"]["chains_done"] = 9
-    (tmp_path / "run/run.json").write_bytes(msgspec.json.encode(card))
-    [part] = (tmp_path / "run/chains").glob("*.parquet")
-    pq.write_table(pq.read_table(part).slice(0, 9), part)
-    result = run(resume_options(tmp_path / "run"))
-    assert (result.nothing_to_do, result.exit_code, result.done) == (False, 0, 12)
-    assert len(chains_of(tmp_path / "run")) == 12
 
 
 def test_problems_that_are_called_as_bad_rows_would_be(tmp_path: Path) -> None:

@@ -109,17 +109,6 @@ def test_another_schedule_and_batch_size_are_predicted_exactly(
     assert guess.run.wall_time_s == truth.run.wall_time_s != json.loads((before / "run.json").read_bytes())["wall_time_s"]
 
 
-def test_a_narrower_lane_is_predicted(recorded: Callable[[str], Path], tmp_path: Path) -> None:
-    before, narrow = recorded("speccot"), ("engines.target.max_in_flight=1",)
-    truth = run(options(before.parent, "speccot", settings=narrow, output=tmp_path / "truth"))
-    guess = replay(before, tmp_path / "guess", settings=narrow)
-    assert said(guess.folder) == said(truth.folder)
-    # Who of those that come at the same instant gets the only place is the event loop's choice, in the truth too.
-    assert guess.run.wall_time_s == pytest.approx(truth.run.wall_time_s, rel=0.05)
-    assert guess.run.engines["target"]["max_in_flight"] == 1
-    assert guess.run.engines["draft"]["max_in_flight"] == truth.run.engines["draft"]["max_in_flight"] == 256
-
-
 @pytest.mark.parametrize("threshold", [3, 9])
 def test_another_threshold_answers_the_chains_that_go_the_recorded_way(
     recorded: Callable[[str], Path], tmp_path: Path, threshold: int
@@ -143,28 +132,6 @@ def test_another_threshold_answers_the_chains_that_go_the_recorded_way(
     assert {(failure.stage, failure.message.partition(": ")[0]) for failure in found} == {
         (stage, "needs text that was never generated") for stage in stages
     }
-
-
-def test_a_raised_threshold_stops_at_the_fallback_and_a_lowered_one_behind_it(recorded: Callable[[str], Path], tmp_path: Path) -> None:
-    raised = replay(recorded("specreason"), tmp_path / "raised", settings=("threshold=9", "method=expected"))
-    assert set(unanswered(raised.folder).values()) == {"fallback"}
-    assert {failure.message for failure in failures(raised.folder)} == {
-        "needs text that was never generated: the recorded run made no such call"
-    }
-    lowered = replay(recorded("specreason"), tmp_path / "lowered", settings=("threshold=0",))
-    assert set(unanswered(lowered.folder).values()) == {"draft"}
-    assert "the recorded call had a different prompt: the chain took another path before" in failures(lowered.folder)[0].message
-    assert not any(row["decision"] == "fallback" for row in rows(lowered.folder, "steps"))
-
-
-def test_the_expected_score_is_read_from_the_same_answers(recorded: Callable[[str], Path], tmp_path: Path) -> None:
-    result = replay(recorded("specreason"), tmp_path / "expected", settings=("method=expected",))
-    judged = {(row["chain_id"], row["step_index"]): row for row in rows(recorded("specreason"), "steps")}
-    steps = rows(result.folder, "steps")
-    assert any(row["score_value"] != judged[row["chain_id"], row["step_index"]]["score_value"] for row in steps)
-    for row in steps:
-        assert row["score_probs"] == judged[row["chain_id"], row["step_index"]]["score_probs"]
-        assert row["score_value"] == pytest.approx(sum(i * p for i, p in enumerate(row["score_probs"])))
 
 
 def test_fewer_problems_samples_and_candidates_need_no_new_text_as_far_as_they_go(recorded: Callable[[str], Path], tmp_path: Path) -> None:
@@ -194,16 +161,6 @@ def test_a_shorter_limit_cuts_what_was_recorded_as_the_model_would_have(recorded
     assert rows(guess.folder, "calls", *MOMENT) == rows(truth.folder, "calls", *MOMENT)
     again = replay(before, tmp_path / "again", settings=("token_budget=9000",))
     assert said(again.folder) == said(before)
-
-
-@pytest.mark.slow
-def test_a_longer_limit_needs_new_text_where_the_recorded_one_was_cut(recorded: Callable[[str], Path], tmp_path: Path) -> None:
-    problems(tmp_path)
-    short = run(options(tmp_path, "target", settings=("token_budget=500",)))
-    result = replay(short.folder, tmp_path / "longer", settings=("token_budget=9000",))
-    cut = {row["chain_id"] for row in rows(short.folder, "calls") if row["finish_reason"] == ["length"]}
-    assert set(unanswered(result.folder)) == cut
-    assert 0 < len(cut) < CHAINS
 
 
 def test_calls_take_as_long_as_they_took_when_nothing_else_is_asked_of_them(recorded: Callable[[str], Path], tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.analysis.summary import summarize
-from pipeline.errors import GraphError, InputError, UsageError
+from pipeline.errors import GraphError, InputError
 from pipeline.report.transcripts import unused_drafts
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
@@ -197,26 +197,6 @@ def test_budgets_end_a_thought_and_an_answer_is_asked_for(tmp_path: Path) -> Non
     by_steps = solve(tmp_path, "steps", settings=("max_steps=2",))
     assert {(row["stop_reason"], row["steps"]) for row in rows(by_steps, "chains")} == {("max_steps", 2)}
     assert all(row["answer_text"] for row in [*rows(by_tokens, "chains"), *rows(by_steps, "chains")])
-
-
-def test_first_steps_are_written_by_the_target(tmp_path: Path) -> None:
-    steps = rows(solve(tmp_path, graph="specreason", settings=("first_steps=2",)), "steps")
-    assert {row["decision"] for row in steps if row["step_index"] <= 2} == {"first_steps"}
-    assert {row["decision"] for row in steps if row["step_index"] > 2} <= {"accepted", "fallback"}
-
-
-def test_a_threshold_nobody_reaches_leaves_all_steps_to_the_target(tmp_path: Path) -> None:
-    steps = rows(solve(tmp_path, graph="specreason", settings=("threshold=9", "method=expected")), "steps")
-    assert {row["decision"] for row in steps} == {"fallback"}
-    assert all(row["score_value"] < 9 for row in steps)
-
-
-def test_an_output_folder_that_is_there_is_refused_and_untouched(tmp_path: Path) -> None:
-    solve(tmp_path)
-    before = sorted(path.name for path in (tmp_path / "run").rglob("*"))
-    with pytest.raises(UsageError, match="already contains a run; add --resume"):
-        solve(tmp_path)
-    assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == before
 
 
 def test_nothing_is_started_when_the_input_or_the_engines_are_wrong(tmp_path: Path) -> None:

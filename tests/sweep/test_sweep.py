@@ -85,12 +85,6 @@ def test_points_alternate_their_direction(tmp_path: Path) -> None:
     assert names == [f"{name}_r0" for name in first] + [f"{name}_r1" for name in reversed(first)]
 
 
-def test_sequential_has_one_batch_size(tmp_path: Path) -> None:
-    given = options(tmp_path, batch_sizes=(4, 8), schedules=("sequential",))
-    planned = [(each.coordinates.curve, each.coordinates.batch_size) for each in planned_points(read_systems(given), given, 1)]
-    assert planned == [("target", 4), ("speccot, sequential", 1), ("target", 8)]
-
-
 def test_graphs_need_not_have_the_same_params(tmp_path: Path) -> None:
     given = options(tmp_path, graphs=(SPECCOT, SPECREASON), vary={"threshold": ("3", "7")}, settings=("candidates=2", "step_tokens=64"))
     found = {system.label: system.plan.params for system in read_systems(given)}
