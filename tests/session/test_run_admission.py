@@ -7,7 +7,6 @@ import pytest
 from msgspec import structs
 
 from pipeline.analysis.ledger import ledger
-from pipeline.analysis.order import order_correlation
 from pipeline.analysis.summary import summarize
 from pipeline.engine import Completion, Request
 from pipeline.engines.registry import open_engines
@@ -99,7 +98,6 @@ def test_the_order_changes_no_answer_and_says_how_good_it_was(tmp_path: Path) ->
     assert [row["expected_length"] for row in firsts] == sorted((sum(each) / 2 for each in lengths.values()), reverse=True)
     summary = summarize(by_run.folder)
     assert summary.order == f"longest:{tmp_path / 'plain'}"
-    assert summary.order_correlation == pytest.approx(order_correlation(by_run.folder), abs=1e-12)
     assert summary.order_correlation > 0.8
     assert summarize(plain.folder).order_correlation is None
     keys = [{row["chain_id"]: row["request_id"] for row in rows(each, "calls")} for each in (plain, by_run)]
