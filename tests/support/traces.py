@@ -82,9 +82,19 @@ def statistics(output_tokens: int, input_tokens: int = 0, **more: Any) -> dict[s
 
 def card(start: float, end: float, **more: Any) -> dict[str, Any]:
     """A `run.json` of one session with the engines `d` and `t`."""
-    devices = {"d": {"backend": "sim", "device": {"name": "one"}}, "t": {"backend": "sim", "device": {"name": "two"}}}
+    engines = {"d": {"backend": "sim", "device": {"name": "one"}}, "t": {"backend": "sim", "device": {"name": "two"}}}
+    facts = {
+        role: {"answers": "simulated", "devices": [each["device"]["name"]]} for role, each in (engines | more.get("engines", {})).items()
+    }
     sessions = [{"started_unix_ns": at(start), "ended_unix_ns": at(end), "status": "finished"}]
-    return {"status": "finished", "schedule": "pipelined", "batch_size": 2, "engines": devices, "sessions": sessions} | more
+    return {
+        "status": "finished",
+        "schedule": "pipelined",
+        "batch_size": 2,
+        "engines": engines,
+        "engine_facts": facts,
+        "sessions": sessions,
+    } | more
 
 
 ENGINES = STAGES = 3
