@@ -198,6 +198,7 @@ def prepare(
 
 def _taken_up(run: Prepared, folder: Path, old: RunFile) -> Prepared:
     """The run with what earlier sessions left in its folder; write-ahead files are made parts first."""
+    run = structs.replace(run, record=structs.replace(run.record, folder_id=old.folder_id))
     check_drift(folder, old, run.record, run.options.allow_drift)
     check_chains(folder)
     if is_over(old, run.options):
@@ -209,7 +210,7 @@ def _taken_up(run: Prepared, folder: Path, old: RunFile) -> Prepared:
     sessions = _ended_sessions(old, state.last_call_unix_ns)
     return structs.replace(
         run,
-        record=structs.replace(run.record, folder_id=old.folder_id, sessions=sessions, mode_changes=old.mode_changes),
+        record=structs.replace(run.record, sessions=sessions, mode_changes=old.mode_changes),
         resume_state=state,
         rewritten_bytes=rewritten,
     )

@@ -150,17 +150,17 @@ class CallRow(Struct, frozen=True):
     recomputed_input_tokens: Annotated[int | None, column("{token}")] = None
     """Minimum number of tokens of the chain's context that this engine had computed for an earlier call, evicted, and computed again. Only
     the context of earlier steps counts, in full blocks of the cache (`block_size` in the engine's facts, else 16 tokens). Null if the
-    engine does not report what was cached, and in traces of earlier versions."""
+    engine does not report what was cached."""
     top_k: Annotated[int | None, column(otel="gen_ai.request.top_k")] = None
-    """Sampling from the k most likely tokens; 0: no limit. Null in traces of earlier versions, which had none."""
+    """Sampling from the k most likely tokens; 0: no limit."""
     min_p: float | None = None
-    """Minimum probability relative to that of the most likely token; 0: off. Null in traces of earlier versions."""
+    """Minimum probability relative to that of the most likely token; 0: off."""
     adapter: str | None = None
     """The adapter of the call, by its name in the engines file; null: the unmodified model."""
     response_model: Annotated[str | None, column(otel="gen_ai.response.model")] = None
     """The model that answered, as the server names it; null if it does not, and for engines that are no servers."""
     replica: Annotated[int | None, column(otel="service.instance.id")] = None
-    """The replica whose engines computed the call, from 0; null in runs of one process, and in traces of earlier versions."""
+    """The replica whose engines computed the call, from 0; null in runs of one process."""
     node: Annotated[str | None, column(otel="host.id")] = None
     """The cluster's id of the replica's machine; null as `replica` is."""
 
@@ -246,13 +246,13 @@ class StepRow(Struct, frozen=True):
     end_unix_ns: Instant
     """When it was committed."""
     calls: Annotated[int | None, column("{request}")] = None
-    """Number of the chain's calls when the step was committed: those with a smaller `call_index`. Null in traces of earlier versions."""
+    """Number of the chain's calls when the step was committed: those with a smaller `call_index`."""
     mode: str | None = None
     """`speculative`: written by the loop, or the guidance before it; `direct`: by the target alone. Null for graphs that draft nothing in a
-    loop, and in traces of earlier versions."""
+    loop."""
     cut: bool | None = None
     """Whether it was cut at a token limit (of the stage, the budget or the context) instead of ending at a blank line, the end of the
-    thought or of the sequence. Null in traces of earlier versions."""
+    thought or of the sequence."""
 
 
 class ChainRow(Struct, frozen=True):
@@ -326,9 +326,9 @@ class ChainRow(Struct, frozen=True):
     """When it ended."""
     expected_length: float | None = None
     """With `--order longest`: what decided its place, the expected tokens of the thought or, without an earlier run, the characters of the
-    problem. Null in the order of the input and in earlier versions."""
+    problem. Null in the order of the input."""
     replica: Annotated[int | None, column(otel="service.instance.id")] = None
-    """The replica on which it ended, from 0; null in runs of one process, and in traces of earlier versions."""
+    """The replica on which it ended, from 0; null in runs of one process."""
     node: Annotated[str | None, column(otel="host.id")] = None
     """The cluster's id of the replica's machine; null as `replica` is."""
 

@@ -85,7 +85,7 @@ class Host(Struct, frozen=True, kw_only=True):
     """The cores that this process may keep busy."""
     memory_bytes: int | None = None
     cuda_mps: bool | None = None
-    """Whether CUDA MPS ran, so that engines on one GPU compute side by side; null without a GPU, and in files of earlier versions."""
+    """Whether CUDA MPS ran, so that engines on one GPU compute side by side; null without a GPU."""
 
 
 class Totals(Struct, frozen=True, kw_only=True):
@@ -179,9 +179,9 @@ class RunFile(Struct, frozen=True, kw_only=True):
     """Stages and engines with all their fields. In the file it is written as the keys of a `RecordedPlan`."""
     schedule: str
     admission: str = ""
-    """`cache` or `batch`; empty in files of earlier versions, which are as `batch`."""
+    """`cache` or `batch`."""
     order: str = ""
-    """`input`, `longest` or `longest:RUN`; empty in files of earlier versions, which are as `input`."""
+    """`input`, `longest` or `longest:RUN`."""
     batch_size: Count
     samples: Count
     seed: int

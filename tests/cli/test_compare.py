@@ -81,8 +81,8 @@ def test_the_sentence_says_how_many_times_as_fast(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["nowhere"], "nowhere/run.json: cannot be read: no such file or directory; expected a run folder"),
-        (["other.csv"], "other.csv/run.json: cannot be read: not a directory; expected a run folder"),
+        (["nowhere"], "nowhere: no such directory; expected a run folder"),
+        (["other.csv"], "other.csv: not a directory; expected a run folder"),
         (["empty"], "empty/run.json: cannot be read: no such file or directory; expected a run folder"),
         (["text"], "text/run.json: is not a run.json of this program: "),
         (["unfinished"], "unfinished: has no finished chain: there is nothing to compare"),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import RunFolderError
+from pipeline.store.run_file import replace_totals
 from tests.support.changed import change_rows
 from tests.support.golden import golden_run
 from tests.support.hanging_together import check_hangs_together, rows
@@ -97,8 +98,8 @@ def test_chains_whose_steps_came_out_differently_begin_anew_when_failed_ones_are
     folder = tmp_path / "run"
     assert resumed(folder, problems) == 0
     change_rows(folder, "chains", lambda row: MISMATCH if row["input_row"] < 4 else {})
+    replace_totals(folder, chains_done=CHAINS - 3, chains_failed=3)
     before = {row["chain_id"]: row["answer"] for row in rows(folder, "chains")}
-    assert resumed(folder, problems) == 0, "it is over"
     assert resumed(folder, problems, retry_failed=True) == 0
     check_hangs_together(folder, CHAINS)
     again = {row["chain_id"]: row["answer"] for row in rows(folder, "chains")}

@@ -208,53 +208,6 @@ def test_a_folder_that_is_removed_meanwhile(tmp_path: Path, blank: Blank) -> Non
         trace.close()
 
 
-def died(folder: Path, target: Path) -> Path:
-    """The folder as it would be if its process died now: a copy, at which no process is at work."""
-    shutil.copytree(folder, target)
-    return target
-
-
-def test_rows_are_there_as_soon_as_they_are_appended(tmp_path: Path, blank: Blank) -> None:
-    trace = RunStore(tmp_path / "run")
-    for index in range(3):
-        trace.append("calls", [blank(CallRow, call_index=index)])
-        assert indices(died(tmp_path / "run", tmp_path / str(index))) == list(range(index + 1))
-    trace.close()
-
-
-@pytest.mark.usefixtures("_small")
-def test_what_a_dead_run_left_becomes_parts(tmp_path: Path, blank: Blank) -> None:
-    trace = RunStore(tmp_path / "run")
-    trace.append("calls", [blank(CallRow, call_index=index) for index in range(13)])
-    trace.append("chains", [blank(ChainRow)])
-    dead = died(tmp_path / "run", tmp_path / "dead")
-    trace.close()
-    for _ in range(2):
-        RunStore(dead).recover()
-        assert [names(dead / table) for table in TABLES] == [["part-00000.parquet", "part-00001.parquet"], [], ["part-00000.parquet"]]
-        assert indices(dead) == list(range(13))
-    second = RunStore(dead)
-    second.append("calls", [blank(CallRow, call_index=13)])
-    second.close()
-    assert names(dead / "calls") == ["part-00000.parquet", "part-00001.parquet", "part-00002.parquet"]
-    assert pq.read_table(dead / "calls")["call_index"].to_pylist() == list(range(14))
-
-
-def test_recovering_may_have_been_interrupted(tmp_path: Path, blank: Blank) -> None:
-    """Before the part had its name, and before the write-ahead file was gone."""
-    trace = RunStore(tmp_path / "run")
-    trace.append("calls", [blank(CallRow, call_index=index) for index in range(3)])
-    early, late = died(tmp_path / "run", tmp_path / "early"), died(tmp_path / "run", tmp_path / "late")
-    trace.close()
-    (early / "calls" / "part-00000.parquet.tmp").write_bytes(b"PAR1 cut off")
-    shutil.copy(tmp_path / "run" / "calls" / "part-00000.parquet", late / "calls")
-    for folder in (early, late):
-        assert indices(folder) == [0, 1, 2]
-        RunStore(folder).recover()
-        assert names(folder / "calls") == ["part-00000.parquet"]
-        assert indices(folder) == [0, 1, 2]
-
-
 def test_a_live_run_is_left_alone(tmp_path: Path, blank: Blank) -> None:
     trace = RunStore(tmp_path)
     trace.append("calls", [blank(CallRow)])
