@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from pipeline.drawing.counts import RunCounts
+from pipeline.drawing.run import RunCounts
 from pipeline.graph.plan import Condition, LoopNode, Plan
 from pipeline.graph.prompts import DEFAULT_PROMPTS
 from pipeline.graph.spec import PLAIN_SAMPLING, StageSpec
@@ -71,10 +71,18 @@ def rounds_a_chain(counts: RunCounts, loop: LoopNode) -> float:
     return sum(count for stage, count in counts.steps.items() if stage in own) / max(1, counts.chains)
 
 
-def ended_by(counts: RunCounts, loop: LoopNode | None) -> Mapping[str, str]:
-    """How often chains ended by each stop condition of `loop`, the plan's last one; without a loop, by each `stop_reason`."""
-    known = exit_lines(loop) if loop else {}
-    return {reason: with_share(count, counts.chains) for reason, count in counts.stop_reasons.items() if (reason in known) == bool(loop)}
+def ended_by(counts: RunCounts, loop: LoopNode) -> Mapping[str, str]:
+    """How often chains ended by each stop condition of `loop`, the plan's last one."""
+    known = exit_lines(loop)
+    return {reason: with_share(count, counts.chains) for reason, count in counts.stop_reasons.items() if reason in known}
+
+
+def other_endings(counts: RunCounts | None, plan: Plan) -> list[str]:
+    """How often chains ended for each reason that is not a stop condition of the plan's last loop."""
+    if counts is None:
+        return []
+    known = exit_lines(plan.loops[-1]) if plan.loops else {}
+    return [f"{reason} {with_share(count, counts.chains)}" for reason, count in counts.stop_reasons.items() if reason not in known]
 
 
 def with_share(count: int, total: int) -> str:

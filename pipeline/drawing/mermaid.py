@@ -1,13 +1,37 @@
-"""A diagram as a Mermaid flowchart, which GitHub renders: a `Diagram` enters, text leaves. All text is escaped."""
+"""A plan as a Mermaid flowchart, which GitHub renders: a plan and the counts of a run enter, text leaves. All text is escaped.
 
-from collections.abc import Iterator, Sequence
+The plan is drawn level by level. Invariant: the open arrows are those that lead out of the levels drawn so far and have no head yet.
+Each of them leads to all stages of the next level; a stage under a condition takes only those of its verdict, and those of the other
+verdict stay open past it. A loop has a box of its own, its head, where each round begins and the stop conditions are checked.
+"""
 
-from pipeline.drawing.captions import shortened
-from pipeline.drawing.diagram import Arrow, Box, Diagram
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from pipeline.drawing.captions import (
+    condition_line,
+    ended_by,
+    exit_lines,
+    mean_time,
+    other_endings,
+    problem_line,
+    rounds_a_chain,
+    settings_line,
+    shortened,
+    verdict_count,
+    verdict_word,
+    with_share,
+)
+from pipeline.drawing.run import RunCounts
+from pipeline.graph.plan import Block, Condition, Direct, LoopNode, Plan, StageNode
 from pipeline.text import one_line
 
-SHAPES = {"stage": ("[", "]"), "loop": ("{{", "}}"), "end": ("([", "])")}
-LINKS = {"next": "-->", "verdict": "-->", "again": "-.->", "exit": "==>"}
+START, END = "problem", "end"
+STAGE, LOOP, TERMINAL = ("[", "]"), ("{{", "}}"), ("([", "])")
+"""What a box of each shape begins and ends with."""
+NEXT, AGAIN, EXIT = "-->", "-.->", "==>"
+"""Arrows to what follows, back to the head of a loop, and out of a loop."""
 BREAK = "<br/>"
 PALETTE = (("#dbe8fb", "#2b62b8"), ("#fdebd3", "#c1690b"), ("#dcf1df", "#2c7d3c"), ("#eee0f7", "#7a3fa3"), ("#f9dede", "#b03030"))
 """Fill and line colours of the roles in their order; they repeat after the last."""
@@ -17,47 +41,160 @@ FORMULA_MARK, BROKEN_MARK = "$$", "$\u200b$"
 """What begins a formula, and the replacement that looks the same and does not."""
 
 
-def mermaid(diagram: Diagram) -> str:
-    """The diagram as text for a fenced code block of the language `mermaid`."""
-    keys = {box.key: f"n{number}" for number, box in enumerate(diagram.boxes)}
-    lines = [
-        "flowchart TD",
-        *(f"  {line}" for line in _boxes(diagram, keys)),
-        *(f"  {_arrow(arrow, keys)}" for arrow in diagram.arrows),
-        *(f"  {line}" for line in _roles(diagram, keys)),
-    ]
+class _Open(Struct, frozen=True):
+    """An arrow that leads out of a box and has no head yet."""
+
+    tail: str
+    guard: Condition | None = None
+    """The verdict on which it is taken; null where it always is."""
+    lines: tuple[str, ...] = ()
+    link: str = NEXT
+
+
+def mermaid(plan: Plan, engines: Mapping[str, str], counts: RunCounts | None = None) -> str:
+    """The drawing as text for a fenced code block of the language `mermaid`; with the `counts` of a run, their numbers are in the boxes
+    and on the arrows. `engines` has the backend and model of each role."""
+    drawing = _Flowchart(plan, counts)
+    lines = ["flowchart TD", *(f"  {line}" for line in (*drawing.boxes(), *drawing.arrows, *drawing.roles(engines)))]
     return "\n".join(lines) + "\n"
 
 
-def _boxes(diagram: Diagram, keys: dict[str, str]) -> Iterator[str]:
-    for box in diagram.boxes:
-        if box.loop is None:
-            yield _box(box, keys)
-    for number, (loop, title) in enumerate(diagram.loops.items()):
-        yield f"subgraph l{number}[{_quoted([title])}]"
-        yield from (f"  {_box(box, keys)}" for box in diagram.boxes if box.loop == loop)
-        yield "end"
+class _Flowchart:
+    def __init__(self, plan: Plan, counts: RunCounts | None) -> None:
+        self._plan, self._counts = plan, counts
+        self._ids: dict[str, str] = {}
+        """What boxes are called in the text, by `_key`."""
+        self._boxes: list[tuple[str | None, str]] = []
+        """The loop in whose frame each box is drawn, and its line."""
+        self._of_role: dict[str, list[str]] = {}
+        self.arrows: list[str] = []
+        self._draw()
+
+    def boxes(self) -> Iterator[str]:
+        """The boxes, those of each loop in a frame."""
+        yield from (line for loop, line in self._boxes if loop is None)
+        for number, loop in enumerate(self._plan.loops):
+            yield f"subgraph l{number}[{_quoted([f'{loop.name}: repeat'])}]"
+            yield from (f"  {line}" for name, line in self._boxes if name == loop.name)
+            yield "end"
+
+    def roles(self, engines: Mapping[str, str]) -> Iterator[str]:
+        """A colour for each role, and a box with its engine."""
+        for number, (role, engine) in enumerate(engines.items()):
+            fill, line = PALETTE[number % len(PALETTE)]
+            yield f"r{number}[{_quoted([role, shortened(engine)])}]"
+            yield f"classDef role{number} fill:{fill},stroke:{line},color:#24292f"
+            yield f"class {','.join([f'r{number}', *self._of_role.get(role, ())])} role{number}"
+
+    def _draw(self) -> None:
+        chains = [f"{self._counts.chains:,} chains"] if self._counts else []
+        self._box(START, [START, *filter(None, [problem_line(self._plan)]), *chains], TERMINAL)
+        self._connect(self._block(self._plan.block, [_Open(START)], None), END)
+        self._box(END, [END, *other_endings(self._counts, self._plan)], TERMINAL)
+
+    def _block(self, block: Block, ways: list[_Open], loop: str | None) -> list[_Open]:
+        """Draw `block`, which the open arrows `ways` lead to; returns the open arrows that lead out of it."""
+        for level in block.levels:
+            out: list[_Open] = []
+            for node in level:
+                if node.condition is not None:
+                    taken, ways = _split(ways, node.condition)
+                    self._connect(taken, _key(node, loop))
+                    out += self._node(node, loop)
+            if always := [node for node in level if node.condition is None]:
+                for node in always:
+                    self._connect(ways, _key(node, loop))
+                    out += self._node(node, loop)
+                ways = []
+            ways = ways + out
+        return ways
+
+    def _node(self, node: StageNode | LoopNode, loop: str | None) -> list[_Open]:
+        if isinstance(node, LoopNode):
+            return self._loop(node)
+        key, spec = _key(node, loop), node.spec
+        title = " · ".join(filter(None, (node.name, spec.kind, spec.role)))
+        lines = [title, *filter(None, (settings_line(spec), condition_line(node.condition))), *self._numbers(node.name)]
+        self._box(key, lines, STAGE, loop)
+        if spec.role is not None:
+            self._of_role.setdefault(spec.role, []).append(self._id(key))
+        return [_Open(key)]
+
+    def _loop(self, loop: LoopNode) -> list[_Open]:
+        """Draw the head and the body of a loop; returns the open arrow out of its head."""
+        key, body = _key(loop, None), loop.body
+        exits = list(exit_lines(loop).values())
+        pairs = [", ".join(exits[place : place + 2]) for place in range(0, len(exits), 2)]
+        turns = [f"{rounds_a_chain(self._counts, loop):,.2f} rounds a chain"] if self._counts else []
+        self._box(key, [loop.name, *filter(None, [condition_line(loop.condition)]), "until", *pairs, *turns], LOOP, loop.name)
+        self._connect(self._block(body, [_Open(key, lines=("next step",))], loop.name), key, AGAIN)
+        if (writer := body.first_writer) is not None:  # past the stages before it
+            taken = with_share(self._counts.first_steps.get(writer.name, 0), self._counts.steps.get(writer.name, 0)) if self._counts else ""
+            self._arrow(key, NEXT, (f"the first {body.first_steps:,} steps", *filter(None, [taken])), _key(writer, loop.name))
+        if loop.direct is not None:
+            self._direct(key, loop.direct, loop)
+        ended = ended_by(self._counts, loop) if self._counts and loop is self._plan.loops[-1] else {}
+        return [_Open(key, lines=tuple(f"{reason} {count}" for reason, count in ended.items()) or ("until",), link=EXIT)]
+
+    def _direct(self, key: str, direct: Direct, loop: LoopNode) -> None:
+        """Draw the stages of a loop that is switched: guidance before the first speculated step, and what the target writes alone."""
+        if direct.guidance is not None:
+            first = next(node for node in loop.body.levels[0] if isinstance(node, StageNode))
+            self._connect([_Open(key, lines=("first step",))], _key(direct.guidance, loop.name))
+            self._connect(self._node(direct.guidance, loop.name), _key(first, loop.name))
+        response, boundary = _key(direct.response, loop.name), _key(direct.boundary, loop.name)
+        self._connect([_Open(key, lines=("direct",))], response)
+        self._connect(self._node(direct.response, loop.name), END)
+        self._connect([_Open(response, lines=("interrupted",))], boundary)
+        self._connect(self._node(direct.boundary, loop.name), key, AGAIN)
+
+    def _connect(self, ways: list[_Open], head: str, link: str | None = None) -> None:
+        for open_ in ways:
+            self._arrow(open_.tail, link or (NEXT if open_.guard else open_.link), (*open_.lines, *self._verdict(open_)), head)
+
+    def _verdict(self, open_: _Open) -> Iterator[str]:
+        if open_.guard is not None:
+            judge = "" if open_.tail.endswith(f"/{open_.guard.stage}") else f"{open_.guard.stage} "
+            yield f"{judge}{verdict_word(open_.guard.accepted)}"
+            if self._counts:
+                yield verdict_count(self._counts, open_.guard.stage, open_.guard.accepted)
+
+    def _numbers(self, stage: str) -> Iterator[str]:
+        if self._counts is None:
+            return
+        if (found := self._counts.stages.get(stage)) is None:
+            yield "no calls"
+            return
+        yield f"{found.calls:,} calls" + (f", {found.failed:,} failed" if found.failed else "")
+        yield f"{mean_time(found.in_flight_s, found.calls)} in flight, {mean_time(found.waiting_s, found.calls)} waiting"
+
+    def _box(self, key: str, lines: Sequence[str], shape: tuple[str, str], loop: str | None = None) -> None:
+        self._boxes.append((loop, f"{self._id(key)}{shape[0]}{_quoted(lines)}{shape[1]}"))
+
+    def _arrow(self, tail: str, link: str, lines: Sequence[str], head: str) -> None:
+        label = f"|{_quoted(lines)}|" if lines else ""
+        self.arrows.append(f"{self._id(tail)} {link}{label} {self._id(head)}")
+
+    def _id(self, key: str) -> str:
+        return self._ids.setdefault(key, f"n{len(self._ids)}")
 
 
-def _box(box: Box, keys: dict[str, str]) -> str:
-    left, right = SHAPES[box.shape]
-    title = " · ".join(filter(None, (box.title, box.kind, box.role)))
-    return f"{keys[box.key]}{left}{_quoted([title, *box.lines, *box.numbers])}{right}"
+def _key(node: StageNode | LoopNode, loop: str | None) -> str:
+    return f"{loop or ''}/{node.name}"
 
 
-def _arrow(arrow: Arrow, keys: dict[str, str]) -> str:
-    label = f"|{_quoted(arrow.lines)}|" if arrow.lines else ""
-    return f"{keys[arrow.tail]} {LINKS[arrow.way]}{label} {keys[arrow.head]}"
-
-
-def _roles(diagram: Diagram, keys: dict[str, str]) -> Iterator[str]:
-    """A colour for each role, and a box with its engine."""
-    for number, (role, engine) in enumerate(diagram.engines.items()):
-        fill, line = PALETTE[number % len(PALETTE)]
-        own = ",".join(keys[box.key] for box in diagram.boxes if box.role == role)
-        yield f"r{number}[{_quoted([role, shortened(engine)])}]"
-        yield f"classDef role{number} fill:{fill},stroke:{line},color:#24292f"
-        yield f"class {','.join(filter(None, (f'r{number}', own)))} role{number}"
+def _split(ways: list[_Open], condition: Condition) -> tuple[list[_Open], list[_Open]]:
+    """The open arrows that a stage under `condition` takes, and those that lead past it."""
+    other = Condition(condition.stage, not condition.accepted)
+    taken: list[_Open] = []
+    past: list[_Open] = []
+    for open_ in ways:
+        if open_.guard is not None and open_.guard.stage == condition.stage:
+            (taken if open_.guard == condition else past).append(open_)
+        else:
+            taken.append(_Open(open_.tail, condition, open_.lines, open_.link))
+            past.append(_Open(open_.tail, other, open_.lines, open_.link))
+    return taken, past
 
 
 def _quoted(lines: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from pipeline.drawing.captions import (
     ended_by,
     exit_lines,
     mean_time,
+    other_endings,
     problem_line,
     rounds_a_chain,
     settings_line,
@@ -16,7 +17,7 @@ from pipeline.drawing.captions import (
     verdict_count,
     verdict_word,
 )
-from pipeline.drawing.counts import RunCounts
+from pipeline.drawing.run import RunCounts
 from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
 
 MARKS = "●○◆◇▲△■□"
@@ -42,14 +43,13 @@ def text(plan: Plan, engines: Mapping[str, str], counts: RunCounts | None = None
     if asked := problem_line(plan):
         head.append(f"  a problem {asked}")
     rows = list(_tree(_Tree(plan, engines, counts).block(plan.block)))
-    return "\n".join([*head, "", *_columns(rows, bool(counts)), *_endings(plan, counts)]) + "\n"
+    ends = other_endings(counts, plan)
+    return "\n".join([*head, "", *_columns(rows, bool(counts)), *([f"ended by {', '.join(ends)}"] if ends else [])]) + "\n"
 
 
 class _Tree:
     def __init__(self, plan: Plan, engines: Mapping[str, str], counts: RunCounts | None) -> None:
         self._plan, self._engines, self._counts = plan, engines, counts
-        loops = [node for level in plan.block.levels for node in level if isinstance(node, LoopNode)]
-        self._last_loop = loops[-1] if loops else None
 
     def block(self, block: Block) -> list[_Line]:
         lines = []
@@ -66,7 +66,7 @@ class _Tree:
 
     def _loop(self, loop: LoopNode) -> _Line:
         turns = f"{rounds_a_chain(self._counts, loop):,.2f} rounds a chain" if self._counts else ""
-        taken = ended_by(self._counts, loop) if self._counts and loop is self._last_loop else {}
+        taken = ended_by(self._counts, loop) if self._counts and loop is self._plan.loops[-1] else {}
         until = _Line("until", below=tuple(_Line(f"{said:24} {taken.get(name, '')}".rstrip()) for name, said in exit_lines(loop).items()))
         title = ", ".join(filter(None, ("repeat", condition_line(loop.condition), turns)))
         if loop.direct is None:
@@ -127,12 +127,3 @@ def _columns(rows: Sequence[tuple[str, tuple[str, ...]]], counted: bool) -> Iter
     for line, cells in table:
         right = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
         yield f"{line:{left}}  {right}".rstrip()
-
-
-def _endings(plan: Plan, counts: RunCounts | None) -> Iterator[str]:
-    """How often chains ended for a reason that is not a stop condition of the last loop, in a line; no line without any."""
-    loops = [node for level in plan.block.levels for node in level if isinstance(node, LoopNode)]
-    known = exit_lines(loops[-1]) if loops else {}
-    others = {name: count for name, count in (counts.stop_reasons if counts else {}).items() if name not in known}
-    if others:
-        yield "ended by " + ", ".join(f"{name} {count:,}" for name, count in others.items())

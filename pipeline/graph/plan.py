@@ -103,15 +103,19 @@ class Plan(Struct, frozen=True):
         yield from self.block.stages()
 
     @property
+    def loops(self) -> tuple[LoopNode, ...]:
+        """The loops, in plan order."""
+        return tuple(node for level in self.block.levels for node in level if isinstance(node, LoopNode))
+
+    @property
     def direct(self) -> Direct | None:
         """What writes while its loop does not speculate; None where that always or never does."""
-        return next((node.direct for level in self.block.levels for node in level if isinstance(node, LoopNode)), None)
+        return next((loop.direct for loop in self.loops), None)
 
     @property
     def repeated(self) -> tuple[StageNode, ...]:
         """The stages inside loops, each of which a chain runs again and again."""
-        loops = (node for level in self.block.levels for node in level if isinstance(node, LoopNode))
-        return tuple(stage for loop in loops for stage in loop.body.stages())
+        return tuple(stage for loop in self.loops for stage in loop.body.stages())
 
     @property
     def drafters(self) -> tuple[str, ...]:

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from pipeline.analysis.ledger import ledger
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.time.modes import ChangeAt, ModesOverTime, ModeTime
-from pipeline.drawing.counts import count_run
-from pipeline.drawing.run_plan import plan_of_run
+from pipeline.drawing.run import count_run, plan_of_run
 from pipeline.drawing.text import text
 from pipeline.report.figures import modes as figures_modes
 from pipeline.report.run_sections import ReportOptions, run_sections
@@ -88,7 +87,7 @@ def test_what_was_interrupted_is_no_waste_and_no_failure(switched: Path) -> None
 
 def test_a_run_is_drawn_as_it_was_switched(switched: Path) -> None:
     plan = plan_of_run(load_plan(ROOT / "graphs/speccot.yaml", SIM), switched)
-    drawn = text(plan.plan, plan.engines, count_run(switched, plan.plan, plan.run))
+    drawn = text(plan.plan, plan.engines, count_run(switched, plan.run))
     assert plan.differences == ("speculate auto",)
     [line] = [line for line in drawn.splitlines() if "response: generate" in line]
     assert line.split()[-5] == str(sum(row["stage"] == "response" for row in rows_of(switched, "calls")))

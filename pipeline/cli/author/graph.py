@@ -24,18 +24,15 @@ from pipeline.cli.options import (
 from pipeline.cli.terminal import print_line, print_notice, print_page
 from pipeline.data.many_files import open_files
 from pipeline.data.problems import Problem
-from pipeline.drawing.counts import RunCounts, count_run
-from pipeline.drawing.diagram import diagram
 from pipeline.drawing.mermaid import mermaid
 from pipeline.drawing.prompt import ShownPrompt, problem_in, shown_prompt
-from pipeline.drawing.run_plan import engines_of, plan_of_run
+from pipeline.drawing.run import RunCounts, count_run, engines_of, plan_of_run
 from pipeline.drawing.text import text
 from pipeline.errors import UsageError
 from pipeline.export.output import check_output, whole_file
 from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
 from pipeline.session.notices import notices
 from pipeline.session.prepare import load_plan
-from pipeline.store.read import check_readable
 from pipeline.text import redact, redact_all, sanitize
 
 SUFFIXES = {".txt": "text", ".mmd": "mermaid", ".mermaid": "mermaid"}
@@ -182,15 +179,13 @@ def _form(output: Path | None) -> str:
 def _page(plan: Plan, run: Path | None, form: str) -> str:
     played, counts = engines_of(plan), None
     if run is not None:
-        check_readable(run)
         plan, played, counts = _with_run(plan, run)
-    if form == "text":
-        return text(plan, played, counts)
-    return mermaid(diagram(plan, played, counts))
+    return (text if form == "text" else mermaid)(plan, played, counts)
 
 
 def _with_run(plan: Plan, run: Path) -> tuple[Plan, dict[str, str], RunCounts]:
     found = plan_of_run(plan, run)
+    counts = count_run(run, found.run)
     if found.differences:
         print_notice(f"{run} had {', '.join(found.differences)}: drawn as it was")
-    return found.plan, found.engines, count_run(run, found.plan, found.run)
+    return found.plan, found.engines, counts

@@ -1,8 +1,9 @@
-"""A plan as a run carried it out: a plan and the run's `run.json` enter, the plan with the run's own params leaves.
+"""A run to draw: a plan and a run folder enter; the plan as the run carried it out and the run's counts leave.
 
-Refuses the run of another graph, and lists differences in params and engines. Reads nothing else.
+Refuses the run of another graph, and lists differences in params and engines.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,7 +11,84 @@ from msgspec import Struct, structs
 
 from pipeline.errors import InputError
 from pipeline.graph.plan import Block, LoopNode, Plan, UnknownStage
+from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
+
+STAGES = """
+SELECT stage, count(*) AS calls, count(error_type) AS failed, sum(e2e_latency_s) AS in_flight_s, sum(client_wait_s) AS waiting_s
+FROM calls GROUP BY stage"""
+STEPS = "SELECT stage, decision, verify_stage AS judge, count(*) AS steps FROM steps GROUP BY ALL"
+ENDS = "SELECT stop_reason, count(*) AS chains FROM chains WHERE calls > 0 GROUP BY stop_reason ORDER BY chains DESC, stop_reason"
+
+
+class StageCounts(Struct, frozen=True):
+    """Sums over the calls of one stage, with every attempt counted."""
+
+    stage: str
+    calls: int
+    failed: int
+    in_flight_s: float
+    waiting_s: float
+
+
+class RunCounts(Struct, frozen=True, kw_only=True):
+    """Counts of a run, for the drawing of its plan."""
+
+    run: str
+    """Its id."""
+    chains: int
+    """Chains that ended and had a call."""
+    stages: dict[str, StageCounts]
+    accepted: dict[str, int]
+    """Accepted steps, by the stage that judged."""
+    rejected: dict[str, int]
+    """Verdicts after which another stage wrote the step, by the stage that judged."""
+    steps: dict[str, int]
+    """Committed steps, by the stage that committed them; a stage that judges commits what it accepts."""
+    first_steps: dict[str, int]
+    """Those of `steps` that were written without drafts as one of the chain's first, by stage."""
+    stop_reasons: dict[str, int]
+    """Chains by what ended them, most frequent first."""
+
+
+class _StepCount(Struct, frozen=True):
+    """Committed steps by the stage that wrote them, their decision, and the stage that judged what was drafted for them."""
+
+    stage: str
+    decision: str
+    judge: str | None
+    steps: int
+
+
+class _EndCount(Struct, frozen=True):
+    stop_reason: str
+    chains: int
+
+
+def count_run(folder: Path, run: str) -> RunCounts:
+    """Count the calls, steps and chains of the run in `folder`; `run` is its id. Raises `InputError`."""
+    with Query(folder) as query:
+        stages = {each.stage: each for each in query.rows(STAGES, StageCounts)}
+        steps, ends = query.rows(STEPS, _StepCount), query.rows(ENDS, _EndCount)
+    accepted, rejected, committed, first = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    for each in steps:
+        committed[each.stage] += each.steps
+        if each.decision == "accepted":
+            accepted[each.stage] += each.steps
+        elif each.decision == "first_steps":
+            first[each.stage] += each.steps
+        elif each.judge is not None:
+            rejected[each.judge] += each.steps
+    return RunCounts(
+        run=run,
+        chains=sum(each.chains for each in ends),
+        stages=stages,
+        accepted=accepted,
+        rejected=rejected,
+        steps=committed,
+        first_steps=first,
+        stop_reasons={each.stop_reason: each.chains for each in ends},
+    )
 
 
 class RunPlan(Struct, frozen=True, kw_only=True):
