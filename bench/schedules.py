@@ -36,7 +36,7 @@ from pipeline.graph.plan import Plan
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.admission.feed import InputFeed
 from pipeline.runtime.admission.order import InputOrder
-from pipeline.runtime.chain_recorder import Clock
+from pipeline.runtime.clock import Clock
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.inline_grader import open_inline_grader
 from pipeline.runtime.schedule import SCHEDULES, Pipelined, Schedule

@@ -27,7 +27,7 @@ from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit
 from pipeline.runtime.admission.feed import InputFeed
 from pipeline.runtime.admission.order import InputOrder
-from pipeline.runtime.chain_recorder import Clock
+from pipeline.runtime.clock import Clock
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.schedule import Pipelined
 from pipeline.runtime.speculation.adaptive import Adaptive

@@ -21,9 +21,9 @@ from pipeline.cluster.fleet_member import FleetMember
 from pipeline.cluster.messages import OpenReplica, Orders, ReplicaLink, ReplicaReport
 from pipeline.engine import Engine, EngineStatistics
 from pipeline.errors import ReplicaLost, RunError, UsageError
-from pipeline.runtime.backoff import backoff_s
-from pipeline.runtime.chain_recorder import Clock, Progress
+from pipeline.runtime.clock import Clock, backoff_s
 from pipeline.runtime.lane import Lane
+from pipeline.runtime.progress import Progress
 from pipeline.runtime.resume_state import NO_STAGE
 from pipeline.runtime.rows import RowSink
 from pipeline.session.checks import check_replicas

@@ -18,7 +18,7 @@ from pipeline.errors import PipelineError, UsageError
 from pipeline.graph.spec import EngineSpec
 from pipeline.reasoning.chain import chain_id
 from pipeline.runtime.admission.order import Start
-from pipeline.runtime.chain_recorder import Clock
+from pipeline.runtime.clock import Clock
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.session.chains import Chains, OpenEngines, statistics, suited
 from pipeline.session.loop import loop_clock

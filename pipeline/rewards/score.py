@@ -21,7 +21,7 @@ from pipeline.graph.spec import EngineSpec
 from pipeline.rewards.prompts import RewardPromptBuilder
 from pipeline.rewards.spec import RewardSpec, load_reward_model
 from pipeline.rewards.steps import StepToScore, open_input, problem_texts, steps_to_score
-from pipeline.runtime.chain_recorder import Clock
+from pipeline.runtime.clock import Clock
 from pipeline.runtime.retry import RetryingCaller
 from pipeline.stages.choose import probabilities
 from pipeline.store.events import RewardRow

@@ -1,115 +1,28 @@
 """Records a chain while it runs: calls, steps and its end enter, rows of the trace and counts for the display leave. Never waits."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import anyio
 from msgspec import Struct
 
 from pipeline.data.problems import Problem
 from pipeline.engine import Completion, Request, Usage
-from pipeline.engines.validate import is_another_model
 from pipeline.errors import with_place
 from pipeline.grading.answers import as_kind, form_of
-from pipeline.graph.plan import Plan
 from pipeline.graph.spec import Purpose
 from pipeline.reasoning.chain import Chain, Span, Step, Verdict, chain_id
 from pipeline.runtime.admission.recomputed import ComputedContexts
+from pipeline.runtime.clock import Clock, CoveredTime
 from pipeline.runtime.lane import Call
-from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeState
+from pipeline.runtime.progress import Progress
+from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.speculation.modes import Mode
 from pipeline.store.events import CallRow, ChainRow, StepRow
 from pipeline.text import redact
 
-
-class Clock:
-    """The event loop's time in seconds, tied to wall time once at the start, so that no change of the system's clock shows in a row."""
-
-    def __init__(self, started_unix_ns: int, now: Callable[[], float] = anyio.current_time) -> None:
-        self.started_unix_ns = started_unix_ns
-        self.now = now
-        """The present time in seconds, from an arbitrary origin."""
-        self._origin = now()
-
-    def set(self, unix_ns: int) -> None:
-        """Tie the present moment to another wall time, in nanoseconds since 1970, before any was asked for."""
-        self.started_unix_ns, self._origin = unix_ns, self.now()
-
-    def unix_ns(self, now: float) -> int:
-        """A time of this clock in nanoseconds since 1970."""
-        return self.started_unix_ns + round((now - self._origin) * 1e9)
-
-    def at(self, unix_ns: int) -> float:
-        """The inverse of `unix_ns`: seconds on this clock, also for a moment before this session of the run began."""
-        return self._origin + (unix_ns - self.started_unix_ns) / 1e9
-
-
 NO_ANSWER = Completion(candidates=(), usage=Usage(input_tokens=0))
 """What the row of an attempt without an answer is made of."""
-
-
-class Progress:
-    """Counts since the run began, earlier sessions included, for the live display and the summary."""
-
-    def __init__(self, plan: Plan, resume_state: ResumeState) -> None:
-        self.live = self.cancelled = 0
-        self.done, self.failed = resume_state.done, resume_state.failed
-        self.decisions = resume_state.decisions.copy()
-        self.steps = self.decisions.total()
-        self.errors = resume_state.errors.copy()
-        """How many chains failed, by the error and the stage in which they met it."""
-        self.output_tokens = {role: resume_state.output_tokens.get(role, 0) for role in plan.engines}
-        self.kept_tokens = 0
-        """Tokens of committed steps and of answers, of this session alone."""
-        self._finishing = plan.finishing
-        self.oldest: dict[str, float] = {}
-        """When each live chain started, by `chain_id`, oldest first."""
-        self.tell: Callable[[str], object] = lambda sentence: None
-        """Receives notices for the user during the run."""
-        self._strangers: set[tuple[str, str]] = set()
-
-    def sampled(self, role: str, stage: str, tokens: int) -> None:
-        """A call of `stage` to the engine `role` was answered with that many tokens."""
-        self.output_tokens[role] += tokens
-        if stage in self._finishing:
-            self.kept_tokens += tokens
-
-    def committed(self, stage: str, decision: str, tokens: int) -> None:
-        """`stage` committed a step of that many tokens. Those of a stage that finishes its chain count as they are sampled."""
-        self.steps += 1
-        self.decisions[decision] += 1
-        if stage not in self._finishing:
-            self.kept_tokens += tokens
-
-    def answered(self, role: str, asked: str, model: str) -> None:
-        """The engine `role` answered as the `model` where it was asked for `asked`: said once, if that is another one."""
-        if (role, model) not in self._strangers and is_another_model(asked, model):
-            self._strangers.add((role, model))
-            self.tell(f"engine {role!r} answers as the model {model!r} where {asked!r} is asked for")
-
-
-class CoveredTime:
-    """Adds up the time that several overlapping intervals cover together: `total_s` seconds."""
-
-    __slots__ = ("_count", "_since", "_until", "total_s")
-
-    def __init__(self) -> None:
-        self.total_s, self._since, self._until, self._count = 0.0, 0.0, -math.inf, 0
-
-    def begin(self, now: float) -> None:
-        """An interval begins at `now`, in seconds."""
-        if not self._count:
-            self._since = max(now, self._until)
-        self._count += 1
-
-    def end(self, now: float) -> None:
-        """An interval that had begun ends at `now`."""
-        self._count -= 1
-        if not self._count and now > self._since:
-            self.total_s += now - self._since
-            self._until = now
 
 
 class StageLabel(Struct, frozen=True):

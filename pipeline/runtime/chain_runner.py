@@ -12,7 +12,8 @@ from pipeline.graph.plan import Block, Condition, Direct, LoopNode, Plan, StageN
 from pipeline.graph.spec import UntilSpec
 from pipeline.reasoning.chain import Chain
 from pipeline.runtime.admission.admission import Member
-from pipeline.runtime.chain_recorder import ChainRecorder, Clock, StageLabel
+from pipeline.runtime.chain_recorder import ChainRecorder, StageLabel
+from pipeline.runtime.clock import Clock
 from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.schedule import Schedule
 from pipeline.runtime.speculation.response import SwitchedResponse

@@ -7,7 +7,8 @@ from msgspec import structs
 from pipeline.engine import Candidate, Completion, Engine, Interruptible, Request, Usage
 from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.admission.call_room import CallRoom
-from pipeline.runtime.chain_recorder import Attempt, ChainRecorder, Clock, StageLabel
+from pipeline.runtime.chain_recorder import Attempt, ChainRecorder, StageLabel
+from pipeline.runtime.clock import Clock
 from pipeline.runtime.lane import Call, Lane
 from pipeline.runtime.retry import RetryingCaller
 from pipeline.runtime.waiting import new_gate
@@ -96,7 +97,7 @@ class Dispatcher:
 
 
 class _RecordedAttempts:
-    """An `Observer` that records every attempt of one call in `record`; `attempt` is the first of them."""
+    """An `AttemptListener` that records every attempt of one call in `record`; `attempt` is the first of them."""
 
     def __init__(self, record: ChainRecorder, attempt: Attempt, priority: Callable[[Call], int], clock: Clock) -> None:
         self._record, self._attempt, self._priority, self._clock = record, attempt, priority, clock

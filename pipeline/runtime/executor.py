@@ -19,9 +19,11 @@ from pipeline.runtime.admission.admission import Member
 from pipeline.runtime.admission.feed import Feed
 from pipeline.runtime.admission.order import Start
 from pipeline.runtime.admission.recomputed import block_tokens
-from pipeline.runtime.chain_recorder import ChainRecorder, Clock, Progress
+from pipeline.runtime.chain_recorder import ChainRecorder
 from pipeline.runtime.chain_runner import ChainRunner, bind
+from pipeline.runtime.clock import Clock
 from pipeline.runtime.dispatch import Dispatcher
+from pipeline.runtime.progress import Progress
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import Schedule

@@ -1,6 +1,6 @@
 """The one retry loop: sends a request to an engine until it is answered or may be sent no more. Chains and rewards use it.
 
-Requests enter, validated completions leave. Knows of no client queue and keeps no record: an `Observer` is told of every attempt.
+Requests enter, validated completions leave. Knows of no client queue and keeps no record: an `AttemptListener` is told of every attempt.
 """
 
 import math
@@ -14,10 +14,8 @@ from pipeline.engine import Completion, Engine, Remote, Request
 from pipeline.engines.validate import validate_completion
 from pipeline.errors import BadCompletion, ChainError, EngineDead, EngineUnavailable
 from pipeline.graph.spec import EngineSpec
-from pipeline.runtime.backoff import backoff_s
-from pipeline.runtime.chain_recorder import Clock
-from pipeline.runtime.supervisor import Silence, Supervisor
-from pipeline.runtime.suspension import sleep_noticing
+from pipeline.runtime.clock import Clock, backoff_s, sleep_noticing
+from pipeline.runtime.supervisor import ProgressWatch, Supervisor
 from pipeline.runtime.waiting import Awaited, GivenUp
 
 CHECKS = 32
@@ -43,7 +41,7 @@ class CallCancelled(ChainError):
     """The run, or another call of the same chain, ended before the answer came."""
 
 
-class Observer(Protocol):
+class AttemptListener(Protocol):
     """Is told of every attempt of one call; `now` is the time of the run's clock in seconds."""
 
     def begin_attempt(self, request: Request) -> Request:
@@ -60,7 +58,7 @@ class Observer(Protocol):
 
 
 class Unobserved:
-    """An `Observer` that records nothing."""
+    """An `AttemptListener` that records nothing."""
 
     def begin_attempt(self, request: Request) -> Request:
         return request
@@ -92,7 +90,7 @@ class RetryingCaller:
         self._awaited = Awaited()
         self.supervisor = Supervisor(engine, spec, clock)
 
-    async def ask(self, request: Request, observer: Observer = UNOBSERVED) -> Completion:
+    async def ask(self, request: Request, observer: AttemptListener = UNOBSERVED) -> Completion:
         """The engine's answer to `request`, checked to be valid; raises what the engine raises.
 
         After an `EngineUnavailable` (the engine is busy, the attempt timed out, or the answer was invalid) the request is sent again,
@@ -128,7 +126,7 @@ class RetryingCaller:
     async def watch(self) -> None:
         """Give up attempts that take too long, and restart the engine when it dies or hangs; runs until it is cancelled."""
         limit_s = min(self._hang_s, self._timeout_s or self._hang_s)
-        silence = Silence(self._engine, self._clock.now())
+        silence = ProgressWatch(self._engine, self._clock.now())
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.supervisor.watch)
             while True:
@@ -137,7 +135,7 @@ class RetryingCaller:
                     self._awaited.postpone(lost_s)
                     silence.skip(lost_s)
 
-    def _look(self, silence: Silence) -> float:
+    def _look(self, silence: ProgressWatch) -> float:
         """Give up what has reached a limit; how many seconds it is at least until something else does."""
         now, oldest = self._clock.now(), self._awaited.oldest
         silent_s, left_s = silence.seconds(now, oldest), math.inf
@@ -152,7 +150,7 @@ class RetryingCaller:
         oldest = self._awaited.oldest
         return left_s if oldest is None else min(left_s, oldest + self._timeout_s - now)
 
-    async def _attempt(self, request: Request, observer: Observer) -> Completion:
+    async def _attempt(self, request: Request, observer: AttemptListener) -> Completion:
         """Send `request` once; the observer is told how that ended, whatever happens."""
         sent, role = observer.begin_attempt(request), self._engine.role
         try:

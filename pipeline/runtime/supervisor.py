@@ -12,15 +12,14 @@ import anyio
 from pipeline.engine import Distant, Engine, Restartable
 from pipeline.errors import EngineDead
 from pipeline.graph.spec import EngineSpec, RestartableSpec
-from pipeline.runtime.backoff import backoff_s
-from pipeline.runtime.chain_recorder import Clock
+from pipeline.runtime.clock import Clock, backoff_s
 
 STEADY_S = 3600.0
 """An engine that has been up for so long has `max_restarts` anew: a death in days is not one of several in a row."""
 
 
-class Silence:
-    """For how long an engine has had calls and made no progress. Decides synchronously."""
+class ProgressWatch:
+    """Tells for how long an engine has had calls and made no progress. Decides synchronously."""
 
     def __init__(self, engine: Engine, now: float) -> None:
         self._progress: Callable[[], float] = lambda: engine.statistics().busy_s
@@ -36,7 +35,7 @@ class Silence:
         return 0.0 if oldest is None else now - max(self._since, oldest)
 
     def skip(self, seconds: float) -> None:
-        """For `seconds` nothing could be seen of the engine: they are not its silence."""
+        """Do not count `seconds` in which nothing could be seen of the engine."""
         self._since += seconds
 
 

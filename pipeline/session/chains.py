@@ -16,7 +16,7 @@ from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit, cache_limits, call_tokens
 from pipeline.runtime.admission.feed import Feed
-from pipeline.runtime.chain_recorder import Clock
+from pipeline.runtime.clock import Clock
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink

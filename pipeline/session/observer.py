@@ -12,8 +12,9 @@ from pipeline.engines.startup import Listener
 from pipeline.graph.plan import Plan
 from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.admission.admission import Admission
-from pipeline.runtime.chain_recorder import Clock, Progress
+from pipeline.runtime.clock import Clock
 from pipeline.runtime.lane import Lane
+from pipeline.runtime.progress import Progress
 from pipeline.runtime.rows import RowSink
 from pipeline.session.prepare import Prepared
 

@@ -24,9 +24,10 @@ from pipeline.errors import Interrupted, OutOfMemory, PipelineError, is_out_of_m
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.admission.admission import Admission
-from pipeline.runtime.chain_recorder import Clock, Progress
+from pipeline.runtime.clock import Clock
 from pipeline.runtime.inline_grader import GradingStatistics, InlineGrader, open_inline_grader
 from pipeline.runtime.lane import Lane
+from pipeline.runtime.progress import Progress
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink, Tee
 from pipeline.session.chains import Chains, Facts, OpenEngines, statistics, suited, unknown_caches

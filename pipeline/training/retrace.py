@@ -22,8 +22,9 @@ from pipeline.errors import BadRow, InputError, NeverGenerated, PipelineError, R
 from pipeline.reasoning.chain import Chain, Span, Step
 from pipeline.reasoning.prompts import openings, role_of
 from pipeline.reasoning.translate import TokenTranslator
-from pipeline.runtime.chain_recorder import ChainRecorder, Clock, StageLabel
+from pipeline.runtime.chain_recorder import ChainRecorder, StageLabel
 from pipeline.runtime.chain_runner import BoundBlock, ChainRunner, bind
+from pipeline.runtime.clock import Clock
 from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.executor import MODES
 from pipeline.runtime.resume_state import ResumedCall, ResumedChain

@@ -10,8 +10,9 @@ from pipeline.cli.live import SILENT_S, SILENT_TIMES, AnswerSilence, Meter, line
 from pipeline.engine import EngineStatistics, Request
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit
-from pipeline.runtime.chain_recorder import Clock, Progress
+from pipeline.runtime.clock import Clock
 from pipeline.runtime.lane import Call, Lane
+from pipeline.runtime.progress import Progress
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.session.observer import View
 from pipeline.session.prepare import load_plan

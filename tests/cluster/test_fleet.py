@@ -15,7 +15,7 @@ from pipeline.cluster.fleet_member import MAX_LOSSES
 from pipeline.cluster.messages import ReplicaFailure, ReplicaReport
 from pipeline.engines.sim.spec import SimFaultsSpec
 from pipeline.errors import Interrupted, RunError, UsageError
-from pipeline.runtime.backoff import backoff_s
+from pipeline.runtime.clock import backoff_s
 from pipeline.session.loop import Stop
 from pipeline.session.observer import Observer, View
 from pipeline.session.options import RunOptions

@@ -20,8 +20,7 @@ from pipeline.errors import EngineDead, EngineUnavailable
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.admission.feed import InputFeed
 from pipeline.runtime.admission.order import InputOrder, Start
-from pipeline.runtime.backoff import LONGEST_BACKOFF_S, backoff_s
-from pipeline.runtime.chain_recorder import Clock
+from pipeline.runtime.clock import LONGEST_BACKOFF_S, Clock, backoff_s
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.prepare import load_plan

@@ -11,9 +11,8 @@ from pipeline.engine import Candidate, Completion, EngineStatistics, Request, Us
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.errors import LONGEST_RETRY_AFTER_S, BadCompletion, EngineDead, EngineUnavailable, RequestRefused
-from pipeline.runtime.backoff import backoff_s
-from pipeline.runtime.chain_recorder import Clock
-from pipeline.runtime.retry import CHECKS, UNOBSERVED, UNREADABLE, CallTimeout, Observer, RetryingCaller
+from pipeline.runtime.clock import Clock, backoff_s
+from pipeline.runtime.retry import CHECKS, UNOBSERVED, UNREADABLE, AttemptListener, CallTimeout, RetryingCaller
 from pipeline.runtime.supervisor import STEADY_S
 
 pytestmark = pytest.mark.anyio
@@ -122,7 +121,7 @@ class Log:
         self.lines.append(("go on", now))
 
 
-async def ask(engine: Scripted, observer: Observer = UNOBSERVED, spec: SimSpec = SPEC) -> Completion:
+async def ask(engine: Scripted, observer: AttemptListener = UNOBSERVED, spec: SimSpec = SPEC) -> Completion:
     caller = RetryingCaller(engine, spec, Clock(0))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(caller.watch)
@@ -132,7 +131,7 @@ async def ask(engine: Scripted, observer: Observer = UNOBSERVED, spec: SimSpec =
             tasks.cancel_scope.cancel()
 
 
-async def outcome(engine: Scripted, observer: Observer = UNOBSERVED, spec: SimSpec = SPEC) -> Completion | Exception:
+async def outcome(engine: Scripted, observer: AttemptListener = UNOBSERVED, spec: SimSpec = SPEC) -> Completion | Exception:
     try:
         return await ask(engine, observer, spec)
     except* Exception as group:

@@ -12,7 +12,8 @@ from pipeline.engine import Completion
 from pipeline.graph.direct import BOUNDARY, RESPONSE
 from pipeline.reasoning.chain import Chain
 from pipeline.runtime.admission.admission import Member
-from pipeline.runtime.chain_recorder import Attempt, Clock
+from pipeline.runtime.chain_recorder import Attempt
+from pipeline.runtime.clock import Clock
 from pipeline.runtime.speculation.modes import CallFacts, Mode, ModeControl
 
 

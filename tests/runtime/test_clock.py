@@ -9,9 +9,8 @@ from msgspec import structs
 from pipeline.engine import Candidate, Completion, EngineStatistics, Request, Usage
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
-from pipeline.runtime.chain_recorder import Clock
+from pipeline.runtime.clock import UNNOTICED_S, Clock, sleep_noticing
 from pipeline.runtime.retry import CallTimeout, RetryingCaller
-from pipeline.runtime.suspension import UNNOTICED_S, sleep_noticing
 
 SPEC = SimSpec(
     model="m", device=SimDeviceSpec(name="d", flops_per_s=1.0, bytes_per_s=1.0), parameters=1.0, kv_bytes_per_token=1.0, timeout_s=0.8
