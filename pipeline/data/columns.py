@@ -1,14 +1,18 @@
-"""Where in a row our columns are: `--column` mappings and the names that data sets use enter, the values of a row leave."""
+"""Where in a row our columns are: `--column` mappings and the names that data sets use enter, the values of a row leave. A column of
+messages is a chat: the last message of the user and the chat before it leave."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from pipeline.data.values import Keys, keys_of, value_at
+import msgspec
+
+from pipeline.data.rows import Flaw, Keys, keys_of, kind_of, value_at
 from pipeline.errors import InputError, did_you_mean
+from pipeline.graph.prompts import Message
 
 COLUMNS = ("problem", "answer", "problem_id", "options", "grader")
 """Our names of the columns. Only `problem` must be in a file, and every column that `--column` maps."""
-MOST_SHAPES = 1000
+MAX_SHAPES = 1000
 """So many sets of columns that rows have are remembered at most."""
 GPQA = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 ALSO: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -58,7 +62,7 @@ class Columns:
         shape = tuple(record)
         known = self._shapes.get(shape)
         if known is None:
-            if len(self._shapes) >= MOST_SHAPES:
+            if len(self._shapes) >= MAX_SHAPES:
                 self._shapes.clear()
             known = self._shapes[shape] = {ours: self._found(ours, record) for ours in COLUMNS}
         return Fields(known, record)
@@ -115,3 +119,41 @@ def _keys(name: str) -> Keys:
         return keys_of(name)
     except ValueError:
         return (name,)
+
+
+MAX_MESSAGES = 64
+"""Maximum number of messages of a chat: every length is a separate template, which is cut once."""
+
+
+def chat_of(name: str, value: Any) -> tuple[Message, ...] | None:
+    """The messages in a column: an array of objects with `role` and `content`, or one as JSON; None for what is no such thing. Raises
+    `Flaw` for a chat that does not end with a problem."""
+    if isinstance(value, str) and value.startswith("[{") and '"role"' in value:
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            return None
+    if not isinstance(value, list) or not value or not all(isinstance(each, Mapping) and "role" in each for each in value):
+        return None
+    chat = tuple(_message(name, place, each) for place, each in enumerate(value))
+    roles = [message.role for message in chat]
+    turns = roles[roles[0] == "system" :]
+    if len(chat) > MAX_MESSAGES:
+        raise Flaw(f"`{name}` has {len(chat)} messages, more than {MAX_MESSAGES}")
+    if turns[-1:] == ["assistant"]:
+        remedy = f"end the chat with the user's, or map it: --column problem='{name}[{len(roles) - 2}].content'"
+        raise Flaw(f"`{name}` ends with an assistant message; {remedy}")
+    if not turns or turns != ["user", "assistant"] * (len(turns) // 2) + ["user"]:
+        expected = "expected an optional system message, then alternating user and assistant messages, ending with the user's"
+        raise Flaw(f"`{name}` has messages by {', '.join(roles)}; {expected}")
+    return chat
+
+
+def _message(name: str, place: int, message: Mapping[str, Any]) -> Message:
+    role, content = message["role"], message.get("content")
+    role = "system" if role == "developer" else role
+    if isinstance(content, list) and content and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str) or not content.strip():
+        raise Flaw(f"the `content` of `{name}[{place}]` is {'empty' if not content else kind_of(content)}, expected text")
+    return Message(str(role), content)

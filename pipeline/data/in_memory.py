@@ -15,12 +15,11 @@ import msgspec
 import pyarrow as pa
 from msgspec import Struct
 
-from pipeline.data.columnar import records_of
-from pipeline.data.part import Part
+from pipeline.data.formats import records_of
+from pipeline.data.part import RowSet
 from pipeline.data.problems import Problem, Problems
-from pipeline.data.rows import Flaw, Record, Source
+from pipeline.data.rows import Flaw, Record, Source, as_text, plain
 from pipeline.data.text_files import JsonLines
-from pipeline.data.values import as_text, plain
 from pipeline.errors import InputError, RunFolderError, boundary
 from pipeline.files import new_file
 
@@ -66,7 +65,7 @@ def _columns(frame: Any) -> dict[str, list[Any]]:
 class ProblemList(Problems):
     """Problems given in memory; like `Problems` of a file they can be iterated any number of times."""
 
-    def __init__(self, problems: Iterable[str | Mapping[str, Any] | Problem | Flaw], columns: Mapping[str, str], part: Part) -> None:
+    def __init__(self, problems: Iterable[str | Mapping[str, Any] | Problem | Flaw], columns: Mapping[str, str], part: RowSet) -> None:
         super().__init__(Path("problems"), columns, part)
         wanted, text = frozenset(self._columns.wanted), self._columns.name("problem")
         rows = ({text: each} if isinstance(each, str) else each for each in problems)

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.data.formats import FORMS, form_of
-from pipeline.data.part import ALL, Part
-from pipeline.data.problems import MOST_TOLD, Problems
+from pipeline.data.part import ALL, RowSet
+from pipeline.data.problems import MAX_TOLD, Problems
 from pipeline.data.rows import Record, Source
 from pipeline.errors import InputError
 
@@ -80,7 +80,7 @@ def _split(name: str) -> str:
     return "" if found is None else "validation" if found[3] else str(found[found.lastindex or 0])
 
 
-def open_files(paths: Sequence[Path], columns: Mapping[str, str] | None = None, part: Part = ALL) -> Problems:
+def open_files(paths: Sequence[Path], columns: Mapping[str, str] | None = None, part: RowSet = ALL) -> Problems:
     """The problems in the rows of `part` of the files that these paths, folders and patterns name; raises `InputError` as `files_of` does,
     and for an unknown name among `columns`."""
     found = {path: files_of(path) for path in paths}
@@ -100,7 +100,7 @@ def _listed(path: Path, files: Sequence[Path]) -> str:
 class ManyFiles(Problems):
     """The problems of several files."""
 
-    def __init__(self, paths: Sequence[Path], columns: Mapping[str, str], part: Part) -> None:
+    def __init__(self, paths: Sequence[Path], columns: Mapping[str, str], part: RowSet) -> None:
         super().__init__(paths[0], columns, part)
         self._files = [Problems(path, columns, ALL) for path in paths]
         self.path = Path(f"{paths[0]} and {len(paths) - 1} more")
@@ -156,6 +156,6 @@ class _Joined:
                 file._open()
             except InputError as error:
                 told.append(str(error))
-            if len(told) == MOST_TOLD - 1:
+            if len(told) == MAX_TOLD - 1:
                 break
         return told

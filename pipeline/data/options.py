@@ -10,16 +10,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pipeline.data.rows import Flaw
-from pipeline.data.values import as_text, kind_of
+from pipeline.data.rows import Flaw, as_text, kind_of
 from pipeline.graph.prompts import LETTERS
 
-MOST_OPTIONS = len(LETTERS)
+MAX_OPTIONS = len(LETTERS)
 FROM_0, FROM_1, SAID = "positions counted from 0", "positions counted from 1", "the text of an option"
 """What numbers as answers may be."""
 
 
-class Options(NamedTuple):
+class ProblemOptions(NamedTuple):
     """The options of a problem."""
 
     texts: tuple[str, ...] = ()
@@ -27,7 +26,7 @@ class Options(NamedTuple):
     """What the data set calls them, where it says so; else empty."""
 
 
-def options_of(name: str, value: Any) -> Options:
+def options_of(name: str, value: Any) -> ProblemOptions:
     """The options in a column: an array of texts or numbers, or of objects with `text` and `label`; an object of arrays `text` and `label`
     (ARC), or of texts by letter (MedQA); such a thing as JSON. None where it is null or empty; raises `Flaw` for anything else."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
@@ -36,17 +35,17 @@ def options_of(name: str, value: Any) -> Options:
         except msgspec.DecodeError as error:
             raise Flaw(f"`{name}` is text but not JSON ({error}), expected an array of options") from None
     if value is None or value == "" or value == [] or value == {}:
-        return Options()
+        return ProblemOptions()
     texts, labels = _parts(name, value)
-    if len(texts) > MOST_OPTIONS:
-        raise Flaw(f"`{name}` has {len(texts):,} texts, more than the {MOST_OPTIONS} that have a letter")
+    if len(texts) > MAX_OPTIONS:
+        raise Flaw(f"`{name}` has {len(texts):,} texts, more than the {MAX_OPTIONS} that have a letter")
     said = tuple((as_text(name, each) or "").strip() for each in texts)
     if not all(said):
         raise Flaw(f"option {LETTERS[said.index('')]} of `{name}` is empty")
     named = tuple((as_text(name, each) or "").strip() for each in labels)
     if len(set(named)) < len(named) or (named and len(named) != len(said)):
         raise Flaw(f"`{name}` has {len(said)} texts and the labels {', '.join(named)}, expected one label per text")
-    return Options(_unlabelled(said), named)
+    return ProblemOptions(_unlabelled(said), named)
 
 
 def _parts(name: str, value: Any) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -80,14 +79,14 @@ def shown_in(problem: str, texts: Sequence[str]) -> bool:
     return bool(texts)
 
 
-def whole_number(answer: Any, options: Options) -> int | None:
+def whole_number(answer: Any, options: ProblemOptions) -> int | None:
     """The answer as a number that may count options; None where it is another one, or a label of the data set's own."""
     text = str(answer).strip() if isinstance(answer, int | float | str) and not isinstance(answer, bool) else ""
     found = re.fullmatch(r"(\d{1,9})(?:\.0)?", text)
     return int(found[1]) if found and found[1] not in options.labels else None
 
 
-def places(number: int, options: Options) -> dict[str, int]:
+def places(number: int, options: ProblemOptions) -> dict[str, int]:
     """Which option a number is, by each way to count that has one there."""
     said = {FROM_0: number, FROM_1: number - 1}
     by_place = {way: place for way, place in said.items() if 0 <= place < len(options.texts)}
@@ -95,7 +94,7 @@ def places(number: int, options: Options) -> dict[str, int]:
     return by_place | ({SAID: equal[0]} if len(equal) == 1 else {})
 
 
-def ways_to_count(rows: Iterable[tuple[Any, Options]]) -> frozenset[str]:
+def ways_to_count(rows: Iterable[tuple[Any, ProblemOptions]]) -> frozenset[str]:
     """What the numbers of all rows may be; rows that none of them fits do not count."""
     left = frozenset((FROM_0, FROM_1, SAID))
     for answer, options in rows:
@@ -105,7 +104,7 @@ def ways_to_count(rows: Iterable[tuple[Any, Options]]) -> frozenset[str]:
     return left
 
 
-def letter_of(name: str, answer: Any, options: Options, ways: "frozenset[str] | None" = None) -> str | None:
+def letter_of(name: str, answer: Any, options: ProblemOptions, ways: "frozenset[str] | None" = None) -> str | None:
     """The letter of an answer; None where there is none. `ways`: how numbers in this column may count. Raises `Flaw` where it is none of
     the options, or cannot be known which."""
     if isinstance(answer, list) and len(answer) == 1:
@@ -129,7 +128,7 @@ def letter_of(name: str, answer: Any, options: Options, ways: "frozenset[str] | 
     raise Flaw(f"`{name}` is {text[:100]!r}, {what}")
 
 
-def _named(text: str, options: Options) -> list[int]:
+def _named(text: str, options: ProblemOptions) -> list[int]:
     """The places that a text may mean: that of a label of the data set's own, or else of a letter or of options that say the same."""
     if (both := re.fullmatch(r"\(?([A-Z])[).:]\s*(\S.*)", text)) and _is(options, LETTERS.index(both[1]), both[2]):
         return [LETTERS.index(both[1])]
@@ -143,7 +142,7 @@ def _named(text: str, options: Options) -> list[int]:
     return [*by_letter, *(same or [place for place, each in enumerate(options.texts) if each.casefold() == text.casefold()])]
 
 
-def _is(options: Options, place: int, text: str) -> bool:
+def _is(options: ProblemOptions, place: int, text: str) -> bool:
     return place < len(options.texts) and options.texts[place] == text
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from pipeline.errors import UsageError
 
-MOST_ROWS = 1_000_000_000_000
+MAX_ROWS = 1_000_000_000_000
 """Most rows that may be asked for: far more than any file has, and far less than what Python can count in a slice."""
 
 
@@ -53,7 +53,7 @@ class Shard(Struct, frozen=True):
         return f"{self.index}/{self.count}"
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class RowSet(Struct, frozen=True, kw_only=True):
     """Which rows of an input are asked for; by default all."""
 
     limit: int | None = None
@@ -64,13 +64,13 @@ class Part(Struct, frozen=True, kw_only=True):
     """Of the rows that the two above leave, those of this shard."""
 
 
-ALL = Part()
+ALL = RowSet()
 
 
 def row_sample(text: str) -> RowSample:
     """The sample that `text` asks for; raises `UsageError`."""
     found = re.fullmatch(r"(\d{1,12})(?::(-?\d{1,18}))?", text, re.ASCII)
-    if found is None or not 1 <= int(found[1]) <= MOST_ROWS:
+    if found is None or not 1 <= int(found[1]) <= MAX_ROWS:
         raise UsageError(f"--random {text}: expected N or N:SEED, with N at least 1")
     return RowSample(int(found[1]), int(found[2] or 0))
 

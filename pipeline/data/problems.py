@@ -15,25 +15,23 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
-from pipeline.data.chat import chat_of
-from pipeline.data.columns import Columns, Fields
+from pipeline.data.columns import Columns, Fields, chat_of
 from pipeline.data.formats import open_source
-from pipeline.data.options import Options, letter_of, options_of, shown_in, shuffled, ways_to_count, whole_number
-from pipeline.data.part import ALL, Part, RowSample
-from pipeline.data.rows import DAMAGE, Flaw, Record, Source
-from pipeline.data.values import as_text, kind_of
+from pipeline.data.options import ProblemOptions, letter_of, options_of, shown_in, shuffled, ways_to_count, whole_number
+from pipeline.data.part import ALL, RowSample, RowSet
+from pipeline.data.rows import DAMAGE, Flaw, Record, Source, as_text, kind_of
 from pipeline.errors import BadRow, InputChanged, InputError, boundary, reason
 from pipeline.grading.answers import Kind
 from pipeline.grading.plugins import KINDS, grader_names
 from pipeline.graph.prompts import LETTERS, Message, Prompts
 
-MOST_PROBLEM = 1_000_000
+MAX_PROBLEM = 1_000_000
 """Most characters of a problem: more than the context of any model holds."""
-MOST_ANSWER = 100_000
+MAX_ANSWER = 100_000
 """Most characters of a reference answer, a worked solution included: it is written into the trace once a sample."""
-MOST_ID = 1000
+MAX_ID = 1000
 """Most characters of a `problem_id`, which is in every row of the trace."""
-MOST_TOLD = 5
+MAX_TOLD = 5
 """So many flaws of a file are told at most."""
 
 
@@ -81,7 +79,7 @@ class Problems:
     After `check`, `unchanged` gives the same items again or raises: 8 bytes a row are held to tell.
     """
 
-    def __init__(self, path: Path, columns: Mapping[str, str], part: Part) -> None:
+    def __init__(self, path: Path, columns: Mapping[str, str], part: RowSet) -> None:
         self.path, self._part, self._columns = path, part, Columns(columns)
         self.remarks: tuple[str, ...] = ()
         """Sentences about what was chosen in reading the file, and what is wrong with rows; known after `check`."""
@@ -251,26 +249,26 @@ class Problems:
             what = "and floats of that size cannot represent every integer; write ids as integers or text"
             raise Flaw(f"`{name}` is the float {value!r}, {what}")
         text = as_text(name, value)
-        return _bounded(name, text, MOST_ID) if text and text.strip() else self._row_name(row)
+        return _bounded(name, text, MAX_ID) if text and text.strip() else self._row_name(row)
 
     def _problem(self, fields: Fields) -> tuple[tuple[Message, ...], str]:
         """The chat before the problem and its text."""
         name, value = self._value("problem", fields)
         chat = chat_of(name, value)
         if chat is not None:
-            _bounded(name, "".join(message.content for message in chat), MOST_PROBLEM)
+            _bounded(name, "".join(message.content for message in chat), MAX_PROBLEM)
             return chat[:-1], chat[-1].content
         if value is not None and not isinstance(value, str):
             raise Flaw(f"`{name}` is {kind_of(value)}, expected text or the messages of a chat")
         if value is None or not value.strip():
             raise Flaw(f"`{name}` is empty" if fields.names["problem"] else f"has no `{name}`")
-        return (), _bounded(name, value, MOST_PROBLEM)
+        return (), _bounded(name, value, MAX_PROBLEM)
 
     def _answer(self, fields: Fields) -> str | None:
         name, value = self._value("answer", fields)
         if isinstance(value, list):
             value = ", ".join(as_text(name, each) or "" for each in value)
-        text = _bounded(name, as_text(name, value) or "", MOST_ANSWER).rpartition("####")[2].strip()
+        text = _bounded(name, as_text(name, value) or "", MAX_ANSWER).rpartition("####")[2].strip()
         return text or None
 
     def _choice(self, problem: str, fields: Fields) -> tuple[tuple[str, ...] | None, str | None]:
@@ -285,10 +283,10 @@ class Problems:
         letter = letter_of(name, answer, options, self._counted() if whole_number(answer, options) is not None else None)
         return None if shown_in(problem, options.texts) else options.texts, letter
 
-    def _options(self, fields: Fields) -> Options:
+    def _options(self, fields: Fields) -> ProblemOptions:
         names = fields.names["options"]
         if not names:
-            return Options()
+            return ProblemOptions()
         if len(names) == 1:
             name, value = self._value("options", fields)
         else:
@@ -296,7 +294,7 @@ class Problems:
             self._chosen["options"] = f"its columns {', '.join(f'`{each}`' for each in names)} are used as the options"
         options = options_of(name, value)
         for text in options.texts:
-            _bounded("options", text, MOST_ANSWER)
+            _bounded("options", text, MAX_ANSWER)
         return options
 
     def _counted(self) -> frozenset[str]:
@@ -307,7 +305,7 @@ class Problems:
                 self._chosen["numbers"] = f"numeric answers are read as {min(self._ways)}"
         return self._ways
 
-    def _choices(self) -> Iterator[tuple[Any, Options]]:
+    def _choices(self) -> Iterator[tuple[Any, ProblemOptions]]:
         for _, record in self._open().records(self._columns.wanted):
             with suppress(Flaw):
                 if not isinstance(record, Flaw):
@@ -360,7 +358,7 @@ class _Seen:
         self.items.append(_hash(item))
         if isinstance(item, BadRow):
             self.bad += 1
-            self._first_bad = [*self._first_bad, item][:MOST_TOLD]
+            self._first_bad = [*self._first_bad, item][:MAX_TOLD]
             return
         if item.grader is not None:
             self.graders.add(item.grader)
@@ -393,7 +391,7 @@ def duplicates(ids: Callable[[], Iterable[tuple[int, str]]], hashes: "np.ndarray
         for row, problem_id in (ids() if repeated else ())
         if hash(problem_id) in repeated and rows.setdefault(problem_id, row) != row
     )
-    return list(islice(again, MOST_TOLD))
+    return list(islice(again, MAX_TOLD))
 
 
 def _nameless(item: Problem | BadRow) -> bool:
@@ -415,7 +413,7 @@ def _bounded(name: str, text: str, most: int) -> str:
     return text
 
 
-def open_problems(path: Path | str, columns: Mapping[str, str] | None = None, part: Part = ALL) -> Problems:
+def open_problems(path: Path | str, columns: Mapping[str, str] | None = None, part: RowSet = ALL) -> Problems:
     """The problems in the rows of `part` of the file at `path`; `columns` maps our names of columns to the file's.
 
     Raises `InputError` for an unknown name among `columns`; the file is not touched before `check` or the first row.

@@ -15,8 +15,7 @@ from msgspec import Meta, Struct
 
 from pipeline.bundled import find_file
 from pipeline.data.options import shuffled
-from pipeline.data.rows import Flaw
-from pipeline.data.values import as_text, keys_of, value_at
+from pipeline.data.rows import Flaw, as_text, keys_of, value_at
 from pipeline.errors import GraphError, did_you_mean
 from pipeline.grading.stated import boxed
 from pipeline.graph.loader import load_struct
@@ -49,7 +48,7 @@ class Hub(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The number of rows on the hub, where it is another one than the recipe's; its digest is then not known."""
 
 
-class Choices(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OptionPaths(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the options of a multiple-choice problem are; `shuffled` puts them in an order that depends on `seed`, problem and options."""
 
     right: str
@@ -89,7 +88,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What of `answer` is the reference: all of it, what follows its last `####` (GSM8K), or its last `\\boxed{}`."""
     answer_marks: tuple[str, ...] = ()
     """Marks after which the answer follows in the problem's text if `answer` is empty; it is then removed from the problem."""
-    choices: Choices | None = None
+    choices: OptionPaths | None = None
     """The options of multiple-choice problems; null: none."""
     grader: BuiltIn
     """How answers are compared."""
@@ -231,7 +230,7 @@ class RowReader:
             raise Flaw(f"`{path}` holds no `{expected}`; the recipe takes the answer from there")
         return gold
 
-    def _choose(self, choices: Choices, question: str, row: Row) -> tuple[str, tuple[str, ...]]:
+    def _choose(self, choices: OptionPaths, question: str, row: Row) -> tuple[str, tuple[str, ...]]:
         right = self._text(choices.right, row)
         wrong = [self._text(path, row) for path in choices.wrong]
         if right in wrong:

@@ -49,7 +49,7 @@ class JsonLines:
     """A file of one JSON object a line; blank lines are skipped, and are no rows."""
 
     BLANK = re.compile(rb"\s*")
-    MOST_NAMES = 1000
+    MAX_NAMES = 1000
     """Most names of columns remembered for error messages."""
 
     def __init__(self, path: Path) -> None:
@@ -73,7 +73,7 @@ class JsonLines:
     def _record(self, line: bytes, wanted: tuple[str, ...] | None) -> Record:
         try:
             raw = self._decode(line.decode())
-            if len(self.names) < self.MOST_NAMES:
+            if len(self.names) < self.MAX_NAMES:
                 self.names.update(dict.fromkeys(raw))
             return {name: _value(name, raw[name]) for name in (raw if wanted is None else wanted) if name in raw}
         except UnicodeDecodeError:

@@ -82,7 +82,7 @@ def export(run: Path, sink: AbstractContextManager[Sink], texts: bool = False) -
     Raises `InputError` where there is nothing to send, and `ExportError` as the sink does.
     """
     file, _ = open_run(run)
-    reader = SpanReader(run, Spans(file, texts, Problems(run) if texts else None), texts)
+    reader = SpanReader(run, SpanMaker(file, texts, KeptMessages(run) if texts else None), texts)
     with sink as place:
         spans = chain(reader.chains(), reader.steps(), reader.calls())
         while batch := list(islice(spans, BATCH)):
@@ -97,10 +97,10 @@ def columns(row: type[Struct], texts: bool) -> list[str]:
     return [name for name in row.__struct_fields__ if name not in LEFT_OUT and (texts or name not in TEXTS)]
 
 
-class Spans:
+class SpanMaker:
     """Makes spans of the rows of one run; `texts`: with the texts of answers and steps."""
 
-    def __init__(self, run: RunFile, texts: bool, problems: "Problems | None" = None) -> None:
+    def __init__(self, run: RunFile, texts: bool, problems: "KeptMessages | None" = None) -> None:
         """`problems`: with texts, those that the run has kept."""
         self._run, self._problems = run, problems
         self._key = f"{run.run_id}\0{run.started_unix_ns}\0"
@@ -182,7 +182,7 @@ class Spans:
         return {name: value for name, value in found.items() if value is not None}
 
 
-class Problems:
+class KeptMessages:
     """The messages of the problems that a run has kept, by the rows of the input; as Arrow holds them, not as objects."""
 
     def __init__(self, run: Path) -> None:
@@ -259,7 +259,7 @@ def _resource(run: RunFile) -> dict[str, Any]:
 class SpanReader:
     """Reads the tables of a run in batches and turns their rows into spans."""
 
-    def __init__(self, run: Path, spans: Spans, texts: bool) -> None:
+    def __init__(self, run: Path, spans: SpanMaker, texts: bool) -> None:
         self._run, self._spans, self._texts = run, spans, texts
         self._steps: list[Ids] = []
         self.counts = [0, 0, 0]

@@ -44,7 +44,7 @@ class Survey(Struct, frozen=True):
         return int(self.least[place]) if place < len(self.least) else END_OF_TIME
 
 
-class Window(Struct, frozen=True):
+class OrderedRows(Struct, frozen=True):
     """What the second pass yields after each batch."""
 
     read: pa.RecordBatch
@@ -85,7 +85,7 @@ def beginnings(batch: pa.RecordBatch, table: str) -> Array:
 
 def windows(
     run: Path, table: Literal["calls", "chains"], columns: Sequence[str], found: Survey, maybe: Sequence[str] = ()
-) -> Iterator[Window]:
+) -> Iterator[OrderedRows]:
     """The second pass over a table, up to the last row of its survey `found`: a run in progress may have more by now.
 
     The columns `maybe`, which earlier versions did not write, are null where a file lacks them.
@@ -100,7 +100,7 @@ def windows(
         starts = held.column(BEGINNING[table][0]).to_numpy()
         order = np.argsort(starts, kind="stable")
         count = int(np.searchsorted(starts[order], until))
-        yield Window(batch, held.take(pa.array(order[:count])), until)
+        yield OrderedRows(batch, held.take(pa.array(order[:count])), until)
         held = held.take(pa.array(order[count:]))
 
 

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct, structs
 
 from pipeline.bundled import find_file
 from pipeline.data.in_memory import Frame
-from pipeline.data.part import MOST_ROWS, Part, row_sample, shard_of
+from pipeline.data.part import MAX_ROWS, RowSet, row_sample, shard_of
 from pipeline.data.problems import Problem
 from pipeline.engine import Engine
 from pipeline.engines.replay.recording import PREFIX, replayed
@@ -91,7 +91,7 @@ KEEP_HELP = "Keep a copy of the problems in the run folder, for report, export a
 BASELINE_HELP = "Then solve the problems with the target alone as well, on the same engines, and compare."
 
 Columns: TypeAlias = Annotated[dict[str, str], about(COLUMN_HELP, "Input", "FIELD=COLUMN")]
-Limit: TypeAlias = Annotated[int, about("Only the first N problems.", "Input", "N", drift="allowed", bounds=(1, MOST_ROWS))]
+Limit: TypeAlias = Annotated[int, about("Only the first N problems.", "Input", "N", drift="allowed", bounds=(1, MAX_ROWS))]
 Random: TypeAlias = Annotated[str, about("Only N problems at random; SEED is independent of --seed.", "Input", "N[:SEED]")]
 ShardName: TypeAlias = Annotated[str, about(SHARD_HELP, "Input", "INDEX/COUNT", drift="refused")]
 Samples: TypeAlias = Annotated[int, about("Samples per problem.", "Prompting", "K", drift="refused", bounds=(1, 10_000))]
@@ -176,12 +176,12 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         return tuple(url or str(path) for url, path in zip(urls, self.inputs, strict=True))
 
     @property
-    def part(self) -> Part:
+    def part(self) -> RowSet:
         """Which rows of the input are asked for; raises `UsageError`."""
         if self.random is not None and self.limit is not None:
             raise UsageError(f"--random {self.random} and --limit {self.limit}: give only one of them")
         sample = None if self.random is None else row_sample(self.random)
-        return Part(limit=self.limit, sample=sample, shard=None if self.shard is None else shard_of(self.shard))
+        return RowSet(limit=self.limit, sample=sample, shard=None if self.shard is None else shard_of(self.shard))
 
     @property
     def earlier_run(self) -> Path | None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, structs
 
-from pipeline.data.part import Part, RowSample, Shard
+from pipeline.data.part import RowSample, RowSet, Shard
 from pipeline.engine import EngineStatistics, Fact
 from pipeline.errors import InputError, RunFolderError, boundary, reason
 from pipeline.files import new_file, open_file
@@ -69,9 +69,9 @@ class RunInput(Struct, frozen=True, kw_only=True):
     bad_rows: Count = 0
 
     @property
-    def part(self) -> Part:
+    def part(self) -> RowSet:
         """Which rows of the file were asked for."""
-        return Part(limit=self.limit, sample=self.sample, shard=self.shard)
+        return RowSet(limit=self.limit, sample=self.sample, shard=self.shard)
 
 
 class Host(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
 
-from pipeline.data.part import ALL, Part, Shard, shard_of
+from pipeline.data.part import ALL, RowSet, Shard, shard_of
 from pipeline.data.problems import open_problems
 from pipeline.errors import UsageError
 from pipeline.store.run_file import RunFile
@@ -48,14 +48,14 @@ def said(folder: Path, table: str, *columns: str) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_shards_share_no_problem_and_together_hold_all(tmp_path: Path, count: int) -> None:
     problems = write_problems(tmp_path, 50)
-    found = [[item.row for item in open_problems(problems, part=Part(shard=Shard(index, count)))] for index in range(count)]
+    found = [[item.row for item in open_problems(problems, part=RowSet(shard=Shard(index, count)))] for index in range(count)]
     assert sorted(row for rows in found for row in rows) == [item.row for item in open_problems(problems, part=ALL)]
     assert all(rows == sorted(rows) and rows for rows in found)
 
 
 def test_a_shard_is_of_the_rows_that_a_limit_leaves(tmp_path: Path) -> None:
     problems = write_problems(tmp_path, 50)
-    few = [item.row for index in range(2) for item in open_problems(problems, part=Part(limit=10, shard=Shard(index, 2)))]
+    few = [item.row for index in range(2) for item in open_problems(problems, part=RowSet(limit=10, shard=Shard(index, 2)))]
     assert sorted(few) == list(range(1, 11))
 
 

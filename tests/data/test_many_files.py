@@ -17,7 +17,7 @@ import pytest
 
 from pipeline.data.many_files import files_among, files_of, open_files
 from pipeline.data.obtain import HUB, problem_files, spooled
-from pipeline.data.part import Part
+from pipeline.data.part import RowSet
 from pipeline.data.problems import Problem, open_problems
 from pipeline.errors import BadRow, InputError, PipelineError
 from pipeline.remote.inputs import fetch_problems
@@ -85,7 +85,7 @@ def test_a_misspelt_column_of_lines_of_json_is_told(tmp_path: Path, limit: int |
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl").write_text('{"problem": "x", "answer": "1"}\n' * 2)
     with pytest.raises(InputError, match="no column `anwser`"):
-        open_files([tmp_path], {"answer": "anwser"}, Part(limit=limit)).check()
+        open_files([tmp_path], {"answer": "anwser"}, RowSet(limit=limit)).check()
 
 
 def test_a_later_file_of_json_lines_must_have_the_columns_too(tmp_path: Path) -> None:

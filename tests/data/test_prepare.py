@@ -25,7 +25,7 @@ from pipeline.data.recipe import (
     load_recipe,
     shuffled,
 )
-from pipeline.data.values import keys_of
+from pipeline.data.rows import keys_of
 from pipeline.errors import BadRow, InputError, UsageError
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.data import columnar, rows
-from pipeline.data.part import Part, RowSample
+from pipeline.data import formats, rows
+from pipeline.data.part import RowSample, RowSet
 from pipeline.data.problems import Fingerprint, Problem, duplicates, open_problems
 from pipeline.errors import BadRow, InputError
 
@@ -42,7 +42,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def read(path: Path, columns: dict[str, str] | None = None, limit: int | None = None) -> list[Problem | BadRow]:
-    return list(open_problems(path, columns, Part(limit=limit)))
+    return list(open_problems(path, columns, RowSet(limit=limit)))
 
 
 def flaw(item: Problem | BadRow) -> str:
@@ -95,19 +95,19 @@ def test_row_number_is_the_id_where_there_is_none(write: Write) -> None:
 
 def test_a_sample_is_drawn_from_all_rows_and_is_part_of_a_larger_one(write: Write) -> None:
     path = write("p.jsonl", [{"problem": f"{i}"} for i in range(1, 201)])
-    few, more, other = (list(open_problems(path, part=Part(sample=RowSample(rows, seed)))) for rows, seed in ((20, 0), (60, 0), (20, 1)))
+    few, more, other = (list(open_problems(path, part=RowSet(sample=RowSample(rows, seed)))) for rows, seed in ((20, 0), (60, 0), (20, 1)))
     assert [item.row for item in few] == sorted({item.row for item in few})
     assert set(few) < set(more)
     assert set(few) != set(other)
     assert all(isinstance(item, Problem) and item.problem == str(item.row) for item in few)
     assert max(item.row for item in few) > 100
-    assert open_problems(path, part=Part(sample=RowSample(20))).check().rows == 20
+    assert open_problems(path, part=RowSet(sample=RowSample(20))).check().rows == 20
 
 
 def test_a_sample_larger_than_the_file_is_refused(write: Write) -> None:
     path = write("p.csv", "problem\nx\ny\n")
     with pytest.raises(InputError, match=r"p\.csv: a sample of 3 rows was requested, but it has 2$"):
-        open_problems(path, part=Part(sample=RowSample(3))).check()
+        open_problems(path, part=RowSet(sample=RowSample(3))).check()
 
 
 def test_columns_are_mapped(write: Write) -> None:
@@ -155,7 +155,7 @@ def test_csv_fields_may_hold_commas_quotes_and_line_breaks(write: Write) -> None
 
 def test_limit_reads_no_further(write: Write) -> None:
     path = write("p.jsonl", b'{"problem":"x"}\n{"problem":"y"}\nnot json\n')
-    source = open_problems(path, part=Part(limit=2))
+    source = open_problems(path, part=RowSet(limit=2))
     assert source.check().rows == 2
     assert len(list(source)) == 2
 
@@ -374,7 +374,7 @@ def test_a_line_of_csv_that_is_one_blank_field_is_a_row(write: Write) -> None:
 
 
 def test_a_footer_with_too_long_lists_is_refused_unread(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(columnar.PARQUET_LIMITS, "thrift_container_size_limit", 50)
+    monkeypatch.setitem(formats.PARQUET_LIMITS, "thrift_container_size_limit", 50)
     path = write("p.parquet", [{f"c{place}": 1 for place in range(60)}])
     assert wrong(path) == "p.parquet: has more than 50 columns or row groups, or is damaged"
 

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.data.problems import Problem, open_problems
-from pipeline.data.rows import Flaw
-from pipeline.data.values import as_text, shortest
+from pipeline.data.rows import Flaw, as_text, shortest
 from pipeline.errors import BadRow
 
 
