@@ -313,7 +313,8 @@ WRONG_FILES: list[tuple[str, Any, str]] = [
     (
         "p.parquet",
         [{"question": "x"}],
-        "no column `problem`; it has `question`; pass --column problem=NAME; --column answer=NAME as well, if one holds the right answers",
+        "p.parquet: no column `problem`; it has `question`; pass --column problem=NAME; --column answer=NAME as well, if one holds the "
+        "right answers",
     ),
     ("p.jsonl", [*ROWS, ROWS[0]], "p.jsonl, row 3: problem_id 'a' is taken by row 1 already"),
     (
