@@ -24,8 +24,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
+from pipeline.errors import InputError
+from pipeline.export.output import NO_CALLS
 from pipeline.export.sinks import Sink, address_of, to_file, to_server
-from pipeline.export.source import open_run
 from pipeline.store.events import CallRow, ChainRow, StepRow, names_in
 from pipeline.store.read import has_table, read_batches
 from pipeline.store.run_file import RunFile
@@ -81,7 +82,9 @@ def export(run: Path, sink: AbstractContextManager[Sink], texts: bool = False) -
 
     Raises `InputError` where there is nothing to send, and `ExportError` as the sink does.
     """
-    file, _ = open_run(run)
+    file = RunFile.read(run)
+    if not any(batch.num_rows for batch in read_batches(run, "calls", CALL[:1])):
+        raise InputError(str(run), NO_CALLS)
     reader = SpanReader(run, SpanMaker(file, texts, KeptMessages(run) if texts else None), texts)
     with sink as place:
         spans = chain(reader.chains(), reader.steps(), reader.calls())
