@@ -6,14 +6,13 @@ from functools import cache
 from tests.support.paths import ROOT
 
 PAGES = ROOT / "docs/pages"
-NO_VARIABLES = {
-    *("ACCESS_DENIED", "DEADLINE_EXCEEDED", "INVALID_ACCESS_KEY_ID", "INVALID_CLIENT_TOKEN", "NETWORK_CONNECTION", "NO_SUCH_BUCKET"),
-    *("CAUSAL_LM", "PCI_BUS_ID", "PERMISSION_DENIED"),
-}
-"""Texts in capitals that mean something else: replies of object stores, values."""
+NO_VARIABLES = {"CAUSAL_LM", "PCI_BUS_ID"}
+"""Texts in capitals that mean something else: values."""
 OF_LIBRARIES = {
     *("HF_HOME", "HF_TOKEN", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TIMEOUT"),
-    *("PIPELINE_COMMAND_OPTION", "VLLM_BATCH_INVARIANT", "VLLM_USE_V2_MODEL_RUNNER"),
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+    *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_REGION", "AWS_DEFAULT_REGION"),
+    *("PIPELINE_COMMAND_OPTION", "VLLM_BATCH_INVARIANT", "VLLM_USE_V2_MODEL_RUNNER", "WORLD_SIZE"),
 }
 """Variables that libraries read, and the pattern of those of options."""
 

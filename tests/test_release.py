@@ -13,7 +13,7 @@ CITATION: dict[str, Any] = yaml.safe_load((ROOT / "CITATION.cff").read_text())
 
 
 def test_the_newest_version_of_the_changelog_is_that_of_the_package_and_every_one_has_a_date() -> None:
-    text = (ROOT / "CHANGELOG.md").read_text()
+    text = (ROOT / "CHANGELOG.md").read_text().replace("\n## [Unreleased]\n", "", 1)
     released = re.findall(r"^## \[(.*)\] - (\d{4}-\d\d-\d\d)$", text, re.MULTILINE)
     assert len(released) == text.count("\n## ")
     assert released[0] == (VERSION, str(CITATION["date-released"]))
