@@ -66,7 +66,7 @@ DOORS = {
     "boto3": ["remote/object_store"],
     "filelock": ["store/"],
     "rich": ["cli/", "session/progress"],
-    "yaml": ["graph/yaml_file", "graph/lines"],
+    "yaml": ["graph/yaml_file"],
 }
 """The only places of `pipeline` that may import a package."""
 WORKERS = ("engines/torch/worker.py", "engines/vllm/worker.py")

@@ -4,18 +4,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 NO_REPLICA = -1
 """Stands for the number of a replica where a row has none."""
-
-
-def replicas_of(rows: Any) -> Array:
-    """The number of each row's replica, `NO_REPLICA` where it has none; `rows` is a table or batch of calls or chains."""
-    if "replica" not in rows.schema.names:
-        return np.full(rows.num_rows, NO_REPLICA, np.int32)
-    return np.asarray(pc.fill_null(rows.column("replica"), NO_REPLICA).to_numpy(zero_copy_only=False).astype(np.int32))
 
 
 class Names(dict[str, int]):

@@ -6,13 +6,13 @@ from itertools import count
 from msgspec import structs
 
 from pipeline.errors import GraphError, did_you_mean
+from pipeline.graph.convert import Flaws
 from pipeline.graph.direct import BOUNDARY, RESPONSE, direct_stages, speculation
-from pipeline.graph.flaws import Flaws
-from pipeline.graph.lines import with_lines
 from pipeline.graph.loader import digest
 from pipeline.graph.needs import check_needs
 from pipeline.graph.plan import Block, Condition, Direct, LoopNode, Plan, StageNode
 from pipeline.graph.spec import EngineSpec, GraphSpec, RepeatSpec, StageSpec, UntilSpec
+from pipeline.graph.yaml_file import with_lines
 
 Stages = Mapping[str, StageSpec]
 Ancestors = Mapping[str, frozenset[str]]

@@ -17,14 +17,12 @@ import msgspec.structs
 
 from pipeline.bundled import find_file
 from pipeline.errors import GraphError, UsageError, boundary, did_you_mean, nearest
-from pipeline.graph.convert import convert, mapping, tagged, unknown_key
-from pipeline.graph.flaws import Flaws
-from pipeline.graph.lines import with_lines
+from pipeline.graph.convert import Flaws, convert, mapping, tagged, unknown_key
 from pipeline.graph.names import every_stage
 from pipeline.graph.prompts import Marks, Prompts
 from pipeline.graph.prompts import flaws as flaws_in_prompts
 from pipeline.graph.spec import NAME_PATTERN, Count, EngineSpec, GraphSpec, Param, RepeatSpec, SamplingSpec, StageSpec
-from pipeline.graph.yaml_file import NotYaml, parse, read_yaml
+from pipeline.graph.yaml_file import NotYaml, parse, read_yaml, with_lines
 from pipeline.text import storable
 
 T = TypeVar("T", bound=msgspec.Struct)

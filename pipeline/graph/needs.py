@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from msgspec import Struct
 
 from pipeline.errors import GraphError
-from pipeline.graph.flaws import Flaws
+from pipeline.graph.convert import Flaws
 from pipeline.graph.plan import Plan
 
 _LACKS = {

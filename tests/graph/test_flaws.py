@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import GraphError, GraphErrors, nearest
-from pipeline.graph.lines import place_of
+from pipeline.graph.yaml_file import place_of
 from pipeline.session.prepare import load_plan
 from tests.support.commands import pipeline
 from tests.support.paths import ROOT, SIM

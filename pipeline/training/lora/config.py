@@ -13,8 +13,7 @@ from msgspec import Meta, Struct
 from pipeline.bundled import find_file
 from pipeline.errors import GraphError
 from pipeline.graph.convert import convert, mapping
-from pipeline.graph.lines import with_lines
-from pipeline.graph.yaml_file import NotYaml, parse, read_yaml
+from pipeline.graph.yaml_file import NotYaml, parse, read_yaml, with_lines
 
 Task: TypeAlias = Literal["draft", "select"]
 """A draft model to think as its target does (SCoT 3.3), or a target to choose, reject and score (SCoT 3.4)."""
