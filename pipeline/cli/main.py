@@ -105,7 +105,8 @@ def main() -> None:
     """The entry point of the console script: run the command that `sys.argv` names and exit with its code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            with suppress(OSError):  # it is closed: nobody reads it
+                stream.reconfigure(errors="backslashreplace")
     try:
         code = run_command(sys.argv[1:])
     except KeyboardInterrupt:

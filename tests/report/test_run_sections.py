@@ -42,16 +42,16 @@ def test_scores_stand_against_rewards_where_a_run_has_both(tmp_path: Path) -> No
     assert "Scores against a reward model" not in [section.title for section in run_sections(tmp_path / "run", ReportOptions())]
     steps = pq.read_table(tmp_path / "run/steps", columns=["chain_id", "step_index", "score_value"]).to_pylist()
     rows = [
-        step | {"candidate_index": 0, "selected": False, "reward": step["score_value"] / 10}
+        {**step, "candidate_index": 0, "selected": False, "reward": score / 10}
         for step in steps
-        if step["score_value"] is not None
+        if (score := step.pop("score_value")) is not None
     ]
     write_rewards(tmp_path / "run", rows)
     [section] = [each for each in run_sections(tmp_path / "run", ReportOptions()) if each.title == "Scores against a reward model"]
     assert f"All {len(rows)} steps that were drafted and scored" in section.text[0]
     assert "rank correlation of score and reward: 1.00" in section.text[0]
     means, counts = section.figures[0].plot.data
-    assert list(means.y) == sorted({step["score_value"] for step in steps if step["score_value"] is not None})
+    assert list(means.y) == sorted({row["reward"] * 10 for row in rows})
     assert sum(counts.y) == len(rows)
 
 

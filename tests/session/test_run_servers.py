@@ -195,7 +195,7 @@ def test_a_run_on_an_openai_vllm_server(served_draft: Running, tmp_path: Path) -
     """The draft on the server, the target on torch."""
     engines = servers_file(tmp_path, draft=served_draft.base_url)
     engines.write_text(f"{engines.read_text()}target: {{backend: torch, model: 'bundled:tiny-target', core: 1}}\n")
-    assert solve_with(engines, tmp_path / "run", limit=24).exit_code == 0
+    assert solve_with(engines, tmp_path / "run", limit=24, settings=("temperature=0",)).exit_code == 0
     assert sum(row["correct"] for row in chains_of(tmp_path / "run")) >= 18
     draft = summarize(tmp_path / "run").engines["draft"]
     assert 0 < draft.cached_input_tokens < draft.input_tokens

@@ -252,7 +252,7 @@ import os, sys
 from pipeline.store import parts, run_store
 from pipeline.store.events import CallRow
 from tests.support.rows import blank
-tables.GROUP_ROWS, tables.PART_GROUPS, tables.BATCH_ROWS = 8, 2, 4
+parts.GROUP_ROWS, parts.PART_GROUPS, run_store.BATCH_ROWS = 8, 2, 4
 for line in sys.stdin:
     folder, start = line.rsplit(maxsplit=1)
     child = os.fork()
@@ -261,7 +261,7 @@ for line in sys.stdin:
         os.waitpid(child, 0)
         print("dead", flush=True)
         continue
-    trace, count = tables.RunStore(tables.Path(folder)), int(start)
+    trace, count = run_store.RunStore(run_store.Path(folder)), int(start)
     while True:
         trace.append("calls", [blank(CallRow, call_index=index) for index in range(count, count + 3)])
         count += 3

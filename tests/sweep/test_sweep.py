@@ -190,7 +190,6 @@ def test_real_engines_are_started_once_and_forget_between_points(tmp_path: Path)
         assert len({point.accuracy for point in points}) == 1
         # The same prompts in a full cache would all be hits; what is cached is what chains share with themselves.
         assert max(point.cached_share["target"] for point in points) < 0.9
-        assert [bool(point.limit_s) for point in points] == [True, False]
     alone = again[0]
     assert all(point.cached_share["target"] < 0.2 for point in alone)
 
