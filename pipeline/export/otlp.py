@@ -2,22 +2,21 @@
 
 Every chain is a trace; its steps are spans in it, and their calls spans in these, at the recorded times. Attributes have the GenAI
 names from the metadata of the trace's columns; other columns are named `pipeline.COLUMN`. Ids are derived from the run and the
-chain: the same run always gives the same spans, and no row needs another one. Only the ids of the steps are held, 8 bytes each: a
-call that led to no step, such as an answer, is a span in its chain.
+chain: the same run always gives the same spans. A call that led to no step, such as an answer, is a span in its chain.
 
 Where a run has replicas, each is an instance of the service by itself: the resource of its chains' and calls' spans has the run with the
 number of the replica as `service.instance.id`, and its node as `host.id`. Steps, whose rows name no replica, have the resource of the run.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from hashlib import blake2b
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path, PurePath
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
-import numpy as np
 from msgspec import Struct
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -27,8 +26,9 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from pipeline.errors import InputError
 from pipeline.export.output import NO_CALLS
 from pipeline.export.sinks import Sink, address_of, to_file, to_server
+from pipeline.graph.prompts import Message
 from pipeline.store.events import CallRow, ChainRow, StepRow, names_in
-from pipeline.store.read import has_table, read_batches
+from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 
 __all__ = ["Sent", "address_of", "export", "to_file", "to_server"]
@@ -58,8 +58,10 @@ BATCH = 512
 CALL = ("chain_id", "step_index", "call_index", "engine", "stage", "request_model", "submit_unix_ns", "end_unix_ns", "error_message")
 STEP = ("chain_id", "step_index", "decision", "start_unix_ns", "end_unix_ns")
 CHAIN = ("chain_id", "input_row", "start_unix_ns", "end_unix_ns", "error_message")
-"""Columns of each table that a span needs; other columns are read where they are there."""
-Ids: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
+"""Columns of each table that a span needs, besides its attributes."""
+TABLES: dict[type[Struct], str] = {ChainRow: "chains", StepRow: "steps", CallRow: "calls"}
+HISTORY = msgspec.json.Decoder(tuple[Message, ...])
+"""Reads the chat before a problem."""
 
 
 class Sent(Struct, frozen=True):
@@ -82,20 +84,30 @@ def export(run: Path, sink: AbstractContextManager[Sink], texts: bool = False) -
 
     Raises `InputError` where there is nothing to send, and `ExportError` as the sink does.
     """
-    file = RunFile.read(run)
-    if not any(batch.num_rows for batch in read_batches(run, "calls", CALL[:1])):
-        raise InputError(str(run), NO_CALLS)
-    reader = SpanReader(run, SpanMaker(file, texts, KeptMessages(run) if texts else None), texts)
-    with sink as place:
-        spans = chain(reader.chains(), reader.steps(), reader.calls())
-        while batch := list(islice(spans, BATCH)):
-            place.send(batch)
-        remark = place.remark
-    chains, steps, calls = reader.counts
-    return Sent(chains, steps, calls, remark)
+    spans, counts = SpanMaker(RunFile.read(run), texts), Counter[str]()
+    with Query(run) as query:
+        if not query.scalar("SELECT count(*) FROM calls"):
+            raise InputError(str(run), NO_CALLS)
+        with sink as place:
+            waiting = _spans(query, spans, texts, counts)
+            while batch := list(islice(waiting, BATCH)):
+                place.send(batch)
+            return Sent(counts["chains"], counts["steps"], counts["calls"], place.remark)
 
 
-def columns(row: type[Struct], texts: bool) -> list[str]:
+def _spans(query: Query, make: "SpanMaker", texts: bool, counts: Counter[str]) -> Iterator[ReadableSpan]:
+    """The spans of all chains, steps and calls, which are counted by table in `counts`."""
+    for table, sql, span_of in (
+        ("chains", _chains(texts), make.chain),
+        ("steps", _steps(texts), make.step),
+        ("calls", _calls(texts), make.call),
+    ):
+        for batch in query.batches(sql):
+            counts[table] += batch.num_rows
+            yield from map(span_of, batch.to_pylist())
+
+
+def attribute_columns(row: type[Struct], texts: bool) -> list[str]:
     """The columns of the table with rows of type `row` that become attributes; `texts`: with written texts."""
     return [name for name in row.__struct_fields__ if name not in LEFT_OUT and (texts or name not in TEXTS)]
 
@@ -103,41 +115,37 @@ def columns(row: type[Struct], texts: bool) -> list[str]:
 class SpanMaker:
     """Makes spans of the rows of one run; `texts`: with the texts of answers and steps."""
 
-    def __init__(self, run: RunFile, texts: bool, problems: "KeptMessages | None" = None) -> None:
-        """`problems`: with texts, those that the run has kept."""
-        self._run, self._problems = run, problems
+    def __init__(self, run: RunFile, texts: bool) -> None:
+        self._run, self._texts = run, texts
         self._key = f"{run.run_id}\0{run.started_unix_ns}\0"
         self._resources: dict[tuple[int | None, str | None], Resource] = {(None, None): Resource(_resource(run))}
         self._scope = InstrumentationScope(SERVICE, run.versions.get("pipeline"))
-        tables: tuple[type[Struct], ...] = (ChainRow, StepRow, CallRow)
-        self._names = {row: _names(columns(row, texts), row) for row in tables}
+        self._names = {row: _names(attribute_columns(row, texts), row) for row in TABLES}
 
     def chain(self, row: Row) -> ReadableSpan:
         """The root span of a trace: a whole chain."""
         said = {"gen_ai.operation.name": "invoke_workflow", "gen_ai.agent.name": self._run.graph} | self._attributes(ChainRow, row)
-        if self._problems is not None:
-            said |= _messages(self._problems.of(row["input_row"]), row["answer_text"], row.get("stop_reason"))
+        if self._texts:
+            before = HISTORY.decode(row["history"]) if row["history"] else ()
+            asked = () if row["problem"] is None else (*before, Message("user", row["problem"]))
+            said |= _messages(asked, row["answer_text"], row["stop_reason"])
         return self._span(f"invoke_workflow {self._run.graph}", row, row["start_unix_ns"], (row["chain_id"],), (), said)
 
     def step(self, row: Row) -> ReadableSpan:
         """The span of a committed step, from the commit of the step before it until its own."""
         place, said = (row["chain_id"], row["step_index"]), self._attributes(StepRow, row)
-        if self._problems is not None:
-            said |= _messages([], row["step_text"])
+        if self._texts:
+            said |= _messages((), row["step_text"])
         return self._span(f"step {row['decision']}", row, row["start_unix_ns"], place, place[:1], said)
 
-    def call(self, row: Row, in_step: bool) -> ReadableSpan:
-        """The span of an attempt at a call: within its step or, where it led to none (`in_step` false), within its chain."""
+    def call(self, row: Row) -> ReadableSpan:
+        """The span of an attempt at a call: within its step or, where it led to none, within its chain."""
         chain, step, engine = row["chain_id"], row["step_index"], row["engine"]
         backend = str(getattr(self._run.plan.engines.get(engine), "backend", engine))
         said = {"gen_ai.provider.name": backend} | self._attributes(CallRow, row)
-        parent = (chain, step) if in_step else (chain,)
+        parent = (chain, step) if row["in_step"] else (chain,)
         name = f"{row['stage']} {PurePath(row['request_model']).name}"
         return self._span(name, row, row["submit_unix_ns"], (chain, "call", row["call_index"]), parent, said, SpanKind.CLIENT)
-
-    def step_id(self, chain: str, step: int) -> int:
-        """The id of a step's span."""
-        return self._id((chain, step))
 
     def _span(
         self,
@@ -185,36 +193,11 @@ class SpanMaker:
         return {name: value for name, value in found.items() if value is not None}
 
 
-class KeptMessages:
-    """The messages of the problems that a run has kept, by the rows of the input; as Arrow holds them, not as objects."""
-
-    def __init__(self, run: Path) -> None:
-        batches = list(read_batches(run, "problems", ("input_row", "problem"), ("history",))) if has_table(run, "problems") else []
-        self._batches = [batch for batch in batches if batch.num_rows]
-        self._firsts = np.array([batch.column("input_row")[0].as_py() for batch in self._batches], np.int64)
-
-    def of(self, input_row: int) -> list[dict[str, Any]]:
-        """What the problem in a row of the input says; empty where that was not kept."""
-        number = int(np.searchsorted(self._firsts, input_row, side="right")) - 1
-        if number < 0:
-            return []
-        batch = self._batches[number]
-        place = int(np.searchsorted(batch.column("input_row").to_numpy(), input_row))
-        if place == batch.num_rows or batch.column("input_row")[place].as_py() != input_row:
-            return []
-        row = batch.slice(place, 1).to_pylist()[0]
-        return [*({"role": each["role"], "content": each["content"]} for each in row.get("history") or ()), *_user(row["problem"])]
-
-
-def _user(problem: str | None) -> list[dict[str, Any]]:
-    return [] if problem is None else [{"role": "user", "content": problem}]
-
-
-def _messages(asked: Sequence[Mapping[str, Any]], answer: str | None, stop_reason: str | None = None) -> dict[str, str]:
+def _messages(asked: Sequence[Message], answer: str | None, stop_reason: str | None = None) -> dict[str, str]:
     """What was asked and answered, in the JSON of the GenAI conventions, which is what viewers of traces show."""
     said: dict[str, str] = {}
     if asked:
-        said["gen_ai.input.messages"] = _json([{"role": each["role"], "parts": [_text(each["content"])]} for each in asked])
+        said["gen_ai.input.messages"] = _json([{"role": each.role, "parts": [_text(each.content)]} for each in asked])
     if answer is not None:
         reason = "error" if stop_reason == "error" else "stop"
         said["gen_ai.output.messages"] = _json([{"role": "assistant", "parts": [_text(answer)], "finish_reason": reason}])
@@ -259,47 +242,27 @@ def _resource(run: RunFile) -> dict[str, Any]:
     } | {f"pipeline.version.{package}": version for package, version in sorted(run.versions.items())}
 
 
-class SpanReader:
-    """Reads the tables of a run in batches and turns their rows into spans."""
+def _columns(row: type[Struct], needed: Sequence[str], texts: bool) -> str:
+    """The columns that the span of a row is made of, as SQL has them: those `needed`, and those that become attributes."""
+    return ", ".join(f"{TABLES[row]}.{name}" for name in dict.fromkeys((*needed, *attribute_columns(row, texts))))
 
-    def __init__(self, run: Path, spans: SpanMaker, texts: bool) -> None:
-        self._run, self._spans, self._texts = run, spans, texts
-        self._steps: list[Ids] = []
-        self.counts = [0, 0, 0]
-        """Numbers of chains, steps and calls that were read so far."""
 
-    def chains(self) -> Iterator[ReadableSpan]:
-        """A span for each chain that ended."""
-        for row in self._read("chains", CHAIN, ChainRow):
-            self.counts[0] += 1
-            yield self._spans.chain(row)
+def _chains(texts: bool) -> str:
+    """The query for chains; `texts`: with the problems that the run has kept."""
+    columns = _columns(ChainRow, CHAIN, texts)
+    if not texts:
+        return f"SELECT {columns} FROM chains ORDER BY end_unix_ns, chain_id"
+    return f"""
+SELECT {columns}, kept.problem, kept.history
+FROM chains LEFT JOIN (SELECT DISTINCT ON (input_row) input_row, problem, history FROM problems) AS kept USING (input_row)
+ORDER BY end_unix_ns, chain_id"""
 
-    def steps(self) -> Iterator[ReadableSpan]:
-        """A span for each committed step."""
-        ids: list[int] = []
-        for row in self._read("steps", STEP, StepRow):
-            self.counts[1] += 1
-            span = self._spans.step(row)
-            ids.append(self._spans.step_id(row["chain_id"], row["step_index"]))
-            if len(ids) == 1 << 16:
-                self._keep(ids)
-            yield span
-        self._keep(ids)
 
-    def calls(self) -> Iterator[ReadableSpan]:
-        """A span for each attempt at a call; `steps` must have been read to its end before."""
-        committed = np.sort(np.concatenate(self._steps))
-        for row in self._read("calls", CALL, CallRow):
-            self.counts[2] += 1
-            step = self._spans.step_id(row["chain_id"], row["step_index"])
-            place = int(np.searchsorted(committed, np.uint64(step)))
-            yield self._spans.call(row, place < len(committed) and int(committed[place]) == step)
+def _steps(texts: bool) -> str:
+    return f"SELECT {_columns(StepRow, STEP, texts)} FROM steps ORDER BY end_unix_ns, chain_id, step_index"
 
-    def _keep(self, ids: list[int]) -> None:
-        self._steps.append(np.array(ids, np.uint64))
-        ids.clear()
 
-    def _read(self, table: str, needed: tuple[str, ...], row: type[Struct]) -> Iterator[dict[str, Any]]:
-        others = [name for name in columns(row, self._texts) if name not in needed]
-        for batch in read_batches(self._run, table, needed, others):
-            yield from batch.to_pylist()
+def _calls(texts: bool) -> str:
+    return f"""
+SELECT {_columns(CallRow, CALL, texts)}, (chain_id, step_index) IN (SELECT (chain_id, step_index) FROM steps) AS in_step
+FROM calls ORDER BY end_unix_ns, chain_id, call_index"""

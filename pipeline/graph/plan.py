@@ -96,7 +96,7 @@ class Plan(Struct, frozen=True):
     digest: str
     """Fingerprint of the graph, see `pipeline.graph.loader.digest`."""
     speculate: Speculate | None = None
-    """Whether its loop speculates; None where no loop of it drafts, and in records of earlier versions."""
+    """Whether its loop speculates; None where no loop of it drafts."""
 
     def stages(self) -> Iterator[StageNode]:
         """Every stage that calls an engine, in plan order."""
@@ -220,15 +220,10 @@ class RecordedPlan(Struct, frozen=True, kw_only=True):
     """The resolved stages: params filled in, settings applied."""
     graph_digest: str
     graph_name: str = ""
-    """Empty in files of earlier versions."""
-    instruction: str | None = None
-    """In files of earlier versions: what the prompt said after the problem."""
-    prompts: Prompts | None = None
-    """None in files of earlier versions."""
+    prompts: Prompts = DEFAULT_PROMPTS
     params: dict[str, Param]
     engines: dict[str, dict[str, Any]]
     speculate: Speculate | None = None
-    """None in files of earlier versions."""
 
 
 class _Node(Struct, frozen=True, kw_only=True):
@@ -239,7 +234,7 @@ class _Node(Struct, frozen=True, kw_only=True):
     spec: dict[str, Any] | None = None
     rank: int = 0
     purpose: Purpose | None = None
-    """None in files of earlier versions."""
+    """None for a loop."""
     drafted: int = 0
     may_reject: bool = False
     finishes: bool = False
@@ -278,19 +273,13 @@ def decode_plan(recorded: RecordedPlan, kinds: Mapping[str, type[StageSpec]], ba
     know, becomes an `UnknownStage` or `UnknownEngine`. Raises `msgspec.ValidationError` for what is no plan at all."""
     return Plan(
         name=recorded.graph_name,
-        prompts=_recorded_prompts(recorded),
+        prompts=recorded.prompts,
         block=_decode_block(recorded.graph, kinds),
         engines={role: decode_engine(settings, backends) for role, settings in recorded.engines.items()},
         params=recorded.params,
         digest=recorded.graph_digest,
         speculate=recorded.speculate,
     )
-
-
-def _recorded_prompts(recorded: RecordedPlan) -> Prompts:
-    if recorded.prompts is not None:
-        return recorded.prompts
-    return DEFAULT_PROMPTS if recorded.instruction is None else Prompts(problem=f"{{{{problem}}}}{recorded.instruction}")
 
 
 def decode_engine(settings: Mapping[str, Any], backends: Mapping[str, type[EngineSpec]]) -> EngineSpec:

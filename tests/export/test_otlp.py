@@ -4,7 +4,7 @@ import json
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from pipeline.errors import ExportError, UsageError
 from pipeline.export.otlp import address_of, export, to_file, to_server
+from pipeline.store.events import ChainRow, ProblemRow
+from pipeline.store.run_store import RunStore
 
 
 class Collector(ThreadingHTTPServer):
@@ -277,6 +279,16 @@ def test_texts_are_messages_as_viewers_show_them(run_folder: Path, tmp_path: Pat
         [asked], [answered] = json.loads(said["gen_ai.input.messages"]), json.loads(said["gen_ai.output.messages"])
         assert asked == {"role": "user", "parts": [{"type": "text", "content": problems[row["problem_id"]]}]}
         assert answered == {"role": "assistant", "parts": [{"type": "text", "content": row["answer_text"]}], "finish_reason": "stop"}
+
+
+def test_the_chat_before_a_problem_was_asked_too(written: Callable[..., Path], blank: Callable[..., Any], tmp_path: Path) -> None:
+    run = written([[(0, 1)]], [(0, 1)])
+    history = '[{"role":"system","content":"Be brief."}]'
+    with RunStore(run).replace("problems") as table:
+        table.append([blank(ProblemRow, input_row=blank(ChainRow).input_row, problem="What is 2 + 3?", history=history)])
+    export(run, to_file(tmp_path / "t"), texts=True)
+    [asked] = [json.loads(said) for span in read(tmp_path / "t") if (said := span["attributes"].get("gen_ai.input.messages"))]
+    assert [(each["role"], each["parts"][0]["content"]) for each in asked] == [("system", "Be brief."), ("user", "What is 2 + 3?")]
 
 
 @pytest.mark.parametrize(
