@@ -16,8 +16,7 @@ from pipeline.runtime.chain_recorder import ChainRecorder, StageLabel
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.schedule import Schedule
-from pipeline.runtime.speculation.response import SwitchedResponse
-from pipeline.runtime.speculation.switch import ModeSwitch
+from pipeline.runtime.speculation.switch import ModeSwitch, SwitchedResponse
 from pipeline.stages.base import Stage
 
 

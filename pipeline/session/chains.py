@@ -22,7 +22,7 @@ from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.runtime.speculation.adaptive import Adaptive, Requests
-from pipeline.runtime.speculation.modes import Change, ModeControl
+from pipeline.runtime.speculation.modes import ModeControl, ModeDecision
 from pipeline.session.observer import Tell
 from pipeline.session.prepare import RunSettings
 from pipeline.stages.base import Stage
@@ -172,7 +172,7 @@ def new_control(plan: Plan, engines: Mapping[str, Engine]) -> ModeControl | None
     return Adaptive(written=lambda: target.statistics().written_tokens, requests=requests)
 
 
-def _recorded_changes(changes: Iterable[Change], clock: Clock) -> tuple[ModeChange, ...]:
+def _recorded_changes(changes: Iterable[ModeDecision], clock: Clock) -> tuple[ModeChange, ...]:
     """The decisions of a control as `run.json` holds them."""
     return tuple(
         ModeChange(

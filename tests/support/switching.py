@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.runtime.speculation.modes import CallFacts, Change, Mode
+from pipeline.runtime.speculation.modes import CallFacts, Mode, ModeDecision
 from pipeline.session import chains
 from pipeline.session.run import SessionResult
 from tests.support.runs import solve
@@ -26,9 +26,9 @@ class AtTimes:
         self.entered = self.left = self.entered_late = 0
         self.paused: list[int] = []
         self.resumed: list[int] = []
-        self.changes: list[Change] = []
+        self.changes: list[ModeDecision] = []
         self.no_more = False
-        self.most: int | None = None
+        self.max_running: int | None = None
         self._now = 0.0
 
     def enter(self, order: int, now: float) -> None:
@@ -71,7 +71,9 @@ class AtTimes:
             self.live[order] = None
         if found:
             self.changes.append(
-                Change(time=now, what="speculation on", speculating=len(self.live), live=len(self.live), speculative=None, direct=None)
+                ModeDecision(
+                    time=now, what="speculation on", speculating=len(self.live), live=len(self.live), speculative=None, direct=None
+                )
             )
         return found
 

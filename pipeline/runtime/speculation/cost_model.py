@@ -8,10 +8,14 @@ import math
 
 from msgspec import Struct
 
+from pipeline.runtime.speculation.tuning import TUNING
+
 STEPS = 40
 """Iterations of the fixed point, each of which halves the distance to it."""
 SHORTEST_S = 1e-9
 """Minimum seconds that anything counts as: a clock may not advance between two events."""
+FEATURES = 3
+"""Of the seconds of an iteration: one, the context, and the number of sequences."""
 
 
 class IterationCost(Struct, frozen=True, kw_only=True):
@@ -100,3 +104,58 @@ class CostModel(Struct, frozen=True, kw_only=True):
 def _busy(chains: float, share: float) -> float:
     """The share of the time in which at least one of `chains` is in a phase that takes `share` of its round."""
     return 1 - math.pow(1 - min(share, 1.0), max(chains, 0.0))
+
+
+class DirectFit:
+    """Non-negative least squares of the seconds of an iteration on context and sequences."""
+
+    def __init__(self) -> None:
+        self._gram = [[0.0] * FEATURES for _ in range(FEATURES)]
+        self._moment = [0.0] * FEATURES
+        self._scale = [1.0] * FEATURES
+        self._weights = [0.0] * FEATURES
+        self.observations = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether it can predict anything."""
+        return bool(self.observations)
+
+    def observe(self, chains: float, context: float, seconds: float) -> None:
+        """An iteration of `chains` chains with `context` tokens together took `seconds`, to which errors are relative."""
+        features, seconds = self._features(chains, context), max(seconds, SHORTEST_S)
+        if not self.observations:
+            self._scale = [max(value, 1e-12) for value in features]
+            self._weights = [seconds, 0.0, 0.0]
+            for i in range(FEATURES):
+                self._gram[i][i] = TUNING.fit_prior
+            self._moment[0] = TUNING.fit_prior
+            self._unit = seconds
+        self.observations += 1
+        row = [value / scale * self._unit / seconds for value, scale in zip(features, self._scale, strict=True)]
+        for i, left in enumerate(row):
+            self._moment[i] = self._moment[i] * TUNING.fit_decay + left
+            for j, right in enumerate(row):
+                self._gram[i][j] = self._gram[i][j] * TUNING.fit_decay + left * right
+        self._solve()
+
+    def seconds(self, chains: float, context: float) -> float:
+        """Seconds of an iteration of that many chains with `context` tokens together."""
+        return max(sum(w * value for w, value in zip(self._weights, self._features(chains, context), strict=True)), SHORTEST_S)
+
+    def cost(self, chains: float) -> IterationCost:
+        """The same as a cost, near that many chains."""
+        fixed = self._weights[0] + self._weights[2] * chains
+        return IterationCost(fixed=fixed, per_context=self._weights[1], per_token=fixed / TUNING.ridge_sequences)
+
+    def _features(self, chains: float, context: float) -> list[float]:
+        return [1.0, context, chains]
+
+    def _solve(self) -> None:
+        """Coordinate descent: each weight in turn as good as it can be, none negative."""
+        solution = [w * scale / self._unit for w, scale in zip(self._weights, self._scale, strict=True)]
+        for _ in range(60):
+            for i, row in enumerate(self._gram):
+                rest = sum(value * solution[j] for j, value in enumerate(row) if j != i)
+                solution[i] = max(0.0, (self._moment[i] - rest) / (row[i] + 1e-12))
+        self._weights = [value * self._unit / scale for value, scale in zip(solution, self._scale, strict=True)]

@@ -1,53 +1,40 @@
-"""What a run has shown of its engines and its rounds: what happened in a window enters, expected speeds leave. Synchronous."""
+"""Expected speeds of rounds: what happened in a window enters, what to expect of each share of the chains leaves. Synchronous.
+
+Three things are learnt, in this order, each with the former held fixed: the cost of a draft (`_draft_scale`), from how long its calls took;
+the interference, from how much the chains that did not speculate were slowed; and a correction, the factor by which the model is then still
+off. Predictions are the model's speed times the correction.
+
+What holds whenever no method runs: the model with its correction gives, for the state that was observed last, the speed that was observed
+there, weighted against earlier ones by the number of rounds.
+
+Example: 3 rounds of a probe with 8 live chains were 0.8 times as fast as the model says. They weigh 3 / (3 + `prior_weight`) = 0.5, so the
+correction is 0.8 ** 0.5 = 0.89; when 1 of these 8 chains is left it has faded to 0.89 ** (1 / 8) ** `correction_fade` = 0.94.
+"""
 
 import math
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct, structs
 
-from pipeline.runtime.speculation.cost_model import CostModel, Round
-from pipeline.runtime.speculation.direct_fit import DirectFit
-from pipeline.runtime.speculation.window import Window
-
-MIXED = 4
-"""Fewest chains of which some speculate and some do not."""
-MIXED_WORTH = 1.15
-"""By what factor a smaller share must be better, because a mixture is harder to predict."""
-SHARES = (1.0, 0.75, 0.5)
-"""Shares of the live chains that may speculate."""
-PER_CHAINS, PER_CONTEXT = 0.2, 0.1
-"""What it grows by when the number of chains or their context grow or shrink e times."""
-DRAFT = 0.25
-"""What is assumed of a draft's iteration where nothing is known: the share of the target's that it takes."""
-INTERFERENCE = 0.5
-"""The same of `CostModel.interference`."""
-UNWORTHY = 0.9
-"""The gain below which a trial is ended because of its verdicts, and that is expected at most after a trial that showed no more than that
-it loses."""
-FARTHEST = 100.0
-"""By what factor a prediction is taken to be off at most."""
-LOST = 0.5
-"""Least weight of a window that ended because it lost."""
-ASSUMED, MEMORY = 3, 64
-"""Verdicts, or rounds, that what is known weighs: before any was observed, and at most."""
-FADES = 0.25
-"""With what power of the share of chains that are left the logarithm of a correction shrinks."""
+from pipeline.runtime.speculation.cost_model import CostModel, DirectFit, Round
+from pipeline.runtime.speculation.tuning import TUNING
+from pipeline.runtime.speculation.window import ObservationWindow
 
 
 class State(Struct, frozen=True):
-    """Where something was observed."""
+    """The circumstances of an observation."""
 
     chains: float
     context: float
     elapsed: float
 
-    def spread(self, now: "State", per_time: float) -> float:
-        """By how much a prediction is less certain `now`."""
+    def sigma(self, now: "State", per_time: float) -> float:
+        """The standard deviation that a prediction of the logarithm of a speed has gained by `now`."""
         chains, context, time = (
             abs(math.log(max(new, 1e-9) / max(old, 1e-9)))
             for new, old in ((now.chains, self.chains), (now.context, self.context), (now.elapsed, self.elapsed))
         )
-        return PER_CHAINS * chains + PER_CONTEXT * context + per_time * time
+        return TUNING.sigma_per_chains * chains + TUNING.sigma_per_context * context + per_time * time
 
 
 class Correction(Struct, frozen=True):
@@ -58,11 +45,11 @@ class Correction(Struct, frozen=True):
 
     def at(self, chains: float) -> float:
         """The factor for that many live chains."""
-        return math.pow(self.factor, math.pow(min(chains / self.chains, 1.0), FADES))
+        return math.pow(self.factor, math.pow(min(chains / self.chains, 1.0), TUNING.correction_fade))
 
     def toward(self, observed: float, weight: float, chains: float) -> "Correction":
         """The correction after `observed` was seen with that many live chains; `weight` is between 0 and 1."""
-        before, bounded = self.at(chains), min(max(observed, 1 / FARTHEST), FARTHEST)
+        before, bounded = self.at(chains), min(max(observed, 1 / TUNING.max_correction), TUNING.max_correction)
         return Correction(before * math.pow(bounded / before, weight), chains)
 
 
@@ -77,25 +64,25 @@ class Choice(Struct, frozen=True):
 
 
 class Estimates:
-    """A cost model that follows what is observed, and by what factor it is still off."""
+    """A cost model fitted to what was observed, with the corrections that remain."""
 
     def __init__(self) -> None:
         self.fit = DirectFit()
-        """Of the target alone."""
+        """Of the target when it writes alone."""
         self.round = Round()
-        self._verdicts = ASSUMED
+        self._verdict_weight = TUNING.prior_weight
         self._draft_scale = 1.0
-        self.interference = INTERFERENCE
-        """See `CostModel.interference`."""
-        self._ratio = Correction()
-        """Where chains speculate."""
-        self._ratios: dict[float, Correction] = {}
-        """The same by the share of chains that speculate, where it was observed."""
+        self.interference = TUNING.interference
+        """`CostModel.interference`, as observed so far."""
+        self._correction = Correction()
+        """Of the share that was observed last."""
+        self._corrections: dict[float, Correction] = {}
+        """By the share of chains that speculate, where it was observed."""
 
     def model(self, chains: int) -> CostModel:
         """The cost model as it is now, near that many live chains."""
         target = self.fit.cost(chains)
-        return CostModel(target=target, draft=target.scaled(DRAFT * self._draft_scale), interference=self.interference)
+        return CostModel(target=target, draft=target.scaled(TUNING.draft_cost * self._draft_scale), interference=self.interference)
 
     def best(
         self, chains: int, context: float, direct: float, rests: Sequence[float], *, mixed: bool, acceptance: float | None = None
@@ -108,30 +95,30 @@ class Estimates:
         model = self.model(chains)
         step = self.round if acceptance is None else structs.replace(self.round, acceptance=acceptance)
         best = Choice(0.0, 0.0, 0.0)
-        for share in SHARES if mixed and chains >= MIXED else SHARES[:1]:
+        for share in TUNING.shares if mixed and chains >= TUNING.min_mixed_chains else TUNING.shares[:1]:
             count = math.ceil(share * chains)
             speeds = model.speeds(count, chains - count, context, step)
-            ratio = self._ratios.get(share, self._ratio).at(chains)
+            ratio = self._corrections.get(share, self._correction).at(chains)
             rate = (count * speeds.speculative + (chains - count) * speeds.direct) * ratio
             gain = rate / (chains * direct)
             if rests:
                 gain = _tail_gain(rests, count, speeds.speculative * ratio, speeds.direct * ratio, direct)
-            if gain > best.gain * MIXED_WORTH:
+            if gain > best.gain * TUNING.min_gain_of_share:
                 best = Choice(share, gain, rate)
         return best
 
-    def acceptance(self, window: Window) -> float:
+    def acceptance(self, window: ObservationWindow) -> float:
         """The acceptance by all that is known, the verdicts of `window` included."""
-        return window.acceptance(self.round.acceptance, self._verdicts)
+        return window.acceptance(self.round.acceptance, self._verdict_weight)
 
-    def learn_from_nothing(self, window: Window, gain: float, chains: int) -> None:
-        """Rounds lost before all chains had one, though a gain of `gain` was expected: they are slower, who knows how much."""
+    def learn_from_nothing(self, window: ObservationWindow, gain: float, chains: int) -> None:
+        """Rounds lost before all chains had one, though a gain of `gain` was expected: they are slower by an unknown factor."""
         self._learn_acceptance(window, self.acceptance(window))
-        if gain > UNWORTHY:
-            self._ratio = self._ratio.toward(self._ratio.at(chains) * UNWORTHY / gain, 1.0, chains)
-            self._ratios.clear()
+        if gain > TUNING.hopeless_gain:
+            self._correction = self._correction.toward(self._correction.at(chains) * TUNING.hopeless_gain / gain, 1.0, chains)
+            self._corrections.clear()
 
-    def learn_from_probe(self, window: Window, chains: int, context: float, span: float, direct: float) -> None:
+    def learn_from_probe(self, window: ObservationWindow, chains: int, context: float, span: float, direct: float) -> None:
         """Few chains had rounds in `span` seconds: how much slower the others were shows the interference.
 
         `direct` are the tokens a second of a direct chain, 0 where nobody knows. Lengths are not learnt: the first verification of a
@@ -141,52 +128,56 @@ class Estimates:
         self.round = window.round(before)
         few, others = _loads(window, span)
 
-        def speed(model: CostModel) -> float:
+        def predicted_over_observed(model: CostModel) -> float:
             return model.speeds(few, others, context, self.round).direct / direct
 
         if direct:
-            self._fit_interference(window, chains, context, span, speed)
+            self._fit_interference(window, chains, context, span, predicted_over_observed)
         self._fit_draft(window, chains, context, span)
         observed = window.tokens / window.round_s / self.model(chains).speeds(few, others, context, self.round).speculative
-        self._ratio = self._ratio.toward(observed, window.rounds / (window.rounds + ASSUMED), chains)
+        self._correction = self._correction.toward(observed, window.rounds / (window.rounds + TUNING.prior_weight), chains)
         self.round = structs.replace(before, candidates=self.round.candidates)
         self._learn_acceptance(window, acceptance)
 
-    def learn_from_share(self, window: Window, chains: int, context: float, span: float, share: float, rate: float, lost: bool) -> None:
+    def learn_from_share(
+        self, window: ObservationWindow, chains: int, context: float, span: float, share: float, rate: float, lost: bool
+    ) -> None:
         """A share of the chains speculated for `span` seconds, and all together wrote `rate` tokens a second; `lost`: too few."""
         acceptance, self.round = self.acceptance(window), window.round(self.round)
         some, others = _loads(window, span)
 
-        def over(model: CostModel) -> float:
+        def predicted_over_observed(model: CostModel) -> float:
             speeds = model.speeds(some, others, context, self.round)
             return (some * speeds.speculative + others * speeds.direct) / rate
 
-        weight = max(window.rounds / (window.rounds + MEMORY), LOST if lost else 0.0)
-        if some >= MIXED:
+        weight = max(window.rounds / (window.rounds + TUNING.max_weight), TUNING.min_losing_weight if lost else 0.0)
+        if some >= TUNING.min_mixed_chains:
             before = self.interference
-            self._fit_interference(window, chains, context, span, over)
+            self._fit_interference(window, chains, context, span, predicted_over_observed)
             self.interference = before + (self.interference - before) * weight
         self._fit_draft(window, chains, context, span)
-        self._ratio = self._ratio.toward(1 / over(self.model(chains)), weight, chains)
-        self._ratios[share] = self._ratio
+        self._correction = self._correction.toward(1 / predicted_over_observed(self.model(chains)), weight, chains)
+        self._corrections[share] = self._correction
         self._learn_acceptance(window, acceptance)
 
-    def _learn_acceptance(self, window: Window, acceptance: float) -> None:
+    def _learn_acceptance(self, window: ObservationWindow, acceptance: float) -> None:
         self.round = structs.replace(self.round, acceptance=acceptance)
-        self._verdicts = min(self._verdicts + window.verdicts, MEMORY)
+        self._verdict_weight = min(self._verdict_weight + window.verdicts, TUNING.max_weight)
 
-    def _fit_interference(self, window: Window, chains: int, context: float, span: float, over: Callable[[CostModel], float]) -> None:
-        """Find the interference with which the model gives what was observed; `over` is predicted over observed."""
+    def _fit_interference(
+        self, window: ObservationWindow, chains: int, context: float, span: float, predicted_over_observed: Callable[[CostModel], float]
+    ) -> None:
+        """Find the interference with which the model gives what was observed; `predicted_over_observed` is the ratio of the speeds."""
         low, high = 0.0, 1.0
         for _ in range(6):
             self.interference = (low + high) / 2
             self._fit_draft(window, chains, context, span)
-            if over(self.model(chains)) > 1:
+            if predicted_over_observed(self.model(chains)) > 1:
                 low = self.interference
             else:
                 high = self.interference
 
-    def _fit_draft(self, window: Window, chains: int, context: float, span: float) -> None:
+    def _fit_draft(self, window: ObservationWindow, chains: int, context: float, span: float) -> None:
         """Scale the draft's cost so that its calls take as long as they took."""
         if not window.drafted:
             return
@@ -197,7 +188,7 @@ class Estimates:
         self._draft_scale *= observed / model.draft.seconds(drafting * context, drafting)
 
 
-def _loads(window: Window, span: float) -> tuple[float, float]:
+def _loads(window: ObservationWindow, span: float) -> tuple[float, float]:
     """How many chains speculated and were direct, on average."""
     return window.seconds["speculative"] / span, window.seconds["direct"] / span
 

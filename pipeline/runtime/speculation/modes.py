@@ -1,4 +1,4 @@
-"""What decides, at every step boundary, in which mode a chain continues: facts enter, a mode leaves. No I/O, no clock, no task."""
+"""The contract of a controller that decides, at every step boundary, in which mode a chain continues. No I/O, no clock, no task."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
@@ -31,7 +31,7 @@ class CallFacts(Struct, frozen=True, kw_only=True):
     """Calls in flight at its engine when it was sent, itself included."""
 
 
-class Change(Struct, frozen=True, kw_only=True):
+class ModeDecision(Struct, frozen=True, kw_only=True):
     """A decision of a control, with the estimates that it was based on."""
 
     time: float
@@ -55,11 +55,11 @@ class ModeControl(Protocol):
     """
 
     @property
-    def changes(self) -> Iterable[Change]:
+    def changes(self) -> Iterable[ModeDecision]:
         """The decisions so far, oldest first, few enough for `run.json` to hold them."""
 
     @property
-    def most(self) -> int | None:
+    def max_running(self) -> int | None:
         """How many chains may run at once, because the target computes no more; None: as many as the schedule lets."""
 
     def enter(self, order: int, now: float) -> None:

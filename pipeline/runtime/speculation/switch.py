@@ -3,18 +3,21 @@
 Everything but `watch` is synchronous: an event comes in, the control decides, requests are interrupted at once.
 """
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
+from msgspec import structs
 
-from pipeline.engine import Completion
+from pipeline.engine import Completion, Request
 from pipeline.graph.direct import BOUNDARY, RESPONSE
-from pipeline.reasoning.chain import Chain
+from pipeline.reasoning.chain import Chain, Outcome
 from pipeline.runtime.admission.admission import Member
 from pipeline.runtime.chain_recorder import Attempt
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.speculation.modes import CallFacts, Mode, ModeControl
+from pipeline.stages.base import Stage
 
 
 class Interrupter(Protocol):
@@ -27,8 +30,8 @@ class Interrupter(Protocol):
 class Limited(Protocol):
     """Lets chains pause; a `Schedule` is one."""
 
-    def limit(self, most: int | None) -> None:
-        """Let at most that many chains run; None: no such limit."""
+    def limit(self, max_running: int | None) -> None:
+        """Let at most `max_running` chains run; None: no such limit."""
 
 
 class ModeSwitch:
@@ -38,7 +41,7 @@ class ModeSwitch:
         """`target` sends the direct requests, to the engine `role`; `schedule` lets chains pause."""
         self.control = control
         self._schedule, self._members = schedule, dict[int, Member]()
-        self._most: int | None = None
+        self._max_running: int | None = None
         self._target, self._role, self._clock = target, role, clock
         self._inside: set[int] = set()
         """The chains that have begun and have not left their loop."""
@@ -128,9 +131,9 @@ class ModeSwitch:
         wake = self.control.wake()
         if wake != self._sleep.deadline:
             self._sleep.deadline = wake
-        if self.control.most != self._most:
-            self._most = self.control.most
-            self._schedule.limit(self._most)
+        if self.control.max_running != self._max_running:
+            self._max_running = self.control.max_running
+            self._schedule.limit(self._max_running)
 
     def _waits(self, order: int, waiting: bool) -> None:
         """A chain begins to pause, or continues."""
@@ -138,3 +141,29 @@ class ModeSwitch:
             now = self._clock.now()
             (self.control.pause if waiting else self.control.resume)(order, now)
             self._carry_out(now)
+
+
+class SwitchedResponse:
+    """A `Stage` around the response of a `switch`."""
+
+    def __init__(self, stage: Stage, switch: ModeSwitch) -> None:
+        self._stage, self._switch = stage, switch
+        self.name: str = stage.name
+        self.spec: Any = stage.spec
+        self.role: str = stage.role
+        self._key: str = getattr(stage, "context", stage.role)
+
+    def requests(self, chain: Chain) -> list[Request]:
+        """None where the chain is to speculate by now."""
+        if not self._switch.send(chain):
+            return []
+        [request] = self._stage.requests(chain)
+        room = chain.room(request.max_tokens, self._key)  # what a whole response may have, less the steps before it
+        return [structs.replace(request, max_tokens=room, interruptible=True)]
+
+    def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
+        """Without an answer nothing was asked."""
+        return self._stage.apply(chain, completions) if completions else Outcome()
+
+    def check(self, candidates: int) -> str | None:
+        return self._stage.check(candidates)

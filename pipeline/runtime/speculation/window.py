@@ -1,10 +1,10 @@
-"""What happened in a stretch of time: steps and calls enter, as they come, sums leave."""
+"""Sums over a stretch of time: steps and calls enter as they end, the average round leaves."""
 
 from pipeline.runtime.speculation.cost_model import SHORTEST_S, Round
 from pipeline.runtime.speculation.modes import CallFacts, Mode
 
 
-class Window:
+class ObservationWindow:
     """Sums over the time since `start`."""
 
     def __init__(self, start: float, written: int | None, running: int) -> None:
@@ -26,7 +26,7 @@ class Window:
         self.drafts = self.candidates = self.judges = 0
         self._last_judged, self._last_judges = start, 0
 
-    def wrote(self, tokens: int, accepted: bool, seconds: float, direct_speed: float) -> None:
+    def observe_round(self, tokens: int, accepted: bool, seconds: float, direct_speed: float) -> None:
         """A round of `seconds` committed `tokens`, which direct mode writes at `direct_speed` tokens a second."""
         seconds = max(seconds, SHORTEST_S)
         excess = seconds - tokens / direct_speed
@@ -37,7 +37,7 @@ class Window:
         self.excess += excess
         self.excess_squared += excess * excess
 
-    def called(self, call: CallFacts) -> None:
+    def observe_call(self, call: CallFacts) -> None:
         """A call was answered."""
         if call.purpose == "draft":
             self.drafts += 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.runtime.speculation.adaptive import CHANGES, Adaptive, Requests
+from pipeline.runtime.speculation.adaptive import MAX_CHANGES, Adaptive, Requests
 from tests.support.fluid import Fixed, Fluid, Surface, World, adverse_world, lengths
 
 SEEDS = range(64)
@@ -126,7 +126,7 @@ def test_events_at_one_moment_and_chains_without_a_step_do_no_harm() -> None:
 
 
 def test_changes_are_bounded() -> None:
-    assert Adaptive().changes.maxlen == CHANGES
+    assert Adaptive().changes.maxlen == MAX_CHANGES
 
 
 def looked_at(control: Adaptive, orders: range, until: float) -> None:
@@ -141,15 +141,15 @@ def looked_at(control: Adaptive, orders: range, until: float) -> None:
 def test_requests_that_wait_at_the_target_say_how_many_chains_there_is_room_for() -> None:
     requests = Requests(running=16, waiting=48)
     control = Adaptive(written=lambda: int(control.wake() * 500), requests=lambda: requests)
-    assert control.most is None
+    assert control.max_running is None
     looked_at(control, range(64), 0.5)
-    assert control.most == 18
+    assert control.max_running == 18
     now = control.wake()
     for order in range(18, 64):
         control.pause(order, now)
     requests = Requests(running=17, waiting=0)
     control.interrupts(now)
-    assert control.most == 20
+    assert control.max_running == 20
     control.resume(18, now)
     assert control.mode(18, 100, now) == "direct"
 
@@ -158,4 +158,4 @@ def test_requests_that_wait_for_a_moment_only_say_nothing() -> None:
     waiting = iter([48, 0] * 1000)
     control = Adaptive(written=lambda: int(control.wake() * 500), requests=lambda: Requests(16, next(waiting)))
     looked_at(control, range(64), 0.5)
-    assert control.most is None
+    assert control.max_running is None

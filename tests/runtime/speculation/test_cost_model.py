@@ -2,9 +2,8 @@
 
 import pytest
 
-from pipeline.runtime.speculation.cost_model import CostModel, IterationCost, Round
-from pipeline.runtime.speculation.direct_fit import DirectFit
-from pipeline.runtime.speculation.expected_rest import ExpectedRest
+from pipeline.runtime.speculation.cost_model import CostModel, DirectFit, IterationCost, Round
+from pipeline.runtime.speculation.live_chains import ExpectedRest
 from tests.support.fluid import Fixed, Fluid, Surface, World
 
 TARGET = IterationCost(fixed=0.0136, per_context=5.4e-8, per_token=5.6e-5, overhead=0.0032)

@@ -75,7 +75,7 @@ def test_a_chain_that_is_to_speculate_after_its_pause_is_not_to_ask_for_a_direct
     chains.pause(0)
     assert (len(chains), chains.last) == (0, False)
     assert chains.resume(0, 1.0, 5.0) == [0]
-    assert (chains[0].began, chains.step(0, 100, 6.0)) == (5.0, "speculative")
+    assert (chains[0].step_began, chains.step(0, 100, 6.0)) == (5.0, "speculative")
 
 
 def test_chains_that_pause_are_not_the_last_ones() -> None:
