@@ -11,7 +11,7 @@ from pipeline.errors import ContextOverflow, PipelineError, RunError
 from pipeline.graph.plan import Block, Condition, Direct, LoopNode, Plan, StageNode
 from pipeline.graph.spec import UntilSpec
 from pipeline.reasoning.chain import Chain
-from pipeline.runtime.admission.admission import Member
+from pipeline.runtime.admission.admission import AdmissionMember
 from pipeline.runtime.chain_recorder import ChainRecorder, StageLabel
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.dispatch import Dispatcher
@@ -129,7 +129,7 @@ class ChainRunner:
 
     __slots__ = ("_clock", "_member", "_schedule", "chain", "overflow", "record", "stage")
 
-    def __init__(self, schedule: Schedule, member: Member | None, clock: Clock, record: ChainRecorder) -> None:
+    def __init__(self, schedule: Schedule, member: AdmissionMember | None, clock: Clock, record: ChainRecorder) -> None:
         self._schedule, self._member, self._clock, self.record = schedule, member, clock, record
         self.chain: Chain | None = None
         self.stage: str | None = None
@@ -220,7 +220,7 @@ class ChainRunner:
         first = stages[0]
         self.stage = first.label.name
         ready = self._clock.now()
-        await self._schedule.turn(first.rank, self._member, chain.contexts)
+        await self._schedule.before_level(first.rank, self._member, chain.contexts)
         requests = [stage.stage.requests(chain) for stage in stages]
         try:
             if len(stages) == len(requests[0]) == 1:  # most levels: one call

@@ -15,7 +15,7 @@ from pipeline.graph.plan import Plan
 from pipeline.reasoning.chain import Chain, chain_id
 from pipeline.reasoning.prompts import PromptBuilder, openings, role_of
 from pipeline.reasoning.translate import TokenTranslator
-from pipeline.runtime.admission.admission import Member
+from pipeline.runtime.admission.admission import AdmissionMember
 from pipeline.runtime.admission.feed import Feed
 from pipeline.runtime.admission.order import Start
 from pipeline.runtime.admission.recomputed import block_tokens
@@ -125,7 +125,7 @@ class Executor:
                 self._switch.enter(start.order, member)
             chains.start_soon(self._solve, start, member, feed)
 
-    async def _solve(self, start: Start, member: Member | None, feed: Feed) -> None:
+    async def _solve(self, start: Start, member: AdmissionMember | None, feed: Feed) -> None:
         """Run one chain from its first call to its row."""
         item, sample_index = start.item, start.sample_index
         problem = Problem(row=item.row, problem_id=item.problem_id, problem="", answer=None) if isinstance(item, BadRow) else item

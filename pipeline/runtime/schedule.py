@@ -1,6 +1,6 @@
 """Decides when chains begin and when they continue: the pipelined, lockstep and sequential schedules over the same executor.
 
-A chain `enter`s before its first call, asks for a `turn` before each level of its plan, and `leave`s at its end. If there is an
+A chain `enter`s before its first call, waits in `before_level` before each level of its plan, and `leave`s at its end. If there is an
 `Admission`, only the chains that it allows continue. The decisions are synchronous (`_advance`); the coroutines only wait for them.
 """
 
@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 import anyio
 
-from pipeline.runtime.admission.admission import Admission, Member
+from pipeline.runtime.admission.admission import Admission, AdmissionMember
 
 ScheduleName = Literal["pipelined", "lockstep", "sequential"]
 Contexts = Mapping[str, Sequence[int]]
@@ -21,26 +21,26 @@ class Schedule(Protocol):
     """Decides when a chain may begin and when it may continue."""
 
     batch_size: int
-    """Most chains that are live at once."""
+    """The maximum number of chains that are live at once."""
     live: int
     """Chains that have entered and have not left."""
 
-    async def enter(self) -> Member | None:
+    async def enter(self) -> AdmissionMember | None:
         """Wait until one more chain may begin, which is live then, as the member that is returned; None without an admission. Only one
         caller may wait here at a time."""
 
-    async def turn(self, rank: int, member: Member | None = None, contexts: Contexts = NO_CONTEXTS) -> None:
+    async def before_level(self, rank: int, member: AdmissionMember | None = None, contexts: Contexts = NO_CONTEXTS) -> None:
         """Wait until stages of this rank may run; `rank` is the place of the first of them in the plan, `contexts` are those of the
         chain `member`."""
 
-    def leave(self, member: Member | None = None) -> None:
+    def leave(self, member: AdmissionMember | None = None) -> None:
         """End the life of a chain that entered."""
 
     def exhausted(self) -> None:
         """Tell the schedule that no more chains will enter."""
 
-    def limit(self, most: int | None) -> None:
-        """Let at most that many chains run if some may pause; None: no such limit."""
+    def limit(self, max_running: int | None) -> None:
+        """Let at most `max_running` chains run if some may pause; None: no such limit."""
 
 
 class Pipelined:
@@ -51,25 +51,25 @@ class Pipelined:
         self._entrance: anyio.Event | None = None
         """Set when the caller that waits in `enter` should check again; None while none waits."""
 
-    async def enter(self) -> Member | None:
+    async def enter(self) -> AdmissionMember | None:
         while not self._may_enter():
             self._entrance = anyio.Event()
             await self._entrance.wait()
         self.live += 1
         return None if self._admission is None else self._admission.enter()
 
-    async def turn(self, rank: int, member: Member | None = None, contexts: Contexts = NO_CONTEXTS) -> None:
+    async def before_level(self, rank: int, member: AdmissionMember | None = None, contexts: Contexts = NO_CONTEXTS) -> None:
         """Waits only while the chain pauses."""
         if self._admission is None or member is None:
             return
         is_first = not member.starts
-        goes_on = self._admission.turn(member, contexts)
+        continues = self._admission.before_level(member, contexts)
         if is_first:  # it may be shorter than was expected of it
             self._open_entrance()
-        if not goes_on:
+        if not continues:
             await self._pause(member)
 
-    def leave(self, member: Member | None = None) -> None:
+    def leave(self, member: AdmissionMember | None = None) -> None:
         self.live -= 1
         if self._admission is not None and member is not None:
             for resumed in self._admission.leave(member):
@@ -79,22 +79,22 @@ class Pipelined:
     def exhausted(self) -> None:
         """Does nothing."""
 
-    def limit(self, most: int | None) -> None:
+    def limit(self, max_running: int | None) -> None:
         if self._admission is not None:
-            for resumed in self._admission.limit(most):
+            for resumed in self._admission.limit(max_running):
                 self._resume(resumed)
             self._open_entrance()
 
-    async def _pause(self, member: Member) -> None:
+    async def _pause(self, member: AdmissionMember) -> None:
         member.gate = anyio.Event()
-        member.waits(True)
+        member.on_pause(True)
         try:
             await member.gate.wait()
         finally:
-            member.waits(False)
+            member.on_pause(False)
 
-    def _resume(self, member: Member) -> None:
-        """Let a chain continue that was to pause; one that has not reached its next turn does not wait."""
+    def _resume(self, member: AdmissionMember) -> None:
+        """Let a chain continue that was to pause; one that has not reached its next level does not wait."""
         if member.gate is not None:
             member.gate.set()
             member.gate = None
@@ -122,7 +122,7 @@ class Lockstep(Pipelined):
     It is the barrier of batched loops such as RSD's and search-and-learn's: a phase starts when every live chain waits. Chains that pause
     hold nobody up.
 
-    What holds whenever no method runs: each live chain either runs in the phase, or waits for a turn, or pauses, so `live` is
+    What holds whenever no method runs: each live chain either runs in the phase, or waits for its phase, or pauses, so `live` is
     `_running` plus the other two; a phase begins only when `_running` is 0, and within a round the ranks of its phases grow. A chain
     that waits for a rank which the round has passed, as one that begins its next step does, waits for the next round.
 
@@ -138,20 +138,20 @@ class Lockstep(Pipelined):
         self._waiting: dict[int, list[anyio.Event]] = {}
         """One event for each waiting chain, by the rank that it waits for."""
         self._running = 0
-        """How many live chains neither wait nor pause."""
+        """The number of live chains that neither wait nor pause."""
         self._phase = -1
         """Rank of the phase under way; -1 before the first one of a round."""
         self._round_starts, self._no_more = True, False
 
-    async def enter(self) -> Member | None:
+    async def enter(self) -> AdmissionMember | None:
         """Only where a round starts."""
         member = await super().enter()
         self._running += 1
         return member
 
-    async def turn(self, rank: int, member: Member | None = None, contexts: Contexts = NO_CONTEXTS) -> None:
+    async def before_level(self, rank: int, member: AdmissionMember | None = None, contexts: Contexts = NO_CONTEXTS) -> None:
         """Wait for the phase of this rank."""
-        await super().turn(rank, member, contexts)
+        await super().before_level(rank, member, contexts)
         gate = anyio.Event()
         self._waiting.setdefault(rank, []).append(gate)
         self._running -= 1
@@ -164,7 +164,7 @@ class Lockstep(Pipelined):
                 self._running += 1
             raise
 
-    def leave(self, member: Member | None = None) -> None:
+    def leave(self, member: AdmissionMember | None = None) -> None:
         self._running -= 1
         super().leave(member)
         self._advance()
@@ -174,23 +174,23 @@ class Lockstep(Pipelined):
         self._no_more = True
         self._advance()
 
-    def limit(self, most: int | None) -> None:
+    def limit(self, max_running: int | None) -> None:
         """A round that waited to be full may be full now."""
-        super().limit(most)
+        super().limit(max_running)
         self._advance()
 
-    async def _pause(self, member: Member) -> None:
+    async def _pause(self, member: AdmissionMember) -> None:
         self._running -= 1
         self._advance()
         try:
             await super()._pause(member)
         except BaseException:
-            if member.gate is not None:  # cancelled while it paused: see `turn`
+            if member.gate is not None:  # cancelled while it paused: see `before_level`
                 member.gate = None
                 self._running += 1
             raise
 
-    def _resume(self, member: Member) -> None:
+    def _resume(self, member: AdmissionMember) -> None:
         self._running += member.gate is not None
         super()._resume(member)
 

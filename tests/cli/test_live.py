@@ -97,11 +97,11 @@ def test_the_display_says_how_many_chains_pause(watched: Watched) -> None:
     admission = Admission([CacheLimit(role="target", tokens=100, sequences=8)])
     members = [admission.enter() for _ in range(2)]
     for member in members:
-        admission.turn(member, {"target": range(30)})
+        admission.before_level(member, {"target": range(30)})
     watched.meter.view = msgspec.structs.replace(watched.meter.view, admission=admission)
     watched.progress.live = 2
     assert "paused" not in line(watched.meter)
-    admission.turn(members[0], {"target": range(90)})
+    admission.before_level(members[0], {"target": range(90)})
     assert "1 paused" in line(watched.meter)
     assert "2 in flight (1 paused): " in watched.shown()
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.runtime.admission.admission import Admission, Member
+from pipeline.runtime.admission.admission import Admission, AdmissionMember
 from pipeline.runtime.admission.cache import CLASSES, Cache, CacheLimit, cache_limits
 from pipeline.runtime.admission.recomputed import ComputedContexts, block_tokens
 from pipeline.runtime.schedule import Lockstep, Pipelined, Schedule, Sequential
@@ -21,12 +21,12 @@ def admission(tokens: float, **fields: float) -> Admission:
     return Admission([CacheLimit(role="t", tokens=tokens, **fields)])  # type: ignore[arg-type]
 
 
-def grow(found: Admission, member: Member, tokens: int) -> bool:
-    return found.turn(member, {"t": range(tokens)})
+def grow(found: Admission, member: AdmissionMember, tokens: int) -> bool:
+    return found.before_level(member, {"t": range(tokens)})
 
 
-def going(members: Sequence[Member]) -> list[bool]:
-    return [member.going for member in members]
+def going(members: Sequence[AdmissionMember]) -> list[bool]:
+    return [member.running for member in members]
 
 
 def test_the_youngest_pauses_where_the_contexts_do_not_fit_any_more() -> None:
@@ -48,7 +48,7 @@ def test_a_chain_that_pauses_goes_on_before_another_one_begins() -> None:
     assert going(members) == [True, True, False]
     assert not found.may_enter()
     assert list(found.leave(old)) == [young]
-    assert young.going
+    assert young.running
     assert not found.may_enter()
 
 
@@ -75,7 +75,7 @@ def test_no_more_go_on_than_there_is_said_to_be_room_for() -> None:
     stopped: list[int] = []
     members = [found.enter() for _ in range(4)]
     for number, member in enumerate(members):
-        member.stop = lambda number=number: stopped.append(number)  # type: ignore[misc]
+        member.interrupt = lambda number=number: stopped.append(number)  # type: ignore[misc]
         grow(found, member, 30)
     assert list(found.limit(2)) == []
     assert (going(members), stopped, found.pauses) == ([True, True, False, False], [3, 2], 2)
@@ -148,7 +148,7 @@ def test_chains_that_live_count_in_the_expectation() -> None:
         for length in (16, *living):
             found.begin(0)
             for before, tokens in pairwise(range(0, length + 1, 16)):
-                found.grow(0, before, tokens, going=False)
+                found.grow(0, before, tokens, running=False)
         found.end(0, 16)
         return found
 
@@ -165,7 +165,7 @@ def test_classes_hold_what_a_plain_sum_does_however_often_they_widen(lengths: li
         cache.begin(start)
         cache.go(start, start)
         for before, tokens in pairwise(sorted({start, *(start + draw.randrange(1 + length) for _ in range(3)), start + length})):
-            cache.grow(start, before, tokens, going=True)
+            cache.grow(start, before, tokens, running=True)
     assert cache.tokens == sum(cache._contexts)
     assert sum(cache._going) == sum(cache._live) == len(lengths)
     assert max(lengths) < CLASSES * cache._width
@@ -193,9 +193,9 @@ async def play(schedule: Schedule, lengths: Sequence[Sequence[int]]) -> dict[int
     """Chains whose contexts are so long at their turns, each of which takes a second; returns when their turns came."""
     turns: dict[int, list[float]] = {number: [] for number in range(len(lengths))}
 
-    async def chain(number: int, member: Member | None) -> None:
+    async def chain(number: int, member: AdmissionMember | None) -> None:
         for tokens in lengths[number]:
-            await schedule.turn(1, member, {"t": range(tokens)})
+            await schedule.before_level(1, member, {"t": range(tokens)})
             turns[number].append(anyio.current_time() - origin)
             await anyio.sleep(1)
         schedule.leave(member)
@@ -235,12 +235,12 @@ async def test_a_chain_that_is_cancelled_while_it_pauses_is_missed_by_nobody(kin
 
     async def waits() -> None:
         with anyio.move_on_after(2):
-            await schedule.turn(1, young, {"t": range(80)})
+            await schedule.before_level(1, young, {"t": range(80)})
         schedule.leave(young)
 
     async def works() -> None:
         for _ in range(4):
-            await schedule.turn(1, old, {"t": range(80)})
+            await schedule.before_level(1, old, {"t": range(80)})
             began.append(anyio.current_time() - origin)
             await anyio.sleep(1)
         schedule.leave(old)

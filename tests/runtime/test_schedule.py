@@ -16,7 +16,7 @@ async def play(schedule: Schedule, chains: dict[str, list[tuple[int, float]]]) -
 
     async def chain(name: str, levels: list[tuple[int, float]]) -> None:
         for rank, seconds in levels:
-            await schedule.turn(rank)
+            await schedule.before_level(rank)
             log.append((anyio.current_time() - origin, name, rank))
             await anyio.sleep(seconds)
         schedule.leave()
@@ -64,13 +64,13 @@ async def test_lockstep_goes_on_when_a_waiting_chain_is_cancelled() -> None:
 
     async def waits(scope: anyio.CancelScope) -> None:
         with scope:
-            await schedule.turn(1)
+            await schedule.before_level(1)
         schedule.leave()
 
     async def works() -> None:
         await anyio.sleep(2)
         scope.cancel()
-        await schedule.turn(1)
+        await schedule.before_level(1)
         began.append(anyio.current_time() - origin)
         schedule.leave()
 
@@ -95,7 +95,7 @@ async def test_chains_enter_as_soon_as_a_limit_is_lifted(kind: type[Pipelined]) 
     async def chain() -> None:
         member = await schedule.enter()
         chains.start_soon(chain) if schedule.live < 5 else schedule.exhausted()
-        await schedule.turn(0, member, {"target": range(100)})
+        await schedule.before_level(0, member, {"target": range(100)})
         log.append(anyio.current_time() - origin)
         await anyio.sleep(60)
         schedule.leave(member)
@@ -113,7 +113,7 @@ async def test_a_round_that_waits_for_chains_begins_once_none_may_enter() -> Non
     member = await schedule.enter()
 
     async def chain() -> None:
-        await schedule.turn(0, member, {"target": range(100)})
+        await schedule.before_level(0, member, {"target": range(100)})
         log.append(anyio.current_time() - origin)
         schedule.leave(member)
 
@@ -127,7 +127,7 @@ async def test_a_round_that_waits_for_chains_begins_once_none_may_enter() -> Non
 
 async def test_a_chain_that_is_shorter_than_was_expected_lets_another_enter() -> None:
     schedule, entered = Pipelined(9, Admission([CacheLimit(role="target", tokens=1000)])), list[float]()
-    await schedule.turn(0, await schedule.enter(), {"target": range(450)})
+    await schedule.before_level(0, await schedule.enter(), {"target": range(450)})
     second = await schedule.enter()  # expected to have 450 tokens, too
 
     async def third() -> None:
@@ -138,5 +138,5 @@ async def test_a_chain_that_is_shorter_than_was_expected_lets_another_enter() ->
     async with anyio.create_task_group() as chains:
         chains.start_soon(third)
         await anyio.sleep(10)
-        await schedule.turn(0, second, {"target": range(10)})
+        await schedule.before_level(0, second, {"target": range(10)})
     assert entered == [10]

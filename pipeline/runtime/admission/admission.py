@@ -16,28 +16,28 @@ from pipeline.runtime.admission.cache import Cache, CacheLimit
 AdmissionName = Literal["cache", "batch"]
 
 
-class Member:
+class AdmissionMember:
     """A live chain, as `Admission` knows it."""
 
-    __slots__ = ("gate", "going", "number", "starts", "stop", "tokens", "waits", "wrote_directly")
+    __slots__ = ("gate", "interrupt", "number", "on_pause", "running", "starts", "tokens", "wrote_directly")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        """How many chains began before it."""
-        self.going = False
-        """Whether it runs; False: it pauses, from its next turn on."""
+        """The number of chains that began before it."""
+        self.running = False
+        """True while it runs; False: it pauses, from its next level on."""
         self.gate: Any = None
         """What it waits for while it pauses; the schedule puts it here and sets it."""
         self.starts: list[int] = []
-        """Tokens of its context in each of the caches at its first turn; empty before that."""
+        """Tokens of its context in each of the caches before its first level; empty until then."""
         self.tokens: list[int] = []
-        """The same at its last turn."""
+        """The same before its last level."""
         self.wrote_directly = False
-        """Whether what it wrote last is no step of a round."""
-        self.stop: Callable[[], None] = _nothing
-        """Called when it is to pause: ends early what would take long."""
-        self.waits: Callable[[bool], None] = _nothing
-        """Called with True when it begins to wait, and with False when it continues."""
+        """True if what it wrote last is no step of a round."""
+        self.interrupt: Callable[[], None] = _nothing
+        """Called when it is to pause, to end a long request early."""
+        self.on_pause: Callable[[bool], None] = _nothing
+        """Called with True when it begins to pause, and with False when it continues."""
 
 
 def _nothing(*_: object) -> None:
@@ -45,44 +45,44 @@ def _nothing(*_: object) -> None:
 
 
 class Admission:
-    """Decides which of the live chains run, by the limits of at least one cache; each of their turns reports their contexts.
+    """Decides which of the live chains run, by the limits of at least one cache; chains report their contexts before each level.
 
-    What holds whenever no method runs: `_members` are the live chains by age, of which the oldest, `_going` of them, run and the others
-    pause; a cache counts the contexts of those that run and have had a turn.
+    What holds whenever no method runs: `_members` are the live chains by age, of which the oldest, `_running` of them, run and the others
+    pause; a cache counts the contexts of those that run and have reported some.
     """
 
     def __init__(self, limits: Sequence[CacheLimit]) -> None:
         self.pauses = 0
-        """How often a chain was told to pause."""
+        """The number of times that a chain was told to pause."""
         self._caches = [Cache(limit) for limit in limits]
         self._roles = [limit.role for limit in limits]
         self._keys: list[list[str]] = []
         """For each role the keys of its contexts in every chain."""
-        self._most = min(limit.sequences for limit in limits)
+        self._max_sequences = min(limit.sequences for limit in limits)
         self._limit = inf
-        self._members: list[Member] = []
-        self._going = self._numbers = self._unseen = 0
-        """How many members run, how many ever began, and how many of those that run have not had a turn."""
+        self._members: list[AdmissionMember] = []
+        self._running = self._numbers = self._unseen = 0
+        """The numbers of members that run, that ever began, and that run and have not reported a context yet."""
 
     @property
     def paused(self) -> int:
         """Live chains that are to pause."""
-        return len(self._members) - self._going
+        return len(self._members) - self._running
 
     def may_enter(self) -> bool:
-        """Whether one more chain may begin: none pauses, and it is expected to have room."""
-        return self._going == len(self._members) and self._may_begin()
+        """True if one more chain may begin: none pauses, and it is expected to have room."""
+        return self._running == len(self._members) and self._may_begin()
 
-    def enter(self) -> Member:
+    def enter(self) -> AdmissionMember:
         """One more chain begins to run; its contexts are not known yet."""
-        member = Member(self._numbers)
+        member = AdmissionMember(self._numbers)
         self._numbers += 1
         self._members.append(member)
-        self._set(member, going=True)
+        self._set(member, running=True)
         return member
 
-    def turn(self, member: Member, contexts: Mapping[str, Sequence[int]]) -> bool:
-        """Record the contexts of `member`, and let the youngest pause if they do not fit; whether `member` continues."""
+    def before_level(self, member: AdmissionMember, contexts: Mapping[str, Sequence[int]]) -> bool:
+        """Record the contexts of `member`, and let the youngest pause if they do not fit. Returns True if `member` continues."""
         if not self._keys:
             self._keys = [[key for key in contexts if role_of(key) == role] for role in self._roles]
         tokens = [len(contexts[keys[0]]) if len(keys) == 1 else sum(len(contexts[key]) for key in keys) for keys in self._keys]
@@ -92,67 +92,67 @@ class Admission:
             else:
                 self._begin(member, tokens)
             self._pause_youngest()
-        return member.going
+        return member.running
 
-    def limit(self, most: int | None) -> Iterator[Member]:
-        """Let at most that many run, whatever is expected of them; None: no such limit. Returns those that continue."""
-        self._limit = inf if most is None else most
+    def limit(self, max_running: int | None) -> Iterator[AdmissionMember]:
+        """Let at most `max_running` run, whatever is expected of them; None: no such limit. Returns those that continue."""
+        self._limit = inf if max_running is None else max_running
         self._pause_youngest()
         yield from self._resume()
 
-    def leave(self, member: Member) -> Iterator[Member]:
+    def leave(self, member: AdmissionMember) -> Iterator[AdmissionMember]:
         """`member` has ended; returns those that continue in its place, the oldest first."""
-        if member.going:
-            self._set(member, going=False)
+        if member.running:
+            self._set(member, running=False)
         for cache, start, tokens in zip(self._caches, member.starts, member.tokens, strict=False):
             cache.end(start, tokens)
         del self._members[bisect_left(self._members, member.number, key=lambda each: each.number)]
         yield from self._resume()
 
-    def _grow(self, member: Member, tokens: list[int], *, step: bool) -> None:
+    def _grow(self, member: AdmissionMember, tokens: list[int], *, step: bool) -> None:
         for cache, start, before, now in zip(self._caches, member.starts, member.tokens, tokens, strict=True):
-            cache.grow(start, before, now, member.going)
+            cache.grow(start, before, now, member.running)
             if step:
                 cache.step(now - before)
         member.tokens = tokens
 
-    def _resume(self) -> Iterator[Member]:
-        while self._going < len(self._members) and self._may_resume(oldest := self._members[self._going]):
-            self._set(oldest, going=True)
+    def _resume(self) -> Iterator[AdmissionMember]:
+        while self._running < len(self._members) and self._may_resume(oldest := self._members[self._running]):
+            self._set(oldest, running=True)
             yield oldest
 
     def _pause_youngest(self) -> None:
-        while self._going > 1 and not self._fits():
-            youngest = self._members[self._going - 1]
-            self._set(youngest, going=False)
+        while self._running > 1 and not self._fits():
+            youngest = self._members[self._running - 1]
+            self._set(youngest, running=False)
             self.pauses += 1
-            youngest.stop()
+            youngest.interrupt()
 
-    def _begin(self, member: Member, tokens: list[int]) -> None:
-        """The first turn of `member`, with contexts of that many `tokens`."""
-        going = member.going
-        if going:
-            self._set(member, going=False)
+    def _begin(self, member: AdmissionMember, tokens: list[int]) -> None:
+        """The first report of `member`: its contexts have `tokens` tokens."""
+        running = member.running
+        if running:
+            self._set(member, running=False)
         member.starts = member.tokens = tokens
         for cache, start in zip(self._caches, tokens, strict=True):
             cache.begin(start)
-        if going:
-            self._set(member, going=True)
+        if running:
+            self._set(member, running=True)
 
-    def _set(self, member: Member, *, going: bool) -> None:
+    def _set(self, member: AdmissionMember, *, running: bool) -> None:
         """Let `member` run, or no longer."""
-        sign = 1 if going else -1
-        member.going = going
-        self._going += sign
+        sign = 1 if running else -1
+        member.running = running
+        self._running += sign
         if not member.starts:
             self._unseen += sign
         for cache, start, tokens in zip(self._caches, member.starts, member.tokens, strict=False):
             cache.go(start, tokens, sign)
 
     def _fits(self) -> bool:
-        return self._going <= min(self._most, self._limit) and all(cache.fits(self._going) for cache in self._caches)
+        return self._running <= min(self._max_sequences, self._limit) and all(cache.fits(self._running) for cache in self._caches)
 
-    def _may_resume(self, member: Member) -> bool:
+    def _may_resume(self, member: AdmissionMember) -> bool:
         if not member.starts:
             return self._may_begin()
         return self._has_room(member.starts, member.tokens)
@@ -162,10 +162,10 @@ class Admission:
         return self._has_room(starts, starts)
 
     def _has_room(self, starts: Sequence[float], tokens: Sequence[float]) -> bool:
-        """Whether one more member with these contexts may run."""
-        if not self._going:
+        """True if one more member with these contexts may run."""
+        if not self._running:
             return True
-        if self._going >= min(self._most, self._limit):
+        if self._running >= min(self._max_sequences, self._limit):
             return False
         each = zip(self._caches, starts, tokens, strict=True)
-        return all(cache.has_room(self._going + 1, start, size, self._unseen) for cache, start, size in each)
+        return all(cache.has_room(self._running + 1, start, size, self._unseen) for cache, start, size in each)

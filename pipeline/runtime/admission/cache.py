@@ -113,13 +113,13 @@ class Cache:
         self._contexts[place] += sign * tokens
         self.tokens += sign * tokens
 
-    def grow(self, start: int, before: int, tokens: int, going: bool) -> None:
+    def grow(self, start: int, before: int, tokens: int, running: bool) -> None:
         """A context that began with `start` tokens and came to `before` is now `tokens` long."""
         while tokens - start >= CLASSES * self._width:
             self._widen()
         self._live[(before - start) // self._width] -= 1
         self._live[(tokens - start) // self._width] += 1
-        if going:
+        if running:
             self.go(start, before, -1)
             self.go(start, tokens)
 
@@ -150,13 +150,13 @@ class Cache:
         longest = max((place for place in range(CLASSES) if self._live[place] or self._ended[place]), default=0)
         if self.tokens + more + members * (longest + 1) * self._width <= room:
             return True  # even if all of them became the longest
-        going, contexts = np.array(self._going, float), np.array(self._contexts, float)
-        going[0], contexts[0] = going[0] + unseen, contexts[0] + unseen * self.start
+        running, contexts = np.array(self._going, float), np.array(self._contexts, float)
+        running[0], contexts[0] = running[0] + unseen, contexts[0] + unseen * self.start
         place = int(tokens - start) // self._width
-        going[place], contexts[place] = going[place] + 1, contexts[place] + tokens
-        return self._peak(going, contexts) <= room
+        running[place], contexts[place] = running[place] + 1, contexts[place] + tokens
+        return self._peak(running, contexts) <= room
 
-    def _peak(self, going: "np.ndarray[Any, Any]", contexts: "np.ndarray[Any, Any]") -> float:
+    def _peak(self, running: "np.ndarray[Any, Any]", contexts: "np.ndarray[Any, Any]") -> float:
         """The maximum number of tokens that contexts, with these counts by class, are expected to reach at any time, if all grow alike.
 
         What share of a class lives on until the next is estimated as Kaplan and Meier do, from all chains that came so far: those that
@@ -167,7 +167,7 @@ class Cache:
         lives_on = 1 - np.divide(ended, reached, out=np.ones(CLASSES), where=reached > 0)
         surviving = np.cumprod([1.0, *lives_on[:-1]]) * (reached > 0)
         share = np.append(surviving, np.zeros(CLASSES))[_LATER] / np.where(surviving > 0, surviving, 1.0)[:, None]
-        return float((share * (contexts[:, None] + going[:, None] * _CLASS * self._width)).sum(0).max())
+        return float((share * (contexts[:, None] + running[:, None] * _CLASS * self._width)).sum(0).max())
 
     def _widen(self) -> None:
         """Make every class twice as wide."""

@@ -13,7 +13,7 @@ from msgspec import structs
 from pipeline.engine import Completion, Request
 from pipeline.graph.direct import BOUNDARY, RESPONSE
 from pipeline.reasoning.chain import Chain, Outcome
-from pipeline.runtime.admission.admission import Member
+from pipeline.runtime.admission.admission import AdmissionMember
 from pipeline.runtime.chain_recorder import Attempt
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.speculation.modes import CallFacts, Mode, ModeControl
@@ -40,7 +40,7 @@ class ModeSwitch:
     def __init__(self, control: ModeControl, target: Interrupter, role: str, clock: Clock, schedule: Limited) -> None:
         """`target` sends the direct requests, to the engine `role`; `schedule` lets chains pause."""
         self.control = control
-        self._schedule, self._members = schedule, dict[int, Member]()
+        self._schedule, self._members = schedule, dict[int, AdmissionMember]()
         self._max_running: int | None = None
         self._target, self._role, self._clock = target, role, clock
         self._inside: set[int] = set()
@@ -56,13 +56,13 @@ class ModeSwitch:
                 await anyio.sleep_forever()
             self._carry_out(self._clock.now())
 
-    def enter(self, order: int, member: Member | None) -> None:
+    def enter(self, order: int, member: AdmissionMember | None) -> None:
         """A chain begins, which is in its loop from its first call on; `member` is what its schedule knows it as."""
         now = self._clock.now()
         self._inside.add(order)
         if member is not None:
             self._members[order] = member
-            member.stop, member.waits = partial(self._target.interrupt, order), partial(self._waits, order)
+            member.interrupt, member.on_pause = partial(self._target.interrupt, order), partial(self._on_pause, order)
         self.control.enter(order, now)
         self._carry_out(now)
 
@@ -93,7 +93,7 @@ class ModeSwitch:
         return mode
 
     def send(self, chain: Chain) -> bool:
-        """The direct request of `chain` is about to be sent; whether it still is to be."""
+        """The direct request of `chain` is about to be sent. Returns True if it still is to be."""
         return self._unsent.pop(chain.order, True)
 
     def wrote(self, chain: Chain, mode: Mode, tokens: int, accepted: bool) -> None:
@@ -135,11 +135,11 @@ class ModeSwitch:
             self._max_running = self.control.max_running
             self._schedule.limit(self._max_running)
 
-    def _waits(self, order: int, waiting: bool) -> None:
+    def _on_pause(self, order: int, pauses: bool) -> None:
         """A chain begins to pause, or continues."""
         if order in self._inside:
             now = self._clock.now()
-            (self.control.pause if waiting else self.control.resume)(order, now)
+            (self.control.pause if pauses else self.control.resume)(order, now)
             self._carry_out(now)
 
 
