@@ -16,7 +16,7 @@ from pipeline.engine import Completion, Request
 from pipeline.engines.sim.cache import PrefixCache
 from pipeline.engines.sim.roofline import Roofline
 from pipeline.engines.sim.spec import SimSpec
-from pipeline.engines.sim.speculation import progress_of
+from pipeline.engines.sim.speculation import iterations_of
 
 
 class AnsweredCall(Struct, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ def _iterations(spec: SimSpec, each: AnsweredCall, lengths: tuple[int, ...]) -> 
     """The iterations that candidates of these lengths take, and by how much the context of each grows with one."""
     if spec.speculative is None:
         return lengths, (1,) * len(lengths)
-    drawn = [progress_of(spec.speculative, each.request, candidate, length) for candidate, length in enumerate(lengths)]
+    drawn = [iterations_of(spec.speculative, each.request, candidate, length) for candidate, length in enumerate(lengths)]
     return tuple(one.iterations for one in drawn), tuple(one.rate for one in drawn)
 
 

@@ -20,8 +20,8 @@ from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import InputError, UsageError
 from pipeline.store.run_file import RunFile
 
-MOST_CALLS = 1500
-"""Calls of each engine that are fitted by default."""
+MAX_CALLS = 1500
+"""The number of calls of each engine that are fitted by default."""
 WORST_ERROR = 0.5
 """A fit is too bad to predict from where the times of a device's calls are off by more on average, as the mean of |ln|."""
 UNIT_RATES: dict[str, Any] = {"flops_per_s": 1e12, "bytes_per_s": 1e12, "overhead_s": 1e-3}
@@ -46,15 +46,15 @@ class Calibration(Struct, frozen=True, kw_only=True):
         return {device: fit.error for device, fit in self.fits.items() if not fit.error <= WORST_ERROR}
 
 
-def calibrate(folders: Sequence[Path], most: int = MOST_CALLS) -> Calibration:
-    """Fit simulated engines to the runs in `folders`, which had the same engines, by the first `most` calls of each engine.
+def calibrate(folders: Sequence[Path], max_calls: int = MAX_CALLS) -> Calibration:
+    """Fit simulated engines to the runs in `folders`, which had the same engines, by the first `max_calls` calls of each engine.
 
     Lengths of texts are taken from the first run. Raises `InputError` where a run cannot be read or a model's size is not known, and
     `UsageError` where the engines differ.
     """
     runs = tuple(RunFile.read(folder) for folder in folders)
     _check_same(folders, runs)
-    traces = [read_calls(folder, most) for folder in folders]
+    traces = [read_calls(folder, max_calls) for folder in folders]
     lengths = read_lengths(folders[0], runs[0].plan)
     roles = [role for role in runs[0].engines if any(role in calls for calls in traces)]
     specs = {role: structs.replace(_spec(folders[0], runs[0], role), text=text_of(role, lengths)) for role in roles}

@@ -53,8 +53,8 @@ class TimedCall(Struct, frozen=True):
     """Tokens sampled for each candidate; a call that only scores has one."""
 
 
-def read_calls(run: Path, most: int) -> dict[str, list[TimedCall]]:
-    """Answered calls of each engine, in the order in which they were sent, up to the moment at which one engine has `most` of them.
+def read_calls(run: Path, max_calls: int) -> dict[str, list[TimedCall]]:
+    """Answered calls of each engine, in the order in which they were sent, up to the moment at which one engine has `max_calls` of them.
 
     Up to then no call is missing. Of a run with replicas, whose engines share nothing, the calls are those of the replica with the least
     number among the first that were answered. Raises `InputError` where there are none, or none of an engine took time.
@@ -64,7 +64,7 @@ def read_calls(run: Path, most: int) -> dict[str, list[TimedCall]]:
         answered = [row for row in with_lengths(batch, "output_token_ids").to_pylist() if row["error_type"] is None]
         replica = _one_replica(rows or answered)
         rows += (row for row in answered if row.get("replica") == replica)
-        if len(rows) > 16 * most:  # rows come in order of their ends: the earliest are among these
+        if len(rows) > 16 * max_calls:  # rows come in order of their ends: the earliest are among these
             break
     if not rows:
         raise InputError(str(run), "has no answered call, so there is nothing to calibrate with")
@@ -73,7 +73,7 @@ def read_calls(run: Path, most: int) -> dict[str, list[TimedCall]]:
     found: dict[str, list[TimedCall]] = {row["engine"]: [] for row in rows}
     for row in rows:
         calls = found[row["engine"]]
-        if len(calls) == most:
+        if len(calls) == max_calls:
             break
         calls.append(_timed_call(row, start))
     if timeless := [role for role, calls in found.items() if not any(call.duration_s >= RESOLUTION_S for call in calls)]:

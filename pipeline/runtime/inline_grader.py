@@ -18,7 +18,7 @@ from pipeline.grading.grader import Grade, Grader
 from pipeline.runtime.rows import RowSink
 from pipeline.store.events import UNFINISHED, CallRow, ChainRow, StepRow, counted
 
-MOST_WAITING = 1024
+MAX_WAITING = 1024
 """Number of ungraded rows from which on `room` waits."""
 NOT_GRADED = "the run ended before"
 """The grading error of a chain that the run left without a grade."""
@@ -66,7 +66,7 @@ class InlineGrader:
 
     async def room(self) -> None:
         """Also waits until few enough rows are ungraded."""
-        while self.statistics().waiting >= MOST_WAITING:
+        while self.statistics().waiting >= MAX_WAITING:
             await self._fewer.wait()
         await self._recorder.room()
 

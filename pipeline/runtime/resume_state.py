@@ -35,7 +35,7 @@ class ResumedCall(Struct, frozen=True, kw_only=True):
 
     request_id: str
     prompt_digest: int | None
-    """See `Request.digest`; None in traces of earlier versions."""
+    """`Request.digest` of what it was asked."""
     usage: Usage
     wait_s: float
     """Seconds that it waited before it was sent, the column `client_wait_s`."""
@@ -72,7 +72,7 @@ class ResumedChain(Struct, kw_only=True):
     steps: list[tuple[int, ...]] = []
     """Token ids of its steps in the steps table, in order."""
     modes: list[Mode | None] = []
-    """The mode of each of `steps`; shorter in traces of earlier versions."""
+    """The mode of each of `steps`."""
     started_unix_ns: int | None = None
     """When its first call could have been sent."""
     ended_unix_ns: int | None = None

@@ -57,7 +57,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.mark.slow
 def test_the_rates_that_made_a_run_are_found_again(recorded: list[Path]) -> None:
-    found = calibrate(recorded, most=1000)
+    found = calibrate(recorded, max_calls=1000)
     assert list(found.fits) == [TRUE.name]
     fit = found.fits[TRUE.name]
     for name in ("flops_per_s", "bytes_per_s", "overhead_s"):
@@ -84,7 +84,7 @@ def test_of_replicas_the_calls_of_one_are_read(replicas: Path) -> None:
 
 @pytest.mark.slow
 def test_the_file_runs_and_gives_about_the_same_run(recorded: list[Path], tmp_path: Path) -> None:
-    found = calibrate(recorded, most=60)
+    found = calibrate(recorded, max_calls=60)
     path = tmp_path / "calibration.yaml"
     path.write_text(engines_file(found))
     specs = load_plan(SPECCOT, path).engines
@@ -98,7 +98,7 @@ def test_the_file_runs_and_gives_about_the_same_run(recorded: list[Path], tmp_pa
 
 @pytest.mark.slow
 def test_the_file_keeps_the_error_of_its_fit_which_stands_beside_what_is_predicted(recorded: list[Path], tmp_path: Path) -> None:
-    found = calibrate(recorded, most=60)
+    found = calibrate(recorded, max_calls=60)
     (tmp_path / "calibration.yaml").write_text(engines_file(found))
     options = RunOptions(graph=SPECCOT, engines=tmp_path / "calibration.yaml", input=write_problems(tmp_path, 2), output=tmp_path / "run")
     run(options)

@@ -12,11 +12,10 @@ import msgspec
 import pytest
 
 from pipeline.engine import Request
-from pipeline.engines.sim.difficulty import chances
-from pipeline.engines.sim.lengths import MOST, PRESETS, Distribution, Preset, SimLengthsSpec, distribution, log_normal
+from pipeline.engines.sim.lengths import MAX_LENGTHS, PRESETS, Distribution, Preset, SimLengthsSpec, distribution, log_normal
 from pipeline.engines.sim.lengths_file import KEPT, read_lengths, with_lengths
 from pipeline.engines.sim.spec import SimTextSpec
-from pipeline.engines.sim.text import SHORTEST_STEP, TextModel
+from pipeline.engines.sim.text import SHORTEST_STEP, TextModel, chances
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import GraphError, InputError, UsageError
 from pipeline.graph.loader import load_engines
@@ -82,23 +81,23 @@ def test_aime_has_40_to_200_steps_of_the_measured_length() -> None:
 
 
 def test_quantiles_are_met_and_between_them_the_distribution_is_log_normal() -> None:
-    found = distribution({"p10": 5, "p50": 20, "p99.9": 300, "p100": 400}, MOST["steps"])
+    found = distribution({"p10": 5, "p50": 20, "p99.9": 300, "p100": 400}, MAX_LENGTHS["steps"])
     for part, value in ((0.1, 5), (0.5, 20), (0.999, 300)):
         assert found.at(NormalDist().inv_cdf(part)) == pytest.approx(value)
     assert found.at(8) == pytest.approx(400)
     assert all(below <= above for below, above in pairwise(map(found.at, NORMALS)))
-    two = distribution({"p10": math.exp(3 - 1.2815515655 * 0.7), "p90": math.exp(3 + 1.2815515655 * 0.7)}, MOST["steps"])
+    two = distribution({"p10": math.exp(3 - 1.2815515655 * 0.7), "p90": math.exp(3 + 1.2815515655 * 0.7)}, MAX_LENGTHS["steps"])
     normal = log_normal(math.exp(3 + 0.7**2 / 2), 0.7)
     assert [two.at(z) for z in (-2, -0.3, 0, 1.7, 3)] == pytest.approx([normal.at(z) for z in (-2, -0.3, 0, 1.7, 3)])
 
 
 def test_without_bounds_no_length_is_below_1_or_above_the_most() -> None:
-    steep = distribution({"p49": 2, "p51": 5000}, MOST["steps"])
-    assert (steep.at(-7), steep.at(7)) == pytest.approx((1, MOST["steps"]))
+    steep = distribution({"p49": 2, "p51": 5000}, MAX_LENGTHS["steps"])
+    assert (steep.at(-7), steep.at(7)) == pytest.approx((1, MAX_LENGTHS["steps"]))
 
 
 def test_samples_are_equally_likely() -> None:
-    found = distribution((64, 3, 4, 4), MOST["steps"])
+    found = distribution((64, 3, 4, 4), MAX_LENGTHS["steps"])
     assert [sum(found.at(normal) == value for normal in NORMALS) for value in (3, 4, 64)] == [500, 1000, 500]
 
 

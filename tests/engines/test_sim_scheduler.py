@@ -13,7 +13,7 @@ from pipeline.engines.sim.device import SimDevice
 from pipeline.engines.sim.roofline import BatchCost
 from pipeline.engines.sim.scheduler import OLDEST_EVERY, Job, Scheduler, segment
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimSpeculativeSpec
-from pipeline.engines.sim.speculation import Progress, progress_of
+from pipeline.engines.sim.speculation import CandidateIterations, iterations_of
 
 # Powers of two, so that floats are exact and results can be compared with ==.
 DEVICE = SimDeviceSpec(name="d", flops_per_s=2.0**21, bytes_per_s=2.0**18, overhead_s=2.0**-9)
@@ -42,10 +42,10 @@ class Order:
         patience = self.cancel - self.arrival
         return f"Order({self.number}, {self.engine}, {self.arrival}, {self.prompt}, {self.lengths}, {self.key[0]}, {patience})"
 
-    def progress(self, spec: SimSpec) -> tuple[Progress, ...]:
+    def progress(self, spec: SimSpec) -> tuple[CandidateIterations, ...]:
         request = Request(request_id=str(self.number), prompt_ids=(1,), max_tokens=1)
         inner = spec.speculative
-        return tuple(progress_of(inner, request, each, length) for each, length in enumerate(self.lengths)) if inner else ()
+        return tuple(iterations_of(inner, request, each, length) for each, length in enumerate(self.lengths)) if inner else ()
 
     @property
     def need(self) -> int:

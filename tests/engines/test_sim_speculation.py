@@ -15,7 +15,7 @@ from pipeline.engines.sim.device import SimDevice
 from pipeline.engines.sim.engine import open_sim
 from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimSpeculativeSpec
-from pipeline.engines.sim.speculation import SpeculationMeter, agreement, progress_of
+from pipeline.engines.sim.speculation import SpeculationMeter, agreement, iterations_of
 from pipeline.errors import GraphError
 
 DEVICE = SimDeviceSpec(name="d", flops_per_s=2.0**21, bytes_per_s=2.0**18, overhead_s=2.0**-9)
@@ -47,7 +47,7 @@ def one_by_one(agrees: list[bool], k: int) -> list[tuple[int, int]]:
 @given(st.integers(1, 8), st.floats(0, 1), st.integers(1, 60), st.integers(0, 5))
 def test_a_candidate_is_written_as_speculative_decoding_is_described(k: int, acceptance: float, length: int, candidate: int) -> None:
     inner, request = SimSpeculativeSpec(num_speculative_tokens=k, acceptance=acceptance), asked()
-    progress = progress_of(inner, request, candidate, length)
+    progress = iterations_of(inner, request, candidate, length)
     expected = one_by_one(agreement(acceptance, request, candidate, length - 1).tolist(), k)
     assert progress.tokens[0] == 1
     assert list(zip(np.diff(progress.tokens), progress.accepted, strict=True)) == expected
@@ -56,13 +56,13 @@ def test_a_candidate_is_written_as_speculative_decoding_is_described(k: int, acc
 def test_tokens_of_an_iteration_are_on_average_what_the_formula_says() -> None:
     for k, acceptance in ((5, 0.7), (3, 0.9), (1, 0.5)):
         inner = SimSpeculativeSpec(num_speculative_tokens=k, acceptance=acceptance)
-        mean = 200_000 / progress_of(inner, asked(), 0, 200_000).iterations
+        mean = 200_000 / iterations_of(inner, asked(), 0, 200_000).iterations
         assert mean == pytest.approx((1 - acceptance ** (k + 1)) / (1 - acceptance), rel=0.01)
 
 
 def test_what_is_accepted_is_counted_by_position() -> None:
     inner, meter = SimSpeculativeSpec(num_speculative_tokens=3, acceptance=1.0), SpeculationMeter(3)
-    progress = [progress_of(inner, asked(), candidate, length) for candidate, length in enumerate((11, 1))]
+    progress = [iterations_of(inner, asked(), candidate, length) for candidate, length in enumerate((11, 1))]
     meter.count(progress, [11, 1])
     found = meter.totals()  # 1, then 4, 4 and 2 tokens
     assert (found.drafts, found.draft_tokens, found.accepted_tokens, found.accepted_by_position) == (3, 9, 8, (3, 3, 2))
@@ -115,7 +115,7 @@ def test_an_interrupted_candidate_has_the_tokens_of_its_iterations(iterations: f
     inner = SimSpeculativeSpec(num_speculative_tokens=4, acceptance=1.0)
     role, meter = spec(speculative=inner), SpeculationMeter(4)
     device = SimDevice(role.device)
-    share, progress = device.join(Scheduler(role)), [progress_of(inner, asked(), 0, 20)]
+    share, progress = device.join(Scheduler(role)), [iterations_of(inner, asked(), 0, 20)]
     job = Job((0, 0.0, "r0", 0), (1, 2, 3, 4), 3, (20,), (range(19),), lambda: None, progress)
     at = iterations * (2.0**-7 + 2.0**-9)
     device.add(share, job, 0.0)
@@ -137,7 +137,7 @@ def computed(role: SimSpec, lengths: Mapping[int, tuple[int, ...]]) -> tuple[flo
     share, calls = device.join(Scheduler(role)), []
     for number, each in lengths.items():
         request = asked(number, prompt_ids=(number,) * 4)
-        progress = tuple(progress_of(role.speculative, request, candidate, length) for candidate, length in enumerate(each))
+        progress = tuple(iterations_of(role.speculative, request, candidate, length) for candidate, length in enumerate(each))
         device.add(share, Job((0, 0.0, str(number), number), request.prompt_ids, 3, each, ((),) * len(each), lambda: None, progress), 0.0)
         candidates = tuple(Candidate(ids=(7,) * length, text="", cumulative_logprob=None, finish_reason="length") for length in each)
         calls.append(AnsweredCall(request=request, completion=Completion(candidates=candidates, usage=Usage(input_tokens=4))))

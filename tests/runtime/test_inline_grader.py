@@ -11,7 +11,7 @@ from anyio.lowlevel import checkpoint
 
 from pipeline.errors import EngineDead
 from pipeline.grading.grader import Grader
-from pipeline.runtime.inline_grader import MOST_WAITING, open_inline_grader
+from pipeline.runtime.inline_grader import MAX_WAITING, open_inline_grader
 from pipeline.store.events import ChainRow
 from pipeline.store.recorder import open_recorder
 from pipeline.store.run_store import RunStore
@@ -140,9 +140,9 @@ async def test_new_chains_wait_while_too_many_are_ungraded(tmp_path: Path, blank
             open_recorder(RunStore(tmp_path), virtual=False) as recorder,
             open_inline_grader(recorder, grader, False) as inline_grader,
         ):
-            for number in range(MOST_WAITING):
+            for number in range(MAX_WAITING):
                 inline_grader.chain(chain(blank, number, r"\sqrt{8}", r"2\sqrt{2}"))
-            assert inline_grader.statistics().waiting == MOST_WAITING
+            assert inline_grader.statistics().waiting == MAX_WAITING
             await inline_grader.room()
-            assert inline_grader.statistics().waiting < MOST_WAITING
+            assert inline_grader.statistics().waiting < MAX_WAITING
     assert set(verdicts(tmp_path).values()) == {(True, None)}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from pipeline.calibration.calibrate import MOST_CALLS, WORST_ERROR
+from pipeline.calibration.calibrate import MAX_CALLS, WORST_ERROR
 from pipeline.calibration.calibrate import calibrate as calibrated
 from pipeline.calibration.engines_file import engines_file, fit_lines
 from pipeline.cli.commands import command, option
@@ -22,7 +22,7 @@ from pipeline.store.read import check_readable
     "--max-calls",
     metavar="N",
     type=click.IntRange(1, 1_000_000_000),
-    default=MOST_CALLS,
+    default=MAX_CALLS,
     show_default=True,
     help="Maximum number of calls of an engine in a run.",
 )

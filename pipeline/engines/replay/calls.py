@@ -14,8 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from pipeline.engine import FinishReason, Request, Timing, Usage
-from pipeline.engines.replay.recording import TOO_OLD
-from pipeline.errors import InputError, NeverGenerated
+from pipeline.errors import NeverGenerated
 from pipeline.store.read import RowGroups, Value
 
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
@@ -56,12 +55,7 @@ class RecordedCalls:
 
     def __init__(self, run: Path) -> None:
         """Read the index of the calls in the folder `run`; raises `InputError` where its table cannot be read."""
-        try:
-            self._groups = RowGroups(run, "calls", tuple({*KEY_COLUMNS, *COLUMNS}))
-        except InputError as error:
-            if error.what.startswith("has no column"):
-                raise InputError(str(run), TOO_OLD) from error
-            raise
+        self._groups = RowGroups(run, "calls", tuple({*KEY_COLUMNS, *COLUMNS}))
         self._open: OrderedDict[int, dict[str, Value]] = OrderedDict()
         self._names, self._digests, self._places = self._index()
 

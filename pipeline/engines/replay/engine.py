@@ -197,12 +197,13 @@ async def open_replay(specs: Mapping[str, ReplaySpec]) -> AsyncIterator[Mapping[
 
 def _facts(role: str, spec: ReplaySpec, recording: Recording) -> dict[str, Fact]:
     """The facts (`Engine.facts`) about the replay; a simulated engine adds those about its device itself."""
-    answers = "simulated" if recording.answers(role) == "simulated" else "recorded"
+    then = recording.file.engine_facts.get(role, {})
+    answers = "simulated" if then.get("answers") == "simulated" else "recorded"
     costs = "calibrated" if spec.costs_from is not None and Path(spec.costs_from).name == CALIBRATION else spec.costs
     facts: dict[str, Fact] = {"answers": answers, "replay": spec.run, "replayed_backend": recording.engine(role).backend, "costs": costs}
-    then: Any = recording.file.engine_facts.get(role, {}).get("cannot", ())
+    cannot: Any = then.get("cannot", ())
     # A replay interrupts requests by itself, and what needs no seed was recorded.
-    return facts | {"cannot": tuple(need for need in then if need not in ("interrupt", "seeds"))}
+    return facts | {"cannot": tuple(need for need in cannot if need not in ("interrupt", "seeds"))}
 
 
 def _tokenizer_of(role: str, spec: ReplaySpec) -> Tokenizer:

@@ -26,8 +26,6 @@ PREFIX = "replay:"
 """Marks a run folder where the name of an engines file is expected: `replay:RUN`."""
 CALIBRATION = "calibration.yaml"
 """The file in a run folder with simulated engines that were fitted to the run."""
-TOO_OLD = "was recorded by an earlier version, which did not record what a replay needs; record it again"
-"""What is wrong with such a run folder, as a clause."""
 
 
 class RecordedLimits(Struct, frozen=True, kw_only=True):
@@ -56,18 +54,10 @@ class Recording(Struct, frozen=True):
             raise GraphError(f"engine {role!r}", what)
         return found
 
-    def answers(self, role: str) -> str:
-        """The fact `answers` of the recorded engine `role` (`Engine.facts`), worked out from its backend where the run does not state it,
-        as those of earlier versions do not."""
-        stated = self.file.engine_facts.get(role, {}).get("answers")
-        return str(stated or ("simulated" if self.engine(role).backend == "sim" else "model"))
-
     def limits(self, role: str) -> RecordedLimits:
-        """The limits of the recorded engine `role`; raises `InputError` where an earlier version did not record them."""
-        try:
+        """The limits of the recorded engine `role`; raises `InputError` where `run.json` does not state them."""
+        with boundary(InputError, f"{self.folder}/run.json: $.engine_facts.{role}", foreign=msgspec.ValidationError):
             return msgspec.convert(self.file.engine_facts.get(role), RecordedLimits)
-        except msgspec.ValidationError as error:
-            raise InputError(self.folder, TOO_OLD) from error
 
 
 def read_recording(run: str) -> Recording:

@@ -28,7 +28,7 @@ class Node:
 LONG = 512
 """Prompts of at least this many tokens have hundreds of nodes in the tree, so the path to where the last one ended is not walked again."""
 _KEY = slice(LONG - 32, LONG)
-MOST_ENDS = 4096
+MAX_ENDS = 4096
 """Maximum number of long prompts whose ends are kept."""
 
 
@@ -74,7 +74,7 @@ class PrefixCache:
         return (node, tokens, len(prefix)) if known else (key[0], tokens, 0)
 
     def _note_end(self, key: tuple[Node, Sequence[int]], node: Node, prefix: Sequence[int]) -> None:
-        if len(self._ends) >= MOST_ENDS and key not in self._ends:
+        if len(self._ends) >= MAX_ENDS and key not in self._ends:
             self._ends.clear()
         self._ends[key] = node, prefix
 

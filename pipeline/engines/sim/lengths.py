@@ -17,8 +17,8 @@ Preset = Literal["gsm8k", "math", "aime"]
 """The names of `PRESETS`."""
 Values = tuple[float, ...] | Mapping[str, float]
 """Samples, each as likely as the others, or quantiles by name: `{p10: 3, p50: 4, p90: 11, p100: 1102}`."""
-MOST = {"steps": 10_000, "step_tokens": 100_000}
-"""Most steps of a thought, and most tokens of a step, where the lengths are measured ones."""
+MAX_LENGTHS = {"steps": 10_000, "step_tokens": 100_000}
+"""The maximum number of steps of a thought, and of tokens of a step, where the lengths are measured ones."""
 _NORMAL = NormalDist()
 
 
@@ -38,7 +38,7 @@ class SimLengthsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Check the values."""
         if self.steps is None and self.step_tokens is None:
             raise ValueError("holds no lengths; give `steps`, `step_tokens` or both")
-        for part, most in MOST.items():
+        for part, most in MAX_LENGTHS.items():
             if (values := getattr(self, part)) is not None:
                 _check(part, values, most)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from pipeline.engines.sim.lengths import MOST, SimLengthsSpec
+from pipeline.engines.sim.lengths import MAX_LENGTHS, SimLengthsSpec
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import GraphError, InputError, UsageError, boundary
 from pipeline.graph.loader import load_struct
@@ -57,7 +57,7 @@ def _recorded(run: Path) -> SimLengthsSpec:
     if not steps:
         raise InputError(str(run), "has no chain that finished its thought, so there are no lengths to use")
     counts, tokens = [len(each) for each in steps], [length for each in steps for length in each]
-    return SimLengthsSpec(steps=_samples(counts, MOST["steps"]), step_tokens=_samples(tokens, MOST["step_tokens"]))
+    return SimLengthsSpec(steps=_samples(counts, MAX_LENGTHS["steps"]), step_tokens=_samples(tokens, MAX_LENGTHS["step_tokens"]))
 
 
 def _steps(parts: Sequence[tuple[str, int]]) -> Iterator[float]:

@@ -15,9 +15,9 @@ What holds whenever no method runs:
 - At most one job's prompt is computed in part.
 - Room for all keys and values of a running job is reserved in the cache: no job is ever thrown out again.
 
-An engine that speculates token by token gives a sequence several tokens in one iteration, drawn when the request arrives (`Progress`).
-Its end is counted in iterations all the same; between first and last token its context is taken to grow evenly, so that a segment's
-traffic stays an arithmetic series.
+An engine that speculates token by token gives a sequence several tokens in one iteration, drawn when the request arrives
+(`CandidateIterations`). Its end is counted in iterations all the same; between first and last token its context is taken to grow evenly, so
+that a segment's traffic stays an arithmetic series.
 
 Example (`tests/engines/test_sim_scheduler.py` runs it): an iteration takes 1 s, whatever is in it. Job A has a prompt and
 two sequences, of 3 and 5 tokens. The forecast at 0 is: the prompt, with both first tokens, from 0 to 1; two iterations of two
@@ -39,7 +39,7 @@ from msgspec import Struct
 from pipeline.engines.sim.cache import Node, PrefixCache
 from pipeline.engines.sim.roofline import Cost, Roofline
 from pipeline.engines.sim.spec import SimSpec
-from pipeline.engines.sim.speculation import Progress
+from pipeline.engines.sim.speculation import CandidateIterations
 
 Key = tuple[int, float, str, int]
 """What jobs are ordered by: priority, arrival, request id, number."""
@@ -66,7 +66,7 @@ class Job:
         lengths: tuple[int, ...],
         cached_outputs: Sequence[Sequence[int]],
         notify: Callable[[], object],
-        progress: Sequence[Progress] = (),
+        progress: Sequence[CandidateIterations] = (),
         adapter: str | None = None,
     ) -> None:
         self.key, self.prompt, self.adapter = key, prompt, adapter

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr, replace
 
-from pipeline.engines.sim.lengths import MOST, PRESETS, Distribution, Preset, SimLengthsSpec, distribution, log_normal
+from pipeline.engines.sim.lengths import MAX_LENGTHS, PRESETS, Distribution, Preset, SimLengthsSpec, distribution, log_normal
 from pipeline.graph.spec import AdapterName, Count, RestartableSpec, Tokens
 
 _DEFAULTS = {"steps": {"steps_mean": 12.0, "steps_sigma": 0.5}, "step_tokens": {"step_tokens_mean": 40.0, "step_tokens_sigma": 0.6}}
@@ -101,7 +101,7 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         measured = PRESETS[self.preset] if self.preset is not None else self.lengths
         values = getattr(measured, part, None)
         if values is not None:
-            return distribution(values, MOST[part])
+            return distribution(values, MAX_LENGTHS[part])
         mean, sigma = (getattr(self, key) for key in _DEFAULTS[part])
         return log_normal(mean, sigma)
 

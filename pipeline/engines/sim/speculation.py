@@ -23,7 +23,7 @@ _GRAIN = 2.0**20
 """Tokens an iteration are multiples of its inverse, so that sums of contexts are exact."""
 
 
-class Progress:
+class CandidateIterations:
     """The iterations in which one candidate is written, at least one."""
 
     def __init__(self, tokens: Counts, accepted: Counts) -> None:
@@ -56,7 +56,7 @@ def agreement(acceptance: float, request: Request, candidate: int, tokens: int) 
     return draws < acceptance
 
 
-def progress_of(spec: SimSpeculativeSpec, request: Request, candidate: int, length: int) -> Progress:
+def iterations_of(spec: SimSpeculativeSpec, request: Request, candidate: int, length: int) -> CandidateIterations:
     """How `candidate` of `request`, of `length` tokens, is written.
 
     Tokens that agree form stretches, each up to and with the next token that does not. Within a stretch every iteration takes
@@ -69,7 +69,7 @@ def progress_of(spec: SimSpeculativeSpec, request: Request, candidate: int, leng
     ends = own | ~agrees
     ends[-1:] = True
     tokens = np.concatenate(([1], np.flatnonzero(ends) + 2))
-    return Progress(tokens, np.diff(tokens) - 1 + (agrees & ~own)[ends])
+    return CandidateIterations(tokens, np.diff(tokens) - 1 + (agrees & ~own)[ends])
 
 
 class SpeculationMeter:
@@ -80,7 +80,7 @@ class SpeculationMeter:
         self._proposals, self._drafts = proposals, 0
         self._by_position = np.zeros(proposals, dtype=np.int64)
 
-    def count(self, progress: Sequence[Progress], lengths: Sequence[int]) -> None:
+    def count(self, progress: Sequence[CandidateIterations], lengths: Sequence[int]) -> None:
         """Count a request whose candidates had that many tokens."""
         for each, length in zip(progress, lengths, strict=True):
             accepted = each.accepted[: max(int(np.searchsorted(each.tokens, length, side="right")) - 1, 0)]

@@ -16,9 +16,11 @@ import math
 import re
 import struct
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import accumulate
 from random import Random
 from statistics import NormalDist
 from typing import Protocol
@@ -26,7 +28,6 @@ from typing import Protocol
 from msgspec import Struct
 
 from pipeline.engine import Candidate, Content, FinishReason, Request, Tokenizer, packed
-from pipeline.engines.sim.difficulty import chances
 from pipeline.engines.sim.output import Output
 from pipeline.engines.sim.spec import SimSpec, SimTextSpec
 from pipeline.engines.sim.tokenizer import ASSISTANT, END, USER, VOCAB_SIZE, SimTokenizer
@@ -34,6 +35,9 @@ from pipeline.graph.prompts import DELIMITER, THINK_CLOSE, THINK_OPEN
 
 KEPT = 8192
 """Problems, and parts of texts, that are kept: live chains ask for the same ones again."""
+_CHANCES, _CELLS = 1024, 8192
+_NEGLIGIBLE = 40.0
+"""A density whose logarithm is so far below its greatest is left out."""
 _TOKENIZER = SimTokenizer()
 _SPECIAL = _TOKENIZER.special_ids
 _OPEN, _CLOSE, _USER, _ASSISTANT, _END = (_SPECIAL[text] for text in (THINK_OPEN, THINK_CLOSE, USER, ASSISTANT, END))
@@ -447,3 +451,37 @@ def _completed(ids: tuple[int, ...], stop: str) -> list[tuple[int, str | int | N
         if total >= ends:
             return [(count, stop)]
     return []
+
+
+@lru_cache(maxsize=64)
+def chances(accuracy: float, correlation: float) -> tuple[float, ...]:
+    """Equally likely chances of being right, the best first: quantiles of the beta distribution with the mean `accuracy` and with
+    parameters at which two draws by the same chance have the correlation `correlation`. Both are between 0 and 1, exclusively.
+
+    In a beta-binomial distribution with the parameters a and b the mean is a / (a + b) and the correlation 1 / (a + b + 1).
+    """
+    total = 1 / correlation - 1
+    a, b = accuracy * total, (1 - accuracy) * total
+    mode = math.log(a / b)
+    low, high = (_bound(a, b, mode, step) for step in (-1.0, 1.0))
+    logits = [low + (high - low) * (cell + 0.5) / _CELLS for cell in range(_CELLS)]
+    sums = list(accumulate(math.exp(_log_density(a, b, logit) - _log_density(a, b, mode)) for logit in logits))
+    places = (bisect_left(sums, sums[-1] * (number + 0.5) / _CHANCES) for number in reversed(range(_CHANCES)))
+    return tuple(math.exp(-_softplus(-logits[place])) for place in places)
+
+
+def _bound(a: float, b: float, mode: float, step: float) -> float:
+    """A logit on the side of `step` from the `mode` on from which the density is negligible."""
+    while _log_density(a, b, mode + step) > _log_density(a, b, mode) - _NEGLIGIBLE:
+        step *= 1.5
+    return mode + step
+
+
+def _log_density(a: float, b: float, logit: float) -> float:
+    """Logarithm of the density of a beta-distributed chance's logit, but for a constant; that of the chance itself may be infinite."""
+    return -a * _softplus(-logit) - b * _softplus(logit)
+
+
+def _softplus(value: float) -> float:
+    """log(1 + exp(value)) without overflow."""
+    return max(value, 0.0) + math.log1p(math.exp(-abs(value)))
