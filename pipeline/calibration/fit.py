@@ -22,7 +22,7 @@ from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import MissingExtra
 
 EVALUATIONS = 150
-"""Most simulations of all calls in one fit, those of the grid aside."""
+"""The maximum number of simulations of all calls in one fit, those of the grid aside."""
 Calls: TypeAlias = "Mapping[str, Sequence[TimedCall]]"
 """The calls of one run, by role."""
 

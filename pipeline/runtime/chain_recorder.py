@@ -22,11 +22,11 @@ from pipeline.store.events import CallRow, ChainRow, StepRow
 from pipeline.text import redact
 
 NO_ANSWER = Completion(candidates=(), usage=Usage(input_tokens=0))
-"""What the row of an attempt without an answer is made of."""
+"""The completion that stands in the row of an attempt without an answer."""
 
 
 class StageLabel(Struct, frozen=True):
-    """What the trace says of a stage in every row of its calls."""
+    """The columns of a stage that are the same in every row of its calls."""
 
     name: str
     kind: str

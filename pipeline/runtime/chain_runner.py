@@ -28,11 +28,11 @@ class BoundStage(Struct, frozen=True, kw_only=True):
     dispatcher: Dispatcher | None
     """None of a stage that calls no engine."""
     in_thread: bool
-    """Whether its outcome is computed in a thread."""
+    """True if its outcome is computed in a thread."""
     condition: Condition | None
     rank: int
     answers: bool
-    """Whether it writes the answer, which it does also where the thought has filled the context."""
+    """True if it writes the answer, which it does also where the thought has filled the context."""
 
 
 class BoundDirect(Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class BoundLevel(Struct, frozen=True):
     stages: tuple[BoundStage, ...]
     loops: tuple[BoundLoop, ...]
     conditional: bool
-    """Whether any of its nodes has a condition."""
+    """True if any of its nodes has a condition."""
 
 
 class BoundBlock(Struct, frozen=True, kw_only=True):
@@ -269,7 +269,7 @@ class ChainRunner:
 
 
 def _due(condition: Condition | None, chain: Chain) -> bool:
-    """Whether the condition of a node holds; without a verdict neither `accepted` nor `rejected` does."""
+    """True if the condition of a node holds; without a verdict neither `accepted` nor `rejected` does."""
     if condition is None:
         return True
     verdict = chain.verdicts.get(condition.stage)

@@ -37,7 +37,7 @@ MODES: dict[str | None, Mode] = {"always": "speculative", "never": "direct"}
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """What the executor needs to know of a run beyond its plan."""
+    """The settings of a run beyond its plan."""
 
     run_id: str
     seed: int = 0
@@ -47,7 +47,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     cache_tokens: Mapping[str, float] = {}
     """By role, what the calls in flight at an engine may come to; without an entry their number alone is bounded."""
     virtual_time: bool = False
-    """Whether the event loop runs on a simulated clock, which must not wait for threads."""
+    """True if the event loop runs on a simulated clock, which must not wait for threads."""
 
 
 class Executor:
@@ -83,7 +83,7 @@ class Executor:
         self._schedule, self._recorder, self._clock = schedule, recorder, clock
         self._feeding = anyio.CancelScope()
         self.exhausted = False
-        """Whether every chain of the feed was started."""
+        """True if every chain of the feed was started."""
 
     def _new_switch(self, plan: Plan, control: ModeControl | None, clock: Clock, schedule: Schedule) -> ModeSwitch | None:
         if control is None or (direct := plan.direct) is None:

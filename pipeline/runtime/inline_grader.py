@@ -29,7 +29,7 @@ ProblemRows = Mapping[int, Mapping[str, Any]]
 
 
 class GradingStatistics(Struct, frozen=True):
-    """How far the grading is at one moment, in chains."""
+    """The state of the grading at one moment, in chains."""
 
     waiting: int
     """Chains that are over and have no grade yet."""
@@ -71,7 +71,7 @@ class InlineGrader:
         await self._recorder.room()
 
     def statistics(self) -> GradingStatistics:
-        """How many chains wait for a grade, and the grades since the start."""
+        """The number of chains that wait for a grade, and the grades since the start."""
         waiting = self._due.statistics().current_buffer_used + self._at_work
         return GradingStatistics(waiting, self._graded, self._correct)
 

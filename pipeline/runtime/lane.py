@@ -49,7 +49,7 @@ class Call:
 
 
 class LaneStatistics(Struct, frozen=True):
-    """How many calls are in flight and waiting at one moment."""
+    """The numbers of calls in flight and waiting at one moment."""
 
     in_flight: int
     waiting: int
@@ -126,7 +126,7 @@ class Lane:
         return self.expected_tokens(call) * 1_000_000_000 + call.order
 
     def statistics(self) -> LaneStatistics:
-        """How many calls are in flight and waiting now."""
+        """The numbers of calls in flight and waiting now."""
         return LaneStatistics(self.in_flight, self.waiting, self.max_in_flight)
 
     @property

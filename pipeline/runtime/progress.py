@@ -16,7 +16,7 @@ class Progress:
         self.decisions = resume_state.decisions.copy()
         self.steps = self.decisions.total()
         self.errors = resume_state.errors.copy()
-        """How many chains failed, by the error and the stage in which they met it."""
+        """The number of chains that failed, by the error and the stage in which they met it."""
         self.output_tokens = {role: resume_state.output_tokens.get(role, 0) for role in plan.engines}
         self.kept_tokens = 0
         """Tokens of committed steps and of answers, of this session alone."""

@@ -1,4 +1,4 @@
-"""What earlier sessions of a run left behind: which chains are finished, and the answered calls of those that are not. Pure data.
+"""The state that earlier sessions of a run left behind: which chains are finished, and the answered calls of those that are not. Pure data.
 
 A chain is resumed by running its plan from the start while its recorded calls answer in place of the engines: the same seeds
 lead to the same requests, so that it comes to its last answered call as before, and from there on asks the engines.
@@ -63,7 +63,7 @@ class ResumedCall(Struct, frozen=True, kw_only=True):
 
 
 class ResumedChain(Struct, kw_only=True):
-    """What the run folder holds of one unfinished chain; each call is taken out when the chain comes to it."""
+    """The rows of one unfinished chain in the run folder; each call is taken out when the chain comes to it."""
 
     calls: dict[str, ResumedCall] = {}
     """Its answered calls, by their requests' ids."""
@@ -96,7 +96,7 @@ class ResumedChain(Struct, kw_only=True):
         return "speculative" if any(name.startswith(place) for name in self.calls) else None
 
     def holds(self, index: int, ids: Sequence[int]) -> bool:
-        """Whether the steps table has the chain's step number `index` (from 0). Raises `ResumeMismatch` where it has other `ids`."""
+        """True if the steps table has the chain's step number `index` (from 0). Raises `ResumeMismatch` where it has other `ids`."""
         if index >= len(self.steps):
             return False
         if self.steps[index] != tuple(ids):
@@ -120,7 +120,7 @@ class ResumeState(Struct, kw_only=True):
     correct: int = 0
     """Chains whose answer is right."""
     errors: Counter[tuple[str, str]] = Counter()
-    """How many chains failed, by the error and the stage in which they met it (`NO_STAGE` before the first)."""
+    """The number of chains that failed, by the error and the stage in which they met it (`NO_STAGE` before the first)."""
     decisions: Counter[str] = Counter()
     """Rows of the steps table, by their decision."""
     output_tokens: dict[str, int] = {}
@@ -129,7 +129,7 @@ class ResumeState(Struct, kw_only=True):
     """When the last call of any chain came back; None without calls."""
 
     def is_over(self, order: int) -> bool:
-        """Whether the chain at the place `order` of the input needs nothing more."""
+        """True if the chain at the place `order` of the input needs nothing more."""
         found = bisect_left(self.over, order)
         return found < len(self.over) and self.over[found] == order
 

@@ -19,14 +19,14 @@ from pipeline.runtime.supervisor import ProgressWatch, Supervisor
 from pipeline.runtime.waiting import Awaited, GivenUp
 
 CHECKS = 32
-"""How many times in every `hang_s`, or `timeout_s` where that is less, it is checked whether this process ran and the engine works."""
+"""The number of checks in every `hang_s`, or `timeout_s` where that is less, whether this process ran and the engine works."""
 
 _SHORTEST_S = 1e-6
 """A clock may not show a shorter sleep than this many seconds."""
 
 
 UNREADABLE = 4
-"""Most repetitions of a request that got an invalid answer: with its seed it mostly gets the same one again."""
+"""The maximum number of repetitions of a request that got an invalid answer: with its seed it mostly gets the same one again."""
 
 
 class CallTimeout(EngineUnavailable):

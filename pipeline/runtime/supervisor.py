@@ -44,7 +44,7 @@ class Supervisor:
 
     def __init__(self, engine: Engine, spec: EngineSpec, clock: Clock) -> None:
         self.restarts = 0
-        """How many times the engine was restarted, failed attempts included."""
+        """The number of restarts, failed attempts included."""
         self._role, self._clock = engine.role, clock
         self._max_restarts = spec.max_restarts if isinstance(spec, RestartableSpec) else 0
         self._engine = engine if isinstance(engine, Restartable) and self._max_restarts else None
@@ -60,7 +60,7 @@ class Supervisor:
 
     @property
     def down(self) -> bool:
-        """Whether the engine is being restarted or will never be up again."""
+        """True if the engine is being restarted or will never be up again."""
         return self._death is not None
 
     async def wait_restarted(self, restarts: int, death: EngineDead) -> None:

@@ -31,7 +31,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     @property
     def timers(self) -> int:
-        """How many timers are kept, some of which may be cancelled."""
+        """The number of timers that are kept, cancelled ones included."""
         return len(self._timers)
 
     def time(self) -> float:

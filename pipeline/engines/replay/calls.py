@@ -19,7 +19,7 @@ from pipeline.store.read import RowGroups, Value
 
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 KEPT_GROUPS = 24
-"""Most row groups in memory, at most 16 MiB each as arrays."""
+"""The maximum number of row groups in memory, at most 16 MiB each as arrays."""
 USAGE, TIMING = Usage.__struct_fields__, Timing.__struct_fields__
 
 

@@ -107,7 +107,7 @@ class ReplayEngine:
         self.facts: dict[str, Fact] = {}
         self._closed = anyio.Event()
         self._interruptible: dict[str, anyio.CancelScope] = {}
-        """What `interrupt` cancels, by the id of the request."""
+        """The scopes that `interrupt` cancels, by the id of the request."""
         self._meter = UsageMeter(anyio.current_time)
 
     async def generate(self, request: Request) -> Completion:

@@ -1,4 +1,4 @@
-"""What a replay needs to know of a recorded run before it reads any call: its engines, their limits, costs and tokenizers.
+"""The description of a recorded run, before any of its calls is read: its engines, their limits, costs and tokenizers.
 
 `run.json` and an engines file enter, specs leave; no call is read here and nothing is opened.
 """
@@ -41,7 +41,7 @@ class Recording(Struct, frozen=True):
     folder: str
     """The run folder."""
     file: RunFile
-    """What its `run.json` says."""
+    """Its `run.json`."""
 
     def engine(self, role: str) -> EngineSpec:
         """The spec of the recorded engine `role`; raises `GraphError` where there was none, or it was a replay itself."""

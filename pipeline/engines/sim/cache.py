@@ -18,11 +18,11 @@ class Node:
         self.children: dict[int, Node] = {}
         """The nodes that continue this one, by their first token."""
         self.pins = 0
-        """How many running requests need this node; one that has pins or children is not evicted."""
+        """The number of running requests that need this node; one that has pins or children is not evicted."""
         self.used = 0
         """When it was last used, as the number of that use among all uses of nodes."""
         self.offered = False
-        """Whether it is noted for eviction."""
+        """True if it is noted for eviction."""
 
 
 LONG = 512

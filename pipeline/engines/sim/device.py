@@ -17,7 +17,7 @@ from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import GraphError
 
 ROUNDING = 1e-12
-"""Most relative difference of two readings of one moment on a virtual clock."""
+"""The maximum relative difference of two readings of one moment on a virtual clock."""
 
 
 class Share:
@@ -32,7 +32,7 @@ class Share:
         self.boundary_time = -math.inf
         """The exact time of that boundary; the clock may have been read a rounding error later."""
         self.is_cut = False
-        """Whether the forecast was cut after the iteration under way."""
+        """True if the forecast was cut after the iteration under way."""
         self._busy_s = 0.0
         self._since = 0.0
 

@@ -1,4 +1,4 @@
-"""What a simulated engine answers, without the time that it takes; and what there is of it when the request is interrupted. Pure."""
+"""The answer of a simulated engine, without the time that it takes, whole or cut by an interruption. Pure."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ class Output(Struct, frozen=True):
         return sum(len(candidate.ids) + candidate.ended for candidate in self.candidates)
 
     def cut(self, counts: Sequence[int], tokenizer: Tokenizer) -> "Output":
-        """What there is of it if the request is interrupted once that many tokens of each candidate were sampled."""
+        """The part of it that a request gets if it is interrupted after `counts` tokens of each candidate."""
         each = zip(self.candidates, self.lengths, counts, strict=True)
         candidates = tuple(_interrupted(one, length, count, tokenizer) for one, length, count in each)
         return structs.replace(self, candidates=candidates, lengths=tuple(counts))

@@ -41,7 +41,7 @@ def rates_of(device: SimDeviceSpec, model: SimSpec | SimSpeculativeSpec, overhea
 
 
 class Roofline:
-    """What the iterations of one engine cost, those of the draft inside it included."""
+    """The costs of the iterations of one engine, those of the draft inside it included."""
 
     def __init__(self, spec: SimSpec) -> None:
         inner = spec.speculative
@@ -66,7 +66,7 @@ class Roofline:
 
 
 class BatchCost(Struct, frozen=True):
-    """How long iterations of one batch take; all fields are seconds."""
+    """The times of iterations of one batch; all fields are seconds."""
 
     compute: float
     """Arithmetic of one iteration, the same in all of them."""
@@ -127,4 +127,4 @@ class Passes(Struct, frozen=True):
 
 
 Cost: TypeAlias = BatchCost | Passes
-"""What iterations of a batch cost."""
+"""The costs of iterations of a batch."""

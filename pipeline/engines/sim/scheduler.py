@@ -42,7 +42,7 @@ from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.sim.speculation import CandidateIterations
 
 Key = tuple[int, float, str, int]
-"""What jobs are ordered by: priority, arrival, request id, number."""
+"""The order of jobs: priority, arrival, request id, number."""
 OLDEST_EVERY = 8
 """One in this many admissions goes to the oldest job, whatever its priority, so that none waits forever."""
 FEW = 128
@@ -93,14 +93,14 @@ class Job:
         self.cached = self.computed = self.reserved = 0
         """Numbers of tokens: prompt tokens from the cache, prompt tokens computed, and room reserved in the cache."""
         self.queued = True
-        """Whether it waits: it was neither admitted nor cancelled."""
+        """True if it waits: it was neither admitted nor cancelled."""
         self.cancelled = False
         self.interrupted = False
-        """Whether it was cancelled by `Scheduler.interrupt`: `lengths` are then the tokens that it has, and the cache keeps them."""
+        """True if it was cancelled by `Scheduler.interrupt`: `lengths` are then the tokens that it has, and the cache keeps them."""
 
     @property
     def kv_tokens(self) -> int:
-        """Most tokens whose keys and values it keeps at once."""
+        """The maximum number of tokens whose keys and values it keeps at once."""
         return len(self.prompt) + sum(self.lengths)
 
 
@@ -125,7 +125,7 @@ class Segment(Struct, frozen=True):
         return self if count == self.iterations else segment(self.start, count, self.cost)
 
     def completed(self, work: float) -> int:
-        """How many of its iterations are over at `work`; the example above: one at 13, two at 14."""
+        """The number of its iterations that are over at `work`; the example above: one at 13, two at 14."""
         return bisect_right(range(1, self.iterations + 1), work - self.start, key=self.cost.duration)
 
 
@@ -179,13 +179,13 @@ class Scheduler:
         self.forecast: deque[Segment] = deque()
         """What will be computed until the next decision if nothing arrives and nothing is cancelled; empty: nothing is computed."""
         self.size = 0
-        """How many sequences decode."""
+        """The number of sequences that decode."""
         self._context: float = 0
         """Tokens whose keys and values these sequences read in the next iteration."""
         self._growth: float = 0
         """By how many of them these sequences read more with each iteration: tokens that an iteration samples, on average."""
         self._iteration = 0
-        """How many iterations are over."""
+        """The number of iterations that are over."""
         self._sampled: float = 0
         """Tokens that were sampled in them; of sequences that are not finished, on average."""
         self._queue: list[tuple[Key, Job]] = []
@@ -199,7 +199,7 @@ class Scheduler:
         self._last_iterations: list[tuple[int, Key, Job]] = []
         """For each job whose prompt is computed, the iteration after which it is finished; a heap."""
         self._dropped = False
-        """Whether a running job was cancelled since the last decision."""
+        """True if a running job was cancelled since the last decision."""
 
     @property
     def end(self) -> float:
@@ -208,16 +208,16 @@ class Scheduler:
 
     @property
     def needs_decision(self) -> bool:
-        """Whether the next iteration may compute anything but the sequences that decode already."""
+        """True if the next iteration may compute anything but the sequences that decode already."""
         return bool(self._dropped or self._partial or self.waiting)
 
     @property
     def decoding_only(self) -> bool:
-        """Whether the forecast, which must not be empty, begins with an iteration that computes no prompt."""
+        """True if the forecast, which must not be empty, begins with an iteration that computes no prompt."""
         return not self.forecast[0].chunks
 
     def finishes_job(self) -> bool:
-        """Whether a job finishes at the end of the forecast."""
+        """True if a job finishes at the end of the forecast."""
         left = self._last_iterations[0][0] - self._iteration if self._last_iterations else math.inf
         for each in self.forecast:
             left -= each.iterations
@@ -407,7 +407,7 @@ class Scheduler:
         return iterations * (self._growth + ends)
 
     def _written(self, job: Job, work: float) -> tuple[int, ...]:
-        """How many tokens each candidate of `job` has at `work`."""
+        """The number of tokens of each candidate of `job` at `work`."""
         if math.isnan(job.first_token):
             return (0,) * len(job.lengths)
         over = self._iteration + (self.forecast[0].completed(work) if self.forecast else 0)

@@ -53,7 +53,7 @@ class Sharing(Protocol):
 
 
 def sharing_of(spec: SimDeviceSpec) -> Sharing:
-    """How the engines of the device `spec` share it."""
+    """The rule by which the engines of the device `spec` share it."""
     return Concurrent(spec.sharing_efficiency) if spec.sharing == "mps" else TimeSlices(spec.sharing_efficiency)
 
 

@@ -34,7 +34,7 @@ class CandidateIterations:
 
     @property
     def iterations(self) -> int:
-        """How many iterations sample its tokens."""
+        """The number of iterations that sample its tokens."""
         return len(self.tokens)
 
     @cached_property

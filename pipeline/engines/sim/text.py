@@ -70,7 +70,7 @@ def _filler(tokens: int) -> tuple[Piece, tuple[int, ...]]:
 
 
 class SimProblem(Struct, frozen=True):
-    """What a simulated model knows of a problem."""
+    """A problem, as a simulated model knows it."""
 
     key: str
     """A hash of the problem's text."""
@@ -81,7 +81,7 @@ class SimProblem(Struct, frozen=True):
 
 
 class ThoughtState(Struct, frozen=True):
-    """How far a chain of thought has come at the end of a prompt."""
+    """The state of a chain of thought at the end of a prompt."""
 
     problem: SimProblem | None
     """None: the prompt follows no chat template; the model writes steps without an end."""
@@ -90,15 +90,15 @@ class ThoughtState(Struct, frozen=True):
     total: int
     """Steps that the whole thought will have."""
     all_right: bool
-    """Whether no step so far was wrong."""
+    """True if no step so far was wrong."""
     closed: bool
-    """Whether the thought has ended with `</think>`."""
+    """True if the thought has ended with `</think>`."""
     has_blank_line: bool
-    """Whether the blank line that follows `</think>` is already there."""
+    """True if the blank line that follows `</think>` is already there."""
     begun: tuple[int, ...] = ()
-    """What is written of the next step, or of the answer."""
+    """The part of the next step, or of the answer, that is written."""
     lacks_delimiter: bool = False
-    """Whether the last step is written but for the blank line that ends it."""
+    """True if the last step is written but for the blank line that ends it."""
 
 
 @lru_cache(maxsize=KEPT)
@@ -292,7 +292,7 @@ class TextModel:
         return max(1, round(self._thought.at(problem.normal)))
 
     def _is_right(self, problem: SimProblem, step: int, own: float) -> bool:
-        """Whether a candidate of a step is right: `own` is its draw, and there is one that all candidates share (`SimTextSpec`)."""
+        """True if a candidate of a step is right: `own` is its draw, and there is one that all candidates share (`SimTextSpec`)."""
         share, common = _difficulty(problem.key, step)
         if self._chances:
             return own < self._chances[int(common * len(self._chances))]

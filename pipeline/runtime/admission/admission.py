@@ -27,7 +27,7 @@ class AdmissionMember:
         self.running = False
         """True while it runs; False: it pauses, from its next level on."""
         self.gate: Any = None
-        """What it waits for while it pauses; the schedule puts it here and sets it."""
+        """The event that it waits for while it pauses; the schedule puts it here and sets it."""
         self.starts: list[int] = []
         """Tokens of its context in each of the caches before its first level; empty until then."""
         self.tokens: list[int] = []

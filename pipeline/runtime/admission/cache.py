@@ -25,7 +25,7 @@ _LATER = _CLASS[:, None] + _CLASS[None, :]
 
 
 class CacheLimit(Struct, frozen=True, kw_only=True):
-    """How much fits into the cache of one engine, and how much of it a step takes beyond the contexts."""
+    """The size of one engine's cache, and the part of it that a step takes beyond the contexts."""
 
     role: str
     tokens: float = inf
@@ -135,11 +135,11 @@ class Cache:
         self._ended[place] += 1
 
     def fits(self, members: int) -> bool:
-        """Whether there is room now for the contexts of that many running members, and for a step of each."""
+        """True if there is room now for the contexts of that many running members, and for a step of each."""
         return self.tokens + members * self.beside <= FILLED * self.limit.tokens
 
     def has_room(self, members: int, start: float, tokens: float, unseen: int = 0) -> bool:
-        """Whether that many members are expected to fit from now on, one of which joins them with a context that began
+        """True if that many members are expected to fit from now on, one of which joins them with a context that began
         with `start` tokens and has `tokens`.
 
         `unseen` of the others have not had their first turn.

@@ -47,7 +47,7 @@ class CallRoom:
 
     @property
     def is_full(self) -> bool:
-        """Whether the calls in flight are expected to fill it. The last of them may go beyond it: a part that is smaller than a call
+        """True if the calls in flight are expected to fill it. The last of them may go beyond it: a part that is smaller than a call
         would stay empty."""
         return sum(each.prompts + each.sequences * each.length for each in self._stages.values()) >= self._tokens
 

@@ -1,4 +1,4 @@
-"""What gives an executor its chains: problems of an input in their order, or chains that are handed out during the run."""
+"""Feeds of an executor: problems of an input in their order, or chains that are handed out during the run."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -9,7 +9,7 @@ import anyio.to_thread
 from pipeline.runtime.admission.order import Item, Start, StartOrder
 
 READ_AHEAD = 256
-"""How many problems are read from the input at a time."""
+"""The number of problems that are read from the input at a time."""
 
 
 class Feed(Protocol):

@@ -14,7 +14,7 @@ from pipeline.errors import BadRow
 
 Item = Problem | BadRow
 IsOver = Callable[[int], bool]
-"""Whether the chain at a place of the run's order was finished in an earlier session."""
+"""Says whether the chain at a place of the run's order was finished in an earlier session."""
 
 
 class Start(NamedTuple):
@@ -37,7 +37,7 @@ class StartOrder(Protocol):
     """Decides which chain begins next."""
 
     reads_all: bool
-    """Whether all problems must be added before the first chain is taken."""
+    """True if all problems must be added before the first chain is taken."""
 
     def add(self, items: Sequence[Item]) -> None:
         """Add the next problems of the input."""
@@ -96,7 +96,7 @@ class LongestFirst:
         self._thoughts = {problem_id: [*tokens] for problem_id, tokens in earlier.items()}
         self._has_earlier = bool(earlier)
         self._begun = 0
-        """How many samples of every problem were put in order."""
+        """The number of samples of every problem that were put in order."""
         self._starts: deque[Start] = deque()
 
     def add(self, items: Sequence[Item]) -> None:

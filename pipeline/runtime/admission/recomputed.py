@@ -1,4 +1,4 @@
-"""How many tokens of a chain's context an engine computed again, because they had been evicted from its cache. Pure."""
+"""Counts the tokens of a chain's context that an engine computed again, because they had been evicted from its cache. Pure."""
 
 from collections.abc import Hashable, Mapping
 
@@ -15,7 +15,7 @@ def block_tokens(facts: Mapping[str, Fact]) -> int:
 
 
 class ComputedContexts:
-    """What the engines have computed of one chain's context.
+    """The parts of one chain's context that the engines have computed.
 
     Every prompt begins with the context of its chain, which only grows, so that what an engine computed for an earlier step is a prefix of
     what it is asked for now. What comes back less than that from its cache, it computes again. The context of the step itself does not

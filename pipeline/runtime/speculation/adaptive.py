@@ -81,7 +81,7 @@ class Adaptive:
         self._waiting_before = 0
         """Requests that waited at the target when it was looked at last."""
         self._target_room: int | None = None
-        """How many requests the target computes at once and has available; None: none had to wait."""
+        """The number of requests that the target computes at once or has available; None: none had to wait."""
         # What is decided.
         self._share = 0.0
         self._to_interrupt: list[int] = []

@@ -1,4 +1,4 @@
-"""What a draft and a target engine take for chains in both modes: figures of the engines and of a round enter, speeds leave. Pure.
+"""A cost model of a draft and a target engine with chains in both modes: figures of the engines and of a round enter, speeds leave. Pure.
 
 An iteration of an engine takes the longer of its memory traffic and its arithmetic, plus overhead. How many calls of each kind are in
 flight follows from how long they take, and the other way round: `speeds` finds where both agree.
@@ -19,7 +19,7 @@ FEATURES = 3
 
 
 class IterationCost(Struct, frozen=True, kw_only=True):
-    """How long one iteration of an engine takes that has its device to itself; all fields are seconds."""
+    """The time of one iteration of an engine that has its device to itself; all fields are seconds."""
 
     fixed: float
     """Memory traffic whatever is computed: reading the weights."""
@@ -118,7 +118,7 @@ class DirectFit:
 
     @property
     def known(self) -> bool:
-        """Whether it can predict anything."""
+        """True if it can predict anything."""
         return bool(self.observations)
 
     def observe(self, chains: float, context: float, seconds: float) -> None:

@@ -58,7 +58,7 @@ class Choice(Struct, frozen=True):
 
     share: float
     gain: float
-    """How many times as fast as if none did."""
+    """The speed of all live chains over that of direct mode."""
     rate: float
     """Tokens a second of all live chains together."""
 
@@ -189,7 +189,7 @@ class Estimates:
 
 
 def _loads(window: ObservationWindow, span: float) -> tuple[float, float]:
-    """How many chains speculated and were direct, on average."""
+    """The mean numbers of chains that speculated and that were direct."""
     return window.seconds["speculative"] / span, window.seconds["direct"] / span
 
 

@@ -11,7 +11,7 @@ from pipeline.runtime.speculation.tuning import TUNING
 
 
 class LiveChain:
-    """What is known of a chain in its loop."""
+    """A chain in its loop, as the controller knows it."""
 
     __slots__ = ("context", "direct_tokens_at_start", "interrupted", "mode", "speculates", "step_began", "written")
 
@@ -42,7 +42,7 @@ class LiveChains:
         self.counts: dict[Mode, int] = {"speculative": 0, "direct": 0}
         """Running chains, by the mode of their current step."""
         self.speculating = 0
-        """How many of the running chains are to speculate."""
+        """The number of running chains that are to speculate."""
         self.direct_tokens = 0.0
         """Tokens that a chain would have that was in direct mode since the beginning."""
         self.exhausted = False
@@ -242,7 +242,7 @@ def _rest(tokens: float, z: float) -> float:
 
 
 def horizon(live: int, ended: int, exhausted: bool) -> float:
-    """How many times as long as until now a run is expected to take at least, of whose chains some are `live` and some have `ended`.
+    """The least factor by which a run is expected to take longer than until now, of whose chains some are `live` and some have `ended`.
 
     Where none of n chains has ended yet, the mean thought is longer than what was written by about the ratio of the mean to the
     least of n draws; this is it for log-normal lengths with a sigma of 0.7. While more chains come, as many are expected again as came.

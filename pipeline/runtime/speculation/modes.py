@@ -17,7 +17,7 @@ class CallFacts(Struct, frozen=True, kw_only=True):
     role: str
     purpose: Purpose
     direct: bool
-    """Whether it wrote in direct mode."""
+    """True if it wrote in direct mode."""
     n: int
     """Candidates that were sampled."""
     input_tokens: int
@@ -37,7 +37,7 @@ class ModeDecision(Struct, frozen=True, kw_only=True):
     time: float
     """Seconds of the run's clock."""
     what: str
-    """What was decided, in a word or a few."""
+    """The decision, in a word or a few."""
     speculating: int
     """Chains that are to speculate from then on."""
     live: int
@@ -60,7 +60,7 @@ class ModeControl(Protocol):
 
     @property
     def max_running(self) -> int | None:
-        """How many chains may run at once, because the target computes no more; None: as many as the schedule lets."""
+        """The maximum number of chains that may run at once, because the target computes no more; None: the schedule's own."""
 
     def enter(self, order: int, now: float) -> None:
         """A chain began its loop."""

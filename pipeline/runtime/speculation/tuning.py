@@ -10,13 +10,13 @@ from msgspec import Struct
 
 
 class Tuning(Struct, frozen=True, kw_only=True):
-    """How much the controller risks, how sure it has to be, and what it assumes before it has seen anything."""
+    """The controller's budgets, thresholds, lengths of observations and priors."""
 
     # Budgets, as shares of the time that the run is expected to take.
     trial_budget: float = 0.01
-    """What trials with all chains may lose; twice as much once rounds are observed or one chain is left."""
+    """Trials with all chains may lose this share; twice as much once rounds are observed or one chain is left."""
     probe_budget: float = 0.015
-    """What may have been lost when a probe or a check begins."""
+    """A probe or a check begins only while no more than this share was lost."""
 
     # When to switch.
     min_gain: float = 1.05
@@ -56,7 +56,7 @@ class Tuning(Struct, frozen=True, kw_only=True):
     window_rounds: int = 24
     """The fewest rounds of a whole window."""
     judged_per_round: int = 16
-    """How often rounds are judged while each of the speculating chains has one."""
+    """The number of times that rounds are judged while each of the speculating chains has one."""
     first_verdicts: int = 4
     """Verdicts at which the acceptance of a trial is first looked at; then at twice as many."""
     turn_steps: int = 4
@@ -102,7 +102,7 @@ class Tuning(Struct, frozen=True, kw_only=True):
     length_sigma: float = 0.8
     """Sigma of the logarithm of thoughts' lengths, between that of one problem's samples and that of a mixed data set."""
     max_longer: float = 2.0
-    """How many times as long as until now all live chains are expected to take at most."""
+    """All live chains are expected to take at most this many times as long as until now."""
 
 
 TUNING: Final = Tuning()
