@@ -23,8 +23,8 @@ from grids import origin
 from kept_runs import whole
 from msgspec import Struct, structs
 from predictions import predicted, state
-from published import TABLE_6, TABLE_6_PROBLEMS
 from recording import begin
+from scaling_page import TABLE_6, TABLE_6_PROBLEMS
 from scipy.optimize import least_squares
 
 from pipeline.analysis.compare.cells import Table, plain

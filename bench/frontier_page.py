@@ -3,9 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from grids import Results, grid, origin
-
-from pipeline.analysis.simulated import stated
+from grids import Results, grid, over_target_page
 
 PICTURES = Path(__file__).parent / "frontier"
 AIM_OVER_TARGET, AIM_OVER_BOTH = 0.98, 0.95
@@ -83,13 +81,7 @@ def table(cells: Sequence[Results]) -> str:
 def page(results: Results) -> str:
     """The whole page."""
     cells = results["cells"]
-    parts = [
-        "# Where `speculate: auto` is faster than the target alone",
-        f"{origin(results['measured'])[:-1]}.",
-        INTRODUCTION,
-        "\n".join(verdict(cells)),
-        stated(()),
-    ]
+    parts: list[str] = []
     for machine in dict.fromkeys(cell["machine"] for cell in cells):
         here = [cell for cell in cells if cell["machine"] == machine]
         lengths = ", ".join(LENGTHS[kind] for kind in dict.fromkeys(cell["lengths"] for cell in here))
@@ -98,7 +90,7 @@ def page(results: Results) -> str:
             f"![{machine}: throughput over the target alone](frontier/{machine}.png)",
         ]
         parts.append(table(here))
-    return "\n\n".join(parts) + "\n"
+    return over_target_page("Where `speculate: auto` is faster than the target alone", results, INTRODUCTION, verdict(cells), parts)
 
 
 def draw(results: Results) -> None:

