@@ -1,4 +1,12 @@
-"""Runs that differ in the seed alone as one run, and runs by what they solved: tables of runs enter, tables leave. Pure."""
+"""Runs that differ in the seed alone as one run, and runs by what they solved: tables of runs enter, tables leave. Pure.
+
+A run's arrays have an entry for each of its problems (`problem_ids`); those of the pooled run have one for each problem of any run. What
+holds: counts (`SUMS`) are the sums over the runs, and means (`MEANS`) are those over all chains of a problem, whichever run they are of.
+So pooling runs is the same as one run with their chains, but for what is of a run as a whole: its wall time is the mean.
+
+Example: with seed 0 problems p and q have a chain each, right, of 2 s; with seed 1 only p has one, wrong, of 4 s. The pooled run has p with
+2 chains, 1 of them right, and a mean of (2 + 4) / 2 = 3 s, and q with 1 chain, right, and 2 s.
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
