@@ -86,6 +86,7 @@ def _main(arguments: list[str], log: str, cwd: Path | None, stdout: str | None) 
     os.dup2(out, 2)
     if stdout is None:
         os.close(1)
+        sys.stdout = None  # as in a process that starts without one
     else:
         os.dup2(out if stdout == "log" else os.open(stdout, os.O_WRONLY), 1)
     if cwd is not None:
