@@ -195,6 +195,11 @@ def test_no_folder_lies_deeper_than_two() -> None:
     assert [place(path) for path in FILES if len(path.relative_to(ROOT / "pipeline").parts) > 3] == []
 
 
+def test_no_class_name_is_defined_twice() -> None:
+    names = [node.name for path in FILES for node in tree_of(path).body if isinstance(node, ast.ClassDef)]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
 def test_tests_share_what_lies_in_tests_support() -> None:
     """A helper in a test module or a conftest serves that module or folder alone."""
     found = ((path.relative_to(ROOT), name) for path in TESTS for name in imports(tree_of(path)))

@@ -14,14 +14,14 @@ from pipeline.grading.notation import clean
 from pipeline.grading.units import differ, split_symbol, split_unit
 
 
-class Comparison(NamedTuple):
+class AnswerComparison(NamedTuple):
     """Whether two parts of answers are equal, and the rule that says so."""
 
     same: bool
     rule: str
 
 
-Leaf = Callable[[str, str], Comparison]
+Leaf = Callable[[str, str], AnswerComparison]
 """Whether two expressions without wrapping, the answer and the reference, are mathematically equal."""
 MAX_PARTS = 64
 """Tuples, unions and matrices of more parts are not compared part by part."""
@@ -58,7 +58,7 @@ def same_form(answer: str, reference: str, leaf: Leaf) -> Ruling:
     if not left or not right or max(_depth(left), _depth(right)) > DEEPEST:
         return Ruling(False, "nothing to compare, or brackets nested too deeply", left, right)
     bare = not left.startswith(r"\{") and not right.startswith(r"\{")
-    found = Comparison(False, "")
+    found = AnswerComparison(False, "")
     for a, b in dict.fromkeys(product(_readings(left), _readings(right))):
         found = _same_parts(a, b, leaf, bare)
         if found.same:
@@ -127,7 +127,7 @@ def split(text: str, at: Sequence[str] = (",", ";", "and", "or")) -> Iterator[st
     yield text[start:]
 
 
-def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bare: bool) -> Comparison:
+def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bare: bool) -> AnswerComparison:
     """Whether the parts of both sides are equal one to one: in any order, unless only one side gives names (`x = 1, y = 2`).
 
     With `bare` (no side is a set) a tuple may be written without its brackets.
@@ -145,7 +145,7 @@ def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bar
         reference = _items(reference[0], "(")
         return _in_order(answer, reference, leaf)
     if len(answer) != len(reference) or len(answer) > MAX_PARTS:
-        return Comparison(False, f"{len(answer)} parts and {len(reference)}")
+        return AnswerComparison(False, f"{len(answer)} parts and {len(reference)}")
     if len(answer) == 1:
         return _same_one(answer[0], reference[0], leaf)
     names = [[_name(part) for part in parts] for parts in (answer, reference)]
@@ -164,45 +164,45 @@ def _union(parts: Sequence[str]) -> Sequence[str]:
     return pieces if len(pieces) > 1 else parts
 
 
-def _in_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> Comparison:
+def _in_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> AnswerComparison:
     if len(answer) != len(reference):
-        return Comparison(False, f"{max(1, len(answer))} parts and {max(1, len(reference))}")
+        return AnswerComparison(False, f"{max(1, len(answer))} parts and {max(1, len(reference))}")
     return _all(f"{len(answer)} parts in order", (_same_one(a, b, leaf) for a, b in zip(answer, reference, strict=True)))
 
 
-def _in_any_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> Comparison:
+def _in_any_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> AnswerComparison:
     return _all(f"{len(answer)} parts in any order", _pairings(answer, list(reference), leaf))
 
 
-def _pairings(answer: Sequence[str], left: list[str], leaf: Leaf) -> Iterator[Comparison]:
+def _pairings(answer: Sequence[str], left: list[str], leaf: Leaf) -> Iterator[AnswerComparison]:
     """For each part of `answer` the finding about its partner, which is taken out of `left`."""
     for part in answer:
         partner = next((i for i, other in enumerate(left) if same_answer(part, other)), None)
-        found = Comparison(False, f"{part[:40]!r} has no partner")
+        found = AnswerComparison(False, f"{part[:40]!r} has no partner")
         for i in range(len(left)) if partner is None else (partner,):
             if (of_this := _same_one(part, left[i], leaf)).same or partner is not None:
-                found, partner = of_this if of_this.same else Comparison(True, "the same text in one notation"), i
+                found, partner = of_this if of_this.same else AnswerComparison(True, "the same text in one notation"), i
                 break
         yield found
         if partner is not None:
             del left[partner]
 
 
-def _all(how: str, found: Iterable[Comparison]) -> Comparison:
+def _all(how: str, found: Iterable[AnswerComparison]) -> AnswerComparison:
     """What findings about all parts come to: `how` they were compared, and by which rules, or the first that differs."""
     rules: dict[str, None] = {}
     for each in found:
         if not each.same:
-            return Comparison(False, f"{how}: {each.rule}")
+            return AnswerComparison(False, f"{how}: {each.rule}")
         rules[each.rule] = None
-    return Comparison(True, f"{how}: {', '.join(rules)}")
+    return AnswerComparison(True, f"{how}: {', '.join(rules)}")
 
 
-def _same_one(answer: str, reference: str, leaf: Leaf) -> Comparison:
+def _same_one(answer: str, reference: str, leaf: Leaf) -> AnswerComparison:
     """Whether two single parts are equal: tuples, intervals, matrices, equations, words, or expressions with or without a unit."""
     a, b = _body(answer), _body(reference)
     if a == b or same_answer(a, b):
-        return Comparison(True, "the same text" if a == b else "the same text in one notation, or the same number")
+        return AnswerComparison(True, "the same text" if a == b else "the same text in one notation, or the same number")
     if (equal := _words(a, b)) is not None:
         return equal
     for compare in (_matrices, _brackets, _equations, _unions):
@@ -214,9 +214,9 @@ def _same_one(answer: str, reference: str, leaf: Leaf) -> Comparison:
     elif other is None and not _has_letters(a):
         b, other = split_symbol(b)
     if differ(unit, other):
-        return Comparison(False, f"different units, {unit} and {other}")
+        return AnswerComparison(False, f"different units, {unit} and {other}")
     if not a.strip() or not b.strip():
-        return Comparison(False, "a unit without a value")
+        return AnswerComparison(False, "a unit without a value")
     return _values(a.strip(), b.strip(), leaf)
 
 
@@ -226,15 +226,15 @@ def _body(text: str) -> str:
     return _MEMBER.sub("", found[1].strip() if found else text.strip())
 
 
-def _words(a: str, b: str) -> Comparison | None:
+def _words(a: str, b: str) -> AnswerComparison | None:
     """Whether two texts of words are equal, by their text or as well-known phrases (`no solution`); None where neither text is words.
 
     math-verify would take their letters for variables.
     """
     said, other = (re.sub(r"\s+", " ", text).casefold().replace(", ", ",").strip(". ") for text in (a, b))
     if _SAYINGS.get(said, said) == _SAYINGS.get(other, other):
-        return Comparison(True, "the same words")
-    return Comparison(False, "different words") if _is_prose(a) or _is_prose(b) else None
+        return AnswerComparison(True, "the same words")
+    return AnswerComparison(False, "different words") if _is_prose(a) or _is_prose(b) else None
 
 
 def _is_prose(text: str) -> bool:
@@ -243,13 +243,13 @@ def _is_prose(text: str) -> bool:
     return only_words or len(_PROSE.findall(split_unit(text)[0])) > 2
 
 
-def _brackets(a: str, b: str, leaf: Leaf) -> Comparison | None:
+def _brackets(a: str, b: str, leaf: Leaf) -> AnswerComparison | None:
     """Whether two tuples or intervals have the same brackets around equal elements in order; None where one text is neither."""
     mine, theirs = _items(a), _items(b)
     if not mine or not theirs:
         return None
     if (a[0], a[-1]) != (b[0], b[-1]):
-        return Comparison(False, "different brackets")
+        return AnswerComparison(False, "different brackets")
     return _in_order(mine, theirs, leaf)
 
 
@@ -273,7 +273,7 @@ def _closes_at_end(text: str) -> bool:
     return False
 
 
-def _matrices(a: str, b: str, leaf: Leaf) -> Comparison | None:
+def _matrices(a: str, b: str, leaf: Leaf) -> AnswerComparison | None:
     """Whether two matrices are equal cell by cell, whatever their brackets; None where neither text is a matrix of LaTeX.
 
     The other one may be written `[[1, 2], [3, 4]]`, and a vector as a tuple.
@@ -287,7 +287,7 @@ def _matrices(a: str, b: str, leaf: Leaf) -> Comparison | None:
     if all(vectors) and any(not _MATRIX.match(text) and text[1:2] not in ("[", "(") for text in (a, b)):
         rows = [[[cell] for row in each for cell in row] for each in rows]  # a tuple is no row and no column
     if [len(row) for row in rows[0]] != [len(row) for row in rows[1]] or sum(map(len, rows[0])) > MAX_PARTS:
-        return Comparison(False, "matrices of different sizes")
+        return AnswerComparison(False, "matrices of different sizes")
     cells = [[cell.strip() for row in each for cell in row] for each in rows]
     return _all("matrices, cell by cell", [_in_order(cells[0], cells[1], leaf)])
 
@@ -308,7 +308,7 @@ def _rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in split(item[1:-1], (",",))] for item in items]
 
 
-def _equations(a: str, b: str, leaf: Leaf) -> Comparison | None:
+def _equations(a: str, b: str, leaf: Leaf) -> AnswerComparison | None:
     """Whether equations are equal: of `name = value` the value counts, of a calculation its last side; None where there are none."""
     mine, theirs = _sides(a), _sides(b)
     if len(mine) == len(theirs) == 1:
@@ -318,13 +318,13 @@ def _equations(a: str, b: str, leaf: Leaf) -> Comparison | None:
         if not _has_letters(mine[0]) and not _has_letters(theirs[0]):
             return _all("the last sides", [_same_one(mine[-1], theirs[-1], leaf)])
         if None in names:
-            return leaf(a, b) if _solved(mine) == _solved(theirs) else Comparison(False, "an equation and its solution")
+            return leaf(a, b) if _solved(mine) == _solved(theirs) else AnswerComparison(False, "an equation and its solution")
         if names[0] != names[1]:
-            return Comparison(False, f"different names, {names[0]} and {names[1]}")
+            return AnswerComparison(False, f"different names, {names[0]} and {names[1]}")
         return _all(f"behind `{names[0]} =`", [_same_one(mine[-1], theirs[-1], leaf)])
     named, sides = (names[0], mine) if len(mine) > 1 else (names[1], theirs)
     if named is None and _has_letters(sides[0]):
-        return Comparison(False, "an equation, and no equation")
+        return AnswerComparison(False, "an equation, and no equation")
     return _all("after the last `=`", [_same_one(mine[-1], theirs[-1], leaf)])
 
 
@@ -355,7 +355,7 @@ def _plain_name(text: str) -> str | None:
     return "y" if _HEAD.match(name) else name.casefold()
 
 
-def _unions(a: str, b: str, leaf: Leaf) -> Comparison | None:
+def _unions(a: str, b: str, leaf: Leaf) -> AnswerComparison | None:
     """Whether two unions have equal intervals in any order; None where they are no unions or differ so, so that `leaf` decides."""
     mine, theirs = (text.split(r"\cup") for text in (a, b))
     if len(mine) != len(theirs) or len(mine) == 1 or len(mine) > MAX_PARTS:
@@ -364,7 +364,7 @@ def _unions(a: str, b: str, leaf: Leaf) -> Comparison | None:
     return found if found.same else None
 
 
-def _values(a: str, b: str, leaf: Leaf) -> Comparison:
+def _values(a: str, b: str, leaf: Leaf) -> AnswerComparison:
     """Whether two expressions are equal. A percentage on one side only counts as its number or a hundredth of it; number bases must
     agree if both are given."""
     percent, expected = is_percentage(a), is_percentage(b)
@@ -378,9 +378,9 @@ def _values(a: str, b: str, leaf: Leaf) -> Comparison:
     mine, theirs = _BASE.match(a), _BASE.match(b)
     if mine or theirs:
         (x, base), (y, other) = ((found[1], found[2]) if found else (text, None) for found, text in ((mine, a), (theirs, b)))
-        return Comparison(x == y and (base is None or other is None or base == other), "digits and number bases")
+        return AnswerComparison(x == y and (base is None or other is None or base == other), "digits and number bases")
     if same_answer(a, b):
-        return Comparison(True, "the same text in one notation, or the same number")
+        return AnswerComparison(True, "the same text in one notation, or the same number")
     return leaf(_expression(a), _expression(b))
 
 

@@ -78,7 +78,7 @@ STEP_COLUMNS = (
 )
 
 
-class Candidate(Struct, frozen=True):
+class ShownCandidate(Struct, frozen=True):
     """One drafted candidate of a step."""
 
     text: str
@@ -91,7 +91,7 @@ class Candidate(Struct, frozen=True):
     """Index of an earlier candidate with the same text; null where there is none."""
 
 
-class Step(Struct, frozen=True, kw_only=True):
+class ShownStep(Struct, frozen=True, kw_only=True):
     """One committed step, with the candidates and the verdict that led to it."""
 
     index: int
@@ -106,7 +106,7 @@ class Step(Struct, frozen=True, kw_only=True):
     """The verdict in words; null for a step that was not verified."""
     cut: bool
     """Whether it ended at its limit; guidance always does, and is not meant."""
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[ShownCandidate, ...]
 
 
 class Transcript(Struct, frozen=True, kw_only=True):
@@ -128,7 +128,7 @@ class Transcript(Struct, frozen=True, kw_only=True):
     """What ended the chain: its stop reason, or its error."""
     facts: str
     """Time, steps and tokens, in one line."""
-    steps: tuple[Step, ...]
+    steps: tuple[ShownStep, ...]
 
 
 class Transcripts(Struct, frozen=True):
@@ -149,7 +149,7 @@ def read_transcripts(folder: Path, run: RunFile, chains: ChainList, reasons: Map
 def transcripts_of(folder: Path, run: RunFile, why: Mapping[str, tuple[str, ...]]) -> Transcripts:
     """The transcripts of the chains that `why` names, in its order; it says of each why it is shown."""
     rows = {row["chain_id"]: row for row in _rows(read_batches(folder, "chains", CHAIN_COLUMNS), list(why))}
-    steps: dict[str, list[Step]] = {}
+    steps: dict[str, list[ShownStep]] = {}
     size = 0
     for row in _rows(read_batches(folder, "steps", STEP_COLUMNS, ["cut"]), list(why)):
         if size < MOST_TRANSCRIPTS or row["chain_id"] in steps:
@@ -218,7 +218,7 @@ def _input_file(run: RunFile) -> Problems:
 
 
 def _transcript(
-    row: Mapping[str, Any], why: tuple[str, ...], problems: Mapping[int, str], steps: Sequence[Step], queued: float
+    row: Mapping[str, Any], why: tuple[str, ...], problems: Mapping[int, str], steps: Sequence[ShownStep], queued: float
 ) -> Transcript:
     return Transcript(
         chain_id=shown(row["chain_id"]),
@@ -257,9 +257,9 @@ def _maybe(text: str | None) -> str | None:
     return None if text is None else shown(text)
 
 
-def step_of(row: Mapping[str, Any]) -> Step:
-    """Make a `Step` of a row with `STEP_COLUMNS`."""
-    return Step(
+def step_of(row: Mapping[str, Any]) -> ShownStep:
+    """Make a `ShownStep` of a row with `STEP_COLUMNS`."""
+    return ShownStep(
         index=row["step_index"],
         decision=row["decision"],
         stage=row["stage"],
@@ -274,7 +274,7 @@ def step_of(row: Mapping[str, Any]) -> Step:
     )
 
 
-def _candidates(row: Mapping[str, Any]) -> Iterator[Candidate]:
+def _candidates(row: Mapping[str, Any]) -> Iterator[ShownCandidate]:
     texts: Sequence[str] = row["candidate_texts"]
     first: dict[str, int] = {}
     for place, text in enumerate(texts):
@@ -284,7 +284,7 @@ def _candidates(row: Mapping[str, Any]) -> Iterator[Candidate]:
         same_as = first[text] if first[text] != place else None
         probability = options[list(first).index(text)] if options else None
         said = "" if same_as is not None else shown(text)
-        yield Candidate(said, tokens, probability, place == row["chosen_candidate"], same_as)
+        yield ShownCandidate(said, tokens, probability, place == row["chosen_candidate"], same_as)
 
 
 def option_probabilities(row: Mapping[str, Any], distinct: int) -> Sequence[float]:

@@ -51,7 +51,7 @@ class TableContent(Struct, frozen=True):
     bytes: int
 
 
-class Examination(Struct, frozen=True):
+class FolderExamination(Struct, frozen=True):
     """What a run folder has, and what is wrong with it."""
 
     folder: str
@@ -84,7 +84,7 @@ def torn_chains(folder: Path) -> list[str]:
         return [str(chain) for chain in query.columns(TORN)["chain_id"]]
 
 
-def examine(folder: Path) -> Examination:
+def examine(folder: Path) -> FolderExamination:
     """Examine a run folder, reading every row. Raises `InputError` if `folder` is not a run folder of this format."""
     check_folder(folder)
     held = is_held(folder)
@@ -103,7 +103,7 @@ def examine(folder: Path) -> Examination:
             check_chains(folder)
         except InputError as error:
             flaws.append(str(error))
-    return Examination(str(folder), run.status, held, len(run.sessions), tables, flaws)
+    return FolderExamination(str(folder), run.status, held, len(run.sessions), tables, flaws)
 
 
 def _run_flaws(folder: Path) -> Iterator[str]:

@@ -333,7 +333,7 @@ class OtherFormat(InputError):
         super().__init__(where, f"{what}, and this version reads format {FORMAT}; read it with the version that wrote it, or run it again")
 
 
-class _Head(Struct, frozen=True):
+class _RunHead(Struct, frozen=True):
     format: Any = None
     folder_id: Any = ""
 
@@ -342,7 +342,7 @@ def folder_id(folder: Path) -> str:
     """The random name of a run folder; empty where it has no `run.json` that can be read. Raises `InputError` for another format."""
     try:
         content = (folder / FILE).read_bytes()
-        head = msgspec.json.decode(content, type=_Head)
+        head = msgspec.json.decode(content, type=_RunHead)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return ""
     if head.format != FORMAT:

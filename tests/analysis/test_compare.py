@@ -9,7 +9,7 @@ from msgspec import structs
 
 from pipeline.analysis.compare.compare import compare, grouped
 from pipeline.analysis.compare.pooling import pool
-from pipeline.analysis.compare.runs import RunTable, Speculation
+from pipeline.analysis.compare.runs import RunTable, SpeculatedTokens
 from pipeline.analysis.quality.estimates import NOTHING, Estimate
 from pipeline.analysis.quality.samples import interval, wilson
 from pipeline.analysis.quality.selection import ThoughtChoices
@@ -59,7 +59,7 @@ def test_graphs_that_draft_nothing_have_no_share_of_steps(table: Make) -> None:
 
 
 def test_speculation_inside_an_engine_is_its_own_count(table: Make) -> None:
-    found = compare([table("speculative-decoding", ONES, speculation={"target": Speculation(50, 30)})]).runs[0]
+    found = compare([table("speculative-decoding", ONES, speculation={"target": SpeculatedTokens(50, 30)})]).runs[0]
     assert (found.speculated_tokens, found.accepted_speculated_tokens) == ({"target": 50}, {"target": 30})
 
 

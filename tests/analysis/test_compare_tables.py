@@ -15,7 +15,7 @@ from msgspec import structs
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import Comparison, compare
-from pipeline.analysis.compare.runs import RunTable, Speculation, read_run, read_runs
+from pipeline.analysis.compare.runs import RunTable, SpeculatedTokens, read_run, read_runs
 from pipeline.analysis.compare.tables import markdown, tables
 from pipeline.analysis.compare.written import as_csv, as_json
 from pipeline.analysis.quality.samples import SampleStatistics
@@ -55,7 +55,9 @@ def test_table_2_has_speed_ups_over_the_baseline(table: Make) -> None:
 
 
 def test_tokens_by_model_have_a_row_for_each_role(table: Make) -> None:
-    alone = table("speculative-decoding", ONES, output_tokens={"target": np.full(4, 25.0)}, speculation={"target": Speculation(50, 30)})
+    alone = table(
+        "speculative-decoding", ONES, output_tokens={"target": np.full(4, 25.0)}, speculation={"target": SpeculatedTokens(50, 30)}
+    )
     found = one(compare([alone, table("speccot", ONES)]), "Tokens by model")
     assert [row[2:4] for row in found.rows] == [("target", "large"), ("target", "large"), ("draft", "small")]
     assert cells(found, "tokens per problem") == ["25", "10", "30"]

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from pipeline.analysis.arrays import Array
-from pipeline.analysis.compare.runs import RunTable, Speculation
+from pipeline.analysis.compare.runs import RunTable, SpeculatedTokens
 from pipeline.analysis.quality.reward_agreement import ScoredSteps
 from pipeline.analysis.quality.samples import SampleStatistics, interval, pass_at
 from pipeline.analysis.quality.selection import ThoughtChoices
@@ -140,9 +140,9 @@ def _keys(runs: Sequence[RunTable], name: str) -> list[str]:
     return list(dict.fromkeys(key for run in runs for key in getattr(run, name)))
 
 
-def _speculated(runs: Sequence[RunTable], role: str) -> Speculation:
+def _speculated(runs: Sequence[RunTable], role: str) -> SpeculatedTokens:
     counts = [run.speculation[role] for run in runs if role in run.speculation]
-    return Speculation(sum(count.proposed for count in counts), sum(count.accepted for count in counts))
+    return SpeculatedTokens(sum(count.proposed for count in counts), sum(count.accepted for count in counts))
 
 
 def _statistics(runs: Sequence[RunTable], graded: Array, right: Array) -> SampleStatistics:

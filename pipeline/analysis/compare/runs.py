@@ -75,7 +75,7 @@ class Tokens(Struct, frozen=True):
     """Tokens after the thought: those of stages that answer, and of whole responses those after their thought."""
 
 
-class Speculation(Struct, frozen=True):
+class SpeculatedTokens(Struct, frozen=True):
     """Tokens that token-level speculation inside an engine proposed and accepted, by the engine's own count."""
 
     proposed: int
@@ -116,7 +116,7 @@ class RunTable(Struct, frozen=True, kw_only=True):
     status: str
     input: RunInput
     wall_time_s: float
-    speculation: dict[str, Speculation]
+    speculation: dict[str, SpeculatedTokens]
     """By role of the engines that speculate."""
     pooled: tuple[str, ...] = ()
     """Names of the runs that were pooled into this one, which differ in their seeds alone; empty for one run."""
@@ -260,7 +260,7 @@ def _decisions(folder: Path, run: RunFile) -> dict[str, Any]:
         "facts": (facts := engine_facts(run)),
         "replicas": (replicas := replica_count(run)),
         "resources": resources(facts.values(), replicas),
-        "speculation": {role: Speculation(count.draft_tokens, count.accepted_tokens) for role, count in counts.items() if count},
+        "speculation": {role: SpeculatedTokens(count.draft_tokens, count.accepted_tokens) for role, count in counts.items() if count},
     }
 
 

@@ -9,7 +9,7 @@ from pipeline.cli.commands import command
 from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.options import json_option
 from pipeline.cli.terminal import print_line, print_page
-from pipeline.store.check import Examination, examine
+from pipeline.store.check import FolderExamination, examine
 
 
 @command()
@@ -30,7 +30,7 @@ def check(run: Located, as_json: bool) -> None:
     sys.exit(0 if found.sound else 1)
 
 
-def _lines(found: Examination, folder: str) -> list[str]:
+def _lines(found: FolderExamination, folder: str) -> list[str]:
     sessions = f"{found.sessions} session{'' if found.sessions == 1 else 's'}"
     lines = [f"{folder}: {found.status}, {sessions}{', a process is at work in it' if found.held else ''}"]
     lines += ["{:<10}{:>8}{:>14}{:>14}{:>12}".format("table", "parts", "write-ahead", "rows", "MB")]

@@ -15,7 +15,7 @@ from pipeline.cli.options import json_option
 from pipeline.cli.summary import print_summary
 from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import UsageError, did_you_mean
-from pipeline.report.transcripts import Candidate, Step, Transcript, transcripts_of, unused_drafts
+from pipeline.report.transcripts import ShownCandidate, ShownStep, Transcript, transcripts_of, unused_drafts
 from pipeline.store.read import check_folder, check_readable, read_batches
 from pipeline.store.run_file import RunFile
 
@@ -109,7 +109,7 @@ def _verdict(transcript: Transcript) -> tuple[str, str]:
     return transcript.verdict, VERDICTS.get(transcript.verdict, "")
 
 
-def _step(step: Step, candidates: bool) -> Iterator[Text]:
+def _step(step: ShownStep, candidates: bool) -> Iterator[Text]:
     head = f"[{step.index}] {step.decision} · {step.engine} · {step.tokens} token{'' if step.tokens == 1 else 's'} · {step.time_s:.3g} s"
     yield Text(" · ".join(filter(None, (head, step.verdict, "cut at its limit" if step.cut else ""))), "dim")
     yield Text(step.text.rstrip("\n"), STYLES.get(step.decision, "blue"))
@@ -119,6 +119,6 @@ def _step(step: Step, candidates: bool) -> Iterator[Text]:
     yield Text()
 
 
-def _candidate(number: int, each: Candidate) -> str:
+def _candidate(number: int, each: ShownCandidate) -> str:
     said = f"same as {each.same_as + 1}" if each.same_as is not None else each.text.rstrip("\n")
     return f"({number}{'' if each.probability is None else f', {each.probability:.0%}'}) {said}"
