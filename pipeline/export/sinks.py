@@ -3,7 +3,7 @@
 import logging
 from base64 import b64decode
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -81,7 +81,7 @@ class ServerSink:
         """What the server says about the spans that it was sent last; raises `ExportError` where it answers as no receiver of OTLP does."""
         kind, content = self._session.kind, self._session.content
         answer = ExportTraceServiceResponse()
-        try:
+        with suppress(DecodeError, ParseError):
             if kind == "application/json":
                 Parse(content, answer, ignore_unknown_fields=True)
             elif kind in ("application/x-protobuf", "application/protobuf", "application/octet-stream", ""):
@@ -90,8 +90,6 @@ class ServerSink:
                 raise DecodeError
             said: ExportTracePartialSuccess = answer.partial_success
             return said
-        except (DecodeError, ParseError):
-            pass
         if kind == "text/html":
             raise ExportError(self._endpoint, f"answers with a web page, so it is not an OTLP receiver{self._hint()}")
         self.remark = f"{self._endpoint} does not confirm in OTLP what it accepted"
