@@ -19,7 +19,7 @@ ENGINE_SPECS = {
     "torch": "pipeline.engines.torch.spec:TorchSpec",
     "vllm": "pipeline.engines.vllm.spec:VllmSpec",
     "openai": "pipeline.engines.openai.spec:OpenAISpec",
-    "chat": "pipeline.engines.chat.spec:ChatSpec",
+    "chat": "pipeline.engines.openai.spec:ChatSpec",
     "sim": "pipeline.engines.sim.spec:SimSpec",
     "replay": "pipeline.engines.replay.spec:ReplaySpec",
 }
@@ -28,7 +28,7 @@ GROUPS = ("pipeline.stages", "pipeline.engines")
 ENGINE_BACKENDS = {
     "torch": "pipeline.engines.torch.backend:BACKEND",
     "vllm": "pipeline.engines.vllm.backend:BACKEND",
-    "openai": "pipeline.engines.openai.backend:BACKEND",
+    "openai": "pipeline.engines.openai.engine:BACKEND",
     "chat": "pipeline.engines.chat.engine:BACKEND",
     "sim": "pipeline.engines.sim.engine:BACKEND",
     "replay": "pipeline.engines.replay.engine:BACKEND",

@@ -20,9 +20,8 @@ from pipeline.analysis.headline.adapters import unused_adapters, used_adapters
 from pipeline.bundled import FOLDERS
 from pipeline.data.many_files import open_files
 from pipeline.data.problems import Problem, Problems
-from pipeline.engines.chat.spec import ChatSpec
 from pipeline.engines.models import bundled_name, resolve
-from pipeline.engines.openai.spec import OpenAISpec
+from pipeline.engines.openai.spec import ChatSpec, OpenAISpec
 from pipeline.engines.registry import by_backend, cautions
 from pipeline.engines.replay.recording import CALIBRATION
 from pipeline.engines.sharing import taking_turns

@@ -14,8 +14,7 @@ import anyio
 import pytest
 
 from pipeline.engine import Candidate, Completion, Request
-from pipeline.engines.openai.backend import open_openai
-from pipeline.engines.openai.engine import OpenAIEngine
+from pipeline.engines.openai.engine import OpenAIEngine, open_openai
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.errors import BadCompletion, EngineDead, GraphError, PipelineError, RequestRefused
 from pipeline.session.prepare import load_plan
@@ -379,7 +378,7 @@ def test_all_roles_open_together_and_close_together() -> None:
 
 @pytest.mark.slow
 def test_the_package_is_loaded_only_when_a_server_is_opened() -> None:
-    code = "import sys, pipeline.engines.openai.backend, pipeline.engines.registry; print(*sys.modules)"
+    code = "import sys, pipeline.engines.openai.engine, pipeline.engines.registry; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {"openai", "httpx", "httpx2", "jinja2"}.isdisjoint(loaded)
 

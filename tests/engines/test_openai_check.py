@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from pipeline.analysis import summary_tables
 from pipeline.analysis.summary import summarize
 from pipeline.engine import Completion
-from pipeline.engines.openai.backend import examine_openai
-from pipeline.engines.openai.engine import OpenAIEngine
+from pipeline.engines.openai.completions import AGREEING, flaw_in_prompt_tokens
+from pipeline.engines.openai.engine import OpenAIEngine, examine_openai
 from pipeline.engines.openai.probe import CacheConfig, cache_config
-from pipeline.engines.openai.stated import AGREEING, flaw_in_prompt_tokens
 from pipeline.engines.validate import is_another_model
 from pipeline.errors import GraphError, PipelineError, RequestRefused
 from pipeline.session.observer import Observer

@@ -8,11 +8,10 @@ import pytest
 from msgspec import structs
 
 from pipeline.engine import Completion
+from pipeline.engines.openai.answers import StreamedAnswer
 from pipeline.engines.openai.client import NoAnswer
 from pipeline.engines.openai.engine import OpenAIEngine
 from pipeline.engines.openai.replicas import FAILURES_IN_ROW
-from pipeline.engines.openai.stated import read_usage
-from pipeline.engines.openai.stream import StreamedAnswer
 from pipeline.errors import BadCompletion, EngineUnavailable, PipelineError, RequestRefused
 from tests.support.served import KINDS, TOKENIZER, ask, outcome, spec_of, talk
 from tests.support.small_server import HOSTED, VLLM, Fault, Handler, Kind, SmallServer, small_server, streamed
@@ -158,7 +157,7 @@ def test_bytes_may_be_cut_anywhere_and_what_is_stated_last_may_have_no_choices(l
             answer.feed(events[start : start + size])
         (choice,) = answer.body().choices
         assert (choice.text, choice.finish_reason) == ("ab", "stop")
-        assert read_usage(answer.body().usage).prompt_tokens == (3 if b"usage" in last else None)
+        assert answer.body().counted.prompt_tokens == (3 if b"usage" in last else None)
 
 
 def test_nothing_is_an_answer_only_where_it_was_interrupted() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from pipeline.engine import Tokenizer
-from pipeline.engines.openai.text_mode import answer_ids, prompt_text
+from pipeline.engines.openai.request import answer_ids, prompt_text
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import RequestRefused

@@ -7,8 +7,7 @@ import pytest
 from anyio.from_thread import BlockingPortal
 
 from pipeline.engine import Completion, Request
-from pipeline.engines.openai.backend import open_openai
-from pipeline.engines.openai.engine import OpenAIEngine
+from pipeline.engines.openai.engine import OpenAIEngine, open_openai
 from pipeline.engines.openai.spec import OpenAISpec
 from tests.support.engines import prompt_of
 from tests.support.servers import Running

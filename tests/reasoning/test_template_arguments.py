@@ -5,8 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pipeline.engines.chat.spec import ChatSpec
-from pipeline.engines.openai.spec import OpenAISpec
+from pipeline.engines.openai.spec import ChatSpec, OpenAISpec
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.spec import VllmSpec

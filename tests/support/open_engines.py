@@ -12,7 +12,7 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from pipeline.engine import Engine
-from pipeline.engines.openai.backend import open_openai
+from pipeline.engines.openai.engine import open_openai
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.vllm.backend import open_vllm

@@ -9,10 +9,8 @@ import anyio
 from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.chat.engine import open_chat
 from pipeline.engines.chat.messages import ChatTokenizer
-from pipeline.engines.chat.spec import ChatSpec
-from pipeline.engines.openai.backend import open_openai
-from pipeline.engines.openai.engine import OpenAIEngine
-from pipeline.engines.openai.spec import OpenAISpec
+from pipeline.engines.openai.engine import OpenAIEngine, open_openai
+from pipeline.engines.openai.spec import ChatSpec, OpenAISpec
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import PipelineError
 from tests.support.paths import MODELS

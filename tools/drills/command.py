@@ -15,7 +15,7 @@ from pipeline.cli.main import main
 
 VARYING = Path(__file__).parent / "varying"
 """A package with engines that never answer the same twice, for `sys.path`."""
-PRELOADED = ["pipeline.cli.run", "pipeline.engines.sim.engine", "pipeline.engines.openai.backend", "pipeline.runtime.virtual_loop"]
+PRELOADED = ["pipeline.cli.run", "pipeline.engines.sim.engine", "pipeline.engines.openai.engine", "pipeline.runtime.virtual_loop"]
 LONGEST_S = 300.0
 """No command takes longer; one that does is killed, and has ended wrongly."""
 

@@ -4,29 +4,28 @@ They say no log probabilities, no token ids and no more than one reply a request
 values are 0 or 1. Token counts are the server's.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 from anyio.abc import TaskGroup
 
-from pipeline.engine import Backend, Candidate, Completion, Examination, Finding, FinishReason, Request, Usage
+from pipeline.engine import Backend, Candidate, Completion, Examination, FinishReason, Request, Usage
 from pipeline.engines.chat.messages import ChatRequest, ChatTokenizer, asked_of, candidate_of, option_in
-from pipeline.engines.chat.spec import ChatSpec
+from pipeline.engines.openai.answers import CompletionChoice, ResponseBody, UsageBody, decode_reply
 from pipeline.engines.openai.client import NoAnswer, Reply, Server, quoted
 from pipeline.engines.openai.probe import listed_models, served_model
 from pipeline.engines.openai.replies import Said, finish_of, refuse_closed, said_in, server_error_of
 from pipeline.engines.openai.request import max_bytes
-from pipeline.engines.openai.response import ResponseBody, decode_reply
-from pipeline.engines.openai.served import ServedEngine, connect, served_available, unusable, where_of, within
-from pipeline.engines.openai.stated import UsageBody, model_of, read_usage
+from pipeline.engines.openai.served import ServedEngine, connect, examine_served, open_served, served_available, where_of, within
+from pipeline.engines.openai.spec import ChatSpec
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE
 from pipeline.engines.startup import READY, tell_phase
 from pipeline.errors import BadCompletion, GraphError, RequestRefused
 from pipeline.system.machine import Machine
-from pipeline.system.tasks import background_tasks, gather, unwrapped
+from pipeline.system.tasks import gather, unwrapped
 
 TEMPLATE_TOKENS = 32
 """Tokens of a prompt that are left for what the server's chat template adds to the messages."""
@@ -69,22 +68,19 @@ class ChatEngine(ServedEngine):
         return self._completion(request, asked, answers)
 
     async def probe(self, server: Server) -> None:
-        if not decode_reply(await post(server, small_body(self._spec, self._spec.model))).choices:
-            raise NoAnswer("malformed", "holds no reply")
+        _only(decode_reply(await post(server, small_body(self._spec, self._spec.model))))
 
     async def _reply(self, server: Server, body: Mapping[str, Any]) -> ChatReply:
         """The server's answer to one candidate of a request; raises `NoAnswer`."""
-        found: ResponseBody = decode_reply(await post(server, body, body[self._spec.max_tokens_key]))
-        if not found.choices:
-            raise NoAnswer("malformed", "holds no reply")
-        choice = found.choices[0]
+        found = decode_reply(await post(server, body, body[self._spec.max_tokens_key]))
+        choice = _only(found)
         finish = finish_of(choice.finish_reason, choice.error)
         if choice.message is None:
             raise NoAnswer("malformed", "holds no message")
         said = said_in(choice.message, finish)
-        if any(map(server.repeats_key, said)):
-            raise NoAnswer("withheld", "repeats the API key in its answer")
-        return ChatReply(said, finish, read_usage(found.usage), model_of(found.model))
+        for text in said:
+            server.refuse_key(text)
+        return ChatReply(said, finish, found.counted, found.answered_by)
 
     def _body(self, request: Request, asked: ChatRequest, index: int) -> dict[str, Any]:
         spec = self._spec
@@ -121,6 +117,13 @@ class ChatEngine(ServedEngine):
             what = f"all tokens of its reply went into reasoning, before it named one of {options}; raise thinking_tokens"
             raise RequestRefused(f"request {request.request_id!r}: engine {self.role!r}: {what}")
         raise BadCompletion(self.role, request.request_id, f"its reply names none of {options}: {content[:100]!r}")
+
+
+def _only(found: ResponseBody) -> CompletionChoice:
+    """The first reply of an answer; raises `NoAnswer` where there is none."""
+    if not found.choices:
+        raise NoAnswer("malformed", "holds no reply")
+    return found.choices[0]
 
 
 def _usage(request: Request, answers: Sequence[ChatReply], candidates: list[Candidate]) -> Usage:
@@ -168,8 +171,8 @@ async def check_chat(where: str, server: Server, spec: ChatSpec) -> None:
             said = server_error_of(reply).text
             remedy = "max_tokens_key, send_sampling, chat_template_kwargs and extra determine what is sent"
             raise GraphError(where, f"{server.url} rejects a small chat with {spec.model!r} (status {reply.status}): {said}; {remedy}")
-        if reply.ok and not decode_reply(reply).choices:
-            raise NoAnswer("malformed", "holds no reply")
+        if reply.ok:
+            _only(decode_reply(reply))
     except NoAnswer as found:
         if found.verdict in ("unreadable", "malformed"):
             said = f"it {quoted(str(found))}"
@@ -178,34 +181,29 @@ async def check_chat(where: str, server: Server, spec: ChatSpec) -> None:
             raise GraphError(where, f"the server at {server.url} {found}") from None
 
 
-@asynccontextmanager
-async def open_chat(specs: Mapping[str, ChatSpec]) -> AsyncIterator[Mapping[str, ChatEngine]]:
+def open_chat(specs: Mapping[str, ChatSpec]) -> AbstractAsyncContextManager[Mapping[str, ChatEngine]]:
     """Open an engine for each role; raises `GraphError` when a server cannot be reached, refuses the key or does not serve the model."""
-    async with AsyncExitStack() as stack, background_tasks() as tasks:
-        engines: dict[str, ChatEngine] = {}
-        for role, spec in specs.items():
-            servers = connect(role, spec, stack)
-            await within(role, spec, partial(gather, [partial(check_chat, where_of(role), server, spec) for server in servers]))
-            engines[role] = ChatEngine(role, spec, servers, tasks)
-            tell_phase(role, READY)
-        try:
-            yield engines
-        finally:
-            for engine in engines.values():
-                await engine.aclose()
+    return open_served(partial(_open_all, specs))
+
+
+async def _open_all(specs: Mapping[str, ChatSpec], stack: AsyncExitStack, tasks: TaskGroup) -> dict[str, ChatEngine]:
+    engines: dict[str, ChatEngine] = {}
+    for role, spec in specs.items():
+        servers = connect(role, spec, stack)
+        await within(role, spec, partial(gather, [partial(check_chat, where_of(role), server, spec) for server in servers]))
+        engines[role] = ChatEngine(role, spec, servers, tasks)
+        tell_phase(role, READY)
+    return engines
 
 
 async def examine_chat(specs: Mapping[str, ChatSpec], machine: Machine) -> Examination:
     """Ask the servers of every role for a small reply, as a run would at its start."""
-    findings = []
-    for role, spec in specs.items():
-        try:
-            async with open_chat({role: spec}):
-                words = f"{', '.join(spec.urls)} answers a chat with {spec.model!r}"
-                findings.append(Finding(role=role, what=words, remedy="verdicts are read from the text of its replies", fatal=False))
-        except GraphError as error:
-            findings.append(unusable(role, error))
-    return Examination(findings=tuple(findings))
+
+    def described(engine: ChatEngine) -> tuple[str, str, Collection[str]]:
+        spec = specs[engine.role]
+        return f"{', '.join(spec.urls)} answers a chat with {spec.model!r}", "verdicts are read from the text of its replies", spec.cannot
+
+    return await examine_served(specs, open_chat, described)
 
 
 BACKEND = Backend(

@@ -172,9 +172,10 @@ class Server:
         """Close all connections."""
         await self._client.aclose()
 
-    def repeats_key(self, text: str) -> bool:
-        """True if `text` holds the key, in whatever form; False for a key so short that it may well be part of any text."""
-        return self._key is not None and without(text, self._key) != text
+    def refuse_key(self, text: str) -> None:
+        """Raise `NoAnswer` where the text of an answer holds the key, in whatever form, unless it is so short that any text may hold it."""
+        if self._key is not None and without(text, self._key) != text:
+            raise NoAnswer("withheld", "repeats the API key in its answer")
 
     async def _send(
         self, method: str, path: str, max_bytes: int, content: bytes | None = None, take: Callable[[bytes], None] | None = None

@@ -7,14 +7,16 @@ that does not answer a prompt as it was sent is refused with its own words.
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import anyio
-from msgspec import UNSET, Meta, Raw, Struct, structs
+from msgspec import UNSET, structs
 
 from pipeline.engine import Request, Tokenizer
+from pipeline.engines.openai.answers import ResponseBody, StreamedAnswer, decode_reply
 from pipeline.engines.openai.client import NoAnswer, Reply, Server, quoted, read_json
+from pipeline.engines.openai.completions import completion_of
 from pipeline.engines.openai.replies import refusal_of, refuse_closed, server_error_of
 from pipeline.engines.openai.request import (
     EXACT,
@@ -25,20 +27,15 @@ from pipeline.engines.openai.request import (
     SCORING,
     SEED,
     Capabilities,
+    close_mark,
     max_bytes,
     probe_request,
     request_bodies,
     streamed,
 )
-from pipeline.engines.openai.response import ResponseBody, completion_of, decode_reply
 from pipeline.engines.openai.spec import OpenAISpec
-from pipeline.engines.openai.stated import model_of, read_usage
-from pipeline.engines.openai.stream import StreamedAnswer
-from pipeline.engines.openai.text_mode import close_mark
 from pipeline.errors import GraphError, did_you_mean
 
-ContextLength = Annotated[int, Meta(ge=16, lt=1 << 31)]
-"""Tokens; some servers state numbers such as -1 or 10^30 for a length that they do not know."""
 QUESTION = (
     "So each of the 4 friends at the café first has 12 apples, then gives away half of them: is 24 = \\frac{48}{2} left, or 12.5? "
     "Answer 1 for yes, 0 for no."
@@ -58,7 +55,7 @@ _BIAS = 100
 """The greatest bias of a token's logit that servers take: it is sampled for certain."""
 
 
-class ServedModel(Struct, frozen=True):
+class ServedModel(NamedTuple):
     """One model in a server's list."""
 
     id: str
@@ -79,10 +76,10 @@ class CheckedServer(NamedTuple):
     model: ServedModel
     can: Capabilities
     version: str
-    """The server's version; empty where it does not say."""
-    cache: "CacheConfig | None" = None
+    """The server's version: of vLLM from its page `/version`, else the `system_fingerprint` of its answers; empty where it does not say."""
+    cache: "CacheConfig | None"
     """The size of its cache; None where it does not say."""
-    answered_by: str | None = None
+    answered_by: str | None
     """The model that answered; None where it does not say."""
 
 
@@ -98,31 +95,30 @@ class CacheConfig(NamedTuple):
 def _models_in(reply: Reply) -> list[ServedModel] | None:
     """The models that a reply lists; None where it is no list of models. What is odd about one model does not matter to another, and a
     field of a wrong type counts as one that is not there."""
-    listed = (read_json(reply.content, dict[str, Raw]) or {}).get("data") if reply.ok else None
-    cards = None if listed is None else read_json(listed, list[Raw])
-    return None if cards is None else [model for card in cards if (model := _model_of(card)) is not None]
-
-
-def _model_of(raw: Raw) -> ServedModel | None:
-    card = read_json(raw, dict[str, Raw]) or {}
-
-    def stated(name: str, kind: Any) -> Any:
-        return read_json(card.get(name, Raw(b"null")), kind)
-
-    meta = stated("meta", dict[str, Raw]) or {}  # of llama.cpp
-    lengths = [stated(key, ContextLength) for key in ("max_model_len", "context_length", "context_window", "max_context_length")]
-    lengths.append(read_json(meta.get("n_ctx", Raw(b"null")), ContextLength))
-    if (name := stated("id", str)) is None:
+    body = read_json(reply.content) if reply.ok else None
+    cards = body.get("data") if isinstance(body, dict) else None
+    if not isinstance(cards, list):
         return None
-    owner = stated("owned_by", str)
+    return [_model_of(card) for card in cards if isinstance(card, dict) and isinstance(card.get("id"), str)]
+
+
+def _model_of(card: dict[str, Any]) -> ServedModel:
+    meta = card["meta"] if isinstance(card.get("meta"), dict) else {}  # of llama.cpp
+    owner, parent, root = (card[name] if isinstance(card.get(name), str) else None for name in ("owned_by", "parent", "root"))
+    stated = [*(card.get(key) for key in ("max_model_len", "context_length", "context_window", "max_context_length")), meta.get("n_ctx")]
     return ServedModel(
-        id=name,
+        id=card["id"],
         owned_by=None if owner is None else quoted(owner),
-        own_context=next(filter(None, lengths), None),
-        trained_context=read_json(meta.get("n_ctx_train", Raw(b"null")), ContextLength),
-        parent=stated("parent", str),
-        root=stated("root", str),
+        own_context=next(filter(None, map(_length, stated)), None),
+        trained_context=_length(meta.get("n_ctx_train")),
+        parent=parent,
+        root=root,
     )
+
+
+def _length(stated: Any) -> int | None:
+    """A context length in tokens; some servers state numbers such as -1 or 10^30 for one that they do not know."""
+    return stated if isinstance(stated, int) and 16 <= stated < 1 << 31 else None
 
 
 async def find_model(where: str, server: Server, spec: OpenAISpec) -> ServedModel:
@@ -222,11 +218,14 @@ async def check_server(where: str, server: Server, model: ServedModel, spec: Ope
         answer = await check.answered(plain)
     stated = {
         "reports_stop": answer.choices[0].reported_stop is not UNSET,
-        "counts_prompts": bool(read_usage(answer.usage).prompt_tokens),
+        "counts_prompts": bool(answer.counted.prompt_tokens),
     }
     can = await check.confirmed(structs.replace(can, **stated))
     await check.reading(can, context_length(where, server, spec, model))
-    return CheckedServer(model, can, await _version(server, model, answer), await _cache_config(server, model), model_of(answer.model))
+    stated_version = (read_json(await _page(server, model, "version"), dict[str, Any]) or {}).get("version")
+    said = stated_version if isinstance(stated_version, str) else read_json(answer.system_fingerprint, str)
+    cache = cache_config((await _page(server, model, "metrics")).decode(errors="replace"))
+    return CheckedServer(model, can, quoted(said or ""), cache, answer.answered_by)
 
 
 class _Check(NamedTuple):
@@ -346,23 +345,14 @@ class _Check(NamedTuple):
         return None if choice.text or choice.finish_reason != "length" else False
 
 
-async def _version(server: Server, model: ServedModel, answer: ResponseBody) -> str:
-    """The server's version: of vLLM from its page `/version`, else the `system_fingerprint` of its answers, else empty."""
-    said: str | None = None
+async def _page(server: Server, model: ServedModel, page: str) -> bytes:
+    """A page next to `/v1` of a vLLM server; empty for other servers, and where there is none."""
     if model.owned_by == "vllm":
+        parts = urlsplit(server.url)
         with suppress(NoAnswer):
-            reply = await server.get(_beside(server, "version"))
-            said = read_json((read_json(reply.content, dict[str, Raw]) or {}).get("version", Raw(b"null")), str)
-    return quoted(said or read_json(answer.system_fingerprint, str) or "")
-
-
-async def _cache_config(server: Server, model: ServedModel) -> CacheConfig | None:
-    """The cache of a vLLM server, from its page `/metrics`; None for other servers, and where that page does not say."""
-    if model.owned_by == "vllm":
-        with suppress(NoAnswer):
-            reply = await server.get(_beside(server, "metrics"))
-            return cache_config(reply.content.decode(errors="replace")) if reply.ok else None
-    return None
+            reply = await server.get(f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix('/v1')}/{page}")
+            return reply.content if reply.ok else b""
+    return b""
 
 
 def cache_config(metrics: str) -> CacheConfig | None:
@@ -377,12 +367,6 @@ def cache_config(metrics: str) -> CacheConfig | None:
         # Where layers have caches of their own kinds, a block is shared out among them: vLLM works out what fits.
         tokens += int(found.get("kv_cache_size_tokens") or size * int(found["num_gpu_blocks"]))
     return CacheConfig(sizes.pop(), tokens) if len(sizes) == 1 else None
-
-
-def _beside(server: Server, page: str) -> str:
-    """The URL of a page of the server that is next to `/v1`."""
-    parts = urlsplit(server.url)
-    return f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix('/v1')}/{page}"
 
 
 async def _send_until_loaded(send: Callable[[], Awaitable[Reply]], max_s: float) -> Reply:

@@ -24,9 +24,6 @@ REFUSED_S = 5.0
 """When all replicas have refused everything for this long, or answered nonsense, the engine is dead: what speaks another language is
 another server."""
 _REFUSALS: frozenset[Verdict] = frozenset({"refused", "overflow", "gone", "closed", "unreadable", "malformed"})
-_SLICES, _SLICE_S = 8, 1.0
-"""A wait with a limit is cut into at least `_SLICES`, none longer than `_SLICE_S` seconds: what one of them takes longer, because this
-process did not run, does not count."""
 
 
 class ServerReplica:
@@ -151,16 +148,15 @@ class Replicas:
 
     async def _await_any(self) -> None:
         """End the engine where all replicas are out for too long."""
-        waited_s = 0.0
+        since = anyio.current_time()
         while not self.has_other(()):
             limit_s, suffix = self._limit()
-            if waited_s >= limit_s:
+            left_s = since + limit_s - anyio.current_time()
+            if left_s <= 0:
                 self._die(self._words() + suffix)
                 return
-            slice_s, since = min(_SLICE_S, limit_s / _SLICES), anyio.current_time()
-            with anyio.move_on_after(slice_s):
+            with anyio.move_on_after(left_s):
                 await self._changed.wait()
-            waited_s += min(slice_s, anyio.current_time() - since)
         self._outage = False
 
     def _change(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from pipeline.engine import FinishReason, Request
 from pipeline.engines.openai.client import NoAnswer, Reply, Verdict, quoted, read_json
@@ -201,25 +201,6 @@ def finish_of(stated: str | None, error: Raw = NULL) -> FinishReason:
 # Messages of chat completions.
 
 
-class ChatMessage(Struct, frozen=True):
-    """The message of a model in a chat; each field may hold anything."""
-
-    content: Any = None
-    """A text, nothing, or a list of parts (Mistral, Anthropic)."""
-    reasoning_content: Any = None
-    """The thought, as DeepSeek, SGLang, llama.cpp, LiteLLM and older versions of vLLM call it."""
-    reasoning: Any = None
-    """The thought, as vLLM, OpenRouter, Ollama, LM Studio and Groq call it."""
-    thinking: Any = None
-    reasoning_details: Any = None
-    """The thought in pieces (OpenRouter); some are encrypted."""
-    thinking_blocks: Any = None
-    """The thought in pieces (LiteLLM, of Anthropic's models)."""
-    refusal: Any = None
-    tool_calls: Any = None
-    function_call: Any = None
-
-
 class Said(NamedTuple):
     """The two parts of a reply; each is empty where the server shows none."""
 
@@ -228,21 +209,24 @@ class Said(NamedTuple):
 
 
 _THOUGHT = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
+"""The thought as DeepSeek, SGLang, llama.cpp and LiteLLM call it; as vLLM, OpenRouter, LM Studio and Groq; as Ollama; in pieces, of which
+some are encrypted (OpenRouter); in pieces of Anthropic's models (LiteLLM)."""
 _UNSHOWN = ("reference", "redacted_thinking", "reasoning.encrypted")
 """Kinds of parts that hold no text."""
 
 
-def said_in(message: ChatMessage, finish: FinishReason) -> Said:
-    """The thought and the text of a message; raises `NoAnswer` for a refusal, for the call of a tool, and for what is no text."""
-    content = list(_parts(message.content, "text"))
-    refused = [text for kind, text in (*content, *_parts(message.refusal, "refusal")) if kind == "refusal"]
+def said_in(message: Mapping[str, Any], finish: FinishReason) -> Said:
+    """The thought and the text of a message, whose `content` is a text, nothing, or a list of parts (Mistral, Anthropic); raises `NoAnswer`
+    for a refusal, for the call of a tool, and for what is no text."""
+    content = list(_parts(message.get("content"), "text"))
+    refused = [text for kind, text in (*content, *_parts(message.get("refusal"), "refusal")) if kind == "refusal"]
     if "".join(refused).strip():
         raise NoAnswer("withheld", f"refused to answer: {' '.join(refused)}")
-    if message.tool_calls or message.function_call or any(kind == "tool_use" for kind, _ in content):
+    if message.get("tool_calls") or message.get("function_call") or any(kind == "tool_use" for kind, _ in content):
         raise NoAnswer("withheld", _TOOL)
-    found = ("".join(text for _, text in _parts(getattr(message, name), "thought")) for name in _THOUGHT)
+    found = ("".join(text for _, text in _parts(message.get(name), "thought")) for name in _THOUGHT)
     thought = next(filter(None, found), "") or "".join(text for kind, text in content if kind == "thought")
-    if message.content is None and not thought and finish != "length":
+    if message.get("content") is None and not thought and finish != "length":
         raise NoAnswer("malformed", "holds no text")
     return Said(thought, "".join(text for kind, text in content if kind == "text"))
 

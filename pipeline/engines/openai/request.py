@@ -1,16 +1,19 @@
 """Requests in the terms of OpenAI's completions endpoint: what a server can do, as data, and the body of a request. Pure.
 
 Servers differ in which fields they take beyond OpenAI's own, and a hosted one rejects a field it does not know. So a server is described by
-the set of optional fields that it honours, and a body holds only fields of that set.
+the set of optional fields that it honours, and a body holds only fields of that set. A server that takes and gives text in place of ids
+looks for the texts of special tokens in all that it is sent: a prompt in which a text spells one out is not sent as it is.
 """
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 from msgspec import Struct
 
 from pipeline.engine import Request, Tokenizer
-from pipeline.engines.openai.text_mode import prompt_text
+from pipeline.errors import RequestRefused
 
 TOP_K, MIN_P = "top_k", "min_p"
 MANY, PRIORITY, SCORING, SEED, STOP_IDS = "n", "priority", "prompt_logprobs", "seed", "stop_token_ids"
@@ -37,6 +40,9 @@ _SEEDS_64, _SEEDS_32 = 1 << 62, 1 << 31
 _ANSWER_BYTES, _SAMPLED_BYTES, _PROMPT_BYTES = 1 << 20, 1024, 512
 """Bytes of an answer without any token, of a sampled token (its text, perhaps escaped, its id, and log probabilities), and of a token, or a
 character, of a prompt that is repeated or scored."""
+
+_CLOSE = re.compile(r"</(\w+:)?think(ing)?>|\[/THINK(ING)?\]", re.IGNORECASE)
+"""How models write the closing reasoning tag: `</think>`, `</seed:think>`, `[/THINK]`."""
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
@@ -84,12 +90,13 @@ class Capabilities(Struct, frozen=True, kw_only=True):
         return self.fields >= EXACT
 
 
-_COMMON = {SEED, MANY}
+_COMMON = frozenset({SEED, MANY})
+_OWN_FIELDS = Capabilities(prompts="text", fields=_COMMON | NEUTRAL.keys(), top_logprobs=20)
 PRESETS: Mapping[str, Capabilities] = {
-    "vllm": Capabilities(prompts="ids", fields=frozenset({*_COMMON, *NEUTRAL, *IDS, *EXACT, STOP_IDS, PRIORITY, SCORING}), top_logprobs=20),
-    "sglang": Capabilities(prompts="text", fields=frozenset({*_COMMON, *NEUTRAL}), top_logprobs=20),
-    "llama.cpp": Capabilities(prompts="text", fields=frozenset({*_COMMON, *NEUTRAL}), top_logprobs=20),
-    "generic": Capabilities(prompts="text", fields=frozenset(_COMMON), top_logprobs=5),
+    "vllm": Capabilities(prompts="ids", fields=_COMMON | {*NEUTRAL, *IDS, *EXACT, STOP_IDS, PRIORITY, SCORING}, top_logprobs=20),
+    "sglang": _OWN_FIELDS,
+    "llama.cpp": _OWN_FIELDS,
+    "generic": Capabilities(prompts="text", fields=_COMMON, top_logprobs=5),
 }
 """The features of servers by their kind. `generic` takes OpenAI's own fields and no others."""
 OWNERS: Mapping[str | None, str] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
@@ -98,15 +105,13 @@ OWNERS: Mapping[str | None, str] = {"vllm": "vllm", "sglang": "sglang", "llamacp
 
 def shared_capabilities(one: Capabilities, other: Capabilities) -> Capabilities:
     """The capabilities that two servers have in common."""
+    both = ("reports_stop", "adds_bos", "counts_prompts", "streams")
     return Capabilities(
         prompts="ids" if one.prompts == other.prompts == "ids" else "text",
         fields=one.fields & other.fields,
         top_logprobs=min(one.top_logprobs, other.top_logprobs),
-        reports_stop=one.reports_stop and other.reports_stop,
-        adds_bos=one.adds_bos and other.adds_bos,
-        counts_prompts=one.counts_prompts and other.counts_prompts,
         hides_marks=one.hides_marks or other.hides_marks,
-        streams=one.streams and other.streams,
+        **{name: getattr(one, name) and getattr(other, name) for name in both},
     )
 
 
@@ -200,3 +205,49 @@ def probe_request(tokenizer: Tokenizer, can: Capabilities, question: str = "0 or
     prompt = tokenizer.encode(tokenizer.render([{"role": "user", "content": question}]))
     options = tuple(dict.fromkeys(tokenizer.encode(digit)[-1] for digit in "01")) if can.top_logprobs else ()
     return Request(request_id="probe", prompt_ids=prompt, max_tokens=1, option_ids=options, priority=1)
+
+
+# Servers that take and give text.
+
+
+def answer_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """The ids of what a server wrote: the first mark that closes a thought does so, and no other special token has a meaning in it."""
+    found = next((mark for mark in _CLOSE.finditer(text) if mark[0] in tokenizer.special_ids), None)
+    parts = [text] if found is None else [text[: found.start()], found[0], text[found.end() :]]
+    return tuple(tokenizer.encode_parts(["", *parts]))
+
+
+def close_mark(tokenizer: Tokenizer) -> str | None:
+    """The text of the model's token that closes a thought; None where it has none."""
+    return next((text for text in tokenizer.special_ids if _CLOSE.fullmatch(text)), None)
+
+
+def prompt_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of `ids`, which a server makes the same control tokens of, and no more: a space follows the first character of one that a
+    text spells out. Raises `RequestRefused` where that does not help."""
+    control_ids, text = tokenizer.control_ids, tokenizer.decode(ids)
+    controls = _any_of(tuple(text for text, id_ in tokenizer.special_ids.items() if id_ in control_ids))
+    places = [place for place, id_ in enumerate(ids) if id_ in control_ids]
+    if controls.findall(text) == [tokenizer.decode([ids[place]]) for place in places]:
+        return text
+    said: list[str] = []
+    end = 0
+    for place in places:
+        start = len(tokenizer.decode(ids[:place]))
+        said.append(controls.sub(_broken, text[end:start]))
+        end = len(tokenizer.decode(ids[: place + 1]))
+        said.append(text[start:end])
+    whole = "".join([*said, controls.sub(_broken, text[end:])])
+    if [id_ for id_ in tokenizer.encode(whole) if id_ in control_ids] != [ids[place] for place in places]:
+        raise RequestRefused("the prompt spells out a special token of the model, which a server that accepts text would not read as text")
+    return whole
+
+
+def _broken(found: "re.Match[str]") -> str:
+    return f"{found[0][0]} {found[0][1:]}"
+
+
+@lru_cache(maxsize=64)
+def _any_of(texts: tuple[str, ...]) -> "re.Pattern[str]":
+    """Finds one of `texts`, the longest one at a place."""
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)")

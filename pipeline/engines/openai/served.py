@@ -5,14 +5,14 @@ says how a server is asked; this class sends the call to a replica, says what a 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from typing import Any, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
-from pipeline.engine import Availability, Completion, EngineStatistics, Fact, Finding, Request, Tokenizer
+from pipeline.engine import Availability, Completion, EngineStatistics, Examination, Fact, Finding, Request, Tokenizer
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.openai.client import ASK_S, NoAnswer, Server, check_url, quoted, read_key
 from pipeline.engines.openai.replicas import Replicas, ServerReplica
@@ -22,8 +22,10 @@ from pipeline.engines.startup import tell_phase
 from pipeline.engines.validate import validate_completion, validate_request
 from pipeline.errors import EngineDead, EngineUnavailable, GraphError, PipelineError, install_command
 from pipeline.system.machine import Machine
+from pipeline.system.tasks import background_tasks
 
 T = TypeVar("T")
+E = TypeVar("E", bound="ServedEngine")
 _TIMED_OUT = 0.9
 """A call that is cancelled after this share of `timeout_s`, or of `hang_s`, counts as timed out."""
 
@@ -227,7 +229,32 @@ def served_available(machine: Machine) -> Availability:
     return Availability(usable=True, what=f"httpx2 {installed}")
 
 
-def unusable(role: str, error: GraphError) -> Finding:
-    """The finding about a role whose servers cannot be used."""
-    what, _, remedy = error.what.partition("; ")
-    return Finding(role=role, what=what, remedy=remedy, fatal=True)
+@asynccontextmanager
+async def open_served(make: Callable[[AsyncExitStack, TaskGroup], Awaitable[dict[str, E]]]) -> AsyncIterator[Mapping[str, E]]:
+    """The engines that `make` opens, by role: the servers on the stack and the tasks live as long as the block, in which they are open."""
+    async with AsyncExitStack() as stack, background_tasks() as tasks:
+        engines = await make(stack, tasks)
+        try:
+            yield engines
+        finally:
+            for engine in engines.values():
+                await engine.aclose()
+
+
+async def examine_served(
+    specs: Mapping[str, Any],
+    open_: Callable[[Any], AbstractAsyncContextManager[Mapping[str, E]]],
+    described: Callable[[E], tuple[str, str, Collection[str]]],
+) -> Examination:
+    """Open every engine as a run would at its start; `described` says of one what it found, the details, and what it cannot do."""
+    findings: list[Finding] = []
+    cannot: dict[str, Collection[str]] = {}
+    for role, spec in specs.items():
+        try:
+            async with open_({role: spec}) as engines:
+                what, remedy, cannot[role] = described(engines[role])
+                findings.append(Finding(role=role, what=what, remedy=remedy, fatal=False))
+        except GraphError as error:
+            what, _, remedy = error.what.partition("; ")
+            findings.append(Finding(role=role, what=what, remedy=remedy, fatal=True))
+    return Examination(findings=tuple(findings), cannot=cannot)

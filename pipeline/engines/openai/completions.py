@@ -1,168 +1,60 @@
-"""Decodes the answers of completions endpoints (vLLM, SGLang, llama.cpp and hosted ones) and makes a `Completion` of them.
+"""Makes a `Completion` of the answers of completions endpoints (vLLM, SGLang, llama.cpp and hosted ones).
 
-Bytes enter, a `Completion` leaves, or `NoAnswer` says what is wrong with the answer: fewer candidates than asked for, log probabilities
-that are missing, a token that was never an option. Whatever the bytes are, nothing else is raised. Pure.
+`ResponseBody`s enter, a `Completion` leaves, or `NoAnswer` says what is wrong: fewer candidates than asked for, log probabilities that are
+missing, a token that was never an option, a prompt of another length. Pure.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated
 
-import msgspec
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
+from msgspec import UNSET, UnsetType, structs
 
-from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Tokenizer
-from pipeline.engines.openai.client import UNREADABLE, NoAnswer, Reply, read_json
-from pipeline.engines.openai.replies import NULL, ChatMessage, error_within, finish_of, refusal_of
-from pipeline.engines.openai.request import Capabilities, candidates_asked, prompt_of, stop_texts
-from pipeline.engines.openai.stated import UsageBody, flaw_in_prompt_tokens, model_of, read_usage, timing_of, usage_of
-from pipeline.engines.openai.text_mode import answer_ids
+from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Tokenizer, Usage
+from pipeline.engines.openai.answers import CompletionChoice, ResponseBody, Stop, UsageBody
+from pipeline.engines.openai.client import NoAnswer, read_json
+from pipeline.engines.openai.replies import finish_of
+from pipeline.engines.openai.request import Capabilities, answer_ids, candidates_asked, prompt_of, stop_texts
 from pipeline.engines.tokenizer import count_through_stop
+from pipeline.engines.validate import flaw_in_usage
 
-Stop = str | int | None
-"""What ended a candidate: a stop string, a stop id, or an end of sequence."""
-_IdsEnd = tuple[int, FinishReason, Stop]
-_TextEnd = tuple[str, FinishReason, Stop]
-_MIN_LOGPROB = -9998.0
-"""A log probability below this means minus infinity: vLLM writes -9999, because JSON has no infinity."""
-_MAX_LOGPROB = 0.01
-"""A log probability may be this much above 0: half-precision servers round."""
-_ID_LABEL = "token_id:"
-_ID_DIGITS = 10
-"""Most digits of a token id."""
-_MAX_CHARS = 256
-"""Most characters of a token, those of long runs of spaces included: a text is cut at as many for each of `max_tokens` before it is
-encoded."""
-
-
-class TokenLogprob(Struct, frozen=True):
-    """One token in the newer form of `Logprobs`, `content`, which llama.cpp uses."""
-
-    logprob: float | None = None
-    token: str = ""
-    id: int | None = None
-    top_logprobs: "tuple[TokenLogprob, ...]" = ()
-
-
-class Logprobs(Struct, frozen=True):
-    """Log probabilities of one candidate's tokens: in lists, one entry a token, or in the newer form, `content`."""
-
-    token_logprobs: tuple[float | None, ...] | None = None
-    top_logprobs: tuple[dict[str, float | None] | None, ...] | None = None
-    content: tuple[TokenLogprob, ...] | None = None
-
-
-class PromptLogprob(Struct, frozen=True):
-    """The log probability of one token at one place of the prompt, as vLLM gives it."""
-
-    logprob: float
-
-
-class CompletionChoice(Struct, frozen=True):
-    """One candidate as the server sent it (OpenAI's word for it is choice)."""
-
-    index: int | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-    """Ours is `interrupted`."""
-    token_ids: tuple[Annotated[int, Meta(ge=0, lt=1 << 31)], ...] | None = None
-    logprobs: Logprobs | None = None
-    stop_reason: Stop | UnsetType = UNSET
-    """vLLM's field for the stop string or stop id that ended it; None for an end of sequence."""
-    matched_stop: Stop | UnsetType = UNSET
-    """SGLang's field for it, which also holds the id of an end of sequence."""
-    prompt_logprobs: tuple[dict[str, PromptLogprob] | None, ...] | None = None
-    prompt_token_ids: Raw = NULL
-    """The prompt, which vLLM repeats with every candidate."""
-    message: ChatMessage | None = None
-    """The message of the model, of a chat completion."""
-    error: Raw = NULL
-    """The reason why it is no whole answer, of OpenRouter."""
-
-    @property
-    def reported_stop(self) -> Stop | UnsetType:
-        """The stop that ended it as the server says; `UNSET` where it does not say."""
-        return self.matched_stop if self.stop_reason is UNSET else self.stop_reason
-
-
-class ResponseBody(Struct, frozen=True):
-    """The body of an answer; fields that are not used are not decoded."""
-
-    choices: tuple[CompletionChoice, ...]
-    usage: Raw = NULL
-    """This and the following are decoded in `pipeline.engines.openai.stated`."""
-    model: Raw = NULL
-    system_fingerprint: Raw = NULL
-    metrics: Raw = NULL
-    timings: Raw = NULL
-
-
-class Piece(ResponseBody, frozen=True):
-    """A piece of an answer that comes as a stream: some hold no candidate, but what the server states."""
-
-    choices: tuple[CompletionChoice, ...] | None = None  # type: ignore[assignment]
-
-
-def decode_reply(reply: Reply) -> ResponseBody:
-    """The answer that a reply holds; raises `NoAnswer` where it holds none."""
-    if not reply.ok:
-        raise refusal_of(reply)
-    return decode_answer(reply.content)
-
-
-def decode_answer(content: bytes, kind: type[ResponseBody] = ResponseBody, prefix: str = "") -> ResponseBody:
-    """Decode an answer, or a piece of one. Raises `NoAnswer` for JSON that is no completion, for what is not JSON, and for an error that it
-    holds, with `prefix` before its words."""
-    if (error_inside := error_within(content, prefix)) is not None:
-        raise error_inside
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except msgspec.ValidationError as error:
-        failure = _malformed(f"is not a completion: {error}")
-    except RecursionError:
-        failure = _malformed("is not a completion: it is nested too deeply")
-    except UNREADABLE as error:
-        failure = NoAnswer("unreadable", f"sent an answer that is not JSON: {error}")
-    raise failure
-
-
-def _malformed(words: str) -> NoAnswer:
-    return NoAnswer("malformed", words)
+AGREEING = 256
+"""One in `AGREEING` tokens may be counted differently than here."""
+_MIN_LOGPROB, _MAX_LOGPROB = -9998.0, 0.01
+"""A log probability below the first means minus infinity: vLLM writes -9999, because JSON has no infinity. One may be above 0 as much as
+the second: half-precision servers round."""
+_ID_LABEL, _ID_DIGITS = "token_id:", 10
+"""vLLM's label of a token, and most digits of the number after it."""
+_CUT: Mapping[str | None, FinishReason] = {"length": "length", "interrupted": "interrupted"}
+"""The finish reasons of candidates that did not end by themselves."""
 
 
 def completion_of(request: Request, answers: Sequence[ResponseBody], can: Capabilities, tokenizer: Tokenizer) -> Completion:
     """The completion that `answers`, one for each body of `request`, hold; raises `NoAnswer`."""
     asked = candidates_asked(request)
-    stated = [read_usage(answer.usage) for answer in answers]
+    stated = [answer.counted for answer in answers]
     # Candidates that were computed in several answers at once have no times of their own.
-    timing = timing_of(answers[0].metrics, answers[0].timings) if len(answers) == 1 else Timing()
-    model = model_of(answers[0].model)
+    timing, model = answers[0].timing if len(answers) == 1 else Timing(), answers[0].answered_by
     choices = [choice for answer in answers for choice in _choices(request, answer, asked // len(answers))]
     if can.prompts == "ids":
         _check_prompts(request, [answer.choices[0] for answer in answers])
     _check_counts(request, stated, can, tokenizer, asked // len(answers))
     if request.scored_ids:
-        scored, usage = _scored(request, choices[0]), usage_of(request, stated, 0)
-        return Completion(candidates=(), scored_logprobs=scored, usage=usage, model=model)
+        scored = _scored(request, choices[0])
+        return Completion(candidates=(), scored_logprobs=scored, usage=usage_of(request, stated, 0), model=model)
+    options: tuple[float, ...] = ()
     if request.option_ids:
         chosen, options = _choice(request, choices[0], can, tokenizer)
-        usage = usage_of(request, stated, 1)
-        return Completion(candidates=(chosen,), option_logprobs=options, usage=usage, timing=timing, model=model)
-    read = _candidate_of_ids if can.returns_ids else _candidate_of_text
-    candidates = [read(request, choice, can, tokenizer) for choice in choices]
+        candidates = [chosen]
+    else:
+        read = _candidate_of_ids if can.returns_ids else _candidate_of_text
+        candidates = [read(request, choice, can, tokenizer) for choice in choices]
     usage = usage_of(request, stated, sum(len(candidate.ids) for candidate in candidates))
     candidates *= request.n // asked
-    return Completion(candidates=tuple(candidates), usage=usage, timing=timing, model=model)
+    return Completion(candidates=tuple(candidates), option_logprobs=options, usage=usage, timing=timing, model=model)
 
 
-def _check_counts(request: Request, stated: Sequence[UsageBody], can: Capabilities, tokenizer: Tokenizer, copies: int) -> None:
-    """Raise `NoAnswer` where a server states that it has read another number of tokens than it was sent."""
-    counts = {one.prompt_tokens for one in stated if one.prompt_tokens}
-    prompt = prompt_of(request, can, tokenizer) if counts else []
-    sent = len(prompt) if isinstance(prompt, list) else len(tokenizer.encode(prompt)) + can.adds_bos
-    for count in counts:
-        if flaw := flaw_in_prompt_tokens(sent, count, copies, exact=can.prompts == "ids"):
-            raise NoAnswer("withheld", flaw, excess=count - sent)
+def _malformed(words: str) -> NoAnswer:
+    return NoAnswer("malformed", words)
 
 
 def _choices(request: Request, answer: ResponseBody, asked: int) -> list[CompletionChoice]:
@@ -181,6 +73,9 @@ def _finish(request: Request, choice: CompletionChoice) -> FinishReason:
     return finish_of(choice.finish_reason, choice.error)
 
 
+# The prompt that was read, and the counts of tokens.
+
+
 def _check_prompts(request: Request, choices: Sequence[CompletionChoice]) -> None:
     """Raise `NoAnswer` where a server repeats a prompt other than that of `request`: a proxy that mixes connections up gives the answers
     to other requests."""
@@ -190,11 +85,54 @@ def _check_prompts(request: Request, choices: Sequence[CompletionChoice]) -> Non
             raise _malformed("belongs to another prompt")
 
 
-_CUT: Mapping[str | None, FinishReason] = {"length": "length", "interrupted": "interrupted"}
-"""The finish reasons of candidates that did not end by themselves."""
+def _check_counts(request: Request, stated: Sequence[UsageBody], can: Capabilities, tokenizer: Tokenizer, copies: int) -> None:
+    """Raise `NoAnswer` where a server states that it has read another number of tokens than it was sent."""
+    counts = {one.prompt_tokens for one in stated if one.prompt_tokens}
+    prompt = prompt_of(request, can, tokenizer) if counts else []
+    sent = len(prompt) if isinstance(prompt, list) else len(tokenizer.encode(prompt)) + can.adds_bos
+    for count in counts:
+        if flaw := flaw_in_prompt_tokens(sent, count, copies, exact=can.prompts == "ids"):
+            raise NoAnswer("withheld", flaw, excess=count - sent)
 
 
-# Answers of servers that return token ids.
+def flaw_in_prompt_tokens(sent: int, stated: int, copies: int = 1, *, exact: bool) -> str | None:
+    """The flaw of a prompt of `sent` tokens of which a server has read as many as are `stated`, with both numbers, as the end of a
+    sentence about the server; None where nothing is.
+
+    Some servers count the prompt once for each of its `copies`. Where it was sent as a text (not `exact`), one token in `AGREEING` may be
+    counted otherwise: servers' own tokenizers differ from that of the model's files in rare characters.
+    """
+    if any(abs(stated - sent * each) <= (0 if exact else sent * each // AGREEING) for each in (1, copies)):
+        return None
+    fewer = "it truncates prompts" if stated < sent else "it wraps prompts in a chat template or adds special tokens"
+    return f"reports {stated:,} tokens for a prompt of {sent:,}: {fewer}, or `tokenizer` does not match its model"
+
+
+def usage_of(request: Request, stated: Sequence[UsageBody], sampled: int) -> Usage:
+    """The counts that the server stated with its answers to `request`; where it states none, or some that cannot be true, those of the
+    request and of the `sampled` tokens.
+
+    The prompt counts once, however often it was sent, and the answer that had the least of it in the cache says what was there before all
+    of them. No server reads its cache for a scoring; for several candidates in one answer vLLM states what the last of them found, which
+    the others had just computed.
+    """
+    given = len(request.prompt_ids) + len(request.scored_ids)
+    own = Usage(input_tokens=given, output_tokens=0 if request.scored_ids else sampled)
+    read = stated[0].prompt_tokens or given
+    counted = [one.completion_tokens for one in stated if one.completion_tokens is not None]
+    cached = None
+    states_what_was_cached = not request.scored_ids and candidates_asked(request) == len(stated)
+    if states_what_was_cached and any(one.cached_tokens is not None for one in stated):
+        cached = min(read, *(one.cached_tokens or 0 for one in stated))
+    usage = Usage(
+        input_tokens=read,
+        cached_input_tokens=cached,
+        output_tokens=own.output_tokens if request.scored_ids or len(counted) < len(stated) else sum(counted),
+    )
+    return own if usage.output_tokens < own.output_tokens or flaw_in_usage(usage, request) else usage
+
+
+# Candidates of servers that return token ids.
 
 
 def _candidate_of_ids(request: Request, choice: CompletionChoice, can: Capabilities, tokenizer: Tokenizer) -> Candidate:
@@ -215,7 +153,7 @@ def _candidate_of_ids(request: Request, choice: CompletionChoice, can: Capabilit
     return Candidate(ids=ids[:kept], text=tokenizer.decode(ids[:kept]), cumulative_logprob=total, finish_reason=finish, stop_reason=stop)
 
 
-def _end_of_ids(request: Request, choice: CompletionChoice, ids: Sequence[int], tokenizer: Tokenizer) -> _IdsEnd:
+def _end_of_ids(request: Request, choice: CompletionChoice, ids: Sequence[int], tokenizer: Tokenizer) -> tuple[int, FinishReason, Stop]:
     """The number of `ids` to keep, and what ended them."""
     if cut := _CUT.get(choice.finish_reason):
         return len(ids), cut, None
@@ -229,15 +167,13 @@ def _end_of_ids(request: Request, choice: CompletionChoice, ids: Sequence[int], 
     return count_through_stop(ids, reported, tokenizer.decode), "stop", reported
 
 
-# Answers of servers that return text.
+# Candidates of servers that return text.
 
 
 def _candidate_of_text(request: Request, choice: CompletionChoice, can: Capabilities, tokenizer: Tokenizer) -> Candidate:
     if choice.text is None:
         raise _malformed("has no text")
-    if len(choice.text) > (limit := _MAX_CHARS * request.max_tokens):
-        choice = structs.replace(choice, text=choice.text[:limit], finish_reason="length")
-    text, finish, stop = _end_of_text(request, choice, choice.text or "", can, tokenizer)
+    text, finish, stop = _end_of_text(request, choice, choice.text, can, tokenizer)
     logprobs = _sampled_logprobs(choice)
     asked = request.logprobs and can.top_logprobs
     if asked and text and not logprobs:
@@ -247,10 +183,12 @@ def _candidate_of_text(request: Request, choice: CompletionChoice, can: Capabili
         ids = ids[: request.max_tokens]
         text, finish, stop, logprobs = tokenizer.decode(ids), "length", None, logprobs[: request.max_tokens]
     total = math.fsum(logprobs) if asked else None
-    return Candidate(ids=tuple(ids), text=text, cumulative_logprob=total, finish_reason=finish, stop_reason=stop)
+    return Candidate(ids=ids, text=text, cumulative_logprob=total, finish_reason=finish, stop_reason=stop)
 
 
-def _end_of_text(request: Request, choice: CompletionChoice, text: str, can: Capabilities, tokenizer: Tokenizer) -> _TextEnd:
+def _end_of_text(
+    request: Request, choice: CompletionChoice, text: str, can: Capabilities, tokenizer: Tokenizer
+) -> tuple[str, FinishReason, Stop]:
     """The text up to and including its first stop, which servers trim or leave, and what ended it."""
     # The stop reason of each text that can end a candidate; None for an end of sequence that is no stop id.
     stops: dict[str, Stop] = {tokenizer.decode([token]): None for token in tokenizer.eos_ids}
