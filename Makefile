@@ -15,10 +15,13 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 export PYTHONDONTWRITEBYTECODE :=
 LONG := slow or torch or vllm or browser
 WORKERS ?= 3
-LONG_WORKERS ?= 4
+PYTEST := $(BIN)/python -m pytest --durations=15
+AGAIN := --last-failed --last-failed-no-failures none
+VLLM_TESTS := $(PYTEST) -m vllm -o cache_dir=build/vllm-cache
+TEST_VLLM := $(VLLM_TESTS) || $(VLLM_TESTS) $(AGAIN)
 
 .SILENT:
-.PHONY: run check test lint docs bench-parent release-figures vllm clean
+.PHONY: run check test test-vllm lint docs bench-parent release-figures vllm clean
 
 run: .venv/run
 	$(BIN)/pipeline run speccot --input datasets/arith/test.parquet --baseline
@@ -29,19 +32,25 @@ check: .venv/ready
 	$(BIN)/ruff format --check .
 	mkdir -p build
 	$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not ($(LONG))"; tests=$$?; \
+	$(PYTEST) -n $(WORKERS) -m "not ($(LONG))"; tests=$$?; \
 	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || types))
 
-# All tests, with vLLM: `tests/support/packing.py` says what shares a worker. There are two more than cores, as many tests wait.
+# All tests; those of vLLM, which mostly wait for it to start, beside the others. Each file is one worker's.
 # What failed beside the others is run once more alone: real processes have time limits that a busy machine may exceed. Both are printed.
 test: .venv/vllm
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	mkdir -p build
 	$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
-	$(BIN)/python -m pytest -n $(LONG_WORKERS) --dist loadscope || \
-	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none; tests=$$?; \
-	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || types))
+	($(TEST_VLLM)) > build/vllm.txt 2>&1 & vllm=$$!; \
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not vllm" || \
+	$(PYTEST) -m "not vllm" $(AGAIN); tests=$$?; \
+	wait $$vllm; vllm=$$?; cat build/vllm.txt; \
+	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || vllm || types))
+
+# The tests of vLLM in one process, which starts each engine once.
+test-vllm: .venv/vllm
+	$(TEST_VLLM)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

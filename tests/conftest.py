@@ -1,19 +1,21 @@
 """What all tests share: virtual time by default, folders, and makers of chains and rows."""
 
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from pipeline.runtime.virtual_loop import VirtualLoop
 from tests.support.chains import World
 from tests.support.paths import ROOT, SHARED
 from tests.support.rows import blank
 
-pytest_plugins = ["tests.support.markers", "tests.support.open_engines", "tests.support.packing"]
+pytest_plugins = ["tests.support.open_engines"]
+MARKED_TIMEOUT_S = 600
+"""Of a test with a marker: it may start an engine while others do; those without have the timeout of pyproject.toml."""
 
 
 def pytest_configure() -> None:
@@ -21,6 +23,15 @@ def pytest_configure() -> None:
     for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with the most marked tests come first, so that several workers (`--dist loadfile`) end at about the same time."""
+    marked = [item for item in items if any(item.get_closest_marker(name) for name in ("slow", "torch", "vllm", "browser"))]
+    for item in marked:
+        item.add_marker(pytest.mark.timeout(MARKED_TIMEOUT_S))
+    long = Counter(item.path for item in marked)
+    items.sort(key=lambda item: -long[item.path])
 
 
 @pytest.fixture
@@ -50,12 +61,6 @@ def world() -> Callable[..., World]:
 @pytest.fixture(name="blank")
 def _blank() -> Callable[..., Any]:
     return blank
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _table_of_characters() -> None:
-    """Hypothesis makes its table of characters once for each checkout: no test is charged for that."""
-    st.text().validate()
 
 
 @pytest.fixture(autouse=True)

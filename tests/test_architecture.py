@@ -78,13 +78,6 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-@pytest.fixture(scope="module", autouse=True)
-def parsed() -> None:
-    """Every file is read once, on behalf of all rules."""
-    for path in [*FILES, *TESTS]:
-        tree_of(path)
-
-
 @cache
 def is_module(name: str) -> bool:
     return (ROOT / (name.replace(".", "/") + ".py")).exists()
