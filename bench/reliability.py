@@ -18,21 +18,19 @@ from pathlib import Path
 
 import click
 import msgspec
-from grids import origin
-from kept_runs import whole
-from recording import begin
+from figures import RESULTS, ROOT, begin, grid, origin
+from runs import say, whole
 
 from pipeline.analysis.quality.invariance import Invariance, invariance
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 
-ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-from drills import disk, engines, garbage, grounds, servers, signals, surroundings  # noqa: E402
-from drills.toll import Ground, Toll  # noqa: E402
+from drills import disk, engines, garbage, grounds, servers, signals, surroundings
+from drills.toll import Ground, Toll
 
-RESULTS, PAGE = ROOT / "bench/results", ROOT / "bench/reliability.md"
+PAGE = ROOT / "bench/reliability.md"
 LONGEST_S = 0.8
 """A process is struck at most so long after it began, its chains could start, or rows were written."""
 DISK_SIZES = [16 << 10, 32 << 10, 64 << 10, *range(128 << 10, (3 << 20) + 1, 128 << 10)]
@@ -134,10 +132,8 @@ def told(tolls: Iterator[Toll]) -> Iterator[Toll]:
     """The `tolls`, each shown when it is there."""
     began = time.monotonic()
     for toll in tolls:
-        click.echo(
-            f"  {time.monotonic() - began:6.0f} s  {toll.fault}, {toll.engines}: {toll.faults}" + (" HARM" if not toll.harmless else ""),
-            err=True,
-        )
+        harm = "" if toll.harmless else " HARM"
+        say(f"{time.monotonic() - began:6.0f} s  {toll.fault}, {toll.engines}: {toll.faults}{harm}")
         began = time.monotonic()
         yield toll
 
@@ -184,10 +180,9 @@ def faults_part(tolls: list[Toll]) -> Iterator[str]:
         "*Refused*: run folders that were refused with an error message and kept what they held. *Resume*: median seconds from the start "
         "of the process until chains could start. Real models may round differently in other batches, which may change a chain."
     )
-    head = ["| " + " | ".join(name for name, _ in COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
-    yield "\n".join([*head, *("| " + " | ".join(str(show(toll)) for _, show in COLUMNS) + " |" for toll in tolls)])
+    yield grid([name for name, _ in COLUMNS], ([str(show(toll)) for _, show in COLUMNS] for toll in tolls))
     yield "## What is not covered"
-    yield "\n".join(["| fault | what is known |", "|---|---|", *(f"| {name} | {about} |" for name, about in NOT_COVERED.items())])
+    yield grid(("fault", "what is known"), NOT_COVERED.items())
 
 
 def batches_part(found: dict[str, Invariance]) -> Iterator[str]:
@@ -225,7 +220,7 @@ def main(share: float, torch: bool, vllm: bool, folder: Path, output: Path) -> N
     text = "\n\n".join(parts) + "\n"
     faults = sum(toll.faults for toll in tolls)
     if output == PAGE:
-        recording.write(RESULTS / "reliability.json", {"bench": "reliability", "faults": faults, "tolls": tolls}, text)
+        recording.write(ROOT / RESULTS / "reliability.json", {"bench": "reliability", "faults": faults, "tolls": tolls}, text)
     else:
         output.write_text(text)
     click.echo(f"{output}: {faults} faults, {sum(not toll.harmless for toll in tolls)} kinds did harm", err=True)

@@ -1,6 +1,6 @@
 """What does one bad replica cost? Whole runs on small servers, one of which is bad in a given way, against runs on the others alone.
 
-    python bench/replicas.py [--replicas 2,4] [--ways 503,hangs] [--chains 60] [--output FILE]
+    python bench/replicas.py [--replicas 2,4] [--ways 503,html] [--chains 60] [--output FILE]
 
 The servers run in a process of their own on 127.0.0.1. Each answers a request after a fixed time and a fixed number of them at once, so
 that its rate is known, and turns bad when the first call of a run reaches it. Every run on all replicas follows one on the healthy
@@ -20,21 +20,31 @@ from pathlib import Path
 from typing import Any
 
 import click
-import pyarrow.parquet as pq
-from recording import begin
-from tables import replicas as table
+from figures import RESULTS, ROOT, Results, begin, grid
+from runs import ARITH, say
 
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
+from pipeline.store.read import read_batches
 
-ROOT = Path(__file__).parent.parent
-CAPACITY, SLOW_TIMES = 4, 20
-"""Each server answers `CAPACITY` requests at once; a slow one takes `SLOW_TIMES` as long for each."""
+CAPACITY = 4
+"""Each server answers that many requests at once."""
 MAX_STEPS = 3
 STATUSES = ("500", "503", "429", "400", "401", "403", "404")
 WAYS = (*STATUSES, "html", "cut", "refuses connections")
 LENGTH = 4096
 """Context length of the servers, in tokens."""
+
+
+def table(results: Results) -> str:
+    """A row for each way to be bad."""
+    columns = ("bad replica", "of", "failed chains", "attempts without an answer", "wall s", "healthy ones alone", "rate")
+    rows = []
+    for each in results["runs"]:
+        walls = (f"{each[kind]['wall_s']:.1f}" for kind in ("bad", "healthy"))
+        unanswered = f"{each['unanswered']} of {each['bad']['attempts']}"
+        rows.append((each["way"], str(each["replicas"]), str(each["failed"]), unanswered, *walls, f"{each['rate']:.2f}"))
+    return grid(columns, rows)
 
 
 # The servers.
@@ -87,14 +97,11 @@ class Replica:
         if way in STATUSES:
             writer.write(response(int(way), {"error": {"message": "not here"}}))
             return True
-        if way == "hangs":
-            await reader.read()
-            return False
         if way == "refuses connections":
             self._close()
             return False
         async with self._free:
-            await asyncio.sleep(self.service_s * (SLOW_TIMES if way == "slow" else 1))
+            await asyncio.sleep(self.service_s)
         reply = response(200, b"<html>Bad gateway</html>" if way == "html" else completion(body))
         writer.write(reply[: len(reply) - 20] if way == "cut" else reply)
         return way != "cut"
@@ -181,10 +188,9 @@ def solve(ports: list[str], chains: int) -> dict[str, Any]:
         engine = f"{{backend: openai, model: small, base_url: [{urls}], tokenizer: 'bundled:tiny-target'}}"
         engines, output = Path(folder) / "engines.yaml", Path(folder) / "run"
         engines.write_text(f"draft: &one {engine}\ntarget: *one\n")
-        graph, problems = ROOT / "graphs/speccot.yaml", ROOT / "datasets/arith/test.parquet"
-        settings = (f"max_steps={MAX_STEPS}",)
-        result = run(RunOptions(graph=graph, input=problems, limit=chains, engines=engines, settings=settings, output=output))
-        errors = pq.read_table(output / "calls", columns=["error_type"])["error_type"].to_pylist()
+        graph, settings = ROOT / "graphs/speccot.yaml", (f"max_steps={MAX_STEPS}",)
+        result = run(RunOptions(graph=graph, input=ARITH, limit=chains, engines=engines, settings=settings, output=output))
+        errors = [error for batch in read_batches(output, "calls", ("error_type",)) for error in batch["error_type"].to_pylist()]
         return {
             "wall_s": result.run.sessions[-1].wall_time_s,
             "exit_code": result.exit_code,
@@ -217,7 +223,7 @@ def measure(found: Servers, way: str, chains: int) -> dict[str, Any]:
 @click.option("--ways", default=",".join(WAYS), help="How it is bad.")
 @click.option("--chains", default=60, help="Chains of a run, for each healthy replica.")
 @click.option("--service-s", default=0.2, help="Seconds that a server needs for a request.")
-@click.option("--output", type=click.Path(path_type=Path), default=ROOT / "bench/results/replicas-2.json")
+@click.option("--output", type=click.Path(path_type=Path), default=ROOT / RESULTS / "replicas-2.json")
 @click.option("--serve", "count", type=int, hidden=True)
 def main(replicas: str, ways: str, chains: int, service_s: float, output: Path, count: int | None) -> None:
     """Measure every way, with each number of replicas."""
@@ -229,7 +235,7 @@ def main(replicas: str, ways: str, chains: int, service_s: float, output: Path, 
         with servers(number, service_s) as started:
             for way in ways.split(","):
                 found.append(measure(started, way, chains * (number - 1)))
-                click.echo(f"  {way}, one of {number}: rate {found[-1]['rate']:.2f}", err=True)
+                say(f"{way}, one of {number}: rate {found[-1]['rate']:.2f}")
     facts = {"bench": "replicas", "service_s": service_s, "capacity": CAPACITY, "runs": found}
     click.echo(table(recording.write(output, facts)))
 

@@ -1,18 +1,17 @@
 """How large may a run be for `pipeline report`? Time, memory and file size against the number of calls, and the page in a browser.
 
     python bench/report.py [--calls 10000,100000,1000000]
+    python bench/report.py --chains 100000
 
 Traces are those of one simulated run of SpecCoT, repeated one after the other under new names until there are as many calls.
 Every report is the command in a process of its own; peak memory is the system's account of it. Where there is a Chromium, the
-page is opened in it, without a GPU: until it has loaded, until the plot of chains is painted, until a chain is open. Prints a table
-and writes bench/results/report.json.
+page is opened in it, without a GPU: until it has loaded, until the plot of chains is painted, until a chain is open. With
+`--chains` a simulated run of so many chains is made by the command, SIMULATED, and its report. Prints a table and writes
+bench/results/report.json or study.json.
 """
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,50 +20,72 @@ from typing import Any
 import click
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from recording import begin
-from tables import report as table
+from figures import RESULTS, ROOT, Results, begin, grid
+from runs import PROGRAM, say, spent, whole, write_problems
 
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
+from pipeline.store.parts import Label, Part
+from pipeline.store.read import count_rows, read_whole
 
-ROOT = Path(__file__).parent.parent
-PROGRAM = "from pipeline.cli.main import main; main()"
 CHAINS, BATCH_SIZE = 1000, 64
+ENGINES = "sim-2xh100"
 NAMES, INSTANTS = ("problem_id", "chain_id", "request_id"), ("submit_unix_ns", "start_unix_ns", "end_unix_ns")
 DRAWN = "place => place.calcdata && place.calcdata.length > 0"
 PAINTED = "async () => { for (let i = 0; i < 3; i++) await new Promise(requestAnimationFrame); }"
 
 
+def table(results: Results) -> str:
+    """A row for each report, or for a run and its report."""
+    if results["bench"] == "study":
+        return _study(results)
+    columns = ("calls", "seconds", "CPU s", "peak MiB", "file MB", "page loaded s", "chains painted s", "a chain opened s")
+    timed = ("load_s", "chains_painted_s", "chain_open_s")
+    rows = []
+    for row in results["results"]:
+        took = (f"{row['report_s']:.1f}", f"{row['cpu_s']:.1f}", f"{row['peak_mib']:.0f}", f"{row['file_mb']:.1f}")
+        rows.append((f"{row['calls']:,}", *took, *(f"{row[name]:.1f}" if name in row else "-" for name in timed)))
+    return grid(columns, rows)
+
+
+def _study(results: Results) -> str:
+    rows = [
+        (name, f"{row['wall_s']:,.0f}", f"{row['cpu_s']:,.0f}", f"{row['peak_mib']:.0f}", f"{row['load']:.1f}")
+        for name, row in (("run", results["run"]), ("report", results["report"]))
+    ]
+    work = f"{results['problems']:,} chains of {results['graph']} on {results['engines']}, batch size {results['batch_size']}"
+    made = f"{results['calls']:,} calls, {results['simulated_s'] / 3600:.1f} simulated hours, {results['parquet_bytes'] / 2**20:,.0f} MiB"
+    cost = f"{1e3 * results['run']['cpu_s'] / results['problems']:.0f} ms of CPU a chain"
+    return f"**Simulated**: {work}; {made}; {cost}\n\n" + grid(("", "wall s", "CPU s", "peak MiB", "load"), rows)
+
+
 def seed_run(folder: Path) -> Path:
     """One simulated run of `CHAINS` chains."""
-    lines = (json.dumps({"problem": f"Tom has {i} pens and buys 4. How many has he?", "answer": str(i + 4)}) for i in range(CHAINS))
-    (folder / "problems.jsonl").write_text("\n".join(lines))
     options = RunOptions(
         graph=ROOT / "graphs/speccot.yaml",
-        engines=ROOT / "graphs/engines/sim-2xh100.yaml",
-        input=folder / "problems.jsonl",
+        engines=ROOT / f"graphs/engines/{ENGINES}.yaml",
+        input=write_problems(folder / "problems.parquet", CHAINS),
         output=folder / "seed",
         batch_size=BATCH_SIZE,
     )
-    if run(options).exit_code:
-        raise click.ClickException("the simulated run failed")
-    return folder / "seed"
+    return whole(run(options)).folder
 
 
 def repeated(seed: Path, folder: Path, copies: int) -> int:
-    """Write the run `seed` `copies` times, one after the other, as one run; how many calls that are."""
+    """Write the run `seed` `copies` times, one after the other, as one run; the number of its calls."""
     card = json.loads((seed / "run.json").read_bytes())
     length = card["ended_unix_ns"] - card["started_unix_ns"] + 1
-    calls = 0
     for name in ("calls", "steps", "chains"):
-        table = pq.read_table(seed / name).replace_schema_metadata(None)  # which says of every part that it is the first
+        rows = pa.Table.from_batches(read_whole(seed, name)).replace_schema_metadata(None)
         (folder / name).mkdir(parents=True)
         for copy in range(copies):
-            pq.write_table(_copy(table, copy, length), folder / name / f"part-{copy:05}.parquet", compression="zstd")
-        calls = calls or table.num_rows * copies
+            label = Label(card["folder_id"], name, copy, 0)
+            part = Part(folder / name / f"part-{copy:05}.parquet", label.put_on(rows.schema))
+            for batch in _copy(rows, copy, length).combine_chunks().to_batches(8192):
+                part.add(batch)
+            part.finish()
     (folder / "run.json").write_text(json.dumps(_longer(card, copies, length)))
-    return calls
+    return count_rows(folder, "calls")
 
 
 def _copy(table: pa.Table, copy: int, length: int) -> pa.Table:
@@ -90,21 +111,9 @@ def _longer(card: dict[str, Any], copies: int, length: int) -> dict[str, Any]:
 
 def report(folder: Path) -> dict[str, float]:
     """Make the report of `folder`: seconds, MiB of memory, MB of file."""
-    started = time.monotonic()
-    command = [sys.executable, "-c", PROGRAM, "report", str(folder)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    said = process.stderr.read()
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode or said:  # a notice says what it left out
-        raise click.ClickException(f"the report ended with exit code {process.returncode} and said: {said.strip()}")
-    return {
-        "report_s": time.monotonic() - started,
-        "cpu_s": used.ru_utime + used.ru_stime,
-        "peak_mib": used.ru_maxrss / 1024,
-        "file_mb": (folder / "report.html").stat().st_size / 1e6,
-    }
+    took, _ = spent([*PROGRAM, "report", str(folder)])
+    size = (folder / "report.html").stat().st_size / 1e6
+    return {"report_s": took["wall_s"], "cpu_s": took["cpu_s"], "peak_mib": took["peak_mib"], "file_mb": size}
 
 
 def browse(page_file: Path) -> dict[str, float]:
@@ -133,21 +142,39 @@ def browse(page_file: Path) -> dict[str, float]:
     return {"load_s": loaded - started, "chains_painted_s": drawn - loaded, "chain_open_s": opened - drawn}
 
 
+def study(folder: Path, chains: int) -> dict[str, Any]:
+    """A simulated run of so many chains and its report, whole programs."""
+    data, out, batch_size = write_problems(folder / "problems.parquet", chains), folder / "run", 128
+    files = ["graphs/speccot.yaml", "--engines", f"graphs/engines/{ENGINES}.yaml", "--input", str(data), "--output", str(out)]
+    solved, printed = spent([*PROGRAM, "run", *files, "--batch-size", str(batch_size), "--json"])
+    written = sum(path.stat().st_size for path in out.rglob("*.parquet"))
+    reported, _ = spent([*PROGRAM, "report", str(out)])
+    summary: dict[str, Any] = json.loads(printed)
+    settings = {"problems": chains, "graph": "speccot", "engines": ENGINES, "batch_size": batch_size}
+    calls = sum(stage["calls"] for stage in summary["stages"].values())
+    found = {"calls": calls, "parquet_bytes": written, "simulated_s": summary["wall_time_s"], "run": solved, "report": reported}
+    return {"bench": "study", **settings, **found}
+
+
 @click.command()
 @click.option("--calls", default="10000,100000,1000000", show_default=True, help="Calls of each trace, about, separated by commas.")
-@click.option("--output", type=click.Path(path_type=Path), default=ROOT / "bench/results/report.json")
-def main(calls: str, output: Path) -> None:
+@click.option("--chains", type=click.IntRange(1), help="Make a simulated run of so many chains instead.")
+@click.option("--output", type=click.Path(path_type=Path), help="By default bench/results/report.json or study.json.")
+def main(calls: str, chains: int | None, output: Path | None) -> None:
     """Print what a report costs."""
-    recording, results = begin(__file__), []
-    with tempfile.TemporaryDirectory() as folder:
-        seed = seed_run(Path(folder))
-        each = sum(pq.read_metadata(part).num_rows for part in (seed / "calls").glob("*.parquet"))
+    recording, output = begin(__file__), output or ROOT / RESULTS / f"{'study' if chains else 'report'}.json"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if chains:
+            click.echo(table(recording.write(output, study(folder, chains))))
+            return
+        seed, results = seed_run(folder), []
+        each = count_rows(seed, "calls")
         for wanted in map(int, calls.split(",")):
-            place = Path(folder) / str(wanted)
+            place = folder / str(wanted)
             row = {"calls": repeated(seed, place, max(1, round(wanted / each))), **report(place)}
-            row |= browse(place / "report.html")
-            results.append(row)
-            click.echo(f"  {row['calls']:,} calls: {row['report_s']:.1f} s", err=True)
+            results.append(row | browse(place / "report.html"))
+            say(f"{row['calls']:,} calls: {row['report_s']:.1f} s")
             shutil.rmtree(place)
     click.echo(table(recording.write(output, {"bench": "report", "results": results})))
 

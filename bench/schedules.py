@@ -21,14 +21,13 @@ from typing import Any
 
 import anyio
 import click
-from bound import AnsweredCall
+from figures import RESULTS, ROOT, Results, begin, grid, percent
 from msgspec import Struct, structs
-from recording import begin
-from tables import schedules as table
+from runs import ARITH, say
 
 from pipeline.analysis.summary import summarize
 from pipeline.data.problems import Problem, open_problems
-from pipeline.engine import Completion, Engine, EngineStatistics, Interruptible, Request
+from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.registry import open_engines, virtual_time
 from pipeline.engines.sim.text import sim_answer
 from pipeline.grading.grader import Grader
@@ -43,48 +42,44 @@ from pipeline.runtime.schedule import SCHEDULES, Pipelined, Schedule
 from pipeline.session.loop import in_loop
 from pipeline.session.prepare import load_plan
 from pipeline.stages.build import build_stages
+from pipeline.store.read import read_batches
 from pipeline.store.recorder import open_recorder
 from pipeline.store.run_store import RunStore
 
-ROOT = Path(__file__).parent.parent
 SYSTEMS = {"pipelined": "speccot", "lockstep": "speccot", "sequential": "speccot", "target-alone": "target"}
 WARM_UP_PROBLEMS = 8
 
 
-class RecordingEngine:
-    """An engine that records its first `max_calls` calls. It cannot be restarted: a run in which an engine died is no measurement."""
+def table(results: Results) -> str:
+    """A row for each batch size and system."""
+    runs = max(row["runs"] for row in results["results"])
+    about = f"{results['engines']}, {results['problems']} problems, medians of up to {runs} interleaved runs"
+    about += "; **simulated** times" if results["simulated"] else ""
+    columns = ("batch", "system", "wall s", "/ pipelined", "/ limit", "cpu s", "accuracy", "same", "busy target, draft")
+    order = ("pipelined", "lockstep", "sequential", "target-alone")
+    rows = []
+    for row in sorted(results["results"], key=lambda row: (row["batch_size"], order.index(row["system"]))):
+        # On simulated machines the engines share a device, and the replay of the limit has it to itself.
+        limit = f"{row['over_limit']:.2f}" if row["over_limit"] and not results["simulated"] else ""
+        busy = ", ".join(percent(row["busy"][role], 0) for role in ("target", "draft") if role in row["busy"])
+        same = "" if row["same_answers"] is None else percent(row["same_answers"], 0)
+        times = (f"{row['wall_s']:.2f}", f"{row['over_pipelined']:.2f}", limit, f"{row['orchestrator_cpu_s']:.2f}")
+        rows.append((str(row["batch_size"]), row["system"], *times, percent(row["accuracy"]), same, busy))
+    return f"{about}\n\n{grid(columns, rows)}"
 
-    def __init__(self, engine: Engine, max_calls: int) -> None:
-        self._engine, self._max_calls = engine, max_calls
-        self._sent = 0
-        self._answered: dict[int, AnsweredCall] = {}
-        self.role, self.tokenizer, self.facts = engine.role, engine.tokenizer, engine.facts
-        self.max_model_len, self.vocab_size = engine.max_model_len, engine.vocab_size
-        if isinstance(engine, Interruptible):
-            self.interrupt = engine.interrupt
 
-    @property
-    def calls(self) -> list[AnsweredCall]:
-        """The answered ones of its first `max_calls` calls, in the order in which they were sent."""
-        return [self._answered[number] for number in sorted(self._answered)]
+class HeardEngine:
+    """An engine that keeps the requests that it gets. It cannot be restarted: a run in which an engine died is no measurement."""
 
-    @property
-    def whole(self) -> bool:
-        """True if it had no more calls than it records."""
-        return self._sent <= self._max_calls
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self.requests = engine, list[Request]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
     async def generate(self, request: Request) -> Completion:
-        number, self._sent = self._sent, self._sent + 1
-        completion = await self._engine.generate(request)
-        if number < self._max_calls:
-            self._answered[number] = AnsweredCall(request=request, completion=completion)
-        return completion
-
-    def statistics(self) -> EngineStatistics:
-        return self._engine.statistics()
-
-    async def aclose(self) -> None:
-        await self._engine.aclose()
+        self.requests.append(request)
+        return await self._engine.generate(request)
 
 
 async def replay_s(engine: Engine, requests: list[Request], max_in_flight: int) -> float:
@@ -137,13 +132,13 @@ class Bench(Struct, kw_only=True):
         schedule = SCHEDULES.get(system, Pipelined)(batch_size)
         async with open_engines(plan.engines) as opened:
             await self._warm_up(opened)
-            recorders = {role: RecordingEngine(engine, max_calls=len(self.problems) * 10_000) for role, engine in opened.items()}
+            heard = {role: HeardEngine(engine) for role, engine in opened.items()}
             with tempfile.TemporaryDirectory() as folder:
                 cpu, started = time.process_time(), anyio.current_time()
-                await self._execute(plan, recorders, schedule, Path(folder), self.problems)
+                await self._execute(plan, heard, schedule, Path(folder), self.problems)
                 wall, cpu = anyio.current_time() - started, time.process_time() - cpu
                 outcome = _outcome(Path(folder), wall, cpu)
-        return outcome, {role: [call.request for call in engine.calls] for role, engine in recorders.items()}
+        return outcome, {role: engine.requests for role, engine in heard.items()}
 
     async def _execute(self, plan: Plan, engines: Mapping[str, Any], schedule: Schedule, folder: Path, problems: list[Problem]) -> None:
         builders = {role: PromptBuilder(engine.tokenizer) for role, engine in engines.items()}
@@ -166,9 +161,8 @@ class Bench(Struct, kw_only=True):
             for engine in engines.values():
                 for i in range(WARM_UP_PROBLEMS):
                     prompt = engine.tokenizer.encode(f"warm up {i}")
-                    tasks.start_soon(
-                        engine.generate, Request(request_id=f"warm-{i}", prompt_ids=prompt, max_tokens=8, n=2, temperature=1.0)
-                    )
+                    request = Request(request_id=f"warm-{i}", prompt_ids=prompt, max_tokens=8, n=2, temperature=1.0)
+                    tasks.start_soon(engine.generate, request)
 
     async def _replay(self, plan: Plan, role: str, requests: list[Request]) -> float:
         """Seconds that one engine needs for `requests`, all ready at once, with nothing next to it."""
@@ -178,10 +172,8 @@ class Bench(Struct, kw_only=True):
 
 
 def _outcome(folder: Path, wall_s: float, cpu_s: float) -> Outcome:
-    import pyarrow.parquet as pq
-
     summary = summarize(folder)
-    chains = pq.read_table(folder / "chains", columns=["problem_id", "answer"]).to_pylist()
+    chains = [row for batch in read_batches(folder, "chains", ("problem_id", "answer")) for row in batch.to_pylist()]
     return Outcome(
         wall_s=wall_s,
         orchestrator_cpu_s=cpu_s,
@@ -236,7 +228,7 @@ def _same(a: dict[str, str | None], b: dict[str, str | None]) -> float:
 
 @click.command()
 @click.option("--engines", type=click.Path(path_type=Path), default=ROOT / "graphs/engines/tiny.yaml", show_default=True)
-@click.option("--input", "input_", type=click.Path(path_type=Path), default=ROOT / "datasets/arith/test.parquet", show_default=True)
+@click.option("--input", "input_", type=click.Path(path_type=Path), default=ARITH, show_default=True)
 @click.option("--problems", default=192, show_default=True)
 @click.option("--batch-size", default="32,64", show_default=True)
 @click.option("--repeats", default=3, show_default=True)
@@ -267,12 +259,12 @@ def main(
     results: dict[tuple[int, str], list[Outcome]] = {}
     for size, system, outcome in rounds(bench, sizes, repeats, sequential_repeats):
         results.setdefault((size, system), []).append(outcome)
-        click.echo(f"  {size} {system}: {outcome.wall_s:.2f} s", err=True)
+        say(f"{size} {system}: {outcome.wall_s:.2f} s")
     rows = list(medians(results))
     about = {"bench": "schedules", "engines": engines.stem, "simulated": bench.virtual, "problems": len(chosen), "settings": settings}
     specs = {role: structs.asdict(spec) for role, spec in plan.engines.items()}
     specs = {role: {key: str(value) for key, value in spec.items()} for role, spec in specs.items()}
-    output = output or ROOT / f"bench/results/schedules-{engines.stem}.json"
+    output = output or ROOT / RESULTS / f"schedules-{engines.stem}.json"
     click.echo(table(recording.write(output, {**about, "results": rows, "specs": specs})))
 
 

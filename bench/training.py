@@ -1,62 +1,56 @@
-"""What training an adapter brings: a target that learns to choose among whole thoughts (SCoT 3.4), a draft that learns to think as its
-target does (SCoT 3.3), and one adapter served by two engines.
+"""What training an adapter brings: a target that learns to choose among whole thoughts (SCoT 3.4), and a draft that learns to think as its
+target does (SCoT 3.3).
 
-    python bench/training.py [--only tiny] [--no-vllm]
+    python bench/training.py [--only tiny]
 
 Problems are drawn with the tools that made the data sets, solved, exported and learnt from, all into build/training; what is finished there
-is not done again. Writes bench/training.md, curves under bench/training/, and bench/results/training.json. The page has every pair that
-was measured, in this call or an earlier one. A pair whose files are not there is left out.
+is not done again. Writes bench/training.md and bench/results/training.json. The page has every pair that was measured, in this call or an
+earlier one. A pair whose files are not there is left out.
 """
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from itertools import islice, pairwise
 from pathlib import Path
 
-import anyio
 import click
 import msgspec
+import numpy as np
 import pyarrow.parquet as pq
-import training_tables
-from grids import origin
-from kept_runs import make
+from figures import RESULTS, ROOT, go_on, origin
 from msgspec import Struct
-from recording import go_on
-from training_tables import UNTUNED, Agreement, PairResults, Selecting, System, Thinking, Trained
+from runs import ARITH, PROGRAM, make, say
 
+from pipeline.analysis.compare.cells import Table, number, percent
+from pipeline.analysis.compare.figures import Selection, figures
 from pipeline.analysis.compare.runs import RunTable, read_run
-from pipeline.engine import Completion, Engine, Request
+from pipeline.analysis.compare.tables import INTERVALS
+from pipeline.analysis.compare.written import markdown_table
+from pipeline.analysis.quality.estimates import NOTHING, Estimate, mean, outcomes, ratio, share
+from pipeline.analysis.quality.selection import ThoughtChoices
 from pipeline.engines.adapters import read_adapter
-from pipeline.engines.registry import open_engines
-from pipeline.graph.spec import EngineSpec
 from pipeline.session.options import RunOptions
-from pipeline.session.prepare import load_plan
 from pipeline.training.lora.config import Task
-from pipeline.training.retrace import Retracer
 
-ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
-import make_arith  # noqa: E402
+import make_arith
 
 PAGE = ROOT / "bench/training.md"
-RESULTS = ROOT / "bench/results/training.json"
 LOG = "trainer_state.json"
 """The log of a training, the last file that it writes."""
-BATCH_SIZE = 16
-"""Examples of a step of a training that chooses."""
-VALIDATIONS = 10
-"""Of a training that chooses, next to the one before it."""
-AGREEMENT = 100
-"""Most choices that are asked of two engines."""
+BATCH_SIZE, VALIDATIONS = 16, 10
+"""Of a training that chooses: examples of a step, and validations next to the one before it."""
 PAPERS_LORA = ("lora.rank=8", "lora.targets=[q_proj,v_proj]")
 """The adapter of SCoT's published code; those of the training files are larger."""
 DRAWN = ("temperature=0.6", "top_p=0.95")
 """How `scot` samples, for graphs whose defaults are others."""
+UNTUNED = "untuned"
+"""The name of the verifier without an adapter."""
+DRAFTED = {"drafted", "longest", "rejected"}
+"""Kinds of texts that are no committed steps; see `step_texts.read_texts`."""
 
 
 class Pair(Struct, frozen=True, kw_only=True):
@@ -70,8 +64,6 @@ class Pair(Struct, frozen=True, kw_only=True):
     """Of how many problems it learns to choose; the adapter of most problems is the one that systems are run with."""
     alignment: int = 0
     """How many thoughts of the target its draft learns; 0: it does not."""
-    vllm: Path | None = None
-    """An engines file with the pair on vLLM, to ask both engines for the same choices; None: they are not."""
 
     @property
     def engines(self) -> Path:
@@ -91,28 +83,140 @@ class Pair(Struct, frozen=True, kw_only=True):
 
 
 PAIRS = (
-    Pair(
-        name="tiny",
-        tool="make_arith",
-        test_set=ROOT / "datasets/arith/test.parquet",
-        lessons=(250, 1000, 4000),
-        vllm=ROOT / "graphs/engines/tiny-vllm.yaml",
-    ),
-    Pair(
-        name="wordy",
-        tool="make_wordy",
-        test_set=ROOT / "datasets/wordy/test.parquet",
-        lessons=(1000, 4000),
-        alignment=1500,
-    ),
+    Pair(name="tiny", tool="make_arith", test_set=ARITH, lessons=(250, 1000, 4000)),
+    Pair(name="wordy", tool="make_wordy", test_set=ROOT / "datasets/wordy/test.parquet", lessons=(1000, 4000), alignment=1500),
 )
 
 
-class Kept(Struct, frozen=True):
-    """What was measured of a pair, and with which options."""
+# What is measured.
 
-    options: dict[str, int | bool | None]
-    results: PairResults
+
+class Trained(Struct, frozen=True, kw_only=True):
+    """A training as it was carried out."""
+
+    name: str
+    folder: str
+    """Where its log is, within the folder of the measurement."""
+    examples: int
+    """That it learnt from."""
+    parameters: int
+    """Trained ones."""
+    steps: int
+    seconds: float
+
+
+class Selecting(Struct, frozen=True, kw_only=True):
+    """How well one verifier chose among the drafts of the test set (SCoT 4.4)."""
+
+    name: str
+    trained: Trained | None = None
+    class_1: Estimate
+    """A right draft was selected where there was one."""
+    class_2: Estimate
+    """All were rejected where none was right."""
+    all: Estimate
+    """Both together."""
+
+
+class System(Struct, frozen=True, kw_only=True):
+    """One way to solve the test set."""
+
+    name: str
+    accuracy: Estimate
+    drafts_right: Estimate = NOTHING
+    """Of the whole thoughts that were drafted, those that state the right answer."""
+    accepted: Estimate = NOTHING
+    """Share of the problems of which a draft was accepted."""
+    tokens: Mapping[str, Estimate] = {}
+    """Sampled tokens a problem, by role."""
+
+
+class Thinking(Struct, frozen=True, kw_only=True):
+    """What one model's thoughts are like when it solves the test set alone."""
+
+    name: str
+    tokens: Estimate
+    """Of a thought."""
+    second_thoughts: Estimate
+    """Words of second thoughts (`step_texts.REFLECTIVE`) in a thought."""
+    accuracy: Estimate
+
+
+class PairResults(Struct, frozen=True, kw_only=True):
+    """All that was measured of one pair of models."""
+
+    pair: str
+    problems: int
+    """Of the test set."""
+    class_1: int
+    class_2: int
+    """Choices of each class."""
+    selecting: tuple[Selecting, ...]
+    systems: tuple[System, ...]
+    alignment: Trained | None = None
+    thinking: tuple[Thinking, ...] = ()
+
+
+def random_draft(choices: ThoughtChoices) -> Estimate:
+    """The expected accuracy of a draft that is drawn at random from those of each problem."""
+    drawn, right = np.bincount(choices.problem), np.bincount(choices.problem, choices.right_drafts)
+    return mean(right[drawn > 0] / drawn[drawn > 0])
+
+
+def best_draft(choices: ThoughtChoices) -> Estimate:
+    """The share of the problems of which some draft is right: nobody who only chooses among them does better."""
+    return outcomes(choices.problem, (choices.right_drafts > 0).astype(float))
+
+
+def _chosen(run: RunTable) -> tuple[Selection, ThoughtChoices]:
+    """The figures of the choices of a run that chose among whole thoughts, and the choices."""
+    found, choices = figures(run, run).selection, run.choices
+    assert found is not None
+    assert choices is not None
+    return found, choices
+
+
+def selecting(name: str, run: RunTable, trained: Trained | None = None) -> Selecting:
+    """How well the verifier of `run`, which chose among whole thoughts, chose."""
+    found, choices = _chosen(run)
+    right = np.where(choices.right_drafts > 0, choices.picked_right, choices.rejected)
+    every = outcomes(choices.problem, right)
+    return Selecting(name=name, trained=trained, class_1=found.class_1_right, class_2=found.class_2_right, all=every)
+
+
+def chance(run: RunTable) -> Selecting:
+    """What a draft that is drawn at random reaches, which rejects nothing."""
+    found, choices = _chosen(run)
+    none = Estimate(0.0) if found.class_2 else NOTHING
+    return Selecting(name="a draft at random", class_1=found.by_chance, class_2=none, all=random_draft(choices))
+
+
+def system(name: str, run: RunTable) -> System:
+    """The figures of a system that was run."""
+    found = figures(run, run)
+    verified = run.accepted + run.fallbacks
+    accepted = share(run.accepted, verified) if verified.any() else NOTHING
+    right = NOTHING if run.choices is None else random_draft(run.choices)
+    return System(name=name, accuracy=found.accuracy, drafts_right=right, accepted=accepted, tokens=found.output_tokens)
+
+
+def by_reference(choices: ThoughtChoices) -> list[System]:
+    """What systems without a verifier, and with one that knows the answers, would make of the recorded drafts."""
+    return [
+        System(name="a draft at random, computed", accuracy=random_draft(choices), accepted=Estimate(1.0)),
+        System(name="a right draft wherever there is one, computed", accuracy=best_draft(choices)),
+    ]
+
+
+def thinking(name: str, run: RunTable) -> Thinking:
+    """What the thoughts of a model alone are like."""
+    said = [text for kind, text in run.texts.items() if kind not in DRAFTED]
+    words = sum((text.reflective for text in said), np.zeros(len(run.chains)))
+    found = figures(run, run)
+    return Thinking(name=name, tokens=found.thought_tokens, second_thoughts=ratio(words, run.chains), accuracy=found.accuracy)
+
+
+# The runs and trainings.
 
 
 class Study:
@@ -128,17 +232,12 @@ class Study:
         """So many problems, or the most that there may be."""
         return count if self.most is None else min(count, self.most)
 
-    def measured(self, *, vllm: bool) -> PairResults:
-        """What choosing, the systems side by side, alignment and two engines came to; what is kept is not done again."""
+    def measured(self) -> PairResults:
+        """How it chooses before and after training, the systems side by side, and alignment; what is kept is not done again."""
         untuned = self.solve(UNTUNED, "scot")
         most = self.lessons[-1]
-        selecting = [
-            training_tables.chance(untuned),
-            training_tables.selecting(UNTUNED, untuned),
-            *map(self.learnt, self.lessons),
-            self.learnt(most, "-papers", PAPERS_LORA),
-        ]
-        thinking, aligned = self.aligned() if self.pair.alignment else ((), None)
+        learnt = [*map(self.learnt, self.lessons), self.learnt(most, "-papers", PAPERS_LORA)]
+        thoughts, aligned = self.aligned() if self.pair.alignment else ((), None)
         assert untuned.choices is not None
         first = untuned.choices.right_drafts > 0
         return PairResults(
@@ -146,11 +245,10 @@ class Study:
             problems=len(untuned.problem_ids),
             class_1=int(first.sum()),
             class_2=int((~first).sum()),
-            selecting=tuple(selecting),
-            systems=(*self.systems(untuned), *training_tables.by_reference(untuned.choices)),
-            thinking=thinking,
+            selecting=(chance(untuned), selecting(UNTUNED, untuned), *learnt),
+            systems=(*self.systems(untuned), *by_reference(untuned.choices)),
+            thinking=thoughts,
             alignment=aligned,
-            agreement=self.agreement(self.pair.vllm) if vllm and self.pair.vllm is not None else None,
         )
 
     # Each of the following leaves one file or folder, and does nothing where that is there.
@@ -180,17 +278,17 @@ class Study:
         """A file of training data."""
         path = self.folder / f"{name}.parquet"
         if not path.exists():
-            _command("export", *map(str, runs), *options, "--test-set", str(self.pair.test_set), "-o", str(path))
+            command("export", *map(str, runs), *options, "--test-set", str(self.pair.test_set), "-o", str(path))
         return path
 
     def trained(self, task: Task, name: str, data: Path, *settings: str) -> tuple[Path, Trained]:
         """The folder of an adapter, and how it was trained."""
         folder = self.folder / name
         if not (folder / LOG).exists():
-            _say(f"{self.pair.name}: train {name}")
+            say(f"{self.pair.name}: train {name}")
             files = (f"data={json.dumps([str(data)])}", f"test_sets={json.dumps([str(self.pair.test_set)])}")
             words = [word for setting in (*files, *settings) for word in ("--set", setting)]
-            _command("train", task, str(self.pair.config(task)), *words, "--output", str(folder), "--resume")
+            command("train", task, str(self.pair.config(task)), *words, "--output", str(folder), "--resume")
         state, adapter = json.loads((folder / LOG).read_text()), read_adapter(str(folder))
         modules = {name.split(".")[-3] for name in adapter.tensors}
         layers = "all linear layers" if len(modules) == 7 else ", ".join(sorted(modules))
@@ -209,7 +307,7 @@ class Study:
         """The folder of a model with an adapter in its weights."""
         path = adapter.with_name(f"{adapter.name}-merged")
         if not path.exists():
-            _command("train", "merge", str(adapter), "-o", str(path))
+            command("train", "merge", str(adapter), "-o", str(path))
         return path
 
     # What is measured.
@@ -238,22 +336,22 @@ class Study:
     def learnt(self, count: int, name: str = "", settings: Sequence[str] = ()) -> Selecting:
         """How well the target chooses after it learnt from `count` problems; `name` and `settings` as of `adapter`."""
         folder, trained = self.adapter(count, name, settings)
-        return training_tables.selecting(trained.name, self.solve(folder.name, "scot", *with_adapter(folder)), trained)
+        return selecting(trained.name, self.solve(folder.name, "scot", *with_adapter(folder)), trained)
 
     def systems(self, untuned: RunTable) -> Iterator[System]:
         """Systems side by side; `untuned` is scot without an adapter."""
         folder, _ = self.adapter(self.lessons[-1])
         tuned = with_adapter(folder)
-        yield training_tables.system("scot with the adapter", self.solve(folder.name, "scot", *tuned))
+        yield system("scot with the adapter", self.solve(folder.name, "scot", *tuned))
         if self.pair.alignment:
             model = self.merged(self.alignment()[0])
             run_table = self.solve(f"{folder.name}-aligned", "scot", *tuned, f"engines.draft.model={model}")
-            yield training_tables.system("the same, with the aligned draft, of which it saw no thought", run_table)
-        yield training_tables.system("scot untuned", untuned)
-        yield training_tables.system("best of n, untuned", self.solve("best-of-n", "best-of-n"))
-        yield training_tables.system("majority vote", self.solve("vote", "self-consistency", *DRAWN, "least_votes=1"))
-        yield training_tables.system("target alone", self.solve("target", "target", *DRAWN))
-        yield training_tables.system("draft alone", self.solve("draft", "draft", *DRAWN))
+            yield system("the same, with the aligned draft, of which it saw no thought", run_table)
+        yield system("scot untuned", untuned)
+        yield system("best of n, untuned", self.solve("best-of-n", "best-of-n"))
+        yield system("majority vote", self.solve("vote", "self-consistency", *DRAWN, "least_votes=1"))
+        yield system("target alone", self.solve("target", "target", *DRAWN))
+        yield system("draft alone", self.solve("draft", "draft", *DRAWN))
 
     def alignment(self) -> tuple[Path, Trained]:
         """The adapter of the draft that learnt thoughts of its target."""
@@ -268,23 +366,7 @@ class Study:
         after = self.solve("draft-aligned", "draft", *DRAWN, f"engines.draft.model={self.merged(adapter)}")
         before, target = (self.solve(role, role, *DRAWN) for role in ("draft", "target"))
         runs = {"draft": before, "draft, aligned": after, "target": target}
-        return tuple(training_tables.thinking(name, each) for name, each in runs.items()), trained
-
-    def agreement(self, vllm: Path) -> Agreement:
-        """The choices of the test set asked of the target's engine here and in the engines file `vllm`, with the adapter."""
-        folder, _ = self.adapter(self.lessons[-1])
-        kept = self.folder / f"agreement-{folder.name}.json"
-        if not kept.exists():
-            retraced = islice(Retracer(self.folder / f"run-test-{folder.name}").chains(), AGREEMENT)
-            requests = [asked.request for chain in retraced for step in chain.steps for asked in step.asked if asked.label.name == "verify"]
-            said = []
-            for engines in (self.pair.engines, vllm):
-                _say(f"{self.pair.name}: {len(requests)} choices asked of {engines.stem}")
-                spec = load_plan(ROOT / "graphs/scot.yaml", engines, with_adapter(folder)).engines["target"]
-                said.append(anyio.run(partial(answers, spec, requests)))
-            found = training_tables.agreement((self.pair.engines.stem, vllm.stem), *said)
-            kept.write_bytes(msgspec.json.encode(found))
-        return msgspec.json.decode(kept.read_bytes(), type=Agreement)
+        return tuple(thinking(name, each) for name, each in runs.items()), trained
 
 
 def with_adapter(folder: Path) -> tuple[str, ...]:
@@ -292,75 +374,139 @@ def with_adapter(folder: Path) -> tuple[str, ...]:
     return ("adapter=selection", f"engines.target.adapters.selection={folder}")
 
 
-async def answers(spec: EngineSpec, requests: Sequence[Request]) -> list[tuple[float, ...]]:
-    """The log probabilities of the options of each of `requests`, by an engine that is opened for them."""
-    found: dict[int, Completion] = {}
-
-    async def ask(engine: Engine, number: int) -> None:
-        found[number] = await engine.generate(requests[number])
-
-    async with open_engines({"target": spec}) as engines, anyio.create_task_group() as tasks:
-        for number in range(len(requests)):
-            tasks.start_soon(ask, engines["target"], number)
-    return [found[number].option_logprobs for number in range(len(requests))]
+# The page.
 
 
-def pictures(found: PairResults, folder: Path, output: Path) -> Iterator[str]:
-    """Draw the curves of a pair next to the page `output`, from the logs in `folder`; the lines that show them."""
-    lessons = [each.trained for each in found.selecting if each.trained is not None]
-    aligned = [found.alignment] if found.alignment is not None else []
-    kinds = (("selection", lessons, training_tables.draw_selecting), ("alignment", aligned, training_tables.draw_losses))
-    for name, trained, draw in kinds:
-        if trained:
-            path = output.with_suffix("") / f"{found.pair}-{name}.png"
-            logs = {each.name: json.loads((folder / each.folder / LOG).read_text())["log_history"] for each in trained}
-            draw(logs, path)
-            yield f"![{found.pair}: curves of the {name}]({path.parent.name}/{path.name})"
+def page(about: str, results: Iterable[PairResults], absent: Mapping[str, str]) -> str:
+    """All of training.md; `absent` says why a pair is not there."""
+    parts = [about, "# What training an adapter brings", INTRODUCTION, INTERVALS]
+    for found in results:
+        parts += section(found)
+    parts += [f"## {pair}\n\nNot measured: {why}." for pair, why in absent.items()]
+    return "\n\n".join(parts) + "\n"
 
 
-def _say(line: str) -> None:
-    click.echo(f"  {line}", err=True)
+INTRODUCTION = (
+    "Adapters are trained with `pipeline train` on what `pipeline export` makes of runs over training problems, and are measured on the "
+    "test set, which neither the bundled models nor the adapters have seen. All trainings of `train select` have the same number of steps, "
+    "however many problems they learn from, and the problems of a smaller set are in the larger ones. A choice of which "
+    "it is not known what is right is left out. Minutes are of a training on the machine above, whatever else it was doing."
+)
 
 
-def _command(*words: str) -> None:
+def section(found: PairResults) -> Iterator[str]:
+    """The tables of one pair."""
+    yield f"## {found.pair}"
+    yield f"{found.problems} test problems; of the choices among their drafts {found.class_1} are of class 1, {found.class_2} of class 2."
+    yield "\n".join(f"- {sentence}" for sentence in verdict(found))
+    yield markdown_table(selecting_table(found.selecting))
+    yield markdown_table(systems_table(found.systems))
+    if found.thinking:
+        yield markdown_table(thinking_table(found.thinking, found.alignment))
+
+
+def verdict(found: PairResults) -> Iterator[str]:
+    """The outcome in a few sentences."""
+    before = next(each for each in found.selecting if each.name == UNTUNED)
+    for after in found.selecting:
+        if after.trained is not None:
+            yield (
+                f"{after.name}: class 1 from {percent(before.class_1)} to {percent(after.class_1)}, "
+                f"class 2 from {percent(before.class_2)} to {percent(after.class_2)}."
+            )
+
+
+def selecting_table(rows: Iterable[Selecting]) -> Table:
+    """Right choices by class, before and after."""
+    cells = [
+        (each.name, *trained_cells(each.trained), *(percent(accuracy) for accuracy in (each.class_1, each.class_2, each.all)))
+        for each in rows
+    ]
+    columns = ("verifier", *TRAINED, "class 1 right", "class 2 right", "all right")
+    note = (
+        "Class 1: some draft is right, and a right one is selected. Class 2: none is right, and all are rejected (SCoT 4.4). A draft is "
+        "right whose thought states the right answer."
+    )
+    return Table("Choosing among whole thoughts (SCoT 3.4)", columns, tuple(cells), note)
+
+
+TRAINED = ("examples", "trained parameters", "steps", "minutes")
+
+
+def trained_cells(trained: Trained | None) -> tuple[str, ...]:
+    """The cells of the columns `TRAINED`."""
+    if trained is None:
+        return ("-",) * len(TRAINED)
+    return f"{trained.examples:,}", f"{trained.parameters:,}", f"{trained.steps:,}", f"{trained.seconds / 60:.1f}"
+
+
+def systems_table(rows: Sequence[System]) -> Table:
+    """Systems side by side."""
+    cells = [
+        (
+            each.name,
+            percent(each.accuracy),
+            percent(each.drafts_right),
+            percent(each.accepted),
+            *(number(each.tokens.get(role, NOTHING)) for role in ("target", "draft")),
+        )
+        for each in rows
+    ]
+    columns = (
+        "system",
+        "accuracy",
+        "drafts that are right",
+        "problems with an accepted draft",
+        "target's tokens a problem",
+        "draft's tokens a problem",
+    )
+    note = "Tokens: all that were sampled, whatever became of them; a choice is one of the target's. Right drafts as above."
+    return Table("Systems on the test set", columns, tuple(cells), note)
+
+
+def thinking_table(rows: Sequence[Thinking], trained: Trained | None) -> Table:
+    """Thoughts of the draft before and after alignment, and of the target."""
+    cells = [(each.name, number(each.tokens), number(each.second_thoughts), percent(each.accuracy)) for each in rows]
+    columns = ("model alone", "tokens of a thought", "words of second thoughts in it", "accuracy")
+    how = "" if trained is None else f"{trained.name}: {', '.join(map(' '.join, zip(trained_cells(trained), TRAINED, strict=True)))}. "
+    return Table("Thinking behaviour alignment (SCoT 3.3, table 2)", columns, tuple(cells), how + OWN_ANSWERS)
+
+
+OWN_ANSWERS = (
+    "Accuracy is that of the answer which the model itself writes behind its thought. Alignment trains thoughts and no answers; SCoT has "
+    "the target write the answer, so that what counts there is how many drafts are right, in the table above."
+)
+
+
+def command(*words: str) -> None:
     """Run a command of the package."""
-    done = subprocess.run([sys.executable, "-m", "pipeline.cli.main", *words], cwd=ROOT)
-    if done.returncode:
-        raise click.ClickException(f"pipeline {' '.join(words[:2])} ended with {done.returncode}; why stands above")
+    if code := subprocess.run([*PROGRAM, *words], cwd=ROOT).returncode:
+        raise click.ClickException(f"pipeline {' '.join(words[:2])} ended with {code}; why stands above")
 
 
 @click.command()
 @click.option("--only", multiple=True, type=click.Choice([pair.name for pair in PAIRS]), help="Measure this pair alone. Repeatable.")
 @click.option("--steps", default=600, show_default=True, help="Of each training that chooses.")
 @click.option("--problems", type=int, help="Most problems of a run or a training.  [default: all]")
-@click.option("--vllm/--no-vllm", default=True, show_default=True, help="Ask vLLM for the same choices, too.")
 @click.option("--folder", type=click.Path(path_type=Path), default=ROOT / "build/training", show_default=True, help="Where all is kept.")
 @click.option("--output", type=click.Path(path_type=Path), default=PAGE, show_default=True)
-def main(only: tuple[str, ...], steps: int, problems: int | None, vllm: bool, folder: Path, output: Path) -> None:
+def main(only: tuple[str, ...], steps: int, problems: int | None, folder: Path, output: Path) -> None:
     """Measure what is missing and write the page, with all pairs that were ever measured into the folder."""
     recording = go_on(__file__, folder)
-    if vllm and find_spec("vllm") is None:
-        vllm = False
-        _say("vLLM is not installed: it is not asked")
-    absent, found, options = {}, [], {"steps": steps, "problems": problems, "vllm": vllm}
+    absent, found = dict[str, str](), list[PairResults]()
     for pair in PAIRS:
-        kept = folder / f"{pair.name}.json"
+        kept = folder / f"{pair.name}-{steps}-{problems or 'all'}.json"
         if not only or pair.name in only:
             if missing := [path for path in pair.needed if not path.exists()]:
                 absent[pair.name] = f"{missing[0].relative_to(ROOT)} is not there"
-                _say(f"{pair.name}: left out, {absent[pair.name]}")
+                say(f"{pair.name}: left out, {absent[pair.name]}")
                 continue
-            measured = Study(pair, folder.absolute(), steps, problems).measured(vllm=vllm)
-            kept.write_bytes(msgspec.json.encode(Kept(options, measured)))
+            kept.write_bytes(msgspec.json.encode(Study(pair, folder.absolute(), steps, problems).measured()))
         if kept.exists():
-            before = msgspec.json.decode(kept.read_bytes(), type=Kept)
-            if before.options != options:
-                raise click.ClickException(f"{kept} was measured with {before.options}, not with {options}: measure both alike")
-            found.append(before.results)
-    shown = {each.pair: list(pictures(each, folder, output)) for each in found}
-    text = training_tables.page(origin(recording.measured)[:-1], found, shown, absent)
+            found.append(msgspec.json.decode(kept.read_bytes(), type=PairResults))
+    text = page(origin(recording.measured)[:-1], found, absent)
     if output == PAGE:
-        recording.write(RESULTS, {"bench": "training", "pairs": msgspec.to_builtins(found)}, text)
+        recording.write(ROOT / RESULTS / "training.json", {"bench": "training", "pairs": msgspec.to_builtins(found)}, text)
     else:
         output.write_text(text)
     click.echo(f"{output}: {', '.join(each.pair for each in found) or 'no pair'}", err=True)

@@ -21,8 +21,8 @@ from typing import Any
 import anyio
 import click
 import msgspec
-from recording import begin
-from tables import vllm_engine as table
+from figures import RESULTS, ROOT, Results, begin, grid
+from runs import ARITH, say
 
 from pipeline.data.problems import Problem, open_problems
 from pipeline.engine import Engine, Request
@@ -36,7 +36,13 @@ from pipeline.graph.plugins import engine_specs
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.system.machine import look
 
-ROOT = Path(__file__).parent.parent
+
+def table(results: Results) -> str:
+    """Requests a second of both, and their ratio in each round."""
+    ratios, rates = results["ratios"], results["requests_per_s"]
+    by_round = f"{' '.join(f'{ratio:.2f}' for ratio in ratios)}, median **{statistics.median(ratios):.2f}**"
+    rows = [("engine `vllm`", f"{rates['engine']:.1f}", by_round), ("bare loop", f"{rates['bare']:.1f}", "")]
+    return grid(("", "requests/s, median", f"engine over bare, by round of {results['requests_per_round']} requests"), rows)
 
 
 def requests_of(builder: PromptBuilder, problems: list[Problem]) -> list[Request]:
@@ -148,7 +154,7 @@ async def measure(engines: Path, role: str, problems: list[Problem], repeats: in
                     took = await anyio.to_thread.run_sync(bare.run, requests)
                 if number:  # the first round warms up
                     times[name].append(took)
-                    click.echo(f"  {name}: {len(requests) / took:.1f} requests/s", err=True)
+                    say(f"{name}: {len(requests) / took:.1f} requests/s")
     bare.close()
     return times
 
@@ -156,10 +162,10 @@ async def measure(engines: Path, role: str, problems: list[Problem], repeats: in
 @click.command()
 @click.option("--engines", type=click.Path(path_type=Path), default=ROOT / "graphs/engines/tiny-vllm.yaml", show_default=True)
 @click.option("--role", default="target", show_default=True)
-@click.option("--input", "input_", type=click.Path(path_type=Path), default=ROOT / "datasets/arith/test.parquet", show_default=True)
+@click.option("--input", "input_", type=click.Path(path_type=Path), default=ARITH, show_default=True)
 @click.option("--problems", default=480, show_default=True)
 @click.option("--repeats", default=5, show_default=True)
-@click.option("--output", type=click.Path(path_type=Path), default=ROOT / "bench/results/vllm-engine.json")
+@click.option("--output", type=click.Path(path_type=Path), default=ROOT / RESULTS / "vllm-engine.json")
 @click.option("--bare", type=int, help="Be the bare loop, with so many requests at a time.")
 def main(engines: Path, role: str, input_: Path, problems: int, repeats: int, output: Path, bare: int | None) -> None:
     """Measure and print."""

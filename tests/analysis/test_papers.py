@@ -20,9 +20,8 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 import claims  # noqa: E402
 import judging  # noqa: E402
-import kept_runs  # noqa: E402
-import measures  # noqa: E402
 import papers  # noqa: E402
+import runs as kept_runs  # noqa: E402
 
 Make = Callable[..., RunTable]
 SECTIONS = [*(section for sections in papers.SECTIONS.values() for section in sections), papers.SIMULATION]
@@ -127,27 +126,27 @@ def test_what_tiny_lacks_is_said_of_tiny_alone(runs: dict[str, RunTable]) -> Non
 
 def test_classes_are_compared_with_each_other(table: Make) -> None:
     run = table("scot", [1.0] * 4)
-    assert measures.class_gap({"scot": with_choices(run)}).value == 0.0
+    assert judging.class_gap({"scot": with_choices(run)}).value == 0.0
     half = {"scot": with_choices(run, rejected=[0, 1, 1, 1], picked_right=[1, 0, 0, 0])}
-    assert measures.class_gap(half).value == pytest.approx(-0.5)
-    assert measures.class_gap({"scot": run}) == NOTHING
+    assert judging.class_gap(half).value == pytest.approx(-0.5)
+    assert judging.class_gap({"scot": run}) == NOTHING
 
 
 def test_shares_agreement_and_budgets_are_sums_over_problems(table: Make) -> None:
     ones = np.ones(4)
     texts = {"longest": Texts(ones, 60 * ones, ones, ones), "accepted": Texts(ones, np.array([40.0, 40, 40, 0]), ones, ones)}
     scot = table("scot", [1.0] * 4, texts=texts)  # thoughts of 40 tokens, three of them the draft's
-    assert measures.by_target({"scot": scot}).value == pytest.approx(40 / (40 + 240))
-    assert measures.by_target({"scot": table("scot", [1.0], texts={})}) == NOTHING
+    assert judging.by_target({"scot": scot}).value == pytest.approx(40 / (40 + 240))
+    assert judging.by_target({"scot": table("scot", [1.0], texts={})}) == NOTHING
 
     scored = ScoredSteps("0 to 9", np.array([0, 1, 2, 2]), np.array([0.0, 9, 7, 4]), np.array([0.1, 1.0, 0.7, 0.2]))
-    agreed = measures.score_agreement({"specreason": table("specreason", [1.0] * 4, scored=scored)})
+    agreed = judging.score_agreement({"specreason": table("specreason", [1.0] * 4, scored=scored)})
     assert agreed.value == pytest.approx(np.corrcoef(scored.score, scored.reward)[0, 1])
-    assert measures.score_agreement({"specreason": scot}) == NOTHING
+    assert judging.score_agreement({"specreason": scot}) == NOTHING
 
     tight = {"specreason-tight": [1.0, 1, 1, 0], "target-tight": [1.0, 0, 0, 0], "specreason": ones, "target": [1.0, 1, 1, 0]}
     runs = {name: table(name, [1.0] * 4, right=right) for name, right in tight.items()}
-    assert measures.gain_when_tight(runs).value == pytest.approx(0.5 - 0.25)
+    assert judging.gain_when_tight(runs).value == pytest.approx(0.5 - 0.25)
 
 
 def test_a_ratio_of_times_is_believed_as_far_as_runs_of_the_same_work_agree(table: Make) -> None:
@@ -173,6 +172,7 @@ def test_repeated_runs_are_spread_over_the_series(pair: Any) -> None:
     assert not any(job.needs_vllm for job in papers.series(pair, vllm=False))
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_not_run_again_and_the_page_says_what_is_missing(tmp_path: Path) -> None:
     jobs = [job for job in JOBS.values() if job.simulated]
     papers.simulated_problems(tmp_path)

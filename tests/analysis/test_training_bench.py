@@ -15,8 +15,7 @@ from pipeline.analysis.quality.step_texts import Texts
 from tests.support.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))
-import training
-import training_tables as tables
+import training as tables
 
 Make = Callable[..., RunTable]
 CHOICES = ThoughtChoices(
@@ -69,11 +68,6 @@ def test_a_system_and_its_thoughts(scot: RunTable, table: Make) -> None:
     assert (thoughts.tokens.value, thoughts.second_thoughts.value) == (40.0, 1.5), "drafts are not among its thoughts"
 
 
-def test_engines_agree_where_their_likeliest_option_is_the_same() -> None:
-    found = tables.agreement(("torch", "vllm"), [(-0.1, -2.5), (-0.7, -0.6)], [(-0.2, -2.0), (-0.6, -0.8)])
-    assert (found.choices, found.equal.value, found.farthest) == (2, 0.5, pytest.approx(0.5))
-
-
 def test_the_page_has_what_was_measured_and_says_what_was_not(scot: RunTable) -> None:
     half = Estimate(0.5, 0.25, 0.75)
     found = tables.PairResults(
@@ -85,23 +79,20 @@ def test_the_page_has_what_was_measured_and_says_what_was_not(scot: RunTable) ->
         systems=(tables.system("scot", scot), tables.System(name="computed", accuracy=half)),
         alignment=TRAINED,
         thinking=(tables.thinking("target", scot),),
-        agreement=tables.Agreement(engines=("tiny", "tiny-vllm"), choices=4, equal=half, farthest=0.25),
     )
-    text = tables.page("`command`", [found], {"tiny": ["![curves](training/tiny.png)"]}, {"wordy": "its models are not there"})
+    text = tables.page("`command`", [found], {"wordy": "its models are not there"})
     assert text.startswith("`command`\n\n# What training an adapter brings\n")
     assert "4 test problems; of the choices among their drafts 3 are of class 1, 1 of class 2." in text
     assert "- 9 choices: class 1 from 66.7% [20.8%, 93.9%] to 66.7%" in text
     assert "| 9 choices | 1,234 | 286,720 | 900 | 1.5 | 66.7% [20.8%, 93.9%] | 100.0% [20.7%, 100.0%] | 75.0%" in text
     assert "| computed | 50.0% [25.0%, 75.0%] | - | - | - | - |" in text
     assert "9 choices: 1,234 examples, 286,720 trained parameters, 900 steps, 1.5 minutes." in text
-    assert "| tiny and tiny-vllm | 4 | 50.0% [25.0%, 75.0%] | 0.25 |" in text
-    assert "![curves](training/tiny.png)" in text
     assert text.endswith("## wordy\n\nNot measured: its models are not there.\n")
 
 
 def test_there_are_no_more_problems_than_asked_for(tmp_path: Path) -> None:
-    tiny = training.PAIRS[0]
-    assert training.Study(tiny, tmp_path, 900, None).lessons == [250, 1000, 4000]
-    small = training.Study(tiny, tmp_path, 4, 24)
+    tiny = tables.PAIRS[0]
+    assert tables.Study(tiny, tmp_path, 900, None).lessons == [250, 1000, 4000]
+    small = tables.Study(tiny, tmp_path, 4, 24)
     assert small.lessons == [24]
-    assert training.PAIRS[1].needed[0].name == "test.parquet"
+    assert tables.PAIRS[1].needed[0].name == "test.parquet"

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.bound import AnsweredCall, least_s, work_of
 from pipeline.engine import Candidate, Completion, Request, Usage
 from pipeline.engines.sim.device import Share, SimDevice
 from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
+from tests.support.bound import AnsweredCall, least_s, work_of
 
 
 def spec(sharing: str = "time_slices", **fields: Any) -> SimSpec:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.bound import AnsweredCall, least_s
 from pipeline.engine import Candidate, Completion, Request, Usage
 from pipeline.engines.sim.device import SimDevice
 from pipeline.engines.sim.engine import open_sim
@@ -17,6 +16,7 @@ from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimSpeculativeSpec
 from pipeline.engines.sim.speculation import SpeculationMeter, agreement, iterations_of
 from pipeline.errors import GraphError
+from tests.support.bound import AnsweredCall, least_s
 
 DEVICE = SimDeviceSpec(name="d", flops_per_s=2.0**21, bytes_per_s=2.0**18, overhead_s=2.0**-9)
 """An iteration of `spec()` takes 2**-7 s for the weights and 2**-9 s of overhead; 2**-10 s a token if that is more."""

@@ -1,21 +1,19 @@
-"""Short tables and the picture of the front pages: figures of results files that other tables show in full.
-
-`bench/figures.py` writes them between the same markers as all others.
-"""
+"""Throughput over the target alone: the frame and the charts of the pages about it, and the short tables and the picture of the docs."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from grids import grid
-from recording import results_of
+from figures import ROOT, Results, grid, origin, results_of
 
-from pipeline.analysis.simulated import MEDIAN_ERROR, OWN_TEXT_ERROR
+from pipeline.analysis.simulated import MEDIAN_ERROR, OWN_TEXT_ERROR, stated
 
 Cells = list[dict[str, Any]]
 """The cells of bench/frontier.py: a machine, a length of thoughts and a batch size each."""
+Line = Mapping[float, float | None]
+"""Ratios by batch size; None at a place between two of them interrupts the line."""
 PICTURE = Path("docs/pages/concepts/over-target.svg")
 SIZES = (1, 8, 32, 128)
 """Batch sizes that were measured as well as simulated."""
@@ -38,7 +36,42 @@ AIM = 0.98
 """From this ratio on `auto` counts as no slower than the target alone."""
 
 
-def frontier(root: Path) -> Cells:
+def page(title: str, results: Results, introduction: str, verdict: Iterable[str], sections: Iterable[str]) -> str:
+    """A page: what was measured and how, the verdict, the simulator's error, then the sections."""
+    head = [f"# {title}", f"{origin(results['measured'])[:-1]}.", introduction, "\n".join(verdict), stated(())]
+    return "\n\n".join([*head, *sections]) + "\n"
+
+
+def chart(panels: Mapping[str, Mapping[str, Line]], path: Path, dashed: str) -> None:
+    """Draw into `path` a panel for each title, in it a line for each system; those whose names contain `dashed` are dotted.
+
+    Kaleido needs Chromium for it.
+    """
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    from pipeline.report.figures.style import SERIES, axes, layout
+
+    figure = make_subplots(cols=len(panels), subplot_titles=list(panels), shared_yaxes=True, horizontal_spacing=0.03)
+    for column, lines in enumerate(panels.values(), 1):
+        for place, (name, line) in enumerate(lines.items()):
+            look = {"color": SERIES[place // 2], "dash": "dot" if dashed in name else "solid", "width": 2}
+            about = {"name": name, "legendgroup": name, "showlegend": column == 1, "mode": "lines+markers", "line": look}
+            figure.add_trace(go.Scatter(x=list(line), y=list(line.values()), **about), row=1, col=column)
+        figure.add_hline(y=1, line={"color": "#222b36", "width": 2}, row=1, col=column)
+    sizes = sorted({size for lines in panels.values() for line in lines.values() for size, ratio in line.items() if ratio is not None})
+    axes(figure.update_layout(layout(420)))
+    figure.update_layout(margin={"t": 110}, legend={"y": 1.2, "orientation": "h"})
+    figure.update_xaxes(type="log", tickvals=sizes, ticktext=list(map(str, sizes)), title="batch size")
+    figure.update_yaxes(title="times the target alone", col=1, rangemode="tozero")
+    path.parent.mkdir(exist_ok=True)
+    figure.write_image(path, width=1100, height=480, scale=1.5)
+
+
+# Short tables of the front pages, of the figures of frontier.md.
+
+
+def frontier(root: Path = ROOT) -> Cells:
     """The cells, with `always` and `auto` as ratios to the target alone."""
     cells: Cells = results_of("frontier", root)["cells"]
     return [cell | {mode: cell[mode] / cell["target"] for mode in ("always", "auto")} for cell in cells]
@@ -94,6 +127,8 @@ def mps(root: Path) -> str:
 
 VIEWS: dict[str, Callable[[Path], str]] = {"over-target": over_target, "auto": auto, "mps": mps}
 """By the name between the markers."""
+
+# The picture.
 
 LEFT, CELL, ROW, TOP = 300, 62, 26, 56
 
