@@ -168,19 +168,10 @@ def best_draft(choices: ThoughtChoices) -> Estimate:
     return outcomes(choices.problem, (choices.right_drafts > 0).astype(float))
 
 
-def _chosen(run: RunTable) -> tuple[Selection, ThoughtChoices]:
-    """The figures of the choices of a run that chose among whole thoughts, and the choices."""
-    found, choices = figures(run, run).selection, run.choices
-    assert found is not None
-    assert choices is not None
-    return found, choices
-
-
 def selecting(name: str, run: RunTable, trained: Trained | None = None) -> Selecting:
     """How well the verifier of `run`, which chose among whole thoughts, chose."""
     found, choices = _chosen(run)
-    right = np.where(choices.right_drafts > 0, choices.picked_right, choices.rejected)
-    every = outcomes(choices.problem, right)
+    every = outcomes(choices.problem, np.where(choices.right_drafts > 0, choices.picked_right, choices.rejected))
     return Selecting(name=name, trained=trained, class_1=found.class_1_right, class_2=found.class_2_right, all=every)
 
 
@@ -191,10 +182,16 @@ def chance(run: RunTable) -> Selecting:
     return Selecting(name="a draft at random", class_1=found.by_chance, class_2=none, all=random_draft(choices))
 
 
+def _chosen(run: RunTable) -> tuple[Selection, ThoughtChoices]:
+    found, choices = figures(run, run).selection, run.choices
+    assert found is not None
+    assert choices is not None
+    return found, choices
+
+
 def system(name: str, run: RunTable) -> System:
     """The figures of a system that was run."""
-    found = figures(run, run)
-    verified = run.accepted + run.fallbacks
+    found, verified = figures(run, run), run.accepted + run.fallbacks
     accepted = share(run.accepted, verified) if verified.any() else NOTHING
     right = NOTHING if run.choices is None else random_draft(run.choices)
     return System(name=name, accuracy=found.accuracy, drafts_right=right, accepted=accepted, tokens=found.output_tokens)
@@ -210,8 +207,7 @@ def by_reference(choices: ThoughtChoices) -> list[System]:
 
 def thinking(name: str, run: RunTable) -> Thinking:
     """What the thoughts of a model alone are like."""
-    said = [text for kind, text in run.texts.items() if kind not in DRAFTED]
-    words = sum((text.reflective for text in said), np.zeros(len(run.chains)))
+    words = sum((text.reflective for kind, text in run.texts.items() if kind not in DRAFTED), np.zeros(len(run.chains)))
     found = figures(run, run)
     return Thinking(name=name, tokens=found.thought_tokens, second_thoughts=ratio(words, run.chains), accuracy=found.accuracy)
 
@@ -418,15 +414,12 @@ def verdict(found: PairResults) -> Iterator[str]:
 
 def selecting_table(rows: Iterable[Selecting]) -> Table:
     """Right choices by class, before and after."""
-    cells = [
-        (each.name, *trained_cells(each.trained), *(percent(accuracy) for accuracy in (each.class_1, each.class_2, each.all)))
-        for each in rows
-    ]
-    columns = ("verifier", *TRAINED, "class 1 right", "class 2 right", "all right")
+    cells = [(each.name, *trained_cells(each.trained), *map(percent, (each.class_1, each.class_2, each.all))) for each in rows]
     note = (
         "Class 1: some draft is right, and a right one is selected. Class 2: none is right, and all are rejected (SCoT 4.4). A draft is "
         "right whose thought states the right answer."
     )
+    columns = ("verifier", *TRAINED, "class 1 right", "class 2 right", "all right")
     return Table("Choosing among whole thoughts (SCoT 3.4)", columns, tuple(cells), note)
 
 
@@ -442,24 +435,11 @@ def trained_cells(trained: Trained | None) -> tuple[str, ...]:
 
 def systems_table(rows: Sequence[System]) -> Table:
     """Systems side by side."""
-    cells = [
-        (
-            each.name,
-            percent(each.accuracy),
-            percent(each.drafts_right),
-            percent(each.accepted),
-            *(number(each.tokens.get(role, NOTHING)) for role in ("target", "draft")),
-        )
-        for each in rows
-    ]
-    columns = (
-        "system",
-        "accuracy",
-        "drafts that are right",
-        "problems with an accepted draft",
-        "target's tokens a problem",
-        "draft's tokens a problem",
-    )
+    tokens = [[number(each.tokens.get(role, NOTHING)) for role in ("target", "draft")] for each in rows]
+    shares = [map(percent, (each.accuracy, each.drafts_right, each.accepted)) for each in rows]
+    cells = [(each.name, *share, *sampled) for each, share, sampled in zip(rows, shares, tokens, strict=True)]
+    columns = ("system", "accuracy", "drafts that are right", "problems with an accepted draft")
+    columns += ("target's tokens a problem", "draft's tokens a problem")
     note = "Tokens: all that were sampled, whatever became of them; a choice is one of the target's. Right drafts as above."
     return Table("Systems on the test set", columns, tuple(cells), note)
 
@@ -467,15 +447,13 @@ def systems_table(rows: Sequence[System]) -> Table:
 def thinking_table(rows: Sequence[Thinking], trained: Trained | None) -> Table:
     """Thoughts of the draft before and after alignment, and of the target."""
     cells = [(each.name, number(each.tokens), number(each.second_thoughts), percent(each.accuracy)) for each in rows]
-    columns = ("model alone", "tokens of a thought", "words of second thoughts in it", "accuracy")
     how = "" if trained is None else f"{trained.name}: {', '.join(map(' '.join, zip(trained_cells(trained), TRAINED, strict=True)))}. "
-    return Table("Thinking behaviour alignment (SCoT 3.3, table 2)", columns, tuple(cells), how + OWN_ANSWERS)
-
-
-OWN_ANSWERS = (
-    "Accuracy is that of the answer which the model itself writes behind its thought. Alignment trains thoughts and no answers; SCoT has "
-    "the target write the answer, so that what counts there is how many drafts are right, in the table above."
-)
+    note = (
+        "Accuracy is that of the answer which the model itself writes behind its thought. Alignment trains thoughts and no answers; SCoT "
+        "has the target write the answer, so that what counts there is how many drafts are right, in the table above."
+    )
+    columns = ("model alone", "tokens of a thought", "words of second thoughts in it", "accuracy")
+    return Table("Thinking behaviour alignment (SCoT 3.3, table 2)", columns, tuple(cells), how + note)
 
 
 def command(*words: str) -> None:
