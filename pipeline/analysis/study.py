@@ -7,7 +7,7 @@ from msgspec import Struct
 from pipeline.analysis.ledger import Ledger, read_ledger
 from pipeline.analysis.time.latency import CriticalPath, Percentiles, critical_path, latencies
 from pipeline.analysis.time.occupancy import BINS, Occupancy, ReplicaFigures, by_replica, occupancy
-from pipeline.analysis.time.work import read_calls, read_work
+from pipeline.analysis.time.work import RunTimes, read_calls, read_work
 from pipeline.store.query import Query
 
 
@@ -26,13 +26,17 @@ class Analysis(Struct, frozen=True, kw_only=True):
 def analyse(run: Path, bins: int = BINS) -> Analysis:
     """Analyse the run folder `run`, with time divided into `bins`; raises `InputError` when that has no tables that can be read."""
     with Query(run) as db:
-        work = read_work(db)
-        calls = read_calls(work)
-        over_time = occupancy(work, calls, bins)
-        return Analysis(
-            occupancy=over_time,
-            critical_path=critical_path(work, calls),
-            ledger=read_ledger(db),
-            latencies=latencies(db),
-            replicas=by_replica(work, over_time),
-        )
+        return analyse_work(read_work(db), bins)
+
+
+def analyse_work(work: RunTimes, bins: int = BINS) -> Analysis:
+    """The same of a run that is open."""
+    calls = read_calls(work)
+    over_time = occupancy(work, calls, bins)
+    return Analysis(
+        occupancy=over_time,
+        critical_path=critical_path(work, calls),
+        ledger=read_ledger(work.db),
+        latencies=latencies(work.db),
+        replicas=by_replica(work, over_time),
+    )

@@ -11,24 +11,21 @@ from pipeline.analysis.compare.cells import Table, plain
 from pipeline.analysis.headline.baseline import summary_of
 from pipeline.analysis.headline.figures import Summary
 from pipeline.analysis.headline.lines import headline
-from pipeline.analysis.quality.reward_agreement import ScoredSteps, agreement, read_scored_steps
+from pipeline.analysis.quality.reward_agreement import Agreement, read_agreement
 from pipeline.analysis.quality.step_counts import StepCounts, count_steps
 from pipeline.analysis.quality.verdict_values import GOOD, Scores
 from pipeline.analysis.resources import EngineFacts, engine_facts, replica_count
 from pipeline.analysis.simulated import of_engines
-from pipeline.analysis.study import Analysis, analyse
-from pipeline.analysis.time.modes import modes_over_time
+from pipeline.analysis.study import Analysis, analyse_work
+from pipeline.analysis.time.modes import ModesOverTime, modes_over_time
 from pipeline.analysis.time.timeline import Imbalance
-from pipeline.analysis.time.work import Axis
-from pipeline.report.chain_list import ChainList, read_chain_list, worth_reading
-from pipeline.report.figures import modes as figures_modes
-from pipeline.report.figures import replicas as figures_replicas
-from pipeline.report.figures import steps as figures_steps
-from pipeline.report.figures import time as figures_time
-from pipeline.report.figures import tokens as figures_tokens
-from pipeline.report.gantt import SHORTEST, draw_chains, middle, read_gantt, sample
+from pipeline.analysis.time.work import read_work
+from pipeline.report.chains import CONSECUTIVE, COUNTS, SHORTEST, ChainCounts, Gantt, draw_chains, read_charts, worth_reading
+from pipeline.report.figures import engines as of_time
+from pipeline.report.figures import steps as of_steps
+from pipeline.report.figures import tokens as of_tokens
 from pipeline.report.page import Figure, Section
-from pipeline.report.transcripts import read_transcripts
+from pipeline.report.transcripts import Transcripts, read_transcripts
 from pipeline.store.query import Query
 from pipeline.store.run_file import Host, RunFile
 
@@ -40,8 +37,6 @@ MEANS = (
     "with its own engines."
 )
 """Said of figures of engines where there are several replicas."""
-MOST_ROWS = 400
-"""Number of chains in the second chart, which is drawn where the first one does not show all."""
 
 
 class ReportOptions(Struct, frozen=True):
@@ -55,18 +50,17 @@ class ReportOptions(Struct, frozen=True):
 
 def run_sections(folder: Path, options: ReportOptions) -> list[Section]:
     """The sections of a run folder; raises `InputError` when it is none or its trace cannot be read."""
-    run, chains = RunFile.read(folder), read_chain_list(folder)
-    summary, analysis = summary_of(folder), analyse(folder, options.bins)
-    overview = _overview(summary, run)
+    run, summary = RunFile.read(folder), summary_of(folder)
     stages = [node.name for node in run.plan.stages()]
-    sections = [overview]
-    if any(each.total_busy_s for each in analysis.occupancy.engines.values()):
-        sections += [_engines(analysis), *_replicas(analysis, summary.replicas), *_modes(folder, run, options.bins)]
-        sections += [_chains(folder, run, chains)]
-        sections += [_time(analysis, stages), _tokens(analysis)]
-    sections += _steps(count_steps(folder))
-    sections += _agreement(read_scored_steps(folder, dict(zip(chains.names, chains.row.tolist(), strict=True))))
-    return [*sections, *_reading(folder, run, chains, options.chains)]
+    sections = [_overview(summary, run)]
+    with Query(folder) as db:
+        analysis = analyse_work(read_work(db), options.bins)
+        counts = db.row(COUNTS, ChainCounts)
+        if any(each.total_busy_s for each in analysis.occupancy.engines.values()):
+            sections += [_engines(analysis), *_replicas(analysis, summary.replicas), *_modes(modes_over_time(db, run, options.bins))]
+            sections += [_chains(read_charts(db), counts, stages), _time(analysis, stages), _tokens(analysis)]
+        sections += [*_steps(count_steps(db)), *_agreement(read_agreement(db))]
+        return [*sections, *_reading(read_transcripts(db, run, worth_reading(db, options.chains)), counts)]
 
 
 def _overview(found: Summary, run: RunFile) -> Section:
@@ -90,12 +84,12 @@ def _engines(analysis: Analysis) -> Section:
             "each shows its mean. Drag to zoom, double-click to zoom out.",
             *([MEANS.format(count=len(occupancy.replicas))] if occupancy.replicas else []),
         ],
-        tables=[figures_time.causes_table(occupancy)],
+        tables=[of_time.causes_table(occupancy)],
         figures=[
-            Figure("Requests running and queued per engine, and chains in flight", figures_time.requests(occupancy)),
+            Figure("Requests running and queued per engine, and chains in flight", of_time.requests(occupancy)),
             Figure(
                 "Utilization and idle time",
-                figures_time.causes(occupancy),
+                of_time.causes(occupancy),
                 "An engine is busy while at least one request is at it. A device that serves several engines is busy while one of them is.",
             ),
         ],
@@ -106,6 +100,11 @@ def _replicas(analysis: Analysis, found: Imbalance | None) -> Iterator[Section]:
     replicas = analysis.replicas
     if not replicas or found is None:
         return
+    said = [f"{found.replicas} replicas, each with its own engines."]
+    if found.busy is not None and found.chains is not None:
+        said.append(f"The busiest was busy for {found.busy:.2f} times the mean; most chains on one: {found.chains:.2f} times the mean.")
+    if found.tail_s is not None and found.tail_idle_share is not None:
+        said.append(f"The tail is {plain(found.tail_s)} s; on average a replica was idle for {found.tail_idle_share:.1%} of it.")
     over_s = analysis.occupancy.span_s - min(each.tail_s for each in replicas)
     note = (
         "The tail begins when a replica has begun its last chain and has fewer in flight than the batch size: no more problems wait for "
@@ -113,27 +112,16 @@ def _replicas(analysis: Analysis, found: Imbalance | None) -> Iterator[Section]:
     )
     yield Section(
         title="Replicas",
-        text=[_how_evenly(found)],
+        text=[" ".join(said)],
         figures=[
-            Figure("Throughput by replica", figures_replicas.throughput(replicas), figures_replicas.which(replicas)),
-            Figure("Chains in flight by replica", figures_replicas.chains_in_flight(analysis.occupancy, found.tail_s, over_s), note),
+            Figure("Throughput by replica", of_time.throughput(replicas), of_time.which(replicas)),
+            Figure("Chains in flight by replica", of_time.chains_in_flight(analysis.occupancy, found.tail_s, over_s), note),
         ],
-        tables=[figures_replicas.replicas_table(replicas), *([lost] if (lost := figures_replicas.losses_table(replicas)) else [])],
+        tables=[of_time.replicas_table(replicas), *filter(None, [of_time.losses_table(replicas)])],
     )
 
 
-def _how_evenly(found: Imbalance) -> str:
-    said = [f"{found.replicas} replicas, each with its own engines."]
-    if found.busy is not None and found.chains is not None:
-        said.append(f"The busiest was busy for {found.busy:.2f} times the mean; most chains on one: {found.chains:.2f} times the mean.")
-    if found.tail_s is not None and found.tail_idle_share is not None:
-        said.append(f"The tail is {plain(found.tail_s)} s; on average a replica was idle for {found.tail_idle_share:.1%} of it.")
-    return " ".join(said)
-
-
-def _modes(folder: Path, run: RunFile, bins: int) -> Iterator[Section]:
-    with Query(folder) as db:
-        found = modes_over_time(db, run, bins)
+def _modes(found: ModesOverTime | None) -> Iterator[Section]:
     if found is None:
         return
     expected = (
@@ -147,60 +135,50 @@ def _modes(folder: Path, run: RunFile, bins: int) -> Iterator[Section]:
     )
     yield Section(
         title="Modes over time",
-        figures=[Figure("Chains in each mode, and how fast they wrote", figures_modes.modes(found), note)],
-        tables=[figures_modes.modes_table(found), *([figures_modes.changes_table(found)] if found.changes else [])],
+        figures=[Figure("Chains in each mode, and how fast they wrote", of_time.modes(found), note)],
+        tables=[of_time.modes_table(found), *([of_time.changes_table(found)] if found.changes else [])],
     )
 
 
-def _chains(folder: Path, run: RunFile, chains: ChainList) -> Section:
-    axis = Axis(run.started or (int(chains.start.min()) if len(chains.start) else 0), run.pauses)
-    stages = [node.name for node in run.plan.stages()]
-    drawn, count = sample(chains), len(chains.names)
-    if len(drawn) == count:
-        shown = {f"All {count:,} chains that ended, one row each": drawn}
-    else:
-        some = middle(chains, MOST_ROWS)
-        shown = {
-            f"{len(drawn):,} of the {count:,} chains that ended, evenly spaced by start, one row each; the others are left out": drawn,
-            f"{len(some):,} consecutive chains from the middle of the run, one row each": some,
-        }
+def _chains(charts: Sequence[Gantt], counts: ChainCounts, stages: Sequence[str]) -> Section:
+    shown = len(charts[0].names)
+    titles = [f"All {shown:,} chains that ended, one row each"]
+    if len(charts) > 1:
+        sampled = f"{shown:,} of the {counts.ended:,} chains that ended, evenly spaced by start, one row each; the others are left out"
+        titles = [sampled, f"{CONSECUTIVE:,} consecutive chains from the middle of the run, one row each"]
     note = (
         f"Waiting times below {SHORTEST:.1%} of a typical chain's time are not drawn. Drag over a few rows to zoom in and see their names."
     )
-    plots = {title: draw_chains(read_gantt(folder, chains, places, axis), stages) for title, places in shown.items()}
-    return Section(title="Chains over time", figures=[Figure(title, plot, note) for title, plot in plots.items()])
+    figures = [Figure(title, draw_chains(chart, stages), note) for title, chart in zip(titles, charts, strict=True)]
+    return Section(title="Chains over time", figures=figures)
 
 
 def _time(analysis: Analysis, stages: Sequence[str]) -> Section:
-    latencies = analysis.latencies
     figures = []
     if analysis.critical_path.total_s:
-        plot = figures_tokens.paths(analysis.critical_path, stages)
         note = f"The sequence of calls that determined when a chain ended; mean of {analysis.critical_path.chains:,} finished chains."
-        figures.append(Figure("Where the time of a chain goes", plot, note))
-    if latencies:
-        figures.append(Figure("Call latency by stage", figures_tokens.stage_times(latencies, stages)))
-    return Section(title="Where the time goes", figures=figures, tables=[figures_tokens.latency_table(latencies, stages)])
+        figures.append(Figure("Where the time of a chain goes", of_tokens.paths(analysis.critical_path, stages), note))
+    if analysis.latencies:
+        figures.append(Figure("Call latency by stage", of_tokens.stage_times(analysis.latencies, stages)))
+    return Section(title="Where the time goes", figures=figures, tables=[of_tokens.latency_table(analysis.latencies, stages)])
 
 
 def _tokens(analysis: Analysis) -> Section:
     plots = [
-        Figure("Shares of output tokens", figures_tokens.tokens(analysis.ledger)),
-        Figure("Prompt tokens by source", figures_tokens.prompt_tokens(analysis.ledger)),
+        Figure("Shares of output tokens", of_tokens.tokens(analysis.ledger)),
+        Figure("Prompt tokens by source", of_tokens.prompt_tokens(analysis.ledger)),
     ]
-    return Section(title="Tokens and waste", figures=plots, tables=[figures_tokens.tokens_table(analysis.ledger)])
+    return Section(title="Tokens and waste", figures=plots, tables=[of_tokens.tokens_table(analysis.ledger)])
 
 
 def _steps(counts: StepCounts) -> Iterator[Section]:
     if not counts.lengths:
         return
-    figures = [Figure("Length of steps and candidates", figures_steps.lengths(counts.lengths))]
+    figures = [Figure("Length of steps and candidates", of_steps.lengths(counts.lengths))]
     if counts.verified.any():
-        plot = figures_steps.acceptance(counts.verified, counts.accepted)
+        plot = of_steps.acceptance(counts.verified, counts.accepted)
         figures.append(Figure("Acceptance by step number", plot, "The band is Wilson's 95% interval, of each step number by itself."))
-    figures += [
-        Figure(f"Acceptance by the verifier's value ({kind})", figures_steps.by_score(each)) for kind, each in counts.scores.items()
-    ]
+    figures += [Figure(f"Acceptance by the verifier's value ({kind})", of_steps.by_score(each)) for kind, each in counts.scores.items()]
     yield Section(title="Steps", figures=figures)
     judged = {kind: each for kind, each in counts.scores.items() if any(share.count for share in (*each.right, *each.good))}
     if judged:
@@ -214,12 +192,11 @@ def _calibration(judged: Mapping[str, Scores]) -> Section:
         "value that the verifier gave. Intervals are 95%, clustered by problem, as steps of one chain share its end."
     )
     missing = [] if any(each.good for each in judged.values()) else ["This run has no rewards, so only the first is shown."]
-    figures = [Figure(f"How often what was accepted is right ({kind})", figures_steps.calibration(each)) for kind, each in judged.items()]
+    figures = [Figure(f"How often what was accepted is right ({kind})", of_steps.calibration(each)) for kind, each in judged.items()]
     return Section(title="Verifier calibration", text=[text, *missing], figures=figures)
 
 
-def _agreement(steps: ScoredSteps | None) -> Iterator[Section]:
-    found = agreement(steps) if steps else None
+def _agreement(found: Agreement | None) -> Iterator[Section]:
     if found is None:
         return
     known = "undefined, as all values are equal" if found.rank_correlation is None else f"{found.rank_correlation:.2f}"
@@ -227,19 +204,18 @@ def _agreement(steps: ScoredSteps | None) -> Iterator[Section]:
         f"All {found.steps:,} steps that were drafted and scored, accepted and rejected ones, by the reward that a process reward model "
         f"gave them (SpecReason figure 7). Spearman's rank correlation of score and reward: {known}. Intervals are 95%, over problems."
     )
-    plot = figures_steps.agreement(found)
-    yield Section(title="Scores against a reward model", text=[text], figures=[Figure(f"Mean {found.scale} by reward", plot)])
+    yield Section(
+        title="Scores against a reward model", text=[text], figures=[Figure(f"Mean {found.scale} by reward", of_steps.agreement(found))]
+    )
 
 
-def _reading(folder: Path, run: RunFile, chains: ChainList, most: int) -> Iterator[Section]:
-    found = read_transcripts(folder, run, chains, worth_reading(chains, most))
+def _reading(found: Transcripts, counts: ChainCounts) -> Iterator[Section]:
     if not found.transcripts:
         return
-    failed, wrong = int(chains.failed.sum()), int((chains.correct == 0).sum())
-    cancelled = f", {int(chains.cancelled.sum()):,} were cancelled" if chains.cancelled.any() else ""
+    cancelled = f", {counts.cancelled:,} were cancelled" if counts.cancelled else ""
     text = (
-        f"{len(found.transcripts)} of {len(chains.names):,} chains, of which {failed:,} failed{cancelled} and {wrong:,} are wrong: "
-        "failed and wrong ones evenly spread over the run, and the slowest. `--chains N` shows more."
+        f"{len(found.transcripts)} of {counts.ended:,} chains, of which {counts.failed:,} failed{cancelled} and {counts.wrong:,} are "
+        "wrong: failed and wrong ones evenly spread over the run, and the slowest. `--chains N` shows more."
     )
     left_out = [f"{found.left_out} more would have made this page too large."] if found.left_out else []
     yield Section(title="Transcripts", text=[text, *left_out], transcripts=found.transcripts)
@@ -318,4 +294,10 @@ def _host(host: Host) -> str:
 
 
 def _pairs(values: Mapping[str, Any], sign: str = "=") -> str:
-    return ", ".join(f"{name}{sign}{value:g}" if isinstance(value, float) else f"{name}{sign}{value}" for name, value in values.items())
+    """Settings as a user writes them: `true`, not `True`."""
+    return ", ".join(f"{name}{sign}{setting(value)}" for name, value in values.items())
+
+
+def setting(value: Any) -> str:
+    """A value as it is written in a YAML file."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

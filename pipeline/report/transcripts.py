@@ -1,15 +1,13 @@
-"""Chains to read in full: the chains and steps tables and, where it has not changed, the input file enter, transcripts leave.
+"""Chains to read in full: an open run and, where it has not kept its problems, its input file enter, transcripts leave.
 
 Only the chains asked for are held. All text is sanitized: control characters are made visible.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct
 
 from pipeline.analysis.quality.option_mass import LOW
@@ -19,63 +17,32 @@ from pipeline.data.problems import Problems, open_problems
 from pipeline.engines.registry import backend_of
 from pipeline.errors import BadRow, InputError, PipelineError
 from pipeline.files import open_file
-from pipeline.report.chain_list import ChainList
-from pipeline.store.kept_problems import kept_problems
 from pipeline.store.query import Query
-from pipeline.store.read import read_batches
 from pipeline.store.run_file import RunFile
 from pipeline.text import sanitize
 
-MOST_TRANSCRIPTS = 8_000_000
-"""Limit of the characters in all transcripts of a run together; further transcripts are left out."""
-CHAIN_COLUMNS = (
-    "chain_id",
-    "problem_id",
-    "sample_index",
-    "input_row",
-    "answer",
-    "answer_text",
-    "reference_answer",
-    "correct",
-    "stop_reason",
-    "error_type",
-    "error_message",
-    "error_stage",
-    "steps",
-    "accepted_steps",
-    "fallback_steps",
-    "thought_tokens",
-    "chain_time_s",
-)
-MOST_TEXT = 40_000
+MAX_TRANSCRIPTS = 8_000_000
+"""Limit of the characters in all transcripts of a run together; those of chains after the one that reaches it are left out."""
+MAX_TEXT = 40_000
 """Limit of the characters in one text; the middle of a longer one is left out."""
-STEP_COLUMNS = (
-    "chain_id",
-    "step_index",
-    "stage",
-    "source_engine",
-    "decision",
-    "verify_kind",
-    "score_value",
-    "score_label",
-    "score_probs",
-    "score_mass",
-    "score_scale",
-    "score_unit",
-    "score_low",
-    "score_high",
-    "score_integers",
-    "score_of_candidates",
-    "threshold",
-    "num_distinct_candidates",
-    "chosen_candidate",
-    "step_text",
-    "candidate_texts",
-    "candidate_tokens",
-    "step_token_ids",
-    "step_time_s",
-    "wait_time_s",
-)
+WANTED = "chain_id IN (SELECT unnest($chains::VARCHAR[]))"
+SIZES = f"""
+SELECT chain_id, sum(least(len(step_text), {MAX_TEXT}) + coalesce(list_sum([least(len(text), {MAX_TEXT}) for text in candidate_texts]), 0))
+FROM steps WHERE {WANTED} GROUP BY chain_id"""
+CHAINS = f"""
+SELECT chain_id, input_row, answer, answer_text, reference_answer, correct, stop_reason, error_type, error_message, error_stage, steps,
+       accepted_steps, fallback_steps, thought_tokens, chain_time_s
+FROM chains WHERE {WANTED}"""
+STEPS = f"""
+SELECT chain_id, step_index, stage, source_engine, decision, cut, step_text, len(step_token_ids) AS tokens, step_time_s, wait_time_s,
+       candidate_texts, candidate_tokens, chosen_candidate, num_distinct_candidates,
+       verify_kind, threshold, columns('score_.*')
+FROM steps WHERE {WANTED} ORDER BY chain_id, step_index"""
+UNUSED = """
+SELECT engine, output_token_ids FROM calls WHERE chain_id = $chain AND purpose = 'draft' AND error_type IS NULL
+  AND call_index >= coalesce((SELECT max(calls) FROM steps WHERE chain_id = $chain), 0)
+ORDER BY call_index"""
+VERDICTS = {True: "right", False: "wrong", None: "not graded"}
 
 
 class ShownCandidate(Struct, frozen=True):
@@ -105,7 +72,7 @@ class ShownStep(Struct, frozen=True, kw_only=True):
     verdict: str | None
     """The verdict in words; null for a step that was not verified."""
     cut: bool
-    """Whether it ended at its limit; guidance always does, and is not meant."""
+    """True if it ended at its limit; guidance always does, and is not meant."""
     candidates: tuple[ShownCandidate, ...]
 
 
@@ -138,75 +105,51 @@ class Transcripts(Struct, frozen=True):
     left_out: int = 0
 
 
-def read_transcripts(folder: Path, run: RunFile, chains: ChainList, reasons: Mapping[int, Sequence[str]]) -> Transcripts:
-    """The transcripts of some chains of the run folder `folder`; raises `InputError` where its tables cannot be read.
-
-    `reasons` gives, by a chain's index in `chains`, why it is shown; the transcripts are in its order.
-    """
-    return transcripts_of(folder, run, {chains.names[place]: tuple(each) for place, each in reasons.items()})
-
-
-def transcripts_of(folder: Path, run: RunFile, why: Mapping[str, tuple[str, ...]]) -> Transcripts:
+def read_transcripts(db: Query, run: RunFile, why: Mapping[str, tuple[str, ...]]) -> Transcripts:
     """The transcripts of the chains that `why` names, in its order; it says of each why it is shown."""
-    rows = {row["chain_id"]: row for row in _rows(read_batches(folder, "chains", CHAIN_COLUMNS), list(why))}
-    steps: dict[str, list[ShownStep]] = {}
-    size = 0
-    for row in _rows(read_batches(folder, "steps", STEP_COLUMNS, ["cut"]), list(why)):
-        if size < MOST_TRANSCRIPTS or row["chain_id"] in steps:
-            step = step_of(row)
-            steps.setdefault(row["chain_id"], []).append(step)
-            size += len(step.text) + sum(len(each.text) for each in step.candidates)
-    kept = [name for name in why if name in steps or not rows[name]["steps"] or size < MOST_TRANSCRIPTS]
-    problems = _problems(folder, run, [rows[name]["input_row"] for name in kept])
-    with Query(folder) as db:
-        queued = queued_s(db, kept)
-    transcripts = [_transcript(rows[name], why[name], problems, steps.get(name, []), queued[name]) for name in kept]
+    kept, left = list[str](), MAX_TRANSCRIPTS
+    sizes = dict(db.stream(SIZES, chains=list(why)))
+    for name in why:
+        if left > 0:
+            kept.append(name)
+            left -= sizes.get(name, 0)
+    steps: dict[str, list[ShownStep]] = {name: [] for name in kept}
+    for row in db.arrow(STEPS, chains=kept).to_pylist():
+        steps[row["chain_id"]].append(step_of(row))
+    rows = {row["chain_id"]: row for row in db.arrow(CHAINS, chains=kept).to_pylist()}
+    problems = _problems(db, run, [row["input_row"] for row in rows.values()])
+    queued = queued_s(db, kept)
+    transcripts = [_transcript(rows[name], why[name], problems, steps[name], queued[name]) for name in kept]
     return Transcripts(tuple(transcripts), len(why) - len(kept))
 
 
-def unused_drafts(folder: Path, run: RunFile, chain: str) -> list[str]:
+def unused_drafts(db: Query, run: RunFile, chain: str) -> list[str]:
     """What was drafted after the last step of `chain`, so that it is in none; a number of tokens where the tokenizer cannot be had."""
-    last = max((row["calls"] or 0 for row in _rows(read_batches(folder, "steps", ["chain_id", "calls"]), [chain])), default=0)
-    columns = ["chain_id", "call_index", "purpose", "engine", "error_type", "output_token_ids"]
-    found = []
-    for row in _rows(read_batches(folder, "calls", columns), [chain]):
-        if row["purpose"] == "draft" and row["error_type"] is None and row["call_index"] >= last:
-            decode = _decoder(row["engine"], run)
-            found += [f"({len(ids)} tokens)" if decode is None else shown(decode(ids)) for ids in row["output_token_ids"]]
-    return found
+    return [_decoded(run, role, ids) for role, drafts in db.stream(UNUSED, chain=chain) for ids in drafts]
 
 
-def _decoder(role: str, run: RunFile) -> Callable[[Sequence[int]], str] | None:
+def _decoded(run: RunFile, role: str, ids: Sequence[int]) -> str:
     spec = run.plan.engines[role]
     try:
         make = backend_of(spec).tokenizer
-        return None if make is None else make(role, spec).decode
+        return f"({len(ids)} tokens)" if make is None else shown(make(role, spec).decode(ids))
     except PipelineError:
-        return None
+        return f"({len(ids)} tokens)"
 
 
-def _rows(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The rows of the chains `names`, in the order of the table."""
-    wanted = pa.array(names, pa.string())
-    for batch in batches:
-        mine = pc.is_in(batch.column("chain_id"), wanted)
-        if pc.any(mine).as_py():
-            yield from batch.filter(mine).to_pylist()
-
-
-def _problems(folder: Path, run: RunFile, rows: Sequence[int]) -> dict[int, str]:
+def _problems(db: Query, run: RunFile, rows: Sequence[int]) -> dict[int, str]:
     """Texts of the problems in these rows of the input; empty where the run has not kept it and the file is gone or has changed."""
+    found = dict(
+        db.stream("SELECT input_row, coalesce(flaw, problem) FROM problems WHERE list_contains($rows, input_row)", rows=list(rows))
+    )
+    if found or not rows:
+        return found
     try:
-        left, found = set(rows), {}
-        for item in kept_problems(folder, run.input) or _input_file(run):
-            if item.row in left:
-                left.discard(item.row)
-                found[item.row] = item.what if isinstance(item, BadRow) else item.problem
-            if not left:
-                break
+        wanted = set(rows)
+        items = (item for item in _input_file(run) if item.row in wanted)
+        return {item.row: item.what if isinstance(item, BadRow) else item.problem for item in items}
     except (OSError, ValueError, InputError):
         return {}
-    return found
 
 
 def _input_file(run: RunFile) -> Problems:
@@ -220,36 +163,20 @@ def _input_file(run: RunFile) -> Problems:
 def _transcript(
     row: Mapping[str, Any], why: tuple[str, ...], problems: Mapping[int, str], steps: Sequence[ShownStep], queued: float
 ) -> Transcript:
+    failed, cancelled = row["error_type"] is not None, row["stop_reason"] == "cancelled"
+    error = f"{row['error_type']} in {row['error_stage'] or 'reading the input'}: {row['error_message'] or ''}"
     return Transcript(
         chain_id=shown(row["chain_id"]),
         why=why,
-        verdict=_verdict(row),
+        verdict="cancelled" if cancelled else "failed" if failed else VERDICTS[row["correct"]],
         problem=_maybe(problems.get(row["input_row"])),
         answer=_maybe(row["answer"]),
         answer_text=_maybe(row["answer_text"]),
         reference=_maybe(row["reference_answer"]),
-        ended=shown(_ended(row)),
-        facts=_facts(row, queued),
-        steps=tuple(sorted(steps, key=lambda step: step.index)),
-    )
-
-
-def _verdict(row: Mapping[str, Any]) -> str:
-    if row["error_type"] is not None or row["stop_reason"] == "cancelled":
-        return "cancelled" if row["stop_reason"] == "cancelled" else "failed"
-    return {True: "right", False: "wrong", None: "not graded"}[row["correct"]]
-
-
-def _ended(row: Mapping[str, Any]) -> str:
-    if row["error_type"] is None:
-        return str(row["stop_reason"])
-    return f"{row['error_type']} in {row['error_stage'] or 'reading the input'}: {row['error_message'] or ''}"
-
-
-def _facts(row: Mapping[str, Any], queued: float) -> str:
-    return (
-        f"{row['chain_time_s']:.3g} s ({queued:.3g} s queued); {row['steps']} steps, {row['accepted_steps']} accepted, "
-        f"{row['fallback_steps']} fallback; {row['thought_tokens']:,} tokens of thought"
+        ended=shown(error if failed else row["stop_reason"]),
+        facts=f"{row['chain_time_s']:.3g} s ({queued:.3g} s queued); {row['steps']} steps, {row['accepted_steps']} accepted, "
+        f"{row['fallback_steps']} fallback; {row['thought_tokens']:,} tokens of thought",
+        steps=tuple(steps),
     )
 
 
@@ -258,18 +185,18 @@ def _maybe(text: str | None) -> str | None:
 
 
 def step_of(row: Mapping[str, Any]) -> ShownStep:
-    """Make a `ShownStep` of a row with `STEP_COLUMNS`."""
+    """Make a `ShownStep` of a row of `STEPS`."""
     return ShownStep(
         index=row["step_index"],
         decision=row["decision"],
         stage=row["stage"],
         engine=row["source_engine"],
         text=shown(row["step_text"]),
-        tokens=len(row["step_token_ids"]),
+        tokens=row["tokens"],
         time_s=row["step_time_s"],
         wait_s=row["wait_time_s"],
-        verdict=_said(row),
-        cut=bool(row.get("cut")) and row["decision"] != "guidance",
+        verdict=_verdict(row),
+        cut=bool(row["cut"]) and row["decision"] != "guidance",
         candidates=tuple(_candidates(row)),
     )
 
@@ -300,7 +227,7 @@ def option_probabilities(row: Mapping[str, Any], distinct: int) -> Sequence[floa
     return offered if len(offered) == distinct else ()
 
 
-def _said(row: Mapping[str, Any]) -> str | None:
+def _verdict(row: Mapping[str, Any]) -> str | None:
     """The verdict of a step in words; None for a step that was not verified."""
     if row["verify_kind"] is None or row["score_value"] is None:
         return None
@@ -321,8 +248,8 @@ def _said(row: Mapping[str, Any]) -> str | None:
 
 
 def shown(text: str) -> str:
-    """`text`, sanitized; of one longer than `MOST_TEXT` the middle is left out."""
-    if len(text) > MOST_TEXT:
-        half = MOST_TEXT // 2
+    """`text`, sanitized; of one longer than `MAX_TEXT` the middle is left out."""
+    if len(text) > MAX_TEXT:
+        half = MAX_TEXT // 2
         text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
     return sanitize(text)

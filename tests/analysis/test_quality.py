@@ -182,7 +182,7 @@ def test_scores_against_rewards(given: tuple[Path, Rows]) -> None:
 
 def test_lengths_and_verdicts(given: tuple[Path, Rows]) -> None:
     run, rows = given
-    found, lengths = count_steps(run), Counter[tuple[str, int]]()
+    found, lengths = count_steps(Query(run)), Counter[tuple[str, int]]()
     for row in rows["steps"]:
         lengths[row["decision"], len(row["step_token_ids"])] += 1
         for place, tokens in enumerate(row["candidate_tokens"]):
@@ -227,7 +227,7 @@ def test_shares_have_problems_as_clusters(tmp_path: Path) -> None:
         blank(StepRow, chain_id=name, step_index=index, decision="accepted", score_value=0.97, **CHOOSE)
         for index, name in enumerate("aabc")
     ]
-    share = count_steps(write(tmp_path, chains=chains, steps=steps)).scores["choose"].right[19]
+    share = count_steps(Query(write(tmp_path, chains=chains, steps=steps))).scores["choose"].right[19]
     assert (share.count, share.share) == (4, 0.75)
     assert share.interval == interval(np.array([1, 1, 1, 2]), np.array([1, 1, 0, 1]))
 

@@ -18,6 +18,7 @@ from pipeline.report.report import report
 from pipeline.report.run_sections import ReportOptions
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
+from pipeline.store.query import Query
 from tests.support.third_party import installed
 
 
@@ -49,7 +50,7 @@ def test_its_tokens_are_verification_and_no_waste(picked: Path) -> None:
 
 
 def test_its_verdicts_are_counted_on_their_own_scale(picked: Path) -> None:
-    scores = count_steps(picked).scores
+    scores = count_steps(Query(picked)).scores
     assert list(scores) == ["pick"]
     pick = scores["pick"]
     assert (pick.scale.name, pick.scale.unit, pick.edges[0]) == ("margin", "percent", 0.0)

@@ -13,11 +13,11 @@ from pipeline.analysis.quality.verdict_values import OutcomeShare, Scores
 from pipeline.analysis.time import latency, occupancy
 from pipeline.analysis.time.latency import QUANTITIES, Percentiles
 from pipeline.reasoning.chain import Scale
+from pipeline.report.chains import ALIVE, WAITING, Gantt, Spans, draw_chains, line_width
+from pipeline.report.figures import engines as figures_time
 from pipeline.report.figures import steps as figures_steps
-from pipeline.report.figures import time as figures_time
 from pipeline.report.figures import tokens as figures_tokens
 from pipeline.report.figures.style import DECISIONS, WORDS, colours, drawn
-from pipeline.report.gantt import WAITING, Gantt, Spans, draw_chains, line_width
 
 NOTHING = OutcomeShare(0, None, None)
 
@@ -204,16 +204,16 @@ def test_calibration_has_a_point_where_there_are_steps(scores: Scores, scale: Sc
 
 def test_a_gantt_row_is_a_line_with_gaps() -> None:
     spans = {
+        ALIVE: Spans(np.array([0, 1]), np.array([0.0, 1.0]), np.array([2.0, 6.0])),
         "draft": Spans(np.array([0, 1]), np.array([0.0, 2.0]), np.array([1.0, 5.0])),
         WAITING: Spans(np.array([1]), np.array([1.5]), np.array([2.0])),
     }
-    alive = Spans(np.array([0, 1]), np.array([0.0, 1.0]), np.array([2.0, 6.0]))
-    figure = draw_chains(Gantt(["a<b>", "b"], spans, alive), ["draft", "verify"])
+    figure = draw_chains(Gantt(["a<b>", "b"], spans), ["draft", "verify"])
     line = named(figure)["draft"]
     assert list(line.y) == [0, 0, 0, 1, 1, 1]
     assert list(line.x[:2]) == [0, 1]
     assert np.isnan(line.x[2])
-    assert set(named(figure)) == {"between calls", "draft", WAITING}
+    assert set(named(figure)) == {ALIVE, "draft", WAITING}
     assert figure.layout.yaxis.labelalias == {"0": "a&lt;b&gt;", "1": "b"}
 
 

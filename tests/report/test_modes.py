@@ -13,7 +13,7 @@ from pipeline.analysis.summary import summarize
 from pipeline.analysis.time.modes import ChangeAt, ModesOverTime, ModeTime
 from pipeline.drawing.run import count_run, plan_of_run
 from pipeline.drawing.text import text
-from pipeline.report.figures import modes as figures_modes
+from pipeline.report.figures import engines as figures_modes
 from pipeline.report.run_sections import ReportOptions, run_sections
 from pipeline.session.prepare import load_plan
 from tests.support.paths import ROOT, SIM

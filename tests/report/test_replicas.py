@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from pipeline.analysis.time.occupancy import CAUSES, Occupancy, ReplicaEngine, ReplicaFigures
-from pipeline.report.figures import replicas as figures
+from pipeline.report.figures import engines as figures
 
 
 def replica(number: int, **fields: Any) -> ReplicaFigures:
@@ -93,7 +93,7 @@ def test_chains_in_flight_have_a_row_for_each_replica_and_a_line_where_the_tail_
 
 
 def test_slices_of_very_many_replicas_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "CELLS", 5)
+    monkeypatch.setattr(figures, "MAX_CELLS", 5)
     [cells] = figures.chains_in_flight(occupancy({0: [4, 2, 1], 5: [0, 0, 2]}), None, 3.0).data
     assert (cells.z.tolist(), list(cells.x)) == ([[3, 1], [0, 2]], [0, 2, 3])
-    assert figures.IDLE.keys() == set(CAUSES)
+    assert figures.CAUSES.keys() == set(CAUSES)

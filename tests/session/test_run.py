@@ -13,6 +13,7 @@ from pipeline.report.transcripts import unused_drafts
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.query import Query
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said, solve, write_problems
 
@@ -132,7 +133,8 @@ def test_every_drafted_token_is_counted_and_those_of_no_step_are_unused(tmp_path
     assert found.wasted_draft_tokens == sum(row["wasted_draft_tokens"] for row in rows(result, "chains"))
     if not graph:
         empty = next(row["chain_id"] for row in rows(result, "chains") if not row["steps"])
-        drafts = unused_drafts(result.folder, result.run, empty)
+        with Query(result.folder) as db:
+            drafts = unused_drafts(db, result.run, empty)
         assert len(drafts) == 3
         assert all("step 1 of" in draft for draft in drafts)
 

@@ -61,7 +61,18 @@ def read_scored_steps(run: Path, place: Mapping[str, int]) -> ScoredSteps | None
     """
     with Query(run) as query:
         query.register("places", chain_id=list(place), problem=list(place.values()))
-        found = query.columns(SQL)
+        return _scored_steps(query)
+
+
+def read_agreement(query: Query) -> Agreement | None:
+    """The figures of the scored steps of a run; None without any, or where their scores are on several scales."""
+    query.connection.execute("CREATE OR REPLACE TEMP VIEW places AS SELECT chain_id, input_row AS problem FROM chains")
+    steps = _scored_steps(query)
+    return None if steps is None else agreement(steps)
+
+
+def _scored_steps(query: Query) -> ScoredSteps | None:
+    found = query.columns(SQL)
     if not len(found["score"]):
         return None
     return ScoredSteps(", ".join(sorted(set(found["scale"].tolist()))), found["problem"], found["score"], found["reward"])

@@ -1,7 +1,5 @@
 """Counts of steps: the steps table of a run folder enters, counts by length, step number and verdict leave."""
 
-from pathlib import Path
-
 import numpy as np
 from msgspec import Struct
 
@@ -39,16 +37,16 @@ class StepCounts(Struct, frozen=True, kw_only=True):
     """Values of verdicts by kind of verifying stage; see `read_scores`."""
 
 
-def count_steps(run: Path) -> StepCounts:
-    """Count the steps of the run folder `run`; raises `InputError`."""
-    with Query(run) as query:
-        found, steps, scores = query.columns(LENGTHS), query.columns(VERIFIED), read_scores(query)
-    lengths = {}
-    for kind in dict.fromkeys(found["kind"].tolist()):
-        mine = found["kind"] == kind
-        lengths[kind] = _counts(found["tokens"][mine], found["count"][mine])
-    verified, accepted = (_counts(steps["step_index"], steps[name]) for name in ("verified", "accepted"))
-    return StepCounts(lengths=lengths, verified=verified, accepted=accepted, scores=scores)
+def count_steps(query: Query) -> StepCounts:
+    """Count the steps of a run."""
+    found, steps, scores = query.columns(LENGTHS), query.columns(VERIFIED), read_scores(query)
+    kinds = {kind: found["kind"] == kind for kind in dict.fromkeys(found["kind"].tolist())}
+    return StepCounts(
+        lengths={kind: _counts(found["tokens"][mine], found["count"][mine]) for kind, mine in kinds.items()},
+        verified=_counts(steps["step_index"], steps["verified"]),
+        accepted=_counts(steps["step_index"], steps["accepted"]),
+        scores=scores,
+    )
 
 
 def _counts(places: Array, counts: Array) -> Array:

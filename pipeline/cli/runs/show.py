@@ -15,7 +15,8 @@ from pipeline.cli.options import json_option
 from pipeline.cli.summary import print_summary
 from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import UsageError, did_you_mean
-from pipeline.report.transcripts import ShownCandidate, ShownStep, Transcript, transcripts_of, unused_drafts
+from pipeline.report.transcripts import ShownCandidate, ShownStep, Transcript, read_transcripts, unused_drafts
+from pipeline.store.query import Query
 from pipeline.store.read import check_folder, check_readable, read_batches
 from pipeline.store.run_file import RunFile
 
@@ -53,9 +54,10 @@ def show(run: Located, problem: str | None, attempt: int, candidates: bool, fail
         print_summary(run, with_about=True, as_json=as_json)
         return
     chain = _chain(folder, problem, attempt)
-    [transcript] = transcripts_of(folder, RunFile.read(folder), {chain: ()}).transcripts
+    with Query(folder) as db:
+        [transcript] = read_transcripts(db, RunFile.read(folder), {chain: ()}).transcripts
+        unused = unused_drafts(db, RunFile.read(folder), chain) if candidates else []
     console = PlainConsole()
-    unused = unused_drafts(folder, RunFile.read(folder), chain) if candidates else []
     for line in _lines(transcript, candidates, unused):
         console.print(line)
 

@@ -1,17 +1,33 @@
 """Figures of steps: counts of steps enter, plotly figures leave. Pure."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from pipeline.analysis.arrays import Array
 from pipeline.analysis.quality.reward_agreement import BINS, Agreement
 from pipeline.analysis.quality.samples import wilson
 from pipeline.analysis.quality.verdict_values import OutcomeShare, Scores
 from pipeline.reasoning.chain import Scale
-from pipeline.report.figures.style import BLUE, DECISIONS, GREEN, GREY, LIGHT, ORANGE, RED, WORDS, axes, drawn, layout
+from pipeline.report.figures.style import (
+    BLUE,
+    DECISIONS,
+    GREEN,
+    GREY,
+    LIGHT,
+    ORANGE,
+    RED,
+    WORDS,
+    axes,
+    bars_to,
+    drawn,
+    layout,
+    stacked_rows,
+)
 
-MOST_BINS = 60
+MAX_BINS = 60
 
 
 def lengths(counts: dict[str, Array]) -> go.Figure:
@@ -20,7 +36,7 @@ def lengths(counts: dict[str, Array]) -> go.Figure:
     The axis ends where nearly all are shown. Guidance, whose length is a setting, is shown after a click on its name.
     """
     usual = max((_quantile(each, 0.995) for each in counts.values()), default=1)
-    width = max(1, -(-usual // MOST_BINS))
+    width = max(1, -(-usual // MAX_BINS))
     figure = go.Figure(layout=layout(380))
     for kind in (kind for kind in DECISIONS if kind in counts):
         binned = np.append(np.add.reduceat(counts[kind], np.arange(0, len(counts[kind]), width)), 0)
@@ -36,8 +52,7 @@ def lengths(counts: dict[str, Array]) -> go.Figure:
             hovertemplate="about %{x} tokens: %{customdata:,} (%{y:.1%})",
         )
     figure.update_xaxes(title=f"tokens{f', in bins of {width}' if width > 1 else ''}", range=[0, usual + width])
-    figure.update_yaxes(title="share of texts", tickformat=".0%", rangemode="tozero")
-    return axes(figure)
+    return axes(figure.update_yaxes(title="share of texts", tickformat=".0%", rangemode="tozero"))
 
 
 def _quantile(counts: Array, share: float) -> int:
@@ -51,8 +66,7 @@ def acceptance(verified: Array, accepted: Array) -> go.Figure:
     steps = np.flatnonzero(verified)
     count, share = verified[steps], accepted[steps] / verified[steps]
     bounds = [wilson(float(p), int(n)) for p, n in zip(share, count, strict=True)]
-    figure = make_subplots(rows=2, shared_xaxes=True, row_heights=[0.7, 0.3], vertical_spacing=0.06)
-    figure.update_layout(layout(460))
+    figure = stacked_rows(2, 460, heights=[0.7, 0.3])
     edge = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
     figure.add_scatter(x=steps, y=[b.low for b in bounds], **edge)
     figure.add_scatter(x=steps, y=[b.high for b in bounds], fill="tonexty", fillcolor="rgba(47,158,110,0.2)", **edge)
@@ -66,37 +80,27 @@ def acceptance(verified: Array, accepted: Array) -> go.Figure:
         line={"color": GREEN},
         hovertemplate="step %{x}: %{y:.1%} of %{customdata:,}<extra></extra>",
     )
-    figure.add_bar(
-        x=steps, y=count, marker={"color": GREY}, name="verified steps", hovertemplate="step %{x}: %{y:,}<extra></extra>", row=2, col=1
-    )
+    _count(figure, "verified steps", steps, count, GREY, "step %{x}: %{y:,}<extra></extra>")
     figure.update_yaxes(title="accepted", tickformat=".0%", range=[0, 1.03], row=1, col=1)
-    figure.update_yaxes(title="verified steps", row=2, col=1)
-    figure.update_xaxes(title="step number", row=2, col=1)
-    return axes(figure)
+    return _titled(figure, "step number", "verified steps")
 
 
 def by_score(scores: Scores) -> go.Figure:
     """The share of accepted steps by the verifier's value, with Wilson's 95% interval, over how many were accepted and not."""
-    middle = (scores.edges[1:] + scores.edges[:-1]) / 2
-    count = scores.accepted + scores.rejected
+    middle, count = _middle(scores), scores.accepted + scores.rejected
     there = np.flatnonzero(count)
-    figure = make_subplots(rows=2, shared_xaxes=True, row_heights=[0.55, 0.45], vertical_spacing=0.06)
-    figure.update_layout(layout(460, bargap=0.1))
-    shares = tuple(_wilson_share(int(scores.accepted[place]), int(count[place])) for place in there)
+    shares = [wilson_share(int(scores.accepted[place]), int(count[place])) for place in there]
+    figure = stacked_rows(2, 460, heights=[0.55, 0.45], bargap=0.1)
     figure.add_trace(_points("acceptance rate, 95% interval", middle[there], shares, GREEN), row=1, col=1)
     for name, counts, colour in (("accepted", scores.accepted, GREEN), ("rejected", scores.rejected, RED)):
-        figure.add_bar(x=middle, y=counts, name=name, marker={"color": colour}, hovertemplate="about %{x:.3g}: %{y:,}", row=2, col=1)
+        _count(figure, name, middle, counts, colour, "about %{x:.3g}: %{y:,}")
     if scores.threshold is not None:
-        figure.add_vline(
-            x=scores.threshold, line={"dash": "dot", "color": GREY}, annotation={"text": f"threshold {scores.threshold:g}"}, row=1, col=1
-        )
+        said = {"text": f"threshold {scores.threshold:g}"}
+        figure.add_vline(x=scores.threshold, line={"dash": "dot", "color": GREY}, annotation=said, row=1, col=1)
     figure.update_xaxes(range=[scores.edges[0], scores.edges[-1]])
-    figure.update_xaxes(title=axis_title(scores.scale), row=2, col=1)
     figure.update_yaxes(title="accepted", tickformat=".0%", range=[-0.03, 1.05], row=1, col=1)
-    figure.update_yaxes(
-        title="verified steps<br>(log scale)", type="log", dtick=1, range=[-0.2, np.log10(1.6 * max(1, count.max()))], row=2, col=1
-    )
-    return axes(figure)
+    figure.update_yaxes(type="log", dtick=1, range=[-0.2, np.log10(1.6 * max(1, count.max()))], row=2, col=1)
+    return _titled(figure, axis_title(scores.scale), "verified steps<br>(log scale)")
 
 
 def axis_title(scale: Scale) -> str:
@@ -105,15 +109,10 @@ def axis_title(scale: Scale) -> str:
     return drawn(", ".join(filter(None, (scale.name, ends, scale.unit))))
 
 
-def _wilson_share(part: int, whole: int) -> OutcomeShare:
-    return OutcomeShare(whole, part / whole, wilson(part / whole, whole))
-
-
 def calibration(scores: Scores) -> go.Figure:
     """Of accepted steps, by the verifier's value: the share whose chain ended right, and that a reward model holds good."""
-    middle = (scores.edges[1:] + scores.edges[:-1]) / 2
-    figure = make_subplots(rows=2, shared_xaxes=True, row_heights=[0.72, 0.28], vertical_spacing=0.06)
-    figure.update_layout(layout(460, barmode="group"))
+    middle = _middle(scores)
+    figure = stacked_rows(2, 460, heights=[0.72, 0.28], barmode="group")
     if scores.scale.is_share:
         line = {"dash": "dot", "color": GREY}
         figure.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=line, name="perfectly calibrated", hoverinfo="skip")
@@ -121,51 +120,53 @@ def calibration(scores: Scores) -> go.Figure:
     for name, shares, colour, light in series:
         if any(each.count for each in shares):
             figure.add_trace(_points(name, middle, shares, colour), row=1, col=1)
-            counts = [each.count for each in shares]
-            figure.add_bar(
-                x=middle, y=counts, name=f"accepted steps ({name})", marker={"color": light}, hovertemplate="%{y:,}", row=2, col=1
-            )
+            _count(figure, f"accepted steps ({name})", middle, [each.count for each in shares], light, "%{y:,}")
     figure.update_yaxes(title="share of accepted steps", tickformat=".0%", range=[-0.02, 1.03], row=1, col=1)
-    figure.update_yaxes(title="accepted steps", row=2, col=1)
     figure.update_xaxes(range=[scores.edges[0], scores.edges[-1]])
-    figure.update_xaxes(title=axis_title(scores.scale), row=2, col=1)
-    return axes(figure)
+    return _titled(figure, axis_title(scores.scale), "accepted steps")
 
 
 def agreement(found: Agreement) -> go.Figure:
     """The mean score of speculated steps in bins of their reward, over how many there were (SpecReason figure 7)."""
     places = [(i, mean) for i, mean in enumerate(found.means) if mean.value is not None]
     middle = [(i + 0.5) / BINS for i, _ in places]
-    figure = make_subplots(rows=2, shared_xaxes=True, row_heights=[0.72, 0.28], vertical_spacing=0.06)
-    figure.update_layout(layout(460, bargap=0.1))
-    ends = [(mean.value or 0.0, mean.low or 0.0, mean.high or 0.0) for _, mean in places]
-    bars = {"array": [high - value for value, _, high in ends], "arrayminus": [value - low for value, low, _ in ends], "thickness": 1.2}
-    values = [value for value, _, _ in ends]
-    figure.add_bar(
-        x=middle, y=values, error_y=bars, name="mean, 95% interval", marker={"color": BLUE}, hovertemplate="%{y:.3g}", row=1, col=1
-    )
-    figure.add_bar(
-        x=middle, y=[found.counts[i] for i, _ in places], name="steps", marker={"color": GREY}, hovertemplate="%{y:,}", row=2, col=1
-    )
-    figure.update_yaxes(title=drawn(f"mean {found.scale}"), row=1, col=1)
-    figure.update_yaxes(title="speculated steps", row=2, col=1)
-    figure.update_xaxes(range=[0, 1])
-    figure.update_xaxes(title="reward", row=2, col=1)
-    return axes(figure)
+    values, lows, highs = ([getattr(mean, name) or 0.0 for _, mean in places] for name in ("value", "low", "high"))
+    figure = stacked_rows(2, 460, heights=[0.72, 0.28], bargap=0.1)
+    look: Mapping[str, object] = {"error_y": bars_to(values, lows, highs), "marker": {"color": BLUE}}
+    figure.add_bar(x=middle, y=values, name="mean, 95% interval", hovertemplate="%{y:.3g}", row=1, col=1, **look)
+    _count(figure, "steps", middle, [found.counts[i] for i, _ in places], GREY, "%{y:,}")
+    figure.update_yaxes(title=drawn(f"mean {found.scale}"), row=1, col=1).update_xaxes(range=[0, 1])
+    return _titled(figure, "reward", "speculated steps")
 
 
-def _points(name: str, middle: Array, shares: tuple[OutcomeShare, ...], colour: str) -> go.Scatter:
-    there = [(x, each, each.share, each.interval) for x, each in zip(middle, shares, strict=True)]
-    known = [(x, each.count, share, bounds) for x, each, share, bounds in there if share is not None and bounds is not None]
+def wilson_share(part: int, whole: int) -> OutcomeShare:
+    """`part` of `whole` independent steps, with Wilson's interval."""
+    return OutcomeShare(whole, part / whole, wilson(part / whole, whole))
+
+
+def _middle(scores: Scores) -> Array:
+    return np.asarray((scores.edges[1:] + scores.edges[:-1]) / 2)
+
+
+def _count(figure: go.Figure, name: str, x: Any, y: Any, colour: str, hover: str) -> None:
+    """Add bars of how many there were, below the shares."""
+    figure.add_bar(x=x, y=y, name=name, marker={"color": colour}, hovertemplate=hover, row=2, col=1)
+
+
+def _titled(figure: go.Figure, values: str, counts: str) -> go.Figure:
+    """`figure` with the titles of its x axis and of the axis of its bars."""
+    return figure.update_yaxes(title=counts, row=2, col=1).update_xaxes(title=values, row=2, col=1)
+
+
+def _points(name: str, middle: Array, shares: Sequence[OutcomeShare], colour: str) -> go.Scatter:
+    known = [(x, each.count, each.share, each.interval) for x, each in zip(middle, shares, strict=True) if each.share is not None]
+    counts = [[count, bounds.low, bounds.high] for _, count, _, bounds in known if bounds]
+    values = [share for _, _, share, _ in known]
     return go.Scatter(
         x=[x for x, *_ in known],
-        y=[share for _, _, share, _ in known],
-        customdata=[[count, bounds.low, bounds.high] for _, count, _, bounds in known],
-        error_y={
-            "array": [bounds.high - share for _, _, share, bounds in known],
-            "arrayminus": [share - bounds.low for _, _, share, bounds in known],
-            "thickness": 1.2,
-        },
+        y=values,
+        customdata=counts,
+        error_y=bars_to(values, [low for _, low, _ in counts], [high for *_, high in counts]),
         name=name,
         mode="lines+markers",
         marker={"color": colour, "size": 8},

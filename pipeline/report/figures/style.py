@@ -1,11 +1,12 @@
-"""The look of all figures: colours, one layout, and escaping of text for plotly. Pure."""
+"""The look of all figures: colours, one layout, the kinds of plots that several of them share, and escaping of text for plotly. Pure."""
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from pipeline.text import one_line
 
@@ -35,6 +36,9 @@ WORDS = {
     "not_chosen": "candidate not chosen",
 }
 """Plain words for the keys of `DECISIONS`."""
+
+Part = tuple[str, Sequence[float], str, Any]
+"""A part of stacked bars: its name, a value for each bar, its colour, and what plotly's hover text needs besides."""
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
@@ -76,14 +80,30 @@ def decades(values: Sequence[float]) -> list[float]:
 
 def axes(figure: go.Figure) -> go.Figure:
     """`figure` with light grid lines on all its axes."""
-    look = {
-        "gridcolor": "#e9ecf0",
-        "zeroline": False,
-        "linecolor": "#aab2bd",
-        "ticks": "outside",
-        "tickcolor": "#aab2bd",
-        "automargin": True,
+    lines = {"gridcolor": "#e9ecf0", "linecolor": "#aab2bd", "tickcolor": "#aab2bd"}
+    look = lines | {"zeroline": False, "ticks": "outside", "automargin": True}
+    return figure.update_xaxes(**look).update_yaxes(**look)
+
+
+def stacked_rows(rows: int, height: int, *, heights: Sequence[float] | None = None, spacing: float = 0.06, **more: Any) -> go.Figure:
+    """An empty figure of several plots over one x axis; `heights` are their shares of the height."""
+    figure = make_subplots(rows=rows, shared_xaxes=True, row_heights=heights, vertical_spacing=spacing)
+    return axes(figure.update_layout(layout(height, **more)))
+
+
+def stacked_bars(figure: go.Figure, rows: Sequence[str], parts: Iterable[Part], hover: str) -> go.Figure:
+    """Add to `figure` a horizontal bar for each of `rows`, of its `parts` one after the other."""
+    for name, values, colour, custom in parts:
+        bar = go.Bar(y=rows, x=values, customdata=custom, orientation="h", name=name, marker={"color": colour}, hovertemplate=hover)
+        figure.add_trace(bar)
+    figure.update_layout(barmode="stack")
+    return axes(figure.update_yaxes(autorange="reversed"))
+
+
+def bars_to(values: Sequence[float], lows: Sequence[float], highs: Sequence[float]) -> dict[str, Any]:
+    """Error bars of `values` from `lows` to `highs`."""
+    return {
+        "array": [high - value for value, high in zip(values, highs, strict=True)],
+        "arrayminus": [value - low for value, low in zip(values, lows, strict=True)],
+        "thickness": 1.2,
     }
-    figure.update_xaxes(**look)
-    figure.update_yaxes(**look)
-    return figure
