@@ -11,86 +11,131 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from pipeline.analysis.quality.votes import Sample, ballot
-from pipeline.data.problems import Problem, open_problems
-from pipeline.data.rows import Flaw
+from pipeline.analysis.quality.votes import Same, Sample, ballot
+from pipeline.data.problems import Problem, Problems, open_problems
+from pipeline.data.rows import Flaw, Record
 from pipeline.errors import InputError
 from pipeline.grading.grader import Grader
 from pipeline.store.events import UNFINISHED
 from pipeline.store.kept_problems import kept_problems
-from pipeline.store.read import read_batches
+from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 
 WINDOW = 16_384
 """Problems whose thoughts are in memory together."""
-CHAIN = ("input_row", "sample_index", "chain_id", "answer", "reference_answer", "correct", "stop_reason", "error_type", "error_message")
-OURS = ("problem_id", "problem", "answer", "reference_answer", "correct", "status", "error", "samples", "votes", "thought")
-"""Names of the columns that are not the input's; of the input's own, those with one of these names are called `input_NAME`."""
-
+CHAINS = """
+SELECT input_row, chain_id, answer, reference_answer, correct, stop_reason, error_type, error_message
+FROM chains ORDER BY input_row, sample_index"""
+THOUGHTS = """
+SELECT chain_id, string_agg(step_text, '' ORDER BY step_index) FROM steps WHERE chain_id IN (SELECT unnest($chains::VARCHAR[]))
+GROUP BY chain_id"""
+OURS = {
+    "problem_id": pa.string(),
+    "problem": pa.string(),
+    "answer": pa.string(),
+    "reference_answer": pa.string(),
+    "correct": pa.bool_(),
+    "status": pa.string(),
+    "error": pa.string(),
+    "samples": pa.int64(),
+    "votes": pa.string(),
+    "thought": pa.string(),
+}
+"""The columns that are not the input's, with their types; of the input's own, those with one of these names are called `input_NAME`."""
+EXACT = 2**53
+"""Up to which floating-point numbers hold every integer."""
 Row = dict[str, Any]
 
 
-def answer_rows(run: Path, *, thoughts: bool = False) -> Iterator[Row]:
-    """One row for each problem of the run folder `run`, with `thoughts` also the thought that led to its answer.
-
-    `status` is `done`, `failed` or `unfinished`. Of several samples the answer is that with most votes; `samples` says how many
-    gave one, and `votes` how many gave which. Raises `InputError` where the folder cannot be read, or its input is gone and was not kept.
-    """
-    record = RunFile.read(run)
-    chains = _chains(run)
-    with Grader() as grader:  # starts no process but for answers that are written differently
-        rows = _rows(run, record, chains, lambda a, b: grader.grade("math", a, b).correct is True)
-        while window := list(islice(rows, WINDOW)):
-            if thoughts:
-                _add_thoughts(run, window)
-            for row in window:
-                row.pop("chain_id")
-                yield row
+class _Large(int):
+    """An integer that no floating-point number is for certain."""
 
 
-def _chains(run: Path) -> pa.Table:
-    """The chains of a run, by problem and sample."""
-    batches = list(read_batches(run, "chains", CHAIN))
-    if not batches:
-        return pa.table({name: [] for name in CHAIN})
-    return pa.Table.from_batches(batches).sort_by([("input_row", "ascending"), ("sample_index", "ascending")])
+SCALARS = {bool: pa.bool_(), int: pa.int64(), _Large: pa.int64(), float: pa.float64(), str: pa.string()}
 
 
-def _rows(run: Path, record: RunFile, chains: pa.Table, same: Any) -> Iterator[Row]:
-    grouped = groupby(_dicts(chains), key=itemgetter("input_row"))
-    row, samples = next(grouped, (None, iter(())))
-    for item, own in _problems(run, record):
-        mine: list[Row] = []
-        if row == item.row:
-            mine = list(samples)
-            row, samples = next(grouped, (None, iter(())))
-        asked = {"problem_id": item.problem_id, "problem": item.problem if isinstance(item, Problem) else None}
-        yield {**asked, **_answered(mine, record.samples, same), **own}
+class Answers:
+    """The answers of the run in a folder. Raises `InputError` where that cannot be read, or its input is gone and was not kept."""
+
+    def __init__(self, run: Path, *, thoughts: bool = False) -> None:
+        """`thoughts`: with the thought that led to each answer."""
+        self._run, self._thoughts = run, thoughts
+        self._record = RunFile.read(run)
+        self._problems = _problems(run, self._record)
+
+    def columns(self) -> dict[str, pa.DataType]:
+        """The columns of all rows, in their order. One of the input has the type that all its values have in common, else text."""
+        met: dict[str, set[type]] = {}
+        for _, record in self._problems.with_records():
+            for name, value in self._own(record).items():
+                met.setdefault(name, set()).update(_kinds(value))
+        left_out = {*(() if self._record.samples > 1 else ("samples", "votes")), "thought"}
+        ours = {name: kind for name, kind in OURS.items() if name not in left_out}
+        thought = {"thought": pa.string()} if self._thoughts else {}
+        return ours | {name: _common(kinds) for name, kinds in met.items()} | thought
+
+    def rows(self) -> Iterator[Row]:
+        """One row for each problem.
+
+        `status` is `done`, `failed` or `unfinished`. Of several samples the answer is that with most votes; `samples` says how many gave
+        one, and `votes` how many gave which.
+        """
+        with Query(self._run) as db, Grader() as grader:  # starts no process but for answers that are written differently
+            rows = self._rows(db, lambda a, b: grader.grade("math", a, b).correct is True)
+            while window := list(islice(rows, WINDOW)):
+                if self._thoughts:
+                    _add_thoughts(self._run, window)
+                for row in window:
+                    row.pop("chain_id")
+                    yield row
+
+    def _rows(self, db: Query, same: Same) -> Iterator[Row]:
+        chains = (chain for batch in db.batches(CHAINS) for chain in batch.to_pylist())
+        grouped = groupby(chains, key=itemgetter("input_row"))
+        row, samples = next(grouped, (None, iter(())))
+        for item, record in self._problems.with_records():
+            mine: list[Row] = []
+            if row == item.row:
+                mine = list(samples)
+                row, samples = next(grouped, (None, iter(())))
+            asked = {"problem_id": item.problem_id, "problem": item.problem if isinstance(item, Problem) else None}
+            yield asked | _answered(mine, self._record.samples, same) | self._own(record)
+
+    def _own(self, record: Record) -> Row:
+        """The columns of a row of the input that no column of ours repeats."""
+        if isinstance(record, Flaw):
+            return {}
+        same = {self._record.input.columns.get(name, name) for name in ("problem", "problem_id")}
+        return {f"input_{name}" if name in OURS else name: value for name, value in record.items() if name not in same}
 
 
-def _dicts(table: pa.Table) -> Iterator[Row]:
-    for batch in table.to_batches(max_chunksize=1024):
-        yield from batch.to_pylist()
-
-
-def _problems(run: Path, record: RunFile) -> Iterator[tuple[Any, Row]]:
-    """Every row of the input, and its own columns."""
-    kept = kept_problems(run, record.input)
-    problems = kept or open_problems(record.input.file, record.input.columns, record.input.part)
-    if kept is None and problems.check().sha256 != record.input.sha256:
+def _problems(run: Path, record: RunFile) -> Problems:
+    if (kept := kept_problems(run, record.input)) is not None:
+        return kept
+    problems = open_problems(record.input.file, record.input.columns, record.input.part)
+    if problems.check().sha256 != record.input.sha256:
         raise InputError(str(problems.path), "has changed since this run, which kept no copy of it")
-    same = {record.input.columns.get(name, name) for name in ("problem", "problem_id")}
-    for item, whole in problems.with_records():
-        yield item, {} if isinstance(whole, Flaw) else {_own(name): value for name, value in whole.items() if name not in same}
+    return problems
 
 
-def _own(name: str) -> str:
-    return f"input_{name}" if name in OURS else name
+def _kinds(value: Any) -> set[type]:
+    """The types that a column with this value has to hold."""
+    if value is None:
+        return set()
+    if type(value) is not int or abs(value) <= EXACT:
+        return {type(value)}
+    return {int, _Large} if -(2**63) <= value < 2**63 else {str}
 
 
-def _answered(chains: Sequence[Mapping[str, Any]], samples: int, same: Any) -> Row:
+def _common(kinds: set[type]) -> pa.DataType:
+    if kinds == {int, float}:
+        return pa.float64()
+    scalars = {SCALARS.get(kind, pa.string()) for kind in kinds}
+    return scalars.pop() if len(scalars) == 1 else pa.string()
+
+
+def _answered(chains: Sequence[Mapping[str, Any]], samples: int, same: Same) -> Row:
     """What the `chains` of one problem came to."""
     done = [chain for chain in chains if chain["stop_reason"] not in UNFINISHED]
     failed = [chain for chain in chains if chain["stop_reason"] == "error"]
@@ -98,7 +143,7 @@ def _answered(chains: Sequence[Mapping[str, Any]], samples: int, same: Any) -> R
     chosen = done[answers[0].first] if answers else next(iter((*done, *failed)), None)
     found: Row = {
         "answer": chosen["answer"] if chosen else None,
-        "reference_answer": next((chain["reference_answer"] for chain in chains), None),
+        "reference_answer": chains[0]["reference_answer"] if chains else None,
         "correct": chosen["correct"] if chosen else None,
         "status": "done" if done else "failed" if failed else "unfinished",
         "error": None if done or not failed else f"{failed[0]['error_type']}: {failed[0]['error_message']}",
@@ -111,11 +156,7 @@ def _answered(chains: Sequence[Mapping[str, Any]], samples: int, same: Any) -> R
 
 def _add_thoughts(run: Path, rows: Sequence[Row]) -> None:
     """Give each row the text of the thought of its chain."""
-    texts: dict[str, list[str]] = {row["chain_id"]: [] for row in rows if row["chain_id"] is not None}
-    wanted = pa.array(texts, pa.string())
-    for batch in read_batches(run, "steps", ["chain_id", "step_text"]):
-        here = batch.filter(pc.is_in(batch.column("chain_id"), wanted))
-        for name, text in zip(here.column("chain_id").to_pylist(), here.column("step_text").to_pylist(), strict=True):
-            texts[name].append(text)
+    with Query(run) as db:
+        texts = dict(db.stream(THOUGHTS, chains=[row["chain_id"] for row in rows if row["chain_id"] is not None]))
     for row in rows:
-        row["thought"] = "".join(texts.get(row["chain_id"], ())) or None
+        row["thought"] = texts.get(row["chain_id"]) or None

@@ -36,30 +36,21 @@ __all__ = ["Sent", "address_of", "export", "to_file", "to_server"]
 SERVICE = "pipeline"
 TEXTS = {"answer", "answer_text", "reference_answer", "step_text", "candidate_texts"}
 """Columns that hold written texts; they are exported only when asked for."""
-LEFT_OUT = {
-    "run_id",
-    "submit_unix_ns",
-    "start_unix_ns",
-    "end_unix_ns",
-    "error_message",
-    "candidate_index",
-    "output_token_ids",
-    "step_token_ids",
-    "option_ids",
-    "option_logprobs",
-    "scored_logprobs",
-}
-"""Columns that are no attributes: they are elsewhere in a span, or have a value for each token."""
+OF_TOKENS = {"output_token_ids", "step_token_ids", "option_ids", "option_logprobs", "scored_logprobs"}
+"""Columns with a value for each token, which are not exported."""
+OF_SPAN = {"run_id", "submit_unix_ns", "start_unix_ns", "end_unix_ns", "error_message", "candidate_index", "replica", "node"}
+"""Columns that are no attributes: they are elsewhere in a span or in its resource."""
 Row = Mapping[str, Any]
-OF_RESOURCE = ("replica", "node")
-"""Columns that say which instance of the service a row is of: they are attributes of its resource."""
 BATCH = 512
 """Spans that are sent together."""
-CALL = ("chain_id", "step_index", "call_index", "engine", "stage", "request_model", "submit_unix_ns", "end_unix_ns", "error_message")
-STEP = ("chain_id", "step_index", "decision", "start_unix_ns", "end_unix_ns")
-CHAIN = ("chain_id", "input_row", "start_unix_ns", "end_unix_ns", "error_message")
-"""Columns of each table that a span needs, besides its attributes."""
-TABLES: dict[type[Struct], str] = {ChainRow: "chains", StepRow: "steps", CallRow: "calls"}
+CHAINS = """
+SELECT {columns}, kept.problem, kept.history
+FROM chains LEFT JOIN (SELECT DISTINCT ON (input_row) input_row, problem, history FROM problems) AS kept USING (input_row)
+ORDER BY end_unix_ns, chain_id"""
+STEPS = "SELECT {columns} FROM steps ORDER BY end_unix_ns, chain_id, step_index"
+CALLS = """
+SELECT {columns}, (chain_id, step_index) IN (SELECT (chain_id, step_index) FROM steps) AS in_step
+FROM calls ORDER BY end_unix_ns, chain_id, call_index"""
 HISTORY = msgspec.json.Decoder(tuple[Message, ...])
 """Reads the chat before a problem."""
 
@@ -97,19 +88,17 @@ def export(run: Path, sink: AbstractContextManager[Sink], texts: bool = False) -
 
 def _spans(query: Query, make: "SpanMaker", texts: bool, counts: Counter[str]) -> Iterator[ReadableSpan]:
     """The spans of all chains, steps and calls, which are counted by table in `counts`."""
-    for table, sql, span_of in (
-        ("chains", _chains(texts), make.chain),
-        ("steps", _steps(texts), make.step),
-        ("calls", _calls(texts), make.call),
-    ):
-        for batch in query.batches(sql):
+    tables = (("chains", ChainRow, CHAINS, make.chain), ("steps", StepRow, STEPS, make.step), ("calls", CallRow, CALLS, make.call))
+    for table, row, sql, span_of in tables:
+        columns = ", ".join(f"{table}.{name}" for name in exported_columns(row, texts))
+        for batch in query.batches(sql.format(columns=columns)):
             counts[table] += batch.num_rows
             yield from map(span_of, batch.to_pylist())
 
 
-def attribute_columns(row: type[Struct], texts: bool) -> list[str]:
-    """The columns of the table with rows of type `row` that become attributes; `texts`: with written texts."""
-    return [name for name in row.__struct_fields__ if name not in LEFT_OUT and (texts or name not in TEXTS)]
+def exported_columns(row: type[Struct], texts: bool) -> list[str]:
+    """The columns of the table with rows of type `row` that are exported; `texts`: with written texts."""
+    return [name for name in row.__struct_fields__ if name not in OF_TOKENS and (texts or name not in TEXTS)]
 
 
 class SpanMaker:
@@ -120,7 +109,7 @@ class SpanMaker:
         self._key = f"{run.run_id}\0{run.started_unix_ns}\0"
         self._resources: dict[tuple[int | None, str | None], Resource] = {(None, None): Resource(_resource(run))}
         self._scope = InstrumentationScope(SERVICE, run.versions.get("pipeline"))
-        self._names = {row: _names(attribute_columns(row, texts), row) for row in TABLES}
+        self._names = {row: _names(exported_columns(row, texts), row) for row in (ChainRow, StepRow, CallRow)}
 
     def chain(self, row: Row) -> ReadableSpan:
         """The root span of a trace: a whole chain."""
@@ -175,8 +164,8 @@ class SpanMaker:
         key = row.get("replica"), row.get("node")
         if key not in self._resources:
             foreign = names_in(CallRow, "otel")
-            values = zip(OF_RESOURCE, (f"{self._run.run_id}/{key[0]}", key[1]), strict=True)
-            of_replica = {foreign[column]: value for column, value in values if value}
+            values = {"replica": f"{self._run.run_id}/{key[0]}", "node": key[1]}
+            of_replica = {foreign[column]: value for column, value in values.items() if value}
             self._resources[key] = Resource(_resource(self._run) | of_replica)
         return self._resources[key]
 
@@ -189,7 +178,7 @@ class SpanMaker:
 
     def _attributes(self, table: type[Struct], row: Row) -> dict[str, Any]:
         """The attributes of a row, by their names; without nulls and empty lists."""
-        found = {name: _value(row.get(column)) for column, name in self._names[table].items() if column not in OF_RESOURCE}
+        found = {name: _value(row.get(column)) for column, name in self._names[table].items()}
         return {name: value for name, value in found.items() if value is not None}
 
 
@@ -223,7 +212,7 @@ def _value(value: Any) -> Any:
 
 def _names(known: Sequence[str], row: type[Struct]) -> dict[str, str]:
     foreign = names_in(row, "otel")
-    return {column: foreign.get(column, f"{SERVICE}.{column}") for column in known}
+    return {column: foreign.get(column, f"{SERVICE}.{column}") for column in known if column not in OF_SPAN}
 
 
 def _resource(run: RunFile) -> dict[str, Any]:
@@ -240,29 +229,3 @@ def _resource(run: RunFile) -> dict[str, Any]:
         "pipeline.seed": run.seed,
         "pipeline.virtual_time": run.virtual_time,
     } | {f"pipeline.version.{package}": version for package, version in sorted(run.versions.items())}
-
-
-def _columns(row: type[Struct], needed: Sequence[str], texts: bool) -> str:
-    """The columns that the span of a row is made of, as SQL has them: those `needed`, and those that become attributes."""
-    return ", ".join(f"{TABLES[row]}.{name}" for name in dict.fromkeys((*needed, *attribute_columns(row, texts))))
-
-
-def _chains(texts: bool) -> str:
-    """The query for chains; `texts`: with the problems that the run has kept."""
-    columns = _columns(ChainRow, CHAIN, texts)
-    if not texts:
-        return f"SELECT {columns} FROM chains ORDER BY end_unix_ns, chain_id"
-    return f"""
-SELECT {columns}, kept.problem, kept.history
-FROM chains LEFT JOIN (SELECT DISTINCT ON (input_row) input_row, problem, history FROM problems) AS kept USING (input_row)
-ORDER BY end_unix_ns, chain_id"""
-
-
-def _steps(texts: bool) -> str:
-    return f"SELECT {_columns(StepRow, STEP, texts)} FROM steps ORDER BY end_unix_ns, chain_id, step_index"
-
-
-def _calls(texts: bool) -> str:
-    return f"""
-SELECT {_columns(CallRow, CALL, texts)}, (chain_id, step_index) IN (SELECT (chain_id, step_index) FROM steps) AS in_step
-FROM calls ORDER BY end_unix_ns, chain_id, call_index"""

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.export.answers import answer_rows
+from pipeline.export.answers import Answers, _common, _kinds
 from pipeline.store.events import ChainRow, StepRow
 from pipeline.store.read import read_batches
 from pipeline.store.run_store import RunStore
@@ -20,6 +20,10 @@ from tests.support.runs import solve, write_problems
 BAD = (b'{"problem_id": "empty", "level": "hard"}',)
 
 
+def answer_rows(folder: Path) -> list[dict[str, Any]]:
+    return list(Answers(folder).rows())
+
+
 def chains(folder: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = pq.read_table(folder / "chains").to_pylist()
     return found
@@ -27,7 +31,7 @@ def chains(folder: Path) -> list[dict[str, Any]]:
 
 def test_a_row_for_each_problem_in_the_order_of_the_input(tmp_path: Path) -> None:
     folder = solve(tmp_path, input=write_problems(tmp_path, 12, BAD)).folder
-    rows = list(answer_rows(folder))
+    rows = answer_rows(folder)
     assert [row["problem_id"] for row in rows] == [f"p{i}" for i in range(12)] + ["(row 13)"]
     assert [row["problem"] for row in rows[:2]] == ["Problem number 0?", "Problem number 1?"]
     by_problem = {chain["problem_id"]: chain for chain in chains(folder)}
@@ -52,6 +56,26 @@ def test_columns_that_are_called_like_ours_are_renamed(tmp_path: Path) -> None:
         "level": 5,
     }
     assert "question" not in row
+    assert list(Answers(folder, thoughts=True).columns()) == [*list(row)[:7], "input_answer", "input_status", "gold", "level", "thought"]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1, None], "int64"),
+        ([1, 2.5], "double"),
+        ([2**53 + 1, 2.5], "string"),
+        ([2**53 + 1, 1], "int64"),
+        ([1, "x"], "string"),
+        ([2**63, 1], "string"),
+        ([True, 1], "string"),
+        ([None], "string"),
+        ([[1], [2]], "string"),
+    ],
+    ids=str,
+)
+def test_a_column_has_the_type_that_its_values_have_in_common(values: list[Any], kind: str) -> None:
+    assert str(_common({each for value in values for each in _kinds(value)})) == kind
 
 
 def test_votes_over_samples(tmp_path: Path) -> None:
@@ -109,7 +133,7 @@ def voted(tmp_path: Path, blank: Callable[..., Any]) -> Callable[..., Path]:
 def test_the_answer_with_most_votes_is_the_answer(
     voted: Callable[..., Path], answers: list[tuple[str | None, bool]], answer: str | None, correct: bool, votes: dict[str, int]
 ) -> None:
-    [row] = answer_rows(voted(*answers), thoughts=True)
+    [row] = Answers(voted(*answers), thoughts=True).rows()
     assert (row["answer"], row["correct"], row["votes"]) == (answer, correct, votes)
     first = next((place for place, (text, _) in enumerate(answers) if text == answer), 0)
     assert row["thought"] == f"thought {first}"
@@ -122,7 +146,7 @@ def test_thoughts_on_request(tmp_path: Path) -> None:
     for step in steps:
         by_chain[step["chain_id"]] = by_chain.get(step["chain_id"], "") + step["step_text"]
     of_problem = {chain["problem_id"]: by_chain[chain["chain_id"]] for chain in chains(folder)}
-    assert {row["problem_id"]: row["thought"] for row in answer_rows(folder, thoughts=True)} == of_problem
+    assert {row["problem_id"]: row["thought"] for row in Answers(folder, thoughts=True).rows()} == of_problem
     assert all("thought" not in row for row in answer_rows(folder))
 
 
@@ -137,10 +161,10 @@ def test_of_a_run_that_is_not_finished(tmp_path: Path) -> None:
 
 def test_an_input_that_is_gone_and_was_not_kept(tmp_path: Path) -> None:
     folder = solve(tmp_path, keep_input=False).folder
-    assert len(list(answer_rows(folder))) == 12
+    assert len(answer_rows(folder)) == 12
     (tmp_path / "problems.jsonl").unlink()
     with pytest.raises(InputError, match=r"problems\.jsonl"):
-        list(answer_rows(folder))
+        answer_rows(folder)
     write_problems(tmp_path, 11)
     with pytest.raises(InputError, match="has changed since this run, which kept no copy of it"):
-        list(answer_rows(folder))
+        answer_rows(folder)

@@ -13,8 +13,8 @@ from pipeline.cli.options import overwrite_option
 from pipeline.cli.runs.spans import FILES, export_spans
 from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import RunFolderError, UsageError, boundary
-from pipeline.export.answers import answer_rows
-from pipeline.export.answers_file import Form, form_of, write_answers, write_batches
+from pipeline.export.answers import Answers
+from pipeline.export.answers_file import Form, form_of, write_batches, write_rows
 from pipeline.export.output import check_output
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
@@ -149,7 +149,8 @@ def export(runs: tuple[Located, ...], output: Path | None, kind: str, form: Form
         return
     with boundary(RunFolderError, str(output), foreign=OSError):
         if kind == "answers":
-            count, of = write_answers(output, _rows(folders[0], kind, options["thoughts"]), form), "problems"
+            answers = Answers(folders[0], thoughts=options["thoughts"])
+            count, of = write_rows(output, answers.columns() if form != "jsonl" else {}, answers.rows(), form), "problems"
         else:
             count, of = write_batches(output, schema_of(ROWS[kind]), read_whole(folders[0], kind), form), "rows"
     print_line(f"{output}: {count:,} {of}")
@@ -182,7 +183,7 @@ def _any_of(kinds: Sequence[str]) -> str:
 def _rows(run: Path, kind: str, thoughts: bool) -> Iterator[dict[str, Any]]:
     """The rows of the answers, or of a table, of a run."""
     if kind == "answers":
-        yield from answer_rows(run, thoughts=thoughts)
+        yield from Answers(run, thoughts=thoughts).rows()
     else:
         for batch in read_whole(run, kind):
             yield from batch.to_pylist()
