@@ -11,6 +11,7 @@ that. `solve` and `solve_async` carry out the same session as `pipeline run` and
 """
 
 import math
+import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
 
 TABLES: dict[str, type[Struct]] = {"chains": ChainRow, "steps": StepRow, "calls": CallRow}
 """The tables of a result and the types of their rows."""
+FLAGS = ("resume", "retry_failed")
+"""Keywords that are true or false and that an error may ask for."""
 UNREAD = 256
 """While this many finished chains are unread, `solve_async` starts no further chain."""
 
@@ -303,7 +306,14 @@ def _called(graph: Graph, problems: Input, options: RunKeywords, *, virtual: boo
 
     `virtual`: whether open engines are on virtual time.
     """
-    given = _known(options, RunKeywords)
+    with ExitStack() as stack:
+        with _in_keywords():
+            call = _prepared_call(stack, graph, problems, _known(options, RunKeywords), virtual=virtual)
+        yield call
+
+
+def _prepared_call(stack: ExitStack, graph: Graph, problems: Input, given: dict[str, Any], *, virtual: bool) -> _SolveCall:
+    """A checked call, for which `stack` holds the run folder."""
     engines = given.pop("engines", None)
     bound: Any = {name: given.pop(name) for name in GraphKeywords.__annotations__ if name in given}
     graders = [register_grader(each) for each in given.pop("graders", ())]
@@ -313,26 +323,44 @@ def _called(graph: Graph, problems: Input, options: RunKeywords, *, virtual: boo
         said += sentences
     plan = load_graph(graph, planned or engines, **{name: value for name, value in bound.items() if name != "models"})
     said += gpu_notices(plan) if opened is None else []
-    with ExitStack() as stack:
-        names = _input_names(problems)
-        here = not any(name == STDIN or "://" in name for name in names)
-        files = [Path(name) for name in names] if here else stack.enter_context(problem_files(names, fetch_problems, said.append))
-        output = given.pop("output", None)
-        if isinstance(output, str) and is_url(output):
-            output = stack.enter_context(written_folder(output, lambda sentence: None, new=not given.get("resume")))
-        valid = structs.replace(_valid(graph, plan, engines, bound, given, output, files, names), planned_engines=planned)
-        listed = None if names else _listed(problems, valid)
-        baseline = plan_baseline(valid) if valid.baseline else None
-        held = prepared(
-            valid,
-            plan,
-            listed,
-            virtual=None if opened is None else virtual,
-            on_disk=False,
-            said=said,
-            grader=graders[0] if len(graders) == 1 else None,
-        )
-        yield _SolveCall(run=stack.enter_context(held), engines=opened, listed=listed, baseline=baseline)
+    names = _input_names(problems)
+    here = not any(name == STDIN or "://" in name for name in names)
+    files = [Path(name) for name in names] if here else stack.enter_context(problem_files(names, fetch_problems, said.append))
+    output = given.pop("output", None)
+    if isinstance(output, str) and is_url(output):
+        output = stack.enter_context(written_folder(output, lambda sentence: None, new=not given.get("resume")))
+    valid = structs.replace(_valid(graph, plan, engines, bound, given, output, files, names), planned_engines=planned)
+    listed = None if names else _listed(problems, valid)
+    baseline = plan_baseline(valid) if valid.baseline else None
+    held = prepared(
+        valid,
+        plan,
+        listed,
+        virtual=None if opened is None else virtual,
+        on_disk=False,
+        said=said,
+        grader=graders[0] if len(graders) == 1 else None,
+    )
+    return _SolveCall(run=stack.enter_context(held), engines=opened, listed=listed, baseline=baseline)
+
+
+_OPTION = re.compile(r"(\badd )?--([a-z]+(?:-[a-z]+)*)")
+
+
+@contextmanager
+def _in_keywords() -> Iterator[None]:
+    """Let errors in the body, which speak of options of commands, speak of keywords."""
+
+    def keyword(found: re.Match[str]) -> str:
+        add, name = found[1] or "", found[2].replace("-", "_")
+        name = next((each for each in (name, f"{name}s") if each in RunKeywords.__annotations__), "")
+        return f"{add}{name}{'=True' if add and name in FLAGS else ''}" if name else found[0]
+
+    try:
+        yield
+    except UsageError as error:
+        error.args = (_OPTION.sub(keyword, str(error)),)
+        raise
 
 
 def _valid(
@@ -346,8 +374,6 @@ def _valid(
     names: Sequence[str],
 ) -> RunOptions:
     """The options of a run over `files`, which are what `names` stand for; raises `UsageError`."""
-    if given.get("resume") and output is None:
-        raise UsageError("resume: name the run folder with output")
     values = {"graph": not isinstance(graph, str | Path), "engines": not isinstance(engines, str | Path | None) or isinstance(graph, Plan)}
     first, *more = files or [Path("problems") if output is None else Path(output) / PROBLEMS]
     urls = tuple(name if is_url(name) and not name.lower().startswith("file:") else "" for name in names)

@@ -41,7 +41,20 @@ def install_command(extra: str) -> str:
 
 
 class PipelineError(Exception):
-    """Base of all errors of this package; its text is one message for the user."""
+    """Base of all errors of this package; its text is one message for the user. It can be pickled whatever its `__init__` takes."""
+
+    def __init__(self, *parts: str) -> None:
+        """`parts` say where and what, and are joined by colons."""
+        super().__init__(": ".join(parts))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (type(self), self.args, self.__dict__)
+
+
+def _unpickled(kind: type[PipelineError], args: tuple[Any, ...], state: dict[str, Any]) -> PipelineError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class UsageError(PipelineError):
@@ -104,9 +117,6 @@ class EngineDead(RunError):
         super().__init__(f"engine {role!r} died: {exit_reason}")
         self.role, self.exit_reason = role, exit_reason
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.role, self.exit_reason)
-
 
 class ReplicaLost(RunError):
     """A replica of a cluster is gone, or is to be, for the reason `why`."""
@@ -117,10 +127,7 @@ class ReplicaLost(RunError):
 
 
 class RunFolderError(RunError):
-    """The run folder cannot be created or written; `parts` say where and what, and are joined by colons."""
-
-    def __init__(self, *parts: str) -> None:
-        super().__init__(": ".join(parts))
+    """The run folder cannot be created or written."""
 
 
 class OutOfMemory(RunError):
@@ -174,9 +181,6 @@ class BadRow(ChainError):
         self.where, self.row, self.what = where, row, what
         self.problem_id = problem_id or f"(row {row})"
 
-    def __reduce__(self) -> tuple[type, tuple[str, int, str, str]]:
-        return type(self), (self.where, self.row, self.what, self.problem_id)
-
 
 class NeverGenerated(ChainError):
     """A recorded run holds no answer to the request, for the reason `why`. The message names no chain, so that equal failures can be
@@ -224,9 +228,6 @@ class ContextOverflow(RequestRefused):
     def __init__(self, input_tokens: int, max_model_len: int) -> None:
         super().__init__(f"a prompt of {input_tokens} tokens leaves no room in a context of {max_model_len}")
         self.input_tokens, self.max_model_len = input_tokens, max_model_len
-
-    def __reduce__(self) -> tuple[type, tuple[int, int]]:
-        return type(self), (self.input_tokens, self.max_model_len)
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def new_file(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
-def is_draft(path: Path) -> bool:
+def is_draft(path: "Path | os.DirEntry[str]") -> bool:
     """True if `path` has the name of a draft, which only a killed process leaves."""
     return _DRAFT.fullmatch(path.name) is not None
 

@@ -15,25 +15,48 @@ from pipeline.analysis.arrays import Array
 from pipeline.engines.sim.spec import SimTextSpec
 from pipeline.errors import InputError
 from pipeline.graph.plan import Plan
-from pipeline.store.events import UNFINISHED
-from pipeline.store.read import read_batches, with_lengths
+from pipeline.store.query import Query
 
 ROUNDING_NS = 2
 """How much earlier calls arrive than recorded: one that arrived at the end of an iteration would miss the next if rounded up."""
 RESOLUTION_S = 1e-9
 """Calls that took fewer seconds are taken to have taken none: instants of a trace are whole nanoseconds."""
-COLUMNS = (
-    "engine",
-    "stage",
-    "error_type",
-    "submit_unix_ns",
-    "e2e_latency_s",
-    "input_tokens",
-    "cached_input_tokens",
-    "output_tokens",
-    "choice_count",
-    "output_token_ids",
+ENOUGH = """
+SELECT min(submit_unix_ns) FROM (
+    SELECT submit_unix_ns, row_number() OVER (PARTITION BY engine ORDER BY submit_unix_ns) AS number
+    FROM calls WHERE error_type IS NULL AND replica IS NOT DISTINCT FROM $replica::INTEGER
+) WHERE number = $calls
+"""
+"""When the first engine had been sent enough calls; null where none was."""
+CALLS = """
+SELECT engine, stage, (submit_unix_ns - min(submit_unix_ns) OVER () - $earlier) / 1e9, e2e_latency_s, input_tokens,
+       if(cached_input_tokens IS NULL, NULL, least(cached_input_tokens, input_tokens - 1)), output_tokens,
+       list_transform(output_token_ids, lambda ids: len(ids))
+FROM calls
+WHERE error_type IS NULL AND replica IS NOT DISTINCT FROM $replica::INTEGER AND ($until::BIGINT IS NULL OR submit_unix_ns <= $until::BIGINT)
+ORDER BY submit_unix_ns, call_index
+"""
+"""The calls up to then, in the order in which they were sent."""
+STEPS = """
+WITH spoken AS (FROM steps WHERE NOT ($switched AND mode = 'direct')),  -- what the target wrote at a stretch is no step
+written AS (
+    SELECT source_engine AS role, len(step_token_ids) AS tokens FROM spoken
+    WHERE decision != 'guidance' AND coalesce(len(candidate_tokens), 0) = 0
+    UNION ALL
+    SELECT if(len(roles) = len(candidate_tokens), roles[place], coalesce(roles[1], source_engine)), candidate_tokens[place]
+    FROM spoken, unnest(range(1, len(candidate_tokens) + 1)) AS each(place), (SELECT $drafters::VARCHAR[] AS roles)
 )
+"""
+"""`written`: the tokens of each step that was no guidance, by the role that wrote it, or of its candidates; where their number is not that
+of the roles that draft, all are of the first of these."""
+VERDICTS = """
+SELECT count(verify_kind), count(*) FILTER (decision = 'accepted'), sum(len(candidate_tokens)) FILTER (verify_kind IS NOT NULL) FROM spoken
+"""
+THOUGHTS = """
+SELECT 'thought' AS role, if($mean::DOUBLE IS NULL, steps, greatest(1, round(thought_tokens / $mean::DOUBLE))) AS length
+FROM chains WHERE finished
+"""
+ANSWERS = "SELECT avg(output_tokens) FROM calls WHERE error_type IS NULL AND list_contains($stages::VARCHAR[], stage)"
 CORRELATION = 0.5
 """Assumed correlation of a step's candidates (`SimTextSpec`): it cannot be found from a run with one number of candidates."""
 
@@ -57,33 +80,23 @@ def read_calls(run: Path, max_calls: int) -> dict[str, list[TimedCall]]:
     """Answered calls of each engine, in the order in which they were sent, up to the moment at which one engine has `max_calls` of them.
 
     Up to then no call is missing. Of a run with replicas, whose engines share nothing, the calls are those of the replica with the least
-    number among the first that were answered. Raises `InputError` where there are none, or none of an engine took time.
+    number. Raises `InputError` where there are none, or none of an engine took time.
     """
-    rows: list[dict[str, Any]] = []
-    for batch in read_batches(run, "calls", COLUMNS, ["replica"]):
-        answered = [row for row in with_lengths(batch, "output_token_ids").to_pylist() if row["error_type"] is None]
-        replica = _one_replica(rows or answered)
-        rows += (row for row in answered if row.get("replica") == replica)
-        if len(rows) > 16 * max_calls:  # rows come in order of their ends: the earliest are among these
-            break
-    if not rows:
+    with Query(run) as db:
+        replica = db.scalar("SELECT min(replica) FROM calls WHERE error_type IS NULL")
+        until = db.scalar(ENOUGH, calls=max_calls, replica=replica)
+        found: dict[str, list[TimedCall]] = {}
+        calls_sent = db.stream(CALLS, until=until, replica=replica, earlier=ROUNDING_NS)
+        for engine, stage, sent_s, took_s, prompt, cached, written, lengths in calls_sent:
+            calls = found.setdefault(engine, [])
+            if len(calls) == max_calls:
+                break
+            calls.append(TimedCall(stage, sent_s, took_s, prompt, cached, _lengths(lengths, written)))
+    if not found:
         raise InputError(str(run), "has no answered call, so there is nothing to calibrate with")
-    rows.sort(key=lambda row: int(row["submit_unix_ns"]))
-    start = rows[0]["submit_unix_ns"]
-    found: dict[str, list[TimedCall]] = {row["engine"]: [] for row in rows}
-    for row in rows:
-        calls = found[row["engine"]]
-        if len(calls) == max_calls:
-            break
-        calls.append(_timed_call(row, start))
     if timeless := [role for role, calls in found.items() if not any(call.duration_s >= RESOLUTION_S for call in calls)]:
         raise InputError(str(run), f"no call of engine {timeless[0]!r} took time, so there is nothing to calibrate with")
     return found
-
-
-def _one_replica(rows: Sequence[Mapping[str, Any]]) -> int | None:
-    """The least number of a replica that these rows name; None where they name none."""
-    return min((row["replica"] for row in rows if row.get("replica") is not None), default=None)
 
 
 def undisturbed(calls: Mapping[str, Sequence[TimedCall]]) -> dict[str, Array]:
@@ -100,17 +113,6 @@ def undisturbed(calls: Mapping[str, Sequence[TimedCall]]) -> dict[str, Array]:
         ended = known & [call.submit_s + call.duration_s <= last for call in listed]
         found[role] = next((which for which in (ended, known) if which.any()), took)
     return found
-
-
-def _timed_call(row: Mapping[str, Any], start_ns: int) -> TimedCall:
-    return TimedCall(
-        row["stage"],
-        (row["submit_unix_ns"] - start_ns - ROUNDING_NS) / 1e9,
-        row["e2e_latency_s"],
-        row["input_tokens"],
-        None if (cached := row["cached_input_tokens"]) is None else min(cached, row["input_tokens"] - 1),
-        _lengths(row["output_token_ids"], row["output_tokens"]),
-    )
 
 
 def _lengths(written: Sequence[int], sampled: int) -> tuple[int, ...]:
@@ -152,35 +154,27 @@ class Lengths(Struct, frozen=True, kw_only=True):
 
 def read_lengths(run: Path, plan: Plan) -> Lengths:
     """The lengths of the texts of the run of `plan` in the folder `run`; raises `InputError` where it cannot be read."""
-    tokens: dict[str, list[int]] = {}
-    verified = accepted = drafted = 0
-    columns = ["verify_kind", "decision", "source_engine", "step_token_ids", "candidate_tokens"]
     switched = plan.speculate == "auto"
-    for batch in read_batches(run, "steps", columns, ["mode"]):
-        for row in with_lengths(batch, "step_token_ids").to_pylist():
-            if switched and row["mode"] == "direct":
-                continue  # as much as the target wrote at a stretch, which is no step
-            lengths, writer = row["candidate_tokens"], row["source_engine"]
-            if row["decision"] != "guidance" and not lengths:
-                tokens.setdefault(writer, []).append(row["step_token_ids"])
-            for role, length in zip(_drafters(plan.drafters, len(lengths), writer), lengths, strict=True):
-                tokens.setdefault(role, []).append(length)
-            verified += row["verify_kind"] is not None
-            accepted += row["decision"] == "accepted"
-            drafted += len(lengths) if row["verify_kind"] is not None else 0
-    return Lengths(
-        drafters=frozenset(plan.drafters),
-        steps=moments(_steps(run, tokens if switched else {})),
-        step_tokens={role: found for role, lengths in tokens.items() if (found := moments(lengths)) is not None},
-        answer_tokens=_answer_tokens(run, plan),
-        acceptance=accepted / verified if verified else None,
-        candidates=drafted / verified if verified else 1.0,
-    )
+    given = {"switched": switched, "drafters": list(plan.drafters)}
+    answering = [stage.name for stage in plan.stages() if stage.spec.purpose == "answer"]
+    with Query(run) as db:
+        [(verified, accepted, drafted)] = db.stream(f"{STEPS} {VERDICTS}", **given)
+        # Of a chain that was switched the steps are as many of the mean length as its thought is long.
+        mean = db.scalar(f"{STEPS} SELECT greatest(1.0, avg(tokens)) FROM written", **given) if switched else None
+        return Lengths(
+            drafters=frozenset(plan.drafters),
+            steps=_moments(db, THOUGHTS, mean=mean).get("thought"),
+            step_tokens=_moments(db, f"{STEPS} SELECT role, tokens AS length FROM written", **given),
+            answer_tokens=db.scalar(ANSWERS, stages=answering),
+            acceptance=accepted / verified if verified else None,
+            candidates=drafted / verified if verified else 1.0,
+        )
 
 
-def _drafters(roles: Sequence[str], candidates: int, writer: str) -> Sequence[str]:
-    """The role of each candidate of a step: as in the plan, or else, where the number differs, the first role that drafts."""
-    return roles if len(roles) == candidates else [roles[0] if roles else writer] * candidates
+def _moments(db: Query, lengths: str, **params: Any) -> dict[str, Moments]:
+    """The moments of the positive lengths that a query gives, by their roles."""
+    each = f"SELECT role, avg(length)::DOUBLE, stddev_pop(ln(length)) FROM ({lengths}) WHERE length > 0 GROUP BY role ORDER BY role"
+    return {role: Moments(mean, sigma) for role, mean, sigma in db.stream(each, **params)}
 
 
 def text_of(role: str, lengths: Lengths) -> SimTextSpec:
@@ -199,14 +193,6 @@ def text_of(role: str, lengths: Lengths) -> SimTextSpec:
     return structs.replace(text, step_accuracy=accuracy, step_correlation=CORRELATION, verifier_accuracy=1.0)
 
 
-def moments(values: Sequence[int]) -> Moments | None:
-    """The moments of the positive ones of `values`; None where there are none."""
-    positive = np.array([value for value in values if value > 0], float)
-    if not len(positive):
-        return None
-    return Moments(float(positive.mean()), float(np.log(positive).std()))
-
-
 def accuracy_for(acceptance: float, candidates: float) -> float:
     """The accuracy of drafted steps at which a faultless verifier finds a right one among `candidates` with the chance `acceptance`.
 
@@ -218,23 +204,3 @@ def accuracy_for(acceptance: float, candidates: float) -> float:
         wrong = CORRELATION * (1 - middle) + (1 - CORRELATION) * math.pow(1 - middle, candidates)
         low, high = (middle, high) if wrong > 1 - acceptance else (low, middle)
     return round(high, 6)
-
-
-def _steps(run: Path, lengths: Mapping[str, Sequence[int]]) -> list[int]:
-    """The steps of each finished thought. Given `lengths` of some steps, as many steps of their mean length as the thought is long."""
-    known = [length for each in lengths.values() for length in each]
-    mean = max(1.0, float(np.mean(known))) if known else None
-    found: list[int] = []
-    for batch in read_batches(run, "chains", ["steps", "thought_tokens", "stop_reason"]):
-        rows = [row for row in batch.to_pylist() if row["stop_reason"] not in UNFINISHED]
-        found += (row["steps"] if mean is None else max(1, round(row["thought_tokens"] / mean)) for row in rows)
-    return found
-
-
-def _answer_tokens(run: Path, plan: Plan) -> float | None:
-    """Mean output tokens over the calls of stages that answer; None without such calls."""
-    answering = {stage.name for stage in plan.stages() if stage.spec.purpose == "answer"}
-    found: list[int] = []
-    for batch in read_batches(run, "calls", ["stage", "output_tokens", "error_type"]):
-        found += (row["output_tokens"] for row in batch.to_pylist() if row["stage"] in answering and row["error_type"] is None)
-    return float(np.mean(found)) if found else None

@@ -28,10 +28,10 @@ GRAPH = {
     "schema": CommandEntry("print the JSON Schema of a kind of file, for editors", "author.files:schema"),
 }
 RUNS = {
-    "list": CommandEntry("list the runs in a folder", "runs.listing:list_"),
-    "rm": CommandEntry("delete runs", "runs.listing:rm"),
-    "merge": CommandEntry("merge the runs of all shards of an input", "runs.merge:merge"),
-    "check": CommandEntry("check a run folder", "runs.check:check"),
+    "list": CommandEntry("list the runs in a folder", "runs.folders:list_"),
+    "rm": CommandEntry("delete runs", "runs.folders:rm"),
+    "merge": CommandEntry("merge the runs of all shards of an input", "runs.folders:merge"),
+    "check": CommandEntry("check a run folder", "runs.folders:check"),
 }
 TRAIN = {
     "draft": CommandEntry("train a draft to think like its target", "train:draft"),

@@ -4,8 +4,9 @@ Engines have the metrics that vLLM's server has, under the same names with `pipe
 next to `model_name` (https://docs.vllm.ai/en/stable/usage/metrics): a dashboard for vLLM fits once its prefix is changed.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from msgspec import structs
 from prometheus_client import CollectorRegistry, start_http_server
@@ -16,6 +17,30 @@ from pipeline.engine import EngineStatistics
 from pipeline.errors import UsageError, reason
 from pipeline.session.observer import SOLVING, Observer, View
 
+Value = int | float | None
+
+
+class Metered(NamedTuple):
+    """An engine as its metrics see it."""
+
+    engine: EngineStatistics
+    queued: int | None
+    """Requests that wait for it here; None where they wait on its replica."""
+
+
+ENGINES: tuple[tuple[type[Metric], str, str, Callable[[Metered], Value]], ...] = (
+    (GaugeMetricFamily, "num_requests_running", "Requests that the engine computes.", lambda each: each.engine.running),
+    (GaugeMetricFamily, "num_requests_waiting", "Requests in the engine's queue.", lambda each: each.engine.waiting),
+    (GaugeMetricFamily, "num_requests_queued", "Requests in the client queue, not yet sent.", lambda each: each.queued),
+    (GaugeMetricFamily, "kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", lambda each: each.engine.kv_cache_usage),
+    (CounterMetricFamily, "prompt_tokens", "Prompt tokens of answered requests.", lambda each: each.engine.input_tokens),
+    (CounterMetricFamily, "prefix_cache_hits", "Prompt tokens from the prefix cache.", lambda each: each.engine.cached_input_tokens),
+    (CounterMetricFamily, "generation_tokens", "Generated tokens of answered requests.", lambda each: each.engine.output_tokens),
+    (CounterMetricFamily, "request_success", "Answered requests.", lambda each: each.engine.requests),
+    (CounterMetricFamily, "engine_restarts", "Number of times the engine died and was restarted.", lambda each: each.engine.restarts),
+)
+"""The metrics of engines: kind, name, help and value, of an engine that has one."""
+
 
 class RunMetrics(Collector):
     """The metrics of the run of a view."""
@@ -23,83 +48,58 @@ class RunMetrics(Collector):
     def __init__(self, view: View) -> None:
         self._view = view
 
-    def collect(self) -> Iterable[Metric]:
-        yield from self._chains()
-        yield from self._steps()
-        yield from self._engines()
-        yield from self._replicas()
-
-    def _chains(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Metric]:
         view, progress = self._view, self._view.progress
+        paused = 0 if view.admission is None else view.admission.paused
+        graded, correct = view.graded()
+        ended = {"done": progress.done, "failed": progress.failed}
         yield GaugeMetricFamily("pipeline:chains", "Chains of the run.", view.chains)
         yield GaugeMetricFamily("pipeline:chains_in_flight", "Chains that have begun and have not ended.", progress.live)
-        paused = 0 if view.admission is None else view.admission.paused
         yield GaugeMetricFamily("pipeline:chains_paused", "Chains in flight that wait for room in a KV cache.", paused)
-        ended = CounterMetricFamily("pipeline:chains_ended", "Chains that have ended, earlier sessions included.", labels=["outcome"])
-        ended.add_metric(["done"], progress.done)
-        ended.add_metric(["failed"], progress.failed)
-        yield ended
-        graded, correct = view.graded()
-        yield CounterMetricFamily("pipeline:chains_graded", "Chains whose answers were compared with their references.", value=graded)
-        yield CounterMetricFamily("pipeline:chains_correct", "Graded chains whose answers are right.", value=correct)
-
-    def _steps(self) -> Iterator[Metric]:
-        steps = CounterMetricFamily("pipeline:steps", "Committed steps, by how they came about.", labels=["decision"])
-        for decision, count in dict(self._view.progress.decisions).items():
-            steps.add_metric([decision], count)
-        yield steps
-        kept = self._view.progress.kept_tokens
-        yield CounterMetricFamily("pipeline:kept_tokens", "Tokens of committed steps and answers, since this process began.", value=kept)
+        yield _by_label("chains_ended", "Chains that have ended, earlier sessions included.", "outcome", ended)
+        yield CounterMetricFamily("pipeline:chains_graded", "Chains whose answers were compared with their references.", graded)
+        yield CounterMetricFamily("pipeline:chains_correct", "Graded chains whose answers are right.", correct)
+        yield _by_label("steps", "Committed steps, by how they came about.", "decision", dict(progress.decisions))
+        kept = "Tokens of committed steps and answers, since this process began."
+        yield CounterMetricFamily("pipeline:kept_tokens", kept, progress.kept_tokens)
+        yield from self._engines()
+        if view.replicas():
+            yield from self._replicas()
 
     def _engines(self) -> Iterator[Metric]:
-        labels = ["engine", "model_name", *(["replica"] if self._view.replicas() else [])]
-        running = GaugeMetricFamily("pipeline:num_requests_running", "Requests that the engine computes.", labels=labels)
-        waiting = GaugeMetricFamily("pipeline:num_requests_waiting", "Requests in the engine's queue.", labels=labels)
-        queued = GaugeMetricFamily("pipeline:num_requests_queued", "Requests in the client queue, not yet sent.", labels=labels)
-        usage = GaugeMetricFamily("pipeline:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", labels=labels)
-        prompt = CounterMetricFamily("pipeline:prompt_tokens", "Prompt tokens of answered requests.", labels=labels)
-        cached = CounterMetricFamily("pipeline:prefix_cache_hits", "Prompt tokens from the prefix cache.", labels=labels)
-        output = CounterMetricFamily("pipeline:generation_tokens", "Generated tokens of answered requests, kept or not.", labels=labels)
-        requests = CounterMetricFamily("pipeline:request_success", "Answered requests.", labels=labels)
-        restarts = CounterMetricFamily("pipeline:engine_restarts", "Number of times the engine died and was restarted.", labels=labels)
-        for named, found, in_lane in self._statistics():
-            running.add_metric(named, found.running)
-            waiting.add_metric(named, found.waiting)
-            if in_lane is not None:
-                queued.add_metric(named, in_lane)
-            if found.kv_cache_usage is not None:
-                usage.add_metric(named, found.kv_cache_usage)
-            prompt.add_metric(named, found.input_tokens)
-            if found.cached_input_tokens is not None:
-                cached.add_metric(named, found.cached_input_tokens)
-            output.add_metric(named, found.output_tokens)
-            requests.add_metric(named, found.requests)
-            restarts.add_metric(named, found.restarts)
-        yield from (running, waiting, queued, usage, prompt, cached, output, requests, restarts)
-
-    def _statistics(self) -> Iterator[tuple[list[str], EngineStatistics, int | None]]:
-        """The labels and the statistics of each engine, and how many requests wait here; None where they wait on its replica."""
         view = self._view
+        labels = ["engine", "model_name", *(["replica"] if view.replicas() else [])]
         models = {role: str(getattr(spec, "model", role)) for role, spec in view.plan.engines.items()}
-        for role, engine in view.engines.items():
-            yield [role, models[role]], engine.statistics(), view.lanes[role].waiting
-        for state in view.replicas():
-            for role, statistics in state.statistics.items():
-                yield [role, models[role], str(state.number)], statistics, None
+        metered = [([role, models[role]], Metered(engine.statistics(), view.lanes[role].waiting)) for role, engine in view.engines.items()]
+        metered += [
+            ([role, models[role], str(state.number)], Metered(statistics, None))
+            for state in view.replicas()
+            for role, statistics in state.statistics.items()
+        ]
+        for kind, name, what, value_of in ENGINES:
+            metric: Any = kind(f"pipeline:{name}", what, labels=labels)  # type: ignore[call-arg]
+            for named, each in metered:
+                if (value := value_of(each)) is not None:
+                    metric.add_metric(named, value)
+            yield metric
 
     def _replicas(self) -> Iterator[Metric]:
-        states = self._view.replicas()
-        if not states:
-            return
-        solving = GaugeMetricFamily("pipeline:replica_solving", "Whether the replica's engines are open.", labels=["replica", "node"])
+        solving = GaugeMetricFamily("pipeline:replica_solving", "1 where the replica's engines are open.", labels=["replica", "node"])
         live = GaugeMetricFamily("pipeline:replica_chains_in_flight", "Chains in flight on the replica.", labels=["replica", "node"])
         ended = CounterMetricFamily("pipeline:replica_chains_ended", "Chains that ended on the replica.", labels=["replica", "node"])
-        for state in states:
+        for state in self._view.replicas():
             named = [str(state.number), state.node]
             solving.add_metric(named, state.what == SOLVING)
             live.add_metric(named, state.live)
             ended.add_metric(named, state.done)
         yield from (solving, live, ended)
+
+
+def _by_label(name: str, what: str, label: str, counts: Mapping[str, int]) -> Metric:
+    metric = CounterMetricFamily(f"pipeline:{name}", what, labels=[label])
+    for value, count in counts.items():
+        metric.add_metric([value], count)
+    return metric
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from pipeline.cli.options import (
 from pipeline.cli.signals import restored_handlers, stop_on_signal
 from pipeline.cli.starting import show_starts
 from pipeline.cli.summary import print_about, print_summary
-from pipeline.cli.terminal import print_error, print_notice, printing
+from pipeline.cli.terminal import print_error, print_notice
 from pipeline.errors import Interrupted, MissingExtra, UsageError
 from pipeline.remote.url import is_url
 from pipeline.session.loop import rare_collection
@@ -175,11 +175,10 @@ def solve_and_exit(options: RunOptions, named: Located | None, as_json: bool, me
             results.append(solve(baseline.next_to(folder)))
     if all(each.nothing_to_do for each in results):
         print_notice(f"{named or folder} is finished: there is nothing to resume")
-    with printing("the summary") as printed:
-        print_summary(named or Located(folder), as_json=as_json)
+    print_summary(named or Located(folder), as_json=as_json)
     for each in results:
         _print_end(each, str(named or folder))
-    sys.exit(printed.exit_code(next((each.exit_code for each in results if each.exit_code), 0)))
+    sys.exit(next((each.exit_code for each in results if each.exit_code), 0))
 
 
 def _print_end(result: SessionResult, folder: str) -> None:

@@ -23,30 +23,29 @@ SAY_AGAIN_S = 30.0
 """Seconds after which a plain line says that a phase is still running."""
 
 
-class Starts:
-    """The phase of each engine that starts, and since when."""
+class Starts(Listener):
+    """The phase of each engine that starts, and since when; what engines say is printed as the command was asked to."""
 
     def __init__(self, specs: Mapping[str, EngineSpec], now: Callable[[], float] = time.monotonic) -> None:
         """`now` is the clock, in seconds."""
-        self._now = now
-        self._first = now()
+        self._now, self._first = now, now()
         self._began = dict.fromkeys(specs, self._first)
         self._phases = {role: ("waiting to start", at) for role, at in self._began.items()}
+        self._plain = notice_settings().verbose and not has_panel()
+        """Every phase is a line of its own."""
+        self._heard = False
 
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the first engine began to start."""
-        return self._now() - self._first
-
-    def take(self, role: str, phase: str) -> None:
-        """The engine `role` is in this phase from now on."""
+    def phase(self, role: str, phase: str) -> None:
+        self._heard = True
         if self._phases[role][0] == READY:  # it died, and starts again
             self._began[role] = self._now()
         self._phases[role] = (phase, self._now())
+        say = print_notice if self._plain else log
+        say(f"engine {role}: {self.line(role)}")
 
-    def lines(self) -> list[tuple[str, str]]:
-        """The role of each engine, and what it does for how long."""
-        return [(role, self.line(role)) for role in self._phases]
+    def output(self, role: str, line: str) -> None:
+        say = print_notice if notice_settings().verbose else log
+        say(f"engine {role} | {line}")
 
     def line(self, role: str) -> str:
         """What the engine `role` does, and for how long."""
@@ -60,52 +59,34 @@ class Starts:
         """Engines that have been in one phase for so long and are not ready."""
         return [role for role, (phase, since) in self._phases.items() if phase != READY and self._now() - since >= seconds]
 
+    def say_late(self) -> None:
+        """Say which engines have been in one phase for long and are not ready."""
+        for role in self.late(SAY_AGAIN_S / 2):
+            print_notice(f"engine {role}: {self.line(role)}")
 
-class Shown(Listener):
-    """Displays what engines say: phases in the display or as lines, and where that was asked for what their processes print."""
+    def table(self) -> Table:
+        """A line for each engine, for a terminal."""
+        table = Table.grid(padding=(0, 1))
+        for role in self._phases:
+            table.add_row(Text(f"engine {role}:", "bold"), self.line(role))
+        return table
 
-    def __init__(self, starts: Starts, *, lines: bool) -> None:
-        """`lines`: every phase is a line of its own."""
-        self._starts, self.lines, self.verbose = starts, lines, notice_settings().verbose
-        self.heard = False
-        """True if an engine has said anything."""
-
-    def phase(self, role: str, phase: str) -> None:
-        self.heard = True
-        self._starts.take(role, phase)
-        say = print_notice if self.lines else log
-        say(f"engine {role}: {self._starts.line(role)}")
-
-    def output(self, role: str, line: str) -> None:
-        say = print_notice if notice_settings().verbose else log
-        say(f"engine {role} | {line}")
+    def end(self) -> None:
+        """All engines are open; one that starts again later is news."""
+        if self._heard:
+            print_notice(f"engines ready after {self._now() - self._first:.1f} s")
+        self._plain = not has_panel()
 
 
 @contextmanager
 def show_starts(specs: Mapping[str, EngineSpec]) -> Iterator[Listener]:
     """Display the engines of `specs` while they start; simulated ones, which start at once, say nothing."""
     starts = Starts(specs)
-    shown = Shown(starts, lines=notice_settings().verbose and not has_panel())
     if has_panel():
         console = PlainConsole(stderr=True)
-        with Live(get_renderable=lambda: _panel(starts), console=console, refresh_per_second=PER_SECOND, transient=True):
-            yield shown
+        with Live(get_renderable=starts.table, console=console, refresh_per_second=PER_SECOND, transient=True):
+            yield starts
     else:
-        with repeated(SAY_AGAIN_S, lambda: _say_late(starts)):
-            yield shown
-    if shown.heard:
-        print_notice(f"engines ready after {starts.elapsed_s:.1f} s")
-    shown.lines = not has_panel()  # an engine that starts again later is news
-
-
-def _panel(starts: Starts) -> Table:
-    table = Table.grid(padding=(0, 1))
-    for role, line in starts.lines():
-        table.add_row(Text(f"engine {role}:", "bold"), line)
-    return table
-
-
-def _say_late(starts: Starts) -> None:
-    """Say which engines have been in one phase for long and are not ready."""
-    for role in starts.late(SAY_AGAIN_S / 2):
-        print_notice(f"engine {role}: {starts.line(role)}")
+        with repeated(SAY_AGAIN_S, starts.say_late):
+            yield starts
+    starts.end()

@@ -2,8 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
@@ -109,32 +108,6 @@ def print_page(page: str | bytes) -> None:
     """Print text of several lines on stdout, control characters as `\\uXXXX`, which leaves JSON the same JSON."""
     text = page if isinstance(page, str) else page.decode()
     print(sanitize(text), end="" if text.endswith("\n") else "\n", flush=True)
-
-
-class Printed:
-    """True in `lost` if something could not be printed."""
-
-    lost = False
-
-    def exit_code(self, code: int) -> int:
-        """The exit code of a command that ends with `code` otherwise: 1 in place of 0 where its output is lost."""
-        return 1 if self.lost and code == 0 else code
-
-
-@contextmanager
-def printing(what: str) -> Iterator[Printed]:
-    """A body that prints `what`, which is also in files: if stdout cannot be written an error says so, and the command continues.
-
-    A reader that has gone (`| head`) wanted no more, and is no error.
-    """
-    printed = Printed()
-    try:
-        yield printed
-    except OSError as error:
-        if not isinstance(error, BrokenPipeError):
-            print_error(f"{what} could not be printed: {reason(error)}")
-            printed.lost = True
-        discard_stdout()
 
 
 def discard_stdout() -> None:

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from pipeline.engine import EngineStatistics
 from pipeline.errors import UsageError
-from pipeline.session.checks import drift
+from pipeline.session.prepare import drift
 from pipeline.store.check import check_chains
 from pipeline.store.folder import hold, hold_output
 from pipeline.store.read import read_batches

@@ -7,7 +7,8 @@ time, only when there is something to say about it.
 
 import math
 import re
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from itertools import chain
 from pathlib import Path
@@ -18,6 +19,8 @@ import yaml
 from pipeline.errors import GraphError, GraphErrors, reason
 from pipeline.files import open_file
 
+COMMENT_WIDTH = 118
+"""Characters of a comment in a file that is written here."""
 MAX_BYTES = 1 << 20
 """Largest graph or engines file."""
 MAX_NODES = 20_000
@@ -93,6 +96,14 @@ def written(value: Any) -> str:
     except yaml.YAMLError as error:
         raise TypeError(f"a value of type `{type(value).__name__}` cannot be written as YAML") from error
     return text.removesuffix("...\n").rstrip("\n")
+
+
+def engines_text(engines: Mapping[str, Mapping[str, Any]], head: Sequence[str]) -> str:
+    """An engines file with these fields by role, and `head` as its first comments."""
+    lines = [f"# {part}" for line in head for part in textwrap.wrap(line, COMMENT_WIDTH, break_on_hyphens=False)]
+    for role, fields in engines.items():
+        lines += [f"{role}:", *(f"  {name}: {written(value)}" for name, value in fields.items())]
+    return "\n".join(lines) + "\n"
 
 
 def setting(name: str, value: Any) -> str:

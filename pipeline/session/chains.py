@@ -3,7 +3,7 @@
 A run without a cluster has one of these, and every replica of a run on a cluster.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -22,7 +22,7 @@ from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.runtime.speculation.adaptive import Adaptive, Requests
-from pipeline.runtime.speculation.modes import ModeControl, ModeDecision
+from pipeline.runtime.speculation.modes import ModeControl
 from pipeline.session.observer import Tell
 from pipeline.session.prepare import RunSettings
 from pipeline.stages.base import Stage
@@ -58,35 +58,20 @@ async def suited(settings: RunSettings, engines: Mapping[str, Engine], tell: Tel
     """
     plan = settings.plan
     engines = {role: engines[role] for role in plan.engines}
-    said = (*_suitable(plan, engines), *doubts(engines))
-    for sentence in said:
-        tell(sentence)
-    builders = prompt_builders(plan, engines)
-    stages = build_stages(plan, builders, str(settings.options.graph))
-    return OpenEngines(engines=engines, builders=builders, stages=stages, notices=said)
-
-
-def doubts(engines: Mapping[str, Engine]) -> tuple[str, ...]:
-    """What the engines say of themselves that could not be found out, or is strange: see the fact `doubts`."""
-    stated: list[tuple[str, Any]] = [(role, engine.facts.get("doubts", ())) for role, engine in engines.items()]
-    return tuple(f"engine {role!r}: {sentence}" for role, sentences in stated for sentence in sentences)
-
-
-def _suitable(plan: Plan, engines: Mapping[str, Engine]) -> tuple[str, ...]:
-    """A notice for each need of the plan without which a run on these engines does its work, but not as well. Raises `GraphError` where
-    it would not, or where an engine is none."""
     for role, engine in engines.items():
         if (flaw := flaw_in_contract(Engine, engine)) is not None:
             raise GraphError(f"engine {role!r}", flaw)
     cannot = {role: cannot_of(engine) for role, engine in engines.items()}
     check_needs(plan, cannot)
-    return tuple(str(each.error) for each in unmet_needs(plan, cannot))
-
-
-def prompt_builders(plan: Plan, engines: Mapping[str, Engine]) -> dict[str, PromptBuilder]:
-    """The prompt builder of each role, and of each stage that has its own prompts, as `builder_key` names it. Raises `GraphError` for a
-    tokenizer or a chat template that fails."""
-    return builders_of(plan, {role: engine.tokenizer for role, engine in engines.items()})
+    # Without some needs a run does its work, but not as well; see also the fact `doubts`.
+    said = [str(each.error) for each in unmet_needs(plan, cannot)]
+    stated: list[tuple[str, Any]] = [(role, engine.facts.get("doubts", ())) for role, engine in engines.items()]
+    said += [f"engine {role!r}: {sentence}" for role, sentences in stated for sentence in sentences]
+    for sentence in said:
+        tell(sentence)
+    builders = builders_of(plan, {role: engine.tokenizer for role, engine in engines.items()})
+    stages = build_stages(plan, builders, str(settings.options.graph))
+    return OpenEngines(engines=engines, builders=builders, stages=stages, notices=tuple(said))
 
 
 def new_admission(settings: RunSettings, facts: Facts) -> Admission | None:
@@ -139,7 +124,18 @@ class Chains:
     @property
     def mode_changes(self) -> tuple[ModeChange, ...]:
         """The decisions so far about which chains are speculated."""
-        return () if self.control is None else _recorded_changes(self.control.changes, self._clock)
+        decided = () if self.control is None else self.control.changes
+        return tuple(
+            ModeChange(
+                unix_ns=self._clock.unix_ns(each.time),
+                what=each.what,
+                speculating=each.speculating,
+                live=each.live,
+                speculative=each.speculative,
+                direct=each.direct,
+            )
+            for each in decided
+        )
 
     @property
     def pauses(self) -> int | None:
@@ -170,18 +166,3 @@ def new_control(plan: Plan, engines: Mapping[str, Engine]) -> ModeControl | None
         return Requests(now.running, now.waiting)
 
     return Adaptive(written=lambda: target.statistics().written_tokens, requests=requests)
-
-
-def _recorded_changes(changes: Iterable[ModeDecision], clock: Clock) -> tuple[ModeChange, ...]:
-    """The decisions of a control as `run.json` holds them."""
-    return tuple(
-        ModeChange(
-            unix_ns=clock.unix_ns(change.time),
-            what=change.what,
-            speculating=change.speculating,
-            live=change.live,
-            speculative=change.speculative,
-            direct=change.direct,
-        )
-        for change in changes
-    )

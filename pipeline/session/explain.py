@@ -6,20 +6,15 @@ Nothing is written. What is said is what the grading code recorded: `grading.sta
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.errors import InputError, UsageError, did_you_mean
 from pipeline.grading.answers import as_kind, form_of, taken
 from pipeline.grading.grader import LIMIT_S, Grader
 from pipeline.grading.stated import WHOLE, stated_in
-from pipeline.session.regrade import NEEDED
-from pipeline.store.events import UNFINISHED
-from pipeline.store.read import has_table, read_batches
-
-MAX_KNOWN = 10_000
-"""Names of rows that are kept to suggest one of them."""
+from pipeline.store.query import Query
+from pipeline.store.read import has_table
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
@@ -46,6 +41,28 @@ class Explanation(Struct, frozen=True, kw_only=True):
     """What decided, or why nothing could."""
 
 
+CHAINS = """
+SELECT chain_id, stop_reason, finished, answer_text, answer, reference_answer AS reference, correct AS recorded, grader,
+       (SELECT string_agg(step_text, '' ORDER BY step_index) FROM steps WHERE steps.chain_id = chains.chain_id) AS thought
+FROM chains WHERE $row IN (chain_id, problem_id) ORDER BY sample_index
+"""
+"""The chains of a row, each with its thought."""
+
+
+class GradedChain(Struct, frozen=True):
+    """What `CHAINS` gives."""
+
+    chain_id: str
+    stop_reason: str
+    finished: bool
+    answer_text: str | None
+    answer: str | None
+    reference: str | None
+    recorded: bool | None
+    grader: str
+    thought: str | None
+
+
 def explanations(run: Path, row: str, limit_s: float = LIMIT_S) -> list[Explanation]:
     """How the verdicts on all samples of the problem `row` come about, or on the one chain of that name.
 
@@ -53,61 +70,53 @@ def explanations(run: Path, row: str, limit_s: float = LIMIT_S) -> list[Explanat
     """
     if not has_table(run, "chains"):
         raise InputError(str(run), "is not a run folder with finished chains; expected chains/part-*.parquet in it")
-    chains = _chains(run, row)
-    thoughts = _thoughts(run, {chain["chain_id"] for chain in chains})
+    with Query(run) as db:
+        found = db.rows(CHAINS, GradedChain, row=row)
+        if not found:
+            known = [name for (name,) in db.stream("SELECT DISTINCT problem_id FROM chains LIMIT 10_000")]
+            raise UsageError(f"{run}: no finished chain or problem {row!r}; {did_you_mean(row, known)}")
     with Grader(1, limit_s) as grader:
-        return [_explained(chain, thoughts.get(chain["chain_id"], ""), grader) for chain in chains]
+        return [_explained(chain, grader) for chain in found if chain.chain_id == row or all(each.chain_id != row for each in found)]
 
 
-def _chains(run: Path, row: str) -> list[dict[str, Any]]:
-    known: dict[str, None] = {}
-    found = []
-    for batch in read_batches(run, "chains", [*NEEDED, "problem_id", "answer_text"]):
-        for chain in batch.to_pylist():
-            if row in (chain["chain_id"], chain["problem_id"]):
-                found.append(chain)
-            elif len(known) < MAX_KNOWN:
-                known[chain["problem_id"]] = None
-    if not found:
-        raise UsageError(f"{run}: no finished chain or problem {row!r}; {did_you_mean(row, list(known))}")
-    return [chain for chain in found if chain["chain_id"] == row] or found
-
-
-def _thoughts(run: Path, chains: set[str]) -> dict[str, str]:
-    """The thoughts of these chains."""
-    steps: dict[str, list[str]] = {}
-    for batch in read_batches(run, "steps", ["chain_id", "step_text"]):
-        for step in batch.to_pylist():
-            if step["chain_id"] in chains:
-                steps.setdefault(step["chain_id"], []).append(step["step_text"] or "")
-    return {chain: "".join(texts) for chain, texts in steps.items()}
-
-
-def _explained(chain: dict[str, Any], thought: str, grader: Grader) -> Explanation:
-    answer, reference, kind = chain["answer"], chain["reference_answer"], as_kind(chain["grader"])
-    said = {"answer_text": chain["answer_text"], "answer": answer, "reference": reference, "kind": kind, "recorded": chain["correct"]}
-    if reference is None or chain["stop_reason"] in UNFINISHED:
-        why = "the problem has no reference answer" if reference is None else f"the chain did not finish: {chain['stop_reason']}"
-        return Explanation(chain_id=chain["chain_id"], verdict=None, answer_is=None, rule=why, **said)
-    if answer is None:
-        return Explanation(chain_id=chain["chain_id"], verdict=False, answer_is=None, rule="there is no answer", **said)
-    grade = grader.grade(kind, answer, reference)
+def _explained(chain: GradedChain, grader: Grader) -> Explanation:
+    kind = as_kind(chain.grader)
+    verdict, why = None, None
+    if chain.reference is None:
+        why = "the problem has no reference answer"
+    elif not chain.finished:
+        why = f"the chain did not finish: {chain.stop_reason}"
+    elif chain.answer is None:
+        verdict, why = False, "there is no answer"
+    found = Explanation(
+        chain_id=chain.chain_id,
+        verdict=verdict,
+        recorded=chain.recorded,
+        answer_text=chain.answer_text,
+        answer=chain.answer,
+        answer_is=None,
+        reference=chain.reference,
+        kind=kind,
+        rule=why or "nothing",
+    )
+    if why is not None:
+        return found
+    grade = grader.grade(kind, str(chain.answer), str(chain.reference))
     ruling = grade.ruling
-    return Explanation(
-        chain_id=chain["chain_id"],
+    return structs.replace(
+        found,
         verdict=grade.correct,
-        answer_is="; ".join(_found(chain, thought, kind)),
+        answer_is="; ".join(_found(chain, kind)),
         normal_answer=ruling.answer if ruling else None,
         normal_reference=ruling.reference if ruling else None,
         rule=grade.why or (ruling.rule if ruling else "nothing"),
-        **said,
     )
 
 
-def _found(chain: dict[str, Any], thought: str, kind: str) -> Iterator[str]:
+def _found(chain: GradedChain, kind: str) -> Iterator[str]:
     """Where the recorded answer is in the texts of the chain, and which part of it is compared."""
-    answer = chain["answer"]
-    stated = stated_in(chain["answer_text"] or "", thought, form_of(kind, chain["reference_answer"]))
+    answer = str(chain.answer)
+    stated = stated_in(chain.answer_text or "", chain.thought or "", form_of(kind, str(chain.reference)))
     if stated is not None and stated.text == answer:
         yield stated.how
     else:

@@ -83,6 +83,7 @@ class Stop:
         """True if `abort` was called."""
         self._drain: Callable[[], None] | None = None
         self._scope: anyio.CancelScope | None = None
+        self._over = False
 
     def drain(self) -> bool:
         """Let the run start no more chains; False where it has not begun to start any, so that there is nothing to wait for."""
@@ -92,10 +93,14 @@ class Stop:
         return True
 
     def abort(self) -> None:
-        """Cancel the body of the innermost `guard`, and of every `guard` that is entered later."""
+        """Cancel the body of the innermost `guard`, and of every `guard` that is entered later; nothing where the run is over."""
         self.aborted = True
-        if self._scope is not None:
+        if self._scope is not None and not self._over:
             self._scope.cancel()
+
+    def over(self) -> None:
+        """The run has ended: its result is not lost by an `abort` while its engines close."""
+        self._over = True
 
     def drained_by(self, drain: Callable[[], None]) -> None:
         """Set the function that `drain` calls, which makes the run start no more chains."""

@@ -60,18 +60,10 @@ class About(Struct, frozen=True, kw_only=True):
     """The least and the greatest value."""
 
 
-def about(
-    help_: str,
-    group: str,
-    metavar: str = "",
-    *,
-    drift: Drift | None = None,
-    recorded: bool = True,
-    bounds: tuple[float, float] | None = None,
-) -> Meta:
-    """The annotation of an option."""
-    known = About(help=help_, group=group, metavar=metavar, drift=drift, recorded=recorded, bounds=bounds)
-    low, high = bounds or (None, None)
+def about(help_: str, group: str, metavar: str = "", **more: Any) -> Meta:
+    """The annotation of an option; `more` are further fields of `About`."""
+    known = About(help=help_, group=group, metavar=metavar, **more)
+    low, high = known.bounds or (None, None)
     return Meta(extra={"about": known}, ge=low, le=high)
 
 

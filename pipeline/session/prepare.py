@@ -4,40 +4,50 @@ The folder is held before anything else about the run is checked, so that two pr
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field, structs
 
 from pipeline.data.many_files import files_of, open_files
 from pipeline.data.problems import Fingerprint, Problems
 from pipeline.data.rows import Flaw
 from pipeline.engines.registry import virtual_time
-from pipeline.engines.replay.recording import bindings
-from pipeline.errors import InputError
-from pipeline.files import is_draft
+from pipeline.engines.replay.recording import as_recorded, bindings, read_recording
+from pipeline.engines.replay.spec import ReplaySpec
+from pipeline.engines.sim.lengths_file import with_lengths
+from pipeline.engines.sim.spec import SimSpec
+from pipeline.errors import GraphError, InputError, UsageError
 from pipeline.grading.plugins import graders_of_this_process, takes_problem
 from pipeline.graph.compiler import compile_graph
 from pipeline.graph.loader import load_graph
-from pipeline.graph.plan import Plan
+from pipeline.graph.plan import Plan, StageNode, settings_of
 from pipeline.graph.plugins import engine_specs, registered_alone, stage_specs
-from pipeline.graph.spec import GraphSpec
+from pipeline.graph.spec import EngineSpec, GraphSpec
 from pipeline.runtime.admission.feed import InputFeed
+from pipeline.runtime.admission.order import InputOrder, IsOver, LongestFirst, StartOrder
 from pipeline.runtime.resume_state import ResumeState
-from pipeline.session.checks import Thoughts, check_drift, check_replay, check_replicas, earlier_thoughts, resolved, start_order
-from pipeline.session.notices import strange_problems, with_thoughts
-from pipeline.session.options import RunOptions, check_functions, check_resume, recorded_options
+from pipeline.session.notices import strange_problems
+from pipeline.session.options import ABOUT, LONGEST, MAY_DRIFT, RunOptions, check_functions, check_resume, recorded_options
 from pipeline.session.resume import forget_mismatched, read_resume_state
 from pipeline.store.check import check_chains
-from pipeline.store.folder import BEFORE_A_RUN, LOCK, hold, hold_default, hold_output
+from pipeline.store.folder import hold_default, hold_output
 from pipeline.store.kept_problems import kept_problems
+from pipeline.store.query import Query
 from pipeline.store.run_file import FILE, RunFile, RunInput, Session, host, versions
 from pipeline.store.run_store import RunStore, new_folder_id
 from pipeline.text import storable
 
 RUNS = Path("runs")
 """Where run folders are made that the user does not name."""
+
+
+Thoughts = Mapping[str, Sequence[int]]
+"""Tokens of the finished thoughts of an earlier run, by `problem_id`."""
+_LOADED = ("vllm", "torch")
+"""Backends whose engines were chosen for the GPUs of this machine."""
 
 
 class RunSettings(Struct, frozen=True, kw_only=True):
@@ -72,7 +82,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     remarks: tuple[str, ...] = ()
     """Notices for the user about the input, and what was found in the folder."""
     nothing_to_do: bool = False
-    """The run is to be resumed and is finished already; then its folder is not held."""
+    """The run is to be resumed and is finished already."""
 
     @property
     def chains(self) -> int:
@@ -122,8 +132,44 @@ def load_plan(graph: Path, engines: Path | Mapping[str, Any] | None = None, sett
 
 
 def compiled(spec: GraphSpec, where: str) -> Plan:
-    """The plan of a graph, whose file is `where`, with all that its engines take from recorded runs and files; raises `UsageError`."""
-    return with_thoughts(resolved(compile_graph(spec, where)))
+    """The plan of a graph, whose file is `where`, with all that its engines take from recorded runs and files.
+
+    Raises `GraphError` also for an adapter that a recorded engine did not have, and for simulated engines that disagree on the number of
+    steps of a thought.
+    """
+    plan = compile_graph(spec, where)
+    for stage in plan.stages():
+        engine = plan.engines.get(stage.spec.role or "")
+        if isinstance(engine, ReplaySpec) and stage.spec.adapter is not None:
+            _check_adapter(stage, engine)
+    plan = structs.replace(plan, engines={role: _filled(role, engine) for role, engine in plan.engines.items()})
+    _check_steps({role: engine for role, engine in plan.engines.items() if isinstance(engine, SimSpec)})
+    return plan
+
+
+def _filled(role: str, engine: EngineSpec) -> EngineSpec:
+    """A spec with the values of its recorded run, or the lengths in its files."""
+    if isinstance(engine, ReplaySpec):
+        return as_recorded(role, engine)
+    return with_lengths(role, engine) if isinstance(engine, SimSpec) else engine
+
+
+def _check_adapter(stage: StageNode, engine: ReplaySpec) -> None:
+    role, adapter = str(stage.spec.role), stage.spec.adapter
+    known = tuple(settings_of(read_recording(engine.run).engine(role)).get("adapters") or ())
+    if adapter not in known:
+        there = f"it had {', '.join(map(repr, known))}" if known else "it had none"
+        what = f"asks for the adapter {adapter!r} of `{role}`, which run {engine.run} did not have; {there}"
+        raise GraphError(f"stage `{stage.name}`", what)
+
+
+def _check_steps(engines: Mapping[str, SimSpec]) -> None:
+    """Raise `GraphError` where lengths are measured ones and two engines have other numbers of steps."""
+    first = next((role for role, spec in engines.items() if spec.text.measured), None)
+    for role, spec in engines.items():
+        if first is not None and spec.text.distribution("steps") != engines[first].text.distribution("steps"):
+            what = f"its thoughts differ in numbers of steps from those of {role!r}, which continues them"
+            raise GraphError(f"engine {first!r}: text", f"{what}; give both the same `preset`, or `lengths` with the same `steps`")
 
 
 @contextmanager
@@ -218,47 +264,20 @@ def _taken_up(run: Prepared, folder: Path, old: RunFile) -> Prepared:
 
 @contextmanager
 def _held(options: RunOptions, name: str, *, on_disk: bool) -> Iterator[tuple[Path | None, RunFile | None]]:
-    """The folder of a run, and the `run.json` of the run in it that is to be resumed. One that is over is not held."""
-    folder = options.output
-    if folder is None:
-        if not on_disk:
-            yield None, None
-            return
-        with hold_default(RUNS, name) as made:
+    """The folder of a run, held until the end, and the `run.json` of the run in it that is to be resumed."""
+    if options.output is None:
+        with hold_default(RUNS, name) if on_disk else nullcontext() as made:
             yield made, None
         return
-    there = options.resume and (folder / FILE).is_file()
-    if there and (old := _old_run(folder)) is not None and is_over(old, options):
-        yield folder, old
-        return
-    _remove_drafts(folder)
-    with hold_output(folder, FILE, resume=options.resume):
-        yield folder, _old_run(folder) if (folder / FILE).is_file() else None
-
-
-def _remove_drafts(folder: Path) -> None:
-    """Remove the drafts in `folder` where a process was killed before its run had begun, so that one can begin there.
-
-    Raises `UsageError` where another process is at work in it.
-    """
-
-    def drafts() -> list[Path]:
-        found = list(folder.iterdir()) if (folder / LOCK).is_file() else []
-        left = [path for path in found if is_draft(path)]
-        return left if {path.name for path in found} - {path.name for path in left} <= BEFORE_A_RUN else []
-
-    with suppress(OSError):
-        if drafts():
-            with hold(folder):
-                for draft in drafts():
-                    draft.unlink(missing_ok=True)
+    with hold_output(options.output, FILE, resume=options.resume):
+        yield options.output, _old_run(options.output)
 
 
 def _old_run(folder: Path) -> RunFile | None:
-    """The `run.json` of the run to resume in `folder`; None where the process was killed while its engines were being opened, so that there
-    is nothing to resume from. Raises `InputError`."""
-    old = RunFile.read(folder)
-    return None if old.status == "starting" else old
+    """The `run.json` of the run to resume in `folder`; None where there is none, or the process was killed while its engines were being
+    opened, so that there is nothing to resume from. Raises `InputError`."""
+    old = RunFile.read(folder) if (folder / FILE).is_file() else None
+    return None if old is None or old.status == "starting" else old
 
 
 def is_over(old: RunFile, options: RunOptions) -> bool:
@@ -323,3 +342,113 @@ def _ended_sessions(old: RunFile, last_ns: int | None) -> tuple[Session, ...]:
         ended = max(last.started_unix_ns, last_ns or 0)
         last = structs.replace(last, status="killed", ended_unix_ns=ended, wall_time_s=(ended - last.started_unix_ns) / 1e9)
     return (*before, last)
+
+
+def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]) -> None:
+    """Raise `UsageError` that names everything in which `new` differs from `old`, except differences of the `allowed` names."""
+    as_read = RunFile.decode(msgspec.json.decode(new.encode()))
+    found = {name: list(differences) for name, differences in drift(old, as_read).items()}
+    refused = [each for name, differences in found.items() if name not in allowed for each in differences]
+    if not refused:
+        return
+    may = [name for name, differences in found.items() if differences and name in MAY_DRIFT and name not in allowed]
+    remedy = f"add {' '.join(f'--allow-drift {name}' for name in may)}, or start a new run" if may else "start a new run"
+    raise UsageError(f"{folder}: cannot be resumed: {'; '.join(refused)}; {remedy}")
+
+
+def drift(old: RunFile, new: RunFile) -> dict[str, Iterator[str]]:
+    """Differences between two runs, as clauses, by the name under which they may be allowed or are refused."""
+    same_params = old.plan.params == new.plan.params
+    same_graph = (old.plan.block, old.plan.prompts) == (new.plan.block, new.plan.prompts)
+    own = (name for name, known in ABOUT.items() if known.drift is not None)
+    return {
+        # A bundled graph may have got a param since; where stages and prompts are the same that makes no difference.
+        "params": iter(()) if same_graph else _changes("param ", old.plan.params, new.plan.params),
+        "graph": iter(["the graph has changed"] if same_params and not same_graph else []),
+        "model": _model_changes(old.engines, new.engines),
+        "engines": _engine_changes(old.engines, new.engines),
+        "input": _changes("input ", _input(old), _input(new)),
+        **{name: _changes("", *({name: side.options.get(name)} for side in (old, new))) for name in own},
+    }
+
+
+def _input(run: RunFile) -> dict[str, Any]:
+    return {"sha256": run.input.sha256, "columns": run.input.columns, "sample": run.input.sample}
+
+
+def _model_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """Changed models, which are always refused: recorded token ids would mean another text."""
+    for role in old.keys() & new.keys():
+        yield from _changes(f"engines.{role}.", *({"model": side[role].get("model")} for side in (old, new)))
+
+
+def _engine_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for role in sorted(old.keys() | new.keys()):
+        sides = ({name: value for name, value in side.get(role, {}).items() if name != "model"} for side in (old, new))
+        yield from _changes(f"engines.{role}.", *sides)
+
+
+def _changes(article: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            yield f"{article}{name} is {new.get(name)}, was {old.get(name)}"
+
+
+def check_replay(plan: Plan, options: RunOptions, fingerprint: Fingerprint) -> None:
+    """Raise `UsageError` where seed, columns, problems, samples or limit ask for what the recorded run was not asked."""
+    for run in dict.fromkeys(spec.run for spec in plan.engines.values() if isinstance(spec, ReplaySpec)):
+        if needed := next(needs(read_recording(run).file, options, fingerprint), None):
+            raise UsageError(f"replay of {run} needs {needed}")
+
+
+def needs(recording: RunFile, options: RunOptions, fingerprint: Fingerprint) -> Iterator[str]:
+    """What a run needs so that it asks for nothing but what the recorded run was asked, as clauses."""
+    then = recording.input
+    if options.seed != recording.seed:
+        yield f"--seed {recording.seed}"
+    if options.columns != then.columns:
+        columns = " ".join(f"--column {ours}={theirs}" for ours, theirs in then.columns.items())
+        yield columns or f"no --column: it was recorded without {', '.join(options.columns)}"
+    if fingerprint.sha256 != then.sha256:
+        yield f"the recorded problems, {then.file} (SHA-256 {then.sha256[:12]}...); {options.input} has different ones"
+    if options.samples > recording.samples:
+        yield f"--samples {recording.samples} or less"
+    asked = options.part
+    if then.shard is not None and asked.shard != then.shard:
+        yield f"--shard {then.shard}"
+    if then.sample is not None and not (asked.sample is not None and then.sample.holds(asked.sample)):
+        yield f"--random {then.sample}"
+    elif then.limit is not None and asked.sample is not None:
+        yield f"--limit {then.rows} or less, and no --random"
+    elif fingerprint.rows > then.rows:
+        yield f"--limit {then.rows} or less"
+
+
+def earlier_thoughts(order: str) -> Thoughts:
+    """The thoughts of the run that `order` names, empty where it names none; raises `UsageError` for what is no order and where the run has
+    none, `InputError` where its chains cannot be read."""
+    word, colon, run = order.partition(":")
+    if word not in ("input", LONGEST) or bool(colon) != bool(run) or (run and word != LONGEST):
+        raise UsageError(f"--order {order}: expected input, {LONGEST}, or {LONGEST}:RUN with the folder of an earlier run")
+    if not run:
+        return {}
+    with Query(Path(run)) as db:
+        found = dict(db.stream("SELECT problem_id, list(thought_tokens) FROM chains WHERE finished GROUP BY problem_id"))
+    if not found:
+        raise UsageError(f"--order {order}: there is no finished chain in {run}; name the folder of a run that has some")
+    return found
+
+
+def start_order(order: str, samples: int, is_over: IsOver, earlier: Thoughts) -> StartOrder:
+    """What decides which chain begins next; `earlier` are the `earlier_thoughts` of `order`."""
+    return InputOrder(samples, is_over) if order == "input" else LongestFirst(samples, is_over, earlier)
+
+
+def check_replicas(options: RunOptions) -> None:
+    """Raise `UsageError` if options need all chains in one process, or engines on this machine."""
+    if options.schedule == "lockstep":
+        raise UsageError("--schedule lockstep cannot be combined with --cluster: it synchronises all chains in one process; use pipelined")
+    if any(fields.get("backend") in _LOADED for fields in options.planned_engines.values()):
+        what = "chooses engines for the GPUs of this machine, but replicas run on others"
+        write = "pipeline doctor GRAPH --as 4xH100-80GB --model ... -o engines.yaml"
+        raise UsageError(f"--model: {what}; write an engines file with `{write}` and pass it with --engines")

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -45,6 +45,7 @@ from pipeline.store.run_file import ModeChange, Replica, RunFile, Session, Statu
 from pipeline.store.run_store import RunStore
 from pipeline.system.tasks import unwrapped
 
+T = TypeVar("T")
 Solve = Callable[..., Awaitable["SessionResult"]]
 """What has the signature of `solve`, and carries a session out in the running event loop as that does."""
 MAX_CHANGES = 1000
@@ -182,10 +183,9 @@ async def solve(run: Prepared, observer: Observer, stop: Stop | None = None, *, 
     return await attended(opened, stop or Stop(), attend)
 
 
-async def attended(main: Callable[[Stop], Awaitable[SessionResult]], stop: Stop, attend: Attend | None) -> SessionResult:
-    """The result of `main`, which `stop` may end; `attend` runs alongside it. Raises `Interrupted` where it was ended before a chain
-    could start."""
-    result = None
+async def attended(main: Callable[[Stop], Awaitable[T]], stop: Stop, attend: Attend | None) -> T:
+    """The result of `main`, which `stop` may end; `attend` runs alongside it. Raises `Interrupted` where `main` was ended without one."""
+    result: T | None = None
     with unwrapped():
         async with anyio.create_task_group() as tasks:
             if attend is not None:
@@ -300,6 +300,7 @@ async def execute(run: Prepared, site: Site, observer: Observer, stop: Stop) -> 
             record.write(run.folder)
     if work is None:
         raise Interrupted
+    stop.over()
     assert error is None or isinstance(error, PipelineError)
     progress, share = work.progress, run.options.fail_on_error
     return SessionResult(folder=run.folder, run=record, done=progress.done, failed=progress.failed, error=error, fail_on_error=share)

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from filelock import FileLock, Timeout
 
 from pipeline.errors import RunFolderError, UsageError, reason
-from pipeline.files import NotRegular, check_own, open_regular
+from pipeline.files import NotRegular, check_own, is_draft, open_regular
 from pipeline.store.wal import lock_file
 
 LOCK = "run.lock"
@@ -103,9 +103,10 @@ def _check_output(folder: Path, card: str, resume: bool) -> None:
 
 
 def _found(folder: Path) -> set[str]:
-    """The names in `folder`, by one look, as other processes make and remove it; of a file its own, of what is missing none."""
+    """The names in `folder`, by one look, as other processes make and remove it, without drafts, which a killed process leaves; of a file
+    its own, of what is missing none."""
     try:
-        return {entry.name for entry in os.scandir(folder)}
+        return {entry.name for entry in os.scandir(folder) if not is_draft(entry)}
     except FileNotFoundError:
         return set()
     except NotADirectoryError:

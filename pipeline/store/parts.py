@@ -170,12 +170,14 @@ def readable(file: Path) -> Iterator[None]:
     """Turn errors of reading `file` into an `InputError`."""
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except OSError as error:
         raise InputError(str(file), f"cannot be read: {reason(error)}") from error
+    except pa.ArrowException as error:
+        raise InputError(str(file), f"cannot be read: {reason(error)}; {REMEDY}") from error
     except UnicodeEncodeError as error:
         raise InputError(str(file), "cannot be read: its path is not UTF-8; rename the folder") from error
     except UnicodeDecodeError as error:
-        raise InputError(str(file), "cannot be read: it is damaged, the names of its columns are not UTF-8") from error
+        raise InputError(str(file), f"cannot be read: it is damaged, the names of its columns are not UTF-8; {REMEDY}") from error
 
 
 def part_rows(part: Path) -> int:

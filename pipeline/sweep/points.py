@@ -13,10 +13,9 @@ from pipeline.data.many_files import open_files
 from pipeline.data.problems import Fingerprint, Problems
 from pipeline.engine import Engine, PrefixCacheReset
 from pipeline.errors import UsageError
-from pipeline.session.checks import Thoughts, check_replay, earlier_thoughts
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
-from pipeline.session.prepare import Prepared, prepare
+from pipeline.session.prepare import Prepared, Thoughts, check_replay, earlier_thoughts, prepare
 from pipeline.session.run import opened_engines, solve_on
 from pipeline.store.folder import hold
 from pipeline.store.run_file import RunFile

@@ -14,10 +14,9 @@ from contextlib import ExitStack
 from functools import partial
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
-from typing import Any
 
 import anyio
-from msgspec import Struct, structs
+from msgspec import structs
 
 from pipeline.analysis.points import Point
 from pipeline.data.many_files import open_files
@@ -31,20 +30,6 @@ _sweeps: list[PreparedSweep] = []
 """The sweep of this process, if it runs points."""
 
 
-class PointFailure(Struct, frozen=True):
-    """An error that ended a point in its process, as it travels from there: its class may want other arguments than `args`."""
-
-    kind: type[PipelineError]
-    args: tuple[Any, ...]
-    state: dict[str, Any]
-
-    def error(self) -> PipelineError:
-        """The error itself."""
-        error = self.kind.__new__(self.kind, *self.args)
-        error.__dict__.update(self.state)
-        return error
-
-
 async def run_side_by_side(prepared: PreparedSweep, points: Sequence[PlannedPoint], processes: int, keep: Keep) -> None:
     """Run `points` in `processes` processes and `keep` each.
 
@@ -52,22 +37,20 @@ async def run_side_by_side(prepared: PreparedSweep, points: Sequence[PlannedPoin
     """
     before, errors = set(active_children()), dict[int, PipelineError]()
     pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (prepared,))
-    waiting = [pool.submit(_outcome, planned) for planned in points]
+    waiting = [pool.submit(_point, planned) for planned in points]
 
     async def take(place: int, planned: PlannedPoint) -> None:
         try:
-            found = await asyncio.wrap_future(waiting[place])
+            keep(planned, await asyncio.wrap_future(waiting[place]))
+            return
         except asyncio.CancelledError:
             if not waiting[place].cancelled():
                 raise
             return
         except BrokenProcessPool:
             errors[place] = RunError(f"a process is gone, at the point {planned.name} or one beside it; --workers 1 needs none")
-        else:
-            if isinstance(found, Point):
-                keep(planned, found)
-                return
-            errors[place] = found.error()
+        except PipelineError as error:
+            errors[place] = error
         for each in waiting:
             each.cancel()
 
@@ -103,14 +86,11 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _outcome(planned: PlannedPoint) -> Point | PointFailure:
-    """Run one point, whose engines are simulated, in a process of the pool; the point, or why there is none."""
+def _point(planned: PlannedPoint) -> Point:
+    """Run one point, whose engines are simulated, in a process of the pool."""
+    if not _sweeps:
+        raise InputChanged(planned.name, "the input has changed since the sweep began")
     found: list[Point] = []
-    try:
-        if not _sweeps:
-            raise InputChanged(planned.name, "the input has changed since the sweep began")
-        runner = SweepRunner(_sweeps[0], Observer(), lambda planned, point: found.append(point))
-        in_loop(partial(runner.run, [planned]), virtual=True)
-    except PipelineError as error:
-        return PointFailure(type(error), error.args, error.__dict__)
+    runner = SweepRunner(_sweeps[0], Observer(), lambda planned, point: found.append(point))
+    in_loop(partial(runner.run, [planned]), virtual=True)
     return found[0]

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 import msgspec
 from msgspec import Struct
 
@@ -23,14 +22,13 @@ from pipeline.graph.spec import EngineSpec
 from pipeline.session.loop import Stop, in_loop
 from pipeline.session.notices import gpu_notices, notices
 from pipeline.session.observer import Attend, Observer
-from pipeline.session.run import failed_too_often
+from pipeline.session.run import attended, failed_too_often
 from pipeline.store.folder import hold_default, hold_output
 from pipeline.store.run_file import Host, host, versions
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepSystem, parts
 from pipeline.sweep.points import PreparedSweep, SweepRunner, prepare_sweep
 from pipeline.sweep.side_by_side import run_side_by_side
 from pipeline.sweep.systems import baselines, read_systems, unequal_rules
-from pipeline.system.tasks import unwrapped
 
 POINTS, SWEEP = "points.parquet", "sweep.json"
 
@@ -130,26 +128,22 @@ def run_missing(prepared: PreparedSweep, finished: "FinishedPoints", observer: O
     missing = [each for each in prepared.planned_points if each.name not in finished.points]
     processes = min(prepared.processes, len(missing))
     if processes > 1:
-        in_loop(partial(attended, attend, partial(run_side_by_side, prepared, missing, processes, finished.add)), virtual=False)
+        _carried_out(partial(run_side_by_side, prepared, missing, processes, finished.add), attend, virtual=False)
         return
     runner = SweepRunner(prepared, observer, finished.add)
     # Each point on simulated engines has engines and a clock of its own, so that it does not depend on the order.
     for part in [[each] for each in missing] if prepared.virtual_time else parts(missing):
-        in_loop(partial(attended, attend, partial(runner.run, part)), virtual=prepared.virtual_time)
+        _carried_out(partial(runner.run, part), attend, virtual=prepared.virtual_time)
 
 
-async def attended(attend: Attend | None, body: Callable[[], Awaitable[None]]) -> None:
-    """Carry out `body` with `attend` alongside it; raises its `PipelineError`, or `Interrupted` where `attend` aborted it."""
-    stop = Stop()
-    with unwrapped():
-        async with anyio.create_task_group() as tasks:
-            if attend is not None:
-                await tasks.start(attend, stop)
-            with stop.guard():
-                await body()
-            tasks.cancel_scope.cancel()
-    if stop.aborted:
-        raise Interrupted
+def _carried_out(work: Callable[[], Awaitable[None]], attend: Attend | None, *, virtual: bool) -> None:
+    """Carry out `work` in an event loop with `attend` alongside it; raises its `PipelineError`, or `Interrupted` where that ended it."""
+
+    async def whole(stop: Stop) -> bool:
+        await work()
+        return True
+
+    in_loop(partial(attended, whole, Stop(), attend), virtual=virtual)
 
 
 @contextmanager

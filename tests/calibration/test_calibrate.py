@@ -20,7 +20,6 @@ from pipeline.calibration.recorded import (
     TimedCall,
     accuracy_for,
     durations,
-    moments,
     read_calls,
     read_lengths,
     text_of,
@@ -192,13 +191,6 @@ def test_an_accuracy_gives_the_acceptance_that_it_is_for() -> None:
         assert wrong == pytest.approx(0.1, abs=1e-5)
     assert accuracy_for(1.0, 5) == 1.0
     assert accuracy_for(0.0, 5) == 0.0
-
-
-def test_moments_are_of_what_is_positive() -> None:
-    found = moments([0, 1, 1, 1])
-    assert found is not None
-    assert (found.mean, found.sigma) == (1.0, 0.0)
-    assert moments([0]) is None
 
 
 def test_runs_of_other_engines_are_refused(recorded: list[Path], tmp_path: Path) -> None:

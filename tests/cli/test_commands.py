@@ -39,11 +39,6 @@ def test_the_root_help_has_every_command_in_its_group() -> None:
     assert any("pipeline run speccot" in line for line in lines)
 
 
-def test_no_summary_of_a_command_is_cut() -> None:
-    for words in ((), ("graph",), ("runs",), ("train",)):
-        assert "..." not in pipeline(*words, "--help").stdout.replace("prompts, ...", "").replace("COMMAND [ARGS]...", "")
-
-
 @pytest.mark.slow
 def test_short_options_are_the_same_everywhere() -> None:
     for path, command in inner(cli, ""):
@@ -102,20 +97,6 @@ def test_a_variable_that_sets_nothing_is_named(monkeypatch: pytest.MonkeyPatch, 
     assert first.startswith(f"PIPELINE_{name} sets nothing: ")
     assert said in first
     assert "ELSEWHERE" not in first
-
-
-@pytest.mark.slow
-def test_every_option_has_a_variable_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    for path, command in inner(cli, ""):
-        context = click.Context(command, auto_envvar_prefix="X")
-        names = set()
-        for param in command.params:
-            if isinstance(param, Option):
-                name = f"X_{param.long_name[2:].replace('-', '_').upper()}"
-                monkeypatch.setenv(name, "1")
-                assert param.resolve_envvar_value(context) == "1", path
-                assert name not in names, path
-                names.add(name)
 
 
 @pytest.mark.slow

@@ -38,9 +38,8 @@ def test_debug_shows_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", ["MemoryError()", "ExceptionGroup('g', [MemoryError()])", "ImportError('x.so: failed to map segment')"])
-def test_want_of_memory_is_no_defect(tmp_path: Path, error: str) -> None:
-    done = failing(error, tmp_path)
+def test_want_of_memory_is_no_defect(tmp_path: Path) -> None:
+    done = failing("ExceptionGroup('g', [MemoryError()])", tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("error: out of memory; ")
     assert list(tmp_path.iterdir()) == []

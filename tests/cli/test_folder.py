@@ -69,9 +69,3 @@ def test_an_unsound_folder_is_said_to_be_so_and_refused(source: Path, run: Path)
     for command in (*readers, ("resume",)):
         refused = pipeline(*command, run)
         assert (refused.returncode, refused.stderr) == (2, f"error: {says}\n"), command
-
-
-def test_without_run_json_nothing_is_sound(run: Path) -> None:
-    (run / "run.json").unlink()
-    done = pipeline("runs", "check", run)
-    assert (done.returncode, f"wrong: {run}/run.json: cannot be read: no such file or directory" in done.stdout) == (1, True)

@@ -4,7 +4,6 @@ import json
 import shutil
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -20,35 +19,6 @@ def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("input") / "problems.csv"
     path.write_text("question,id\nWhat is 1 + 1?,a\nWhat is 2 + 2?,b\n")
     return path
-
-
-def bad_inputs(folder: Path) -> dict[str, tuple[bytes, str]]:
-    table = pa.table({"problem": ["one", "two"]})
-    pq.write_table(table, folder / "whole.parquet")
-    whole = (folder / "whole.parquet").read_bytes()
-    return {
-        "empty.csv": (b"", "holds no rows"),
-        "header-only.csv": (b"problem,answer\n", "holds no rows"),
-        "no-column.csv": (b"question,answer\nWhat?,1\n", "no column `problem`; it has `question`, `answer`; pass --column problem=NAME"),
-        "truncated.parquet": (whole[:-20], "not a complete Parquet file"),
-        "twice.jsonl": (b'{"problem_id": "a", "problem": "x"}\n' * 2, "row 2: problem_id 'a' is taken by row 1 already"),
-        "utf16.jsonl": ('{"problem": "x"}\n'.encode("utf-16-le"), "not UTF-8"),
-        "unknown.xlsx": (b"PK", "unknown file type `.xlsx`"),
-    }
-
-
-@pytest.mark.parametrize(
-    "name", ["empty.csv", "header-only.csv", "no-column.csv", "truncated.parquet", "twice.jsonl", "utf16.jsonl", "unknown.xlsx"]
-)
-def test_a_bad_input_file_is_one_sentence_and_exit_code_2(tmp_path: Path, name: str) -> None:
-    content, expected = bad_inputs(tmp_path)[name]
-    (tmp_path / name).write_bytes(content)
-    done = pipeline("run", SPECCOT, "--engines", SIM, "--input", tmp_path / name, "--output", tmp_path / "out")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: {tmp_path / name}")
-    assert expected in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_prints_its_summary_and_where_the_answers_are(tmp_path: Path, problems: Path) -> None:
@@ -96,15 +66,6 @@ def test_why_chains_failed_is_printed(tmp_path: Path, problems: Path) -> None:
     assert "/[bold]\n" in done.stdout
 
 
-@pytest.mark.slow
-def test_a_failed_chain_is_exit_code_3(tmp_path: Path) -> None:
-    path = tmp_path / "some.jsonl"
-    path.write_text('{"problem": "What is 1 + 1?"}\n{oops\n')
-    done = spawned("run", SPECCOT, "--engines", SIM, "--input", path, "--output", tmp_path / "out")
-    assert done.returncode == 3
-    assert "1 of 2 chains: 1 BadRow; for example: " in done.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -116,6 +77,7 @@ def test_a_failed_chain_is_exit_code_3(tmp_path: Path) -> None:
         (("run", SPECCOT, "--input", "x", "--column", "question=problem"), "a problem has no field `question`"),
         (("run", "graphs/none.yaml", "--input", "x"), "graphs/none.yaml: cannot be read: no such file"),
         (("run", SPECCOT, "--input", "none.csv"), "none.csv: no such file"),
+        (("run", SPECCOT, "--input", "README.md"), "error: README.md: unknown file type `.md`"),
         (("run", SPECCOT, "--input", "README.md", "--set", "candidate=3"), "did you mean `candidates`?"),
         (("graph", "check", "tests/bad_graphs/cycle.yaml"), "draft -> fallback -> verify -> draft"),
         (("solve",), "error: pipeline: no command `solve`; 19 known, such as "),
@@ -138,16 +100,11 @@ def test_a_process_ends_with_the_exit_code_of_its_command() -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
-def test_debug_shows_the_traceback() -> None:
-    assert "Traceback" in spawned("graph", "check", "tests/bad_graphs/cycle.yaml", "--debug").stderr
-
-
 def test_check_prints_the_plan_as_text_and_as_json() -> None:
     done = pipeline("graph", "check", SPECCOT)
     assert done.returncode == 0
-    assert "reason: repeat until thought_closed, max_steps, token_budget" in done.stdout
-    assert "fallback: generate by target when verify rejected" in done.stdout
+    assert done.stdout.startswith(f"{SPECCOT}: OK\nspeccot, digest ")
+    assert "↻ reason: repeat" in done.stdout
     assert json.loads(pipeline("graph", "check", SPECCOT, "--json").stdout)["name"] == "speccot"
 
 

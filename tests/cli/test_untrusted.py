@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -38,13 +37,6 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_summary_in_json_stays_the_same_json(hostile: Path, tmp_path: Path) -> None:
-    (tmp_path / "p.jsonl").write_bytes(b'{"problem": "1 + 1?"}\n{"problem": 5}\n')
-    out = tmp_path / "\x9b2J\u202e"
-    done = command("run", TARGET, "--engines", SIM, "--input", tmp_path / "p.jsonl", "--output", out, "--json")
-    assert json.loads(done.stdout)["run"] == out.name
-
-
 @pytest.mark.parametrize("form", ["markdown", "csv", "json"])
 def test_comparing_prints_names_of_folders_as_text(hostile: Path, tmp_path: Path, form: str) -> None:
     done = command("compare", hostile)
@@ -67,24 +59,6 @@ def test_the_progress_of_grading_shows_names_as_text(monkeypatch: pytest.MonkeyP
     with watched("[bold]\x1b[2Jx") as update:
         update(1, 2)
     assert "[bold]\\u001b[2Jx: steps" in capsys.readouterr().err
-
-
-def test_a_column_of_hostile_name(tmp_path: Path) -> None:
-    (tmp_path / "p.csv").write_text("\x1b[2J\n1\n")
-    done = command("run", TARGET, "--engines", SIM, "--input", tmp_path / "p.csv")
-    assert "it has `\\u001b[2J`" in done.stderr
-
-
-NOT_UTF8 = os.fsdecode(b"x\xff")
-
-
-@pytest.fixture(scope="module")
-def misnamed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder that was given a name that is not UTF-8."""
-    folder = tmp_path_factory.mktemp("misnamed")
-    (folder / "p.csv").write_text("problem\n1 + 1?\n")
-    assert command("run", TARGET, "--engines", SIM, "--input", folder / "p.csv", "--output", folder / "run").code == 0
-    return (folder / "run").rename(folder / NOT_UTF8)
 
 
 @pytest.mark.parametrize(("more", "said"), [("", 0), (", trust_remote_code: true", 1)])

@@ -54,9 +54,3 @@ def test_an_engine_in_a_process_of_its_own_imports_nothing_from_there(trapped: P
     done = run(trapped, "run", ROOT / "graphs/speccot.yaml", *options)
     assert (done.returncode, marks(trapped)) == (0, []), done.stderr
     assert [each[1] for each in grades(trapped)] == [None]
-
-
-@pytest.mark.torch
-def test_looking_at_the_machine_imports_nothing_from_there(trapped: Path) -> None:
-    done = run(trapped, "doctor", ROOT / "graphs/speccot.yaml")
-    assert (done.returncode, marks(trapped)) == (0, []), done.stderr

@@ -29,11 +29,10 @@ async def left(how: str, **given: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Async generator")  # Trio's, at the end of its loop
 @pytest.mark.parametrize("how", ["break", "raise", "trio"])
-@pytest.mark.parametrize("engines", ["sim-2xh100", pytest.param("tiny", marks=pytest.mark.torch)])
-def test_a_run_ends_with_the_loop_that_read_it(tmp_path: Path, engines: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_ends_with_the_loop_that_read_it(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without `aclosing`: the iterator is closed by an event loop that ends, and can no longer wait."""
     monkeypatch.setattr(api, "UNREAD", 4)
-    given: dict[str, Any] = {"engines": engines, "batch_size": 2, "output": tmp_path / "run"}
+    given: dict[str, Any] = {"engines": "sim-2xh100", "batch_size": 2, "output": tmp_path / "run"}
     if how == "raise":
         with pytest.raises(ValueError, match="of the reader's own"):
             asyncio.run(left(how, **given))
@@ -43,9 +42,8 @@ def test_a_run_ends_with_the_loop_that_read_it(tmp_path: Path, engines: str, how
         asyncio.run(left(how, **given))
     assert RunFile.read(tmp_path / "run").status == "interrupted"
     assert not [thread for thread in threading.enumerate() if thread.name == "pipeline run"]
-    if engines != "tiny":
-        result = pipeline.solve("target", PROBLEMS, **given, resume=True)
-        assert (len(result), result.run.status) == (60, "finished"), "one writer at a time: no chain twice"
+    result = pipeline.solve("target", PROBLEMS, **given, resume=True)
+    assert (len(result), result.run.status) == (60, "finished"), "one writer at a time: no chain twice"
 
 
 @pytest.mark.slow
@@ -77,8 +75,6 @@ async def main(leave):
     [
         ("asyncio.run(main(int))", 0),
         ("asyncio.run(main(lambda: sys.exit(7)))", 7),
-        ("asyncio.run(main(lambda: 1 / 0))", 1),
-        ("loop = asyncio.new_event_loop(); loop.run_until_complete(main(int)); loop.close()", 0),
         ("loop = asyncio.new_event_loop(); loop.run_until_complete(main(int))", 0),
     ],
 )

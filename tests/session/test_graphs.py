@@ -10,8 +10,6 @@ import pytest
 
 from pipeline.engines.sim.text import sim_answer
 from pipeline.engines.torch.spec import TorchSpec
-from pipeline.engines.vllm.spec import VllmSpec
-from pipeline.errors import GraphError
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import load_plan
 from pipeline.session.run import run
@@ -73,28 +71,6 @@ def test_a_graph_with_token_level_speculation_differs_in_its_engines_alone(name:
         (f"name: {name}", f"name: {base}"),
         ("engines: engines/tiny-vllm-decode.yaml", "engines: engines/tiny.yaml"),
     ]
-
-
-@pytest.mark.parametrize("name", DECODE)
-def test_the_speculated_tokens_are_a_param(name: str) -> None:
-    for tokens, settings in ((5, ()), (3, ("engines.target.speculative_config.num_speculative_tokens=3",))):
-        target = load_plan(path_of(name), settings=settings).engines["target"]
-        assert isinstance(target, VllmSpec)
-        assert target.speculative_config is not None
-        assert target.speculative_config.num_speculative_tokens == tokens
-
-
-@pytest.mark.parametrize(
-    ("setting", "says"),
-    [
-        ("engines.target.speculative_config.num_speculative_tokens=0", "num_speculative_tokens: expected `int` >= 1, got 0"),
-        ("engines.target.speculative_config.tokens=3", "speculative_config: unknown key `tokens`"),
-        ("engines.target.model.tokens=3", "expected a mapping, got `str`"),
-    ],
-)
-def test_a_wrong_nested_setting_is_named(setting: str, says: str) -> None:
-    with pytest.raises(GraphError, match=re.escape(says)):
-        load_plan(path_of("speccot-decode"), settings=(setting,))
 
 
 def test_vanilla_and_speculated_inference_open_one_engine() -> None:

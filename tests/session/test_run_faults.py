@@ -6,13 +6,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.abc
 import pytest
 from msgspec import structs
 
 from pipeline.analysis.summary import summarize
-from pipeline.session.observer import Observer
+from pipeline.engines.registry import open_engines
+from pipeline.session.loop import Stop
+from pipeline.session.observer import Attend, Observer
 from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.run import SessionResult, run
+from pipeline.session.prepare import Prepared
+from pipeline.session.run import SessionResult, attended, run, solve_on
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said, solve, write_problems
 
@@ -138,3 +143,24 @@ def test_a_run_that_has_no_more_memory_ends_in_a_sentence_and_goes_on_later(tmp_
     resumed = run(structs.replace(options, resume=True))
     assert resumed.exit_code == 0
     assert said(resumed) == said(calm)
+
+
+def test_an_abort_while_the_engines_close_loses_no_result(tmp_path: Path) -> None:
+    options = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=write_problems(tmp_path), output=tmp_path / "run")
+
+    async def abort_late(stop: Stop, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        task_status.started()
+        await anyio.sleep(5_000)
+        stop.abort()
+
+    async def closing_slowly(found: Prepared, observer: Observer, *, attend: Attend) -> SessionResult:
+        async def main(stop: Stop) -> SessionResult:
+            async with open_engines(found.plan.engines) as engines:
+                result = await solve_on(engines, found, observer, stop)
+                await anyio.sleep(10_000)
+                return result
+
+        return await attended(main, Stop(), attend)
+
+    result = run(options, attend=abort_late, carry_out=closing_slowly)
+    assert (result.exit_code, result.done) == (0, 12)

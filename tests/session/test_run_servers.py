@@ -97,15 +97,10 @@ def after_five(fault: small_server.Fault) -> small_server.Fault:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["chat", "openai"])
 @pytest.mark.parametrize(
-    ("fault", "says"),
-    [
-        (status(401, WORDS), WORDS),
-        (status(429, WORDS, code="insufficient_quota"), WORDS),
-        (raw(b"<html><h1>Sign in</h1></html>"), "is not JSON: "),
-    ],
-    ids=["key", "quota", "sign-in page"],
+    ("backend", "fault", "says"),
+    [("openai", status(401, WORDS), WORDS), ("chat", raw(b"<html><h1>Sign in</h1></html>"), "is not JSON: ")],
+    ids=["key", "sign-in page"],
 )
 def test_what_ends_in_mid_run_ends_the_run_and_no_chain(
     small: SmallServer, tmp_path: Path, backend: str, fault: small_server.Fault, says: str
@@ -124,54 +119,19 @@ def test_what_ends_in_mid_run_ends_the_run_and_no_chain(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", [503, 400])
-def test_a_request_that_no_server_takes_fails_its_own_chain_only(small: SmallServer, tmp_path: Path, code: int) -> None:
+def test_a_request_that_no_server_takes_fails_its_own_chain_only(small: SmallServer, tmp_path: Path) -> None:
     first: list[str] = []
 
     def spurn(handler: Handler, reply: Reply) -> None:
         if handler.body.get("max_tokens", 0) > 16:
             first[1:] = [TOKENIZER.decode(handler.body["prompt"])]
             first.extend(first[:1] if len(first) > 1 else [])
-        (status(code) if first and first[0] in TOKENIZER.decode(handler.body["prompt"]) else Handler.send)(handler, reply)
+        (status(503) if first and first[0] in TOKENIZER.decode(handler.body["prompt"]) else Handler.send)(handler, reply)
 
     small.always = spurn
     result = run(over(small, "openai", tmp_path))
     assert (result.exit_code, result.failed, result.done) == (3, 1, 19)
-    assert {row["error_type"] for row in rows(result, "chains")} == {None, "EngineUnavailable" if code == 503 else "RequestRefused"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["chat", "openai"])
-def test_a_budget_that_all_went_into_reasoning_is_no_failure(small: SmallServer, tmp_path: Path, backend: str) -> None:
-    def hidden(answer: dict[str, Any]) -> None:
-        for choice in answer["choices"]:
-            choice |= {"finish_reason": "length"}
-            choice |= {"message": {"content": ""}} if "message" in choice else {"text": "", "token_ids": [], "logprobs": None}
-
-    small.kind = small_server.SGLANG
-    small.always = lambda handler, reply: (edited(hidden) if handler.body.get("max_tokens", 0) > 16 else Handler.send)(handler, reply)
-    result = run(over(small, backend, tmp_path))
-    assert (result.exit_code, result.done) == (0, 20), result.error
-    assert {(row["answer"], row["correct"]) for row in rows(result, "chains")} == {(None, False)}
-    assert {row["attempt"] for row in rows(result, "calls")} == {0}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("limit", ["timeout_s", "hang_s"])
-def test_a_server_that_never_answers_meets_its_limit(tmp_path: Path, small: SmallServer, limit: str) -> None:
-    engines = servers_file(tmp_path, model="tiny", more=f", {limit}: 2, max_retries: 1", **both(small))
-
-    def hang_at_drafts(handler: Handler, reply: Reply) -> None:
-        small_server.hang(handler, reply) if small.seen[-1].body.get("n") == 5 else handler.send(reply)
-
-    small.always = hang_at_drafts
-    result = solve_with(engines, tmp_path / "out", limit=1, settings=("max_steps=2",))
-    assert result.exit_code == 3
-    assert {(row["error_type"], row["error_stage"]) for row in chains_of(tmp_path / "out")} == {("CallTimeout", "draft")}
-    timed_out = [row for row in calls_of(tmp_path / "out") if row["error_type"] == "CallTimeout"]
-    # On a starved machine the server may not even answer the small request that tells whether it hangs: then there is one attempt more.
-    assert sorted(row["attempt"] for row in timed_out)[:2] == [0, 1]
-    assert all(f"{limit}=2" in row["error_message"] for row in timed_out)
+    assert {row["error_type"] for row in rows(result, "chains")} == {None, "EngineUnavailable"}
 
 
 @pytest.mark.slow

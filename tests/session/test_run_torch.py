@@ -1,42 +1,16 @@
 """Whole runs on the bundled models, in processes of their own: interrupted, and with engines killed."""
 
 import json
-import os
 import signal
-import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.commands import COMMAND, running
+from tests.support.commands import running
 from tests.support.patience import HANGS_S
-from tests.support.runs import chains_of, status
-
-
-@pytest.mark.torch
-def test_ctrl_c_lets_live_chains_end_and_the_run_goes_on_later(tmp_path: Path) -> None:
-    with running(tmp_path / "out", "--limit", "48", "--batch-size", "16", chains=48, graph="target") as process:
-        while process.poll() is None and not any((tmp_path / "out/calls").glob("*")):  # none may have been answered yet
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(0.05)
-        os.kill(process.pid, signal.SIGINT)
-        _, error = process.communicate(timeout=HANGS_S)
-    assert process.returncode == 130, error
-    assert "waiting up to 10 s for running chains; interrupt again to stop now" in error
-    assert f"interrupted; to resume: pipeline resume {tmp_path / 'out'}" in error
-    assert "Traceback" not in error
-    assert status(tmp_path / "out") == "interrupted"
-    before = {row["chain_id"]: row["answer_text"] for row in chains_of(tmp_path / "out") if row["stop_reason"] != "cancelled"}
-    assert 0 < len(before) < 48
-    done = subprocess.run([*COMMAND, "resume", str(tmp_path / "out")], cwd=tmp_path, capture_output=True, text=True, timeout=HANGS_S)
-    assert done.returncode == 0, done.stderr
-    after = {row["chain_id"]: row["answer_text"] for row in chains_of(tmp_path / "out")}
-    assert len(after) == len(chains_of(tmp_path / "out")) == 48
-    assert {chain: after[chain] for chain in before} == before
-    assert status(tmp_path / "out") == "finished"
+from tests.support.runs import chains_of
 
 
 @pytest.mark.torch

@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from pipeline.engines.models import resolve
-from pipeline.engines.tokenizer import HFTokenizer
 
 TARGET = Path(resolve("target", "bundled:tiny-target"))
 HEADS, LAYERS, HIDDEN, RANK = 4, 7, 128, 4
@@ -30,18 +28,6 @@ def write_adapter(folder: Path, matrices: Matrices, **config: Any) -> Path:
     sides = {f"{_PLACE}{name}.lora_{side}.weight": value for name, both in matrices.items() for side, value in zip("AB", both, strict=True)}
     save_file({name: np.ascontiguousarray(value) for name, value in sides.items()}, folder / "adapter_model.safetensors")
     return folder
-
-
-def turning(folder: Path, words: str) -> Path:
-    """An adapter with which the target gives the first of these digits the logit of the last, and so on: what it judges with them is
-    turned around."""
-    tokenizer = HFTokenizer(str(TARGET))
-    ids = [tokenizer.encode(word)[-1] for word in words]
-    with safe_open(TARGET / "model.safetensors", framework="pt") as file:
-        rows = file.get_tensor("model.embed_tokens.weight").float().numpy()  # tied: also those of the head
-    picks = np.zeros((len(rows), len(ids)), np.float32)
-    picks[ids, range(len(ids))] = 1
-    return write_adapter(folder, {"lm_head": (rows[ids[::-1]] - rows[ids], picks)})
 
 
 def noisy(folder: Path, seed: int = 0) -> Path:

@@ -1,6 +1,7 @@
 """Points that run in parallel are those that run one after the other; what goes wrong in a process is one sentence."""
 
 import os
+import pickle
 import signal
 import time
 from collections.abc import Callable
@@ -17,7 +18,6 @@ from pipeline.analysis.points import Point, read_points
 from pipeline.errors import EngineDead, Interrupted, RunError, UsageError
 from pipeline.session.loop import Stop
 from pipeline.sweep.plan import SweepOptions
-from pipeline.sweep.side_by_side import PointFailure
 from pipeline.sweep.sweep import sweep
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems
@@ -40,7 +40,7 @@ def figures(points: list[Point]) -> list[Point]:
 
 def test_an_error_travels_as_what_it_is() -> None:
     error = EngineDead("draft", "it was closed")
-    again = PointFailure(type(error), error.args, error.__dict__).error()
+    again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), again.__dict__) == (EngineDead, str(error), {"role": "draft", "exit_reason": "it was closed"})
 
 

@@ -1,18 +1,16 @@
 """`pipeline doctor [GRAPH|ENGINES|RUN]`: what a machine has, and whether engines could start on it."""
 
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 import msgspec
-from rich import box
-from rich.table import Table
 
+from pipeline.analysis.compare.cells import Table
 from pipeline.cli.author.diagnosis import Diagnosis, RoleState, diagnose
 from pipeline.cli.commands import command, option
-from pipeline.cli.console import PlainConsole
+from pipeline.cli.console import PlainConsole, print_table
 from pipeline.cli.options import json_option, model_option, overwrite_option, run_options, with_models
 from pipeline.cli.terminal import print_line, print_notice, print_page
 from pipeline.engine import MemoryRow
@@ -20,11 +18,11 @@ from pipeline.engines.cores import ranges
 from pipeline.engines.placement.machines import described, machine_named
 from pipeline.errors import UsageError
 from pipeline.export.output import check_output, whole_file
-from pipeline.graph.yaml_file import written
+from pipeline.graph.yaml_file import engines_text
 from pipeline.system.machine import GIB, Gpu, Machine, gib, look
 
-_WIDTH = 118
-"""Characters of a comment in an engines file."""
+MEMORY = ("device", "role", "share", "total", "weights", "other", "cache", "tokens", "contexts")
+"""Columns of the memory plan."""
 
 
 @command()
@@ -80,31 +78,24 @@ def _write(path: Path, engines: dict[str, dict[str, Any]], head: list[str]) -> N
     print_notice(f"wrote {path}")
 
 
-def engines_text(engines: Mapping[str, Mapping[str, Any]], head: Sequence[str]) -> str:
-    """An engines file with these fields by role, and `head` as its first comments."""
-    lines = [f"# {part}" for line in head for part in textwrap.wrap(line, _WIDTH, break_on_hyphens=False)]
-    for role, fields in engines.items():
-        lines += [f"{role}:", *(f"  {name}: {written(value)}" for name, value in fields.items())]
-    return "\n".join(lines) + "\n"
-
-
 def _print(diagnosis: Diagnosis) -> None:
     console, machine = PlainConsole(), diagnosis.machine
     if machine.assumed:
         numbers = ranges([gpu.index for gpu in machine.gpus])
-        console.print(_pairs(f"{diagnosis.system}, assumed", [(f"GPU {numbers}", _gpu(machine.gpus[0]))]))
+        print_table(_pairs(f"{diagnosis.system}, assumed", [(f"GPU {numbers}", _gpu(machine.gpus[0]))]), console)
     else:
-        console.print(_pairs("this machine", _machine_rows(diagnosis.system, machine)))
-        table = _table("backend", "usable", "")
-        for state in diagnosis.backends:
-            table.add_row(state.backend, "yes" if state.usable else "no", "; ".join(filter(None, (state.what, state.remedy))))
-        console.print(table)
+        print_table(_pairs("this machine", _machine_rows(diagnosis.system, machine)), console)
+        usable = [
+            (each.backend, "yes" if each.usable else "no", "; ".join(filter(None, (each.what, each.remedy)))) for each in diagnosis.backends
+        ]
+        print_table(Table("", ("backend", "usable", ""), tuple(usable)), console)
     if diagnosis.engines_file is None:
         console.print("pipeline doctor GRAPH or ENGINES also says whether its engines could start.")
         return
-    console.print(_pairs(diagnosis.engines_file, [(role.role, _role(role)) for role in diagnosis.roles]))
+    print_table(_pairs(diagnosis.engines_file, [(role.role, _role(role)) for role in diagnosis.roles]), console)
     if rows := diagnosis.memory:
-        console.print(_memory(rows))
+        console.print("memory plan, GiB", style="bold")
+        print_table(Table("", MEMORY, tuple(_memory_rows(rows))), console)
         sources = ", ".join(dict.fromkeys(f"{row.role} by {row.weights_source}" for row in rows))
         console.print(f"Other (activations, graphs, processes) is assumed. Weights: {sources}.{_lengths(rows)}")
     handover = [] if diagnosis.handover is None else [f"Hand-over: {diagnosis.handover}."]
@@ -149,34 +140,25 @@ def _role(role: RoleState) -> str:
     return "\n".join([f"{role.backend} {role.model}: {answer}", *findings])
 
 
-def _memory(rows: Sequence[MemoryRow]) -> Table:
-    """The memory plan; devices with the same rows are shown once."""
-    table = _table("device", "role", "share", "total", "weights", "other", "cache", "tokens", "contexts", right_from=2)
-    table.title, table.title_justify = "memory plan, GiB", "left"
+def _memory_rows(rows: Sequence[MemoryRow]) -> Iterator[tuple[str, ...]]:
+    """The memory plan: of each device its roles, and what all together take; devices with the same rows are one."""
     alike: dict[tuple[tuple[str, ...], ...], list[str]] = {}
     for device in dict.fromkeys(row.device for row in rows):
         here = [row for row in rows if row.device == device]
-        alike.setdefault((*map(_cells, here), _sum(here)), []).append(device)
+        free = f"of {_size(here[0].free_bytes)} free"
+        alike.setdefault((*map(_cells, here), ("all", "", _size(sum(map(_taken, here))), free)), []).append(device)
     for cells, devices in alike.items():
         numbers = [int(device.removeprefix("GPU ")) for device in devices if device != "CPU"]
-        shown = f"GPU {ranges(numbers)}" if numbers else "CPU"
         for place, row in enumerate(cells):
-            table.add_row("" if place else shown, *row, style="dim" if row[0] == "all" else "", end_section=row is cells[-1])
-    return table
+            device = f"GPU {ranges(numbers)}" if numbers else "CPU"
+            yield ("" if place else device, *row, *[""] * (len(MEMORY) - 1 - len(row)))
 
 
 def _cells(row: MemoryRow) -> tuple[str, ...]:
-    tokens = "-" if row.cache_tokens is None else f"{row.cache_tokens:,}"
-    contexts = "-" if row.sequences is None else f"{row.sequences:,.1f}"
-    share, sizes = "-" if row.share is None else f"{row.share:g}", (_taken(row), row.weights_bytes, row.overhead_bytes, row.cache_bytes)
-    return (row.role, share, *map(_size, sizes), tokens, contexts)
-
-
-def _sum(rows: Sequence[MemoryRow]) -> tuple[str, ...]:
-    """The cells of a device's last row: what all roles together claim of its memory, and what is free."""
-    shares = [row.share for row in rows if row.share is not None]
-    total = _size(sum(map(_taken, rows)))
-    return ("all", f"{sum(shares):g}" if shares else "", total, f"of {_size(rows[0].free_bytes)}", "free", "", "", "")
+    tokens = "" if row.cache_tokens is None else f"{row.cache_tokens:,}"
+    contexts = "" if row.sequences is None else f"{row.sequences:,.1f}"
+    share = "" if row.share is None else f"{row.share:g}"
+    return (row.role, share, *map(_size, (_taken(row), row.weights_bytes, row.overhead_bytes, row.cache_bytes)), tokens, contexts)
 
 
 def _taken(row: MemoryRow) -> int:
@@ -187,7 +169,7 @@ def _taken(row: MemoryRow) -> int:
 
 
 def _size(size: int | None) -> str:
-    return "-" if size is None else f"{size / GIB:.1f}"
+    return "" if size is None else f"{size / GIB:.1f}"
 
 
 def _lengths(rows: Sequence[MemoryRow]) -> str:
@@ -198,17 +180,4 @@ def _lengths(rows: Sequence[MemoryRow]) -> str:
 
 
 def _pairs(title: str, rows: Sequence[tuple[str, str]]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
-
-
-def _table(*titles: str, right_from: int = 99) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for place, title in enumerate(titles):
-        justify: Literal["left", "right"] = "right" if place >= right_from else "left"
-        table.add_column(title, justify=justify, style="bold" if place == 0 else "", overflow="fold")
-    return table
+    return Table("", (title, ""), tuple(rows))

@@ -30,7 +30,7 @@ from pipeline.drawing.run import RunCounts, count_run, engines_of, plan_of_run
 from pipeline.drawing.text import text
 from pipeline.errors import UsageError
 from pipeline.export.output import check_output, whole_file
-from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
+from pipeline.graph.plan import Plan
 from pipeline.session.notices import notices
 from pipeline.session.prepare import load_plan
 from pipeline.text import redact, redact_all, sanitize
@@ -54,9 +54,8 @@ def check(graph: Path, engines: Path | None, as_json: bool, **options: Any) -> N
     if as_json:
         print_page(msgspec.json.encode(redact_all(msgspec.to_builtins(plan)), order="sorted"))
         return
-    print_line(f"{find_file(graph, 'graph')}: OK. Graph {plan.name}, digest {plan.digest}")
-    for line in _plan_lines(plan):
-        print_line(line)
+    print_line(f"{find_file(graph, 'graph')}: OK")
+    print_page(redact(_page(plan, None, "text")))
 
 
 @command()
@@ -114,36 +113,6 @@ def _print_prompt(shown: ShownPrompt, as_json: bool) -> None:
     print_line(f"token ids: {' '.join(map(str, shown.ids))}")
     if shown.options:
         print_line(f"options: {', '.join(f'{text!r} {id_}' for text, id_ in shown.options.items())}")
-
-
-def _plan_lines(plan: Plan) -> list[str]:
-    """The plan as lines of text: engines by role, then stages, those inside a loop indented."""
-    roles = [f"  {role}: {spec.__struct_config__.tag} {getattr(spec, 'model', '')}" for role, spec in plan.engines.items()]
-    return ["engines:", *roles, "stages, in the order they run:", *_block_lines(plan.block, "  ")]
-
-
-def _block_lines(block: Block, indent: str) -> list[str]:
-    lines: list[str] = []
-    for level in block.levels:
-        for node in level:
-            when = f" when {node.condition.stage} {'accepted' if node.condition.accepted else 'rejected'}" if node.condition else ""
-            if isinstance(node, LoopNode):
-                exits = ", ".join(name for name in node.until.__struct_fields__ if getattr(node.until, name))
-                body, direct = _block_lines(node.body, indent + "  "), node.direct
-                lines.append(f"{indent}{node.name}: repeat until {exits}{when}")
-                if direct is not None:
-                    before = [] if direct.guidance is None else [f"{indent}  {_stage_line(direct.guidance)}, before the first drafted step"]
-                    alone = [f"{indent}  {_stage_line(stage)}, without speculation" for stage in (direct.response, direct.boundary)]
-                    body = [*before, *body, *alone]
-                lines += body
-            else:
-                lines.append(f"{indent}{_stage_line(node)}{when}")
-    return lines
-
-
-def _stage_line(node: StageNode) -> str:
-    adapter = "" if node.spec.adapter is None else f" with the adapter {node.spec.adapter}"
-    return f"{node.name}: {node.spec.__struct_config__.tag} by {getattr(node.spec, 'engine', '')}{adapter}"
 
 
 @command()

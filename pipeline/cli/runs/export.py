@@ -1,6 +1,7 @@
 """`pipeline export RUN... -o FILE`: answers of a run, a table of its trace, training data, or its calls for trace viewers."""
 
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,9 +11,8 @@ import msgspec
 from pipeline.cli.commands import Option, command, option
 from pipeline.cli.located import LocalPath, Located, RunFolder, problems_of
 from pipeline.cli.options import overwrite_option
-from pipeline.cli.runs.spans import FILES, export_spans
-from pipeline.cli.terminal import print_line, print_page
-from pipeline.errors import RunFolderError, UsageError, boundary
+from pipeline.cli.terminal import print_line, print_notice, print_page
+from pipeline.errors import MissingExtra, RunFolderError, UsageError, boundary
 from pipeline.export.answers import Answers
 from pipeline.export.answers_file import Form, form_of, write_batches, write_rows
 from pipeline.export.output import check_output
@@ -23,6 +23,8 @@ from pipeline.training.formats import FORMATS, SOURCES, Wanted
 from pipeline.training.problems import HeldOutProblems
 from pipeline.training.write import write_training_data
 
+FILES = {"perfetto": "trace.pftrace", "otlp": "trace.otlp.jsonl.gz"}
+"""The kinds of such exports, and the default name of each one's file in the run folder."""
 KINDS = ("answers", *ROWS, *FORMATS, *FILES)
 IN_ROWS = ("answers", *ROWS, *FORMATS)
 ONLY_WITH: dict[str, tuple[str, ...]] = {
@@ -135,7 +137,7 @@ def export(runs: tuple[Located, ...], output: Path | None, kind: str, form: Form
     _check(kind, folders, output, options | {"form": form})
     check_readable(*folders)
     if kind in FILES:
-        export_spans(kind, runs[0], output, overwrite, options["endpoint"], options["texts"])
+        _export_spans(kind, runs[0], output, overwrite, options["endpoint"], options["texts"])
         return
     assert output is not None
     if str(output) == "-":
@@ -197,3 +199,43 @@ def _export_training_data(runs: Sequence[Path], output: Path, form: Form, kind: 
     print_line(f"{output}: {sum(written.rows.values()):,} rows ({rows}) of {written.problems:,} problems")
     for why, count in written.left_out.items():
         print_line(f"left out: {count:,} {why}")
+
+
+def _export_spans(kind: str, run: Located, output: Path | None, overwrite: bool, endpoint: str | None, texts: bool) -> None:
+    """Write the calls of a run to a file, or send them to an endpoint, and print how many there are.
+
+    Raises `UsageError` where that is not possible, `ExportError` where the endpoint rejects them.
+    """
+    exporter = _exporter(kind)
+    if endpoint is not None:
+        _send(exporter, run, endpoint, texts)
+        return
+    target = output or run.path / FILES[kind]
+    check_output(target, overwrite)
+    if kind == "perfetto":
+        written = exporter.export(run.path, target)
+        print_line(f"{run.name(target)}: {written.calls:,} calls, {written.size / 1e6:,.1f} MB; open it in https://ui.perfetto.dev")
+    else:
+        sent = exporter.export(run.path, exporter.to_file(target), texts)
+        print_line(f"{run.name(target)}: {_count(sent)}, {target.stat().st_size / 1e6:,.1f} MB")
+
+
+def _exporter(kind: str) -> Any:
+    """The module that exports it; raises `MissingExtra` where the packages it needs are not installed."""
+    try:
+        return import_module(f"pipeline.export.{kind}")
+    except ImportError as error:
+        package = (error.name or kind).partition(".")[0]
+        raise MissingExtra(f"--as {kind}", package, "trace") from error
+
+
+def _send(exporter: Any, run: Located, endpoint: str, texts: bool) -> None:
+    address = exporter.address_of(endpoint)
+    sent = exporter.export(run.path, exporter.to_server(address), texts)
+    print_line(f"{address}: {_count(sent)}")
+    if sent.remark:
+        print_notice(sent.remark)
+
+
+def _count(sent: Any) -> str:
+    return f"{sent.spans:,} spans: {sent.chains:,} chains, {sent.steps:,} steps, {sent.calls:,} calls"

@@ -1,7 +1,6 @@
 """`pipeline show RUN [CHAIN]`: a run's summary, one of its chains step by step, or with `--failed` why chains failed."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import click
 import msgspec
@@ -17,7 +16,7 @@ from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import UsageError, did_you_mean
 from pipeline.report.transcripts import ShownCandidate, ShownStep, Transcript, read_transcripts, unused_drafts
 from pipeline.store.query import Query
-from pipeline.store.read import check_folder, check_readable, read_batches
+from pipeline.store.read import check_folder, check_readable
 from pipeline.store.run_file import RunFile
 
 STYLES = {"accepted": "green", "fallback": "yellow", "first_steps": "yellow", "guidance": "cyan", "interrupted": "magenta"}
@@ -53,8 +52,8 @@ def show(run: Located, problem: str | None, attempt: int, candidates: bool, fail
             raise UsageError(f"--{'candidates' if candidates else 'attempt'}: only with CHAIN; name a problem_id")
         print_summary(run, with_about=True, as_json=as_json)
         return
-    chain = _chain(folder, problem, attempt)
     with Query(folder) as db:
+        chain = _chain(db, problem, attempt)
         [transcript] = read_transcripts(db, RunFile.read(folder), {chain: ()}).transcripts
         unused = unused_drafts(db, RunFile.read(folder), chain) if candidates else []
     console = PlainConsole()
@@ -75,18 +74,13 @@ def _print_failures(found: list[Failure], as_json: bool) -> None:
         print_line(f"    {chains}")
 
 
-def _chain(run: Path, problem: str, attempt: int) -> str:
+def _chain(db: Query, problem: str, attempt: int) -> str:
     """The `chain_id` of an attempt at a problem; raises `UsageError` where the run has no such chain yet."""
-    known: dict[str, None] = {}
-    for batch in read_batches(run, "chains", ["chain_id", "problem_id", "sample_index"]):
-        for row in batch.to_pylist():
-            if row["sample_index"] != attempt:
-                continue
-            if row["problem_id"] == problem:
-                return str(row["chain_id"])
-            if len(known) < 10_000:
-                known[row["problem_id"]] = None
-    raise UsageError(f"{run}: no finished chain of problem {problem!r}, attempt {attempt}; {did_you_mean(problem, list(known))}")
+    asked = "SELECT chain_id FROM chains WHERE problem_id = $problem AND sample_index = $attempt"
+    for (chain,) in db.stream(asked, problem=problem, attempt=attempt):
+        return str(chain)
+    known = [name for (name,) in db.stream("SELECT problem_id FROM chains WHERE sample_index = $attempt LIMIT 10_000", attempt=attempt)]
+    raise UsageError(f"{db.folders[0]}: no finished chain of problem {problem!r}, attempt {attempt}; {did_you_mean(problem, known)}")
 
 
 def _lines(transcript: Transcript, candidates: bool, unused: Sequence[str]) -> Iterator[Text]:

@@ -27,7 +27,7 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.signals import restored_handlers, stop_at_first_signal
 from pipeline.cli.starting import show_starts
-from pipeline.cli.terminal import Printed, print_error, print_notice, print_page, printing
+from pipeline.cli.terminal import print_error, print_notice, print_page
 from pipeline.errors import MissingExtra
 from pipeline.report.extra import load
 from pipeline.runtime.schedule import ScheduleName
@@ -157,20 +157,18 @@ def sweep(graphs: tuple[Path, ...], input_: Path, **options: Any) -> None:
     bound = with_models(graphs, with_preset(options), max(options["batch_sizes"]))
     with restored_handlers(), rare_collection():
         result = start(SweepOptions(graphs=graphs, input=input_, **bound), observer, _print_point, attend=stop_at_first_signal)
-    printed = Printed()
     if result.points:
-        with printing("the tables") as printed:
-            parts: list[str | Table] = [*sweep_tables(result.points), "\n".join(crossings(result.points))]
-            if PlainConsole().is_terminal:
-                print_parts(parts)
-            else:
-                print_page(as_markdown(parts))
         _write_report(result.folder)
+        parts: list[str | Table] = [*sweep_tables(result.points), "\n".join(crossings(result.points))]
+        if PlainConsole().is_terminal:
+            print_parts(parts)
+        else:
+            print_page(as_markdown(parts))
     print_notice(f"{len(result.points)} of {result.planned} points in {result.folder}")
     if result.error is not None:
         print_error(str(result.error))
         print_notice(f"to resume: the same command with --output {result.folder} --resume")
-    sys.exit(printed.exit_code(result.exit_code))
+    sys.exit(result.exit_code)
 
 
 def _write_report(folder: Path) -> None:

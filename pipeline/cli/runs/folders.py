@@ -1,7 +1,8 @@
-"""`pipeline runs list` and `pipeline runs rm`: the run folders in a folder as a table, and an end to some of them."""
+"""`pipeline runs list|rm|merge|check`: run folders as a table, deleted, merged, or checked for what is wrong in them."""
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,10 +15,12 @@ from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.progress import ACTIVE, state_of
 from pipeline.cli.commands import command, option
 from pipeline.cli.console import PlainConsole, print_table
-from pipeline.cli.located import LocalPath
+from pipeline.cli.located import LocalPath, Located, RunFolder, written_run
 from pipeline.cli.options import json_option
-from pipeline.cli.terminal import print_line, print_notice
+from pipeline.cli.terminal import print_line, print_notice, print_page
+from pipeline.cluster.merge import merge as merged
 from pipeline.errors import InputError, RunFolderError, UsageError, boundary
+from pipeline.store.check import FolderExamination, examine
 from pipeline.store.folder import is_held
 from pipeline.store.run_file import FILE, RunFile
 
@@ -78,6 +81,49 @@ def rm(folders: tuple[Path, ...], yes: bool) -> None:
             with boundary(RunFolderError, f"{folder}: cannot be deleted", foreign=OSError):
                 shutil.rmtree(folder)
             print_line(f"{folder}: deleted, {_bytes(size)}")
+
+
+@command()
+@click.argument("runs", nargs=-1, required=True, type=RunFolder(), metavar="RUN...")
+@option("-o", "--output", type=click.Path(), required=True, metavar="DIR", help="Run folder to write, or its s3:// or gs:// URL.")
+def merge(runs: tuple[Located, ...], output: str) -> None:
+    """Merge the finished runs of all shards of an input (`pipeline run --shard`) into one run.
+
+    The shards must be of the same graph, engines, input and options; their folders stay as they are.
+    """
+    run = merged([run.path for run in runs], written_run(output, new=True).path)
+    print_line(f"{output}: {len(runs)} shards, {run.input.rows:,} problems, {run.totals.chains:,} chains")
+
+
+@command()
+@click.argument("run", type=RunFolder(), metavar="RUN")
+@json_option
+def check(run: Located, as_json: bool) -> None:
+    """Check the run folder RUN: every file and every row is read, and each chain must have the calls and steps that it counts.
+
+    What a killed process left is no flaw: `pipeline resume` continues from it. A folder with missing, foreign or damaged files is refused
+    by every command; put its files back from a copy, or start a new run.
+    """
+    found = examine(run.path)
+    if as_json:
+        print_page(msgspec.json.encode(found, order="sorted"))
+    else:
+        for line in _examined(found, str(run)):
+            print_line(line)
+    sys.exit(0 if found.sound else 1)
+
+
+def _examined(found: FolderExamination, folder: str) -> list[str]:
+    sessions = f"{found.sessions} session{'' if found.sessions == 1 else 's'}"
+    lines = [f"{folder}: {found.status}, {sessions}{', a process is at work in it' if found.held else ''}"]
+    lines += ["{:<10}{:>8}{:>14}{:>14}{:>12}".format("table", "parts", "write-ahead", "rows", "MB")]
+    for table in found.tables:
+        size = f"{table.bytes / 1e6:,.2f}"
+        lines.append(f"{table.table:<10}{table.parts:>8,}{table.write_ahead:>14,}{table.rows:>14,}{size:>12}")
+    lines += [f"wrong: {flaw}" for flaw in found.flaws]
+    if not found.sound:
+        return [*lines, "unsound"]
+    return [*lines, "sound" + (": its chains are checked once the process has ended" if found.held else "")]
 
 
 def _states(folder: Path) -> Iterator[RunState]:
