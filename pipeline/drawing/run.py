@@ -3,7 +3,6 @@
 Refuses the run of another graph, and lists differences in params and engines.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -17,7 +16,12 @@ from pipeline.store.run_file import RunFile
 STAGES = """
 SELECT stage, count(*) AS calls, count(error_type) AS failed, sum(e2e_latency_s) AS in_flight_s, sum(client_wait_s) AS waiting_s
 FROM calls GROUP BY stage"""
-STEPS = "SELECT stage, decision, verify_stage AS judge, count(*) AS steps FROM steps GROUP BY ALL"
+ACCEPTED = "SELECT stage, count(*) FROM steps WHERE decision = 'accepted' GROUP BY stage"
+REJECTED = """
+SELECT verify_stage, count(*) FROM steps
+WHERE decision NOT IN ('accepted', 'first_steps') AND verify_stage IS NOT NULL GROUP BY verify_stage"""
+STEPS = "SELECT stage, count(*) FROM steps GROUP BY stage"
+FIRST_STEPS = "SELECT stage, count(*) FROM steps WHERE decision = 'first_steps' GROUP BY stage"
 ENDS = "SELECT stop_reason, count(*) AS chains FROM chains WHERE calls > 0 GROUP BY stop_reason ORDER BY chains DESC, stop_reason"
 
 
@@ -51,44 +55,20 @@ class RunCounts(Struct, frozen=True, kw_only=True):
     """Chains by what ended them, most frequent first."""
 
 
-class _StepCount(Struct, frozen=True):
-    """Committed steps by the stage that wrote them, their decision, and the stage that judged what was drafted for them."""
-
-    stage: str
-    decision: str
-    judge: str | None
-    steps: int
-
-
-class _EndCount(Struct, frozen=True):
-    stop_reason: str
-    chains: int
-
-
 def count_run(folder: Path, run: str) -> RunCounts:
     """Count the calls, steps and chains of the run in `folder`; `run` is its id. Raises `InputError`."""
     with Query(folder) as query:
-        stages = {each.stage: each for each in query.rows(STAGES, StageCounts)}
-        steps, ends = query.rows(STEPS, _StepCount), query.rows(ENDS, _EndCount)
-    accepted, rejected, committed, first = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
-    for each in steps:
-        committed[each.stage] += each.steps
-        if each.decision == "accepted":
-            accepted[each.stage] += each.steps
-        elif each.decision == "first_steps":
-            first[each.stage] += each.steps
-        elif each.judge is not None:
-            rejected[each.judge] += each.steps
-    return RunCounts(
-        run=run,
-        chains=sum(each.chains for each in ends),
-        stages=stages,
-        accepted=accepted,
-        rejected=rejected,
-        steps=committed,
-        first_steps=first,
-        stop_reasons={each.stop_reason: each.chains for each in ends},
-    )
+        ends = dict(query.stream(ENDS))
+        return RunCounts(
+            run=run,
+            chains=sum(ends.values()),
+            stages={each.stage: each for each in query.rows(STAGES, StageCounts)},
+            accepted=dict(query.stream(ACCEPTED)),
+            rejected=dict(query.stream(REJECTED)),
+            steps=dict(query.stream(STEPS)),
+            first_steps=dict(query.stream(FIRST_STEPS)),
+            stop_reasons=ends,
+        )
 
 
 class RunPlan(Struct, frozen=True, kw_only=True):
@@ -144,18 +124,14 @@ def _outline(block: Block, inside: str = "") -> Iterator[tuple[str, tuple[str, .
 
 def _difference(ours: Mapping[str, tuple[str, ...]], theirs: Mapping[str, tuple[str, ...]]) -> str | None:
     """The first difference between two outlines, as a clause about the second; None where they are equal."""
-    if list(ours.items()) == list(theirs.items()):
-        return None
-    for name in ours:
-        if name not in theirs:
-            return f"it has no stage `{name}`"
-    for name in theirs:
-        if name not in ours:
-            return f"it has a stage `{name}`"
+    if missing := [name for name in ours if name not in theirs]:
+        return f"it has no stage `{missing[0]}`"
+    if more := [name for name in theirs if name not in ours]:
+        return f"it has a stage `{more[0]}`"
     for name, (kind, role, _) in ours.items():
         if theirs[name][:2] != (kind, role):
             return f"its stage `{name}` is a `{theirs[name][0]}` by `{theirs[name][1]}`, not a `{kind}` by `{role}`"
-    return "its stages are in another order"
+    return None if list(ours.items()) == list(theirs.items()) else "its stages are in another order"
 
 
 def _differences(plan: Plan, carried_out: Plan) -> Iterator[str]:

@@ -109,7 +109,8 @@ class SpanMaker:
         self._key = f"{run.run_id}\0{run.started_unix_ns}\0"
         self._resources: dict[tuple[int | None, str | None], Resource] = {(None, None): Resource(_resource(run))}
         self._scope = InstrumentationScope(SERVICE, run.versions.get("pipeline"))
-        self._names = {row: _names(exported_columns(row, texts), row) for row in (ChainRow, StepRow, CallRow)}
+        known: tuple[type[Struct], ...] = (ChainRow, StepRow, CallRow)
+        self._names = {row: _names(exported_columns(row, texts), row) for row in known}
 
     def chain(self, row: Row) -> ReadableSpan:
         """The root span of a trace: a whole chain."""

@@ -7,8 +7,9 @@ after each of them and gets the least of these rewards.
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 from msgspec import Struct
@@ -28,7 +29,7 @@ from pipeline.store.events import RewardRow
 from pipeline.store.folder import hold
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
-from pipeline.store.run_store import RunStore
+from pipeline.store.run_store import RunStore, TableWriter
 from pipeline.system.tasks import unwrapped
 
 WINDOW = 2
@@ -59,6 +60,10 @@ class Reward(Struct, frozen=True):
     """0 to 1; None where the text could not be scored."""
     error: ChainError | None = None
     """Why there is no value."""
+
+
+Keep = Callable[[StepToScore, Mapping[str, Reward]], None]
+"""Called with each step and the reward of each of its texts."""
 
 
 class MeanRewards(Struct, frozen=True):
@@ -108,95 +113,79 @@ def score_run(
     spec = load_reward_model(prm, engine_specs(), settings)
     if virtual_time({"reward": spec.reward}, str(prm)):
         raise GraphError(f"{prm}: $.reward", "is simulated, so its rewards would be meaningless; expected a backend that serves a model")
-    file = RunFile.read(run)
+    file, model = RunFile.read(run), str(getattr(spec.reward, "model", "reward"))
     with Query(run) as query, hold(run):
         total = int(query.scalar("SELECT count(*) FROM steps"))
         if not total:
             raise InputError(str(run), "holds no steps to score")
         problems = problem_texts(query, file.plan, open_input(run, file, input_file))
         steps = steps_to_score(query, file.plan, problems, spec.prompt.thought_end)
-        scoring = Scoring(run, file.run_id, spec, str(prm))
-        try:
-            anyio.run(scoring.run, steps, lambda done: watch(done, total))
-        except KeyboardInterrupt:
-            raise Interrupted from None
+        with RunStore(run).replace("rewards") as table:
+            writer = _Writer(table, {"run_id": file.run_id, "model": model}, lambda done: watch(done, total))
+            try:
+                requests, wall_s = anyio.run(_score, spec, str(prm), steps, writer.keep)
+            except KeyboardInterrupt:
+                raise Interrupted from None
+            writer.flush()
+            if not writer.rewards:
+                raise RunError(f"{run}: none of its {total:,} steps could be scored; the first one: {writer.first_error}")
     with Query(run) as query:
         quality = query.rows(QUALITY, MeanRewards)
         candidates = int(query.scalar("SELECT count(candidate_index) FROM rewards"))
     return ScoringResult(
         run=run.resolve().name,
-        model=scoring.model,
+        model=model,
         steps=total,
         candidates=candidates,
-        requests=scoring.requests,
-        wall_s=scoring.wall_s,
+        requests=requests,
+        wall_s=wall_s,
         quality={each.decision: each for each in quality},
-        errors=dict(scoring.errors.most_common()),
-        first_error=scoring.first_error,
+        errors=dict(writer.errors.most_common()),
+        first_error=writer.first_error,
     )
 
 
-class Scoring:
-    """The steps of one run, as they are scored and written."""
+async def _score(spec: RewardSpec, where: str, steps: Iterable[StepToScore], keep: Keep) -> tuple[int, float]:
+    """Open the engine and score all `steps`; the number of requests and the seconds without the start of the engine."""
+    async with open_engines({"reward": spec.reward}) as engines:
+        scorer = Scorer(engines["reward"], spec.reward, RewardPromptBuilder(engines["reward"].tokenizer, spec.prompt, where))
+        started = time.monotonic()
+        await scorer.run(steps, keep)
+        return scorer.requests, time.monotonic() - started
 
-    def __init__(self, run: Path, run_id: str, spec: RewardSpec, where: str) -> None:
-        self._run, self._run_id, self._spec, self._where = run, run_id, spec, where
-        self.model = str(getattr(spec.reward, "model", "reward"))
-        self.steps = self.rewards = self.requests = 0
-        """Steps so far, their different texts that have a reward, and answered requests."""
-        self.wall_s = 0.0
+
+class _Writer:
+    """Writes the rewards of steps into a table whose rows have the fields `common`, and counts what has none."""
+
+    def __init__(self, table: TableWriter, common: Mapping[str, Any], watch: Callable[[int], None]) -> None:
+        self._table, self._common, self._watch = table, common, watch
+        self._waiting: list[RewardRow] = []
+        self.steps = self.rewards = 0
+        """Steps so far, and their different texts that have a reward."""
         self.errors: Counter[str] = Counter()
         self.first_error: str | None = None
 
-    async def run(self, steps: Iterable[StepToScore], watch: Callable[[int], None]) -> None:
-        """Open the engine, score all `steps` and write the table `rewards`; `watch` is called with the number of steps so far."""
-        async with open_engines({"reward": self._spec.reward}) as engines:
-            builder = RewardPromptBuilder(engines["reward"].tokenizer, self._spec.prompt, self._where)
-            scorer = Scorer(engines["reward"], self._spec.reward, builder)
-            waiting: list[RewardRow] = []
-            started = time.monotonic()
-            with RunStore(self._run).replace("rewards") as table:
-
-                def keep(step: StepToScore, rewards: dict[str, Reward]) -> None:
-                    self._count(rewards)
-                    waiting.extend(self._rows(step, rewards))
-                    if len(waiting) >= WRITE_ROWS:
-                        table.append(waiting)
-                        waiting.clear()
-                    watch(self.steps)
-
-                await scorer.run(steps, keep)
-                table.append(waiting)
-                if not self.rewards:
-                    raise RunError(f"{self._run}: none of its {self.steps:,} steps could be scored; the first one: {self.first_error}")
-        self.requests, self.wall_s = scorer.requests, time.monotonic() - started
-
-    def _count(self, rewards: dict[str, Reward]) -> None:
+    def keep(self, step: StepToScore, rewards: Mapping[str, Reward]) -> None:
+        """A row for each candidate, and one for the committed text where it is none of them."""
         self.steps += 1
         for reward in rewards.values():
             self.rewards += reward.error is None
             if reward.error is not None:
                 self.errors[type(reward.error).__name__] += 1
                 self.first_error = self.first_error or str(reward.error)
-
-    def _rows(self, step: StepToScore, rewards: dict[str, Reward]) -> Iterable[RewardRow]:
-        """A row for each candidate, and one for the committed text where it is none of them."""
         for each in step.texts:
-            reward = rewards[each.text]
-            yield RewardRow(
-                run_id=self._run_id,
-                problem_id=step.problem_id,
-                chain_id=step.chain_id,
-                sample_index=step.sample_index,
-                step_index=step.step_index,
-                candidate_index=each.candidate_index,
-                selected=each.selected,
-                decision=step.decision,
-                source_engine=each.source_engine,
-                reward=reward.value,
-                reward_error=None if reward.error is None else str(reward.error),
-                model=self.model,
-            )
+            found = rewards[each.text]
+            error = None if found.error is None else str(found.error)
+            said = {name: getattr(each, name) for name in ("candidate_index", "selected", "source_engine")}
+            self._waiting.append(RewardRow(**self._common, **step.place, **said, reward=found.value, reward_error=error))
+        if len(self._waiting) >= WRITE_ROWS:
+            self.flush()
+        self._watch(self.steps)
+
+    def flush(self) -> None:
+        """Write the rows that wait."""
+        self._table.append(self._waiting)
+        self._waiting = []
 
 
 class Scorer:
@@ -209,7 +198,7 @@ class Scorer:
         self.requests = 0
         """Requests that were answered."""
 
-    async def run(self, steps: Iterable[StepToScore], keep: Callable[[StepToScore, dict[str, Reward]], None]) -> None:
+    async def run(self, steps: Iterable[StepToScore], keep: Keep) -> None:
         """Score `steps` and call `keep` with each of them, in order, and the reward of each of its texts. Raises `RunError`."""
         in_progress: deque[tuple[StepToScore, dict[str, Reward]]] = deque()
         room = anyio.Semaphore(WINDOW * self._max_in_flight)
@@ -245,11 +234,11 @@ class Scorer:
     async def _ask(self, step: StepToScore, parts: Sequence[str], name: str) -> float:
         """P(good) / (P(good) + P(bad)) after the last of `parts`."""
         request = Request(
-            request_id=f"{step.chain_id}/{step.step_index}/reward.{name}",
+            request_id=f"{step.place['chain_id']}/{step.place['step_index']}/reward.{name}",
             prompt_ids=self._builder.ids(step.problem, [*step.before, *parts]),
             max_tokens=1,
             option_ids=self._builder.option_ids,
-            affinity=step.chain_id,
+            affinity=step.place["chain_id"],
         )
         async with self._slots:
             completion = await self._caller.ask(request)

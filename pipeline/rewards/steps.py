@@ -16,8 +16,10 @@ from pipeline.store.kept_problems import kept_problems
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 
-STEPS = """
-    SELECT problem_id, chain_id, sample_index, step_index, decision, source_engine, chosen_candidate, step_text, candidate_texts
+PLACE = ("problem_id", "chain_id", "sample_index", "step_index", "decision")
+"""What a reward row repeats of its step's."""
+STEPS = f"""
+    SELECT {", ".join(PLACE)}, source_engine, chosen_candidate, step_text, candidate_texts
     FROM steps ORDER BY chain_id, step_index
 """
 
@@ -73,11 +75,8 @@ class StepText(Struct, frozen=True):
 class StepToScore(Struct, frozen=True, kw_only=True):
     """One committed step and what was drafted for it."""
 
-    problem_id: str
-    chain_id: str
-    sample_index: int
-    step_index: int
-    decision: str
+    place: dict[str, Any]
+    """The fields `PLACE` of its row."""
     problem: str
     before: tuple[str, ...]
     """The steps of the thought that precede this one."""
@@ -122,7 +121,7 @@ def steps_to_score(query: Query, plan: Plan, problems: Mapping[str, str], though
         for row in of_chain:
             texts = _texts_of(row, plan.drafters)
             yield StepToScore(
-                **{name: row[name] for name in ("problem_id", "chain_id", "sample_index", "step_index", "decision")},
+                place={name: row[name] for name in PLACE},
                 problem=problems[row["problem_id"]],
                 before=tuple(thought.steps),
                 texts=texts,

@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
@@ -50,7 +50,7 @@ SIM = SimSpec(
 )
 PROMPT = TextPrompt(begin="{problem}\n", step="{step}\n\n")
 Fail = Callable[[str, int], Exception | float | None]
-Scores = list[tuple[StepToScore, dict[str, Reward]]]
+Scores = list[tuple[StepToScore, Mapping[str, Reward]]]
 
 
 class Watched:
@@ -90,11 +90,7 @@ def step_of(number: int, *texts: str, chosen: int | None = 0, before: tuple[str,
     said = [StepText(text, i, i == chosen, "draft") for i, text in enumerate(drafted)]
     said += [] if chosen is not None else [StepText(texts[-1], None, True, "target")]
     return StepToScore(
-        problem_id="p",
-        chain_id=f"p#{number}",
-        sample_index=number,
-        step_index=1,
-        decision="fallback" if chosen is None else "accepted",
+        place={"chain_id": f"p#{number}", "step_index": 1},
         problem="Why?",
         before=before,
         texts=tuple(said),
@@ -118,7 +114,7 @@ async def score(steps: list[StepToScore], fail: Fail = nothing) -> tuple[Scores,
 async def test_rewards_come_in_order_with_the_engine_as_full_as_it_may_be() -> None:
     steps = [step_of(i, "a", "b", "a") for i in range(20)]
     found, engine = await score(steps, lambda chain, before: 5.0 if chain == "p#0" else None)
-    assert [step.chain_id for step, _ in found] == [step.chain_id for step in steps]
+    assert [step for step, _ in found] == steps
     assert all(set(rewards) == {"a", "b"} for _, rewards in found)
     assert all(0 <= reward.value <= 1 for _, rewards in found for reward in rewards.values() if reward.value is not None)
     assert (engine.most, len(engine.requests), len({request.request_id for request in engine.requests})) == (4, 40, 40)

@@ -73,7 +73,7 @@ def test_a_step_knows_its_problem_its_thought_and_its_candidates(tmp_path: Path,
         row("b", 2, "So 4.\n\n", None, ("So 5.\n\n", "So 5.\n\n")),
     )
     a0, b0, b1, b2 = rounds_of(folder)
-    assert (b0.problem, a0.problem, b2.chain_id) == ("Problem B?", "Problem A?", "b#0")
+    assert (b0.problem, a0.problem, b2.place["chain_id"]) == ("Problem B?", "Problem A?", "b#0")
     assert (b0.texts, b0.steps) == ((StepText("Ben has", None, True, "large"),), {"Ben has": ["Ben has"]})
     assert b1.texts == (StepText(" 2.\n\n", 0, False, "small"), StepText(" 3.\n\n", 1, True, "small"))
     assert (b1.before, b1.steps) == ((), {" 2.\n\n": ["Ben has 2."], " 3.\n\n": ["Ben has 3."]})
@@ -99,7 +99,7 @@ def test_it_reads_what_a_run_writes(tmp_path: Path, graph: str) -> None:
     options = RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=problems, samples=2, batch_size=4, output=tmp_path / "out")
     assert solve(options).exit_code == 0
     found = rounds_of(tmp_path / "out")
-    assert {(each.problem_id, each.problem) for each in found} == {(str(i), f"Problem {i}?") for i in range(1, 13)}
+    assert {(each.place["problem_id"], each.problem) for each in found} == {(str(i), f"Problem {i}?") for i in range(1, 13)}
     assert all(sum(said.selected for said in each.texts) == 1 for each in found)
     drafted = [said for each in found for said in each.texts if said.candidate_index is not None]
     assert {said.source_engine for said in drafted} == {"draft"}
