@@ -39,7 +39,7 @@ DOORS = {
     "numba": ["analysis/time/sweep"],
     "duckdb": ["store/query"],
     "plotly": ["report/"],
-    "jinja2": ["report/", "engines/chat_template"],
+    "jinja2": ["report/"],
     "perfetto": ["export/"],
     "opentelemetry": ["export/"],
     "scipy": ["calibration/"],

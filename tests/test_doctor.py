@@ -21,7 +21,7 @@ from pipeline.cli.author.diagnosis import (
     read_tokenizers,
 )
 from pipeline.engines.openai.spec import OpenAISpec
-from pipeline.engines.sharing import side_by_side, taking_turns
+from pipeline.engines.registry import side_by_side, taking_turns
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.spec import TorchSpec

@@ -35,7 +35,7 @@ from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
 from pipeline.engine import Engine, Request
-from pipeline.engines.checkpoint import read_json, weight_files
+from pipeline.engines.model_card import read_json, weight_files
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.torch.spec import TorchSpec

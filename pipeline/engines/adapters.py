@@ -12,8 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.engine import Finding
-from pipeline.engines.checkpoint import Damaged, Tensors, read_json, read_tensors
-from pipeline.engines.model_card import ModelCard, is_hub_name
+from pipeline.engines.model_card import Damaged, ModelCard, Tensors, is_hub_name, read_json, read_tensors
 from pipeline.engines.models import adapter_folder, bundled_name
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

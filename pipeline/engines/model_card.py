@@ -1,19 +1,20 @@
-"""The known facts about a model without loading it: its size, its shape, and where that was learnt.
+"""The known facts about a model without loading it: its size, its shape, where that was learnt, and why it could not be served.
 
 Looks, in this order, at the model's folder, the local Hugging Face cache, the published configurations of well-known models and,
-as a last resort, the model's name; never at the network.
+as a last resort, the model's name; never at the network. Of weights only the headers are read.
 """
 
+import json
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from msgspec import Struct, structs
+from safetensors import SafetensorError, safe_open
 
 from pipeline.engine import Finding
-from pipeline.engines.checkpoint import ANEW, FileFlaw, Part, flaws_in, read_json, weight_files
 from pipeline.errors import GraphError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
@@ -24,6 +25,33 @@ _QUANTIZED_BYTES = {"fp8": 1.01, "int8": 1.01, "w8a8": 1.01, "fp4": 0.56} | dict
 _MAX_PARAMETERS = 10**15
 GUESSED = "its name"
 """The source of a size that is only guessed."""
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_PATTERNS = ("model*.safetensors", "*.safetensors", "pytorch_model*.bin", "*.bin", "*.pt", "*.pth", "*.gguf")
+"""Where weights are looked for without an index; the files of the first pattern that finds any are the checkpoint."""
+_NO_WEIGHTS = ("adapter_model", "training_args", "optimizer", "scheduler")
+"""Beginnings of the names of files that match a pattern and are no weights of the model."""
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json", "tokenizer_config.json")
+_OTHER_CONFIGURATIONS = ("params.json", "adapter_config.json")
+"""In place of a `config.json`: Mistral's own format, and that of an adapter that names its base model."""
+
+ANEW = "copy or download it again, or use another model"
+"""Advice on a model whose files are damaged or not its own."""
+
+Part = Literal["config", "weights", "tokenizer"]
+Tensors = dict[str, tuple[int, ...]]
+"""The shape of each tensor, by its name."""
+
+
+class FileFlaw(Struct, frozen=True):
+    """Something wrong with a file of a model, because of which no engine can serve it."""
+
+    part: Part
+    what: str
+    """The flaw, as a clause."""
+
+
+class Damaged(Exception):
+    """A file of weights is not what its name says; the text is a clause about it."""
 
 
 class ModelShape(Struct, frozen=True, kw_only=True):
@@ -65,11 +93,9 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     model: str
     """The folder or hub name that was asked for."""
     source: str
-    """Where the size was learnt, such as `its files` or `its name`."""
+    """Where the size was learnt, such as `its files`; `GUESSED`: from its name alone."""
     folder: str | None = None
     """The folder of its files on this machine; None where they are not here."""
-    rough: bool = False
-    """True if the size is only a guess from the name."""
     parameters: int | None = None
     file_bytes: int | None = None
     """Size of its weights on disk."""
@@ -161,6 +187,13 @@ def missing(role: str, card: ModelCard, needs: Collection[Part] = get_args(Part)
         yield Finding(role=role, what=what, remedy="the first start downloads it from the hub", fatal=False)
 
 
+def too_long(role: str, max_model_len: int | None, card: ModelCard) -> Iterator[Finding]:
+    """The flaw of a context that is longer than the model of `card` supports."""
+    if max_model_len and card.max_model_len and max_model_len > card.max_model_len:
+        what = f"max_model_len is {max_model_len}, but {card.model} supports {card.max_model_len}"
+        yield Finding(role=role, what=what, remedy=f"set max_model_len to at most {card.max_model_len}", fatal=True)
+
+
 def refuse(findings: Iterable[Finding]) -> None:
     """Raise `GraphError` for the first reason why an engine cannot start."""
     for finding in findings:
@@ -226,7 +259,6 @@ def card_from_config(model: str, config: Mapping[str, Any], source: str) -> Mode
     return ModelCard(
         model=model,
         source=source if shape else GUESSED if guess else "nothing is known",
-        rough=shape is None,
         parameters=shape.parameters if shape else guess,
         dtype=dtype if isinstance(dtype, str) and dtype in DTYPE_BYTES else None,
         quantization=str(quantized.get("quant_method")) if isinstance(quantized, dict) else None,
@@ -246,7 +278,7 @@ def _from_folder(model: str, folder: Path) -> ModelCard:
     # Packed weights are not parameters: of a quantized model only the size counts.
     saved = None if card.quantization is not None else DTYPE_BYTES.get(card.dtype or "")
     parameters = card.parameters if saved is None else size // saved
-    return structs.replace(card, source="its files", rough=False, file_bytes=size, parameters=parameters)
+    return structs.replace(card, source="its files", file_bytes=size, parameters=parameters)
 
 
 def _weights_size(folder: Path) -> int:
@@ -257,6 +289,82 @@ def _weights_size(folder: Path) -> int:
         metadata = read_json(folder / "model.safetensors.index.json").get("metadata")
         size = metadata.get("total_size") if isinstance(metadata, dict) else None
         return int(size) if isinstance(size, int | float) else 0
+
+
+# The files of a folder.
+
+
+def flaws_in(folder: Path) -> Iterator[FileFlaw]:
+    """The flaws of the files of the model in `folder`, causes before their consequences."""
+    other_format = any((folder / name).is_file() for name in _OTHER_CONFIGURATIONS) or any(folder.glob("*.gguf"))
+    if not other_format and not (folder / "config.json").is_file():
+        yield FileFlaw("config", "it has no config.json")
+    elif not other_format and not read_json(folder / "config.json"):
+        yield FileFlaw("config", "its config.json holds no JSON object")
+    if (what := _flaw_in_weights(folder)) is not None:
+        yield FileFlaw("weights", what)
+    if not any((folder / name).is_file() for name in _TOKENIZERS) and not any(folder.glob("*.gguf")):
+        yield FileFlaw("tokenizer", f"it has no tokenizer, no {', '.join(_TOKENIZERS[:3])} or the like")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights of the model in `folder`: those that its index names, there or not, else those found."""
+    for name in _INDEXES:
+        if (folder / name).is_file():
+            weight_map = read_json(folder / name).get("weight_map")
+            named = weight_map.values() if isinstance(weight_map, dict) else ()
+            return sorted({folder / each for each in named if isinstance(each, str)})
+    for pattern in _PATTERNS:
+        if found := sorted(path for path in folder.glob(pattern) if not path.name.startswith(_NO_WEIGHTS)):
+            return found
+    return []
+
+
+def read_tensors(path: Path) -> Tensors:
+    """The tensors of a safetensors file, from its header; raises `Damaged` where the file is missing or not whole."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - `file` is no mapping
+    except FileNotFoundError:
+        raise Damaged("is missing") from None
+    except (SafetensorError, OSError) as error:
+        raise Damaged(f"is damaged or cut short ({error})") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; an empty one where there is no such file or it holds something else."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def listed(names: list[str], most: int = 3) -> str:
+    """The first of `names`, and how many others there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} others" if len(names) > most else "")
+
+
+def _flaw_in_weights(folder: Path) -> str | None:
+    """The first flaw in the files of the weights, as far as headers and sizes tell."""
+    files = weight_files(folder)
+    index = next((name for name in _INDEXES if (folder / name).is_file()), None)
+    if not files:
+        return f"its {index} names no files" if index else "it has no weights, no *.safetensors or *.bin"
+    if absent := [path.name for path in files if not path.exists()]:
+        return f"{len(absent)} of its {len(files)} weight files are missing: {listed(absent)}"
+    for path in files:
+        try:
+            if path.suffix == ".safetensors":
+                read_tensors(path)
+            elif not path.stat().st_size:
+                return f"its {path.name} is empty"
+        except Damaged as flaw:
+            return f"its {path.name} {flaw}"
+    return None
+
+
+# Published configurations.
 
 
 def _qwen2(layers: int, heads: int, kv_heads: int, hidden: int, inner: int, vocab: int, context: int) -> dict[str, Any]:

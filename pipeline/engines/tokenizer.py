@@ -1,18 +1,24 @@
 """The `Tokenizer` contract over a Hugging Face model; the only module that loads a tokenizer of transformers."""
 
 import hashlib
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any
 
-from pipeline.engines.chat_template import ChatTemplate
-from pipeline.engines.plain_text import Marked
 from pipeline.errors import GraphError, RequestRefused, boundary, reason
 from pipeline.system.worker_process import without_collections
 
+LIMIT_S = 2.0
+"""Most seconds of processor time for a prompt from a chat template; templates take less than a millisecond."""
+MAX_CHARACTERS = 1 << 22
+"""Longest prompt that is taken from a template, in characters."""
 _BEFORE = ("\n", "0")
 """Texts of which a tokenizer that puts a space before a text makes one token with few others; where it does with the first, it does not
 with the second."""
@@ -113,10 +119,21 @@ class HFTokenizer:
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
         """Raises `GraphError` where the model has no template, as a reward model may, or the template fails,
-        which it may do in any way, or takes more time or memory than it may."""
-        if not self._hf.chat_template:
-            raise GraphError(self._model, "its tokenizer has no chat template; use an instruction or reasoning model")
-        return self._template.render(messages)
+        which it may do in any way, takes more time than it may, or writes too much."""
+        try:
+            with _limited_time():
+                text: str = self._hf.apply_chat_template(
+                    list(messages), chat_template=self._template, tokenize=False, add_generation_prompt=True, **self._template_arguments
+                )
+            if len(text) > MAX_CHARACTERS:
+                raise ValueError(f"it writes {len(text):,} characters")
+        except GraphError:
+            raise
+        except Exception as error:  # a template fails in any way
+            flaw = " ".join(str(error).split()) or type(error).__name__
+        else:
+            return text
+        raise GraphError(f"{self._model}: its chat template fails", flaw)
 
     @cached_property
     def _before(self) -> tuple[list[int], int]:
@@ -130,16 +147,18 @@ class HFTokenizer:
         return str(self._backend.decode(ids, skip_special_tokens=False))
 
     @cached_property
-    def _template(self) -> ChatTemplate:
-        with boundary(GraphError, f"{self._model}: its chat template fails", foreign=ValueError):
-            source = str(self._hf.get_chat_template())
+    def _template(self) -> str:
+        """The source of the template."""
+        if not self._hf.chat_template:
+            raise GraphError(self._model, "its tokenizer has no chat template; use an instruction or reasoning model")
+        source = str(self._hf.get_chat_template())
         for name in self._template_arguments:
             if not re.search(rf"\b{re.escape(name)}\b", source):
                 raise GraphError(self._model, f"its chat template does not use `{name}`, set in chat_template_kwargs; leave it out")
-        return ChatTemplate(self._model, source, {**self._hf.special_tokens_map, **self._template_arguments})
+        return source
 
     @cached_property
-    def _marked(self) -> Marked:
+    def _marked(self) -> "Marked":
         return Marked(self._backend, {text: id_ for text, id_ in self.special_ids.items() if id_ in self.control_ids})
 
     def _controls_are_ours(self, encoding: Any, parts: Sequence[str]) -> bool:
@@ -196,3 +215,73 @@ def _load(model: str, trust_remote_code: bool) -> Any:
         from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
+
+
+@contextmanager
+def _limited_time() -> Iterator[None]:
+    """Raises `TimeoutError` at the next line of what runs in its body once that took too long: any thread hears a trace function, and only
+    the first one a signal.
+
+    A template is a program that comes with a model; jinja2's sandbox keeps it from files and from Python. Its memory has no bound: the only
+    one that a single operation such as `'a' * 10**10` heeds is RLIMIT_AS, which is the process's, so that the allocations of other threads
+    would fail as well, and a run would die of what is one model's flaw. transformers and vLLM render the same template without any bound.
+    """
+    deadline = time.thread_time() + LIMIT_S
+
+    def look(frame: FrameType, event: str, argument: Any) -> Any:
+        if time.thread_time() > deadline:
+            raise TimeoutError(f"it runs for more than {LIMIT_S:g} s")
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+class Marked:
+    """A copy of a tokenizer of the library `tokenizers` in which only marked places become control tokens, for texts that spell some out.
+
+    Every control token has another text there, which nobody can write because it is drawn at random; the template's parts are translated to
+    these texts. So normalizers, merges and prefix spaces act as they always do.
+    """
+
+    def __init__(self, backend: Any, control: Mapping[str, int]) -> None:
+        """`control`: the texts of the control tokens and their ids. Raises what the library does where it cannot make the copy."""
+        salt = secrets.token_hex(16)
+        self._names = {text: f"{salt}{number:08d}" for number, text in enumerate(control)}
+        self._copy = type(backend).from_str(json.dumps(_renamed(json.loads(backend.to_str()), self._names)))
+        added = {token.content: id_ for id_, token in backend.get_added_tokens_decoder().items()}
+        self._ids = {self._copy.token_to_id(self._names.get(text, text)): id_ for text, id_ in (added | dict(control)).items()}
+        self._texts = re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))))
+
+    def encode(self, parts: Sequence[str]) -> list[int]:
+        """The ids of `parts` (`Tokenizer.encode_parts`)."""
+        marked = (part if number % 2 else self._texts.sub(lambda found: self._names[found[0]], part) for number, part in enumerate(parts))
+        ids = self._copy.encode("".join(marked), add_special_tokens=False).ids
+        return [self._ids.get(id_, id_) for id_ in ids]
+
+
+def _renamed(described: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The description of a tokenizer (its tokenizer.json) with the tokens `names` renamed, in its vocabulary too where they are there."""
+    for token in described["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    model = described["model"]
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, list):  # Unigram: pieces and their scores
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocabulary]
+    elif held := names.keys() & vocabulary.keys():
+        model["vocab"] = {names.get(text, text): id_ for text, id_ in vocabulary.items()}
+        if "merges" in model:
+            model["merges"] = [merge for merge in model["merges"] if held.isdisjoint(_texts_of(merge))]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    return described
+
+
+def _texts_of(merge: str | Sequence[str]) -> set[str]:
+    """The two texts of a merge and the text that they become."""
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return {left, right, left + right}

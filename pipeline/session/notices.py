@@ -15,10 +15,9 @@ from pipeline.bundled import FOLDERS
 from pipeline.data.many_files import open_files
 from pipeline.data.problems import Problem, Problems
 from pipeline.engines.models import bundled_name, resolve
-from pipeline.engines.registry import by_backend, cautions
+from pipeline.engines.registry import by_backend, cautions, taking_turns
 from pipeline.engines.replay.recording import CALIBRATION
 from pipeline.engines.replay.spec import ReplaySpec
-from pipeline.engines.sharing import taking_turns
 from pipeline.errors import NeverGenerated
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import broken_plugins

@@ -12,7 +12,7 @@ from msgspec import structs
 from pipeline.engine import Request
 from pipeline.engines.adapters import VARIANTS, AdapterCard, adapter_findings, read_adapter
 from pipeline.engines.model_card import ModelCard, ModelShape, read_card
-from pipeline.engines.models import adapter_folder, resolve
+from pipeline.engines.models import resolve
 from pipeline.engines.sim.cache import LONG, PrefixCache
 from pipeline.engines.torch.backend import torch_examination
 from pipeline.engines.torch.slots import SlotTable
@@ -48,10 +48,6 @@ def without_weights(folder: Path) -> None:
     (folder / "adapter_model.safetensors").unlink()
 
 
-def without_config(folder: Path) -> None:
-    (folder / "adapter_config.json").unlink()
-
-
 def with_broken_config(folder: Path) -> None:
     (folder / "adapter_config.json").write_text("{")
 
@@ -69,7 +65,6 @@ def saying(**config: Any) -> Callable[[Path], None]:
     [
         (emptied, "cannot be loaded: its adapter_model.safetensors is damaged or cut short"),
         (without_weights, "cannot be loaded: its adapter_model.safetensors is missing"),
-        (without_config, "cannot be loaded: it has no adapter_config.json"),
         (with_broken_config, "cannot be loaded: its adapter_config.json holds no JSON object"),
         (saying(peft_type="IA3"), "says peft_type: IA3, and only LORA is supported"),
         (saying(r=0), "says r: 0, which is not a rank"),
@@ -104,25 +99,12 @@ def test_an_adapter_of_the_model_or_of_a_copy_fits(tmp_path: Path, base: str) ->
     assert found(read_adapter(str(write_adapter(tmp_path, made, base_model_name_or_path=base)))) == []
 
 
-def test_an_unknown_bundled_adapter_is_one_sentence() -> None:
-    [said] = found(read_adapter("bundled:tiny-selektion"))
-    assert said.startswith(
-        "the adapter selection cannot be loaded: no bundled adapter is named 'tiny-selektion' (did you mean `tiny-selection`?"
-    )
-
-
 @pytest.mark.parametrize("name", BUNDLED)
 def test_a_bundled_adapter_is_whole_and_fits_its_model(name: str) -> None:
     adapter = read_adapter(f"bundled:{name}")
     assert (adapter.path, adapter.flaw, adapter.unusual) == (f"bundled:{name}", None, ())
     assert adapter.base_model.startswith("bundled:"), "not a folder of the machine that it was trained on"
     assert found(adapter, read_card(resolve("target", adapter.base_model))) == []
-
-
-def test_a_bundled_adapter_is_read_by_its_name() -> None:
-    assert BUNDLED == ["tiny-selection", "wordy-selection"]
-    assert adapter_folder("bundled:tiny-selection") == MODELS / "tiny-selection"
-    assert adapter_folder("tiny-selection") == Path("tiny-selection")
 
 
 def test_vllm_takes_plain_adapters_alone(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 from tests.support.paths import ROOT
 from tests.support.runs import rows, write_problems
-from tests.support.small_server import VLLM, Reply, Sick, SmallServer, chat_reply, refusal, said, small_server, status
+from tests.support.small_server import VLLM, Reply, SmallServer, chat_reply, refusal, said, small_server
 
 TOKENIZER = ChatTokenizer()
 CLOSE = TOKENIZER.special_ids[THINK_CLOSE]
@@ -155,7 +155,7 @@ def asked_in(server: SmallServer) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("graph", "calls"), [("target", 4), ("scot", 28), ("best-of-n", 28), ("self-consistency", 28)])
+@pytest.mark.parametrize(("graph", "calls"), [("target", 4), ("scot", 28)])
 def test_graphs_of_whole_thoughts(server: SmallServer, tmp_path: Path, graph: str, calls: int) -> None:
     result = run(options(tmp_path, graph, server))
     assert (result.exit_code, result.done) == (0, 4), result.error
@@ -187,22 +187,6 @@ def test_graphs_that_write_on_are_refused_before_a_call(server: SmallServer, tmp
     assert not asked_in(server)
 
 
-@pytest.mark.slow
-def test_a_busy_server_and_a_verdict_without_an_option_are_asked_again(server: SmallServer, tmp_path: Path) -> None:
-    seen: dict[str, int] = {}
-
-    def moody(body: Mapping[str, Any]) -> Reply:
-        key = json.dumps(body["messages"])
-        seen[key] = seen.get(key, 0) + 1
-        if "nothing but one of" in body["messages"][-1]["content"] and seen[key] == 1:
-            return said(body, "I do not know.")
-        return refusal(503, "busy") if seen[key] == 1 and len(body["messages"]) == 3 else chat_reply(body)
-
-    server.chat = moody
-    result = run(options(tmp_path, "scot", server))
-    assert (result.exit_code, result.done) == (0, 4)
-
-
 @pytest.mark.parametrize(
     ("fields", "said"), [({"model": "wiser"}, "does not serve 'wiser'"), ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY")]
 )
@@ -217,11 +201,3 @@ def test_a_server_that_rejects_what_a_run_sends_is_told_before_it(server: SmallS
     with pytest.raises(GraphError, match=r"rejects a small chat with 'wise' \(status 400\): no seed; max_tokens_key, send_sampling"):
         run(options(tmp_path, "target", server))
     assert run(options(tmp_path, "target", server, send_sampling=False)).done == 4
-
-
-@pytest.mark.slow
-def test_a_replica_that_is_lost_costs_no_chain(server: SmallServer, tmp_path: Path) -> None:
-    with small_server(VLLM, TOKENIZER, model="wise") as other:
-        other.always = Sick(status(500))
-        result = run(options(tmp_path, "scot", server, base_url=[server.base_url, other.base_url], max_retries=0))
-    assert (result.exit_code, result.done, result.failed) == (0, 4, 0)

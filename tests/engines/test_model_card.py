@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pipeline.engines.checkpoint import flaws_in
-from pipeline.engines.model_card import ModelCard, local_folder, missing, parameters_in, read_card, shape_of
+from pipeline.engines.model_card import ModelCard, flaws_in, local_folder, missing, parameters_in, read_card, shape_of
 from pipeline.engines.models import resolve
 from tests.support.paths import MODELS
 
@@ -51,7 +50,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_papers_models_have_their_published_sizes(model: str, parameters: int, kv_bytes: int, context: int) -> None:
     card = read_card(model)
     assert (card.parameters, card.kv_bytes_per_token(2), card.max_model_len) == (parameters, kv_bytes, context)
-    assert (card.source, card.rough, card.weights_bytes("bfloat16")) == ("its config.json as published", False, 2 * parameters)
+    assert (card.source, card.weights_bytes("bfloat16")) == ("its config.json as published", 2 * parameters)
     assert card.shape is not None
     whole = 2 * card.shape.embeddings
     assert card.weights_bytes("bfloat16", "fp8") == round((parameters - card.shape.embeddings) * 1.01) + whole
@@ -78,7 +77,7 @@ def test_what_a_folder_holds_is_known_by_its_files_else_by_its_configuration(tmp
 def test_a_name_tells_roughly(name: str, parameters: float | None) -> None:
     assert parameters_in(name) == parameters
     card = read_card(f"nobody/{name.rpartition('/')[2]}")
-    assert (card.rough, card.weights_bytes("bfloat16")) == (True, parameters and 2 * parameters)
+    assert card.weights_bytes("bfloat16") == (parameters and 2 * parameters)
 
 
 @pytest.mark.parametrize(
@@ -127,8 +126,6 @@ def one_shard_of_two(model: Path) -> None:
     ("damage", "part", "said"),
     [
         (removed("model.safetensors"), "weights", "it has no weights, no *.safetensors or *.bin"),
-        (cut("model.safetensors", 0), "weights", "its model.safetensors is damaged or cut short (Error while deserializing header"),
-        (cut("model.safetensors", 100), "weights", "its model.safetensors is damaged or cut short"),
         (cut("model.safetensors", 100_000), "weights", "its model.safetensors is damaged or cut short"),
         (one_shard_of_two, "weights", "1 of its 2 weight files are missing: model-00002-of-00002.safetensors"),
         (removed("config.json"), "config", "it has no config.json"),

@@ -3,30 +3,20 @@
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pipeline.analysis import summary_tables
-from pipeline.analysis.summary import summarize
 from pipeline.engine import Completion
 from pipeline.engines.openai.completions import AGREEING, flaw_in_prompt_tokens
 from pipeline.engines.openai.engine import OpenAIEngine, examine_openai
 from pipeline.engines.openai.probe import CacheConfig, cache_config
 from pipeline.engines.validate import is_another_model
 from pipeline.errors import GraphError, PipelineError, RequestRefused
-from pipeline.session.observer import Observer
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run
 from pipeline.system.machine import look
-from tests.support.paths import ROOT
-from tests.support.runs import rows, servers_file, write_problems
 from tests.support.served import PROMPT, TOKENIZER, answers, ask, opened, outcome, small_servers, spec_of, talk
-from tests.support.small_server import HOSTED, LLAMA, SGLANG, VLLM, Handler, Kind, SmallServer, edited, hang, raw, small_server, status
+from tests.support.small_server import HOSTED, LLAMA, SGLANG, VLLM, Handler, Kind, edited, hang, raw, small_server, status
 
 # What a server can do.
 
@@ -38,10 +28,8 @@ from tests.support.small_server import HOSTED, LLAMA, SGLANG, VLLM, Handler, Kin
         (replace(VLLM, logprobs=False), ("options",)),
         (replace(VLLM, streams=False), ("interrupt",)),
         (replace(VLLM, seeds=False), ("seeds",)),
-        (replace(VLLM, exact=False), ("scoring",)),
         (SGLANG, ("scoring",)),
         (replace(LLAMA, hides=True), ("scoring", "marks")),
-        (HOSTED, ("scoring", "top_k", "min_p")),
         (replace(HOSTED, logprobs=False, seeds=False), ("options", "scoring", "top_k", "min_p", "seeds")),
     ],
     ids=lambda each: "" if isinstance(each, Kind) else "-".join(each) or "nothing",
@@ -65,10 +53,8 @@ def test_a_server_of_another_kind_than_the_file_says_is_refused_with_its_own_wor
     [
         ({"max_model_len": 300}, None, 300),
         ({"max_model_len": 300}, 200, 200),
-        ({"max_model_len": 300}, 400, 300),
         ({"context_length": 300, "max_model_len": -5}, None, 300),
         ({"max_model_len": 1e300, "meta": {"n_ctx_train": 300}}, None, 300),
-        ({"meta": {"n_ctx_train": 300}}, 400, 400),
         ({"meta": {"n_ctx_train": 300, "n_ctx": 100}, "owned_by": 5}, None, 100),
     ],
 )
@@ -88,7 +74,6 @@ def test_the_context_length_is_what_server_and_spec_allow(card: dict[str, Any], 
         (VLLM, {"tokenizer": "bundled:tiny-targe"}, "did you mean `tiny-target`?"),
         (VLLM, {"base_url": ()}, "base_url must name at least one server"),
         (VLLM, {"base_url": "http://user:pass@127.0.0.1/v1"}, "base_url must be a plain URL, http://127.0.0.1/v1"),
-        (VLLM, {"base_url": "http://127.0.0.1/v1?key=1"}, "base_url must be a plain URL, http://127.0.0.1/v1"),
         (VLLM, {"base_url": "127.0.0.1:8000/v1"}, "is not a URL such as http://127.0.0.1:8000/v1"),
         (VLLM, {"base_url": "http://127.0.0.1:9/v1"}, "cannot be reached: All connection attempts failed; start it, or check base_url"),
     ],
@@ -232,11 +217,11 @@ def test_an_answer_to_another_prompt_fails_its_request_with_both_numbers(kind: K
         assert f"tokens for a prompt of {len(PROMPT)}: " in str(found[0])
 
 
-@given(st.integers(1, 1 << 20), st.integers(1, 1 << 20), st.booleans())
-def test_the_tolerance_is_one_for_all(sent: int, stated: int, exact: bool) -> None:
-    flaw = flaw_in_prompt_tokens(sent, stated, exact=exact)
-    assert (flaw is None) == (abs(stated - sent) <= (0 if exact else sent // AGREEING))
-    assert flaw is None or (f"{sent:,}" in flaw and f"{stated:,}" in flaw)
+@pytest.mark.parametrize(
+    ("sent", "stated", "exact", "fine"), [(AGREEING, AGREEING + 1, False, True), (9, 8, False, False), (999, 998, True, False)]
+)
+def test_the_tolerance_is_one_for_all(sent: int, stated: int, exact: bool, fine: bool) -> None:
+    assert (flaw_in_prompt_tokens(sent, stated, exact=exact) is None) is fine
 
 
 # What servers state of themselves.
@@ -257,6 +242,17 @@ MORE = LINE.replace("} 1.0", ',effective_attention_block_size="32",kv_cache_size
 )
 def test_the_size_of_a_cache_is_read_of_all_engines_of_a_server(metrics: str, found: CacheConfig | None) -> None:
     assert cache_config(metrics) == found
+
+
+def test_a_server_that_answers_as_another_model_is_doubted() -> None:
+    with small_server(VLLM, TOKENIZER) as server:
+        server.always = lambda handler, reply: (edited(named) if handler.command == "POST" else Handler.send)(handler, reply)
+        [doubt] = opened(spec_of(server)).facts["doubts"]
+    assert doubt == f"{server.base_url} answers as the model 'other' where 'tiny' is asked for"
+
+
+def named(answer: dict[str, Any]) -> None:
+    answer["model"] = "other"
 
 
 @pytest.mark.slow
@@ -281,34 +277,3 @@ def test_caches_of_replicas_add_up_where_all_state_their_size() -> None:
 )
 def test_names_of_models(asked: str, answered: str | None, another: bool) -> None:
     assert is_another_model(asked, answered) is another
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("states", [True, False])
-def test_what_is_not_stated_is_null_in_every_table(tmp_path: Path, states: bool) -> None:
-    """Of the cache, as of a vLLM server without --enable-prompt-tokens-details; another model than asked for is named once."""
-
-    def silent(answer: dict[str, Any]) -> None:
-        answer |= {"model": "other" if states else None}
-        if not states:
-            answer["usage"]["prompt_tokens_details"] = None
-
-    told: list[str] = []
-    with small_server(VLLM, TOKENIZER) as small:
-        small.always = lambda handler, reply: (edited(silent) if handler.command == "POST" else Handler.send)(handler, reply)
-        result = run(over(small, tmp_path), Observer(tell=told.append))
-    assert result.exit_code == 0
-    calls = rows(result, "calls")
-    assert {row["cached_input_tokens"] for row in calls} == {3 if states else None}
-    assert {row["recomputed_input_tokens"] for row in calls} <= ({0} if states else {None})
-    assert {row["response_model"] for row in calls} == {"other" if states else None}
-    assert [sentence for sentence in told if "'other' where 'tiny' is asked for" in sentence] == told[-2:] * states
-    target = summarize(tmp_path / "run").engines["target"]
-    assert (target.cached_input_tokens, target.answered_by) == ((9, {"other": 3}) if states else (None, {}))
-    assert summary_tables.engines(summarize(tmp_path / "run")).rows[0][3] == (f"{9 / target.input_tokens:.1%}" if states else "-")
-
-
-def over(small: SmallServer, folder: Path) -> RunOptions:
-    """A run over one server."""
-    engines = servers_file(folder, model="tiny", target=small.base_url)
-    return RunOptions(graph=ROOT / "graphs/target.yaml", engines=engines, input=write_problems(folder, 3), output=folder / "run")

@@ -1,7 +1,6 @@
-"""What the replies of servers mean: one table for both backends that ask over HTTP, against real servers."""
+"""What the replies of servers mean, as one table for both backends that ask over HTTP, and what becomes of the request."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -11,157 +10,162 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from pipeline.engine import Completion, Request, Timing
-from pipeline.engines.openai.client import Reply
-from pipeline.engines.openai.replies import said_in, server_error_of
+from pipeline.engines.openai.answers import decode_reply
+from pipeline.engines.openai.client import NoAnswer, Reply, Verdict
+from pipeline.engines.openai.engine import open_openai
+from pipeline.engines.openai.replies import finish_of, said_in, server_error_of
 from pipeline.errors import BadCompletion, ContextOverflow, EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused
-from tests.support.served import DIGITS, PROMPT, TOKENIZER, after, ask, open_backend, request_of, settled
-from tests.support.small_server import SGLANG, WAIT_S, Fault, Handler, cut, edited, raw, small_server, status
+from tests.support.served import DIGITS, PROMPT, TOKENIZER, ask, open_backend, outcome, request_of, settled, spec_of
+from tests.support.small_server import SGLANG, VLLM, Fault, Handler, cut, edited, raw, small_server, status
 
 WORDS = "the server's own words"
 DEEP = b"[" * 100_000 + b"]" * 100_000
 MANY_DIGITS = b"9" * 5000
 
 
-def in_choice(**fields: Any) -> Fault:
-    return edited(lambda answer: [choice.update(fields) for choice in answer["choices"]])
+def refused(number: int, message: str = WORDS, /, headers: dict[str, str] | None = None, **error: Any) -> Reply:
+    return Reply(number, headers or {}, msgspec.json.encode({"error": {"message": message, "type": "x", "code": number} | error}))
 
 
-def in_message(**fields: Any) -> Fault:
-    """A change of what a model says in a chat; a completion has no message, and what it says is `text`."""
-    return edited(lambda answer: [choice["message"].update(fields) for choice in answer["choices"] if "message" in choice])
-
-
-def inside(**error: Any) -> Fault:
+def inside(**error: Any) -> Reply:
     """An error in place of an answer, with status 200."""
-    return raw(msgspec.json.encode({"error": error}))
+    return Reply(200, {}, msgspec.json.encode({"error": error}))
+
+
+def content(raw_bytes: bytes) -> Reply:
+    return Reply(200, {}, raw_bytes)
+
+
+def chosen(**fields: Any) -> Reply:
+    message = {"role": "assistant", "content": "2"}
+    return content(msgspec.json.encode({"choices": [{"text": "2", "message": message, "finish_reason": "stop"} | fields]}))
+
+
+def said(**message: Any) -> Reply:
+    return chosen(message={"role": "assistant", "content": "2"} | message)
+
+
+REPLIES: dict[str, tuple[Reply, Verdict, str]] = {
+    # Statuses: busy, refused for this request, refused for all, nothing left to pay.
+    **{str(code): (refused(code), "failing", f"answered {code}: {WORDS}") for code in (408, 409, 425, 500, 502, 503, 504, 529)},
+    **{str(code): (refused(code), "refused", f"answered {code}: {WORDS}") for code in (400, 413, 422, 451)},
+    **{str(code): (refused(code), "gone", f"answered {code}: {WORDS}") for code in (403, 404, 405, 410)},
+    **{str(code): (refused(code), "closed", f"answered {code}: {WORDS}") for code in (401, 402)},
+    "429": (refused(429), "busy", WORDS),
+    "context": (refused(400, "too long", code="context_length_exceeded"), "overflow", "too long"),
+    "context, llama.cpp's": (refused(400, "too long", type="exceed_context_size_error", n_ctx=64), "overflow", "too long"),
+    "context, vLLM's": (refused(400, "This model's maximum context length is 99 tokens."), "overflow", "99"),
+    "quota": (refused(429, code="insufficient_quota"), "closed", "no credit left"),
+    "Moonshot's quota": (refused(429, type="exceeded_current_quota_error"), "closed", WORDS),
+    "LiteLLM's budget": (refused(400, type="budget_exceeded"), "closed", WORDS),
+    "Anthropic's balance": (refused(400, "Your credit balance is too low"), "closed", "the account has no credit left"),
+    "Gemini's key": (refused(400, "API key not valid. Please pass a valid API key."), "closed", "the key is not accepted"),
+    "tomorrow": (refused(429, headers={"retry-after": "43200"}), "closed", "it asks to retry after 43,200 s"),
+    "flagged": (refused(403, "Your input was flagged", metadata={"reasons": ["x"]}), "refused", "flagged"),
+    "Azure's filter": (refused(400, code="content_filter"), "refused", WORDS),
+    "elsewhere": (Reply(302, {"location": "http://elsewhere.invalid/"}, b""), "failing", "redirects to http://elsewhere.invalid/, which"),
+    # Errors inside a reply of status 200.
+    "inside": (inside(message=WORDS), "failing", WORDS),
+    "inside, a text": (content(b'{"error": "model runner has stopped"}'), "failing", "model runner has stopped"),
+    "inside, an object": (content(b'{"object": "error", "message": "out of memory", "code": 50002}'), "failing", "out of memory"),
+    "inside, the provider's": (
+        inside(message="Provider error", code=502, metadata={"raw": WORDS}),
+        "failing",
+        f"error: {WORDS} (code 502)",
+    ),
+    "inside, 402": (inside(message=WORDS, code=402), "closed", WORDS),
+    "inside, 400": (inside(message=WORDS, code=400), "withheld", WORDS),
+    "beside choices": (content(b'{"choices": [], "error": {"message": "no", "code": 500}}'), "failing", "no (code 500)"),
+    # No API, and no answer.
+    "no API": (content(b"<html><h1>Sign in</h1></html>"), "unreadable", "not JSON"),
+    "nothing": (content(b""), "unreadable", "not JSON"),
+    "no UTF-8": (content(b"\xff\xfe{}"), "unreadable", "not JSON"),
+    "half a character": (content(b'{"choices": [{"text": "\\ud83d", "finish_reason": "stop"}]}'), "unreadable", "not JSON"),
+    "deep": (content(b'{"choices": ' + DEEP + b"}"), "malformed", "is not a completion"),
+    "deep elsewhere": (content(b'{"odd": ' + DEEP + b"}"), "malformed", "is not a completion: it is nested too deeply"),
+    "null choices": (content(b'{"choices": null}'), "malformed", "is not a completion"),
+    # Finish reasons.
+    **{
+        reason: (chosen(finish_reason=reason), "withheld", f"finish_reason {reason!r}")
+        for reason in ("content_filter", "tool_calls", "function_call", "refusal", "SAFETY", "sensitive", "repetition")
+    },
+    **{
+        reason: (chosen(finish_reason=reason), "failing", f"finish_reason {reason!r}")
+        for reason in ("error", "abort", "network_error", "insufficient_system_resource", "time_limit", "load")
+    },
+    "half an answer": (chosen(finish_reason="error", error={"message": WORDS, "code": 502}), "failing", f"broke its answer off: {WORDS}"),
+    "no reason": (chosen(finish_reason=None), "malformed", "does not say how it ended"),
+    "an odd reason": (chosen(finish_reason="because"), "malformed", "finish_reason 'because'"),
+    # Messages of a chat.
+    "refusal": (said(content=None, refusal=WORDS), "withheld", f"refused to answer: {WORDS}"),
+    "refusal in parts": (said(content=[{"type": "refusal", "refusal": WORDS}]), "withheld", WORDS),
+    "tool": (said(content=None, tool_calls=[{"id": "a", "type": "function"}]), "withheld", "called a tool"),
+    "function": (said(content=None, function_call={"name": "f", "arguments": "{}"}), "withheld", "called a tool"),
+    "null": (said(content=None, reasoning_content=None), "malformed", "holds no text"),
+    "an image": (said(content=[{"type": "image_url", "image_url": {"url": "x"}}]), "malformed", "type 'image_url'"),
+    "a number": (said(content=42), "malformed", "'42' instead of text"),
+}
+
+
+def read(reply: Reply) -> Any:
+    """The message that an answer holds; raises `NoAnswer`."""
+    choice = decode_reply(reply).choices[0]
+    return said_in(choice.message or {}, finish_of(choice.finish_reason, choice.error))
+
+
+@pytest.mark.parametrize(("reply", "verdict", "says"), REPLIES.values(), ids=REPLIES)
+def test_what_is_no_answer_has_a_verdict(reply: Reply, verdict: Verdict, says: str) -> None:
+    with pytest.raises(NoAnswer) as caught:
+        read(reply)
+    assert (caught.value.verdict, says in str(caught.value)) == (verdict, True), caught.value
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("reason", ["stop", "eos", "end_turn", "COMPLETE", "length", "model_length", "MAX_TOKENS"])
+def test_harmless_shapes_are_answers(reason: str) -> None:
+    beside = {"error": None, "usage": None, "service_tier": None, "created": 1e300, "id": [None]}
+    answer = msgspec.json.decode(chosen(finish_reason=reason, logprobs=None).content) | beside
+    assert read(content(msgspec.json.encode(answer))) == ("", "2")
 
 
 def to_long_requests(fault: Fault) -> Fault:
     return lambda handler, reply: (fault if handler.body["max_tokens"] > 16 else Handler.send)(handler, reply)
 
 
-AGAIN, BAD, CHAIN, RUN, FULL = EngineUnavailable, BadCompletion, RequestRefused, EngineDead, ContextOverflow
-Row = tuple[Fault, type[PipelineError], str]
-BOTH: dict[str, Row] = {
-    # Statuses: busy, refused for this request, refused for all, nothing left to pay.
-    **{str(code): (status(code, WORDS), AGAIN, f"answered {code}: {WORDS}") for code in (408, 409, 425, 429, 500, 502, 503, 504, 529)},
-    **{str(code): (status(code, WORDS), CHAIN, f"answered {code}: {WORDS}") for code in (400, 413, 422, 451)},
-    **{str(code): (status(code, WORDS), RUN, f"answered {code}: {WORDS}") for code in (401, 402, 403, 404, 405, 410)},
-    "context": (status(400, "too long", code="context_length_exceeded"), FULL, "leaves no room"),
-    "context, llama.cpp's": (status(400, "too long", type="exceed_context_size_error", n_ctx=64), FULL, "in a context of 64"),
-    "context, vLLM's": (status(400, "This model's maximum context length is 99 tokens."), FULL, "in a context of 99"),
-    "context, absurd": (status(400, f"context length is {MANY_DIGITS.decode()}"), FULL, "in a context of 512"),
-    "quota": (status(429, WORDS, code="insufficient_quota", type="insufficient_quota"), RUN, WORDS),
-    "Moonshot's quota": (status(429, WORDS, type="exceeded_current_quota_error"), RUN, WORDS),
-    "LiteLLM's budget": (status(400, WORDS, type="budget_exceeded"), RUN, WORDS),
-    "Anthropic's balance": (status(400, "Your credit balance is too low"), RUN, "the account has no credit left"),
-    "Gemini's key": (status(400, "API key not valid. Please pass a valid API key."), RUN, "the key is not accepted"),
-    "tomorrow": (status(429, WORDS, {"Retry-After": "43200"}), RUN, "it asks to retry after 43,200 s"),
-    "maintenance": (status(503, WORDS, {"Retry-After": "7200"}), RUN, "it asks to retry after 7,200 s"),
-    "soon": (status(429, WORDS, {"Retry-After": "30"}), AGAIN, WORDS),
-    "flagged": (status(403, "Your input was flagged", code=403, metadata={"reasons": ["x"]}), CHAIN, "flagged"),
-    "Azure's filter": (status(400, WORDS, code="content_filter"), CHAIN, WORDS),
-    "elsewhere": (status(302, headers={"Location": "http://elsewhere.invalid/"}), AGAIN, "redirects to http://elsewhere.invalid/, which"),
-    # Errors inside a reply of status 200.
-    "inside": (inside(message=WORDS), AGAIN, WORDS),
-    "inside, a text": (raw(b'{"error": "model runner has stopped"}'), AGAIN, "model runner has stopped"),
-    "inside, an object": (raw(b'{"object": "error", "message": "out of memory", "code": 50002}'), AGAIN, "out of memory"),
-    "inside, the provider's": (
-        inside(message="Provider error", code=502, metadata={"raw": WORDS}),
-        AGAIN,
-        f"Provider error: {WORDS} (code 502)",
-    ),
-    "inside, 402": (inside(message=WORDS, code=402), RUN, WORDS),
-    "inside, quota": (inside(message=WORDS, code="insufficient_quota"), RUN, WORDS),
-    "inside, 400": (inside(message=WORDS, code=400), CHAIN, WORDS),
-    "beside choices": (edited(lambda answer: answer.update(error={"message": WORDS, "code": 500})), AGAIN, WORDS),
-    # No API, and no answer.
-    "broken off": (cut, AGAIN, "broke the connection: "),
-    "no API": (raw(b"<html><h1>Sign in</h1></html>"), AGAIN, "sent an answer that is not JSON"),
-    "nothing": (raw(b""), AGAIN, "sent an answer that is not JSON"),
-    "no UTF-8": (raw(b"\xff\xfe{}"), AGAIN, "sent an answer that is not JSON"),
-    "deep": (raw(b'{"choices": ' + DEEP + b"}"), BAD, "its answer is not a completion"),
-    "deep elsewhere": (raw(b'{"odd": ' + DEEP + b"}"), BAD, "its answer is not a completion: it is nested too deeply"),
-    "20 MB": (raw(b'{"choices": "' + b"x" * (20 << 20) + b'"}'), BAD, "its answer is longer than "),
-    "no choices": (edited(lambda answer: answer.update(choices=[])), BAD, "its answer has 0 choices, not 1"),
-    "null choices": (edited(lambda answer: answer.update(choices=None)), BAD, "its answer is not a completion"),
-    # Finish reasons.
-    **{
-        reason: (in_choice(finish_reason=reason), CHAIN, f"finish_reason {reason!r}")
-        for reason in ("content_filter", "tool_calls", "function_call", "refusal", "SAFETY", "sensitive", "repetition")
-    },
-    **{
-        reason: (in_choice(finish_reason=reason), AGAIN, f"finish_reason {reason!r}")
-        for reason in ("error", "abort", "network_error", "insufficient_system_resource", "time_limit", "load")
-    },
-    "half an answer": (
-        in_choice(finish_reason="error", error={"message": WORDS, "code": 502}),
-        AGAIN,
-        f"broke its answer off: {WORDS} (code 502)",
-    ),
-    "no reason": (in_choice(finish_reason=None), BAD, "does not say how it ended"),
-    "an odd reason": (in_choice(finish_reason="because"), BAD, "finish_reason 'because'"),
+FATES: dict[str, tuple[Fault, type[PipelineError], str]] = {
+    "busy": (status(429, WORDS, {"Retry-After": "30"}), EngineUnavailable, WORDS),
+    "failing": (status(500, WORDS), EngineUnavailable, f"answered 500: {WORDS}"),
+    "unreadable": (raw(b"<html>"), EngineUnavailable, "sent an answer that is not JSON"),
+    "malformed": (edited(lambda answer: answer.update(choices=[])), BadCompletion, "its answer has 0 choices, not 1"),
+    "too long": (raw(b'{"choices": "' + b"x" * (20 << 20) + b'"}'), BadCompletion, "its answer is longer than "),
+    "refused": (to_long_requests(status(422, WORDS)), RequestRefused, f"answered 422: {WORDS}"),
+    "withheld": (edited(lambda answer: answer["choices"][0].update(finish_reason="sensitive")), RequestRefused, "'sensitive'"),
+    "overflow": (to_long_requests(status(400, "context length is 64")), ContextOverflow, "in a context of 64"),
+    "gone": (status(404, WORDS), EngineDead, f"answered 404: {WORDS}"),
+    "closed": (status(401, WORDS), EngineDead, f"answered 401: {WORDS}"),
+    "broken off": (cut, EngineUnavailable, "broke the connection: "),
 }
-CHAT: dict[str, Row] = {
-    "no choices": (edited(lambda answer: answer.update(choices=[])), BAD, "its answer holds no reply"),
-    "refusal": (in_message(content=None, refusal=WORDS), CHAIN, f"refused to answer: {WORDS}"),
-    "refusal in parts": (in_message(content=[{"type": "refusal", "refusal": WORDS}]), CHAIN, WORDS),
-    "tool": (in_message(content=None, tool_calls=[{"id": "a", "type": "function", "function": {"name": "f"}}]), CHAIN, "called a tool"),
-    "function": (in_message(content=None, function_call={"name": "f", "arguments": "{}"}), CHAIN, "called a tool"),
-    "tool beside a text": (in_message(tool_calls=[{"id": "a"}]), CHAIN, "called a tool"),
-    "null": (in_message(content=None, reasoning_content=None), BAD, "holds no text"),
-    "an image": (in_message(content=[{"type": "image_url", "image_url": {"url": "x"}}]), BAD, "type 'image_url'"),
-    "a number": (in_message(content=42), BAD, "'42' instead of text"),
-    "no message": (edited(lambda answer: answer["choices"][0].pop("message")), BAD, "holds no message"),
-    "half a character": (raw(b'{"choices": [{"message": {"content": "\\ud83d"}, "finish_reason": "stop"}]}'), AGAIN, "is not JSON"),
-}
-ANSWERS: dict[str, Fault] = {
-    "null beside": edited(lambda answer: answer.update(error=None, usage=None, system_fingerprint=None, service_tier=None)),
-    "no usage": edited(lambda answer: answer.pop("usage")),
-    **{name: in_choice(finish_reason=name) for name in ("stop", "eos", "end_turn", "COMPLETE", "length", "model_length", "MAX_TOKENS")},
-    "empty": in_message(content="", reasoning_content=None, refusal=None, tool_calls=[], function_call=None),
-    "digits": edited(lambda answer: answer.update(created=float("1e300"), id=[None], choices=answer["choices"])),
-}
-Outcome = Callable[[str, Fault], Completion | PipelineError]
-
-
-@pytest.fixture(scope="module")
-def outcome_of() -> Iterator[Outcome]:
-    """`outcome_of(backend, fault)`: what becomes of a request to an engine whose server does this from now on."""
-    with ExitStack() as stack:
-        portal, small = stack.enter_context(start_blocking_portal()), stack.enter_context(small_server(SGLANG, TOKENIZER))
-
-        async def found(backend: str, fault: Fault) -> Completion | PipelineError:
-            small.always = None
-            async with open_backend(backend, small) as engines:
-                small.always = fault
-                with anyio.fail_after(WAIT_S):
-                    return await settled(engines["target"], request_of(backend))
-
-        yield partial(portal.call, found)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("backend", "name"),
-    [*((backend, name) for backend in ("chat", "openai") for name in BOTH), *(("chat", name) for name in CHAT if name not in BOTH)],
-)
-def test_what_is_no_answer_says_what_becomes_of_its_request(outcome_of: Outcome, backend: str, name: str) -> None:
-    """And never is an answer: the same for both backends. A server that refuses a request answers others, such as the small one that tells
-    the two apart."""
-    fault, error, says = (CHAT.get(name) if backend == "chat" else None) or BOTH[name]
-    found = outcome_of(backend, to_long_requests(fault) if error in (CHAIN, FULL) else fault)
-    assert (type(found), says in str(found)) == (error, True), found
-    assert "\n" not in str(found)
-    assert len(str(found)) < 800
+"""What a server does from now on, and what becomes of a request: for each verdict."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["chat", "openai"])
-@pytest.mark.parametrize("name", ANSWERS)
-def test_harmless_shapes_are_answers(outcome_of: Outcome, backend: str, name: str) -> None:
-    assert isinstance(found := outcome_of(backend, ANSWERS[name]), Completion), found
-    assert found.model == "tiny"
+def test_what_is_no_answer_says_what_becomes_of_its_request(backend: str) -> None:
+    """The same for both backends. A server that refuses a request answers others, such as the small one that tells the two apart."""
+
+    async def main() -> None:
+        for name, (fault, error, says) in FATES.items():
+            small.always = None
+            async with open_backend(backend, small) as engines:
+                small.always = fault
+                found = await settled(engines["target"], request_of(backend))
+            expected = "its answer holds no reply" if (name, backend) == ("malformed", "chat") else says
+            assert (type(found), expected in str(found)) == (error, True), (name, found)
+            assert "\n" not in str(found)
+            assert len(str(found)) < 800
+
+    with small_server(SGLANG, TOKENIZER) as small:
+        anyio.run(main)
 
 
 @pytest.mark.parametrize(
@@ -171,18 +175,15 @@ def test_harmless_shapes_are_answers(outcome_of: Outcome, backend: str, name: st
         ({"content": "2", "reasoning": "One.", "reasoning_content": "One."}, "One.", "2"),  # vLLM between two names
         ({"content": "2", "reasoning": "One.", "reasoning_details": [{"type": "reasoning.text", "text": "One."}]}, "One.", "2"),
         (
-            {
-                "content": "2",
-                "reasoning_details": [{"type": "reasoning.summary", "summary": "One."}, {"type": "reasoning.encrypted", "data": "x"}],
-            },
-            "One.",
+            {"content": "2", "reasoning_details": [{"type": "reasoning.summary", "summary": "1."}, {"type": "reasoning.encrypted"}]},
+            "1.",
             "2",
         ),
         ({"content": "2", "thinking": "One."}, "One.", "2"),  # Ollama
         ({"content": "2", "thinking_blocks": [{"type": "thinking", "thinking": "One.", "signature": "x"}]}, "One.", "2"),  # LiteLLM
         (
-            {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "One."}]}, {"type": "text", "text": "2"}]},
-            "One.",
+            {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "1."}]}, {"type": "text", "text": "2"}]},
+            "1.",
             "2",
         ),  # Mistral
         ({"content": [{"type": "text", "text": "It "}, {"type": "reference", "reference_ids": [1]}, "is 2"]}, "", "It is 2"),
@@ -203,7 +204,6 @@ def test_what_a_message_says(message: dict[str, Any], thought: str, content: str
         (b'[{"error": {"message": "no", "status": "x"}}]', "no", "", None),
         (b'{"detail": [{"msg": "not a\\n number"}]}', '[{"msg":"not a\\n number"}]', "", None),
         (b'{"error": null, "msg": "no"}', "no", "", None),
-        (b'{"error": {"message": null}}', "status 400", "", None),
         (b"<h1>Bad\n gateway</h1>", "<h1>Bad gateway</h1>", "", None),
         (b"", "status 400", "", None),
         (DEEP, "[" * 300 + "...", "", None),
@@ -222,7 +222,7 @@ def test_the_words_of_a_refusal(body: bytes, text: str, code: str, context: int 
         ("7", 7.0),
         ("1.5", 1.5),
         ("Sun, 06 Nov 1994 08:49:37 GMT", 0.0),
-        *((odd, None) for odd in ("", "soon", "-1", "1e400", "nan", "\u0665", "9" * 400, "Fri, 31 Dec 9999 23:59:59 -9999", ", ,")),
+        *((odd, None) for odd in ("", "soon", "-1", "1e400", "\u0665", "9" * 400, "Fri, 31 Dec 9999 23:59:59 -9999", ", ,")),
     ],
 )
 def test_when_a_server_wants_to_be_asked_again(value: str, seconds: float | None) -> None:
@@ -231,6 +231,26 @@ def test_when_a_server_wants_to_be_asked_again(value: str, seconds: float | None
 
 def first(answer: dict[str, Any]) -> Any:
     return answer["choices"][0]
+
+
+Outcome = Completion | PipelineError
+
+
+@pytest.fixture(scope="module")
+def after() -> Iterator[Callable[[Fault, Request], Outcome]]:
+    """`after(fault, request)`: what becomes of a request on which the server does this; the next one is answered."""
+    with start_blocking_portal() as portal, small_server(VLLM, TOKENIZER) as server:
+
+        async def become(fault: Fault, request: Request) -> Outcome:
+            server.faults.append(fault)
+            found = await outcome(engine, request)
+            assert (engine.statistics().running, engine.statistics().waiting) == (0, 0)
+            assert len((await engine.generate(ask())).candidates) == 1
+            return found
+
+        with portal.wrap_async_context_manager(open_openai({"draft": spec_of(server)})) as engines:
+            engine = engines["draft"]
+            yield partial(portal.call, become)
 
 
 CHOICE, PAIR = ask(max_tokens=1, option_ids=DIGITS[:2]), ask(n=2, temperature=0.5)
@@ -242,11 +262,6 @@ CHOICE, PAIR = ask(max_tokens=1, option_ids=DIGITS[:2]), ask(n=2, temperature=0.
         (edited(lambda answer: first(answer).update(token_ids=None)), None, "has no token ids"),
         (edited(lambda answer: first(answer).update(token_ids=[-1])), None, "is not a completion: "),
         (edited(lambda answer: first(answer).update(token_ids=[5] * 61)), None, "a candidate of 61 tokens, more than max_tokens"),
-        (
-            edited(lambda answer: first(answer).update(token_ids=[1 << 30], finish_reason="length")),
-            ask(logprobs=False),
-            "is not in the model's voc",
-        ),
         (edited(lambda answer: first(answer).update(logprobs=None)), None, "has log probabilities for 0 tokens, not "),
         (edited(lambda answer: first(answer)["logprobs"].update(token_logprobs=[5.0])), None, "has a log probability of 5.0"),
         (edited(lambda answer: first(answer).update(stop_reason="Next")), None, "at 'Next', which was not a requested stop string"),
@@ -258,7 +273,7 @@ CHOICE, PAIR = ask(max_tokens=1, option_ids=DIGITS[:2]), ask(n=2, temperature=0.
         (edited(lambda answer: first(answer)["logprobs"]["top_logprobs"][0].popitem()), CHOICE, "lacks the log probabilities of some"),
     ],
 )
-def test_an_answer_to_something_else_is_none(fault: Fault, request_: Request | None, says: str) -> None:
+def test_an_answer_to_something_else_is_none(after: Any, fault: Fault, request_: Request | None, says: str) -> None:
     found = after(fault, request_ or ask(temperature=0.5))
     assert type(found) is BadCompletion
     assert says in str(found)
@@ -267,14 +282,13 @@ def test_an_answer_to_something_else_is_none(fault: Fault, request_: Request | N
 @pytest.mark.parametrize(
     ("usage", "counts"),
     [
-        *((usage, None) for usage in (None, [], "x", {}, {"prompt_tokens": 1e300}, {"completion_tokens": 12.5})),
-        *(({name: odd}, None) for name in ("prompt_tokens", "completion_tokens") for odd in (-5, 10**18, 1 << 31)),
+        *((usage, None) for usage in (None, "x", {}, {"prompt_tokens": 1e300}, {"completion_tokens": 12.5}, {"completion_tokens": -5})),
         ({"completion_tokens": 10**4}, None),
         ({"prompt_tokens": len(PROMPT), "completion_tokens": 40, "prompt_tokens_details": {"cached_tokens": 8}}, (40, 8)),
         ({"completion_tokens": 40, "prompt_tokens_details": {"cached_tokens": 0}}, (40, 0)),
     ],
 )
-def test_counts_that_are_not_stated_or_cannot_be_true_are_counted_here(usage: Any, counts: tuple[int, int] | None) -> None:
+def test_counts_that_are_not_stated_or_cannot_be_true_are_counted_here(after: Any, usage: Any, counts: tuple[int, int] | None) -> None:
     found = after(edited(lambda answer: answer.update(usage=usage)), ask())
     assert isinstance(found, Completion)
     assert found.usage.input_tokens == len(PROMPT)
@@ -290,21 +304,18 @@ def test_counts_that_are_not_stated_or_cannot_be_true_are_counted_here(usage: An
     ],
 )
 def test_times_are_those_that_the_server_states(field: str, times: Any, timing: tuple[float | None, ...]) -> None:
-    found = after(edited(lambda answer: answer.update({field: times})), ask())
-    assert isinstance(found, Completion)
-    assert found.timing == Timing(**dict(zip(Timing.__struct_fields__, timing, strict=True)))
+    answer = decode_reply(content(msgspec.json.encode({"choices": [], field: times})))
+    assert answer.timing == Timing(**dict(zip(Timing.__struct_fields__, timing, strict=True)))
 
 
 @pytest.mark.parametrize("backend", ["chat", "openai"])
-@pytest.mark.parametrize("name", ["20 MB", "no API", "deep"])
-def test_a_server_that_answers_nonsense_is_refused_before_the_start(backend: str, name: str) -> None:
+@pytest.mark.parametrize("nonsense", [b"<html>", b'{"choices": ' + DEEP + b"}"], ids=["no API", "deep"])
+def test_a_server_that_answers_nonsense_is_refused_before_the_start(backend: str, nonsense: bytes) -> None:
     async def main() -> None:
         async with open_backend(backend, small):
             raise AssertionError("the engine must not open")
 
-    fault, _, says = BOTH[name]
     with small_server(SGLANG, TOKENIZER) as small:
-        small.always = fault
-        with pytest.raises(GraphError) as caught:
+        small.always = raw(nonsense)
+        with pytest.raises(GraphError, match=r"is not (JSON|a completion)"):
             anyio.run(main)
-    assert says.removeprefix("its answer ") in str(caught.value)

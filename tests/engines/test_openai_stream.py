@@ -11,7 +11,6 @@ from pipeline.engine import Completion
 from pipeline.engines.openai.answers import StreamedAnswer
 from pipeline.engines.openai.client import NoAnswer
 from pipeline.engines.openai.engine import OpenAIEngine
-from pipeline.engines.openai.replicas import FAILURES_IN_ROW
 from pipeline.errors import BadCompletion, EngineUnavailable, PipelineError, RequestRefused
 from tests.support.served import KINDS, TOKENIZER, ask, outcome, spec_of, talk
 from tests.support.small_server import HOSTED, VLLM, Fault, Handler, Kind, SmallServer, small_server, streamed
@@ -92,27 +91,6 @@ def test_of_several_candidates_those_that_have_ended_keep_their_reason() -> None
     cut = asked(VLLM, streamed(len(first.ids) + 3), request, 1).in_pieces
     assert cut.candidates[0] == first
     assert [(c.ids, c.finish_reason) for c in cut.candidates[1:]] == [(second.ids[:2], "interrupted"), ((), "interrupted")]
-
-
-def test_a_request_that_waits_for_a_replica_has_no_tokens() -> None:
-    given: list[Completion | PipelineError] = []
-
-    async def conversation(engine: OpenAIEngine) -> None:
-        async def waits() -> None:
-            given.append(await outcome(engine, REQUEST))
-
-        server.stop()
-        for _ in range(FAILURES_IN_ROW):
-            assert isinstance(await outcome(engine, ask("other")), EngineUnavailable)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(waits)
-            await anyio.wait_all_tasks_blocked()
-            engine.interrupt("r")
-
-    with small_server(VLLM, TOKENIZER) as server:
-        talk(spec_of(server), conversation)
-    assert isinstance(given[0], Completion)
-    assert [(c.ids, c.text, c.finish_reason) for c in given[0].candidates] == [((), "", "interrupted")]
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,3 @@ def test_the_first_end_of_a_thought_in_an_answer_is_one_and_all_else_is_text(nam
         assert controls_of(tokenizer, ids) == [tokenizer.special_ids["</think>"]]
     plain = "So 3.\n\n"
     assert list(answer_ids(tokenizer, plain)) == tokenizer.encode(plain)
-
-
-def test_an_answer_of_a_model_that_marks_no_thoughts_is_text() -> None:
-    tokenizer = chat_model("llama-3")
-    assert controls_of(tokenizer, answer_ids(tokenizer, "a</think><|eot_id|>")) == []

@@ -13,7 +13,7 @@ import anyio
 import psutil
 import pytest
 
-from pipeline.engine import Engine, PrefixCacheReset, Request, Restartable
+from pipeline.engine import Engine, Request, Restartable
 from pipeline.engines.process import engine as process
 from pipeline.engines.process.engine import WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
@@ -73,17 +73,6 @@ def test_statistics_follow_completions_and_cancelled_requests_are_gone() -> None
         await engine.generate(asked(n=4))
         found = engine.statistics()
         assert (found.running, found.requests, found.input_tokens, found.output_tokens) == (0, 2, 2 * len(PROMPT), 15)
-
-    talk_to(talk)
-
-
-def test_its_prefix_cache_can_be_emptied() -> None:
-    async def talk(engine: WorkerEngine) -> None:
-        assert isinstance(engine, PrefixCacheReset)
-        cached = [(await engine.generate(asked())).usage.cached_input_tokens for _ in range(2)]
-        await engine.reset_prefix_cache()
-        cached.append((await engine.generate(asked())).usage.cached_input_tokens)
-        assert cached == [0, len(PROMPT) - 1, 0]
 
     talk_to(talk)
 
@@ -224,25 +213,3 @@ def test_what_a_worker_started_ends_with_it() -> None:
         parent.kill()
         child.wait(20)
     assert not child.is_running()
-
-
-MAIN = """
-import anyio
-from tests.support.echo_engine import BACKEND, EchoSpec
-
-async def main():
-    async with BACKEND.open({"echo": EchoSpec()}) as engines:
-        print(engines["echo"].pid, flush=True)
-        await anyio.sleep_forever()
-
-anyio.run(main)
-"""
-
-
-def test_a_worker_ends_when_the_main_process_is_gone() -> None:
-    with subprocess.Popen([sys.executable, "-c", MAIN], cwd=ROOT, stdout=subprocess.PIPE, text=True) as main:
-        assert main.stdout is not None
-        worker = psutil.Process(int(main.stdout.readline()))
-        main.kill()
-        worker.wait(20)
-    assert not worker.is_running()

@@ -66,17 +66,6 @@ def test_no_added_word_or_digit_controls_a_chat_even_where_the_template_holds_it
     assert tokenizer.encode_parts(["", "10 user [1]"]) == tokenizer.encode("10 user [1]")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_control_token_is_spelled_out_in_a_text_and_is_none_in_a_template(name: str) -> None:
-    tokenizer = chat_model(name)
-    for text in controls_of(tokenizer):
-        for said in (text, f"a{text}b", f"{text}{text}", f"\n{text}\n"):
-            ids = tokenizer.encode_parts(["", said])
-            assert tokenizer.control_ids.isdisjoint(ids)
-            assert tokenizer.decode(ids) == said
-        assert tokenizer.encode_parts([text]) == tokenizer.encode(text) == [tokenizer.special_ids[text]]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @settings(deadline=None, max_examples=150)
@@ -121,13 +110,6 @@ def test_a_text_that_a_control_token_is_spelled_out_in_has_its_other_ids_as_ever
         assert tokenizer.encode_parts([opened, f"Tom has 3 pens{opened}", closed])[: len(clean) - 1] == clean[:-1]
 
 
-def test_a_word_that_was_looked_for_after_folding_still_is() -> None:
-    folded = chat_model("folded")
-    word = folded.special_ids["pens"]
-    assert folded.control_ids.isdisjoint(folded.encode_parts(["", FOLDED.upper()]))
-    assert word in folded.encode_parts(["", "<think> 3 Pens"])
-
-
 def tokenizer_with(folder: Path, pattern: str) -> HFTokenizer:
     """`qwq` with another pre-tokenizer."""
     for file in folder_of("qwq").iterdir():
@@ -157,18 +139,6 @@ def test_a_damaged_tokenizer_is_one_sentence(tmp_path: Path, content: str) -> No
     with pytest.raises(GraphError, match=re.escape(str(tmp_path))) as caught:
         HFTokenizer(str(tmp_path))
     assert "\n" not in str(caught.value)
-
-
-def test_it_renders_as_transformers_does() -> None:
-    chat = [
-        {"role": "user", "content": " a {{ b }}\n"},
-        {"role": "assistant", "content": "x</think>\n\ny"},
-        {"role": "user", "content": "c"},
-    ]
-    for name in NAMES:
-        tokenizer = chat_model(name)
-        for said in (chat, chat[:1]):
-            assert tokenizer.render(said) == tokenizer._hf.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
 
 
 def test_a_model_without_a_template_is_one_sentence(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """What is particular to the torch engine: it computes what transformers computes, keeps prefixes, and dies loudly."""
 
-import math
 import os
 import shutil
 import signal
@@ -14,19 +13,12 @@ import pytest
 from anyio.from_thread import BlockingPortal
 from msgspec import structs
 
-from pipeline.data.problems import Problem
-from pipeline.engine import Engine
 from pipeline.engines.cores import CoreRequest, share_cores
 from pipeline.engines.models import resolve
 from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.torch.slots import SlotTable
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.errors import EngineDead, GraphError
-from pipeline.reasoning.chain import Chain, Outcome
-from pipeline.reasoning.prompts import PromptBuilder
-from pipeline.reasoning.translate import TokenTranslator
-from pipeline.stages.draft import DraftSpec, DraftStage
-from pipeline.stages.likelihood import LikelihoodSpec, LikelihoodStage
 from tests.support.bench import Bench, InProcess, random_prompt, request
 from tests.support.engines import DRAFT, TARGET, ask_all, prompt_of
 
@@ -129,22 +121,6 @@ def test_scored_tokens_agree_with_plain_forward_passes(reference: Any) -> None:
 
 
 @pytest.mark.torch
-def test_prefill_in_chunks_equals_prefill_at_once() -> None:
-    requests = [request(random_prompt(n, 50 + 37 * n), temperature=1.0, seed=n) for n in range(6)]
-    whole, chunks = (Bench(max_num_batched_tokens=size).run(requests) for size in (4096, 24))
-    for one, other in zip(whole, chunks, strict=True):
-        assert one.candidates[0].ids == other.candidates[0].ids
-        assert one.candidates[0].cumulative_logprob == pytest.approx(other.candidates[0].cumulative_logprob, abs=1e-3)
-
-
-@pytest.mark.torch
-def test_more_candidates_than_places_run_one_after_the_other() -> None:
-    wide, narrow = (Bench(max_num_seqs=size).run([request(random_prompt(1, 60), n=7, temperature=1.0)])[0] for size in (8, 3))
-    assert [c.ids for c in narrow.candidates] == [c.ids for c in wide.candidates]
-    assert narrow.usage.input_tokens == 60
-
-
-@pytest.mark.torch
 def test_eviction_under_pressure_changes_no_text() -> None:
     prompts = [random_prompt(n % 5, 40) + random_prompt(n, 20) for n in range(24)]
     requests = [request(prompt, n=2, temperature=1.0, seed=n, affinity=str(n % 7)) for n, prompt in enumerate(prompts)]
@@ -214,21 +190,14 @@ def test_slots_hold_what_they_say() -> None:
 
 
 @pytest.mark.torch
-def test_top_p_leaves_only_the_likeliest(reference: Any) -> None:
-    prompt = random_prompt(5, 20)
-    (answer,) = Bench().run([request(prompt, n=30, max_tokens=1, temperature=1.0, top_p=0.4)])
-    ordered, order = reference_logprobs(reference, prompt)[-1].exp().sort(descending=True)
-    nucleus = order[: int((ordered.cumsum(0) < 0.4).sum()) + 1].tolist()
-    assert {c.ids[0] for c in answer.candidates} <= set(nucleus)
-
-
-@pytest.mark.torch
 def test_top_k_and_min_p_leave_only_the_likeliest_and_top_p_counts_what_they_leave(reference: Any) -> None:
     prompt = random_prompt(5, 20)
     ordered, order = reference_logprobs(reference, prompt)[-1].exp().sort(descending=True)
     share = float(ordered[3] / ordered[0])
     few = float(ordered[:2].sum() / ordered[:4].sum()) - 1e-3
+    nucleus = int((ordered.cumsum(0) < 0.4).sum()) + 1
     bounds: list[tuple[dict[str, Any], int]] = [
+        ({"top_p": 0.4}, nucleus),
         ({"top_k": 4}, 4),
         ({"min_p": share * 0.999}, 4),
         ({"top_k": 4, "min_p": share * 1.001}, 3),
@@ -238,7 +207,7 @@ def test_top_k_and_min_p_leave_only_the_likeliest_and_top_p_counts_what_they_lea
     for answer, (bound, count) in zip(Bench().run(asked), bounds, strict=True):
         drawn = {candidate.ids[0] for candidate in answer.candidates}
         assert drawn <= set(order[:count].tolist()), bound
-        assert len(drawn) > 1, bound
+        assert len(drawn) > 1 or count == 1, bound
 
 
 @pytest.mark.torch
@@ -303,41 +272,6 @@ def test_a_context_that_the_model_does_not_have_is_refused() -> None:
 
     with pytest.raises(CannotLoad, match="max_model_len is 1048576, but the model supports 4096"):
         Bench(max_model_len=1 << 20)
-
-
-async def _scored(engine: Engine) -> None:
-    builders = {"draft": PromptBuilder(engine.tokenizer)}
-    translator, limits = TokenTranslator({"draft": engine.tokenizer}), {"draft": engine.max_model_len}
-    chain = Chain(Problem(row=1, problem_id="p", problem=PROBLEMS[0], answer="0"), 0, 0, 0, builders, translator, limits)
-    drafts = DraftStage("draft", DraftSpec(engine="draft", candidates=6, max_tokens=64, temperature=1.6), builders)
-    [asked] = drafts.requests(chain)
-    drafted = await engine.generate(structs.replace(asked, logprobs=True))
-    # An end of sequence is in the sum of its candidate and not among its ids; a control token is spelled out where it is shown.
-    ended = (each for each in drafted.candidates if each.stop_reason is not None or each.finish_reason == "length")
-    kept = tuple(each for each in ended if engine.tokenizer.control_ids.isdisjoint(each.ids[:-1]))
-    chain.apply("draft", Outcome(candidates=drafts.apply(chain, [structs.replace(drafted, candidates=kept)]).candidates))
-    judge = LikelihoodStage("verify", LikelihoodSpec(engine="draft", threshold=-math.inf), builders)
-    answers = [await engine.generate(asked) for asked in judge.requests(chain)]
-    assert len(answers) == len(chain.distinct_candidates()) > 1
-    sums = {index: sum(answer.scored_logprobs) for index, answer in zip(chain.distinct_candidates(), answers, strict=True)}
-    assert list(sums.values()) == pytest.approx([kept[index].cumulative_logprob for index in sums], abs=1e-3)
-
-
-@pytest.mark.torch
-def test_a_candidate_is_as_likely_as_when_the_engine_wrote_it() -> None:
-    anyio.run(_scored, InProcess(DRAFT))
-
-
-@pytest.mark.torch
-def test_a_missing_device_says_so() -> None:
-    import torch
-
-    from pipeline.engines.process.worker import CannotLoad
-
-    if torch.cuda.is_available():
-        pytest.skip("there is a CUDA device here")
-    with pytest.raises(CannotLoad, match="no CUDA"):
-        Bench(device="cuda:0")
 
 
 def test_cores_are_shared_out_only_if_there_are_enough() -> None:

@@ -1,9 +1,8 @@
-"""Engine `vllm` on the CPU build: token-level speculation, death, refusal to start, and nothing left behind."""
+"""Engine `vllm` on the CPU build: token-level speculation, adapters, death, and nothing left behind."""
 
 import json
 import math
 import os
-import shutil
 import signal
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -18,18 +17,15 @@ from msgspec import structs
 from safetensors.numpy import save_file
 
 from pipeline.engine import Completion, Engine, Request
-from pipeline.engines.models import resolve
 from pipeline.engines.process.engine import WorkerEngine
 from pipeline.engines.vllm.backend import open_vllm
-from pipeline.engines.vllm.spec import VllmSpec
-from pipeline.errors import EngineDead, GraphError
-from tests.support.checkpoints import rewrite
+from pipeline.errors import EngineDead
 from tests.support.engines import PLAIN, ask_all, prompt_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")]
 _ADAPTER = "adapter_model.safetensors"
-TOKENS = {"ngram": 5, "draft_model": 3}
-"""At most so many are speculated at a time."""
+TOKENS = 3
+"""At most as many are speculated at a time."""
 PROBLEMS = [f"Finn has {n} coins. Finn finds {n // 2 + 1}. Finn loses 3. How many coins has Finn now?" for n in range(5, 25)]
 
 
@@ -49,21 +45,15 @@ def asked(engine: Engine, problem: str, **options: object) -> Request:
     return Request(**defaults | options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["ngram", "draft_model"])
-def test_speculation_changes_no_greedy_text(
-    portal: BlockingPortal, vllm_engines: Mapping[str, Engine], speculating: Mapping[str, Engine], kind: str
-) -> None:
-    plain, engine = vllm_engines["target"], speculating[kind]
+def test_speculation_changes_no_greedy_text(portal: BlockingPortal, vllm_engines: Mapping[str, Engine], speculating: Engine) -> None:
+    plain, engine = vllm_engines["target"], speculating
     for options in ({}, {"stop": ("\n\n",)}):
         said = [portal.call(ask_all, one, [asked(one, problem, **options) for problem in PROBLEMS]) for one in (plain, engine)]
         texts = [[answer.candidates[0].text for answer in answers] for answers in said]
         assert sum(a == b for a, b in zip(*texts, strict=True)) >= 19, options
 
 
-@pytest.mark.parametrize("kind", ["ngram", "draft_model"])
-def test_speculation_keeps_the_distribution(
-    portal: BlockingPortal, vllm_engines: Mapping[str, Engine], speculating: Mapping[str, Engine], kind: str
-) -> None:
+def test_speculation_keeps_the_distribution(portal: BlockingPortal, vllm_engines: Mapping[str, Engine], speculating: Engine) -> None:
     """Mean log probability of sampled texts under the model itself: arbitrary temperatures would lie far below."""
 
     def mean_logprob(engine: Engine) -> float:
@@ -71,43 +61,26 @@ def test_speculation_keeps_the_distribution(
         found = [c for answer in portal.call(ask_all, engine, requests) for c in answer.candidates]
         return sum(c.cumulative_logprob for c in found) / sum(len(c.ids) for c in found)
 
-    assert mean_logprob(speculating[kind]) == pytest.approx(mean_logprob(vllm_engines["target"]), abs=0.05)
+    assert mean_logprob(speculating) == pytest.approx(mean_logprob(vllm_engines["target"]), abs=0.05)
 
 
-@pytest.mark.parametrize("kind", ["ngram", "draft_model"])
-def test_speculation_is_counted(portal: BlockingPortal, speculating: Mapping[str, Engine], kind: str) -> None:
-    engine = speculating[kind]
+def test_speculation_is_counted(portal: BlockingPortal, speculating: Engine) -> None:
+    engine = speculating
     portal.call(engine.generate, asked(engine, PROBLEMS[0]))
     counted = engine.statistics().speculation
     assert counted is not None
     assert engine.facts["cannot"] == ("top_k", "min_p")
-    assert 0 < counted.accepted_tokens < counted.draft_tokens <= TOKENS[kind] * counted.drafts
+    assert 0 < counted.accepted_tokens < counted.draft_tokens <= TOKENS * counted.drafts
     assert sum(counted.accepted_by_position) == counted.accepted_tokens
     assert sorted(counted.accepted_by_position, reverse=True) == list(counted.accepted_by_position)
 
 
-@pytest.mark.parametrize("kind", ["ngram", "draft_model"])
-def test_a_choice_works_under_speculation(portal: BlockingPortal, speculating: Mapping[str, Engine], kind: str) -> None:
-    engine = speculating[kind]
+def test_a_choice_works_under_speculation(portal: BlockingPortal, speculating: Engine) -> None:
+    engine = speculating
     options = tuple(engine.tokenizer.encode(digit)[-1] for digit in "0123")
     answer: Completion = portal.call(engine.generate, asked(engine, PROBLEMS[0], max_tokens=1, option_ids=options))
     assert answer.candidates[0].ids[0] in options
     assert 0 < sum(map(math.exp, answer.option_logprobs)) < 1
-
-
-def test_facts_and_gauges(portal: BlockingPortal, vllm_engines: Mapping[str, Engine]) -> None:
-    engine = vllm_engines["draft"]
-    portal.call(engine.generate, asked(engine, PROBLEMS[0]))
-    assert engine.facts["dtype"] == "float32"
-    assert engine.facts["kv_cache_tokens"] == pytest.approx(0.25 * 2**30 / _bytes_per_token(), rel=0.02)
-    assert engine.statistics().speculation is None
-    assert (engine.facts["model_runner"], engine.facts["batch_invariant"]) == ("V1", False)
-    assert engine.facts["cannot"] == ()
-
-
-def _bytes_per_token() -> int:
-    config = json.loads((Path(resolve("draft", "bundled:tiny-draft")) / "config.json").read_bytes())
-    return int(config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * config["head_dim"] * 4)
 
 
 def test_scored_tokens_have_the_models_own_log_probabilities(portal: BlockingPortal, vllm_engines: Mapping[str, Engine]) -> None:
@@ -168,24 +141,3 @@ def test_an_adapter_is_part_of_every_request_and_a_killed_engine_leaves_nothing_
 
     portal.call(scene)
     assert alive(found) == []
-
-
-def without_keys(folder: Path) -> None:
-    """vLLM alone would start, with whatever is in the memory of those weights."""
-    rewrite(folder, lambda name, tensor: None if "k_proj" in name else tensor)
-
-
-def test_a_failed_start_says_why_and_leaves_nothing_behind(portal: BlockingPortal, tmp_path: Path) -> None:
-    folder = tmp_path / "half"
-    shutil.copytree(resolve("draft", "bundled:tiny-draft"), folder)
-    without_keys(folder)
-    before = set(psutil.Process().children(recursive=True))
-
-    async def scene() -> None:
-        async with open_vllm({"draft": VllmSpec(model=str(folder), dtype="float32", max_model_len=256, kv_cache_gib=0.25)}):
-            raise AssertionError("it started")
-
-    says = "2 of the model's tensors are not in its files: .*k_proj"
-    with pytest.raises(GraphError, match=f"^engine 'draft': cannot load the model '.*half': {says}"):
-        portal.call(scene)
-    assert alive(list(set(psutil.Process().children(recursive=True)) - before)) == []

@@ -39,31 +39,18 @@ def output(ids: Sequence[int], finish: str = "stop", stop: str | int | None = No
     )
 
 
-@pytest.mark.parametrize(
-    ("asked", "got", "ids", "finish", "stop"),
-    [
-        ({}, output([1, 2, 9]), (1, 2), "stop", None),
-        ({"stop_ids": (9,)}, output([1, 2, 9]), (1, 2, 9), "stop", 9),
-        ({"stop_ids": (5,)}, output([1, 5], stop=5), (1, 5), "stop", 5),
-        ({}, output([1, 6], stop=6), (1,), "stop", None),
-        ({}, output([1, 2], "length"), (1, 2), "length", None),
-        ({"stop": ("\n\n",)}, output([1, 7, 8], stop="\n\n"), (1, 7, 8), "stop", "\n\n"),
-        ({"stop": ("\n\n",)}, output([1, 7, 8, 4, 4], stop="\n\n"), (1, 7, 8), "stop", "\n\n"),
-        ({"stop": ("\n\n",)}, output([7, 8, 9], stop="\n\n"), (7, 8), "stop", "\n\n"),
-        ({}, output([9]), (), "stop", None),
-    ],
-    ids=[
-        "the end of sequence goes",
-        "unless it was asked for",
-        "a stop id stays",
-        "one of the model's own goes",
-        "cut by length",
-        "a stop string stays",
-        "what was speculated beyond it goes",
-        "also an end of sequence",
-        "nothing said",
-    ],
-)
+ENDS: dict[str, tuple[dict[str, Any], Any, tuple[int, ...], str, Any]] = {
+    "the end of sequence goes": ({}, output([1, 2, 9]), (1, 2), "stop", None),
+    "unless it was asked for": ({"stop_ids": (9,)}, output([1, 2, 9]), (1, 2, 9), "stop", 9),
+    "a stop id stays": ({"stop_ids": (5,)}, output([1, 5], stop=5), (1, 5), "stop", 5),
+    "one of the model's own goes": ({}, output([1, 6], stop=6), (1,), "stop", None),
+    "cut by length": ({}, output([1, 2], "length"), (1, 2), "length", None),
+    "what was speculated beyond a stop string goes": ({"stop": ("\n\n",)}, output([1, 7, 8, 4], stop="\n\n"), (1, 7, 8), "stop", "\n\n"),
+    "also an end of sequence": ({"stop": ("\n\n",)}, output([7, 8, 9], stop="\n\n"), (7, 8), "stop", "\n\n"),
+}
+
+
+@pytest.mark.parametrize(("asked", "got", "ids", "finish", "stop"), ENDS.values(), ids=ENDS)
 def test_where_a_candidate_ends(terms: Any, asked: dict[str, Any], got: Any, ids: tuple[int, ...], finish: str, stop: Any) -> None:
     candidate = terms.candidate(request(**asked, logprobs=True), got, decode, EOS)
     assert (candidate.ids, candidate.finish_reason, candidate.stop_reason) == (ids, finish, stop)
@@ -175,18 +162,17 @@ def test_every_field_of_a_spec_reaches_vllm(terms: Any) -> None:
     assert not {"enable_chunked_prefill", "kv_cache_memory_bytes", "quantization", "speculative_config"} & plain.keys()
 
 
-def test_speculation_in_vllms_words(terms: Any) -> None:
-    ngram = arguments(terms, on_cpu=True, speculative_config=SpeculativeSpec(method="ngram", num_speculative_tokens=3))
-    assert ngram["speculative_config"] == {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 1}
-    by_draft = arguments(terms, on_cpu=True, speculative_config=SpeculativeSpec(method="draft_model", model="draft-folder"))
-    assert by_draft["speculative_config"] == {"method": "draft_model", "num_speculative_tokens": 5, "model": "draft-folder"}
-    head = arguments(terms, on_cpu=False, speculative_config=SpeculativeSpec(method="eagle3", model="head", num_speculative_tokens=3))
-    assert head["speculative_config"] == {"method": "eagle3", "num_speculative_tokens": 3, "model": "head"}
-    suffix = SpeculativeSpec(method="suffix", suffix_decoding_max_spec_factor=2.0)
-    assert arguments(terms, on_cpu=False, speculative_config=suffix)["speculative_config"] == {
-        "method": "suffix",
-        "suffix_decoding_max_spec_factor": 2.0,
-    }
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"method": "ngram"}, {"num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 1}),
+        ({"method": "eagle3", "model": "head", "num_speculative_tokens": 3}, {"num_speculative_tokens": 3, "model": "head"}),
+        ({"method": "suffix", "suffix_decoding_max_spec_factor": 2.0}, {"suffix_decoding_max_spec_factor": 2.0}),
+    ],
+)
+def test_speculation_in_vllms_words(terms: Any, options: dict[str, Any], said: dict[str, Any]) -> None:
+    found = arguments(terms, on_cpu=False, speculative_config=SpeculativeSpec(**options))["speculative_config"]
+    assert found == {"method": options["method"]} | said
 
 
 def test_the_patched_kernel_spreads_values_over_tokens() -> None:

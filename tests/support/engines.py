@@ -42,7 +42,6 @@ def vllm_file(name: str, *settings: str) -> EnginesFile:
 
 
 PLAIN = vllm_file("tiny-vllm")
-NGRAM = vllm_file("tiny-vllm-ngram")
 DECODE = vllm_file("tiny-vllm-decode", "engines.target.speculative_config.num_speculative_tokens=3", "engines.target.core=0")
 
 

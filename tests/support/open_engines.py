@@ -20,7 +20,7 @@ from pipeline.session.options import RunOptions
 from pipeline.session.prepare import load_plan
 from pipeline.session.run import SessionResult
 from tests.support.bench import InProcess
-from tests.support.engines import DECODE, DRAFT, NGRAM, PLAIN
+from tests.support.engines import DECODE, DRAFT, PLAIN
 from tests.support.paths import MODELS, ROOT, TEST_SET
 from tests.support.runs import SolveTestSet, solve_on
 from tests.support.servers import Running, vllm_server
@@ -67,11 +67,10 @@ def vllm_engines(portal: BlockingPortal, vllm: None) -> Iterator[Mapping[str, En
 
 
 @pytest.fixture(scope="session")
-def speculating(portal: BlockingPortal, vllm: None) -> Iterator[Mapping[str, Engine]]:
-    """The target with each kind of speculation inside it: `ngram` and `draft_model`."""
-    specs = {"ngram": NGRAM.specs()["target"], "draft_model": DECODE.specs()["target"]}
-    with portal.wrap_async_context_manager(open_vllm(specs)) as engines:
-        yield engines
+def speculating(portal: BlockingPortal, vllm: None) -> Iterator[Engine]:
+    """The target with the draft model inside it."""
+    with portal.wrap_async_context_manager(open_vllm({"target": DECODE.specs()["target"]})) as engines:
+        yield engines["target"]
 
 
 @pytest.fixture(scope="session")

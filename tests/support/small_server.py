@@ -195,7 +195,6 @@ class SmallServer:
         """Whether its list leaves out the model that it serves."""
         self.metrics = ""
         """What `/metrics` says; empty: there is no such page."""
-        self.script: Callable[[Sequence[int], int], str] = story
         self.chat: Callable[[Mapping[str, Any]], Reply] = chat_reply
         """Replies to the body of a chat."""
         self.seen: list[Seen] = []
@@ -329,7 +328,7 @@ class Writer:
 
     def choice(self, index: int) -> dict[str, Any]:
         draw = self.body.get("seed", 0) + index if self.body.get("temperature") else 0
-        ids, finish, stop = self.sample(self.tokenizer.encode(self.server.script(self.prompt, draw)))
+        ids, finish, stop = self.sample(self.tokenizer.encode(story(self.prompt, draw)))
         choice: dict[str, Any] = {"index": index, "text": self.text(ids, finish, stop), "finish_reason": finish, "sampled": ids}
         if self.kind.tells:
             choice[self.kind.tells] = stop if not (self.kind.tells == "stop_reason" and stop in self.tokenizer.eos_ids) else None

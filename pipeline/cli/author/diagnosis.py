@@ -12,12 +12,10 @@ from msgspec import Struct, structs
 
 from pipeline.bundled import find_file
 from pipeline.engine import Availability, Examination, Finding, MemoryRow, Tokenizer
-from pipeline.engines.checkpoint import ANEW
-from pipeline.engines.model_card import local_folder
+from pipeline.engines.model_card import ANEW, local_folder
 from pipeline.engines.models import resolve
 from pipeline.engines.placement.machines import described
-from pipeline.engines.registry import by_backend, cautions
-from pipeline.engines.sharing import side_by_side, taking_turns
+from pipeline.engines.registry import by_backend, cautions, side_by_side, taking_turns
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.loader import load_engines

@@ -1,22 +1,35 @@
-"""The meaning of `--model ROLE=VALUE`: a text enters, the model for the role leaves. Pure.
+"""The meaning of `--model ROLE=VALUE`: a text enters, the model for the role leaves, and what its server or the hub says of it.
 
 A value is a name on the Hugging Face hub, a folder, `bundled:NAME`, or the URL of a server, up to and including `/v1`, with the name of the
-model after a `#` if the server has several. `chat+` before the URL says that the server has chat completions only.
+model after a `#` if the server has several. `chat+` before the URL says that the server has chat completions only. A server of which
+nothing is missing is not asked; of a model that is not on this machine only its `config.json` is, a few kilobytes that are not stored.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
+import anyio
 from msgspec import Struct
 
-from pipeline.engines.model_card import is_hub_name
+from pipeline.engines.model_card import ModelCard, card_from_config, is_hub_name, is_offline, read_card
+from pipeline.engines.openai.client import Server, check_url, read_key
+from pipeline.engines.openai.probe import ServedModel, listed_models
 from pipeline.errors import UsageError
 
 _CHAT = "chat+"
 _FORMS = "a Hugging Face name, a folder, bundled:NAME, or http://HOST:PORT/v1#MODEL"
+_SERVER_S, _MAX_NAMES = 30.0, 10
+_HUB_S, _MAX_BYTES = 5.0, 1 << 20
+_ABSENT = ("RepoNotFound", "GatedRepo")
+"""How the hub names, in a header, why a model cannot be had."""
 
 
 class Weights(Struct, frozen=True):
@@ -90,3 +103,93 @@ def _served(role: str, text: str, *, chat: bool) -> Served:
         example = f"{url.rstrip('/')}/v1" + (f"#{model}" if model else "")
         raise UsageError(f"--model {role}={text}: a server's URL must include the path, up to /v1: {role}={_CHAT if chat else ''}{example}")
     return Served(url.rstrip("/"), model or None, chat)
+
+
+# Servers.
+
+
+def served_fields(role: str, choice: Served, said: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine of a role that a server plays; `said` are fields that the user sets. Raises `UsageError` and `GraphError`."""
+    missing = "max_model_len" if choice.chat else "tokenizer"
+    known = missing in said or (not choice.chat and "/" in (choice.model or ""))
+    if choice.model is not None and known:
+        return _fields(choice, choice.model)
+    model = _model(role, choice, _ask(role, choice.url, said.get("api_key_env")))
+    fields = _fields(choice, model.id)
+    if choice.chat and missing not in said:
+        if model.own_context is None:
+            what = f"{choice.url} does not report the context length of {model.id!r}"
+            raise UsageError(f"--model {role}=...: {what}; add --set engines.{role}.max_model_len=TOKENS")
+        return fields | {"max_model_len": model.own_context}
+    return fields | ({"tokenizer": model.root} if not choice.chat and model.root != model.id and _is_here(model.root) else {})
+
+
+def _fields(choice: Served, model: str) -> dict[str, Any]:
+    return {"backend": "chat" if choice.chat else "openai", "model": model, "base_url": choice.url}
+
+
+def _is_here(root: str | None) -> bool:
+    """True if what a server loads its model from is something that can be found from here too."""
+    return root is not None and (Path(root).is_dir() or ("/" in root and is_hub_name(root)))
+
+
+def _model(role: str, choice: Served, listed: list[ServedModel]) -> ServedModel:
+    """The model that is meant: the one that is named, else the only one."""
+    if choice.model is not None:
+        return next((each for each in listed if each.id == choice.model), ServedModel(choice.model))
+    models = [each for each in listed if not each.parent]
+    if len(models) != 1:
+        names = ", ".join(each.id for each in models[:_MAX_NAMES]) + (", ..." if len(models) > _MAX_NAMES else "")
+        what = f"{choice.url} serves {names}" if models else f"{choice.url} does not list its models"
+        url = ("chat+" if choice.chat else "") + choice.url
+        raise UsageError(f"--model {role}={url}: {what}; name one: {role}={url}#{models[0].id if models else 'MODEL'}")
+    return models[0]
+
+
+def _ask(role: str, url: str, api_key_env: str | None) -> list[ServedModel]:
+    """The models that a server lists; none where it has no list. Also for callers in whose thread an event loop runs."""
+
+    async def ask() -> list[ServedModel]:
+        where = f"--model {role}=..."
+        server = Server(where, check_url(where, url), read_key(where, api_key_env), 1)
+        try:
+            found = await listed_models(where, server, api_key_env, _SERVER_S)
+        finally:
+            await server.aclose()
+        return found if isinstance(found, list) else []
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(anyio.run, ask).result()
+
+
+# The hub.
+
+
+def card_of(role: str, model: str) -> ModelCard:
+    """The known facts about `model`, a folder or a hub name; raises `UsageError` for a name that the hub does not know."""
+    card = read_card(model)
+    if card.shape is not None or card.folder is not None or not is_hub_name(model) or is_offline():
+        return card
+    config = _config(role, model)
+    return card if config is None else card_from_config(model, config, "its config.json on the hub")
+
+
+def _config(role: str, model: str) -> dict[str, object] | None:
+    """The configuration of a model on the hub; None where the hub cannot be reached, or there is none."""
+    from huggingface_hub import get_token
+    from huggingface_hub.constants import ENDPOINT
+
+    asked = Request(f"{ENDPOINT}/{model}/resolve/main/config.json")
+    if token := get_token():
+        asked.add_unredirected_header("Authorization", f"Bearer {token}")
+    try:
+        with urlopen(asked, timeout=_HUB_S) as answer:
+            found = json.loads(answer.read(_MAX_BYTES))
+    except HTTPError as error:
+        if error.headers.get("X-Error-Code") in _ABSENT:
+            what = "the Hugging Face hub has no such model, or you have no access to it (HF_TOKEN)"
+            raise UsageError(f"--model {role}={model}: {what}") from None
+        return None
+    except (OSError, ValueError, HTTPException):
+        return None
+    return found if isinstance(found, dict) else None

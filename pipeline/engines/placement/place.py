@@ -14,14 +14,12 @@ from pipeline.bundled import bundled_files, find_file
 from pipeline.engine import Finding
 from pipeline.engines.adapters import read_adapter
 from pipeline.engines.cores import ranges
-from pipeline.engines.model_card import ModelCard, refuse
+from pipeline.engines.model_card import GUESSED, ModelCard, refuse
 from pipeline.engines.models import bundled_name, resolve
-from pipeline.engines.placement.choices import Choice, Served, Weights, read_choices
+from pipeline.engines.placement.choices import Choice, Served, Weights, card_of, read_choices, served_fields
 from pipeline.engines.placement.demand import Demand, Demands, demands
-from pipeline.engines.placement.hub import card_of
 from pipeline.engines.placement.layout import FEW_CONTEXTS, Planner, room
 from pipeline.engines.placement.machines import described
-from pipeline.engines.placement.servers import served_fields
 from pipeline.engines.torch.backend import cuda_build, gpu_of, torch_examination
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.check import CUDA_INSTALL, findings
@@ -248,7 +246,7 @@ class _Placer:
                 yield f"{plan.name}: the prompts are this package's; for the paper's: --set prompts={own}"
 
     def _guessed(self) -> list[ModelCard]:
-        return [card for card in self._cards.values() if card.rough and card.parameters is not None]
+        return [card for card in self._cards.values() if card.source == GUESSED]
 
 
 def _models(spec: EngineSpec) -> list[str]:

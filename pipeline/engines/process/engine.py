@@ -8,8 +8,8 @@ has died, `restart` starts another one on the same cores and devices.
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
-from itertools import count, zip_longest
+from functools import partial, reduce
+from itertools import count
 
 import anyio
 import anyio.abc
@@ -391,29 +391,12 @@ def totals(former: EngineStatistics, now: EngineStatistics) -> EngineStatistics:
     """The statistics `now` of a worker with the totals of the `former` workers of its engine added."""
     if former is NO_STATISTICS:
         return now
+    speculation = [each.speculation for each in (former, now) if each.speculation is not None]
     return structs.replace(
-        now,
-        requests=former.requests + now.requests,
-        input_tokens=former.input_tokens + now.input_tokens,
-        cached_input_tokens=now.cached_input_tokens
-        if former.cached_input_tokens is None
-        else former.cached_input_tokens + (now.cached_input_tokens or 0),
-        output_tokens=former.output_tokens + now.output_tokens,
-        busy_s=former.busy_s + now.busy_s,
+        EngineStatistics.together([former, now]),
+        kv_cache_usage=now.kv_cache_usage,
         written_tokens=None if now.written_tokens is None else now.written_tokens + (former.written_tokens or 0),
-        speculation=_speculation(former.speculation, now.speculation),
-        restarts=former.restarts + now.restarts,
-    )
-
-
-def _speculation(former: Speculation | None, now: Speculation | None) -> Speculation | None:
-    if former is None or now is None:
-        return now or former
-    return Speculation(
-        drafts=former.drafts + now.drafts,
-        draft_tokens=former.draft_tokens + now.draft_tokens,
-        accepted_tokens=former.accepted_tokens + now.accepted_tokens,
-        accepted_by_position=tuple(a + b for a, b in zip_longest(former.accepted_by_position, now.accepted_by_position, fillvalue=0)),
+        speculation=reduce(Speculation.plus, speculation) if speculation else None,
     )
 
 

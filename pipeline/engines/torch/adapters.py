@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.engines.checkpoint import ANEW, listed
+from pipeline.engines.model_card import ANEW, listed
 from pipeline.engines.models import adapter_folder
 from pipeline.engines.process.worker import CannotLoad
 

@@ -10,10 +10,9 @@ from functools import partial
 
 from pipeline.engine import Availability, Backend, Examination, Finding
 from pipeline.engines.adapters import VARIANTS, AdapterCard, adapter_findings, read_adapter
-from pipeline.engines.checkpoint import Part
 from pipeline.engines.cores import CoreRequest, core_findings, share_cores
 from pipeline.engines.memory import Need, shortages
-from pipeline.engines.model_card import DTYPE_BYTES, ModelCard, missing, read_card, refuse
+from pipeline.engines.model_card import DTYPE_BYTES, ModelCard, Part, missing, read_card, refuse, too_long
 from pipeline.engines.models import load_tokenizer, resolve, tokenizer_of
 from pipeline.engines.process.engine import InterruptibleWorkerEngine, WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
@@ -163,9 +162,7 @@ def _spec(role: str, spec: TorchSpec, machine: Machine, card: ModelCard) -> Iter
         yield Finding(role=role, what=f"device is {spec.device}, but this machine {here}", remedy="set device to auto or cpu", fatal=True)
     if (flaw := _flaw_in_slots(spec)) is not None:
         yield Finding(role=role, what=flaw, remedy=f"set kv_cache_slots to {spec.max_num_seqs} or more", fatal=True)
-    if spec.max_model_len and card.max_model_len and spec.max_model_len > card.max_model_len:
-        what = f"max_model_len is {spec.max_model_len}, but {spec.model} supports {card.max_model_len}"
-        yield Finding(role=role, what=what, remedy=f"set max_model_len to at most {card.max_model_len}", fatal=True)
+    yield from too_long(role, spec.max_model_len, card)
 
 
 def gpus(specs: Mapping[str, TorchSpec]) -> int:

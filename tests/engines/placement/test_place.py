@@ -34,18 +34,14 @@ def gpus(engine: dict[str, Any]) -> Sequence[int]:
 
 
 def test_both_models_share_one_card_where_they_fit() -> None:
-    engines = placed("1xH100-80GB").engines
-    target, draft = engines["target"], engines["draft"]
+    found = placed("1xH100-80GB")
+    target, draft = found.engines["target"], found.engines["draft"]
     assert (gpus(target), gpus(draft)) == ([0], [0])
     assert 0.9 < target["gpu_memory_utilization"] + draft["gpu_memory_utilization"] <= 0.95
     assert target["gpu_memory_utilization"] > 0.8
     assert target["max_model_len"] == 10496
-    assert list(engines) == ["target", "draft"]
-
-
-def test_a_card_that_is_nearly_full_computes_smaller_iterations_and_says_so() -> None:
-    found = placed("1xH100-80GB")
-    assert found.engines["target"]["max_num_batched_tokens"] == 2048
+    assert list(found.engines) == ["target", "draft"]
+    assert target["max_num_batched_tokens"] == 2048
     assert any("full contexts at once" in sentence and "quantization=fp8" in sentence for sentence in found.sentences)
 
 
@@ -59,12 +55,6 @@ def test_models_get_cards_of_their_own_where_there_is_room_for_every_chain() -> 
     found = placed("8xH100-80GB")
     assert (gpus(found.engines["target"]), gpus(found.engines["draft"])) == ([0, 1, 2, 3], [7])
     assert any("GPU 4-6 will be idle" in sentence for sentence in found.sentences)
-
-
-def test_two_small_cards_hold_a_pair_apart() -> None:
-    models = {"target": "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "draft": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"}
-    found = placed("2xRTX4090-24GB", models)
-    assert set(found.engines) == {"target", "draft"}
 
 
 def test_engines_get_calls_and_sequences_for_the_batch() -> None:
@@ -129,11 +119,6 @@ def test_a_role_that_the_graph_lacks_or_needs_is_an_error() -> None:
         placed(LAPTOP, {"target": "bundled:tiny-target", "drafft": "bundled:tiny-draft"})
     with pytest.raises(UsageError, match="speccot also needs a model for draft; add --model draft=NAME"):
         placed(LAPTOP, {"target": "bundled:tiny-target"})
-
-
-def test_a_role_that_no_stage_uses_needs_no_model() -> None:
-    found = placed(LAPTOP, {"target": "bundled:tiny-target"}, settings=["speculate=never"])
-    assert list(found.engines) == ["target"]
 
 
 def test_servers_need_no_gpu() -> None:
