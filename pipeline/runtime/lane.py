@@ -12,11 +12,10 @@ from msgspec import Struct
 
 from pipeline.engine import Request
 from pipeline.runtime.admission.call_room import CallRoom
+from pipeline.system.heaps import forget
 
 MAX_OVERTAKES = 8
 """A waiting call is overtaken by at most this many times `max_in_flight` others."""
-FEW = 128
-"""While a queue holds no more calls than this, those that no longer wait are not searched for."""
 
 
 class Call:
@@ -46,6 +45,11 @@ class Call:
         self.gate: Any = None
         """The event that is set when the call starts; put here by the caller that waits for that."""
         self.arrival = self.in_flight_engine = self.in_flight_stage = self.waiting_engine = 0
+
+    @property
+    def waits(self) -> bool:
+        """True if it was neither started nor dropped."""
+        return not (self.started or self.cancelled)
 
 
 class LaneStatistics(Struct, frozen=True):
@@ -98,7 +102,7 @@ class Lane:
         call = self._overdue() or self._shortest()
         self.waiting -= 1
         self._begin(call)
-        self._forget_started()
+        forget(self._ready, self.waiting, lambda entry: entry[-1].waits)
         return call
 
     def leave(self, call: Call, output_tokens: int | None = None) -> None:
@@ -144,7 +148,7 @@ class Lane:
 
     def _overdue(self) -> Call | None:
         """The call that has waited longest, if it was overtaken too often; else None."""
-        while self._arrivals[0][1].started or self._arrivals[0][1].cancelled:
+        while not self._arrivals[0][1].waits:
             self._arrivals.popleft()
         departed, call = self._arrivals[0]
         return call if self._departed - departed >= MAX_OVERTAKES * self.max_in_flight else None
@@ -153,12 +157,5 @@ class Lane:
         """The waiting call with the fewest expected output tokens, of the oldest chain among equals."""
         while True:
             call = heapq.heappop(self._ready)[-1]
-            if not (call.started or call.cancelled):
+            if call.waits:
                 return call
-
-    def _forget_started(self) -> None:
-        """Take calls out of `_ready` that do not wait any more, once they are most of it: long ones that started by age would stay below
-        ever new short ones until the end of the run."""
-        if len(self._ready) > FEW + 2 * self.waiting:
-            self._ready = [entry for entry in self._ready if not (entry[-1].started or entry[-1].cancelled)]
-            heapq.heapify(self._ready)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.data.problems import Problem
-from pipeline.engine import Candidate, Completion, Engine, EngineStatistics, Request, Usage
+from pipeline.engine import Candidate, Completion, Engine, Request, Usage
 from pipeline.engines.registry import open_engines
 from pipeline.errors import EngineDead, EngineUnavailable
 from pipeline.reasoning.prompts import PromptBuilder
@@ -27,9 +27,8 @@ from pipeline.session.prepare import load_plan
 from pipeline.stages.build import build_stages
 from pipeline.store.recorder import open_recorder
 from pipeline.store.run_store import RunStore
+from tests.support.paths import ROOT, SIM
 
-ROOT = Path(__file__).parent.parent.parent
-SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
 TWO_DRAFTS = """
 name: two-drafts
 engines: none
@@ -51,8 +50,9 @@ class Mortal:
 
     def __init__(self, engine: Engine, calls: int) -> None:
         self._engine, self._calls = engine, calls
-        self.role, self.tokenizer, self.facts = engine.role, engine.tokenizer, engine.facts
-        self.max_model_len, self.vocab_size = engine.max_model_len, engine.vocab_size
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
     async def generate(self, request: Request) -> Completion:
         self._calls -= 1
@@ -60,25 +60,18 @@ class Mortal:
             raise EngineDead(self.role, "out of breath")
         return await self._engine.generate(request)
 
-    def statistics(self) -> EngineStatistics:
-        return self._engine.statistics()
-
-    async def aclose(self) -> None:
-        await self._engine.aclose()
-
 
 class Moody(Mortal):
     """An engine that turns every request away the first few times it comes."""
 
-    def __init__(self, engine: Engine, refusals: int, retry_after_s: float | None = None) -> None:
+    def __init__(self, engine: Engine, refusals: int) -> None:
         super().__init__(engine, 0)
-        self._refusals, self._retry_after_s = refusals, retry_after_s
-        self._seen: Counter[str] = Counter()
+        self._refusals, self._seen = refusals, Counter[str]()
 
     async def generate(self, request: Request) -> Completion:
         self._seen[request.request_id] += 1
         if self._seen[request.request_id] <= self._refusals:
-            raise EngineUnavailable(self.role, "is busy", self._retry_after_s)
+            raise EngineUnavailable(self.role, "is busy")
         return await self._engine.generate(request)
 
 
@@ -170,8 +163,7 @@ async def test_concurrent_stages_give_the_same_chains_under_every_schedule(tmp_p
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("schedule", ["pipelined", "lockstep"])
-@pytest.mark.parametrize("graph", ["speccot", "two-drafts"])
+@pytest.mark.parametrize(("schedule", "graph"), [("pipelined", "two-drafts"), ("lockstep", "speccot")])
 async def test_a_dead_engine_ends_the_run_and_finished_chains_stay(tmp_path: Path, two_drafts: Path, schedule: str, graph: str) -> None:
     path = two_drafts if graph == "two-drafts" else ROOT / "graphs/speccot.yaml"
     with pytest.raises(EngineDead, match="out of breath"):
@@ -217,13 +209,10 @@ async def test_a_call_that_is_turned_away_comes_again_later_and_every_attempt_le
 
 @pytest.mark.anyio
 async def test_a_call_that_is_turned_away_too_often_fails_its_chain_alone(tmp_path: Path) -> None:
-    await execute(
-        tmp_path / "run", ROOT / "graphs/speccot.yaml", draft=lambda engine: Moody(engine, 3), settings=("engines.draft.max_retries=2",)
-    )
-    chains = rows(tmp_path / "run", "chains")
-    assert {(row["error_type"], row["error_message"], row["error_stage"]) for row in chains} == {
-        ("EngineUnavailable", "engine 'draft' is busy", "draft")
-    }
+    settings = ("engines.draft.max_retries=2",)
+    await execute(tmp_path / "run", ROOT / "graphs/speccot.yaml", draft=lambda engine: Moody(engine, 3), settings=settings)
+    errors = {(row["error_type"], row["error_message"], row["error_stage"]) for row in rows(tmp_path / "run", "chains")}
+    assert errors == {("EngineUnavailable", "engine 'draft' is busy", "draft")}
     assert {row["attempt"] for row in rows(tmp_path / "run", "calls") if row["engine"] == "draft"} == {0, 1, 2}
 
 

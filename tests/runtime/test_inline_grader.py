@@ -1,6 +1,7 @@
 """Rows of chains on their way through the graders, on real time and on virtual time."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -96,19 +97,13 @@ async def test_on_virtual_time_verdicts_are_given_inline(tmp_path: Path, blank: 
 @pytest.mark.slow
 @pytest.mark.anyio
 @asyncio
-async def test_after_an_error_what_is_not_graded_is_kept_without_a_verdict(tmp_path: Path, blank: Blank) -> None:
-    with pytest.raises(EngineDead):
-        await end_with(EngineDead("draft", "out of breath"), tmp_path, blank)
-    assert verdicts(tmp_path) == {f"c{i}": (None, "the run ended before") for i in range(3)} | {"c9": (True, None)}
-
-
-@pytest.mark.slow
-@pytest.mark.anyio
-@asyncio
-async def test_an_interrupt_does_not_wait_for_verdicts(tmp_path: Path, blank: Blank) -> None:
-    with anyio.CancelScope() as scope:
-        await end_with(None, tmp_path, blank, scope)
-    assert scope.cancelled_caught
+@pytest.mark.parametrize("error", [EngineDead("draft", "out of breath"), None], ids=["error", "interrupt"])
+async def test_after_an_error_or_interrupt_what_is_not_graded_is_kept_without_a_verdict(
+    tmp_path: Path, blank: Blank, error: Exception | None
+) -> None:
+    with anyio.CancelScope() as scope, pytest.raises(EngineDead) if error else nullcontext():
+        await end_with(error, tmp_path, blank, None if error else scope)
+    assert scope.cancelled_caught == (error is None)
     assert verdicts(tmp_path) == {f"c{i}": (None, "the run ended before") for i in range(3)} | {"c9": (True, None)}
 
 

@@ -1,6 +1,7 @@
-"""The retry loop by itself: what is sent again and when, to the second, and what an observer is told."""
+"""The retry loop by itself: what is sent again and when, what an observer is told, and time in which the process stood still."""
 
 import math
+import time
 from collections.abc import Callable
 
 import anyio
@@ -11,7 +12,7 @@ from pipeline.engine import Candidate, Completion, EngineStatistics, Request, Us
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.errors import LONGEST_RETRY_AFTER_S, BadCompletion, EngineDead, EngineUnavailable, RequestRefused
-from pipeline.runtime.clock import Clock, backoff_s
+from pipeline.runtime.clock import UNNOTICED_S, Clock, backoff_s, sleep_noticing
 from pipeline.runtime.retry import CHECKS, UNOBSERVED, UNREADABLE, AttemptListener, CallTimeout, RetryingCaller
 from pipeline.runtime.supervisor import STEADY_S
 
@@ -44,7 +45,7 @@ class Scripted:
         self.facts: dict[str, str] = {}
         self.reactions = list(reactions)
         self.sent: list[Request] = []
-        self.restarts = 0
+        self.restarts = self.kills = 0
 
     async def generate(self, request: Request) -> Completion:
         self.sent.append(request)
@@ -57,19 +58,11 @@ class Scripted:
         return ANSWER
 
     def statistics(self) -> EngineStatistics:
-        return EngineStatistics(
-            running=0,
-            waiting=0,
-            kv_cache_usage=0.0,
-            requests=0,
-            input_tokens=0,
-            cached_input_tokens=0,
-            output_tokens=0,
-            busy_s=anyio.current_time(),
-        )
+        zeros = dict.fromkeys(EngineStatistics.__struct_fields__, 0) | {"speculation": None}
+        return EngineStatistics(**zeros | {"busy_s": anyio.current_time()})
 
     def kill(self, exit_reason: str) -> None:
-        raise AssertionError("it is busy all the time")
+        self.kills += 1
 
     async def restart(self) -> None:
         self.restarts += 1
@@ -183,7 +176,9 @@ async def test_a_call_is_dropped_where_its_engine_makes_no_progress_and_not_befo
     engine: Callable[[], Scripted], spec: SimSpec, dropped_s: float | None
 ) -> None:
     start = anyio.current_time()
-    found = await outcome(engine(), spec=spec)
+    asked = engine()
+    found = await outcome(asked, spec=spec)
+    assert not asked.kills
     if dropped_s is None:
         assert found == ANSWER
     else:
@@ -282,3 +277,51 @@ async def test_no_engine_makes_a_call_wait_without_bound(asked_s: float, waited_
     start = anyio.current_time()
     assert await outcome(Scripted(refusal, ANSWER)) == ANSWER
     assert anyio.current_time() - start == pytest.approx(waited_s or backoff_s("r", 0))
+
+
+STOPPED_S = 1.2
+"""Longer than a limit of 0.8 s, and than what is not noticed."""
+HANGING = structs.replace(SPEC, timeout_s=None, hang_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("answer_s", "spec", "killed"),
+    [
+        (STOPPED_S + 0.6, structs.replace(SPEC, timeout_s=0.8), False),
+        (30.0, structs.replace(SPEC, timeout_s=0.8, max_retries=0), None),
+        (STOPPED_S + 0.6, HANGING, False),
+        (STOPPED_S + 1.7, HANGING, True),
+    ],
+)
+def test_time_in_which_the_process_did_not_run_is_nobodys_delay(answer_s: float, spec: SimSpec, killed: bool | None) -> None:
+    """Soon after the call was sent nothing of the event loop runs for `STOPPED_S`; `killed`: None where the call times out all the same."""
+    engine = Still(answer_s)
+
+    async def main() -> Completion | Exception:
+        caller = RetryingCaller(engine, spec, Clock(0, time.monotonic))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(caller.watch)
+            tasks.start_soon(stop)
+            try:
+                return await caller.ask(REQUEST)
+            except CallTimeout as error:
+                return error
+            finally:
+                tasks.cancel_scope.cancel()
+
+    async def stop() -> None:
+        await anyio.sleep(0.4)  # the engine has been looked at
+        time.sleep(STOPPED_S)  # noqa: ASYNC251
+
+    found = anyio.run(main)
+    assert isinstance(found, CallTimeout) if killed is None else (found, engine.kills > 0) == (ANSWER, killed)
+
+
+async def test_time_that_is_virtual_is_never_lost() -> None:
+    assert await sleep_noticing(3600.0, Clock(0)) == 0.0
+
+
+@pytest.mark.parametrize(("late_s", "lost_s"), [(0.0, 0.0), (UNNOTICED_S, 0.0), (60.0, 60.0)])
+def test_only_what_is_more_than_late_is_lost(late_s: float, lost_s: float) -> None:
+    times = iter([0.0, 0.0, 0.01 + late_s])
+    assert anyio.run(sleep_noticing, 0.01, Clock(0, lambda: next(times))) == pytest.approx(lost_s)

@@ -7,6 +7,9 @@ import pytest
 
 from pipeline.runtime.waiting import Awaited, GivenUp, new_gate
 
+pytestmark = pytest.mark.anyio
+blocked = anyio.wait_all_tasks_blocked
+
 
 async def outcome(awaited: Awaited, answer: Awaitable[str], asked: float, said: list[str]) -> None:
     try:
@@ -22,105 +25,76 @@ async def answered(event: anyio.Event) -> str:
     return "answered"
 
 
-def test_what_was_asked_for_too_long_ago_is_dropped_and_nothing_else() -> None:
-    async def main() -> list[list[str]]:
-        awaited, event, first, second = Awaited(), anyio.Event(), [], []
-        assert awaited.oldest is None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(outcome, awaited, answered(anyio.Event()), 1.0, first)
-            await anyio.wait_all_tasks_blocked()
-            tasks.start_soon(outcome, awaited, answered(event), 2.0, second)
-            await anyio.wait_all_tasks_blocked()
-            assert awaited.oldest == 1.0
-            awaited.give_up(0.9, "too late")
-            await anyio.wait_all_tasks_blocked()
-            assert first == []
-            awaited.give_up(1.0, "too late")
-            await anyio.wait_all_tasks_blocked()
-            assert awaited.oldest == 2.0
-            event.set()
-        assert awaited.oldest is None
-        return [first, second]
-
-    assert anyio.run(main) == [["too late", "went on"], ["answered", "went on"]]
+async def test_what_was_asked_for_too_long_ago_is_dropped_and_nothing_else() -> None:
+    awaited, event, first, second = Awaited(), anyio.Event(), list[str](), list[str]()
+    assert awaited.oldest is None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(outcome, awaited, answered(anyio.Event()), 1.0, first)
+        await blocked()
+        tasks.start_soon(outcome, awaited, answered(event), 2.0, second)
+        await blocked()
+        assert awaited.oldest == 1.0
+        awaited.give_up(0.9, "too late")
+        await blocked()
+        assert first == []
+        awaited.give_up(1.0, "too late")
+        await blocked()
+        assert awaited.oldest == 2.0
+        event.set()
+    assert awaited.oldest is None
+    assert (first, second) == (["too late", "went on"], ["answered", "went on"])
 
 
-def test_all_count_as_asked_for_later() -> None:
-    async def main() -> list[str]:
-        awaited, said = Awaited(), []
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(outcome, awaited, answered(anyio.Event()), 1.0, said)
-            await anyio.wait_all_tasks_blocked()
-            awaited.postpone(5.0)
-            awaited.give_up(5.9, "too late")
-            assert awaited.oldest == 6.0
-            awaited.give_up(6.0, "too late")
-        return said
-
-    assert anyio.run(main) == ["too late", "went on"]
+async def test_all_count_as_asked_for_later() -> None:
+    awaited, said = Awaited(), list[str]()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(outcome, awaited, answered(anyio.Event()), 1.0, said)
+        await blocked()
+        awaited.postpone(5.0)
+        awaited.give_up(5.9, "too late")
+        assert awaited.oldest == 6.0
+        awaited.give_up(6.0, "too late")
+    assert said == ["too late", "went on"]
 
 
 @pytest.mark.parametrize("expires", [False, True])
-def test_a_task_that_is_cancelled_ends_also_where_it_is_dropped_at_once(expires: bool) -> None:
-    async def main() -> list[str]:
-        awaited, said = Awaited(), []
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(outcome, awaited, answered(anyio.Event()), 1.0, said)
-            await anyio.wait_all_tasks_blocked()
-            if expires:
-                awaited.give_up(1.0, "too late")
-            tasks.cancel_scope.cancel()
-        assert awaited.oldest is None
-        return said
-
-    assert "went on" not in anyio.run(main)
+async def test_a_task_that_is_cancelled_ends_also_where_it_is_dropped_at_once(expires: bool) -> None:
+    awaited, said = Awaited(), list[str]()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(outcome, awaited, answered(anyio.Event()), 1.0, said)
+        await blocked()
+        if expires:
+            awaited.give_up(1.0, "too late")
+        tasks.cancel_scope.cancel()
+    assert awaited.oldest is None
+    assert "went on" not in said
 
 
-def test_an_error_of_the_answer_is_raised_as_it_is() -> None:
+async def test_an_error_of_the_answer_is_raised_as_it_is() -> None:
     async def wrong() -> str:
         raise ValueError("wrong")
 
-    async def main() -> None:
-        awaited = Awaited()
-        with pytest.raises(ValueError, match="wrong"):
-            await awaited.wait_for(wrong(), 1.0)
-        assert awaited.oldest is None
-
-    anyio.run(main)
+    awaited = Awaited()
+    with pytest.raises(ValueError, match="wrong"):
+        await awaited.wait_for(wrong(), 1.0)
+    assert awaited.oldest is None
 
 
-def test_a_gate_lets_its_task_go_on() -> None:
-    async def main() -> list[str]:
-        gate, said = new_gate(), []
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_gate_lets_its_task_go_on_and_is_done_where_that_was_cancelled(cancelled: bool) -> None:
+    gate, said = new_gate(), list[str]()
 
-        async def wait() -> None:
-            await gate
-            said.append("through")
+    async def wait() -> None:
+        await gate
+        said.append("through")
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wait)
-            await anyio.wait_all_tasks_blocked()
-            assert (said, gate.done()) == ([], False)
-            gate.set_result(None)
-        assert gate.done()
-        return said
-
-    assert anyio.run(main) == ["through"]
-
-
-def test_a_gate_whose_task_was_cancelled_is_no_longer_opened() -> None:
-    async def main() -> None:
-        gate = new_gate()
-
-        async def wait() -> None:
-            await gate
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wait)
-            await anyio.wait_all_tasks_blocked()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await blocked()
+        assert (said, gate.done()) == ([], False)
+        if cancelled:
             tasks.cancel_scope.cancel()
-        if not gate.done():
+        else:
             gate.set_result(None)
-        assert gate.done()
-
-    anyio.run(main)
+    assert gate.done()
+    assert said == ([] if cancelled else ["through"])

@@ -36,11 +36,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pipeline.runtime.speculation.estimates import Choice, Estimates, State
+from pipeline.runtime.speculation.estimates import Choice, Estimates, ObservationWindow, State
 from pipeline.runtime.speculation.live_chains import LiveChains
 from pipeline.runtime.speculation.modes import CallFacts, Mode, ModeDecision
 from pipeline.runtime.speculation.tuning import TUNING
-from pipeline.runtime.speculation.window import ObservationWindow
 
 MAX_CHANGES = 500
 """The number of decisions that `Adaptive.changes` keeps."""
