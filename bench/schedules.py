@@ -105,9 +105,6 @@ class Outcome(Struct, kw_only=True):
     accuracy: float | None
     answers: dict[str, str | None]
     busy: dict[str, float]
-    calls: int
-    acceptance: float | None
-    draft_share: float | None
     limit_s: float | None = None
 
 
@@ -116,13 +113,11 @@ class Bench(Struct, kw_only=True):
 
     engines: Path
     problems: list[Problem]
-    seed: int
-    settings: tuple[str, ...]
     virtual: bool = False
 
     def run(self, system: str, batch_size: int) -> Outcome:
         """One run of one system; a pipelined one with its limit."""
-        plan = load_plan(ROOT / f"graphs/{SYSTEMS[system]}.yaml", self.engines, self.settings)
+        plan = load_plan(ROOT / f"graphs/{SYSTEMS[system]}.yaml", self.engines)
         outcome, requests = in_loop(lambda: self._solve(plan, system, batch_size), virtual=self.virtual)
         if system == "pipelined":
             outcome.limit_s = max(in_loop(partial(self._replay, plan, role, requests[role]), virtual=self.virtual) for role in requests)
@@ -143,7 +138,7 @@ class Bench(Struct, kw_only=True):
     async def _execute(self, plan: Plan, engines: Mapping[str, Any], schedule: Schedule, folder: Path, problems: list[Problem]) -> None:
         builders = {role: PromptBuilder(engine.tokenizer) for role, engine in engines.items()}
         stages = build_stages(plan, builders, "bench")
-        settings = Settings(run_id="bench", seed=self.seed, virtual_time=self.virtual)
+        settings = Settings(run_id="bench", virtual_time=self.virtual)
         async with AsyncExitStack() as stack:
             grader = stack.enter_context(Grader())
             recorder = await stack.enter_async_context(open_recorder(RunStore(folder), virtual=self.virtual))
@@ -180,9 +175,6 @@ def _outcome(folder: Path, wall_s: float, cpu_s: float) -> Outcome:
         accuracy=summary.accuracy,
         answers={row["problem_id"]: row["answer"] for row in chains},
         busy={role: round(engine.busy_s / wall_s, 3) for role, engine in summary.engines.items()},
-        calls=sum(engine.calls for engine in summary.engines.values()),
-        acceptance=summary.acceptance_rate,
-        draft_share=summary.draft_share,
     )
 
 
@@ -207,17 +199,11 @@ def medians(results: dict[tuple[int, str], list[Outcome]]) -> Iterator[dict[str,
             "system": system,
             "runs": len(outcomes),
             "wall_s": wall,
-            "wall_min_s": min(o.wall_s for o in outcomes),
-            "wall_max_s": max(o.wall_s for o in outcomes),
             "over_pipelined": wall / pipelined,
             "over_limit": wall / limit if SYSTEMS[system] == "speccot" else None,
-            "limit_s": limit,
             "orchestrator_cpu_s": statistics.median(o.orchestrator_cpu_s for o in outcomes),
             "accuracy": outcomes[0].accuracy,
-            "acceptance": outcomes[0].acceptance,
-            "draft_share": outcomes[0].draft_share,
             "busy": outcomes[0].busy,
-            "calls": outcomes[0].calls,
             "same_answers": _same(outcomes[0].answers, base[0].answers) if SYSTEMS[system] == "speccot" else None,
         }
 
@@ -233,8 +219,6 @@ def _same(a: dict[str, str | None], b: dict[str, str | None]) -> float:
 @click.option("--batch-size", default="32,64", show_default=True)
 @click.option("--repeats", default=3, show_default=True)
 @click.option("--sequential-repeats", default=1, show_default=True, help="The slow one need not be repeated as often.")
-@click.option("--set", "settings", multiple=True, help="engines.ROLE.NAME=VALUE")
-@click.option("--seed", default=0, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), help="By default bench/results/schedules-ENGINES.json.")
 def main(
     engines: Path,
@@ -243,15 +227,13 @@ def main(
     batch_size: str,
     repeats: int,
     sequential_repeats: int,
-    settings: tuple[str, ...],
-    seed: int,
     output: Path | None,
 ) -> None:
     """Run all systems and print their times as ratios."""
     recording = begin(__file__)
     chosen = [p for p in islice(open_problems(input_), problems) if isinstance(p, Problem)]
-    bench = Bench(engines=engines, problems=chosen, seed=seed, settings=settings)
-    plan = load_plan(ROOT / "graphs/speccot.yaml", engines, settings)
+    bench = Bench(engines=engines, problems=chosen)
+    plan = load_plan(ROOT / "graphs/speccot.yaml", engines)
     bench.virtual = virtual_time(plan.engines, str(engines))
     if bench.virtual:  # simulated models know the answers to simulated problems
         bench.problems = [structs.replace(problem, answer=sim_answer(problem.problem)) for problem in chosen]
@@ -261,11 +243,9 @@ def main(
         results.setdefault((size, system), []).append(outcome)
         say(f"{size} {system}: {outcome.wall_s:.2f} s")
     rows = list(medians(results))
-    about = {"bench": "schedules", "engines": engines.stem, "simulated": bench.virtual, "problems": len(chosen), "settings": settings}
-    specs = {role: structs.asdict(spec) for role, spec in plan.engines.items()}
-    specs = {role: {key: str(value) for key, value in spec.items()} for role, spec in specs.items()}
+    about = {"bench": "schedules", "engines": engines.stem, "simulated": bench.virtual, "problems": len(chosen)}
     output = output or ROOT / RESULTS / f"schedules-{engines.stem}.json"
-    click.echo(table(recording.write(output, {**about, "results": rows, "specs": specs})))
+    click.echo(table(recording.write(output, {**about, "results": rows})))
 
 
 if __name__ == "__main__":

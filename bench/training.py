@@ -88,15 +88,18 @@ PAIRS = (
 )
 
 
-# What is measured.
+class Section(Struct, frozen=True, kw_only=True):
+    """All that was measured of one pair of models."""
+
+    pair: str
+    sentences: tuple[str, ...]
+    tables: tuple[Table, ...]
 
 
 class Trained(Struct, frozen=True, kw_only=True):
     """A training as it was carried out."""
 
     name: str
-    folder: str
-    """Where its log is, within the folder of the measurement."""
     examples: int
     """That it learnt from."""
     parameters: int
@@ -104,57 +107,37 @@ class Trained(Struct, frozen=True, kw_only=True):
     steps: int
     seconds: float
 
-
-class Selecting(Struct, frozen=True, kw_only=True):
-    """How well one verifier chose among the drafts of the test set (SCoT 4.4)."""
-
-    name: str
-    trained: Trained | None = None
-    class_1: Estimate
-    """A right draft was selected where there was one."""
-    class_2: Estimate
-    """All were rejected where none was right."""
-    all: Estimate
-    """Both together."""
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The cells of the columns `TRAINED`."""
+        return f"{self.examples:,}", f"{self.parameters:,}", f"{self.steps:,}", f"{self.seconds / 60:.1f}"
 
 
-class System(Struct, frozen=True, kw_only=True):
-    """One way to solve the test set."""
+TRAINED = ("examples", "trained parameters", "steps", "minutes")
 
-    name: str
-    accuracy: Estimate
-    drafts_right: Estimate = NOTHING
-    """Of the whole thoughts that were drafted, those that state the right answer."""
-    accepted: Estimate = NOTHING
-    """Share of the problems of which a draft was accepted."""
-    tokens: Mapping[str, Estimate] = {}
-    """Sampled tokens a problem, by role."""
+# Rows of the tables, from the tables of runs.
 
 
-class Thinking(Struct, frozen=True, kw_only=True):
-    """What one model's thoughts are like when it solves the test set alone."""
-
-    name: str
-    tokens: Estimate
-    """Of a thought."""
-    second_thoughts: Estimate
-    """Words of second thoughts (`step_texts.REFLECTIVE`) in a thought."""
-    accuracy: Estimate
+def choosing(name: str, run: RunTable, trained: Trained | None = None) -> tuple[str, ...]:
+    """How well the verifier of `run`, which chose among whole thoughts, chose, by class and over all (SCoT 4.4)."""
+    found, choices = _chosen(run)
+    every = outcomes(choices.problem, np.where(choices.right_drafts > 0, choices.picked_right, choices.rejected))
+    cells = trained.cells if trained else ("-",) * len(TRAINED)
+    return name, *cells, *map(percent, (found.class_1_right, found.class_2_right, every))
 
 
-class PairResults(Struct, frozen=True, kw_only=True):
-    """All that was measured of one pair of models."""
+def chance(run: RunTable) -> tuple[str, ...]:
+    """What a draft that is drawn at random reaches, which rejects nothing."""
+    found, choices = _chosen(run)
+    none = Estimate(0.0) if found.class_2 else NOTHING
+    return "a draft at random", *("-",) * len(TRAINED), *map(percent, (found.by_chance, none, random_draft(choices)))
 
-    pair: str
-    problems: int
-    """Of the test set."""
-    class_1: int
-    class_2: int
-    """Choices of each class."""
-    selecting: tuple[Selecting, ...]
-    systems: tuple[System, ...]
-    alignment: Trained | None = None
-    thinking: tuple[Thinking, ...] = ()
+
+def _chosen(run: RunTable) -> tuple[Selection, ThoughtChoices]:
+    found, choices = figures(run, run).selection, run.choices
+    assert found is not None
+    assert choices is not None
+    return found, choices
 
 
 def random_draft(choices: ThoughtChoices) -> Estimate:
@@ -168,48 +151,29 @@ def best_draft(choices: ThoughtChoices) -> Estimate:
     return outcomes(choices.problem, (choices.right_drafts > 0).astype(float))
 
 
-def selecting(name: str, run: RunTable, trained: Trained | None = None) -> Selecting:
-    """How well the verifier of `run`, which chose among whole thoughts, chose."""
-    found, choices = _chosen(run)
-    every = outcomes(choices.problem, np.where(choices.right_drafts > 0, choices.picked_right, choices.rejected))
-    return Selecting(name=name, trained=trained, class_1=found.class_1_right, class_2=found.class_2_right, all=every)
-
-
-def chance(run: RunTable) -> Selecting:
-    """What a draft that is drawn at random reaches, which rejects nothing."""
-    found, choices = _chosen(run)
-    none = Estimate(0.0) if found.class_2 else NOTHING
-    return Selecting(name="a draft at random", class_1=found.by_chance, class_2=none, all=random_draft(choices))
-
-
-def _chosen(run: RunTable) -> tuple[Selection, ThoughtChoices]:
-    found, choices = figures(run, run).selection, run.choices
-    assert found is not None
-    assert choices is not None
-    return found, choices
-
-
-def system(name: str, run: RunTable) -> System:
+def system(name: str, run: RunTable) -> tuple[str, ...]:
     """The figures of a system that was run."""
     found, verified = figures(run, run), run.accepted + run.fallbacks
     accepted = share(run.accepted, verified) if verified.any() else NOTHING
     right = NOTHING if run.choices is None else random_draft(run.choices)
-    return System(name=name, accuracy=found.accuracy, drafts_right=right, accepted=accepted, tokens=found.output_tokens)
+    tokens = (number(found.output_tokens.get(role, NOTHING)) for role in ("target", "draft"))
+    return name, percent(found.accuracy), percent(right), percent(accepted), *tokens
 
 
-def by_reference(choices: ThoughtChoices) -> list[System]:
+def by_reference(choices: ThoughtChoices) -> tuple[tuple[str, ...], ...]:
     """What systems without a verifier, and with one that knows the answers, would make of the recorded drafts."""
-    return [
-        System(name="a draft at random, computed", accuracy=random_draft(choices), accepted=Estimate(1.0)),
-        System(name="a right draft wherever there is one, computed", accuracy=best_draft(choices)),
-    ]
+    nothing, always = percent(NOTHING), percent(Estimate(1.0))
+    return (
+        ("a draft at random, computed", percent(random_draft(choices)), nothing, always, "-", "-"),
+        ("a right draft wherever there is one, computed", percent(best_draft(choices)), nothing, nothing, "-", "-"),
+    )
 
 
-def thinking(name: str, run: RunTable) -> Thinking:
+def thinking(name: str, run: RunTable) -> tuple[str, ...]:
     """What the thoughts of a model alone are like."""
     words = sum((text.reflective for kind, text in run.texts.items() if kind not in DRAFTED), np.zeros(len(run.chains)))
     found = figures(run, run)
-    return Thinking(name=name, tokens=found.thought_tokens, second_thoughts=ratio(words, run.chains), accuracy=found.accuracy)
+    return name, number(found.thought_tokens), number(ratio(words, run.chains)), percent(found.accuracy)
 
 
 # The runs and trainings.
@@ -228,23 +192,25 @@ class Study:
         """So many problems, or the most that there may be."""
         return count if self.most is None else min(count, self.most)
 
-    def measured(self) -> PairResults:
+    def measured(self) -> Section:
         """How it chooses before and after training, the systems side by side, and alignment; what is kept is not done again."""
         untuned = self.solve(UNTUNED, "scot")
-        most = self.lessons[-1]
-        learnt = [*map(self.learnt, self.lessons), self.learnt(most, "-papers", PAPERS_LORA)]
-        thoughts, aligned = self.aligned() if self.pair.alignment else ((), None)
-        assert untuned.choices is not None
-        first = untuned.choices.right_drafts > 0
-        return PairResults(
+        _, choices = _chosen(untuned)
+        first = int((choices.right_drafts > 0).sum())
+        before = choosing(UNTUNED, untuned)
+        learnt = [*map(self.learnt, self.lessons), self.learnt(self.lessons[-1], "-papers", PAPERS_LORA)]
+        return Section(
             pair=self.pair.name,
-            problems=len(untuned.problem_ids),
-            class_1=int(first.sum()),
-            class_2=int((~first).sum()),
-            selecting=(chance(untuned), selecting(UNTUNED, untuned), *learnt),
-            systems=(*self.systems(untuned), *by_reference(untuned.choices)),
-            thinking=thoughts,
-            alignment=aligned,
+            sentences=(
+                f"{len(untuned.problem_ids)} test problems; of the choices among their drafts {first} are of class 1, "
+                f"{len(choices.problem) - first} of class 2.",
+                "\n".join(f"- {row[0]}: class 1 from {before[-3]} to {row[-3]}, class 2 from {before[-2]} to {row[-2]}." for row in learnt),
+            ),
+            tables=(
+                Table("Choosing among whole thoughts (SCoT 3.4)", CHOOSING, (chance(untuned), before, *learnt), CLASSES),
+                Table("Systems on the test set", SYSTEMS, (*self.systems(untuned), *by_reference(choices)), TOKENS),
+                *([self.aligned()] if self.pair.alignment else []),
+            ),
         )
 
     # Each of the following leaves one file or folder, and does nothing where that is there.
@@ -291,7 +257,6 @@ class Study:
         splits = pq.read_table(data, columns=["split"]).column("split").to_pylist()
         trained = Trained(
             name=f"{len(splits):,} {'choices' if task == 'select' else 'thoughts'}, rank {adapter.rank} on {layers}",
-            folder=f"{self.pair.name}/{name}",
             examples=splits.count("train"),
             parameters=adapter.parameters,
             steps=state["global_step"],
@@ -329,12 +294,12 @@ class Study:
         )
         return self.trained("select", f"select-{count}-{self.steps}{name}", data, *schedule, *settings)
 
-    def learnt(self, count: int, name: str = "", settings: Sequence[str] = ()) -> Selecting:
+    def learnt(self, count: int, name: str = "", settings: Sequence[str] = ()) -> tuple[str, ...]:
         """How well the target chooses after it learnt from `count` problems; `name` and `settings` as of `adapter`."""
         folder, trained = self.adapter(count, name, settings)
-        return selecting(trained.name, self.solve(folder.name, "scot", *with_adapter(folder)), trained)
+        return choosing(trained.name, self.solve(folder.name, "scot", *with_adapter(folder)), trained)
 
-    def systems(self, untuned: RunTable) -> Iterator[System]:
+    def systems(self, untuned: RunTable) -> Iterator[tuple[str, ...]]:
         """Systems side by side; `untuned` is scot without an adapter."""
         folder, _ = self.adapter(self.lessons[-1])
         tuned = with_adapter(folder)
@@ -356,13 +321,14 @@ class Study:
         data = self.exported(f"thoughts-{count}", [thought], "--as", "sft", "--tokens", "--model", model)
         return self.trained("draft", f"draft-{count}", data)
 
-    def aligned(self) -> tuple[tuple[Thinking, ...], Trained]:
+    def aligned(self) -> Table:
         """The thoughts of the draft before and after, and of the target."""
         adapter, trained = self.alignment()
         after = self.solve("draft-aligned", "draft", *DRAWN, f"engines.draft.model={self.merged(adapter)}")
         before, target = (self.solve(role, role, *DRAWN) for role in ("draft", "target"))
-        runs = {"draft": before, "draft, aligned": after, "target": target}
-        return tuple(thinking(name, each) for name, each in runs.items()), trained
+        rows = thinking("draft", before), thinking("draft, aligned", after), thinking("target", target)
+        how = f"{trained.name}: {', '.join(map(' '.join, zip(trained.cells, TRAINED, strict=True)))}. "
+        return Table("Thinking behaviour alignment (SCoT 3.3, table 2)", THINKING, rows, how + OWN_ANSWERS)
 
 
 def with_adapter(folder: Path) -> tuple[str, ...]:
@@ -373,15 +339,21 @@ def with_adapter(folder: Path) -> tuple[str, ...]:
 # The page.
 
 
-def page(about: str, results: Iterable[PairResults], absent: Mapping[str, str]) -> str:
-    """All of training.md; `absent` says why a pair is not there."""
-    parts = [about, "# What training an adapter brings", INTRODUCTION, INTERVALS]
-    for found in results:
-        parts += section(found)
-    parts += [f"## {pair}\n\nNot measured: {why}." for pair, why in absent.items()]
-    return "\n\n".join(parts) + "\n"
-
-
+CHOOSING = ("verifier", *TRAINED, "class 1 right", "class 2 right", "all right")
+CLASSES = (
+    "Class 1: some draft is right, and a right one is selected. Class 2: none is right, and all are rejected (SCoT 4.4). A draft is "
+    "right whose thought states the right answer."
+)
+SYSTEMS = (
+    *("system", "accuracy", "drafts that are right", "problems with an accepted draft"),
+    *("target's tokens a problem", "draft's tokens a problem"),
+)
+TOKENS = "Tokens: all that were sampled, whatever became of them; a choice is one of the target's. Right drafts as above."
+THINKING = ("model alone", "tokens of a thought", "words of second thoughts in it", "accuracy")
+OWN_ANSWERS = (
+    "Accuracy is that of the answer which the model itself writes behind its thought. Alignment trains thoughts and no answers; SCoT "
+    "has the target write the answer, so that what counts there is how many drafts are right, in the table above."
+)
 INTRODUCTION = (
     "Adapters are trained with `pipeline train` on what `pipeline export` makes of runs over training problems, and are measured on the "
     "test set, which neither the bundled models nor the adapters have seen. All trainings of `train select` have the same number of steps, "
@@ -390,70 +362,13 @@ INTRODUCTION = (
 )
 
 
-def section(found: PairResults) -> Iterator[str]:
-    """The tables of one pair."""
-    yield f"## {found.pair}"
-    yield f"{found.problems} test problems; of the choices among their drafts {found.class_1} are of class 1, {found.class_2} of class 2."
-    yield "\n".join(f"- {sentence}" for sentence in verdict(found))
-    yield markdown_table(selecting_table(found.selecting))
-    yield markdown_table(systems_table(found.systems))
-    if found.thinking:
-        yield markdown_table(thinking_table(found.thinking, found.alignment))
-
-
-def verdict(found: PairResults) -> Iterator[str]:
-    """The outcome in a few sentences."""
-    before = next(each for each in found.selecting if each.name == UNTUNED)
-    for after in found.selecting:
-        if after.trained is not None:
-            yield (
-                f"{after.name}: class 1 from {percent(before.class_1)} to {percent(after.class_1)}, "
-                f"class 2 from {percent(before.class_2)} to {percent(after.class_2)}."
-            )
-
-
-def selecting_table(rows: Iterable[Selecting]) -> Table:
-    """Right choices by class, before and after."""
-    cells = [(each.name, *trained_cells(each.trained), *map(percent, (each.class_1, each.class_2, each.all))) for each in rows]
-    note = (
-        "Class 1: some draft is right, and a right one is selected. Class 2: none is right, and all are rejected (SCoT 4.4). A draft is "
-        "right whose thought states the right answer."
-    )
-    columns = ("verifier", *TRAINED, "class 1 right", "class 2 right", "all right")
-    return Table("Choosing among whole thoughts (SCoT 3.4)", columns, tuple(cells), note)
-
-
-TRAINED = ("examples", "trained parameters", "steps", "minutes")
-
-
-def trained_cells(trained: Trained | None) -> tuple[str, ...]:
-    """The cells of the columns `TRAINED`."""
-    if trained is None:
-        return ("-",) * len(TRAINED)
-    return f"{trained.examples:,}", f"{trained.parameters:,}", f"{trained.steps:,}", f"{trained.seconds / 60:.1f}"
-
-
-def systems_table(rows: Sequence[System]) -> Table:
-    """Systems side by side."""
-    tokens = [[number(each.tokens.get(role, NOTHING)) for role in ("target", "draft")] for each in rows]
-    shares = [map(percent, (each.accuracy, each.drafts_right, each.accepted)) for each in rows]
-    cells = [(each.name, *share, *sampled) for each, share, sampled in zip(rows, shares, tokens, strict=True)]
-    columns = ("system", "accuracy", "drafts that are right", "problems with an accepted draft")
-    columns += ("target's tokens a problem", "draft's tokens a problem")
-    note = "Tokens: all that were sampled, whatever became of them; a choice is one of the target's. Right drafts as above."
-    return Table("Systems on the test set", columns, tuple(cells), note)
-
-
-def thinking_table(rows: Sequence[Thinking], trained: Trained | None) -> Table:
-    """Thoughts of the draft before and after alignment, and of the target."""
-    cells = [(each.name, number(each.tokens), number(each.second_thoughts), percent(each.accuracy)) for each in rows]
-    how = "" if trained is None else f"{trained.name}: {', '.join(map(' '.join, zip(trained_cells(trained), TRAINED, strict=True)))}. "
-    note = (
-        "Accuracy is that of the answer which the model itself writes behind its thought. Alignment trains thoughts and no answers; SCoT "
-        "has the target write the answer, so that what counts there is how many drafts are right, in the table above."
-    )
-    columns = ("model alone", "tokens of a thought", "words of second thoughts in it", "accuracy")
-    return Table("Thinking behaviour alignment (SCoT 3.3, table 2)", columns, tuple(cells), how + note)
+def page(about: str, sections: Iterable[Section], absent: Mapping[str, str]) -> str:
+    """All of training.md; `absent` says why a pair is not there."""
+    parts = [about, "# What training an adapter brings", INTRODUCTION, INTERVALS]
+    for each in sections:
+        parts += [f"## {each.pair}", *each.sentences, *map(markdown_table, each.tables)]
+    parts += [f"## {pair}\n\nNot measured: {why}." for pair, why in absent.items()]
+    return "\n\n".join(parts) + "\n"
 
 
 def command(*words: str) -> None:
@@ -471,7 +386,7 @@ def command(*words: str) -> None:
 def main(only: tuple[str, ...], steps: int, problems: int | None, folder: Path, output: Path) -> None:
     """Measure what is missing and write the page, with all pairs that were ever measured into the folder."""
     recording = go_on(__file__, folder)
-    absent, found = dict[str, str](), list[PairResults]()
+    absent, found = dict[str, str](), list[Section]()
     for pair in PAIRS:
         kept = folder / f"{pair.name}-{steps}-{problems or 'all'}.json"
         if not only or pair.name in only:
@@ -481,7 +396,7 @@ def main(only: tuple[str, ...], steps: int, problems: int | None, folder: Path, 
                 continue
             kept.write_bytes(msgspec.json.encode(Study(pair, folder.absolute(), steps, problems).measured()))
         if kept.exists():
-            found.append(msgspec.json.decode(kept.read_bytes(), type=PairResults))
+            found.append(msgspec.json.decode(kept.read_bytes(), type=Section))
     text = page(origin(recording.measured)[:-1], found, absent)
     if output == PAGE:
         recording.write(ROOT / RESULTS / "training.json", {"bench": "training", "pairs": msgspec.to_builtins(found)}, text)

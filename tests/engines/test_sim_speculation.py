@@ -1,22 +1,20 @@
 """Token-level speculation of a simulated engine: what is accepted, what it costs, and that it changes no text."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engine import Candidate, Completion, Request, Usage
+from pipeline.engine import Completion, Request
 from pipeline.engines.sim.device import SimDevice
 from pipeline.engines.sim.engine import open_sim
 from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimSpeculativeSpec
 from pipeline.engines.sim.speculation import SpeculationMeter, agreement, iterations_of
 from pipeline.errors import GraphError
-from tests.support.bound import AnsweredCall, least_s
 
 DEVICE = SimDeviceSpec(name="d", flops_per_s=2.0**21, bytes_per_s=2.0**18, overhead_s=2.0**-9)
 """An iteration of `spec()` takes 2**-7 s for the weights and 2**-9 s of overhead; 2**-10 s a token if that is more."""
@@ -128,42 +126,6 @@ def test_an_interrupted_candidate_has_the_tokens_of_its_iterations(iterations: f
     while (event := device.next_event()) < math.inf:
         device.advance(event)
     assert (share.scheduler.size, share.scheduler.running, share.scheduler.cache.reserved) == (0, 0, 0)
-
-
-def computed(role: SimSpec, lengths: Mapping[int, tuple[int, ...]]) -> tuple[float, list[AnsweredCall]]:
-    """Seconds in which an engine computes requests that arrive together, and the requests as they were answered."""
-    assert role.speculative
-    device = SimDevice(role.device)
-    share, calls = device.join(Scheduler(role)), []
-    for number, each in lengths.items():
-        request = asked(number, prompt_ids=(number,) * 4)
-        progress = tuple(iterations_of(role.speculative, request, candidate, length) for candidate, length in enumerate(each))
-        device.add(share, Job((0, 0.0, str(number), number), request.prompt_ids, 3, each, ((),) * len(each), lambda: None, progress), 0.0)
-        candidates = tuple(Candidate(ids=(7,) * length, text="", cumulative_logprob=None, finish_reason="length") for length in each)
-        calls.append(AnsweredCall(request=request, completion=Completion(candidates=candidates, usage=Usage(input_tokens=4))))
-    now = 0.0
-    while (event := device.next_event()) < math.inf:
-        device.advance(now := event)
-    return now, calls
-
-
-LENGTHS = st.dictionaries(st.integers(1, 9), st.lists(st.integers(1, 30), min_size=1, max_size=4).map(tuple), min_size=1)
-
-
-@settings(max_examples=30, deadline=None)
-@given(LENGTHS, st.floats(0, 1), st.sampled_from([0.0, 2.0**8]), st.sampled_from([0.0, 512.0]))
-def test_no_run_is_faster_than_its_bound(lengths: dict[int, tuple[int, ...]], acceptance: float, draft: float, kv: float) -> None:
-    inner = SimSpeculativeSpec(num_speculative_tokens=3, acceptance=acceptance, parameters=draft, kv_bytes_per_token=kv / 8)
-    role = spec(speculative=inner, kv_bytes_per_token=kv)
-    seconds, calls = computed(role, lengths)
-    assert least_s({"target": role}, {"target": calls}, {"target": 8})["d"] <= seconds * (1 + 1e-9)
-
-
-def test_one_call_takes_just_as_long_as_its_bound() -> None:
-    inner = SimSpeculativeSpec(num_speculative_tokens=3, acceptance=0.5, parameters=2.0**8, kv_bytes_per_token=16.0, overhead_s=2.0**-12)
-    role = spec(speculative=inner, kv_bytes_per_token=64.0)
-    seconds, calls = computed(role, {1: (57,)})
-    assert least_s({"target": role}, {"target": calls}, {"target": 1})["d"] == pytest.approx(seconds, rel=1e-6)
 
 
 @pytest.mark.anyio
