@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct, structs
 
-from pipeline.analysis.compare.figures import differ, figures
+from pipeline.analysis.compare.figures import Compared, Difference
 from pipeline.analysis.compare.runs import RunTable
 from pipeline.analysis.quality.estimates import NOTHING, Estimate, difference, estimate
 
@@ -133,7 +133,7 @@ def verdict_of(ours: Estimate, is_: Literal["above", "below"], bound: float) -> 
 
 def over(run: str, base: str, of: str) -> Callable[[Runs], Estimate]:
     """The field `of` of the `Difference` of one run over another."""
-    return lambda runs: getattr(differ(runs[run], runs[base]), of)
+    return lambda runs: getattr(Difference(runs[run], runs[base]), of)
 
 
 def saved_more(runs: Runs) -> Estimate:
@@ -144,7 +144,7 @@ def saved_more(runs: Runs) -> Estimate:
 
 def class_gap(runs: Runs) -> Estimate:
     """Right predictions of class 1 less those of class 2, problems as they are drawn."""
-    choices = runs["scot"].choices
+    choices = runs["scot"].details.choices
     if choices is None:
         return NOTHING
     first = choices.right_drafts > 0
@@ -160,24 +160,24 @@ def class_gap(runs: Runs) -> Estimate:
 
 def class_2(runs: Runs) -> Estimate:
     """Right predictions of class 2 by the target without SCoT's training."""
-    selection = figures(runs["scot-untuned"], runs["scot-untuned"]).selection
+    selection = Compared(runs["scot-untuned"], runs["scot-untuned"]).selection
     return NOTHING if selection is None else selection.class_2_right
 
 
 def by_target(runs: Runs) -> Estimate:
     """The target's share of the thinking tokens of SCoT, those of the draft model being those of its longest draft (SCoT table 1)."""
     scot = runs["scot"]
-    if "longest" not in scot.texts:
+    if "longest" not in scot.details.texts:
         return NOTHING
-    accepted = scot.texts["accepted"].tokens if "accepted" in scot.texts else np.zeros(len(scot.chains))
+    accepted = scot.details.texts["accepted"].tokens if "accepted" in scot.details.texts else np.zeros(len(scot.chains))
     return estimate(
-        lambda target, draft: target / (target + draft), scot.thought_tokens * scot.chains - accepted, scot.texts["longest"].tokens
+        lambda target, draft: target / (target + draft), scot.thought_tokens * scot.chains - accepted, scot.details.texts["longest"].tokens
     )
 
 
 def score_agreement(runs: Runs) -> Estimate:
     """The correlation of SpecReason's scores of drafted steps with the rewards of these, its interval over problems."""
-    scored = runs["specreason"].scored
+    scored = runs["specreason"].details.scored
     if scored is None:
         return NOTHING
     x, y = scored.score, scored.reward
@@ -194,26 +194,26 @@ def gain_when_tight(runs: Runs) -> Estimate:
 
 def selecting(runs: Runs) -> Estimate:
     """What selecting adds to the reward of a step."""
-    quality = figures(runs["speccot"], runs["speccot"]).quality
+    quality = Compared(runs["speccot"], runs["speccot"]).quality
     return NOTHING if quality is None else quality.gain
 
 
 def second_thoughts(runs: Runs) -> Estimate:
     """Reflective words per 1,000 words: of fallback steps less of drafts. Nothing where neither has any."""
-    found = figures(runs["speccot"], runs["speccot"])
+    found = Compared(runs["speccot"], runs["speccot"])
     said = any(found.reflective[kind].value for kind in ("drafted", "fallback") if kind in found.reflective)
     return found.reflective_gain if said else NOTHING
 
 
 def best_draft(runs: Runs) -> Estimate:
     """Problems that one of the drafted thoughts solves, less those that the draft model solves alone."""
-    drafts, choices = runs["best-of-n"], runs["best-of-n"].choices
+    drafts, choices = runs["best-of-n"], runs["best-of-n"].details.choices
     if choices is None:
         return NOTHING
     count = len(drafts.problem_ids)
     solved = np.bincount(choices.problem, choices.right_drafts > 0, count)
     best = structs.replace(drafts, right=solved, graded=np.bincount(choices.problem, minlength=count))
-    return differ(best, runs["draft"]).accuracy_gain
+    return Difference(best, runs["draft"]).accuracy_gain
 
 
 def throughput(runs: Runs) -> Estimate:

@@ -25,7 +25,7 @@ from msgspec import Struct
 from runs import ARITH, PROGRAM, make, say
 
 from pipeline.analysis.compare.cells import Table, number, percent
-from pipeline.analysis.compare.figures import Selection, figures
+from pipeline.analysis.compare.figures import Compared, Selection
 from pipeline.analysis.compare.runs import RunTable, read_run
 from pipeline.analysis.compare.tables import INTERVALS
 from pipeline.analysis.compare.written import markdown_table
@@ -134,7 +134,7 @@ def chance(run: RunTable) -> tuple[str, ...]:
 
 
 def _chosen(run: RunTable) -> tuple[Selection, ThoughtChoices]:
-    found, choices = figures(run, run).selection, run.choices
+    found, choices = Compared(run, run).selection, run.details.choices
     assert found is not None
     assert choices is not None
     return found, choices
@@ -153,9 +153,9 @@ def best_draft(choices: ThoughtChoices) -> Estimate:
 
 def system(name: str, run: RunTable) -> tuple[str, ...]:
     """The figures of a system that was run."""
-    found, verified = figures(run, run), run.accepted + run.fallbacks
+    found, verified = Compared(run, run), run.accepted + run.fallbacks
     accepted = share(run.accepted, verified) if verified.any() else NOTHING
-    right = NOTHING if run.choices is None else random_draft(run.choices)
+    right = NOTHING if run.details.choices is None else random_draft(run.details.choices)
     tokens = (number(found.output_tokens.get(role, NOTHING)) for role in ("target", "draft"))
     return name, percent(found.accuracy), percent(right), percent(accepted), *tokens
 
@@ -171,8 +171,8 @@ def by_reference(choices: ThoughtChoices) -> tuple[tuple[str, ...], ...]:
 
 def thinking(name: str, run: RunTable) -> tuple[str, ...]:
     """What the thoughts of a model alone are like."""
-    words = sum((text.reflective for kind, text in run.texts.items() if kind not in DRAFTED), np.zeros(len(run.chains)))
-    found = figures(run, run)
+    words = sum((text.reflective for kind, text in run.details.texts.items() if kind not in DRAFTED), np.zeros(len(run.chains)))
+    found = Compared(run, run)
     return name, number(found.thought_tokens), number(ratio(words, run.chains)), percent(found.accuracy)
 
 

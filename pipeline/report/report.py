@@ -9,7 +9,6 @@ from pathlib import Path
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import compare
 from pipeline.analysis.compare.paper_tables import by_data_set
-from pipeline.analysis.compare.pooling import pool
 from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.compare.tables import INTERVALS, SIMULATED, tables
 from pipeline.analysis.compare.tables import simulated as clock
@@ -50,11 +49,11 @@ def report(runs: Sequence[Path], options: ReportOptions) -> str:
 def comparison(runs: Sequence[Path]) -> Section:
     """A section with the comparison of `runs` or, where they cannot be compared, with the reason."""
     try:
-        read = pool(read_runs(runs))
+        read = read_runs(runs, pooled=True)
         found = compare(read)
     except UsageError as error:
         return Section(title="Comparison", notices=[f"These runs are not compared: {error}."])
-    pooled = [f"{run.run} pools {', '.join(run.pooled)}, which differ only in the seed." for run in found.runs if run.pooled]
+    pooled = [f"{run.run} pools {', '.join(run.table.pooled)}, which differ only in the seed." for run in found.runs if run.table.pooled]
     simulated = [said] if (said := clock(found)) else []
     plot = latency_and_accuracy(found)
     flags = Table("Differences between the runs", ("run", "what"), tuple((flag.run, flag.what) for flag in found.flags))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.analysis.compare.runs import RunTable
+from pipeline.analysis.compare.runs import Details, RunTable
 from pipeline.analysis.quality.samples import SampleStatistics, interval
 from pipeline.analysis.quality.step_texts import Texts
 from pipeline.analysis.resources import Resources
@@ -61,7 +61,7 @@ def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:
         "fallbacks": ones,
         "thinking_s": 0.5 * np.array(latency),
         "kinds_s": {"drafting": 2 * ones, "verification": ones, "target": ones, "answer": ones},
-        "masses": np.array([]),
+        "option_mass": None,
         "scored": None,
         "texts": {
             "drafted": Texts(15 * ones, 90 * ones, 50 * ones, ones),
@@ -71,7 +71,9 @@ def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:
         "quality": None,
     }
     values |= fields
-    return RunTable(**{"roles": tuple(sorted(values["engines"], reverse=True)), **values})
+    details = Details(**{name: values.pop(name) for name in Details.__struct_fields__})
+    values = {"roles": tuple(sorted(values["engines"], reverse=True)), "reward_model": details.quality and details.quality.model} | values
+    return RunTable(**values, read=lambda: details)
 
 
 @pytest.fixture(name="table")

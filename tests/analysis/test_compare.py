@@ -8,10 +8,9 @@ import pytest
 from msgspec import structs
 
 from pipeline.analysis.compare.compare import compare, grouped
-from pipeline.analysis.compare.pooling import pool
 from pipeline.analysis.compare.runs import RunTable, SpeculatedTokens
 from pipeline.analysis.quality.estimates import NOTHING, Estimate
-from pipeline.analysis.quality.samples import interval, wilson
+from pipeline.analysis.quality.samples import wilson
 from pipeline.analysis.quality.selection import ThoughtChoices
 from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.resources import EngineFacts, Resources
@@ -181,34 +180,6 @@ def test_runs_over_several_data_sets_are_compared_within_each(table: Make) -> No
         compare(runs, "f2")
     with pytest.raises(UsageError, match="no finished problem in common"):
         compare([runs[0], table("other", [1.0], problem_ids=("q",))])
-
-
-def test_runs_that_differ_in_the_seed_alone_are_pooled(table: Make) -> None:
-    seeds = [table(f"s{seed}", [4.0 + seed] * 4, graph="speccot", seed=seed, right=[1, seed % 2, 1, 0]) for seed in range(3)]
-    apart = [
-        table("again", ONES, graph="speccot", seed=1),
-        table("larger", ONES, graph="speccot", seed=5, batch_size=16),
-        table("less", ONES, graph="speccot", seed=6, params={"token_budget": 50}),
-        table("fewer", ONES, graph="speccot", seed=7, input=RunInput(sha256="same", file="data.parquet", rows=2, limit=2)),
-    ]
-    found = pool([table("target", BASE), *seeds, *apart])
-    assert [run.name for run in found] == ["target", "s0 (+2 seeds)", "again", "larger", "less", "fewer"]
-    one = compare(found).runs[1]
-    assert (one.pooled, one.latency_s.value, one.accuracy.value) == (("s0", "s1", "s2"), 5.0, pytest.approx(7 / 12))
-    assert (one.kept_tokens_per_s, one.fallback_rate.value, one.text_tokens["fallback"].value) == (20.0, 0.25, 20.0)
-    chains = np.array([1, 1, 1, 0, 1, 0, 1, 1, 1, 0, 0, 0.0])
-    bounds = interval(np.repeat(np.arange(4), 3), chains)
-    assert bounds is not None
-    assert (one.accuracy.low, one.accuracy.high) == (pytest.approx(bounds.low), pytest.approx(bounds.high))
-    assert compare(found, "s1").baseline == "s0 (+2 seeds)"
-    assert "seed is 0, 1, 2, the baseline's 0" in {flag.what for flag in compare(found).flags}
-
-
-def test_pooled_runs_may_have_finished_different_problems(table: Make) -> None:
-    part = table("b", [2.0, 2.0], graph="speccot", seed=1, problem_ids=("p1", "p9"), choices=None, input=table("x", ONES).input)
-    [found] = pool([table("a", BASE, graph="speccot"), part])
-    assert found.problem_ids == ("p0", "p1", "p2", "p3", "p9")
-    assert (found.chains.tolist(), found.latency_s.tolist()) == ([1, 2, 1, 1, 1], [8.0, 3.0, 6.0, 2.0, 2.0])
 
 
 def test_a_failed_chain_is_wrong_and_in_no_other_figure(table: Make) -> None:

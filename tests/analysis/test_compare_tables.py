@@ -200,14 +200,14 @@ def test_run_folders_alone_are_enough(folders: dict[str, Path]) -> None:
     read = read_runs(list(folders.values()))
     comparison = compare(read)
     target, speccot, *_ = comparison.runs
-    assert (target.problems, speccot.problems, speccot.samples) == (12, 12, 2)
+    assert (target.problems, speccot.problems, speccot.table.samples) == (12, 12, 2)
     assert target.fallback_rate.value is None
     assert {flag.what for flag in comparison.flags} >= {"samples is 2, the baseline's 1"}
     titles = " ".join(table.title for table in tables(comparison))
     for said in ("table 2", "Several samples", "specreason (simulated): by threshold", "table 3", "SCoT 4.4", "SCoT tables 1 and 2", "A.1"):
         assert said in titles
     assert "SpecCoT table 5" not in titles
-    low, high = (run for run in comparison.runs if run.graph == "specreason")
+    low, high = (run for run in comparison.runs if run.table.graph == "specreason")
     assert low.draft_share.value is not None
     assert high.draft_share.value is not None
     assert low.draft_share.value > high.draft_share.value
@@ -217,7 +217,7 @@ def test_a_comparison_and_a_summary_say_the_same(folders: dict[str, Path]) -> No
     """Tokens are those of the roles' totals, and of an accuracy the interval is the same."""
     for name in ("target", "speccot"):
         ours, summary = compare([read_run(folders[name])]).runs[0], summarize(folders[name])
-        chains = ours.problems * ours.samples
+        chains = ours.problems * ours.table.samples
         totals = {role: round((tokens.value or 0) * chains) for role, tokens in ours.output_tokens.items()}
         assert totals == {role: engine.output_tokens for role, engine in summary.engines.items()}
         assert summary.accuracy_interval is not None

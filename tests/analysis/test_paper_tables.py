@@ -9,7 +9,6 @@ import pytest
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.paper_shapes import SHAPES
 from pipeline.analysis.compare.paper_tables import by_data_set, paper_table
-from pipeline.analysis.compare.pooling import pool
 from pipeline.analysis.compare.runs import RunTable
 from pipeline.analysis.quality.reward_agreement import ScoredSteps
 from pipeline.analysis.resources import Resources
@@ -120,11 +119,11 @@ def test_a_run_is_the_system_that_says_most_about_it(table: Make) -> None:
 
 
 def test_pooled_runs_and_failed_chains_are_said(table: Make) -> None:
-    seeds = [table(f"s{seed}", [1.0] * 2, graph="speccot", seed=seed, failed=seed) for seed in range(3)]
-    note = paper_table(SHAPES["speccot-3"], pool(seeds)).note
+    pooled = table("s0 (+2 seeds)", [1.0] * 2, graph="speccot", pooled=("s0", "s1", "s2"), failed=3)
+    note = paper_table(SHAPES["speccot-3"], [pooled]).note
     assert note == "Pooled runs that differ only in the seed: 3 a row. 3 chains failed: they count as wrong and are in no other figure."
-    apart = paper_table(SHAPES["speccot-3"], seeds)
-    assert sorted(set(column(apart, "seed"))) == ["0", "1", "2"]
+    apart = [table(f"s{seed}", [1.0] * 2, graph="speccot", seed=seed) for seed in range(3)]
+    assert sorted(set(column(paper_table(SHAPES["speccot-3"], apart), "seed"))) == ["0", "1", "2"]
 
 
 def test_a_table_without_any_of_its_systems_is_refused(table: Make) -> None:

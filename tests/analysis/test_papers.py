@@ -74,7 +74,8 @@ def with_choices(run: RunTable, **columns: list[float]) -> RunTable:
         "agrees": [np.nan] * 4,
     }
     arrays = {name: np.array(column, float) for name, column in (values | columns).items()}
-    return structs.replace(run, choices=ThoughtChoices(problem=np.arange(4), may_reject=True, **arrays))
+    details = structs.replace(run.details, choices=ThoughtChoices(problem=np.arange(4), may_reject=True, **arrays))
+    return structs.replace(run, read=lambda: details)
 
 
 @pytest.fixture(name="runs")

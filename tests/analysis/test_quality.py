@@ -104,6 +104,13 @@ def places_of(rows: Rows) -> dict[str, int]:
     return {row["chain_id"]: row["input_row"] - 1 for row in rows["chains"] if row["stop_reason"] != "error"}
 
 
+def placed(run: Path, rows: Rows) -> Query:
+    """The run, with the problems of its finished chains as a table."""
+    db, places = Query(run), places_of(rows)
+    db.register("places", run=db.names * len(places), chain_id=list(places), problem=list(places.values()))
+    return db
+
+
 def test_failures(given: tuple[Path, Rows]) -> None:
     run, rows = given
     failed = [row for row in rows["chains"] if row["stop_reason"] == "error"]
@@ -131,7 +138,7 @@ def test_texts(given: tuple[Path, Rows]) -> None:
         for kind, text, tokens in said if row["chain_id"] in places else ():
             reflective = len(re.findall(rf"\b({'|'.join(REFLECTIVE)})\b", text, re.IGNORECASE))
             sums.setdefault(kind, np.zeros((4, 12)))[:, places[row["chain_id"]]] += (1, tokens, len(re.findall(r"\w+", text)), reflective)
-    found = read_texts(run, places, 12)
+    found = read_texts(placed(run, rows), 12)
     assert {kind: [getattr(each, name).tolist() for name in Texts.__struct_fields__] for kind, each in found.items()} == {
         kind: each.tolist() for kind, each in sums.items()
     }
@@ -153,7 +160,7 @@ def test_rewards_of_problems(given: tuple[Path, Rows]) -> None:
         added |= {"selections": bool(picked), "fallback": sum(written), "fallbacks": len(written)}
         for name, value in added.items():
             sums[name][places[chain]] += value
-    found = read_quality(run, places, 12)
+    found = read_quality(placed(run, rows), 12)
     assert (found is None) == (not rows["rewards"])
     for name, column in sums.items() if found else ():
         assert getattr(found, name) == pytest.approx(column), name
@@ -170,7 +177,7 @@ def test_scores_against_rewards(given: tuple[Path, Rows]) -> None:
         if row["chosen_candidate"] is not None or row["num_candidates"] == 1
         if (reward := rewards.get((row["chain_id"], row["step_index"], row["chosen_candidate"] or 0))) is not None
     ]
-    scored = read_scored_steps(run, places)
+    scored = read_scored_steps(placed(run, rows))
     assert (scored is None) == (not pairs)
     if scored is not None and (found := agreement(scored)) is not None:
         bins = [int(reward * BINS) for _, reward in pairs]

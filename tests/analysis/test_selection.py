@@ -14,6 +14,7 @@ from pipeline.graph.spec import UntilSpec
 from pipeline.stages.choose import ChooseSpec
 from pipeline.stages.draft import DraftSpec
 from pipeline.store.events import ChainRow, StepRow
+from pipeline.store.query import Query
 from pipeline.store.run_store import RunStore
 from tests.support.traces import CHOOSE, plan_of
 
@@ -39,6 +40,13 @@ def written(folder: Path, blank: Blank, rounds: list[tuple[list[str], int | None
     return {f"p{number}#0": number for number in range(len(rounds))}
 
 
+def placed(run: Path, place: dict[str, int]) -> Query:
+    """The run, with the problems of its finished chains as a table."""
+    db = Query(run)
+    db.register("places", run=db.names * len(place), chain_id=list(place), problem=list(place.values()))
+    return db
+
+
 def test_classes_and_predictions(tmp_path: Path, blank: Blank) -> None:
     place = written(
         tmp_path,
@@ -52,7 +60,7 @@ def test_classes_and_predictions(tmp_path: Path, blank: Blank) -> None:
         ],
     )
     del place["p2#0"]  # a chain that failed
-    found = read_choices(tmp_path, plan(), place)
+    found = read_choices(placed(tmp_path, place), plan())
     assert found is not None
     assert found.problem.tolist() == [0, 1, 3, 4]
     assert found.right_drafts.tolist() == [pytest.approx(2 / 3), 0.5, 0.0, 0.0]
@@ -74,15 +82,15 @@ def test_what_nobody_knows_is_left_out(tmp_path: Path, blank: Blank) -> None:
             ([unknown], None, False),
         ],
     )
-    found = read_choices(tmp_path, plan(), place)
+    found = read_choices(placed(tmp_path, place), plan())
     assert found is not None
     assert (found.problem.tolist(), found.right_drafts.tolist(), found.picked_right.tolist(), found.unknown) == ([1], [1.0], [1.0], 3)
 
 
 def test_choosers_of_steps_have_none_of_this(tmp_path: Path, blank: Blank) -> None:
     place = written(tmp_path, blank, [(["5"], 0, True)])
-    assert read_choices(tmp_path, plan("step"), place) is None
-    assert read_choices(tmp_path, plan_of(), place) is None
-    best_of_n = read_choices(tmp_path, plan(reject=False), place)
+    assert read_choices(placed(tmp_path, place), plan("step")) is None
+    assert read_choices(placed(tmp_path, place), plan_of()) is None
+    best_of_n = read_choices(placed(tmp_path, place), plan(reject=False))
     assert best_of_n is not None
     assert not best_of_n.may_reject

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from pipeline.analysis.compare.runs import read_chains
 from pipeline.analysis.headline.figures import EngineSummary, StageSummary, Summary
 from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.quality.samples import Interval
@@ -96,10 +95,6 @@ def test_failed_chains_count_as_wrong_and_are_said(tmp_path: Path, blank: Blank)
     said = next(row for row in headline(found).rows if row.name == "accuracy")
     assert said.figure == "66.7 %"
     assert said.text.startswith("2 of 3, 1 of them failed and count as wrong, 95 % interval ")
-    compared = read_chains(tmp_path)
-    assert (compared.problem_ids, compared.counts.tolist()) == (("p1", "p2", "p3"), [1, 1, 0])
-    assert (compared.graded.problem.tolist(), compared.graded.correct.tolist()) == ([0, 1, 2], [1, 1, 0])
-    assert (compared.failed, compared.cancelled) == (2, 1)
 
 
 def test_probability_on_valid_options_is_summed_and_flagged(tmp_path: Path, blank: Blank) -> None:

@@ -37,7 +37,12 @@ def scot(table: Make) -> RunTable:
         "drafted": Texts(np.ones(4), np.full(4, 40.0), np.full(4, 30.0), np.full(4, 9.0)),
     }
     run = table("scot", [1.0] * 4, right=[1, 1, 0, 1], accepted=np.array([1.0, 1, 0, 0]), fallbacks=np.array([0.0, 0, 1, 1]), texts=texts)
-    return structs.replace(run, choices=CHOICES)
+    return with_choices(run, CHOICES)
+
+
+def with_choices(run: RunTable, choices: ThoughtChoices) -> RunTable:
+    details = structs.replace(run.details, choices=choices)
+    return structs.replace(run, read=lambda: details)
 
 
 def test_right_choices_are_counted_by_class(scot: RunTable) -> None:
@@ -45,7 +50,7 @@ def test_right_choices_are_counted_by_class(scot: RunTable) -> None:
     assert row[:5] == ("adapter", "1,234", "286,720", "900", "1.5")
     assert [cell.split()[0] for cell in row[5:]] == ["66.7%", "100.0%", "75.0%"]
     untuned = structs.replace(CHOICES, rejected=np.ones(4), picked_right=np.zeros(4))
-    row = bench.choosing("untuned", structs.replace(scot, choices=untuned))
+    row = bench.choosing("untuned", with_choices(scot, untuned))
     assert [cell.split()[0] for cell in row[1:]] == ["-", "-", "-", "-", "0.0%", "100.0%", "25.0%"]
 
 

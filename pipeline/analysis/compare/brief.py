@@ -1,10 +1,9 @@
-"""A comparison in one table, and a sentence about each run but the baseline: what `compare` prints unless it is asked for all. Pure."""
+"""A comparison in one table, and a sentence about each run but the baseline: what `compare` prints unless it is asked for all."""
 
 from collections.abc import Iterator
 
 from pipeline.analysis.compare.cells import Table, number, plain, times
 from pipeline.analysis.compare.compare import Comparison
-from pipeline.analysis.compare.figures import Compared
 from pipeline.analysis.compare.tables import accuracy, flag_lines, pair, pooled_lines, simulated, system
 
 NOTE = (
@@ -22,10 +21,10 @@ def brief(c: Comparison) -> list[str | Table]:
 
 def _table(c: Comparison) -> Table:
     several, rows = len(c.baselines) > 1, []
-    speeds = {run.run: _problems_per_s(run) for run in c.runs}
+    speeds = {run.run: run.problems_per_s for run in c.runs}
     for run in c.runs:
         base = c.baselines[run.dataset]
-        row = (run.run, *([run.dataset] if several else []), system(run), pair(run), str(run.batch_size), accuracy(run))
+        row = (run.run, *([run.dataset] if several else []), system(run), pair(run), str(run.table.batch_size), accuracy(run))
         row = (*row, plain(speeds[run.run]), plain(run.kept_tokens_per_s))
         if run.run == base:
             rows.append((*row, "baseline" if len(c.runs) > 1 else "-", "-"))
@@ -41,12 +40,8 @@ def _sentences(c: Comparison) -> Iterator[str]:
     for run in c.runs:
         base = runs[c.baselines[run.dataset]]
         if run is not base:
-            ratio = times(_problems_per_s(run), _problems_per_s(base))
+            ratio = times(run.problems_per_s, base.problems_per_s)
             speed = "has no speed to compare" if ratio == "-" else f"is {ratio} times as fast as {base.run}"
             gain = run.over_baseline.accuracy_gain.value if run.answers is None else None
             points = "" if gain is None else f", accuracy {100 * gain:+.1f} points"
             yield f"{run.run} {speed}{points}"
-
-
-def _problems_per_s(run: Compared) -> float | None:
-    return run.problems / run.wall_time_s if run.wall_time_s else None

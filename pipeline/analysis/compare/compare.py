@@ -1,4 +1,4 @@
-"""Compares runs: tables of runs enter, one `Comparison` leaves. Pure.
+"""Compares runs: tables of runs enter, one `Comparison` leaves.
 
 It holds the figures of each run, which runs differ in one setting alone, and reasons why runs may differ otherwise.
 """
@@ -6,13 +6,12 @@ It holds the figures of each run, which runs differ in one setting alone, and re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from pipeline.analysis.compare.figures import Compared, Difference, differ, figures
-from pipeline.analysis.compare.pooling import data_sets
+from pipeline.analysis.compare.figures import Compared, Difference
 from pipeline.analysis.compare.rules import differences
-from pipeline.analysis.compare.runs import RunTable
-from pipeline.analysis.quality.option_mass import mass_sentence, option_mass
+from pipeline.analysis.compare.runs import RunTable, data_sets
+from pipeline.analysis.quality.option_mass import mass_sentence
 from pipeline.analysis.resources import Resources, shortfall
 from pipeline.errors import UsageError
 from pipeline.store.run_file import Host
@@ -104,9 +103,9 @@ def compare(runs: Sequence[RunTable], baseline: str | None = None) -> Comparison
     return Comparison(
         baseline=next(iter(bases.values())).name,
         baselines={dataset: base.name for dataset, base in bases.items()},
-        runs=tuple(structs.replace(figures(run, base_of[run.name]), dataset=data[run.name]) for run in runs),
+        runs=tuple(Compared(run, base_of[run.name], data[run.name]) for run in runs),
         groups=groups,
-        differences={run: tuple(differ(tables[run], tables[over]) for over in others) for run, others in pairs.items() if others},
+        differences={run: tuple(Difference(tables[run], tables[over]) for over in others) for run, others in pairs.items() if others},
         flags=tuple(flag for run in runs for flag in flags_of(run, base_of[run.name])),
     )
 
@@ -230,15 +229,15 @@ def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
         said.append("because chains failed, it has no wall time to compare")
     if run.cancelled:
         said.append(f"{run.cancelled} chains were cancelled and are in no figure")
-    if (mass := option_mass(run.masses)) and mass.flagged:
-        said.append(mass_sentence(mass))
+    if run.option_mass and run.option_mass.flagged:
+        said.append(mass_sentence(run.option_mass))
     if run.depends_on_timing:
         said.append("its answers depend on when chains were switched (`speculate: auto`)")
     if (seeds := _seeds(run)) != (others := _seeds(base)):
         said.append(f"seed is {seeds}, the baseline's {others}")
     for name in ("samples", "batch_size", "replicas", "schedule", "admission", "order"):
         ours, theirs = getattr(run, name), getattr(base, name)
-        if ours != theirs and "" not in (ours, theirs):  # which runs of earlier versions do not say
+        if ours != theirs:
             said.append(f"{name} is {ours}, the baseline's {theirs}")
     if run.simulated != base.simulated:
         said.append("one of the two is simulated, the other measured")
@@ -252,8 +251,8 @@ def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
         said.append(f"it had {run.resources.label}, the baseline {base.resources.label}")
     if base.facts.keys() < run.facts.keys():
         said += [f"the baseline lacked hardware: {clause}" for clause in shortfall(base.facts, run.facts)]
-    if run.quality and base.quality and run.quality.model != base.quality.model:
-        said.append(f"its steps were scored by {run.quality.model}, the baseline's by {base.quality.model}")
+    if run.reward_model and base.reward_model and run.reward_model != base.reward_model:
+        said.append(f"its steps were scored by {run.reward_model}, the baseline's by {base.reward_model}")
     return [Flag(run.name, what) for what in said]
 
 

@@ -1,73 +1,124 @@
-"""The figures of a run that the papers print, with intervals: tables of runs enter, a `Compared` for each run leaves. Pure."""
+"""The figures of a run that the papers print, with intervals: tables of runs enter, a `Compared` for each run leaves.
 
-from collections.abc import Mapping
+A figure is worked out when it is first asked for, and what it is made of is read then. Figures over the same problems share the draws of
+the bootstrap.
+"""
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from pipeline.analysis.arrays import Array
 from pipeline.analysis.compare.runs import RunTable
-from pipeline.analysis.quality.estimates import NOTHING, Estimate, change, difference, estimate, gain, outcomes, ratio, share
-from pipeline.analysis.quality.option_mass import OptionMass, option_mass
+from pipeline.analysis.quality.estimates import NOTHING, Estimate, Sums, change, estimate, gain, outcomes, ratio, share, sums
+from pipeline.analysis.quality.option_mass import OptionMass
 from pipeline.analysis.quality.reward_agreement import Agreement, agreement
 from pipeline.analysis.quality.selection import ThoughtChoices
 from pipeline.analysis.quality.step_quality import Quality
-from pipeline.analysis.quality.step_texts import Texts
 from pipeline.analysis.resources import answers
-from pipeline.graph.spec import Param
 
 THINKING = ("drafting", "verification", "target")
 """What a chain does in its thinking stage; see `thinking.KINDS`."""
+PLAIN = ("pooled", "graph", "models", "schedule", "batch_size", "simulated", "params", "samples", "failed", "cancelled")
+"""Fields of a `RunTable` that are written with its figures."""
 
 
-class Difference(Struct, frozen=True, kw_only=True):
+class Figures:
+    """Figures that are worked out when they are first asked for: the cached properties of a class whose names are public."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures by their names."""
+        names = [name for name, each in vars(type(self)).items() if isinstance(each, cached_property) and not name.startswith("_")]
+        return {name: getattr(self, name) for name in names}
+
+
+class Difference(Figures):
     """How one run differs from another: in accuracy on the problems that both have, in all else on those that both finished."""
 
-    over: str
-    """Name of the other run."""
-    problems: int
-    """How many both finished."""
-    accuracy_gain: Estimate
-    """Accuracy of this run less that of the other."""
-    token_change: Estimate
-    """Relative change of committed tokens: -0.5 is half as many (SpecCoT 4.2)."""
-    thought_change: Estimate
-    """Relative change of the tokens of thoughts."""
-    answer_change: Estimate
-    """Relative change of the tokens after the thought."""
-    speed_up: Estimate
-    """Latency of the other over that of this run: r of SpecCoT table 2."""
-    thinking_speed_up: Estimate
-    """The same of the thinking stage alone: the speed-up of SCoT table 1."""
-    fallback_change: Estimate
-    """Fallback rate of this run less that of the other."""
-    draft_share_change: Estimate
-    """Share of steps by the draft in this run, less that in the other."""
+    def __init__(self, run: RunTable, base: RunTable) -> None:
+        self._run, self._base = run, base
+        self._both = _common(run, base, run.finished, base.finished)
+
+    @cached_property
+    def _paired(self) -> "_PairedSums":
+        return _PairedSums(self._run, self._base, self._both, ("tokens", "thought_tokens", "answer_tokens", "latency_s", "steps", *_STEPS))
+
+    @cached_property
+    def over(self) -> str:
+        """Name of the other run."""
+        return self._base.name
+
+    @cached_property
+    def problems(self) -> int:
+        """The number of problems that both finished."""
+        return len(self._both[0])
+
+    @cached_property
+    def accuracy_gain(self) -> Estimate:
+        """Accuracy of this run less that of the other."""
+        every = _common(self._run, self._base, np.ones(len(self._run.graded)), np.ones(len(self._base.graded)))
+        pair = _PairedSums(self._run, self._base, every, ("right", "graded"))
+        return gain(*pair["right", "graded"])
+
+    @cached_property
+    def token_change(self) -> Estimate:
+        """Relative change of committed tokens: -0.5 is half as many (SpecCoT 4.2)."""
+        return change(*self._paired["tokens",])
+
+    @cached_property
+    def thought_change(self) -> Estimate:
+        """Relative change of the tokens of thoughts."""
+        return change(*self._paired["thought_tokens",])
+
+    @cached_property
+    def answer_change(self) -> Estimate:
+        """Relative change of the tokens after the thought."""
+        return change(*self._paired["answer_tokens",])
+
+    @cached_property
+    def speed_up(self) -> Estimate:
+        """Latency of the other over that of this run: r of SpecCoT table 2."""
+        return ratio(*self._paired["latency_s",][::-1])
+
+    @cached_property
+    def thinking_speed_up(self) -> Estimate:
+        """The same of the thinking stage alone: the speed-up of SCoT table 1."""
+        ours, theirs = self._both
+        return ratio(self._base.details.thinking_s[theirs], self._run.details.thinking_s[ours])
+
+    @cached_property
+    def fallback_change(self) -> Estimate:
+        """Fallback rate of this run less that of the other."""
+        return gain(*self._paired["fallbacks", "verified"])
+
+    @cached_property
+    def draft_share_change(self) -> Estimate:
+        """Share of steps by the draft in this run, less that in the other."""
+        return gain(*self._paired["accepted", "steps"])
 
 
-def differ(run: RunTable, base: RunTable) -> Difference:
-    """How `run` differs from `base`, problem by problem."""
-    ours, theirs = _paired(run, base, np.ones(len(run.graded)), np.ones(len(base.graded)))
-    right = gain(run.right[ours], run.graded[ours], base.right[theirs], base.graded[theirs])
-    ours, theirs = _paired(run, base, run.finished, base.finished)
-    tokens, base_tokens = run.thought_tokens + run.answer_tokens, base.thought_tokens + base.answer_tokens
-    verified, base_verified = run.accepted + run.fallbacks, base.accepted + base.fallbacks
-    return Difference(
-        over=base.name,
-        problems=len(ours),
-        accuracy_gain=right,
-        token_change=change(tokens[ours], base_tokens[theirs]),
-        thought_change=change(run.thought_tokens[ours], base.thought_tokens[theirs]),
-        answer_change=change(run.answer_tokens[ours], base.answer_tokens[theirs]),
-        speed_up=ratio(base.latency_s[theirs], run.latency_s[ours]),
-        thinking_speed_up=ratio(base.thinking_s[theirs], run.thinking_s[ours]),
-        fallback_change=gain(run.fallbacks[ours], verified[ours], base.fallbacks[theirs], base_verified[theirs]),
-        draft_share_change=gain(run.accepted[ours], run.steps[ours], base.accepted[theirs], base.steps[theirs]),
-    )
+_STEPS = ("accepted", "fallbacks", "verified")
+Places = tuple[Array, Array]
+"""Indices of the same problems in the arrays of two runs."""
 
 
-def _paired(run: RunTable, base: RunTable, ours: Array, theirs: Array) -> tuple[Array, Array]:
-    """Indices of the problems that both have, in the arrays of each run; of each only those that `ours` and `theirs` mark."""
+class _PairedSums:
+    """Columns of two runs over the problems that both have."""
+
+    def __init__(self, run: RunTable, base: RunTable, both: Places, names: Iterable[str]) -> None:
+        sides = zip(("our", "their"), (run, base), both, strict=True)
+        self._sums = sums({f"{whose} {name}": getattr(table, name)[places] for whose, table, places in sides for name in names})
+
+    def __getitem__(self, names: tuple[str, ...]) -> list[Sums]:
+        """The columns of the one run, then those of the other."""
+        return [self._sums[f"{whose} {name}"] for whose in ("our", "their") for name in names]
+
+
+def _common(run: RunTable, base: RunTable, ours: Array, theirs: Array) -> Places:
+    """Where the problems are that both runs have; of each run only those that `ours` and `theirs` mark."""
     place = {problem: i for i, problem in enumerate(base.problem_ids) if theirs[i]}
     common = [(i, place[problem]) for i, problem in enumerate(run.problem_ids) if ours[i] and problem in place]
     both = np.array(common, dtype=np.int64).reshape(-1, 2)
@@ -110,168 +161,212 @@ class StepQuality(Struct, frozen=True):
     """Reward of steps that the target wrote after rejecting all candidates."""
 
 
-class Compared(Struct, frozen=True, kw_only=True):
-    """The figures of one run, and how it differs from the baseline. Tokens and seconds are means over problems."""
+class Compared(Figures):
+    """The figures of one run, and how it differs from a base. Tokens and seconds are means over problems."""
 
-    run: str
-    """Its name."""
-    dataset: str = ""
-    """The name of what it solved; see `compare.datasets`."""
-    pooled: tuple[str, ...] = ()
-    """The runs that it pools, which differ in their seeds alone; empty for one run."""
-    graph: str
-    models: dict[str, str]
-    """By role."""
-    schedule: str
-    batch_size: int
-    resources: str
-    simulated: bool
-    answers: str | None = None
-    """`simulated` or `recorded` where models did not give its answers; see `resources.answers`."""
-    fit_error: float | None = None
-    """Of simulated engines with fitted rates: the greatest error of their calls' times, as the mean of |ln|."""
-    params: dict[str, Param]
-    problems: int
-    """Problems with a finished chain."""
-    samples: int
-    """Chains for each problem."""
-    failed: int
-    """Chains that failed: they count as wrong, and are in no other figure."""
-    cancelled: int
-    """Chains that were cancelled, which are in no figure."""
-    accuracy: Estimate
-    """pass@1, with the same interval as in summaries (`samples.interval`)."""
-    pass_at: dict[str, float]
-    """pass@k by k; see `samples.pass_at`."""
-    majority_accuracy: float | None
-    """Share of problems whose most frequent answer is right, 0 to 1; null with one sample a problem."""
-    tokens: Estimate
-    """Committed tokens, of thought and answer."""
-    thought_tokens: Estimate
-    """Tokens of the thought."""
-    answer_tokens: Estimate
-    """Tokens sampled after the thought (SCoT table 3)."""
-    output_tokens: dict[str, Estimate]
-    """Tokens sampled by each role, whatever became of them."""
-    speculated_tokens: dict[str, int]
-    """Tokens that token-level speculation inside an engine proposed, by role, over the whole run."""
-    accepted_speculated_tokens: dict[str, int]
-    """Those of them that were accepted."""
-    latency_s: Estimate
-    """Seconds of a problem, from admission to the end; at larger batch sizes this includes waiting for other chains."""
-    thinking_s: Estimate
-    """Seconds from the first call of a problem to the end of its thought (SCoT 4.2)."""
-    thinking_shares: dict[str, Estimate]
-    """Shares of the time of thinking, 0 to 1: `drafting`, `verification`, and `target`, by the engine that writes (SCoT 4.2)."""
-    target_thought_tokens: Estimate
-    """Tokens of the thought that were not drafted, per problem: those of the target in SCoT table 1."""
-    longest_draft_tokens: Estimate
-    """Tokens of the longest candidate of each round, added up over a problem: those of the draft in SCoT table 1."""
-    fallback_rate: Estimate
-    """Steps written by a fallback over steps that were verified (SpecCoT 4.4.2)."""
-    draft_share: Estimate
-    """Steps by the draft over all steps (SpecReason 5.2)."""
-    wall_time_s: float | None
-    """Wall time of the whole run; the mean of pooled ones. Null if chains failed, as their time does not measure speed."""
-    generated_tokens_per_s: float | None
-    """Tokens that all roles sampled, whatever became of them, over wall time."""
-    kept_tokens_per_s: float | None
-    """Kept tokens, those of thoughts and answers, over wall time (SpecCoT table 6)."""
-    text_tokens: dict[str, Estimate]
-    """Tokens of a text by its kind: `drafted`, `longest` of a round, `accepted`, `rejected`, `fallback`."""
-    reflective: dict[str, Estimate]
-    """Words of second thoughts (`step_texts.REFLECTIVE`) per 1,000 words, by kind of text (SpecCoT A.1)."""
-    reflective_gain: Estimate
-    """`reflective` of fallback steps less that of drafts."""
-    selection: Selection | None
-    """Null for runs that do not choose among whole thoughts."""
-    quality: StepQuality | None
-    """Null for runs without a rewards table."""
-    option_mass: OptionMass | None
-    """Probability on the valid options of verifications; null without any that says."""
-    agreement: Agreement | None
-    """Scores of speculated steps against rewards; null for runs without both (SpecReason figure 7)."""
-    over_baseline: Difference
+    def __init__(self, table: RunTable, base: RunTable, dataset: str = "") -> None:
+        self.table = table
+        self.dataset = dataset
+        """The name of what it solved; see `data_sets`."""
+        self.over_baseline = Difference(table, base)
 
+    def as_dict(self) -> dict[str, Any]:
+        """All figures by their names, and what was decided about the run."""
+        plain = {name: getattr(self.table, name) for name in PLAIN}
+        return {"run": self.run, "dataset": self.dataset, **plain, **super().as_dict(), "over_baseline": self.over_baseline.as_dict()}
 
-def figures(run: RunTable, base: RunTable) -> Compared:
-    """The figures of `run`, and how they differ from those of `base`."""
-    tokens = run.thought_tokens + run.answer_tokens
-    verified = run.accepted + run.fallbacks
-    wall_s = None if run.lost else run.wall_time_s
-    thinking = sum((run.kinds_s[kind] for kind in THINKING), np.zeros(len(run.chains)))
-    return Compared(
-        run=run.name,
-        pooled=run.pooled,
-        graph=run.graph,
-        models=run.models,
-        schedule=run.schedule,
-        batch_size=run.batch_size,
-        resources=run.resources.label,
-        simulated=run.simulated,
-        answers=answers(run.facts.values()) if run.facts else "simulated" if run.simulated else None,
-        fit_error=max((each.fit_error for each in run.facts.values() if each.fit_error is not None), default=None),
-        params=run.params,
-        problems=int(run.finished.sum()),
-        samples=run.samples,
-        failed=run.failed,
-        cancelled=run.cancelled,
-        accuracy=_accuracy(run),
-        pass_at={str(k): value for k, value in run.sample_statistics.pass_at.items()},
-        majority_accuracy=run.sample_statistics.majority,
-        tokens=ratio(tokens, run.finished),
-        thought_tokens=ratio(run.thought_tokens, run.finished),
-        answer_tokens=ratio(run.answer_tokens, run.finished),
-        output_tokens={role: ratio(each, run.finished) for role, each in run.output_tokens.items()},
-        speculated_tokens={role: count.proposed for role, count in run.speculation.items()},
-        accepted_speculated_tokens={role: count.accepted for role, count in run.speculation.items()},
-        latency_s=ratio(run.latency_s, run.finished),
-        thinking_s=ratio(run.thinking_s, run.finished),
-        thinking_shares={kind: ratio(run.kinds_s[kind], thinking) for kind in THINKING},
-        target_thought_tokens=_written(run),
-        longest_draft_tokens=ratio(run.texts["longest"].tokens, run.chains) if "longest" in run.texts else NOTHING,
-        fallback_rate=share(run.fallbacks, verified),
-        # A graph without drafts has no share, rather than a share of 0.
-        draft_share=share(run.accepted, run.steps) if verified.any() else NOTHING,
-        wall_time_s=wall_s,
-        generated_tokens_per_s=_per_s(sum(run.output_tokens.values(), np.zeros(len(run.chains))), run, wall_s),
-        kept_tokens_per_s=_per_s(tokens, run, wall_s),
-        text_tokens={kind: ratio(text.tokens, text.count) for kind, text in run.texts.items()},
-        reflective={kind: _per_1000(text) for kind, text in run.texts.items()},
-        reflective_gain=_reflective_gain(run.texts),
-        selection=_selection(run.choices) if run.choices else None,
-        quality=_quality(run.quality) if run.quality else None,
-        option_mass=option_mass(run.masses),
-        agreement=agreement(run.scored) if run.scored else None,
-        over_baseline=differ(run, base),
-    )
+    @property
+    def run(self) -> str:
+        """Its name."""
+        return self.table.name
 
+    @cached_property
+    def _sums(self) -> dict[str, Sums]:
+        run = self.table
+        names = ("finished", "tokens", "thought_tokens", "answer_tokens", "latency_s", "steps", "accepted", "fallbacks", "verified")
+        roles = {f"output_tokens.{role}": tokens for role, tokens in run.output_tokens.items()}
+        return sums({name: getattr(run, name) for name in names} | roles)
 
-def _per_s(tokens: Array, run: RunTable, wall_s: float | None) -> float | None:
-    """Tokens of a run over its wall time, the mean one of pooled runs; `tokens` are means over the samples of each problem."""
-    return float((tokens * run.chains).sum()) / wall_s / max(1, len(run.pooled)) if wall_s else None
+    @cached_property
+    def _details(self) -> dict[str, Sums]:
+        """Sums of the details, which are read for them."""
+        run, details = self.table, self.table.details
+        thinking = sum((details.kinds_s[kind] for kind in THINKING), np.zeros(len(run.chains)))
+        drafted = details.texts["accepted"].tokens if "accepted" in details.texts else np.zeros(len(run.chains))
+        columns = {"finished": run.finished, "chains": run.chains, "thinking_s": details.thinking_s, "thinking": thinking}
+        columns |= {"written": run.thought_tokens - drafted / np.maximum(run.chains, 1)} | details.kinds_s
+        texts = {f"{kind}.{name}": getattr(text, name) for kind, text in details.texts.items() for name in text.__struct_fields__}
+        return sums(columns | texts)
 
+    def _mean(self, name: str) -> Estimate:
+        """A figure per finished problem."""
+        return ratio(self._sums[name], self._sums["finished"])
 
-def _accuracy(run: RunTable) -> Estimate:
-    bounds, graded = run.sample_statistics.interval, run.graded.sum()
-    return NOTHING if bounds is None else Estimate(float(run.right.sum() / graded), bounds.low, bounds.high)
+    @cached_property
+    def resources(self) -> str:
+        """What its engines computed on."""
+        return self.table.resources.label
 
+    @cached_property
+    def answers(self) -> str | None:
+        """`simulated` or `recorded` where models did not give its answers; see `resources.answers`."""
+        return answers(self.table.facts.values()) if self.table.facts else "simulated" if self.table.simulated else None
 
-def _written(run: RunTable) -> Estimate:
-    """Committed tokens of thoughts less those of accepted candidates, per problem: the mean over its samples."""
-    drafted = run.texts["accepted"].tokens if "accepted" in run.texts else np.zeros(len(run.chains))
-    return ratio(run.thought_tokens - drafted / np.maximum(run.chains, 1), run.finished)
+    @cached_property
+    def fit_error(self) -> float | None:
+        """Of simulated engines with fitted rates: the greatest error of their calls' times, as the mean of |ln|."""
+        return max((each.fit_error for each in self.table.facts.values() if each.fit_error is not None), default=None)
 
+    @cached_property
+    def problems(self) -> int:
+        """The number of problems with a finished chain."""
+        return int(self.table.finished.sum())
 
-def _per_1000(text: Texts) -> Estimate:
-    return ratio(1000 * text.reflective, text.words)
+    @cached_property
+    def accuracy(self) -> Estimate:
+        """pass@1, with the same interval as in summaries (`samples.interval`)."""
+        bounds, graded = self.table.sample_statistics.interval, self.table.graded.sum()
+        return NOTHING if bounds is None else Estimate(float(self.table.right.sum() / graded), bounds.low, bounds.high)
 
+    @cached_property
+    def pass_at(self) -> dict[str, float]:
+        """pass@k by k; see `samples.pass_at`."""
+        return {str(k): value for k, value in self.table.sample_statistics.pass_at.items()}
 
-def _reflective_gain(texts: Mapping[str, Texts]) -> Estimate:
-    if not {"fallback", "drafted"} <= texts.keys():
-        return NOTHING
-    fallback, drafted = texts["fallback"], texts["drafted"]
-    return difference(1000 * fallback.reflective, fallback.words, 1000 * drafted.reflective, drafted.words)
+    @cached_property
+    def majority_accuracy(self) -> float | None:
+        """Share of problems whose most frequent answer is right, 0 to 1; null with one sample a problem."""
+        return self.table.sample_statistics.majority
+
+    @cached_property
+    def tokens(self) -> Estimate:
+        """Committed tokens, of thought and answer."""
+        return self._mean("tokens")
+
+    @cached_property
+    def thought_tokens(self) -> Estimate:
+        """Tokens of the thought."""
+        return self._mean("thought_tokens")
+
+    @cached_property
+    def answer_tokens(self) -> Estimate:
+        """Tokens sampled after the thought (SCoT table 3)."""
+        return self._mean("answer_tokens")
+
+    @cached_property
+    def output_tokens(self) -> dict[str, Estimate]:
+        """Tokens sampled by each role, whatever became of them."""
+        return {role: self._mean(f"output_tokens.{role}") for role in self.table.output_tokens}
+
+    @cached_property
+    def speculated_tokens(self) -> dict[str, int]:
+        """Tokens that token-level speculation inside an engine proposed, by role, over the whole run."""
+        return {role: count.proposed for role, count in self.table.speculation.items()}
+
+    @cached_property
+    def accepted_speculated_tokens(self) -> dict[str, int]:
+        """Those of them that were accepted."""
+        return {role: count.accepted for role, count in self.table.speculation.items()}
+
+    @cached_property
+    def latency_s(self) -> Estimate:
+        """Seconds of a problem, from admission to the end; at larger batch sizes this includes waiting for other chains."""
+        return self._mean("latency_s")
+
+    @cached_property
+    def thinking_s(self) -> Estimate:
+        """Seconds from the first call of a problem to the end of its thought (SCoT 4.2)."""
+        return ratio(self._details["thinking_s"], self._details["finished"])
+
+    @cached_property
+    def thinking_shares(self) -> dict[str, Estimate]:
+        """Shares of the time of thinking, 0 to 1: `drafting`, `verification`, and `target`, by the engine that writes (SCoT 4.2)."""
+        return {kind: ratio(self._details[kind], self._details["thinking"]) for kind in THINKING}
+
+    @cached_property
+    def target_thought_tokens(self) -> Estimate:
+        """Tokens of the thought that were not drafted, per problem: those of the target in SCoT table 1."""
+        return ratio(self._details["written"], self._details["finished"])
+
+    @cached_property
+    def longest_draft_tokens(self) -> Estimate:
+        """Tokens of the longest candidate of each round, added up over a problem: those of the draft in SCoT table 1."""
+        return ratio(self._details["longest.tokens"], self._details["chains"]) if "longest.tokens" in self._details else NOTHING
+
+    @cached_property
+    def fallback_rate(self) -> Estimate:
+        """Steps written by a fallback over steps that were verified (SpecCoT 4.4.2)."""
+        return share(self._sums["fallbacks"], self._sums["verified"])
+
+    @cached_property
+    def draft_share(self) -> Estimate:
+        """Steps by the draft over all steps (SpecReason 5.2); a graph without drafts has no share, rather than a share of 0."""
+        return share(self._sums["accepted"], self._sums["steps"]) if self.table.verified.any() else NOTHING
+
+    @cached_property
+    def wall_time_s(self) -> float | None:
+        """Wall time of the whole run; the mean of pooled ones. Null if chains failed, as their time does not measure speed."""
+        return None if self.table.lost else self.table.wall_time_s
+
+    @property
+    def problems_per_s(self) -> float | None:
+        """Problems with a finished chain over wall time."""
+        return self.problems / self.wall_time_s if self.wall_time_s else None
+
+    @cached_property
+    def generated_tokens_per_s(self) -> float | None:
+        """Tokens that all roles sampled, whatever became of them, over wall time."""
+        return self._per_s(sum(self.table.output_tokens.values(), np.zeros(len(self.table.chains))))
+
+    @cached_property
+    def kept_tokens_per_s(self) -> float | None:
+        """Kept tokens, those of thoughts and answers, over wall time (SpecCoT table 6)."""
+        return self._per_s(self.table.tokens)
+
+    def _per_s(self, tokens: Array) -> float | None:
+        """Tokens of a run over its wall time, the mean one of pooled runs; `tokens` are means over the samples of each problem."""
+        total = float((tokens * self.table.chains).sum())
+        return total / self.wall_time_s / max(1, len(self.table.pooled)) if self.wall_time_s else None
+
+    @cached_property
+    def text_tokens(self) -> dict[str, Estimate]:
+        """Tokens of a text by its kind: `drafted`, `longest` of a round, `accepted`, `rejected`, `fallback`."""
+        return {kind: ratio(self._details[f"{kind}.tokens"], self._details[f"{kind}.count"]) for kind in self.table.details.texts}
+
+    @cached_property
+    def reflective(self) -> dict[str, Estimate]:
+        """Words of second thoughts (`step_texts.REFLECTIVE`) per 1,000 words, by kind of text (SpecCoT A.1)."""
+        return {kind: estimate(lambda found, words: 1000 * found / words, *self._words(kind)) for kind in self.table.details.texts}
+
+    @cached_property
+    def reflective_gain(self) -> Estimate:
+        """`reflective` of fallback steps less that of drafts."""
+        if not {"fallback", "drafted"} <= self.table.details.texts.keys():
+            return NOTHING
+        return estimate(lambda a, b, c, d: 1000 * a / b - 1000 * c / d, *self._words("fallback"), *self._words("drafted"))
+
+    def _words(self, kind: str) -> tuple[Sums, Sums]:
+        return self._details[f"{kind}.reflective"], self._details[f"{kind}.words"]
+
+    @cached_property
+    def selection(self) -> Selection | None:
+        """Null for runs that do not choose among whole thoughts."""
+        return _selection(self.table.details.choices) if self.table.details.choices else None
+
+    @cached_property
+    def quality(self) -> StepQuality | None:
+        """Null for runs without a rewards table."""
+        return _quality(self.table.details.quality) if self.table.details.quality else None
+
+    @cached_property
+    def option_mass(self) -> OptionMass | None:
+        """Probability on the valid options of verifications; null without any that says."""
+        return self.table.option_mass
+
+    @cached_property
+    def agreement(self) -> Agreement | None:
+        """Scores of speculated steps against rewards; null for runs without both (SpecReason figure 7)."""
+        return agreement(self.table.details.scored) if self.table.details.scored else None
 
 
 def _selection(choices: ThoughtChoices) -> Selection:
@@ -289,12 +384,12 @@ def _selection(choices: ThoughtChoices) -> Selection:
 
 
 def _quality(q: Quality) -> StepQuality:
-    gain = estimate(lambda selected, among, steps: (selected - among) / steps, q.selected, q.selected_from, q.selections)
+    of = sums({name: getattr(q, name) for name in q.__struct_fields__ if name != "model"})
     return StepQuality(
         q.model,
-        ratio(q.drafted, q.steps),
-        ratio(q.selected_from, q.selections),
-        ratio(q.selected, q.selections),
-        gain,
-        ratio(q.fallback, q.fallbacks),
+        ratio(of["drafted"], of["steps"]),
+        ratio(of["selected_from"], of["selections"]),
+        ratio(of["selected"], of["selections"]),
+        estimate(lambda selected, among, steps: (selected - among) / steps, of["selected"], of["selected_from"], of["selections"]),
+        ratio(of["fallback"], of["fallbacks"]),
     )

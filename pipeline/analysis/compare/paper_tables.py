@@ -13,11 +13,10 @@ from msgspec import Struct, structs
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import setting_of
-from pipeline.analysis.compare.figures import Compared, figures
+from pipeline.analysis.compare.figures import Compared
 from pipeline.analysis.compare.paper_shapes import BY_DATA, Metric, Shape, System
-from pipeline.analysis.compare.pooling import data_sets
 from pipeline.analysis.compare.rules import DECIDED, differences
-from pipeline.analysis.compare.runs import RunTable
+from pipeline.analysis.compare.runs import RunTable, data_sets
 from pipeline.analysis.quality.estimates import NOTHING, Estimate
 from pipeline.analysis.resources import Resources
 from pipeline.errors import UsageError
@@ -135,7 +134,7 @@ def _filled(shape: Shape, dims: Sequence[str], cells: Sequence[_Cell], runs: Seq
 
     def compared(run: RunTable, base: RunTable) -> Compared:
         if (run.name, base.name) not in known:
-            known[run.name, base.name] = figures(run, base)
+            known[run.name, base.name] = Compared(run, base)
         return known[run.name, base.name]
 
     filled: dict[Key, Found] = {}
@@ -225,7 +224,7 @@ def _note(shape: Shape, cells: Sequence[_Cell], hidden: Sequence[str]) -> str:
     said += [f"Pooled runs that differ only in the seed: {', '.join(map(str, pooled))} a row."] if pooled else []
     failed = sum({each.run.name: each.run.failed for each in cells}.values())
     said += [f"{failed} chains failed: they count as wrong and are in no other figure."] if failed else []
-    made = {kind: None for each in cells if (kind := figures(each.run, each.run).answers)}
+    made = {kind: None for each in cells if (kind := Compared(each.run, each.run).answers)}
     said += [f"Accuracies are of {' and '.join(made)} answers."] if made else []
     return " ".join(said)
 

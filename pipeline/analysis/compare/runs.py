@@ -1,78 +1,81 @@
-"""A run as a table with a few numbers for every problem, to be compared with others: a run folder enters, a `RunTable` leaves.
+"""Runs as tables with a few numbers for every problem, to be compared: run folders enter, a `RunTable` for each run leaves.
 
-Of a chain that was resumed the last row counts. A chain that failed counts as wrong (`events.counted`) and in no other figure, one
-that was cancelled in none. Tables are read in batches; names and numbers of chains are held, never a text.
+Runs that differ in the seed alone are one run with the chains of all: their tables are queried together, so a count is the sum over the
+runs, and a mean is that over all chains of a problem, whichever run they are of. Only what is of a run as a whole is averaged over the
+runs, such as its wall time. A chain that failed counts as wrong (`counted`) and in no other figure, one that was cancelled in none.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from msgspec import Struct, structs
 
-from pipeline.analysis.arrays import Array, Names
+from pipeline.analysis.arrays import Array
 from pipeline.analysis.compare.rules import Rules, rules_of
-from pipeline.analysis.quality.option_mass import read_masses
+from pipeline.analysis.quality.option_mass import OptionMass, option_mass, read_masses
+from pipeline.analysis.quality.places import place_chains
 from pipeline.analysis.quality.reward_agreement import ScoredSteps, read_scored_steps
-from pipeline.analysis.quality.samples import GradedChains, SampleStatistics, sample_statistics
+from pipeline.analysis.quality.samples import SampleStatistics, interval_of, pass_at, sample_statistics
 from pipeline.analysis.quality.selection import ThoughtChoices, read_choices
 from pipeline.analysis.quality.step_quality import Quality, read_quality
 from pipeline.analysis.quality.step_texts import Texts, read_texts
-from pipeline.analysis.quality.verdicts import COLUMNS as VERDICT_COLUMNS
-from pipeline.analysis.quality.verdicts import verdicts
 from pipeline.analysis.resources import EngineFacts, Resources, engine_facts, replica_count, resources
-from pipeline.analysis.time.thinking import KINDS, Thinking, read_thinking
+from pipeline.analysis.time.thinking import KINDS, read_thinking
 from pipeline.bundled import model_name
 from pipeline.errors import InputError, UsageError
 from pipeline.graph.plan import Plan
-from pipeline.store.events import UNFINISHED
 from pipeline.store.query import Query
-from pipeline.store.read import read_batches
 from pipeline.store.run_file import Host, RunFile, RunInput
 
-NUMBERS = ("sample_index", "chain_time_s", "thought_tokens", "steps", "accepted_steps", "fallback_steps")
-"""Numeric columns of the chains table that are read."""
+PROBLEMS = """
+SELECT problem_id, count(*) FILTER (finished) AS chains, count(counted) AS graded, count(*) FILTER (counted) AS "right",
+       sum(chain_time_s) FILTER (finished) AS latency_s, sum(thought_tokens) FILTER (finished) AS thought_tokens,
+       sum(steps) FILTER (finished) AS steps, sum(accepted_steps) FILTER (finished) AS accepted,
+       sum(fallback_steps) FILTER (finished) AS fallbacks
+FROM chains WHERE finished OR counted IS NOT NULL GROUP BY problem_id ORDER BY problem_id
+"""
+TOKENS = """
+SELECT problem, engine, sum(output_tokens) AS tokens, coalesce(sum(output_tokens) FILTER (list_contains($finishing, stage)), 0) AS answer
+FROM calls JOIN places USING (run, chain_id) GROUP BY problem, engine
+"""
+"""Output tokens of each problem by engine, every attempt at a call included; `answer`: those of stages that finish a chain."""
+THOUGHTS = """
+SELECT problem, sum(len(step_token_ids)) AS tokens FROM steps JOIN places USING (run, chain_id)
+WHERE list_contains($finishing, stage) GROUP BY problem
+"""
+"""Tokens of the thoughts within whole responses."""
+ENDS = """
+SELECT run, count(*) FILTER (finished) AS finished, count(*) FILTER (stop_reason = 'error') AS failed,
+       count(*) FILTER (stop_reason = 'cancelled') AS cancelled
+FROM chains GROUP BY run
+"""
+MODELS = "SELECT run, string_agg(DISTINCT model, ', ' ORDER BY model) AS model FROM rewards GROUP BY run"
+ALIKE = (
+    *("graph", "digest", "engines", "params", "resources", "host", "batch_size", "replicas", "schedule", "admission", "order", "samples"),
+    "simulated",
+)
+"""Fields of a `RunTable` that have to agree in runs that are pooled, in addition to those of the input."""
+SPLITS = ("train", "validation", "test", "dev", "data", "problems")
+"""File names that say nothing without that of their folder."""
 
 
-class FinishedChains(Struct, frozen=True, kw_only=True):
-    """The finished chains of a run; the arrays have one element for each chain."""
+class _Ends(Struct, frozen=True):
+    """The chains of a run by how they ended."""
 
-    problem_ids: tuple[str, ...]
-    """Problems with a chain that finished or counts as wrong. Sorted, each once."""
-    place: dict[str, int]
-    """By the chain's name, the index of its problem in `problem_ids`."""
-    problem: Array
-    """Indices into `problem_ids`."""
-    graded: GradedChains
-    """By their places in `problem_ids`."""
-    numbers: dict[str, Array]
-    """The columns `NUMBERS`."""
+    run: str
+    finished: int
     failed: int
     cancelled: int
 
-    def means(self, name: str) -> Array:
-        """The mean of one of `NUMBERS` over the finished samples of each problem; 0 where none finished."""
-        return np.asarray(self.sums(self.numbers[name]) / np.maximum(self.counts, 1))
 
-    @property
-    def counts(self) -> Array:
-        """The number of finished chains of each problem."""
-        return self.sums(np.ones(len(self.problem)))
+class _RewardModel(Struct, frozen=True):
+    """What scored the steps of a run."""
 
-    def sums(self, values: Array) -> Array:
-        """`values`, one for each chain, added up for each problem."""
-        return np.bincount(self.problem, values, len(self.problem_ids))
-
-
-class Tokens(Struct, frozen=True):
-    """Output tokens of each problem, added up over its samples."""
-
-    by_role: dict[str, Array]
-    """All sampled tokens, whatever became of them."""
-    answer: Array
-    """Tokens after the thought: those of stages that answer, and of whole responses those after their thought."""
+    run: str
+    model: str
 
 
 class SpeculatedTokens(Struct, frozen=True):
@@ -82,8 +85,25 @@ class SpeculatedTokens(Struct, frozen=True):
     accepted: int
 
 
-class RunTable(Struct, frozen=True, kw_only=True):
-    """One run as a table; the arrays have one element for each problem, in the order of `problem_ids`."""
+class Details(Struct, frozen=True, kw_only=True):
+    """What only some tables need, and takes longer to read; the arrays have one element for each problem."""
+
+    thinking_s: Array
+    """Seconds from the first call to the end of the thought, the mean over a problem's finished samples; see `thinking`."""
+    kinds_s: dict[str, Array]
+    """Seconds by what was done, likewise: `drafting`, `verification`, `target` (its own thinking), `answer`."""
+    texts: dict[str, Texts]
+    """By kind of text; see `read_texts`."""
+    scored: ScoredSteps | None
+    """Null for runs without scores or without a rewards table; see `reward_agreement`."""
+    choices: ThoughtChoices | None
+    """Null for runs that do not choose among whole thoughts."""
+    quality: Quality | None
+    """Null for runs without a rewards table."""
+
+
+class RunTable(Struct, frozen=True, kw_only=True, dict=True):
+    """One run as a table, or several that differ in their seeds alone; the arrays have one element for each problem of `problem_ids`."""
 
     name: str
     graph: str
@@ -99,7 +119,7 @@ class RunTable(Struct, frozen=True, kw_only=True):
     facts: dict[str, EngineFacts] = {}
     """What the engines stated about themselves, by role."""
     depends_on_timing: bool = False
-    """Whether its answers depend on when chains were switched."""
+    """True if its answers depend on when chains were switched."""
     host: Host
     params: dict[str, Any]
     rules: Rules
@@ -109,7 +129,7 @@ class RunTable(Struct, frozen=True, kw_only=True):
     order: str
     batch_size: int
     replicas: int = 1
-    """How many replicas there were at once, each with its own engines and `batch_size` chains."""
+    """The number of replicas at once, each with its own engines and `batch_size` chains."""
     samples: int
     seed: int
     simulated: bool
@@ -119,11 +139,11 @@ class RunTable(Struct, frozen=True, kw_only=True):
     speculation: dict[str, SpeculatedTokens]
     """By role of the engines that speculate."""
     pooled: tuple[str, ...] = ()
-    """Names of the runs that were pooled into this one, which differ in their seeds alone; empty for one run."""
+    """Names of the runs that were pooled into this one; empty for one run."""
     seeds: tuple[int, ...] = ()
     """Their seeds."""
     problem_ids: tuple[str, ...]
-    """Problems with a chain that finished or counts as wrong."""
+    """Problems with a chain that finished or counts as wrong. Sorted, each once."""
     failed: int
     """Chains that failed: wrong in `graded`, in no other of the arrays."""
     cancelled: int = 0
@@ -136,7 +156,7 @@ class RunTable(Struct, frozen=True, kw_only=True):
     """Number of chains whose answer was right."""
     sample_statistics: SampleStatistics
     latency_s: Array
-    """Seconds from admission to the end. This and the following arrays up to `fallbacks` are means over a problem's finished samples."""
+    """Seconds from admission to the end. This and the following arrays are means over a problem's finished samples."""
     thought_tokens: Array
     answer_tokens: Array
     """Tokens sampled after the thought."""
@@ -148,20 +168,27 @@ class RunTable(Struct, frozen=True, kw_only=True):
     """Steps of which a candidate was accepted."""
     fallbacks: Array
     """Steps that were written after all candidates were rejected."""
-    thinking_s: Array
-    """Seconds from the first call to the end of the thought; see `thinking`."""
-    kinds_s: dict[str, Array]
-    """Seconds by what was done: `drafting`, `verification`, `target` (its own thinking), `answer`."""
-    texts: dict[str, Texts]
-    """By kind of text; see `read_texts`."""
-    masses: Array
-    """The probability on valid options of each verification; see `option_mass`."""
-    scored: ScoredSteps | None
-    """Null for runs without scores or without a rewards table; see `reward_agreement`."""
-    choices: ThoughtChoices | None
-    """Null for runs that do not choose among whole thoughts."""
-    quality: Quality | None
-    """Null for runs without a rewards table."""
+    option_mass: OptionMass | None
+    """Probability on the valid options of verifications; null without any that says."""
+    reward_model: str | None
+    """What scored its steps; null without a rewards table."""
+    read: Callable[[], Details]
+    """Reads the `details`."""
+
+    @cached_property
+    def details(self) -> Details:
+        """What is read when it is first needed."""
+        return self.read()
+
+    @property
+    def tokens(self) -> Array:
+        """Committed tokens, of thought and answer."""
+        return self.thought_tokens + self.answer_tokens
+
+    @property
+    def verified(self) -> Array:
+        """Steps that were verified."""
+        return self.accepted + self.fallbacks
 
     @property
     def lost(self) -> int:
@@ -179,10 +206,21 @@ class RunTable(Struct, frozen=True, kw_only=True):
         return {role: model_name(str(self.engines.get(role, {}).get("model", role))) for role in self.roles}
 
 
-def read_runs(folders: Sequence[Path]) -> list[RunTable]:
+class _Member(Struct, frozen=True):
+    """A run that was asked for."""
+
+    folder: Path
+    run: RunFile
+    fields: dict[str, Any]
+    """The fields of its `RunTable` that come from `run.json`."""
+
+
+def read_runs(folders: Sequence[Path], *, pooled: bool = False) -> list[RunTable]:
     """The tables of several run folders, each with a unique name: folders with equal names are named with their parents.
 
-    Raises `UsageError` where a folder is given twice, and `InputError` as `read_run` does.
+    `pooled`: those that differ in their seeds alone are one, in the place of the first of them; of two runs with one seed only the first
+    is pooled, as the other would say the same again. Raises `UsageError` where a folder is given twice, and `InputError` where one is
+    none, has no finished chain or its trace cannot be read.
     """
     places = [folder.resolve() for folder in folders]
     if repeated := [folder for folder, place in zip(folders, places, strict=True) if places.count(place) > 1]:
@@ -190,66 +228,22 @@ def read_runs(folders: Sequence[Path]) -> list[RunTable]:
     names = [place.name for place in places]
     full = [name if names.count(name) == 1 else str(Path(*place.parts[-2:])) for name, place in zip(names, places, strict=True)]
     unique = full if len(set(full)) == len(full) else [str(place) for place in places]
-    return [structs.replace(read_run(folder), name=name) for folder, name in zip(folders, unique, strict=True)]
+    members = [_member(folder, name) for folder, name in zip(folders, unique, strict=True)]
+    return [_read(group) for group in (_pools(members) if pooled else [[member] for member in members])]
 
 
 def read_run(folder: Path) -> RunTable:
-    """The table of the run folder `folder`; raises `InputError` when it is none, has no finished chain or its trace cannot be read."""
+    """The table of one run folder; raises as `read_runs` does."""
+    return read_runs([folder])[0]
+
+
+def _member(folder: Path, name: str) -> _Member:
     run = RunFile.read(folder)
-    chains = read_chains(folder)
-    if not len(chains.problem):
-        lost = chains.failed + chains.cancelled
-        unfinished = f"; {lost} failed or were cancelled" if lost else ""
-        raise InputError(str(folder), f"has no finished chain{unfinished}: there is nothing to compare")
-    graded = chains.graded
-    with Query(folder) as db:
-        found = {each.problem_id: each for each in read_thinking(db, run.plan)}
-        statistics, masses = sample_statistics(db), read_masses(db)
-    thinking = [found.get(problem, Thinking(problem)) for problem in chains.problem_ids]
-    return RunTable(
-        **_decisions(folder, run),
-        problem_ids=chains.problem_ids,
-        failed=chains.failed,
-        cancelled=chains.cancelled,
-        chains=chains.counts,
-        graded=np.bincount(graded.problem, minlength=len(chains.problem_ids)).astype(float),
-        right=np.bincount(graded.problem, graded.correct, len(chains.problem_ids)),
-        sample_statistics=statistics,
-        latency_s=chains.means("chain_time_s"),
-        thought_tokens=chains.means("thought_tokens"),
-        **_tokens(read_tokens(folder, run.plan, chains), chains),
-        steps=chains.means("steps"),
-        accepted=chains.means("accepted_steps"),
-        fallbacks=chains.means("fallback_steps"),
-        thinking_s=np.array([each.seconds for each in thinking]) / np.maximum(chains.counts, 1),
-        kinds_s={kind: np.array([getattr(each, kind) for each in thinking]) / np.maximum(chains.counts, 1) for kind in KINDS},
-        masses=masses,
-        scored=read_scored_steps(folder, chains.place),
-        texts=read_texts(folder, chains.place, len(chains.problem_ids)),
-        choices=read_choices(folder, run.plan, chains.place),
-        quality=read_quality(folder, chains.place, len(chains.problem_ids)),
-    )
-
-
-def _decisions(folder: Path, run: RunFile) -> dict[str, Any]:
-    """The fields of a `RunTable` that come from `run.json`."""
-    same = (
-        "graph",
-        "engines",
-        "schedule",
-        "batch_size",
-        "admission",
-        "order",
-        "samples",
-        "seed",
-        "status",
-        "input",
-        "host",
-        "depends_on_timing",
-    )
+    same = ("graph", "engines", "schedule", "batch_size", "admission", "order", "samples", "seed", "status", "input", "host")
     counts = {role: found.speculation for role, found in run.engine_statistics.items()}
-    return {name: getattr(run, name) for name in same} | {
-        "name": folder.resolve().name,
+    facts, replicas = engine_facts(run), replica_count(run)
+    fields = {each: getattr(run, each) for each in (*same, "depends_on_timing")} | {
+        "name": name,
         "digest": run.plan.digest,
         "params": run.plan.params,
         "rules": rules_of(run.plan),
@@ -257,11 +251,12 @@ def _decisions(folder: Path, run: RunFile) -> dict[str, Any]:
         "drafters": tuple(dict.fromkeys(run.plan.drafters)),
         "simulated": run.virtual_time,
         "wall_time_s": run.wall_time_s or 0.0,
-        "facts": (facts := engine_facts(run)),
-        "replicas": (replicas := replica_count(run)),
+        "facts": facts,
+        "replicas": replicas,
         "resources": resources(facts.values(), replicas),
         "speculation": {role: SpeculatedTokens(count.draft_tokens, count.accepted_tokens) for role, count in counts.items() if count},
     }
+    return _Member(folder, run, fields)
 
 
 def _roles(plan: Plan) -> tuple[str, ...]:
@@ -272,77 +267,155 @@ def _roles(plan: Plan) -> tuple[str, ...]:
     return tuple(sorted(purposes, key=lambda role: ("draft" in purposes[role], purposes[role] <= {"judge"})))
 
 
-def _tokens(tokens: Tokens, chains: FinishedChains) -> dict[str, Any]:
-    samples = np.maximum(chains.counts, 1)
-    return {
-        "answer_tokens": tokens.answer / samples,
-        "output_tokens": {role: each / samples for role, each in tokens.by_role.items()},
-    }
+def _pools(members: Sequence[_Member]) -> list[list[_Member]]:
+    """The members that are pooled, in groups: the same graph with its params, engines, hardware, settings, problems and reward model."""
+    with Query(*(member.folder for member in members)) as db:
+        models = {each.run: each.model for each in db.rows(MODELS, _RewardModel)}
+        names = db.names
+    groups: dict[Any, list[_Member]] = {}
+    for member, name in zip(members, names, strict=True):
+        problems = {key: value for key, value in structs.asdict(member.run.input).items() if key not in ("file", "bad_rows")}
+        key = (*(repr(member.fields[each]) for each in ALIKE), repr(problems), models.get(name))
+        group = groups.setdefault(key, [])
+        if any(member.run.seed == other.run.seed for other in group):
+            groups[name] = [member]
+        else:
+            group.append(member)
+    return list(groups.values())
 
 
-def read_chains(folder: Path) -> FinishedChains:
-    """The finished chains of the run folder `folder`; raises `InputError` where they cannot be read."""
-    names: list[str] = []
-    problems: list[str] = []
-    parts: list[list[Array]] = [[np.empty(0)] * (len(NUMBERS) + 3)]
-    for batch in read_batches(folder, "chains", ["chain_id", "problem_id", *VERDICT_COLUMNS, *NUMBERS]):
-        names += batch.column("chain_id").to_pylist()
-        problems += batch.column("problem_id").to_pylist()
-        reasons = batch.column("stop_reason").to_pylist()
-        done, failed = (np.array(each, bool) for each in ([r not in UNFINISHED for r in reasons], [r == "error" for r in reasons]))
-        parts.append([done, failed, verdicts(batch), *(batch.column(name).to_numpy() for name in NUMBERS)])
-    done, failed, correct, *columns = (np.concatenate(column) for column in zip(*parts, strict=True))
-    numbers = dict(zip(NUMBERS, columns, strict=True))
-    last = np.array(sorted({name: row for row, name in enumerate(names)}.values()), int)
-    row, counted = last[done[last] > 0], last[correct[last] >= 0]
-    ids = sorted({problems[each] for each in (*row, *counted)})
-    places = {problem: place for place, problem in enumerate(ids)}
-    owners = np.array([places.get(problem, -1) for problem in problems], int)
-    return FinishedChains(
-        problem_ids=tuple(ids),
-        place={names[each]: places[problems[each]] for each in row},
-        problem=owners[row],
-        graded=GradedChains(owners[counted], numbers["sample_index"][counted], correct[counted], counted),
-        numbers={name: column[row] for name, column in numbers.items()},
-        failed=int(failed[last].sum()),
-        cancelled=len(last) - len(row) - int(failed[last].sum()),
+def _read(members: Sequence[_Member]) -> RunTable:
+    """The table of one run, or of those that are pooled."""
+    run, folders = members[0].run, [member.folder for member in members]
+    with Query(*folders) as db:
+        ends = _ends(db)
+        place_chains(db)
+        columns = {name: np.ma.filled(column, 0) for name, column in db.columns(PROBLEMS).items()}
+        ids = tuple(columns.pop("problem_id").tolist())
+        found = {name: column.astype(float) for name, column in columns.items()}
+        samples = np.maximum(found["chains"], 1)
+        output, answer = _tokens(db, run.plan, len(ids))
+        model = db.scalar("SELECT string_agg(DISTINCT model, ', ' ORDER BY model) FROM rewards")
+        mass = option_mass(read_masses(db))
+        statistics = sample_statistics(db) if len(members) == 1 else _pooled_statistics(folders, found["graded"], found["right"])
+    fields = members[0].fields | (_pooled(members) if len(members) > 1 else {})
+    fields |= {name: found[name] for name in ("chains", "graded", "right")}
+    fields |= {name: found[name] / samples for name in ("latency_s", "thought_tokens", "steps", "accepted", "fallbacks")}
+    return RunTable(
+        **fields,
+        problem_ids=ids,
+        failed=sum(each.failed for each in ends),
+        cancelled=sum(each.cancelled for each in ends),
+        sample_statistics=statistics,
+        answer_tokens=answer / samples,
+        output_tokens={role: tokens / samples for role, tokens in output.items()},
+        option_mass=mass,
+        reward_model=model,
+        read=lambda: _details(folders, run.plan, ids, samples),
     )
 
 
-def read_tokens(folder: Path, plan: Plan, chains: FinishedChains) -> Tokens:
-    """Output tokens of the run of `plan` in `folder`, every attempt at a call included; raises `InputError`."""
-    after_thought = {node.name for node in plan.stages() if node.spec.finishes}
-    by_role: dict[str, Array] = {}
-    answer = np.zeros(len(chains.problem_ids))
-    for batch in read_batches(folder, "calls", ["chain_id", "stage", "engine", "output_tokens"]):
-        problem, stages, engines = _problems(batch, chains), Names(), Names()
-        stage, engine, tokens = stages.codes(batch.column("stage")), engines.codes(batch.column("engine")), batch.column("output_tokens")
-        for role, code in engines.items():
-            by_role.setdefault(role, np.zeros(len(answer)))
-            by_role[role] += _added(problem, tokens.to_numpy(), engine == code, len(answer))
-        answers = np.isin(stage, [code for name, code in stages.items() if name in after_thought])
-        answer += _added(problem, tokens.to_numpy(), answers, len(answer))
-    return Tokens(by_role, answer - _thoughts(folder, after_thought, chains))
+def _ends(db: Query) -> list[_Ends]:
+    found = {each.run: each for each in db.rows(ENDS, _Ends)}
+    for folder, name in zip(db.folders, db.names, strict=True):
+        ends = found.get(name, _Ends(name, 0, 0, 0))
+        if not ends.finished:
+            lost = ends.failed + ends.cancelled
+            unfinished = f"; {lost} failed or were cancelled" if lost else ""
+            raise InputError(str(folder), f"has no finished chain{unfinished}: there is nothing to compare")
+    return list(found.values())
 
 
-def _thoughts(folder: Path, stages: set[str], chains: FinishedChains) -> Array:
-    """Tokens of the steps that `stages` wrote, by problem: the thoughts within whole responses."""
-    found = np.zeros(len(chains.problem_ids))
-    for batch in read_batches(folder, "steps", ["chain_id", "stage", "step_token_ids"]):
-        written = np.array([stage in stages for stage in batch.column("stage").to_pylist()], bool)
-        tokens = batch.column("step_token_ids").value_lengths().to_numpy()
-        found += _added(_problems(batch, chains), tokens, written, len(found))
-    return found
+def _tokens(db: Query, plan: Plan, problems: int) -> tuple[dict[str, Array], Array]:
+    """Output tokens of each problem by role, and those after the thought: those of stages that answer, and of whole responses those after
+    their thought."""
+    finishing = list(plan.finishing)
+    found = db.columns(TOKENS, finishing=finishing)
+    names, codes = np.unique(found["engine"].astype(str), return_inverse=True)
+    order = sorted(names.tolist(), key=lambda role: (*plan.engines, role).index(role))
+    output = {role: _by_problem(found, "tokens", problems, codes == names.tolist().index(role)) for role in order}
+    answer = _by_problem(found, "answer", problems)
+    if any(node.spec.finishes and not node.spec.answers for node in plan.stages()):
+        answer -= _by_problem(db.columns(THOUGHTS, finishing=finishing), "tokens", problems)
+    return output, answer
 
 
-def _problems(batch: pa.RecordBatch, chains: FinishedChains) -> Array:
-    """The index of each row's problem; -1 where its chain is not among `chains`."""
-    names = Names()
-    codes = names.codes(batch.column("chain_id"))
-    return np.array([chains.place.get(name, -1) for name in names], int)[codes]
+def _by_problem(rows: Mapping[str, Array], name: str, problems: int, which: Any = slice(None)) -> Array:
+    """A column added up for each problem."""
+    return np.bincount(rows["problem"][which], rows[name][which].astype(float), problems)
 
 
-def _added(problem: Array, values: Array, which: Array, problems: int) -> Array:
-    """The `values` that `which` marks, added up for each problem; without those whose problem is -1."""
-    which = which & (problem >= 0)
-    return np.bincount(problem[which], values[which], problems)
+def _pooled(members: Sequence[_Member]) -> dict[str, Any]:
+    """Fields of the table of runs that differ in their seeds alone."""
+    tables = [member.fields for member in members]
+    roles = dict.fromkeys(role for table in tables for role in table["speculation"])
+    counts = {role: [table["speculation"][role] for table in tables if role in table["speculation"]] for role in roles}
+    return {
+        "name": f"{tables[0]['name']} (+{len(tables) - 1} seeds)",
+        "pooled": tuple(table["name"] for table in tables),
+        "seeds": tuple(table["seed"] for table in tables),
+        "status": next((table["status"] for table in tables if table["status"] != "finished"), "finished"),
+        "wall_time_s": float(np.mean([table["wall_time_s"] for table in tables])),
+        "speculation": {
+            role: SpeculatedTokens(sum(each.proposed for each in found), sum(each.accepted for each in found))
+            for role, found in counts.items()
+        },
+    }
+
+
+def _pooled_statistics(folders: Sequence[Path], graded: Array, right: Array) -> SampleStatistics:
+    """Statistics of all chains as samples of their problems; pass@k for the k of one run, the majority vote as the mean over the runs."""
+    each = []
+    for folder in folders:
+        with Query(folder) as db:
+            each.append(sample_statistics(db))
+    some, samples = graded > 0, max(found.samples for found in each)
+    votes = [found.majority for found in each if found.majority is not None]
+    powers = pass_at(graded[some].astype(int), right[some].astype(int))
+    return SampleStatistics(
+        interval=interval_of(graded[some], right[some]) if some.any() else None,
+        samples=samples,
+        pass_at={k: share for k, share in powers.items() if k <= samples},
+        majority=float(np.mean(votes)) if votes else None,
+    )
+
+
+def _details(folders: Sequence[Path], plan: Plan, ids: Sequence[str], samples: Array) -> Details:
+    place = {problem: number for number, problem in enumerate(ids)}
+    seconds = {kind: np.zeros(len(ids)) for kind in ("seconds", *KINDS)}
+    for folder in folders:
+        with Query(folder) as db:
+            thinking = read_thinking(db, plan)
+        places = [place[each.problem_id] for each in thinking]
+        for kind, total in seconds.items():
+            total[places] += [getattr(each, kind) for each in thinking]
+    with Query(*folders) as db:
+        place_chains(db)
+        return Details(
+            thinking_s=seconds["seconds"] / samples,
+            kinds_s={kind: seconds[kind] / samples for kind in KINDS},
+            texts=read_texts(db, len(ids)),
+            scored=read_scored_steps(db),
+            choices=read_choices(db, plan),
+            quality=read_quality(db, len(ids)),
+        )
+
+
+def data_sets(runs: Iterable[RunTable]) -> dict[str, str]:
+    """The name of what each run solved, by the run's name: that of the file, or of the folder of a file such as `test.parquet`.
+
+    Files are the same where their bytes are; different ones with one name are named with their folder, or else by their SHA-256.
+    """
+    runs = list(runs)
+    files: dict[str, Path] = {}
+    for run in runs:
+        files.setdefault(run.input.sha256, Path(run.input.file))
+    short = [_named(file) for file in files.values()]
+    names = {sha: _named(file) if short.count(_named(file)) == 1 else f"{file.parent.name}/{file.stem}" for sha, file in files.items()}
+    every = list(names.values())
+    unique = {sha: name if every.count(name) == 1 else f"{name} ({sha[:8]})" for sha, name in names.items()}
+    return {run.name: unique[run.input.sha256] for run in runs}
+
+
+def _named(file: Path) -> str:
+    return file.parent.name if file.stem in SPLITS and file.parent.name else file.stem

@@ -60,7 +60,7 @@ def parts(comparison: Comparison, first: Sequence[Table] = ()) -> list[str | Tab
 
 def pooled_lines(comparison: Comparison) -> str:
     """Which runs are pooled, a line each; empty where none are."""
-    pooled = [f"- {run.run}: the runs {', '.join(run.pooled)}" for run in comparison.runs if run.pooled]
+    pooled = [f"- {run.run}: the runs {', '.join(run.table.pooled)}" for run in comparison.runs if run.table.pooled]
     return "\n".join(["Pooled, as they differ only in the seed:", "", *pooled]) if pooled else ""
 
 
@@ -72,7 +72,7 @@ def flag_lines(comparison: Comparison) -> str:
 
 def simulated(comparison: Comparison) -> str:
     """What is to be known of simulated runs, and how far their times may be off; empty where there are none."""
-    runs = [run for run in comparison.runs if run.simulated]
+    runs = [run for run in comparison.runs if run.table.simulated]
     return f"{SIMULATED} {stated(run.fit_error for run in runs)}" if runs else ""
 
 
@@ -83,12 +83,12 @@ def markdown(comparison: Comparison, first: Sequence[Table] = ()) -> str:
 
 def pair(run: Compared) -> str:
     """The models of a run, joined; those that draft come last."""
-    return " + ".join(run.models.values())
+    return " + ".join(run.table.models.values())
 
 
 def system(run: Compared) -> str:
     """The graph of a run, and whether its times are simulated."""
-    return run.graph + (" (simulated)" if run.simulated else "")
+    return run.table.graph + (" (simulated)" if run.table.simulated else "")
 
 
 def accuracy(run: Compared) -> str:
@@ -107,8 +107,8 @@ def systems(c: Comparison) -> Table:
                 run.run,
                 system(run),
                 pair(run),
-                str(run.batch_size),
-                run.schedule,
+                str(run.table.batch_size),
+                run.table.schedule,
                 accuracy(run),
                 "baseline" if is_base else percent(over.accuracy_gain, sign=True),
                 number(run.tokens),
@@ -132,7 +132,7 @@ def tokens(c: Comparison) -> Table:
             run.run,
             system(run),
             role,
-            run.models.get(role, "-"),
+            run.table.models.get(role, "-"),
             number(sampled),
             plain(run.speculated_tokens.get(role)),
             _accepted(run, role),
@@ -152,7 +152,7 @@ def tokens(c: Comparison) -> Table:
 
 def _in_order(run: Compared) -> list[tuple[str, Estimate]]:
     """Output tokens by role, in the order of the models."""
-    return sorted(run.output_tokens.items(), key=lambda each: [*run.models, each[0]].index(each[0]))
+    return sorted(run.output_tokens.items(), key=lambda each: [*run.table.models, each[0]].index(each[0]))
 
 
 def _accepted(run: Compared, role: str) -> str:
@@ -181,13 +181,13 @@ def lengths(c: Comparison) -> Table:
 
 def samples(c: Comparison) -> Table:
     """pass@k and the majority vote, of runs with several samples a problem."""
-    runs = [run for run in c.runs if run.samples > 1]
+    runs = [run for run in c.runs if run.table.samples > 1]
     powers = sorted({int(k) for run in runs for k in run.pass_at})
     rows = [
         (
             run.run,
             system(run),
-            str(run.samples),
+            str(run.table.samples),
             accuracy(run),
             *(plain_percent(run.pass_at.get(str(k))) for k in powers if k > 1),
             of_answers(plain_percent(run.majority_accuracy), run.answers),
@@ -240,7 +240,7 @@ def by_batch_size(c: Comparison) -> Iterator[Table]:
     runs = {run.run: run for run in c.runs}
     for group in (group for group in c.groups if group.by == "batch_size"):
         members = [runs[member.run] for member in group.members]
-        base = runs[c.baseline].graph
+        base = runs[c.baseline].table.graph
         peers = [runs[member.peers[base]] if base in member.peers else None for member in group.members]
         rows = tuple(
             (
@@ -268,7 +268,7 @@ def by_batch_size(c: Comparison) -> Iterator[Table]:
 
 
 def _named(group: Group, run: Compared) -> str:
-    return f"{system(run)}, {run.schedule}" + ("" if group.by == "batch_size" else f", batch size {run.batch_size}")
+    return f"{system(run)}, {run.table.schedule}" + ("" if group.by == "batch_size" else f", batch size {run.table.batch_size}")
 
 
 def thinking(c: Comparison) -> Table:
@@ -405,7 +405,7 @@ def by_param(c: Comparison) -> Iterator[Table]:
 
 def _table(c: Comparison, group: Group) -> Table:
     runs = {run.run: run for run in c.runs}
-    name, base = group.by.removeprefix("params."), runs[c.baseline].graph
+    name, base = group.by.removeprefix("params."), runs[c.baseline].table.graph
     first = runs[group.members[0].run]
     peers = any(base in member.peers for member in group.members)
     columns = (name, "accuracy", "gain", "latency s", "r", "tokens", "steps by the draft", "fallback", "change")

@@ -10,6 +10,7 @@ from msgspec import Struct, structs
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import Comparison
+from pipeline.analysis.compare.figures import Figures
 from pipeline.analysis.quality.estimates import Estimate
 from pipeline.text import cell, in_markdown
 
@@ -31,7 +32,8 @@ def markdown_table(table: Table) -> str:
 
 def as_json(comparison: Comparison) -> str:
     """The comparison as indented JSON, its keys in alphabetical order."""
-    return msgspec.json.format(msgspec.json.encode(comparison, order="sorted"), indent=2).decode() + "\n"
+    found = msgspec.json.encode(comparison, order="sorted", enc_hook=lambda figures: figures.as_dict())
+    return msgspec.json.format(found, indent=2).decode() + "\n"
 
 
 def table_json(table: Table) -> str:
@@ -61,8 +63,8 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The columns of a value and their names: three of an estimate, those of all fields of a struct, mapping or sequence, or one."""
     if isinstance(value, Estimate):
         yield from ((path, value.value), (f"{path}_low", value.low), (f"{path}_high", value.high))
-    elif isinstance(value, Struct | Mapping):
-        fields = structs.asdict(value) if isinstance(value, Struct) else value
+    elif isinstance(value, Figures | Struct | Mapping):
+        fields = value.as_dict() if isinstance(value, Figures) else structs.asdict(value) if isinstance(value, Struct) else value
         for name, inner in fields.items():
             yield from _flat(f"{path}.{name}".removeprefix("."), inner)
     elif isinstance(value, tuple) and not all(isinstance(each, str) for each in value):

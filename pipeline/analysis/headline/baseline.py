@@ -9,7 +9,6 @@ from pathlib import Path
 from msgspec import structs
 
 from pipeline.analysis.compare.compare import compare
-from pipeline.analysis.compare.figures import Compared
 from pipeline.analysis.compare.rules import Rules, differences
 from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.headline.figures import Baseline, Summary
@@ -58,7 +57,7 @@ def read_baseline(run: Path, stop_reasons: Collection[str]) -> Baseline | None:
         return Baseline(run=folder.name, status=state, flags=(str(error),))
     ours, theirs = found.runs
     unmet = _unmet(tables[0].rules, tables[1].rules, stop_reasons)
-    rate, base_rate = _problems_per_s(ours), _problems_per_s(theirs)
+    rate, base_rate = ours.problems_per_s, theirs.problems_per_s
     return Baseline(
         run=folder.name,
         status=state,
@@ -76,7 +75,3 @@ def _unmet(ours: Rules, theirs: Rules, stop_reasons: Collection[str]) -> set[str
     """What differs in the stop conditions of two runs, if no chain has met one."""
     met = {each.partition(" ")[0] for each in (*ours.exits, *theirs.exits)} & set(stop_reasons)
     return set() if met else {clause for kind, clause in differences(ours, theirs) if kind == "exits"}
-
-
-def _problems_per_s(run: Compared) -> float | None:
-    return run.problems / run.wall_time_s if run.wall_time_s else None

@@ -5,8 +5,10 @@ problem are drawn together, and for two runs over the same problems the same pro
 is a function of sums over problems, so that a draw is a vector of weights. The draws are seeded, so results repeat exactly.
 """
 
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, lru_cache
+from typing import TypeAlias, Union
 
 import numpy as np
 from msgspec import Struct
@@ -19,7 +21,9 @@ RESAMPLES = 2000
 LEVEL = 0.95
 """Confidence level of the intervals."""
 MAX_WEIGHTS = 4_000_000
-"""Weights that are held at once, 8 bytes each."""
+"""Weights that a thread holds at once, 8 bytes each."""
+MAX_THREADS = 2
+"""Threads that draw at once."""
 
 
 class Estimate(Struct, frozen=True):
@@ -34,25 +38,60 @@ NOTHING = Estimate(None)
 """The estimate without data."""
 
 
-def estimate(statistic: Callable[..., Array], *columns: Array) -> Estimate:
+class Sums:
+    """The sum of a column over the problems, and over resampled ones."""
+
+    def __init__(self, values: Array, resampled: Callable[[], Array]) -> None:
+        self.values = values
+        self._resampled = resampled
+
+    @property
+    def drawn(self) -> Array:
+        """The sum in each draw."""
+        return self._resampled()
+
+
+Column: TypeAlias = Union[Array, Sums]  # noqa: UP007
+"""A column with one element for each problem."""
+
+
+def sums(columns: Mapping[str, Array]) -> dict[str, Sums]:
+    """The sums of columns over the same problems; all of them are resampled together, when the first is asked for."""
+    arrays = [np.asarray(column, float) for column in columns.values()]
+    resampled = cache(lambda: _resample(np.column_stack(arrays)))
+
+    def column(place: int) -> Callable[[], Array]:
+        return lambda: resampled()[:, place]
+
+    return {name: Sums(arrays[place], column(place)) for place, name in enumerate(columns)}
+
+
+def estimate(statistic: Callable[..., Array], *columns: Column) -> Estimate:
     """`statistic` of the sums of `columns` over the problems, with its interval over resampled problems.
 
     `statistic` gets the sums of many draws at once, as one array for each column. It may divide by zero: such draws are left out.
     """
-    table = np.column_stack(columns).astype(float) if columns else np.empty((0, 0))
-    if not len(table):
+    found = [column for column in columns if isinstance(column, Sums)]
+    if len(found) < len(columns):
+        found = list(sums({str(place): values_of(column) for place, column in enumerate(columns)}).values())
+    if not found or not len(found[0].values):
         return NOTHING
     with np.errstate(invalid="ignore", divide="ignore"):
-        value = float(statistic(*table.sum(axis=0)))
+        value = float(statistic(*(column.values.sum() for column in found)))
         if not np.isfinite(value):
             return NOTHING
-        values = np.concatenate([statistic(*(weights @ table).T) for weights in _draws(len(table))])
+        values = statistic(*(column.drawn for column in found))
     values = values[np.isfinite(values)]
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if len(values) else (value, value)
     return Estimate(value, float(low), float(high))
 
 
-def ratio(over: Array, under: Array) -> Estimate:
+def values_of(column: Column) -> Array:
+    """The column itself."""
+    return column.values if isinstance(column, Sums) else column
+
+
+def ratio(over: Column, under: Column) -> Estimate:
     """The sum of `over` divided by the sum of `under`."""
     return estimate(np.divide, over, under)
 
@@ -62,7 +101,7 @@ def mean(values: Array) -> Estimate:
     return ratio(values, np.ones(len(values)))
 
 
-def share(part: Array, whole: Array) -> Estimate:
+def share(part: Column, whole: Column) -> Estimate:
     """The share of `part` in `whole`, both counts by problem.
 
     At 0 and at 1 all draws of the bootstrap agree, so there it is Wilson's interval, with problems as trials.
@@ -70,16 +109,16 @@ def share(part: Array, whole: Array) -> Estimate:
     found = ratio(part, whole)
     if found.value not in (0.0, 1.0):
         return found
-    bounds = wilson(found.value, int((whole > 0).sum()))
+    bounds = wilson(found.value, int((values_of(whole) > 0).sum()))
     return Estimate(found.value, bounds.low, bounds.high)
 
 
-def difference(over: Array, under: Array, base_over: Array, base_under: Array) -> Estimate:
+def difference(over: Column, under: Column, base_over: Column, base_under: Column) -> Estimate:
     """`over` divided by `under` less `base_over` divided by `base_under`, as ratios of sums over the same problems."""
     return estimate(lambda a, b, c, d: a / b - c / d, over, under, base_over, base_under)
 
 
-def gain(part: Array, whole: Array, base_part: Array, base_whole: Array) -> Estimate:
+def gain(part: Column, whole: Column, base_part: Column, base_whole: Column) -> Estimate:
     """The `difference` of two shares.
 
     Where all draws of the bootstrap agree, the interval reaches as far as Wilson's does for a share of 0 in that many problems.
@@ -87,11 +126,11 @@ def gain(part: Array, whole: Array, base_part: Array, base_whole: Array) -> Esti
     found = difference(part, whole, base_part, base_whole)
     if found.value is None or found.low != found.high:
         return found
-    room = wilson(0.0, len(part)).high
+    room = wilson(0.0, len(values_of(part))).high
     return Estimate(found.value, max(-1.0, found.value - room), min(1.0, found.value + room))
 
 
-def change(values: Array, base: Array) -> Estimate:
+def change(values: Column, base: Column) -> Estimate:
     """The sum of `values` divided by that of `base`, less one: -0.5 is half as much."""
     return estimate(lambda a, b: a / b - 1, values, base)
 
@@ -102,15 +141,22 @@ def outcomes(problem: Array, right: Array) -> Estimate:
     return NOTHING if bounds is None else Estimate(float(np.mean(right)), bounds.low, bounds.high)
 
 
-def _draws(problems: int) -> Iterator[Array]:
-    rows = max(1, min(RESAMPLES, MAX_WEIGHTS // problems))
-    for start in range(0, RESAMPLES, rows):
-        yield _weights(problems, start, min(rows, RESAMPLES - start))
+def _resample(table: Array) -> Array:
+    """The sums of the columns of `table` in each draw, by draw and column."""
+    rows = max(1, min(RESAMPLES, MAX_WEIGHTS // max(1, len(table))))
+    starts = range(0, RESAMPLES, rows)
+    weights = _cached_weights if len(starts) == 1 else _weights
+    with ThreadPoolExecutor(min(MAX_THREADS, len(starts))) as pool:
+        return np.concatenate(list(pool.map(lambda start: weights(len(table), start, min(rows, RESAMPLES - start)) @ table, starts)))
 
 
-@lru_cache(maxsize=2)
 def _weights(problems: int, start: int, rows: int) -> Array:
     """How often each problem is in each of `rows` draws, the first of them number `start`."""
-    drawn = np.random.default_rng((0, start)).integers(0, problems, (rows, problems))
-    places = drawn + np.arange(rows)[:, None] * problems
-    return np.bincount(places.ravel(), minlength=rows * problems).reshape(rows, problems).astype(float)
+    drawn = np.random.default_rng((0, start)).integers(0, problems, (rows, problems), np.int32)
+    weights = np.empty((rows, problems))
+    for place, row in enumerate(drawn):
+        weights[place] = np.bincount(row, minlength=problems)
+    return weights
+
+
+_cached_weights = lru_cache(maxsize=2)(_weights)

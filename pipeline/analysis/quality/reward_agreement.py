@@ -4,9 +4,6 @@ SpecReason figure 7: every step that was drafted and scored counts, whether it w
 candidates themselves are no scores of one step and are left out.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
-
 import numpy as np
 from msgspec import Struct
 
@@ -19,11 +16,11 @@ BINS = 10
 """Bins of the reward, each 0.1 wide (SpecReason 5.4)."""
 SQL = """
 SELECT score_scale AS scale, problem, score_value AS score, reward
-FROM steps JOIN places USING (chain_id)
-JOIN (SELECT chain_id, step_index, candidate_index, reward FROM rewards WHERE reward IS NOT NULL) AS scored
-  ON scored.chain_id = steps.chain_id AND scored.step_index = steps.step_index AND scored.candidate_index = coalesce(chosen_candidate, 0)
+FROM (SELECT *, coalesce(chosen_candidate, 0) AS candidate_index FROM steps) AS steps JOIN places USING (run, chain_id)
+JOIN (SELECT run, chain_id, step_index, candidate_index, reward FROM rewards WHERE reward IS NOT NULL) AS scored
+  USING (run, chain_id, step_index, candidate_index)
 WHERE score_value IS NOT NULL AND NOT score_of_candidates AND (chosen_candidate IS NOT NULL OR num_candidates = 1)
-ORDER BY problem, steps.chain_id, steps.step_index
+ORDER BY problem, run, chain_id, step_index
 """
 """A verifier scores by itself the accepted candidate, or of a rejected step the only one."""
 
@@ -54,25 +51,16 @@ class Agreement(Struct, frozen=True, kw_only=True):
     """Spearman's, -1 to 1, over all steps; null where all scores or all rewards are equal."""
 
 
-def read_scored_steps(run: Path, place: Mapping[str, int]) -> ScoredSteps | None:
-    """The scored steps of the run folder `run`; None where no step has both a score and a reward. Raises `InputError`.
-
-    `place` is the index of each chain's problem; chains that are not in it do not count.
-    """
-    with Query(run) as query:
-        query.register("places", chain_id=list(place), problem=list(place.values()))
-        return _scored_steps(query)
-
-
-def read_agreement(query: Query) -> Agreement | None:
+def read_agreement(db: Query) -> Agreement | None:
     """The figures of the scored steps of a run; None without any, or where their scores are on several scales."""
-    query.connection.execute("CREATE OR REPLACE TEMP VIEW places AS SELECT chain_id, input_row AS problem FROM chains")
-    steps = _scored_steps(query)
+    db.connection.execute("CREATE OR REPLACE TEMP VIEW places AS SELECT run, chain_id, input_row AS problem FROM chains")
+    steps = read_scored_steps(db)
     return None if steps is None else agreement(steps)
 
 
-def _scored_steps(query: Query) -> ScoredSteps | None:
-    found = query.columns(SQL)
+def read_scored_steps(db: Query) -> ScoredSteps | None:
+    """The scored steps of the chains in `places`, see `places.place_chains`; None where no step has both a score and a reward."""
+    found = db.columns(SQL)
     if not len(found["score"]):
         return None
     return ScoredSteps(", ".join(sorted(set(found["scale"].tolist()))), found["problem"], found["score"], found["reward"])

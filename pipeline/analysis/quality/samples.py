@@ -23,19 +23,6 @@ SELECT list({'correct': counted, 'answer': answer} ORDER BY sample_index) FROM c
 """
 
 
-class GradedChains(Struct, frozen=True):
-    """Chains that count as right or wrong, failed ones included; the arrays have one element for each of them."""
-
-    problem: Array
-    """A number for each problem."""
-    sample: Array
-    """Its number among the samples of the problem."""
-    correct: Array
-    """1 right, 0 wrong."""
-    row: Array
-    """Index of its row in the chains table."""
-
-
 class Interval(Struct, frozen=True):
     """A 95 % confidence interval of a share, 0 to 1."""
 
@@ -70,7 +57,7 @@ def sample_statistics(db: Query) -> SampleStatistics:
         with Grader() as grader:  # starts no process but for answers that are close to a tie and written differently
             majority_right = majority(problems, lambda a, b: grader.grade("math", a, b).correct is True)
     return SampleStatistics(
-        interval=_interval(samples, right), samples=most, pass_at=_pass_at(samples, right.astype(np.int64)), majority=majority_right
+        interval=interval_of(samples, right), samples=most, pass_at=pass_at(samples, right.astype(np.int64)), majority=majority_right
     )
 
 
@@ -84,17 +71,14 @@ def interval(problem: Array, correct: Array) -> Interval | None:
     many samples a problem that is the standard deviation of the problems' means over sqrt(G). Where all samples agree, or
     there is but one problem, it would be 0 or unknown: then Wilson's, as if every problem had been tried once.
     """
-    return _interval(*_by_problem(problem, correct)) if len(correct) else None
+    if not len(correct):
+        return None
+    clusters = np.unique(problem, return_inverse=True)[1]
+    return interval_of(np.bincount(clusters), np.bincount(clusters, correct))
 
 
-def _by_problem(problem: Array, correct: Array) -> tuple[Array, Array]:
-    """The number of samples of each problem, and of those that are right."""
-    clusters = np.unique(problem, return_inverse=True)[1] if len(problem) else np.empty(0, np.int64)
-    return np.bincount(clusters), np.bincount(clusters, correct).astype(np.int64)
-
-
-def _interval(samples: Array, right: Array) -> Interval:
-    """`interval` of the samples of each problem, and the right ones among them."""
+def interval_of(samples: Array, right: Array) -> Interval:
+    """`interval`, given the number of samples of each problem, one or more, and that of the right ones among them."""
     problems, total = len(samples), int(samples.sum())
     mean = float(right.sum()) / total
     if problems in (1, total) or mean in (0.0, 1.0):
@@ -112,17 +96,13 @@ def wilson(share: float, trials: int) -> Interval:
     return Interval(max(0.0, middle - half), min(1.0, middle + half), "wilson")
 
 
-def pass_at(problem: Array, correct: Array) -> dict[int, float]:
+def pass_at(samples: Array, right: Array) -> dict[int, float]:
     """pass@k for k = 1, 2, 4, ... up to the most samples of a problem: the chance that one of k samples is right.
 
-    The unbiased estimator of Chen et al. 2021 ("Evaluating Large Language Models Trained on Code", equation 1):
-    1 - C(n - c, k) / C(n, k) with c of n samples right, averaged over the problems that have k samples.
+    `samples` are the numbers of samples of the problems, `right` those of right ones. The unbiased estimator of Chen et al. 2021
+    ("Evaluating Large Language Models Trained on Code", equation 1): 1 - C(n - c, k) / C(n, k) with c of n samples right, averaged over
+    the problems that have k samples.
     """
-    return _pass_at(*_by_problem(problem, correct))
-
-
-def _pass_at(samples: Array, right: Array) -> dict[int, float]:
-    """`pass_at` of the samples of each problem, and the right ones among them."""
     most = int(samples.max(initial=0))
     outcomes, alike = np.unique(samples * (most + 1) + right, return_inverse=True)  # few, of however many problems
     found = {}

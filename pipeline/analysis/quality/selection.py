@@ -1,12 +1,11 @@
-"""How well a verifier chooses among whole drafted thoughts: steps and chains of a run folder enter, an outcome for each chain leaves.
+"""How well a verifier chooses among whole drafted thoughts: steps and chains of runs enter, an outcome for each chain leaves.
 
 A draft is graded by the answer that its thought states, found by `grading.stated`; one that states none is neither right nor wrong, and
 where that leaves open whether any draft is right, the choice is left out. `ThoughtChoices.agrees` says how far this can be trusted.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,8 @@ from pipeline.graph.plan import Plan, StageNode
 from pipeline.store.query import Query
 
 SQL = """
-SELECT place, chains.sample_index, step_index, chosen_candidate, candidate_texts, grader, reference_answer, correct
-FROM steps JOIN places USING (chain_id) JOIN chains USING (chain_id)
+SELECT places.problem, chains.sample_index, step_index, chosen_candidate, candidate_texts, grader, reference_answer, correct
+FROM steps JOIN places USING (run, chain_id) JOIN chains USING (run, chain_id)
 WHERE score_of_candidates AND len(candidate_texts) > 0 AND reference_answer IS NOT NULL
 """
 
@@ -51,16 +50,14 @@ def draft_is_right(thought: str, kind: Kind, reference: str, grader: Grader) -> 
     return None if said is None else grader.grade(kind, said.text, reference).correct
 
 
-def read_choices(folder: Path, plan: Plan, place: Mapping[str, int]) -> ThoughtChoices | None:
-    """The choices of a run whose `plan` judges whole thoughts; None for plans that judge steps or nothing.
-
-    `place` is the index of each chain's problem; chains that are not in it do not count. Raises `InputError`.
-    """
+def read_choices(db: Query, plan: Plan) -> ThoughtChoices | None:
+    """The choices of the chains in `places`, see `places.place_chains`, whose `plan` judges whole thoughts; None for plans that judge
+    steps or nothing."""
     judges = [node.spec for node in plan.stages() if node.spec.judges]
     if not judges or not _drafts_thoughts(plan):
         return None
     with Grader() as grader:  # starts no process but for answers that `quick_grade` cannot decide
-        found = list(_choices(folder, place, grader))
+        found = list(_choices(db, grader))
     rows = sorted((row for row in found if row is not None), key=itemgetter(0))
     right_drafts, rejected, picked_right, agrees = np.array([row[1:] for row in rows], float).reshape(-1, 4).T
     problem, may_reject = np.array([row[0][0] for row in rows], int), any(spec.may_reject for spec in judges)
@@ -74,16 +71,14 @@ def _drafts_thoughts(plan: Plan) -> bool:
     return all(any(spec is each for each in top) or getattr(spec, "unit", None) == "thought" for spec in drafts)
 
 
-def _choices(folder: Path, place: Mapping[str, int], grader: Grader) -> Iterator[tuple[Any, ...] | None]:
+def _choices(db: Query, grader: Grader) -> Iterator[tuple[Any, ...] | None]:
     """Where each choice was made, and its row of the arrays; None where nobody knows if a draft, or the selected one, is right."""
-    with Query(folder) as query:
-        query.register("places", chain_id=list(place), place=list(place.values()))
-        for problem, sample, step, chosen, texts, kind, reference, correct in query.stream(SQL):
-            right = [draft_is_right(text, as_kind(kind), reference, grader) for text in texts]
-            known = [each for each in right if each is not None]
-            if (None in right and not any(known)) or (chosen is not None and right[chosen] is None):
-                yield None
-                continue
-            picked = chosen is not None and right[chosen]
-            agrees = np.nan if chosen is None or correct is None else picked == correct
-            yield (problem, sample, step), sum(known) / len(known), float(chosen is None), float(picked), float(agrees)
+    for problem, sample, step, chosen, texts, kind, reference, correct in db.stream(SQL):
+        right = [draft_is_right(text, as_kind(kind), reference, grader) for text in texts]
+        known = [each for each in right if each is not None]
+        if (None in right and not any(known)) or (chosen is not None and right[chosen] is None):
+            yield None
+            continue
+        picked = chosen is not None and right[chosen]
+        agrees = np.nan if chosen is None or correct is None else picked == correct
+        yield (problem, sample, step), sum(known) / len(known), float(chosen is None), float(picked), float(agrees)

@@ -1,10 +1,7 @@
-"""Rewards of drafted and selected steps by a process reward model: the rewards table of a run enters, sums for each problem leave.
+"""Rewards of drafted and selected steps by a process reward model: the rewards of runs enter, sums for each problem leave.
 
 `pipeline score RUN --prm FILE` writes that table; a run without it has no quality.
 """
-
-from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 from msgspec import Struct
@@ -13,11 +10,11 @@ from pipeline.analysis.arrays import Array
 from pipeline.store.query import Query
 
 SQL = """
-WITH texts AS (SELECT *, candidate_index IS NOT NULL AS draft FROM rewards JOIN places USING (chain_id) WHERE NOT isnan(reward)),
+WITH texts AS (SELECT *, candidate_index IS NOT NULL AS draft FROM rewards JOIN places USING (run, chain_id) WHERE NOT isnan(reward)),
 of_steps AS (SELECT problem, avg(reward) FILTER (draft) AS mean, sum(reward) FILTER (draft AND selected) AS picked,
                     sum(reward) FILTER (NOT draft AND decision = 'fallback') AS fallback,
                     count(*) FILTER (NOT draft AND decision = 'fallback') AS fallbacks
-             FROM texts GROUP BY problem, chain_id, step_index)
+             FROM texts GROUP BY problem, run, chain_id, step_index)
 SELECT problem, sum(mean) AS drafted, count(mean) AS steps, sum(picked) AS selected, sum(mean) FILTER (picked IS NOT NULL) AS selected_from,
        count(picked) AS selections, sum(fallback) AS fallback, sum(fallbacks) AS fallbacks
 FROM of_steps GROUP BY problem ORDER BY problem
@@ -45,16 +42,11 @@ class Quality(Struct, frozen=True, kw_only=True):
     """Number of such steps."""
 
 
-def read_quality(folder: Path, place: Mapping[str, int], problems: int) -> Quality | None:
-    """Sums of the rewards in the run folder `folder`; None where it has none. Raises `InputError`.
-
-    `place` is the index of each chain's problem, below `problems`; chains that are not in it do not count.
-    """
-    with Query(folder) as query:
-        model = query.scalar("SELECT string_agg(DISTINCT model, ', ' ORDER BY model) FROM rewards")
-        if model is None:
-            return None
-        query.register("places", chain_id=list(place), problem=list(place.values()))
-        rows = {name: np.ma.filled(column, 0) for name, column in query.columns(SQL).items()}
+def read_quality(db: Query, problems: int) -> Quality | None:
+    """Sums of the rewards of the chains in `places`, see `places.place_chains`; None where there are no rewards."""
+    model = db.scalar("SELECT string_agg(DISTINCT model, ', ' ORDER BY model) FROM rewards")
+    if model is None:
+        return None
+    rows = {name: np.ma.filled(column, 0) for name, column in db.columns(SQL).items()}
     problem = rows.pop("problem").astype(int)
     return Quality(model=model, **{name: np.bincount(problem, column.astype(float), problems) for name, column in rows.items()})

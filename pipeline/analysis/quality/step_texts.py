@@ -1,7 +1,4 @@
-"""Counts of tokens and words in steps and drafts: the steps table of a run folder enters, sums for each problem leave."""
-
-from collections.abc import Mapping
-from pathlib import Path
+"""Counts of tokens and words in steps and drafts: the steps of runs enter, sums for each problem leave."""
 
 import numpy as np
 from msgspec import Struct
@@ -14,7 +11,7 @@ REFLECTIVE = ("wait", "but", "hmm", "however", "alternatively", "actually", "may
 SQL = r"""
 WITH mine AS (SELECT problem, decision, step_text, len(step_token_ids) AS tokens, candidate_texts, candidate_tokens,
                      list_position(candidate_tokens, list_max(candidate_tokens)) AS longest
-              FROM steps JOIN places USING (chain_id)),
+              FROM steps JOIN places USING (run, chain_id)),
 drafts AS (SELECT problem, decision, unnest(candidate_texts) AS text, unnest(candidate_tokens) AS tokens FROM mine),
 texts AS (SELECT decision AS kind, problem, step_text AS text, tokens FROM mine
           UNION ALL SELECT 'drafted', problem, text, tokens FROM drafts
@@ -37,16 +34,13 @@ class Texts(Struct, frozen=True):
     """Number of `REFLECTIVE` words."""
 
 
-def read_texts(folder: Path, place: Mapping[str, int], problems: int) -> dict[str, Texts]:
-    """Count the texts in the run folder `folder`, by kind; raises `InputError`. `place` is the index of each chain's problem, below
-    `problems`; chains that are not in it do not count.
+def read_texts(db: Query, problems: int) -> dict[str, Texts]:
+    """Count the texts of the chains in `places`, by kind; see `places.place_chains`.
 
     A kind is the decision about a committed step, or one of: `drafted`, all candidates; `longest`, the longest candidate of
     each round (SCoT table 1); `rejected`, the candidates of rounds in which all were rejected.
     """
-    with Query(folder) as query:
-        query.register("places", chain_id=list(place), problem=list(place.values()))
-        rows = query.columns(SQL, reflective=rf"(?i)\b({'|'.join(REFLECTIVE)})\b")
+    rows = db.columns(SQL, reflective=rf"(?i)\b({'|'.join(REFLECTIVE)})\b")
     found = {}
     for kind in dict.fromkeys(rows["kind"].tolist()):
         mine = rows["kind"] == kind

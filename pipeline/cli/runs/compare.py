@@ -12,7 +12,6 @@ from pipeline.analysis.compare.compare import Comparison
 from pipeline.analysis.compare.compare import compare as compared
 from pipeline.analysis.compare.paper_shapes import SHAPES
 from pipeline.analysis.compare.paper_tables import by_data_set, paper_table
-from pipeline.analysis.compare.pooling import pool
 from pipeline.analysis.compare.runs import RunTable, read_runs
 from pipeline.analysis.compare.tables import markdown, parts
 from pipeline.analysis.compare.written import as_csv, as_json, as_markdown, table_csv, table_json
@@ -86,7 +85,7 @@ def compare(
         found = compare_chains(*folders)
         shown: list[str | Table] = [invariance_markdown(found).rstrip()]
     else:
-        read = read_runs(folders) if no_pool else pool(read_runs(folders))
+        read = read_runs(folders, pooled=not no_pool)
         found = paper_table(SHAPES[table], read) if table else compared(read, baseline)
         shown = [found] if table else _parts(found, read) if every else brief(found)
         forms = {**forms, "markdown": lambda _: as_markdown(shown)}
