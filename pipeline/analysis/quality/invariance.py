@@ -1,26 +1,36 @@
 """Whether answers depend on the batch: two runs of one graph over one input enter, where their chains begin to differ leaves."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 from msgspec import Struct
 
 from pipeline.analysis.arrays import Array
-from pipeline.analysis.compare.runs import RunTable, read_run
 from pipeline.analysis.quality.estimates import Estimate, difference
 from pipeline.analysis.quality.samples import Interval, wilson
 from pipeline.analysis.resources import answers as answers_of
-from pipeline.analysis.resources import of_answers
+from pipeline.analysis.resources import engine_facts, of_answers, replica_count
 from pipeline.errors import UsageError
 from pipeline.store.query import Query
+from pipeline.store.run_file import RunFile
 from pipeline.text import in_markdown
 
-SAME = ("graph", "params", "seed", "samples")
+SAME: dict[str, Callable[[RunFile], Any]] = {
+    "graph": attrgetter("graph"),
+    "params": attrgetter("plan.params"),
+    "seed": attrgetter("seed"),
+    "samples": attrgetter("samples"),
+}
 """Settings in which the two runs must agree."""
+VERDICTS = """
+SELECT count(counted) FILTER (run = $one) AS graded, count(*) FILTER (run = $one AND counted) AS "right",
+       count(counted) FILTER (run <> $one) AS graded_2, count(*) FILTER (run <> $one AND counted) AS right_2
+FROM chains WHERE finished OR counted IS NOT NULL GROUP BY problem_id HAVING count(DISTINCT run) = 2 ORDER BY problem_id"""
+"""The chains that count as right or wrong, and the right ones among them, of each problem that both runs have."""
 
 
 class Invariance(Struct, frozen=True, kw_only=True):
@@ -69,22 +79,23 @@ class _Parting(Struct, frozen=True):
 
 def invariance(first: Path, second: Path) -> Invariance:
     """Compare two run folders chain by chain; raises `UsageError` where they are not runs of the same graph, seed and input."""
-    tables = read_run(first), read_run(second)
-    _refuse(*tables)
+    runs = RunFile.read(first), RunFile.read(second)
     with Query(first, second) as db:
-        parted = db.rows(Path(__file__).with_suffix(".sql"), _Parting, one=db.names[0])
+        names = (db.names[0], db.names[1])
+        _refuse(names, runs)
+        parted = db.rows(Path(__file__).with_suffix(".sql"), _Parting, one=names[0])
         finished = db.scalar("SELECT count(DISTINCT chain_id) FROM chains WHERE finished")
+        graded, right, graded_2, right_2 = db.columns(VERDICTS, one=names[0]).values()
     common = sum(each.chains for each in parted)
     if not common:
-        raise UsageError(f"{tables[0].name} and {tables[1].name} have no finished chain in common")
+        raise UsageError(f"{names[0]} and {names[1]} have no finished chain in common")
     by, steps = Counter[str | None](), Counter[int]()
     for each in parted:
         by[each.why] += each.chains
         if each.step is not None:
             steps[each.step] += each.chains
-    (right, graded), (right_2, graded_2) = _verdicts(tables[0], tables[1]), _verdicts(tables[1], tables[0])
     return Invariance(
-        runs=(tables[0].name, tables[1].name),
+        runs=names,
         chains=common,
         only_in_one=finished - common,
         equal=by[None],
@@ -95,36 +106,30 @@ def invariance(first: Path, second: Path) -> Invariance:
         parted_by_drafts=by["drafts"],
         parted_by_verdict=by["verdict"],
         parted_by_writing=by["writing"],
-        answers=answers_of(each for table in tables for each in table.facts.values()),
+        answers=answers_of(facts for run in runs for facts in engine_facts(run).values()),
         accuracy=(_share(right, graded), _share(right_2, graded_2)),
         accuracy_difference=difference(right_2, graded_2, right, graded),
-        differing=_differing(*tables),
+        differing=_differing(*map(_settings, runs)),
     )
 
 
-def _refuse(one: RunTable, other: RunTable) -> None:
+def _refuse(names: tuple[str, str], runs: tuple[RunFile, RunFile]) -> None:
+    one, other = runs
     if one.input.sha256 != other.input.sha256:
-        raise UsageError(f"{one.name} and {other.name} solved different files")
-    for name in SAME:
-        if getattr(one, name) != getattr(other, name):
-            raise UsageError(f"{name} of {one.name} is {getattr(one, name)}, of {other.name} {getattr(other, name)}; expected the same")
+        raise UsageError(f"{names[0]} and {names[1]} solved different files")
+    for name, of in SAME.items():
+        if of(one) != of(other):
+            raise UsageError(f"{name} of {names[0]} is {of(one)}, of {names[1]} {of(other)}; expected the same")
 
 
-def _differing(one: RunTable, other: RunTable) -> dict[str, tuple[str, str]]:
-    named = ("batch_size", "replicas", "schedule")
-    sides = [{name: getattr(run, name) for name in named} | _fields(run.engines) for run in (one, other)]
-    names = sorted(sides[0].keys() | sides[1].keys())
-    return {name: (str(sides[0].get(name)), str(sides[1].get(name))) for name in names if sides[0].get(name) != sides[1].get(name)}
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    names = sorted(one.keys() | other.keys())
+    return {name: (str(one.get(name)), str(other.get(name))) for name in names if one.get(name) != other.get(name)}
 
 
-def _fields(engines: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {f"{role}.{name}": value for role, spec in engines.items() for name, value in spec.items()}
-
-
-def _verdicts(run: RunTable, other: RunTable) -> tuple[Array, Array]:
-    """Numbers of right and of graded chains in `run`, for each problem that both runs have, in the order of their ids."""
-    common = np.isin(run.problem_ids, other.problem_ids)
-    return run.right[common], run.graded[common]
+def _settings(run: RunFile) -> dict[str, Any]:
+    fields = {f"{role}.{name}": value for role, spec in run.engines.items() for name, value in spec.items()}
+    return {"batch_size": run.batch_size, "replicas": replica_count(run), "schedule": run.schedule} | fields
 
 
 def _share(right: Array, graded: Array) -> float | None:
