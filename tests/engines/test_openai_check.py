@@ -100,7 +100,7 @@ def at(fails: Mapping[str, Any]) -> Any:
     [
         (
             {"/models": status(404), "/completions": status(404)},
-            r"no list of models \(not now\), and no completion .*; base_url usually ends",
+            r"no list of models \(not now\), and the server rejects a completion .*; base_url usually ends",
         ),
         (
             {"/models": status(500), "/completions": status(500)},

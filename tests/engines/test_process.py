@@ -13,7 +13,7 @@ import anyio
 import psutil
 import pytest
 
-from pipeline.engine import Engine, Request, Restartable
+from pipeline.engine import Engine, PrefixCacheReset, Request, Restartable
 from pipeline.engines.process import engine as process
 from pipeline.engines.process.engine import WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
@@ -41,40 +41,29 @@ def talk_to(talk: Callable[[WorkerEngine], Awaitable[None]], **options: object) 
     anyio.run(main)
 
 
-def test_an_engine_of_another_package_answers() -> None:
+def test_an_engine_of_another_package_answers_refuses_and_counts() -> None:
     async def talk(engine: Engine) -> None:
+        assert (engine.role, engine.max_model_len, engine.facts) == ("echo", 99, {"answers": "simulated", "devices": ("echo",)})
         answer = await engine.generate(asked(n=2))
         assert [candidate.ids for candidate in answer.candidates] == [tuple(PROMPT[:3]), tuple(PROMPT[1:4])]
         assert answer.candidates[0].text == engine.tokenizer.decode(PROMPT[:3])
-        assert (engine.role, engine.max_model_len, engine.facts) == ("echo", 99, {"answers": "simulated", "devices": ("echo",)})
-
-    talk_to(talk, max_model_len=99)
-
-
-def test_what_it_cannot_compute_is_refused_and_the_others_go_on() -> None:
-    async def talk(engine: Engine) -> None:
         with pytest.raises(RequestRefused, match=r"^request 'r': an echo scores nothing$"):
             await engine.generate(asked(scored_ids=(1,)))
         with pytest.raises(ContextOverflow):
             await engine.generate(asked(prompt_ids=PROMPT * 99))
-        assert (await engine.generate(asked())).usage.output_tokens == 3
-
-    talk_to(talk)
-
-
-def test_statistics_follow_completions_and_cancelled_requests_are_gone() -> None:
-    async def talk(engine: Engine) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.generate, asked(max_tokens=1 << 30))
             await anyio.wait_all_tasks_blocked()
-            await engine.generate(asked())
+            assert (await engine.generate(asked())).usage.cached_input_tokens == len(PROMPT) - 1
             assert engine.statistics().running == 1
             tasks.cancel_scope.cancel()
-        await engine.generate(asked(n=4))
+        assert isinstance(engine, PrefixCacheReset)
+        await engine.reset_prefix_cache()
+        assert (await engine.generate(asked(n=4))).usage.cached_input_tokens == 0
         found = engine.statistics()
-        assert (found.running, found.requests, found.input_tokens, found.output_tokens) == (0, 2, 2 * len(PROMPT), 15)
+        assert (found.running, found.requests, found.input_tokens, found.output_tokens) == (0, 3, 3 * len(PROMPT), 21)
 
-    talk_to(talk)
+    talk_to(talk, max_model_len=99)
 
 
 def test_it_is_killed_found_dead_and_started_again() -> None:

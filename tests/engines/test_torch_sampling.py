@@ -42,11 +42,11 @@ def in_blocks(size: int) -> Any:
 def test_no_order_of_addition_changes_a_draw(sampling: Any, monkeypatch: pytest.MonkeyPatch, bounds: dict[str, float]) -> None:
     import torch
 
-    rows, vocabulary = 64, 150_000
+    rows, vocabulary = 16, 150_000
     logits = torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(1)) * 0.01
     asked = params(sampling, rows, **bounds)
     drawn = sampling.sample(logits, asked).tolist()
-    for size in (7, 32, 100, 1024):
+    for size in (7, 1024):
         monkeypatch.setattr(torch.Tensor, "cumsum", in_blocks(size))
         assert sampling.sample(logits, asked).tolist() == drawn
 

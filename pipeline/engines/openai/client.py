@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
+from functools import cache
 from time import time
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -151,6 +152,7 @@ class Server:
         self._client = httpx2.AsyncClient(
             base_url=url,
             trust_env=self._proxy is not None or not is_loopback(url),  # what listens here is never asked through a proxy
+            verify=_certificates(),
             headers={"Accept": "application/json", "Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
             timeout=httpx2.Timeout(None, connect=CONNECT_S),  # how long an answer may take is the caller's business
             # No bound of its own: the lane already bounds what is in flight, and a call may be sent as several requests.
@@ -197,6 +199,14 @@ class Server:
             through = f" through the proxy that {self._proxy} names" if self._proxy else ""
             raise NoAnswer("failing", f"{fate}{through}: {quoted(_cause(error))}") from None
         return reply._replace(content=b"".join(pieces))
+
+
+@cache
+def _certificates() -> Any:
+    """What a server's certificate is checked against, read once: that takes longer than all questions to a server on this machine."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
 
 
 def _cause(error: BaseException) -> str:

@@ -175,18 +175,16 @@ async def served_model(
 
 def _why_not_served(server: Server, models: Sequence[ServedModel] | Reply, name: str, reply: Reply, purpose: str) -> str:
     """Why a model that is not listed cannot be used; `reply` is that to a request for it."""
-    said = server_error_of(reply).text
+    said = f"rejects a completion with {name!r}{purpose} (status {reply.status}): {server_error_of(reply).text}"
     if isinstance(models, Reply):
         listed = "something else" if models.ok else server_error_of(models).text
-        unlisted = f"{server.url}/models returns no list of models ({listed})"
-        if reply.status == 404:
-            return f"{unlisted}, and no completion ({said}); base_url usually ends with /v1"
-        return f"{unlisted}, and the server rejects a completion with {name!r}{purpose} (status {reply.status}): {said}"
+        remedy = "; base_url usually ends with /v1" if reply.status == 404 else ""
+        return f"{server.url}/models returns no list of models ({listed}), and the server {said}{remedy}"
     names = [quoted(each.id) for each in models]
     near = did_you_mean(name, names) if len(names) <= _MAX_NAMES else f"it serves {len(names)} other models"
     if reply.ok or reply.status in (400, 404, 422):
         return f"{server.url} does not serve {name!r}{purpose}; {near}"
-    return f"{server.url} does not list {name!r}{purpose}, and rejects a completion with it (status {reply.status}): {said}; {near}"
+    return f"{server.url} does not list that model, and {said}; {near}"
 
 
 def context_length(where: str, server: Server, spec: OpenAISpec, model: ServedModel) -> int:
