@@ -115,7 +115,7 @@ def problem_texts(query: Query, plan: Plan, problems: Problems) -> dict[str, str
 
 def steps_to_score(query: Query, plan: Plan, problems: Mapping[str, str], thought_end: str = "") -> Iterator[StepToScore]:
     """All steps of a run, chain by chain; `problems` has the text of each problem by its id."""
-    rows = (row for batch in query.connection.sql(STEPS).to_arrow_reader(1024) for row in batch.to_pylist())
+    rows = (row for batch in query.batches(STEPS, 1024) for row in batch.to_pylist())
     for _, of_chain in groupby(rows, key=lambda row: row["chain_id"]):
         thought = Thought(thought_end, plan.prompts)
         for row in of_chain:

@@ -7,26 +7,30 @@
 Invariant: the numbers of a table begin at 0 and have no gap, and all of its files have one generation, which grows when the table is
 replaced. So a file that is missing, that is there twice, or that comes from elsewhere is told without a list of the files, and
 `table_files` refuses it. What becomes of the last file alone is told by the counts in `chains` (`store.check`).
+
+Every part has a seal (`store.seal`), which is checked before a value of it is used.
 """
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import InputError, reason
-from pipeline.files import check_own_folder, create_own, open_regular, publish
+from pipeline.files import check_own_folder, create_own, publish
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
 from pipeline.store.run_file import folder_id
+from pipeline.store.seal import check_content, check_footer, seal
 from pipeline.store.wal import wal_schema
+from pipeline.system.machine import core_count
 
 GROUP_ROWS = 8192
 GROUP_BYTES = 16 << 20
@@ -39,10 +43,6 @@ _LABEL = b"pipeline.file"
 _NAME = re.compile(r"part-(\d{5,})\.parquet|wal-(\d{5,})\.arrows")
 _UNIQUE = ("_text", "_message", "request_id")
 """Endings of the names of columns whose strings hardly ever repeat; the other columns of strings are dictionary-encoded."""
-_STRING_BYTES, _CONTAINERS = 16 << 20, 1 << 20
-"""Bounds on the strings and lists that a footer or the head of a page may claim to have."""
-_MAX_GROUP_ROWS, _MAX_GROUP_BYTES = 1 << 20, 1 << 30
-"""Bounds on the rows and bytes of a row group that is read; far above what is written."""
 _LOOKS = 3
 """How often a table is listed before it is refused: a live run may publish a part while its folder is being listed."""
 
@@ -102,6 +102,7 @@ class Part:
             self._write_group()
         assert self._writer is not None
         self._writer.close()
+        seal(self._draft)
         publish(self._draft, self.path)
 
     def drop(self) -> None:
@@ -118,28 +119,38 @@ class Part:
         if self._writer is None:
             repeating = [field.name for field in self._schema if pa.types.is_string(field.type) and not field.name.endswith(_UNIQUE)]
             os.close(create_own(self._draft))
-            self._writer = pq.ParquetWriter(
-                self._draft, self._schema, compression="zstd", use_dictionary=repeating, write_page_checksum=True
-            )
+            self._writer = pq.ParquetWriter(self._draft, self._schema, compression="zstd", use_dictionary=repeating)
         self._writer.write_table(group, row_group_size=max(group.num_rows, 1))
         self._groups += 1
 
 
-def open_part(part: Any, **options: Any) -> pq.ParquetFile:
-    """The Parquet file at a path or in an open Arrow file; the checksums of its pages are verified as they are read.
+def write_part(path: Path, rows: pa.Table) -> None:
+    """Write a part of `rows`, whose schema has its label, in place of any that has its name. Raises `OSError` or an Arrow error."""
+    part = Part(path, rows.schema)
+    try:
+        for batch in rows.to_batches(GROUP_ROWS):
+            part.add(batch)
+        part.finish()
+    except BaseException:
+        part.drop()
+        raise
 
-    Raises `OSError` or an Arrow error, also later, when a damaged page is met; and where a row group claims more rows or bytes than
-    any program writes together by default.
-    """
-    limits = {"thrift_string_size_limit": _STRING_BYTES, "thrift_container_size_limit": _CONTAINERS}
-    file = pq.ParquetFile(part, page_checksum_verification=True, **limits, **options)
-    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-    rows, size = max((group.num_rows for group in groups), default=0), max((group.total_byte_size for group in groups), default=0)
-    if rows > _MAX_GROUP_ROWS or size > _MAX_GROUP_BYTES:
-        file.close()
-        limit = f"{_MAX_GROUP_ROWS:,} rows and {_MAX_GROUP_BYTES:,} bytes"
-        raise pa.ArrowInvalid(f"a row group claims {rows:,} rows and {size:,} bytes; expected at most {limit}")
-    return file
+
+def open_part(part: Path) -> pq.ParquetFile:
+    """The Parquet file of a part of which nothing is damaged. Raises `OSError` or an Arrow error."""
+    check_content(part)
+    return pq.ParquetFile(part, pre_buffer=False)
+
+
+def check_parts(parts: Sequence[Path]) -> None:
+    """Read parts whole to see that nothing of them is damaged, each once in a process. Raises `InputError`."""
+
+    def check(part: Path) -> None:
+        with readable(part):
+            check_content(part)
+
+    with ThreadPoolExecutor(core_count()) as threads:
+        list(threads.map(check, parts))
 
 
 def table_files(run: Path, table: str) -> list[Path]:
@@ -259,9 +270,9 @@ def _read_head(file: Path) -> _Head | None:
 def _known_head(file: Path, inode: int, size: int, mtime_ns: int) -> _Head | None:
     rows = 0
     if file.suffix == ".parquet":
-        open_regular(file, follow=True).close()
-        with open_part(file) as part:
-            schema, rows = part.schema_arrow, part.metadata.num_rows
+        check_footer(file)
+        footer = pq.read_metadata(file)
+        schema, rows = footer.schema.to_arrow_schema(), footer.num_rows
     elif (schema := wal_schema(file)) is None:
         return None
     label = Label.of(schema.metadata)

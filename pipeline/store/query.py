@@ -3,14 +3,15 @@
 The views are `calls`, `steps`, `chains`, `problems` and `rewards`, with the columns of their rows in `store.events`, the name of the run in
 `run`, and in `chains` two more, `finished` and `counted`. A view has the rows of finished parts and those of write-ahead files that are no
 part yet, so that a run in progress, or one that was killed, reads like one that has finished. It has them as they were when the query was
-opened. Of the parts only the columns and row groups that a query needs are read, and the checksums of their pages are verified.
+opened. A view is made when it is first asked for, after the seals of its parts were checked; then only the columns and row groups that a
+query needs are read of them.
 
     with Query(Path("runs/first"), Path("runs/second")) as query:
         query.rows("SELECT run, avg(counted::INT) AS accuracy FROM chains GROUP BY run", Accuracy)
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,13 +19,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
 from msgspec import Struct
 
 from pipeline.errors import InputError, OutOfMemory, UsageError, did_you_mean, reason
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
-from pipeline.store.parts import readable, table_files
+from pipeline.store.parts import check_parts, readable, table_files
 from pipeline.store.read import check_readable
 from pipeline.store.wal import read_wal
 from pipeline.system.machine import core_count, memory
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import duckdb
 
 Row = TypeVar("Row", bound=Struct)
+Answer = TypeVar("Answer")
 Array = np.ndarray[Any, np.dtype[Any]]
 TABLES = ("chains", "steps", "calls", "problems", "rewards")
 """The views in the order in which they are opened: a chain is written after its steps and calls, so of every chain that is seen all steps
@@ -58,6 +59,8 @@ MEMORY_SHARE = 0.5
 """Share of the machine's memory that a query may use before it writes intermediate results to disk."""
 STREAMED = 1_000
 """Rows that `stream` fetches at a time."""
+_SETTINGS = ("enable_progress_bar = false", "python_enable_replacements = false", "parquet_metadata_cache = true")
+_PATTERN = re.compile(r"[*?\[]")
 _UNKNOWN_TABLE = re.compile(r"Table with name (\S+) does not exist")
 _UNKNOWN_COLUMN = re.compile(r'(?:Referenced column "([^"]+)"|does not have a column named "([^"]+)")')
 
@@ -75,19 +78,18 @@ class Query:
         settings: dict[str, Any] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
         settings |= {"threads": core_count(), "memory_limit": f"{int(memory()[0] * MEMORY_SHARE) >> 20}MiB"}
         self.connection = duckdb.connect(config=settings)
-        """The connection itself, for what the methods do not offer."""
-        self.connection.execute("SET enable_progress_bar = false")
+        """The connection itself, for what the methods do not offer; it has only the views that were asked for before."""
+        for setting in _SETTINGS:
+            self.connection.execute(f"SET {setting}")
         self.names = _names(folders)
         """The names of the runs, as in the column `run`."""
         check_readable(*folders)
-        with self._errors_of_files():
-            for table in TABLES:
-                self._open(table)
+        self._unopened = {table: [_files(folder, table) for folder in folders] for table in TABLES}
 
     def rows(self, sql: str | Path, kind: type[Row], **params: Any) -> list[Row]:
         """The rows of a query as Structs of this `kind`, whose fields are the columns. A path is that of a file with the query."""
         with self._errors_of_files():
-            found = self.connection.execute(_text(sql), params)
+            found = self._execute(sql, params)
             names = [column[0] for column in found.description or ()]
             return msgspec.convert([dict(zip(names, row, strict=True)) for row in found.fetchall()], list[kind])  # type: ignore[valid-type]
 
@@ -99,34 +101,39 @@ class Query:
     def scalar(self, sql: str | Path, **params: Any) -> Any:
         """The value of a query with one row and one column."""
         with self._errors_of_files():
-            [(value,)] = self.connection.execute(_text(sql), params).fetchall()
+            [(value,)] = self._execute(sql, params).fetchall()
         return value
 
     def columns(self, sql: str | Path, **params: Any) -> dict[str, Array]:
         """The columns of a query as arrays, those with nulls as masked ones."""
         with self._errors_of_files():
-            return self.connection.execute(_text(sql), params).fetchnumpy()
+            return self._execute(sql, params).fetchnumpy()
 
     def arrow(self, sql: str | Path, **params: Any) -> pa.Table:
         """The result of a query as an Arrow table."""
         with self._errors_of_files():
-            return self.connection.sql(_text(sql), params=params).to_arrow_table()
+            return self._relation(sql, params).to_arrow_table()
 
     def stream(self, sql: str | Path, **params: Any) -> Iterator[tuple[Any, ...]]:
         """The rows of a query one after the other, for results that need not be in memory; no other query may be asked meanwhile."""
         with self._errors_of_files():
-            found = self.connection.execute(_text(sql), params)
+            found = self._execute(sql, params)
             while rows := found.fetchmany(STREAMED):
                 yield from rows
+
+    def execute(self, sql: str | Path, **params: Any) -> None:
+        """Run a statement that has no result, such as one that makes a temporary table for the queries to come."""
+        with self._errors_of_files():
+            self._execute(sql, params)
 
     def register(self, table: str, **columns: Any) -> None:
         """Make a table of these columns, for the queries to come."""
         self.connection.register(table, pa.table(columns))
 
-    def batches(self, sql: str | Path, **params: Any) -> Iterator[pa.RecordBatch]:
-        """The result of a query in Arrow batches, which need not be in memory together."""
+    def batches(self, sql: str | Path, size: int = BATCH_ROWS, **params: Any) -> Iterator[pa.RecordBatch]:
+        """The result of a query in Arrow batches of `size` rows, which need not be in memory together."""
         with self._errors_of_files():
-            yield from self.connection.sql(_text(sql), params=params).to_arrow_reader(BATCH_ROWS)
+            yield from self._relation(sql, params).to_arrow_reader(size)
 
     def select(self, sql: str) -> "duckdb.DuckDBPyRelation":
         """The result of a user's query: `.df()` makes it a pandas DataFrame, `.pl()` one of Polars, `.arrow()` Arrow batches, and
@@ -144,7 +151,7 @@ class Query:
                 raise UsageError(
                     f"SQL: {statements[0].type.name} statements are not allowed; expected a query that begins with SELECT, FROM or WITH"
                 )
-            return self.connection.sql(sql)
+            return self._relation(sql)
 
     def copy(self, sql: str, path: Path, options: str) -> None:
         """Write the result of a query that `select` has accepted into a file; `options` are those of DuckDB's COPY."""
@@ -160,20 +167,42 @@ class Query:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _execute(self, sql: str | Path, params: Mapping[str, Any]) -> "duckdb.DuckDBPyConnection":
+        return self._with_views(lambda: self.connection.execute(_text(sql), params))
+
+    def _relation(self, sql: str | Path, params: Mapping[str, Any] | None = None) -> "duckdb.DuckDBPyRelation":
+        return self._with_views(lambda: self.connection.sql(_text(sql), params=params))
+
+    def _with_views(self, ask: "Callable[[], Answer]") -> "Answer":
+        """What `ask` returns, after making the views that it lacks."""
+        import duckdb
+
+        while True:
+            try:
+                return ask()
+            except duckdb.CatalogException as error:
+                found = _UNKNOWN_TABLE.search(str(error))
+                if found is None or found[1].lower() not in self._unopened:
+                    raise
+                self._open(found[1].lower())
+
     def _open(self, table: str) -> None:
         """Make the view of a table."""
-        schema, pieces = schema_of(ROWS[table]), []
-        for number, (folder, name) in enumerate(zip(self.folders, self.names, strict=True)):
-            for source, content in _sources(folder, table, schema):
-                self.connection.register(f"{source}_{table}_{number}", content)
-                pieces.append((f"{source}_{table}_{number}", name))
-        if not pieces:
+        schema, sources = schema_of(ROWS[table]), list[tuple[str, str]]()
+        for number, (name, files) in enumerate(zip(self.names, self._unopened.pop(table), strict=True)):
+            if files.waiting:
+                self.connection.register(f"wal_{table}_{number}", pa.Table.from_batches(files.waiting, schema))
+                sources.append((name, f"wal_{table}_{number}"))
+            if files.parts:
+                check_parts(files.parts)
+                sources.append((name, f"read_parquet([{', '.join(map(_path, files.parts))}])"))
+        if not sources:
             self.connection.register(f"no_{table}", schema.empty_table())
-            pieces.append((f"no_{table}", ""))
+            sources.append(("", f"no_{table}"))
         columns = ", ".join(f'"{name}"' for name in schema.names)
         further = "".join(f", {sql} AS {name}" for name, (_, sql, _) in DERIVED.items()) if table == "chains" else ""
-        parts = (f"SELECT {_quoted(name)} AS {RUN}, {columns}{further} FROM {piece}" for piece, name in pieces)
-        self.connection.execute(f"CREATE VIEW {table} AS {' UNION ALL '.join(parts)}")
+        pieces = (f"SELECT {_quoted(name)} AS {RUN}, {columns}{further} FROM {source}" for name, source in sources)
+        self.connection.execute(f"CREATE VIEW {table} AS {' UNION ALL '.join(pieces)}")
 
     @contextmanager
     def _errors_of_files(self) -> Iterator[None]:
@@ -222,9 +251,16 @@ def columns_of_view(table: str) -> list[str]:
     return [RUN, *schema_of(ROWS[table]).names, *(DERIVED if table == "chains" else ())]
 
 
-def _sources(folder: Path, table: str, schema: pa.Schema) -> Iterator[tuple[str, Any]]:
-    """What holds the rows of a table: its parts, and in memory those of its write-ahead files."""
-    found = table_files(folder, table)
+class _TableFiles(Struct, frozen=True):
+    """What holds the rows of a table."""
+
+    parts: list[Path]
+    waiting: list[pa.RecordBatch]
+    """The rows of write-ahead files."""
+
+
+def _files(folder: Path, table: str) -> _TableFiles:
+    found, schema = table_files(folder, table), schema_of(ROWS[table])
     parts, waiting = [file for file in found if file.suffix == ".parquet"], list[pa.RecordBatch]()
     for file in found:
         if file.suffix != ".parquet":
@@ -235,11 +271,7 @@ def _sources(folder: Path, table: str, schema: pa.Schema) -> Iterator[tuple[str,
                 if not isinstance(error.__cause__, FileNotFoundError):
                     raise
                 parts.append(file.with_name(f"part-{file.stem[4:]}.parquet"))  # it has become a part since it was looked for
-    if waiting:
-        yield "wal", pa.Table.from_batches(waiting, schema)
-    if parts:
-        options = ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False)
-        yield "parts", ds.dataset([str(part) for part in parts], schema, ds.ParquetFileFormat(default_fragment_scan_options=options))
+    return _TableFiles(parts, waiting)
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -250,6 +282,11 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _text(sql: str | Path) -> str:
     return sql.read_text() if isinstance(sql, Path) else sql
+
+
+def _path(file: Path) -> str:
+    """A file in SQL that names it alone, whatever characters of patterns are in its path."""
+    return _quoted(_PATTERN.sub(r"[\g<0>]", str(file)))
 
 
 def _quoted(text: str) -> str:

@@ -28,8 +28,6 @@ BATCH_ROWS = 8192
 BATCH_BYTES = 4 << 20
 """A batch of a part has at most this many rows (`BATCH_ROWS`), and about as many bytes (`BATCH_BYTES`) at most; batches of write-ahead
 files are joined until they have one or the other."""
-GROUPS, PIECE_BYTES = 8, 16 << 20
-"""How many row groups `read_backwards` reads together: as many as a full part has, or fewer, which have about as many bytes at most."""
 
 
 def check_folder(run: Path) -> None:
@@ -53,7 +51,7 @@ def _check_sums(folder: Path) -> None:
     for batch in read_batches(folder, "chains", ("stop_reason", *sums)):
         over = batch.filter(pc.not_equal(batch.column("stop_reason"), "cancelled"))
         for table in sums:
-            sums[table] += sum(over.column(table).to_pylist())
+            sums[table] += pc.sum(over.column(table)).as_py() or 0
     for table in ROWS:
         rows = count_rows(folder, table)
         if rows < sums.get(table, 0):
@@ -61,16 +59,14 @@ def _check_sums(folder: Path) -> None:
             raise InputError(str(folder / table), f"lacks {lacking:,} of the rows that `chains` counts; {REMEDY}")
 
 
-def read_batches(run: Path, table: str, columns: Sequence[str], maybe: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-    """Record batches of the `columns` of a table, and of those of `maybe` that it has, in the order in which its rows were written, a few
-    thousand rows each.
+def read_batches(run: Path, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Record batches of the `columns` of a table, in the order in which its rows were written, a few thousand rows each.
 
     A run that was cut short may have no rows. Raises `InputError` where the files are not those of the run, or cannot be read.
     """
-    names = _asked(table, columns, maybe)
     for file in table_files(run, table):
         with readable(file):
-            yield from _batches(file, names)
+            yield from _batches(file, columns)
 
 
 def read_table(run: Path, row: type[Struct], table: str) -> pa.Table:
@@ -82,20 +78,6 @@ def read_table(run: Path, row: type[Struct], table: str) -> pa.Table:
 def read_rows(run: Path, row: type[Row], table: str) -> list[Row]:
     """A whole table in memory as Structs of the type `row`. Raises `InputError` as `read_batches` does."""
     return [msgspec.convert(each, row) for each in read_table(run, row, table).to_pylist()]
-
-
-def read_backwards(
-    run: Path, table: str, columns: Sequence[str], encoded: Sequence[str] = (), maybe: Sequence[str] = ()
-) -> Iterator[pa.Table]:
-    """The `columns` of a table, and those of `maybe` that it has, in pieces of some ten thousand rows: the last piece first, the rows
-    within a piece in written order.
-
-    Strings of the columns `encoded` come as Arrow dictionaries, which is faster. Raises `InputError` as `read_batches` does.
-    """
-    names = _asked(table, columns, maybe)
-    for file in reversed(table_files(run, table)):
-        with readable(file):
-            yield from _pieces_backwards(file, names, [name for name in encoded if name in names])
 
 
 def read_whole(run: Path, table: str) -> Iterator[pa.RecordBatch]:
@@ -117,61 +99,23 @@ def count_rows(run: Path, table: str) -> int:
     return rows
 
 
-def _pieces_backwards(file: Path, columns: Sequence[str], encoded: Sequence[str]) -> Iterator[pa.Table]:
-    if file.suffix == ".parquet":
-        yield from _part_tables(file, columns, encoded)
-        return
-    for batch in reversed(list(_wal_batches(file, columns))):
-        arrays = [batch.column(name).dictionary_encode() if name in encoded else batch.column(name) for name in columns]
-        yield pa.table(arrays, names=list(columns))
-
-
 def _batches(file: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     return _part_batches(file, columns) if file.suffix == ".parquet" else _wal_batches(file, columns)
 
 
 def _part_batches(part: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    # Without a buffer: Arrow would make it as large as a damaged file says that a page is, up to 2 GiB.
-    with open_part(part, pre_buffer=False) as file:
+    with open_part(part) as file:
         yield from file.iter_batches(_batch_rows(file.metadata, columns), columns=list(columns))
 
 
-def _asked(table: str, columns: Sequence[str], maybe: Sequence[str]) -> list[str]:
-    known = schema_of(ROWS[table]).names if maybe else ()
-    return [*columns, *(name for name in maybe if name in known)]
-
-
 def _batch_rows(footer: pq.FileMetaData, names: Sequence[str]) -> int:
-    """How many rows a batch of these columns has: fewer than `BATCH_ROWS` where a row group says that they have too many bytes."""
-    rows = BATCH_ROWS
-    for number, size in enumerate(_group_bytes(footer, names)):
-        if group_rows := footer.row_group(number).num_rows:
-            rows = min(rows, BATCH_BYTES * group_rows // max(size, 1))
-    return max(rows, 1)
-
-
-def _group_bytes(footer: pq.FileMetaData, names: Sequence[str]) -> list[int]:
-    """The bytes of these columns in each row group."""
+    """How many rows a batch of these columns has: fewer than `BATCH_ROWS` where they have too many bytes in a row group."""
     places = [place for place in range(footer.num_columns) if footer.schema.column(place).path.partition(".")[0] in names]
-    groups = map(footer.row_group, range(footer.num_row_groups))
-    return [sum(group.column(place).total_uncompressed_size for place in places) for group in groups]
-
-
-def _groups_backwards(sizes: Sequence[int]) -> Iterator[range]:
-    """Row groups of these `sizes` that are read together, the last ones first."""
-    end = len(sizes)
-    while end:
-        start = end - 1
-        while start and end - start < GROUPS and sum(sizes[start - 1 : end]) <= PIECE_BYTES:
-            start -= 1
-        yield range(start, end)
-        end = start
-
-
-def _part_tables(part: Path, columns: Sequence[str], encoded: Sequence[str]) -> Iterator[pa.Table]:
-    with open_part(part, read_dictionary=list(encoded), pre_buffer=False) as file:
-        for groups in _groups_backwards(_group_bytes(file.metadata, columns)):
-            yield file.read_row_groups(groups, columns=list(columns))
+    rows = BATCH_ROWS
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        size = sum(group.column(place).total_uncompressed_size for place in places)
+        rows = min(rows, BATCH_BYTES * max(group.num_rows, 1) // max(size, 1))
+    return max(rows, 1)
 
 
 def _wal_batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -244,7 +188,7 @@ class RowGroups:
         if isinstance(group, pa.RecordBatch):
             return group.select(columns)
         file, place = group
-        with readable(file), open_part(file, pre_buffer=False) as part:
+        with readable(file), open_part(file) as part:
             return part.read_row_group(place, columns).combine_chunks().to_batches()[0]
 
 

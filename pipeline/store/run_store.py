@@ -20,15 +20,14 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from msgspec import Struct, structs
 
 from pipeline.errors import RunFolderError, boundary, reason
-from pipeline.files import check_own_folder, new_file, sync_folder
+from pipeline.files import check_own_folder, sync_folder
 from pipeline.store.columns import columns_of, schema_of, with_values
 from pipeline.store.events import ROWS, TABLES
 from pipeline.store.folder import check_still_held
-from pipeline.store.parts import GROUP_ROWS, Label, Part, label_of_table, open_part, readable, table_files
+from pipeline.store.parts import Label, Part, label_of_table, open_part, readable, table_files, write_part
 from pipeline.store.read import read_batches
 from pipeline.store.wal import Wal, locked, read_wal
 
@@ -146,7 +145,8 @@ class RunStore:
                 leave = gone(file.read(list(columns)))
                 content = file.read() if any(leave) else None
             if content is not None:
-                _rewrite(part, content.filter(pc.invert(pa.array(leave, pa.bool_()))))
+                with boundary(RunFolderError, f"{part}: cannot be written", foreign=(OSError, pa.ArrowException)):
+                    write_part(part, content.filter(pc.invert(pa.array(leave, pa.bool_()))))
                 written += part.stat().st_size
         return written
 
@@ -302,13 +302,6 @@ def _convert(path: Path, target: Path) -> int:
         if part:
             part.drop()
         raise
-
-
-def _rewrite(part: Path, content: pa.Table) -> None:
-    """Replace a part by one with these rows and the same label."""
-    repeating = [field.name for field in content.schema if pa.types.is_string(field.type)]
-    with boundary(RunFolderError, f"{part}: cannot be written", foreign=(OSError, pa.ArrowException)), new_file(part) as draft:
-        pq.write_table(content, draft, row_group_size=GROUP_ROWS, compression="zstd", use_dictionary=repeating, write_page_checksum=True)
 
 
 def _one_by_one(folders: Sequence[Path], table: str, run_id: str) -> Iterator[pa.RecordBatch]:

@@ -15,6 +15,7 @@ from pipeline.report.report import report
 from pipeline.report.run_sections import ReportOptions
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
+from pipeline.store.parts import write_part
 from tests.support.replicas import replica_run
 
 ROOT = Path(__file__).parent.parent.parent
@@ -88,7 +89,7 @@ def rewrite(folder: Path, columns: tuple[str, ...]) -> None:
         for name in columns:
             place, field = table.schema.get_field_index(name), table.schema.field(name)
             table = table.set_column(place, field, pa.array([spoilt(value) for value in table[name].to_pylist()], field.type))
-        pq.write_table(table, path)
+        write_part(path, table)
 
 
 def spoilt(value: Any) -> Any:

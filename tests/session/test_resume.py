@@ -16,6 +16,7 @@ from pipeline.errors import InputError, UsageError
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.run import SessionResult, run
 from pipeline.store.folder import LOCK, hold
+from pipeline.store.parts import write_part
 from tests.support.killed import cut
 
 ROOT = Path(__file__).parent.parent.parent
@@ -241,7 +242,7 @@ def test_an_answer_to_another_prompt_is_asked_for_again(wholes: dict[str, Path],
     calls = pq.read_table(part)
     place = calls.column_names.index("prompt_digest")
     others = pc.add(calls.column(place), 1)
-    pq.write_table(calls.set_column(place, calls.schema.field(place), others), part)
+    write_part(part, calls.set_column(place, calls.schema.field(place), others))
     over = {row["chain_id"] for row in rows(tmp_path / "run", "chains")}
     result = run(resume_options(tmp_path / "run"))
     names = [row["request_id"] for row in rows(result.folder, "calls") if row["chain_id"] not in over]

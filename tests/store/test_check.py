@@ -16,6 +16,7 @@ from pipeline.session.options import resume_options
 from pipeline.session.run import run as resume
 from pipeline.store.check import check_chains, examine
 from pipeline.store.events import ChainRow, RewardRow, StepRow
+from pipeline.store.parts import write_part
 from pipeline.store.read import check_readable
 from pipeline.store.run_file import RunFile
 from pipeline.store.run_store import RunStore
@@ -66,7 +67,7 @@ def last(run: Path, table: str) -> Path:
 
 def without(run: Path, table: str, column: str) -> None:
     part = last(run, table)
-    pq.write_table(pq.ParquetFile(part).read().drop_columns([column]), part)
+    write_part(part, pq.ParquetFile(part).read().drop_columns([column]))
 
 
 def flip(path: Path) -> None:
@@ -101,7 +102,7 @@ EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "another program's part": (
         lambda run: pq.write_table(pa.table({"chain_id": ["c"]}), last(run, "chains")),
-        r"chains/part-00000\.parquet: was written by another program",
+        r"chains/part-00000\.parquet: cannot be read: it has no seal: it is damaged, or was written by another program",
     ),
     "a column is missing": (lambda run: without(run, "steps", "decision"), r"steps/part-\d+\.parquet: has no column `decision`"),
     "a pipe": (lambda run: os.mkfifo(run / "calls/part-00004.parquet"), r"part-00004\.parquet is a named pipe, not a regular file"),
@@ -156,7 +157,7 @@ def test_the_files_of_two_generations_are_told_apart(tmp_path: Path, blank: Call
     second = pq.ParquetFile(tmp_path / "old").read()
     metadata = {**(second.schema.metadata or {})}
     metadata[b"pipeline.file"] = metadata[b"pipeline.file"].replace(b"/00000/", b"/00001/")
-    pq.write_table(second.replace_schema_metadata(metadata), tmp_path / "rewards/part-00001.parquet")
+    write_part(tmp_path / "rewards/part-00001.parquet", second.replace_schema_metadata(metadata))
     with pytest.raises(InputError, match="rewards: has files from before and after the table was replaced; put"):
         check_readable(tmp_path)
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.store import parts, read
+from pipeline.store import read
 from pipeline.store.events import CallRow, StepRow
 from pipeline.store.parts import table_files
-from pipeline.store.read import read_backwards, read_batches
+from pipeline.store.read import read_batches
 from pipeline.store.run_store import RunStore
 
 Blank = Callable[..., Any]
@@ -55,25 +55,6 @@ def test_batches_of_long_rows_are_short(tmp_path: Path, blank: Blank, monkeypatc
     assert [batch.num_rows for batch in read_batches(tmp_path, "steps", ["step_index"])] == [1000]
 
 
-def test_backwards_the_last_rows_come_first(run: tuple[Path, RunStore], monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, store = run
-    monkeypatch.setattr(read, "BATCH_ROWS", 2)
-    found = list(read_backwards(folder, "calls", ["call_index", "stage"], ["stage"]))
-    assert indices(found) == [[4], [2, 3], [0, 1]]
-    assert [str(piece.schema.field("stage").type).count("dictionary") for piece in found] == [1, 1, 1]
-    store.close()
-    assert indices(read_backwards(folder, "calls", ["call_index"])) == [[2, 3, 4], [0, 1]]
-
-
-def test_backwards_row_groups_are_read_a_few_at_a_time(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "GROUP_ROWS", 2)
-    with RunStore(tmp_path).replace("calls") as table:
-        for start in (0, 2, 4, 6):
-            table.append([blank(CallRow, call_index=index) for index in range(start, min(start + 2, 7))])
-    monkeypatch.setattr(read, "GROUPS", 3)
-    assert indices(read_backwards(tmp_path, "calls", ["call_index"])) == [[2, 3, 4, 5, 6], [0, 1]]
-
-
 def test_a_file_becomes_a_part_while_the_table_is_read(run: tuple[Path, RunStore]) -> None:
     folder, store = run
     batches = read_batches(folder, "calls", ["call_index"])
@@ -89,16 +70,6 @@ def test_nothing_is_there_yet(tmp_path: Path) -> None:
     assert list(read_batches(tmp_path, "calls", ["call_index"])) == []
     RunStore(tmp_path).recover()
     assert table_files(tmp_path, "calls") == []
-
-
-def test_row_groups_larger_than_any_are_refused(run: tuple[Path, RunStore], monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, store = run
-    monkeypatch.setattr(parts, "_MAX_GROUP_BYTES", 100)
-    parts._known_head.cache_clear()
-    for found in (read_batches(folder, "calls", ["stage"]), read_backwards(folder, "calls", ["stage"])):
-        with pytest.raises(InputError, match=r"part-0000\d\.parquet: cannot be read: a row group claims [\d,]+ rows and [\d,]+ bytes"):
-            list(found)
-    store.close()
 
 
 def test_a_table_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:

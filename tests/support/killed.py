@@ -7,6 +7,8 @@ import msgspec
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.store.parts import write_part
+
 
 def cut(whole: Path, folder: Path, share: float) -> None:
     """Make `folder` what `whole` was when that share of its time had passed, as SIGKILL would have left it."""
@@ -17,7 +19,7 @@ def cut(whole: Path, folder: Path, share: float) -> None:
     for table in ("calls", "steps", "chains"):
         for part in (folder / table).glob("*.parquet"):
             content = pq.read_table(part)
-            pq.write_table(content.filter(pc.less_equal(content.column("end_unix_ns"), moment)), part)
+            write_part(part, content.filter(pc.less_equal(content.column("end_unix_ns"), moment)))
     card = msgspec.json.decode((whole / "run.json").read_bytes())
     card |= {"status": "running", "totals": {}}
     card["sessions"][-1] |= {"status": "running", "ended_unix_ns": None, "wall_time_s": None}

@@ -8,6 +8,7 @@ import pytest
 from pipeline.errors import InputError
 from pipeline.reasoning.chain import Chain
 from pipeline.session.run import SessionResult
+from pipeline.store.parts import write_part
 from pipeline.training import retrace
 from pipeline.training.retrace import Retracer
 from tests.support.killed import cut
@@ -83,7 +84,7 @@ def test_a_chain_whose_calls_are_gone_is_counted(tmp_path: Path) -> None:
     [part] = (folder / "calls").glob("*.parquet")
     calls = pq.read_table(part)
     gone = [row["chain_id"] == "p3#0" and row["purpose"] == "judge" for row in calls.to_pylist()]
-    pq.write_table(calls.filter([not each for each in gone]), part)
+    write_part(part, calls.filter([not each for each in gone]))
     retracer = Retracer(folder)
     assert "p3#0" not in {chain.chain.chain_id for chain in retracer.chains()}
     assert retracer.lost == 1

@@ -77,7 +77,7 @@ def modes_over_time(db: Query, run: RunFile, bins: int) -> ModesOverTime | None:
     axis = Axis(run.started, run.pauses)
     edges = np.linspace(0.0, max(float(axis.seconds(last)), 1e-9), bins + 1)
     width = edges[-1] / bins
-    db.connection.execute(f"""
+    db.execute(f"""
         CREATE OR REPLACE TEMP VIEW moded AS
         SELECT mode, len(step_token_ids) AS tokens, {axis.sql("start_unix_ns")} / 1e9 AS start,
                greatest({axis.sql("end_unix_ns")} / 1e9, start + 1e-9) AS "end"

@@ -112,7 +112,7 @@ class _Tail(Struct, frozen=True):
 def timeline(work: RunTimes) -> Timeline:
     """The timeline of a run; calls of a run with several replicas that name none count only as requests in flight."""
     db = work.db
-    db.connection.execute(f"CREATE OR REPLACE TEMP TABLE blocks AS {merged(_IN_FLIGHT, 'replica, engine')}")
+    db.execute(f"CREATE OR REPLACE TEMP TABLE blocks AS {merged(_IN_FLIGHT, 'replica, engine')}")
     span_s = db.scalar('SELECT coalesce((max("end") - min(submit)) / 1e9, 0) FROM timed')
     share = 1 / span_s if span_s else 0.0
     replicas = _replicas(work)

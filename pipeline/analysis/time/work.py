@@ -174,7 +174,7 @@ def read_calls(work: RunTimes) -> Calls:
 def _add_tables(db: Query, axis: Axis, last: int) -> None:
     """Add `lives` and `timed`; `last` is when the last call ended, ns UTC, and with it chains that have no row."""
     over = f"CASE WHEN stop_reason IN {UNFINISHED} THEN {LOST} ELSE {FINISHED} END"
-    db.connection.execute(f"""
+    db.execute(f"""
         CREATE TEMP TABLE lives AS
         WITH rows AS (
             SELECT chain_id, start_unix_ns, end_unix_ns, {over} AS status, replica FROM chains
@@ -184,7 +184,7 @@ def _add_tables(db: Query, axis: Axis, last: int) -> None:
         SELECT row_number() OVER (ORDER BY start_unix_ns, chain_id) - 1 AS chain, chain_id, {axis.sql("start_unix_ns")} AS start,
                greatest({axis.sql("start_unix_ns")}, {axis.sql("end_unix_ns")}) AS "end", status::BIGINT AS status, replica
         FROM rows""")
-    db.connection.execute(f"""
+    db.execute(f"""
         CREATE TEMP VIEW timed AS
         SELECT calls.*, chain, lives.status, least({axis.sql(f"({READY})")}, {axis.sql("submit_unix_ns")}) AS ready,
                {axis.sql("submit_unix_ns")} AS submit, {axis.sql("greatest(submit_unix_ns, end_unix_ns)")} AS "end"
@@ -205,7 +205,7 @@ def _read_stays(db: Query, run: RunFile, named: set[int]) -> Stays | None:
     numbers = sorted(named | started_replicas(run))
     if len(numbers) < 2:
         return None
-    db.connection.execute(_STAYS)
+    db.execute(_STAYS)
     admitted = db.rows(_ADMITTED, Admitted)
     last, lost = max((each.latest for each in admitted if each.latest is not None), default=0), lost_replicas(run)
     settled = {each.replica: each.latest for each in admitted if each.latest is not None and each.replica not in lost}
