@@ -77,10 +77,9 @@ class Query:
         self.folders = folders
         settings: dict[str, Any] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
         settings |= {"threads": core_count(), "memory_limit": f"{int(memory()[0] * MEMORY_SHARE) >> 20}MiB"}
-        self.connection = duckdb.connect(config=settings)
-        """The connection itself, for what the methods do not offer; it has only the views that were asked for before."""
+        self._connection = duckdb.connect(config=settings)
         for setting in _SETTINGS:
-            self.connection.execute(f"SET {setting}")
+            self._connection.execute(f"SET {setting}")
         self.names = _names(folders)
         """The names of the runs, as in the column `run`."""
         check_readable(*folders)
@@ -128,7 +127,7 @@ class Query:
 
     def register(self, table: str, **columns: Any) -> None:
         """Make a table of these columns, for the queries to come."""
-        self.connection.register(table, pa.table(columns))
+        self._connection.register(table, pa.table(columns))
 
     def batches(self, sql: str | Path, size: int = BATCH_ROWS, **params: Any) -> Iterator[pa.RecordBatch]:
         """The result of a query in Arrow batches of `size` rows, which need not be in memory together."""
@@ -144,7 +143,7 @@ class Query:
         import duckdb
 
         with self.errors_of_sql(sql):
-            statements = self.connection.extract_statements(sql)
+            statements = self._connection.extract_statements(sql)
             if len(statements) != 1:
                 raise UsageError(f"SQL: {len(statements)} statements; expected one query")
             if statements[0].type != duckdb.StatementType.SELECT:
@@ -155,11 +154,11 @@ class Query:
 
     def copy(self, sql: str, path: Path, options: str) -> None:
         """Write the result of a query that `select` has accepted into a file; `options` are those of DuckDB's COPY."""
-        self.connection.execute(f"COPY ({sql.strip().rstrip(';')}\n) TO {_quoted(str(path))} ({options})")
+        self._connection.execute(f"COPY ({sql.strip().rstrip(';')}\n) TO {_quoted(str(path))} ({options})")
 
     def close(self) -> None:
         """Close the files; results that were not fetched are lost."""
-        self.connection.close()
+        self._connection.close()
 
     def __enter__(self) -> "Query":
         return self
@@ -168,10 +167,10 @@ class Query:
         self.close()
 
     def _execute(self, sql: str | Path, params: Mapping[str, Any]) -> "duckdb.DuckDBPyConnection":
-        return self._with_views(lambda: self.connection.execute(_text(sql), params))
+        return self._with_views(lambda: self._connection.execute(_text(sql), params))
 
     def _relation(self, sql: str | Path, params: Mapping[str, Any] | None = None) -> "duckdb.DuckDBPyRelation":
-        return self._with_views(lambda: self.connection.sql(_text(sql), params=params))
+        return self._with_views(lambda: self._connection.sql(_text(sql), params=params))
 
     def _with_views(self, ask: "Callable[[], Answer]") -> "Answer":
         """What `ask` returns, after making the views that it lacks."""
@@ -191,18 +190,18 @@ class Query:
         schema, sources = schema_of(ROWS[table]), list[tuple[str, str]]()
         for number, (name, files) in enumerate(zip(self.names, self._unopened.pop(table), strict=True)):
             if files.waiting:
-                self.connection.register(f"wal_{table}_{number}", pa.Table.from_batches(files.waiting, schema))
+                self._connection.register(f"wal_{table}_{number}", pa.Table.from_batches(files.waiting, schema))
                 sources.append((name, f"wal_{table}_{number}"))
             if files.parts:
                 check_parts(files.parts)
                 sources.append((name, f"read_parquet([{', '.join(map(_path, files.parts))}])"))
         if not sources:
-            self.connection.register(f"no_{table}", schema.empty_table())
+            self._connection.register(f"no_{table}", schema.empty_table())
             sources.append(("", f"no_{table}"))
         columns = ", ".join(f'"{name}"' for name in schema.names)
         further = "".join(f", {sql} AS {name}" for name, (_, sql, _) in DERIVED.items()) if table == "chains" else ""
         pieces = (f"SELECT {_quoted(name)} AS {RUN}, {columns}{further} FROM {source}" for name, source in sources)
-        self.connection.execute(f"CREATE VIEW {table} AS {' UNION ALL '.join(pieces)}")
+        self._connection.execute(f"CREATE VIEW {table} AS {' UNION ALL '.join(pieces)}")
 
     @contextmanager
     def _errors_of_files(self) -> Iterator[None]:

@@ -53,7 +53,7 @@ class Agreement(Struct, frozen=True, kw_only=True):
 
 def read_agreement(db: Query) -> Agreement | None:
     """The figures of the scored steps of a run; None without any, or where their scores are on several scales."""
-    db.connection.execute("CREATE OR REPLACE TEMP VIEW places AS SELECT run, chain_id, input_row AS problem FROM chains")
+    db.execute("CREATE OR REPLACE TEMP VIEW places AS SELECT run, chain_id, input_row AS problem FROM chains")
     steps = read_scored_steps(db)
     return None if steps is None else agreement(steps)
 
