@@ -13,4 +13,4 @@ CREATE TEMP TABLE places AS SELECT run, chain_id, problem FROM chains JOIN solve
 def place_chains(db: Query) -> None:
     """Make the tables `solved`, with a number for each problem that has a chain that finished or counts, in the order of their ids, and
     `places`, with the problem of each finished chain by `run` and `chain_id`."""
-    db.connection.execute(SQL)
+    db.execute(SQL)
