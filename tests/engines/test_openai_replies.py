@@ -268,7 +268,7 @@ CHOICE, PAIR = ask(max_tokens=1, option_ids=DIGITS[:2]), ask(n=2, temperature=0.
         (edited(lambda answer: first(answer).update(prompt_token_ids=PROMPT[1:])), None, "belongs to another prompt"),
         (edited(lambda answer: answer["choices"].pop()), PAIR, "has 1 choices, not 2"),
         (edited(lambda answer: answer["choices"][1].update(index=0)), PAIR, "numbers its choices in an unexpected way"),
-        (edited(lambda answer: first(answer).update(token_ids=[DIGITS[5]])), CHOICE, "which is not one of the options"),
+        (edited(lambda answer: first(answer).update(token_ids=[DIGITS[5]])), CHOICE, "which is none of the options"),
         (edited(lambda answer: first(answer)["logprobs"].update(top_logprobs=[])), CHOICE, "lacks the requested log probabilities of the"),
         (edited(lambda answer: first(answer)["logprobs"]["top_logprobs"][0].popitem()), CHOICE, "lacks the log probabilities of some"),
     ],

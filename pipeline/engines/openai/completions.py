@@ -1,7 +1,7 @@
 """Makes a `Completion` of the answers of completions endpoints (vLLM, SGLang, llama.cpp and hosted ones).
 
 `ResponseBody`s enter, a `Completion` leaves, or `NoAnswer` says what is wrong: fewer candidates than asked for, log probabilities that are
-missing, a token that was never an option, a prompt of another length. Pure.
+missing, a prompt of another length. What every engine's answer must be, `pipeline.engines.validate` checks afterwards. Pure.
 """
 
 import math
@@ -223,14 +223,11 @@ def _choice(request: Request, choice: CompletionChoice, can: Capabilities, token
     logprobs = tuple(known.get(token, known.get(tokenizer.decode([token]), -math.inf)) for token in options)
     if can.exact_options and not all(token in known for token in options):
         raise _malformed("lacks the log probabilities of some options")
-    place = max(range(len(options)), key=logprobs.__getitem__)
+    ids: tuple[int, ...] = (options[max(range(len(options)), key=logprobs.__getitem__)],)
     if can.exact_options and can.returns_ids:
         ids = choice.token_ids or ()
-        if len(ids) != 1 or ids[0] not in options:
-            raise _malformed(f"chose {list(ids)}, which is not one of the options")
-        place = options.index(ids[0])
-    text = tokenizer.decode([options[place]])
-    return Candidate(ids=(options[place],), text=text, cumulative_logprob=logprobs[place], finish_reason="length"), logprobs
+    total = next((logprob for token, logprob in zip(options, logprobs, strict=True) if (token,) == ids), None)
+    return Candidate(ids=ids, text=tokenizer.decode(ids), cumulative_logprob=total, finish_reason="length"), logprobs
 
 
 def _first_place(choice: CompletionChoice) -> dict[str | int, float]:
