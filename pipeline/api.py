@@ -32,7 +32,7 @@ from pipeline.engines.replay.recording import bindings
 from pipeline.errors import MissingExtra, Unfinished, UsageError, did_you_mean
 from pipeline.grading.plugins import register_grader
 from pipeline.graph.loader import PRESET, load_preset
-from pipeline.graph.loader import load_graph as load_spec
+from pipeline.graph.loader import load_graph as load_bound
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, register, stage_specs
 from pipeline.graph.spec import EngineSpec
@@ -45,7 +45,7 @@ from pipeline.session.loop import Stop, on_asyncio, time_is_virtual
 from pipeline.session.notices import gpu_notices, notices
 from pipeline.session.observer import Observer
 from pipeline.session.options import Engines, Graph, GraphKeywords, Input, RunKeywords, RunOptions
-from pipeline.session.prepare import Prepared, compiled, load_plan, prepared
+from pipeline.session.prepare import Prepared, completed, load_plan, prepared
 from pipeline.session.progress import progress_shown
 from pipeline.session.run import SessionResult, failed_too_often, solve_on
 from pipeline.session.run import solve as open_and_solve
@@ -157,8 +157,7 @@ def load_graph(graph: Graph, engines: Engines | None = None, **bound: Unpack[Gra
         engines, _ = _placed(source, engines, given)
     named = bindings(Path(engines)) if isinstance(engines, str | Path) else engines and _roles(engines)
     backends = engine_specs() | {"open": OpenSpec}
-    spec = load_spec(source, stage_specs(), backends, engines=named, settings=_settings(given))
-    return compiled(spec, str(source) if isinstance(source, Path) else "graph")
+    return completed(load_bound(source, stage_specs(), backends, engines=named, settings=_settings(given)))
 
 
 def _placed(

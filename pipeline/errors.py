@@ -64,10 +64,9 @@ class UsageError(PipelineError):
 class GraphError(UsageError):
     """A graph or engines file is wrong: `where` is the file and the path in it, `what` the flaw and its remedy."""
 
-    def __init__(self, where: str, what: str, *, key: str | None = None) -> None:
-        """`key`: what is wrong is this key of the mapping at `where`."""
+    def __init__(self, where: str, what: str) -> None:
         super().__init__(f"{where}: {what}")
-        self.where, self.what, self.key = where, what, key
+        self.where, self.what = where, what
 
 
 class GraphErrors(GraphError):

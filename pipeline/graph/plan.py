@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from pipeline.bundled import BUNDLED, model_name
-from pipeline.graph.prompts import DEFAULT_PROMPTS, Prompts
+from pipeline.graph.prompts import Prompts
 from pipeline.graph.spec import EngineSpec, Param, Purpose, Speculate, StageSpec, UntilSpec
 
 S = TypeVar("S", bound=Struct)
@@ -94,7 +94,7 @@ class Plan(Struct, frozen=True):
     """The roles this graph uses, in the order they first appear."""
     params: dict[str, Param]
     digest: str
-    """Fingerprint of the graph, see `pipeline.graph.loader.digest`."""
+    """Fingerprint of the graph with all its params filled in, 32 hexadecimal digits; equal graphs have equal ones."""
     speculate: Speculate | None = None
     """Whether its loop speculates; None where no loop of it drafts."""
 
@@ -219,11 +219,11 @@ class RecordedPlan(Struct, frozen=True, kw_only=True):
     graph: "_Block"
     """The resolved stages: params filled in, settings applied."""
     graph_digest: str
-    graph_name: str = ""
-    prompts: Prompts = DEFAULT_PROMPTS
+    graph_name: str
+    prompts: Prompts
     params: dict[str, Param]
     engines: dict[str, dict[str, Any]]
-    speculate: Speculate | None = None
+    speculate: Speculate | None
 
 
 class _Node(Struct, frozen=True, kw_only=True):

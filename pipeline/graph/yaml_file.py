@@ -1,24 +1,24 @@
 """Reads YAML files that anyone may have written: a path or a text enters, plain values leave, or an error in one sentence.
 
 Nothing in a file can run code or name a type; its size, depth and numbers are bounded, and so is what its aliases and
-merges expand to. What the values mean is not known here. For an error at a path in a file its line is found: the file is read a second
-time, only when there is something to say about it.
+merges expand to. What the values mean is not known here.
 """
 
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import yaml
 
-from pipeline.errors import GraphError, GraphErrors, reason
+from pipeline.errors import GraphError, reason
 from pipeline.files import open_file
 
+Keys = tuple[str | int, ...]
+"""A path in a document: keys of mappings and indexes of lists."""
 COMMENT_WIDTH = 118
 """Characters of a comment in a file that is written here."""
 MAX_BYTES = 1 << 20
@@ -31,9 +31,40 @@ MAX_NUMBER = 200
 """Most characters of a number: sexagesimal ones (`1:30`) take time that is quadratic in their length."""
 
 
+class YamlFile(NamedTuple):
+    """The mapping in a YAML file, and the tree it was made of, which knows the lines."""
+
+    values: dict[str, Any]
+    tree: yaml.Node
+
+    def line(self, keys: Keys) -> int:
+        """The line, from 1, of the value at `keys`, or of the nearest one above it; of a value in a mapping that of its key."""
+        line, node = 1, self.tree
+        for key in keys:
+            found = _child(node, key)
+            if found is None:
+                break
+            line, node = found
+        return line
+
+
+def _child(node: yaml.Node, key: str | int) -> tuple[int, yaml.Node] | None:
+    """The line of a key or an item of a node, and the value there; None where it has none."""
+    if isinstance(node, yaml.MappingNode):
+        return next(((name.start_mark.line + 1, value) for name, value in node.value if name.value == key), None)
+    if isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
+        return node.value[key].start_mark.line + 1, node.value[key]
+    return None
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; raises `GraphError` for anything else: several documents, duplicate keys, a file that is too
-    large or whose aliases expand to too many values."""
+    """The mapping in a YAML file; raises `GraphError` for anything else, see `read_lines`."""
+    return read_lines(path).values
+
+
+def read_lines(path: Path) -> YamlFile:
+    """The mapping in a YAML file with its lines; raises `GraphError` for anything else: several documents, duplicate keys, a file that is
+    too large or whose aliases expand to too many values."""
     try:
         with open_file(path) as file:
             content = file.read(MAX_BYTES + 1)
@@ -42,14 +73,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if len(content) > MAX_BYTES:
         raise GraphError(str(path), f"is larger than {MAX_BYTES >> 20} MiB, the limit for a graph or engines file")
     try:
-        value = parse(content.decode("utf-8-sig"))
+        value, tree = _parsed(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise GraphError(str(path), f"is not UTF-8 text: byte {error.start}") from error
     except NotYaml as error:
         raise GraphError(str(path) if error.line is None else f"{path}, line {error.line}", str(error)) from error
-    if not isinstance(value, dict):
+    if tree is None or not isinstance(value, dict):
         raise GraphError(str(path), "is empty" if value is None else f"expected a mapping, got `{type(value).__name__}`")
-    return value
+    return YamlFile(value, tree)
 
 
 def head_comment(path: Path) -> str:
@@ -74,15 +105,19 @@ class NotYaml(Exception):
 
 
 def parse(text: str) -> Any:
-    """The value of one YAML document; raises `NotYaml`. Its size is checked before the value is built, because a few aliases can
-    expand to gigabytes."""
+    """The value of one YAML document; raises `NotYaml`."""
+    return _parsed(text)[0]
+
+
+def _parsed(text: str) -> tuple[Any, yaml.Node | None]:
+    """The value of one YAML document and its tree, whose size is checked first, because a few aliases can expand to gigabytes."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
-            return None
+            return None, None
         _check_size(node)
-        return loader.construct_document(node)
+        return loader.construct_document(node), node
     except yaml.MarkedYAMLError as error:
         raise NotYaml(f"invalid YAML: {error.problem}", error.problem_mark.line + 1 if error.problem_mark else None) from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # the last for dates and numbers that are none
@@ -109,11 +144,6 @@ def engines_text(engines: Mapping[str, Mapping[str, Any]], head: Sequence[str]) 
 def setting(name: str, value: Any) -> str:
     """`NAME=VALUE` as `--set` takes it. Every value that becomes a setting goes through here: `str()` makes text of None and booleans."""
     return f"{name}={written(value)}"
-
-
-def compose(text: str) -> yaml.Node | None:
-    """The nodes of one YAML document, with their lines; raises `NotYaml` or `yaml.YAMLError`."""
-    return _Loader(text).get_single_node()
 
 
 class _Dumper(yaml.SafeDumper):
@@ -182,83 +212,3 @@ def _check_scalar(node: yaml.ScalarNode) -> None:
         raise yaml.MarkedYAMLError(problem=f"a value of more than {MAX_NUMBER} characters that is not text", problem_mark=node.start_mark)
     if any("\ud800" <= letter <= "\udfff" for letter in node.value):
         raise yaml.MarkedYAMLError(problem="half a character (a lone surrogate)", problem_mark=node.start_mark)
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-PLACE = re.compile(r"(?P<file>.+?): \$(?P<path>.*)", re.DOTALL)
-
-
-def with_lines(function: Callable[P, R]) -> Callable[P, R]:
-    """`function` whose `GraphError`s name lines: `graph.yaml, line 12: $.stages.verify`; or, if the value is a param set by one of the
-    keyword argument `settings`, that setting."""
-
-    @wraps(function)
-    def called(*arguments: P.args, **named: P.kwargs) -> R:
-        try:
-            return function(*arguments, **named)
-        except GraphErrors as errors:
-            raise GraphErrors([_located(each, named.get("settings")) for each in errors.errors]) from errors
-        except GraphError as error:
-            raise _located(error, named.get("settings")) from error
-
-    return called
-
-
-def _located(error: GraphError, settings: Any) -> GraphError:
-    found = PLACE.fullmatch(error.where)
-    place = None if found is None else place_of(found["file"], found["path"], error.key)
-    if found is None or place is None:
-        return error
-    setting = next((each for each in settings or () if place.text and each.startswith(f"{place.text.removeprefix('$')}=")), None)
-    if setting is not None:
-        return GraphError(f"--set {setting}", error.what)
-    return GraphError(f"{found['file']}, line {place.line}: ${found['path']}", error.what, key=error.key)
-
-
-class Place(NamedTuple):
-    """Where something is in a YAML file."""
-
-    line: int
-    """From 1."""
-    text: str | None
-    """The value there, if it is text that names a param."""
-
-
-def place_of(file: str, path: str, key: str | None = None) -> Place | None:
-    """The place of the value at `path` in a YAML file, or of the nearest one above it; of its `key`, if it is a mapping with that.
-
-    None where the file cannot be read.
-    """
-    try:
-        with open_file(Path(file)) as opened:
-            node = compose(opened.read(MAX_BYTES).decode("utf-8-sig"))
-    except (OSError, ValueError, NotYaml, yaml.YAMLError, RecursionError):
-        return None
-    if node is None:
-        return None
-    line = 1
-    while isinstance(node, yaml.MappingNode | yaml.SequenceNode) and path:
-        step = _step(node, path)
-        if step is None:
-            break
-        line, node, path = step
-    if key is not None and isinstance(node, yaml.MappingNode):
-        line = next((name.start_mark.line + 1 for name, _ in node.value if name.value == key), line)
-    named = isinstance(node, yaml.ScalarNode) and not path and node.value.startswith("$")
-    return Place(line, node.value if named else None)
-
-
-def _step(node: yaml.MappingNode | yaml.SequenceNode, path: str) -> tuple[int, yaml.Node, str] | None:
-    """One key or index down the `path`: its line, the value there, and the rest of the path."""
-    if isinstance(node, yaml.SequenceNode):
-        index = re.match(r"\[(\d+)\]", path)
-        if index is None or int(index[1]) >= len(node.value):
-            return None
-        value = node.value[int(index[1])]
-        return value.start_mark.line + 1, value, path[index.end() :]
-    for name, value in node.value:
-        rest = path.removeprefix(f".{name.value}")
-        if rest != path and rest[:1] in ("", ".", "["):
-            return name.start_mark.line + 1, value, rest
-    return None

@@ -13,10 +13,9 @@ from msgspec import Meta, Struct
 
 from pipeline.bundled import find_file
 from pipeline.errors import GraphError
-from pipeline.graph.convert import mapping, tagged, unknown_key
+from pipeline.graph.document import Document, unknown_key
 from pipeline.graph.loader import Backends, apply_setting
 from pipeline.graph.spec import EngineSpec
-from pipeline.graph.yaml_file import read_yaml
 
 Text = Annotated[str, Meta(min_length=1)]
 
@@ -74,21 +73,22 @@ def load_reward_model(path: Path, backends: Backends, settings: Sequence[str] = 
 
     `settings`: `engines.reward.NAME=VALUE`, as of `--set`.
     """
-    path = find_file(path, "reward model")
-    raw = read_yaml(path)
+    document = Document.read(find_file(path, "reward model"))
     for key in ("reward", "prompt"):
-        if key not in raw:
-            raise GraphError(str(path), f"has no `{key}`; a file for --prm holds the engine `reward` and the `prompt` it is asked with")
-    if unknown := raw.keys() - {"reward", "prompt"}:
-        raise unknown_key(str(path), sorted(unknown)[0], RewardSpec)
-    engine = dict(mapping(raw["reward"], f"{path}: $.reward"))
+        if key not in document.values:
+            what = f"has no `{key}`; a file for --prm holds the engine `reward` and the `prompt` it is asked with"
+            raise GraphError(document.file, what)
+    for key in document.values.keys() - {"reward", "prompt"}:
+        document.flaw((), unknown_key(key, RewardSpec), key=key)
     for setting in settings:
-        apply_setting(setting, {}, {"reward": engine}, path)
+        with document.noted():
+            apply_setting(setting, document, ())
     forms: dict[str, type[TextPrompt | ChatPrompt]] = {"text": TextPrompt, "chat": ChatPrompt}
-    return RewardSpec(
-        reward=tagged(engine, "backend", backends, path, "$.reward"),
-        prompt=tagged(raw["prompt"], "form", forms, path, "$.prompt"),
-    )
+    reward, prompt = document.tagged(("reward",), "backend", backends), document.tagged(("prompt",), "form", forms)
+    document.check()
+    assert reward is not None
+    assert prompt is not None
+    return RewardSpec(reward=reward, prompt=prompt)
 
 
 def _check_holds(name: str, text: str, *needed: str) -> None:

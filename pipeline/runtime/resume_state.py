@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Tokenizer, Usage
 from pipeline.errors import ChainError
-from pipeline.graph.direct import RESPONSE
+from pipeline.graph.rules import RESPONSE
 from pipeline.runtime.speculation.modes import Mode
 
 NO_STAGE = "no stage"

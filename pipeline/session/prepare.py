@@ -21,11 +21,10 @@ from pipeline.engines.sim.lengths_file import with_lengths
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import GraphError, InputError, UsageError
 from pipeline.grading.plugins import graders_of_this_process, takes_problem
-from pipeline.graph.compiler import compile_graph
 from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import Plan, StageNode, settings_of
 from pipeline.graph.plugins import engine_specs, registered_alone, stage_specs
-from pipeline.graph.spec import EngineSpec, GraphSpec
+from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.admission.feed import InputFeed
 from pipeline.runtime.admission.order import InputOrder, IsOver, LongestFirst, StartOrder
 from pipeline.runtime.resume_state import ResumeState
@@ -128,16 +127,15 @@ class Prepared(Struct, frozen=True, kw_only=True):
 def load_plan(graph: Path, engines: Path | Mapping[str, Any] | None = None, settings: tuple[str, ...] = ()) -> Plan:
     """The compiled plan of a graph file on an engines file, on what one would hold, or on `replay:RUN`; raises `UsageError`."""
     bound = engines if isinstance(engines, Mapping) else bindings(engines)
-    return compiled(load_graph(graph, stage_specs(), engine_specs(), engines=bound, settings=settings), str(graph))
+    return completed(load_graph(graph, stage_specs(), engine_specs(), engines=bound, settings=settings))
 
 
-def compiled(spec: GraphSpec, where: str) -> Plan:
-    """The plan of a graph, whose file is `where`, with all that its engines take from recorded runs and files.
+def completed(plan: Plan) -> Plan:
+    """A plan with all that its engines take from recorded runs and files.
 
     Raises `GraphError` also for an adapter that a recorded engine did not have, and for simulated engines that disagree on the number of
     steps of a thought.
     """
-    plan = compile_graph(spec, where)
     for stage in plan.stages():
         engine = plan.engines.get(stage.spec.role or "")
         if isinstance(engine, ReplaySpec) and stage.spec.adapter is not None:

@@ -387,7 +387,7 @@ def _read(folder: Path) -> dict[str, Any]:
 def _known(raw: Mapping[str, Any]) -> RunFile:
     """The run file in `raw`, field by field: a field that is missing or of another type is as in `UNKNOWN`."""
     recorded = _fields(raw, RecordedPlan)
-    empty = {"graph": {"levels": []}, "graph_digest": "", "params": {}, "engines": {}}
+    empty = {"graph": {"levels": []}, "graph_digest": "", "graph_name": "", "prompts": {}, "params": {}, "engines": {}, "speculate": None}
     try:
         plan = decode_plan(msgspec.convert(empty | recorded, RecordedPlan), stage_specs(), engine_specs())
     except msgspec.ValidationError:

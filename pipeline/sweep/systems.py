@@ -14,8 +14,7 @@ from pipeline.bundled import find_file
 from pipeline.engines.registry import by_backend, virtual_time
 from pipeline.engines.replay.recording import PREFIX, bindings
 from pipeline.errors import GraphError, UsageError
-from pipeline.graph.loader import load_engines
-from pipeline.graph.names import stage_names
+from pipeline.graph.loader import load_engines, outline
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import EngineSpec
@@ -155,7 +154,7 @@ def _plan(graph: Path, file: Path | None, options: SweepOptions, choice: tuple[s
 
 
 def _settings(plan: Plan, graph: Path, file: Path | None, options: SweepOptions) -> tuple[str, ...]:
-    known, stages = {"preset", *plan.params}, stage_names(graph)
+    known, stages = {"preset", *plan.params}, outline(graph).stages
     names = ((each.partition("=")[0], each) for each in options.settings)
     own = (each for name, each in names if name in known or (name.startswith("stages.") and name.split(".")[1] in stages))
     return (*own, *_of_engines(file, options))

@@ -1,14 +1,12 @@
 """Loops that may be without speculation: which graphs have them, what the target writes there, and what is refused."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from pipeline.errors import GraphError
-from pipeline.graph.compiler import compile_graph
 from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import Plan, RecordedPlan, decode_plan, encode_plan
 from pipeline.graph.plugins import engine_specs, stage_specs
@@ -32,8 +30,7 @@ def compiled(speculate: str = "auto", before: dict[str, Any] | None = None, afte
     repeat = {"kind": "repeat", "speculate": speculate, "until": {"token_budget": 500}, "stages": STEPS, "after": tuple(before or ())}
     answer = {"kind": "answer", "engine": "target", "after": "reason"}
     stages = {**(before or {}), "reason": {**repeat, **loop}, **({"answer": answer} if after is None else after)}
-    graph = load_graph({"name": "mine", "stages": stages}, stage_specs(), engine_specs(), engines=SIM)
-    return compile_graph(graph, "mine")
+    return load_graph({"name": "mine", "stages": stages}, stage_specs(), engine_specs(), engines=SIM)
 
 
 def test_every_bundled_graph_with_a_loop_that_drafts_can_be_switched() -> None:
@@ -74,13 +71,6 @@ def test_a_recorded_plan_is_read_back(speculate: str) -> None:
     assert decode_plan(recorded, stage_specs(), engine_specs()) == found
 
 
-def test_a_plan_of_an_earlier_version_says_nothing_of_it() -> None:
-    raw = {name: value for name, value in encode_plan(plan("speccot")).items() if name != "speculate"}
-    old = decode_plan(msgspec.convert(msgspec.json.decode(msgspec.json.encode(raw)), RecordedPlan), stage_specs(), engine_specs())
-    assert old.speculate is None
-    assert old.block == plan("speccot").block
-
-
 GUIDE = {"kind": "generate", "engine": "target", "unit": "tokens", "max_tokens": 8}
 MORE = {"kind": "generate", "engine": "target", "unit": "step", "max_tokens": 8, "after": "reason"}
 
@@ -111,8 +101,3 @@ def test_a_graph_of_another_form_is_refused(parts: dict[str, Any], says: str) ->
 def test_the_same_graph_may_always_speculate() -> None:
     before = {"guide": GUIDE, "more": {**GUIDE, "after": "guide"}}
     assert compiled("always", before, until={"max_steps": 9}).direct is None
-
-
-def test_a_wrong_setting_is_named() -> None:
-    with pytest.raises(GraphError, match=re.escape("--set speculate=maybe: unknown value")):
-        load_plan(Path(ROOT / "graphs/speccot.yaml"), SIM, ("speculate=maybe",))

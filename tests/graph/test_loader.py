@@ -16,8 +16,8 @@ from pipeline.graph.spec import SamplingSpec
 from pipeline.graph.yaml_file import MAX_BYTES
 from pipeline.session.prepare import load_plan
 from pipeline.stages.draft import DraftSpec
+from tests.support.paths import ROOT, SIM
 
-ROOT = Path(__file__).parent.parent.parent
 BAD = sorted((ROOT / "tests/bad_graphs").glob("*.yaml"))
 GRAPHS = sorted((ROOT / "graphs").glob("*.yaml"))
 ENGINES = sorted((ROOT / "graphs/engines").glob("*.yaml"))
@@ -60,6 +60,31 @@ def test_a_graph_cannot_name_an_engines_file_that_never_ends(tmp_path: Path) -> 
 def test_a_setting_that_is_no_value(value: str) -> None:
     with pytest.raises(GraphError, match="is not a YAML value"):
         load_plan(ROOT / "graphs/speccot.yaml", None, (f"candidates={value}",))
+
+
+def test_params_of_an_engines_file_hold_where_set_says_nothing_and_for_that_graph_alone(tmp_path: Path) -> None:
+    path = tmp_path / "engines.yaml"
+    path.write_text(f"params: {{scot: {{candidates: 3}}}}\n{SIM.read_text()}")
+    assert load_plan(Path("scot"), path).params["candidates"] == 3
+    assert load_plan(Path("scot"), path, ("candidates=4",)).params["candidates"] == 4
+    assert load_plan(Path("best-of-n"), path).params["candidates"] == 5
+    assert load_engines(path, engine_specs()).keys() == {"draft", "target"}
+    assert load_plan(Path("scot"), Path("tiny-scot")).params["adapter"] == "selection"
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ("{scot: {candidatez: 3}}", r"engines.yaml, line 1: \$.params.scot.candidatez: the graph has no such param; did you mean `cand"),
+        ("{adapter: selection}", r"\$.params.adapter: expected the params of a graph named `adapter`, such as scot: {adapter: selection}"),
+        ("3", r"\$.params: expected a mapping, got `int`"),
+    ],
+)
+def test_params_of_an_engines_file_that_are_wrong(tmp_path: Path, params: str, said: str) -> None:
+    path = tmp_path / "engines.yaml"
+    path.write_text(f"params: {params}\n{SIM.read_text()}")
+    with pytest.raises(GraphError, match=said):
+        load_plan(Path("scot"), path)
 
 
 def test_names_of_roles_and_what_they_hold_are_checked_in_a_file_alone(tmp_path: Path) -> None:
@@ -153,20 +178,3 @@ def test_a_setting_of_a_stage_may_stand_where_the_graph_names_a_param() -> None:
 def test_a_sampling_key_that_is_null_is_the_default_of_its_stage() -> None:
     plan = load_plan(ROOT / "graphs/specreason.yaml", settings=("temperature=null",))
     assert {node.spec.temperature for node in plan.stages() if isinstance(node.spec, SamplingSpec)} == {0.6}
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("candidate=2", "has no param `candidate`; did you mean `candidates`?"),
-        ("candidates", "expected NAME=VALUE"),
-        ("candidates=0", "--set candidates=0: expected `int` >= 1, got 0"),
-        ("engines.targt.model=x", "expected engines.ROLE.NAME=VALUE; did you mean `target`?"),
-        ("engines.target.modle=x", "unknown key `modle`; did you mean `model`?"),
-        ("temperature=[", "is not a YAML value"),
-    ],
-)
-def test_a_wrong_setting_is_named(setting: str, message: str) -> None:
-    with pytest.raises(GraphError) as caught:
-        load_plan(ROOT / "graphs/speccot.yaml", settings=(setting,))
-    assert message in str(caught.value)

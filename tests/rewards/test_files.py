@@ -58,10 +58,10 @@ def test_settings_reach_the_engine(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("draft: {backend: torch, model: m}", "prm.yaml: has no `reward`; a file for --prm holds the engine `reward` and the `prompt`"),
-        (GOOD + "draft: {backend: torch, model: m}", "prm.yaml: unknown key `draft`; known are `prompt`, `reward`"),
-        (GOOD.replace("torch", "touch"), "$.reward: unknown backend `touch`; did you mean `torch`?"),
+        (GOOD + "draft: {backend: torch, model: m}", "prm.yaml, line 3: $: unknown key `draft`; known are `prompt`, `reward`"),
+        (GOOD.replace("torch", "touch"), "$.reward.backend: unknown backend `touch`; did you mean `torch`?"),
         (GOOD.replace("model", "modle"), "$.reward: unknown key `modle`; did you mean `model`?"),
-        (GOOD.replace("form: text", "form: prose"), "$.prompt: unknown form `prose`; known are `chat`, `text`"),
+        (GOOD.replace("form: text", "form: prose"), "$.prompt.form: unknown form `prose`; known are `chat`, `text`"),
         (GOOD.replace('"{problem}"', "x"), "$.prompt: `begin` is 'x', which lacks the placeholder {problem}"),
         (GOOD.replace('"{step}"', '"{step}", good: ""'), "$.prompt.good: expected `str` of length >= 1"),
         (

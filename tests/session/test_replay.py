@@ -213,7 +213,7 @@ def test_costs_of_a_file_count_and_so_does_a_calibration(recorded: Callable[[str
         ({"settings": ("engines.draft.costs=recorded", f"engines.draft.costs_from={SIM}")}, "costs_from names a roofline, but costs is"),
         (
             {"settings": (f"engines.draft.costs_from={ROOT}/graphs/engines/tiny.yaml",)},
-            r"tiny\.yaml, line \d: \$\.\w+: unknown backend `torch`",
+            r"tiny\.yaml, line \d: \$\.\w+\.backend: unknown backend `torch`",
         ),
         ({"engines": Path("replay:/nowhere")}, r"/nowhere/run\.json: cannot be read: no such file or directory; expected a run folder"),
     ],

@@ -14,7 +14,6 @@ from msgspec import structs
 from pipeline.engine import EngineStatistics
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import InputError
-from pipeline.graph.compiler import compile_graph
 from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import LoopNode, Plan, RecordedPlan, UnknownEngine, UnknownStage, decode_plan, encode_plan, settings_of
 from pipeline.graph.plugins import engine_specs, stage_specs
@@ -32,8 +31,7 @@ STATISTICS = EngineStatistics(
 
 
 def plan_of(graph: Path, engines: str = "sim-2xh100") -> Plan:
-    spec = load_graph(graph, stage_specs(), engine_specs(), engines=ROOT / f"graphs/engines/{engines}.yaml")
-    return compile_graph(spec, str(graph))
+    return load_graph(graph, stage_specs(), engine_specs(), engines=ROOT / f"graphs/engines/{engines}.yaml")
 
 
 def run_of(plan: Plan, **fields: Any) -> RunFile:

@@ -9,9 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.errors import UsageError, did_you_mean
-from pipeline.graph.compiler import compile_graph
-from pipeline.graph.loader import PRESET, Graph, load_graph
-from pipeline.graph.names import param_names, roles_in, stage_names
+from pipeline.graph.loader import PRESET, Graph, load_graph, outline
 from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
 from pipeline.graph.plugins import stage_specs
 from pipeline.graph.spec import EngineSpec
@@ -59,7 +57,7 @@ def demands(graphs: Sequence[Graph], settings: Sequence[str], batch_size: int, r
 
     Of several graphs each gets the `settings` that it has a param or stage for.
     """
-    known = dict.fromkeys(role for graph in graphs for role in roles_in(graph))
+    known = dict.fromkeys(role for graph in graphs for role in outline(graph).roles)
     if unknown := [role for role in roles if role not in known]:
         names = " and ".join(_name(graph) for graph in graphs)
         raise UsageError(f"--model {unknown[0]}=...: {names} has no role `{unknown[0]}`; {did_you_mean(unknown[0], known)}")
@@ -80,13 +78,14 @@ def _plan(graph: Graph, roles: Mapping[str, Any], settings: Sequence[str], *, st
     """The plan of a graph on engines that are not chosen yet."""
     own = tuple(each for each in settings if not each.startswith("engines.") and (strict or _concerns(graph, each)))
     engines = {role: {"backend": "any"} for role in roles}
-    return compile_graph(load_graph(graph, stage_specs(), {"any": _AnyEngine}, engines=engines, settings=own), _name(graph))
+    return load_graph(graph, stage_specs(), {"any": _AnyEngine}, engines=engines, settings=own)
 
 
 def _concerns(graph: Graph, setting: str) -> bool:
     """True if a graph has the param or the stage that a setting names."""
     name = setting.partition("=")[0]
-    own = name.split(".")[1] in stage_names(graph) if name.startswith("stages.") else name in param_names(graph)
+    names = outline(graph)
+    own = name.split(".")[1] in names.stages if name.startswith("stages.") else name in names.params
     return own or setting.startswith(PRESET)
 
 

@@ -26,8 +26,8 @@ from pipeline.engines.vllm.check import CUDA_INSTALL, findings
 from pipeline.engines.vllm.memory import MemoryPlan, build, devices_of, models_of
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import UsageError, did_you_mean
-from pipeline.graph.convert import tagged
-from pipeline.graph.loader import Graph, apply_setting, load_preset
+from pipeline.graph.document import Document
+from pipeline.graph.loader import Graph, apply_setting, decode_engines, load_preset
 from pipeline.graph.plan import settings_of
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import EngineSpec
@@ -92,11 +92,11 @@ def _replaced(choices: Mapping[str, Choice], engines: Path | Mapping[str, Any], 
 
 def _said(roles: Mapping[str, Mapping[str, Any]], settings: Sequence[str]) -> Roles:
     """`roles` with the fields that `settings` set."""
-    found = {role: dict(fields) for role, fields in roles.items()}
+    found = Document(roles, "--model")
     for each in settings:
-        if each.startswith("engines.") and each.split(".")[1] in (*found, "*"):
-            apply_setting(each, {}, found, Path("--model"))
-    return found
+        if each.startswith("engines.") and each.split(".")[1] in (*roles, "*"):
+            apply_setting(each, found, ())
+    return found.values
 
 
 class _Placer:
@@ -113,7 +113,7 @@ class _Placer:
             for role, choice in choices.items()
             if isinstance(choice, Served)
         }
-        specs = {role: tagged(fields, "backend", engine_specs(), Path("--model"), f"$.{role}") for role, fields in local.items()}
+        specs = decode_engines(Document(local, "--model"), engine_specs())
         self._cards = {model: card_of(role, resolve(role, model)) for role, spec in specs.items() for model in _models(spec)}
         self._check_sizes(specs)
         self._torch = self._place_torch({role: spec for role, spec in specs.items() if isinstance(spec, TorchSpec)})

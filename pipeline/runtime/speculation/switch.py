@@ -11,7 +11,7 @@ import anyio
 from msgspec import structs
 
 from pipeline.engine import Completion, Request
-from pipeline.graph.direct import BOUNDARY, RESPONSE
+from pipeline.graph.rules import BOUNDARY, RESPONSE
 from pipeline.reasoning.chain import Chain, Outcome
 from pipeline.runtime.admission.admission import AdmissionMember
 from pipeline.runtime.chain_recorder import Attempt

@@ -6,14 +6,13 @@ says which. Paths count from the working folder, as those of models and adapters
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from msgspec import Meta, Struct
 
 from pipeline.bundled import find_file
 from pipeline.errors import GraphError
-from pipeline.graph.convert import convert, mapping
-from pipeline.graph.yaml_file import NotYaml, parse, read_yaml, with_lines
+from pipeline.graph.document import Document, Origin, read_setting
 
 Task: TypeAlias = Literal["draft", "select"]
 """A draft model to think as its target does (SCoT 3.3), or a target to choose, reject and score (SCoT 3.4)."""
@@ -112,35 +111,19 @@ RECORD = "training.yaml"
 """The file of config and hashes of the data in the folder of an adapter, written before the first step."""
 
 
-@with_lines
 def load_config(path: Path | str, to: type[C], settings: Sequence[str] = (), output: Path | None = None) -> C:
     """The config in the file that `path` names, with `settings` (`KEY=VALUE`, dots between keys of mappings) and `output` in it.
 
     Raises `GraphError` for whatever is wrong with any of them, `UsageError` for an unknown name.
     """
-    file = find_file(path, "training file")
-    raw = read_yaml(file)
+    document = Document.read(find_file(path, "training file"))
     for setting in settings:
-        _apply(setting, raw)
+        keys, value = read_setting(setting)
+        if not all(keys.split(".")):
+            raise GraphError(f"--set {setting}", "expected KEY=VALUE, such as lora.rank=16")
+        document.put(tuple(keys.split(".")), value, Origin(f"--set {setting}", None))
     if output is not None:
-        raw["output"] = str(output)
-    config = convert(raw, to, file, "$")
-    if config.output is None:
-        raise GraphError(f"{file}: $", "has no `output`; name the folder of the adapter there, or with --output", key="output")
-    return config
-
-
-def _apply(setting: str, raw: dict[str, Any]) -> None:
-    """Write the value of a `KEY=VALUE` into `raw`."""
-    where = f"--set {setting}"
-    name, equals, text = setting.partition("=")
-    *parents, key = name.split(".")
-    if not equals or not all((*parents, key)):
-        raise GraphError(where, "expected KEY=VALUE, such as lora.rank=16")
-    for parent in parents:
-        raw = raw.setdefault(parent, {})
-        mapping(raw, where)
-    try:
-        raw[key] = parse(text)
-    except NotYaml as error:
-        raise GraphError(where, f"{text!r} is not a YAML value") from error
+        document.put(("output",), str(output))
+    if document.at(("output",)) is None:
+        document.flaw((), "has no `output`; name the folder of the adapter there, or with --output", key="output")
+    return document.decoded(to)

@@ -1,0 +1,203 @@
+"""Every rule that a graph must obey beyond the types of its fields: stages and engines enter, flaws leave, a path and a clause each. Pure.
+
+A stage that could not be decoded is an `Undecoded`: of it is said what its names tell, and nothing of the stages that depend on it.
+"""
+
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+
+from pipeline.errors import did_you_mean
+from pipeline.graph.spec import EngineSpec, RepeatSpec, StageSpec, Undecoded, UntilSpec
+from pipeline.graph.yaml_file import Keys
+
+Stages = Mapping[str, StageSpec]
+Flaw = tuple[Keys, str]
+JUDGES = "a `choose`, `score`, `likelihood` or `vote` stage"
+"""How an error names the built-in stages that judge."""
+RESPONSE, BOUNDARY = "response", "boundary"
+"""Names of the stages that write while a loop does not speculate."""
+
+
+def flaws_in(stages: Stages, engines: Mapping[str, EngineSpec | None] | None) -> Iterator[Flaw]:
+    """Every flaw of a graph's `stages` on these `engines`, of which None could not be decoded; None where they are not known at all."""
+    yield from _block_flaws(stages, inside=False)
+    if not any(isinstance(spec, Undecoded) and spec.may_finish for spec in stages.values()) and not any(map(finishes, stages.values())):
+        yield (), "no stage finishes the chain; end with an `answer` stage"
+    yield from _role_flaws(stages, engines)
+
+
+def finishes(spec: StageSpec) -> bool:
+    """True if every chain ends with this stage: it finishes a chain, and runs without a condition."""
+    return spec.when is None and spec.finishes
+
+
+def waits_for(spec: StageSpec) -> tuple[str, ...]:
+    """The names under `after`."""
+    return (spec.after,) if isinstance(spec.after, str) else spec.after
+
+
+def _block_flaws(stages: Stages, *, inside: bool) -> Iterator[Flaw]:
+    """The flaws of the stages of a graph or of a `repeat` (`inside`)."""
+    unsure = {name for name, spec in stages.items() if isinstance(spec, Undecoded)}
+    for name, spec in stages.items():
+        for other in waits_for(spec):
+            if other not in stages:
+                unsure.add(name)
+                yield (name, "after"), f"no stage `{other}` in this block; {did_you_mean(other, stages.keys() - {name})}"
+        for what in _when_names(name, spec, stages):
+            unsure.add(name)
+            yield (name, "when"), what
+    try:
+        order = list(TopologicalSorter({name: [o for o in waits_for(spec) if o in stages] for name, spec in stages.items()}).static_order())
+    except CycleError as error:
+        circle = _circle(error.args[1], list(stages))
+        yield (circle[0], "after"), f"stages wait for each other in a cycle: {' -> '.join(circle)}; only a `repeat` may loop"
+    else:
+        yield from _order_flaws(stages, order, unsure, inside)
+    for name, spec in stages.items():
+        if isinstance(spec, RepeatSpec | Undecoded):
+            body = [(("stages", *keys), what) for keys, what in _block_flaws(spec.stages, inside=True)]
+            flaws = [*_repeat_flaws(spec, whole=not body), *body] if isinstance(spec, RepeatSpec) else body
+            yield from (((name, *keys), what) for keys, what in flaws)
+
+
+def _circle(found: list[str], order: list[str]) -> list[str]:
+    """A cycle from its first stage in the file on, each before one that it waits for, and that stage again at its end."""
+    waits = found[:0:-1]
+    first = min(range(len(waits)), key=lambda place: order.index(waits[place]))
+    return [*waits[first:], *waits[:first], waits[first]]
+
+
+def _when_names(name: str, spec: StageSpec, stages: Stages) -> Iterator[str]:
+    if spec.when is None:
+        return
+    judge, _, verdict = spec.when.partition(".")
+    if verdict not in ("accepted", "rejected"):
+        yield f"expected STAGE.accepted or STAGE.rejected, got {spec.when!r}"
+    elif judge not in stages:
+        judges = [other for other, s in stages.items() if s.judges] or stages.keys() - {name}
+        yield f"no stage `{judge}` in this block; {did_you_mean(judge, judges)}"
+
+
+def _order_flaws(stages: Stages, order: list[str], unsure: set[str], inside: bool) -> Iterator[Flaw]:
+    """What is wrong with what comes before and after each stage, as far as that is known."""
+    ancestors: dict[str, frozenset[str]] = {}
+    for name in order:
+        direct = [other for other in waits_for(stages[name]) if other in stages]
+        ancestors[name] = frozenset(direct).union(*(ancestors[other] for other in direct))
+    for name, spec in stages.items():
+        if unsure.isdisjoint((name, *ancestors[name])):
+            before = {other: stages[other] for other in ancestors[name]}
+            flaws = list(_stage_flaws(name, spec, stages, before, inside))
+            own = spec.flaws(before, inside_repeat=inside) if not flaws else ()
+            flaws += [((field,) if field else (), what) for field, what in own]
+            yield from (((name, *keys), what) for keys, what in flaws)
+        if not unsure and spec.drafts and not any(s.judges and name in ancestors[other] for other, s in stages.items()):
+            yield (name,), f"nothing judges what this stage drafts; add {JUDGES} after it"
+    if unsure:
+        return
+    writers = [name for name, s in stages.items() if s.writes or s.judges or s.answers or isinstance(s, RepeatSpec)]
+    for place, b in enumerate(writers):
+        for a in writers[:place]:
+            if a not in ancestors[b] and b not in ancestors[a] and not _exclusive(stages[a], stages[b]):
+                yield (b,), f"`{a}` and `{b}` both continue the thought and neither waits for the other; add `after: {a}`"
+                return
+
+
+def _exclusive(a: StageSpec, b: StageSpec) -> bool:
+    """True if one of them runs when a judge accepts and the other when the same judge rejects."""
+    return bool(a.when and b.when and a.when != b.when and a.when.partition(".")[0] == b.when.partition(".")[0])
+
+
+def _stage_flaws(name: str, spec: StageSpec, stages: Stages, before: Stages, inside: bool) -> Iterator[Flaw]:
+    yield from _when_flaws(name, spec, stages, before)
+    if spec.judges:
+        if loop := next((other for other, s in before.items() if isinstance(s, RepeatSpec)), None):
+            yield (), f"cannot follow `{loop}`: a `repeat` leaves no candidates to judge"
+        elif not any(s.drafts for s in before.values()):
+            yield (), "has nothing to judge; put it `after` a `draft` stage"
+    if not spec.answers and (finish := next((other for other, s in before.items() if finishes(s)), None)):  # it may be cut before
+        yield (), f"is never reached: `{finish}` before it finishes the chain"
+    if inside and (isinstance(spec, RepeatSpec) or finishes(spec)):
+        yield (), "is not allowed inside a `repeat`; put it after"
+
+
+def _when_flaws(name: str, spec: StageSpec, stages: Stages, before: Stages) -> Iterator[Flaw]:
+    judge, _, verdict = (spec.when or "").partition(".")
+    if judge not in stages or verdict not in ("accepted", "rejected") or isinstance(stages[judge], Undecoded):
+        return
+    if not stages[judge].judges:
+        yield ("when",), f"`{judge}` gives no verdict; name {JUDGES}"
+    elif verdict == "rejected" and not stages[judge].may_reject:
+        yield ("when",), f"`{judge}` never rejects; drop its `reject: false` or this stage"
+    elif judge not in before:
+        yield ("when",), f"`{name}` does not wait for `{judge}`; add `after: {judge}`"
+
+
+def _repeat_flaws(spec: RepeatSpec, *, whole: bool) -> Iterator[Flaw]:
+    """The flaws of a loop; its body is judged where that is `whole`."""
+    if spec.until == UntilSpec():
+        yield ("until",), f"has no stop condition; set one of {', '.join(f'`{f}`' for f in UntilSpec.__struct_fields__)}"
+    body = spec.stages
+    if not body or not whole or any(isinstance(each, Undecoded) for each in body.values()):
+        return
+    always = any(s.writes and s.when is None for s in body.values())
+    for name, judge in body.items():
+        if judge.may_reject and not always and not _continues(name, body, ()):
+            remedy = f"add a `generate` stage with `when: {name}.rejected`"
+            yield ("stages", name), f"a rejection leaves no step, so the loop would never make progress; {remedy}"
+    if not always and not any(s.judges for s in body.values()):
+        yield ("stages",), "nothing in this loop writes a step; add a `generate` stage"
+
+
+def _continues(judge: str, body: Stages, seen: tuple[str, ...]) -> bool:
+    """True if a step is committed in the same round after `judge` has rejected: by a stage that writes, or by a judge that continues."""
+    after = [(name, spec) for name, spec in body.items() if spec.when == f"{judge}.rejected" and name not in seen]
+    return any(spec.writes or (spec.judges and (not spec.may_reject or _continues(name, body, (*seen, judge)))) for name, spec in after)
+
+
+def _role_flaws(stages: Stages, engines: Mapping[str, EngineSpec | None] | None) -> Iterator[Flaw]:
+    for name, spec in stages.items():
+        if isinstance(spec, RepeatSpec | Undecoded) and spec.stages:
+            yield from (((name, "stages", *keys), what) for keys, what in _role_flaws(spec.stages, engines))
+        if isinstance(spec, RepeatSpec):
+            if spec.adapter is not None:
+                yield (name, "adapter"), "a `repeat` calls no engine; set the adapter on one of its stages"
+            if spec.prompts is not None:
+                yield (name, "prompts"), "a `repeat` sends nothing to an engine; set the prompts on its stages"
+        elif engines is None or spec.role is None:
+            continue
+        elif spec.role not in engines:
+            yield (name, "engine"), f"no engine named `{spec.role}`; {did_you_mean(spec.role, engines)}"
+        elif spec.adapter is not None and (engine := engines[spec.role]) is not None:
+            known = engine.adapter_names
+            if known is not None and spec.adapter not in known:
+                there = f"it has {', '.join(f'`{each}`' for each in known)}" if known else "its engines file lists none under `adapters`"
+                yield (name, "adapter"), f"the engine `{spec.role}` has no adapter named `{spec.adapter}`; {there}"
+
+
+def speculation_flaw(stages: Stages) -> Flaw | None:
+    """Why a graph that obeys all other rules cannot be without speculation, where its loop is `never` or `auto`.
+
+    Such a graph has a plain path without it: nothing but guidance before the loop, nothing but the answer after it, and in the loop a
+    `generate` stage, the fallback.
+    """
+    found = next(((name, s) for name, s in stages.items() if isinstance(s, RepeatSpec) and s.speculate != "always"), None)
+    if found is None:
+        return None
+    name, loop = found
+    place, asked = (name, "speculate"), f"`speculate: {loop.speculate}`"
+    if not any(spec.drafts for spec in loop.stages.values()):
+        return place, f"{asked} has no effect where nothing is drafted; drop it"
+    guides = [other for other in waits_for(loop) if stages[other].purpose == "guide"]
+    plain = {name, *guides[:1], *(other for other, spec in stages.items() if spec.answers and not spec.when)}
+    if loop.when or stages.keys() > plain:
+        odd = "this loop has a condition" if loop.when else f"this one also has `{next(other for other in stages if other not in plain)}`"
+        return place, f"{asked} works only in graphs of the form [guidance], repeat, answer; {odd}"
+    if taken := {RESPONSE, BOUNDARY} & (stages.keys() | loop.stages.keys()):
+        return place, f"{asked} adds a stage named `{min(taken)}`; rename yours"
+    if loop.until.token_budget is None:
+        return (name, "until"), f"{asked} needs a `token_budget`, the maximum number of tokens of the target's response"
+    if not any(spec.kind == "generate" for spec in loop.stages.values()):
+        return place, f"{asked} needs a `generate` stage in the loop, whose engine and temperature the target's response uses"
+    return None
