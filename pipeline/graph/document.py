@@ -23,7 +23,7 @@ MAX_FLAWS = 50
 S = TypeVar("S", bound=Struct)
 
 
-class Origin(NamedTuple):
+class WrittenAt(NamedTuple):
     """Where a part of a document was written."""
 
     file: str
@@ -32,7 +32,7 @@ class Origin(NamedTuple):
     """The path in it; None of a setting, which is named alone."""
     lines: YamlFile | None = None
 
-    def below(self, keys: Keys) -> "Origin":
+    def below(self, keys: Keys) -> "WrittenAt":
         """The origin of what is at `keys` below this part."""
         return self if self.keys is None else self._replace(keys=(*self.keys, *keys))
 
@@ -48,7 +48,7 @@ class Document:
     def __init__(self, values: Mapping[str, Any], file: Path | str, lines: YamlFile | None = None) -> None:
         self.values: dict[str, Any] = _copied(values)
         self.file = str(file)
-        self._origins: dict[Keys, Origin] = {(): Origin(self.file, (), lines)}
+        self._origins: dict[Keys, WrittenAt] = {(): WrittenAt(self.file, (), lines)}
         self._flaws: list[tuple[tuple[int, int], GraphError]] = []
         """The flaws, with the places of their files among all and their lines."""
         self._closed: set[Keys] = set()
@@ -66,7 +66,7 @@ class Document:
             value = value.get(key) if isinstance(value, dict) else None
         return value
 
-    def put(self, keys: Keys, value: Any, origin: Origin | None = None) -> None:
+    def put(self, keys: Keys, value: Any, origin: WrittenAt | None = None) -> None:
         """Write `value` at `keys`, in mappings that are made where there are none; raises `GraphError` where another value is in the way.
 
         It has the `origin`; None: what is at `keys` is said to be there.
@@ -82,7 +82,7 @@ class Document:
         if origin is not None:
             self._origins = {each: old for each, old in self._origins.items() if each[: len(keys)] != keys} | {keys: origin}
 
-    def origin(self, keys: Keys) -> Origin:
+    def origin(self, keys: Keys) -> WrittenAt:
         """Where the value at `keys` was written."""
         base = next(keys[:end] for end in range(len(keys), -1, -1) if keys[:end] in self._origins)
         return self._origins[base].below(keys[len(base) :])

@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 from pipeline.bundled import find_file
 from pipeline.errors import GraphError, UsageError, did_you_mean, nearest
 from pipeline.graph.compiler import compile_graph
-from pipeline.graph.document import Document, Origin, read_setting, unknown_key
+from pipeline.graph.document import Document, WrittenAt, read_setting, unknown_key
 from pipeline.graph.needs import check_needs
 from pipeline.graph.plan import Plan
 from pipeline.graph.prompts import Prompts
@@ -174,7 +174,7 @@ def apply_setting(
     """Write the value of an `engines.ROLE.NAME=VALUE` into the roles at `engines`, where `*` stands for all of them, of a
     `stages.STAGE.NAME=VALUE` into one of the `stages`, of a `NAME=VALUE` into the `params`; raises `GraphError` where there is none."""
     name, value = read_setting(setting)
-    origin = Origin(f"--set {setting}", None)
+    origin = WrittenAt(f"--set {setting}", None)
     part, named, key = [*name.split(".", 2), "", ""][:3]
     if name.startswith("engines.") or (name.startswith("stages.") and stages is not None):
         known = {role: (*engines, role) for role in document.at(engines)} if part == "engines" else dict(stages or {})

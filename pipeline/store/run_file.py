@@ -243,9 +243,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
         """The run file that `raw`, decoded from JSON, describes; raises `msgspec.ValidationError`."""
         recorded = msgspec.convert(raw, RecordedPlan)
         plan = decode_plan(recorded, stage_specs(), engine_specs())
-        found = msgspec.convert({**raw, "plan": plan}, cls)
-        name = plan.name or found.graph
-        return structs.replace(found, plan=structs.replace(plan, name=name))
+        return msgspec.convert({**raw, "plan": plan}, cls)
 
     def encode(self) -> bytes:
         """This run file as JSON, without secrets of the environment."""
@@ -387,9 +385,9 @@ def _read(folder: Path) -> dict[str, Any]:
 def _known(raw: Mapping[str, Any]) -> RunFile:
     """The run file in `raw`, field by field: a field that is missing or of another type is as in `UNKNOWN`."""
     recorded = _fields(raw, RecordedPlan)
-    empty = {"graph": {"levels": []}, "graph_digest": "", "graph_name": "", "prompts": {}, "params": {}, "engines": {}, "speculate": None}
+    empty: dict[str, Any] = {"graph": {"levels": []}, "graph_digest": "", "graph_name": "", "prompts": {}, "params": {}, "engines": {}}
     try:
-        plan = decode_plan(msgspec.convert(empty | recorded, RecordedPlan), stage_specs(), engine_specs())
+        plan = decode_plan(msgspec.convert({**empty, "speculate": None, **recorded}, RecordedPlan), stage_specs(), engine_specs())
     except msgspec.ValidationError:
         plan = UNKNOWN.plan
     sessions = raw.get("sessions")

@@ -30,7 +30,7 @@ def test_names_values_and_structure_of_all_parts_are_told_in_the_order_of_the_fi
     text = """\
 name: Odd Name
 params: {candidates: 5, unused: 1}
-engines: {draft: {backend: sim, modle: a}, target: {backend: sim, model: m, max_in_flight: many}}
+engines: {draft: {backend: torch, modle: a}, target: {backend: torch, model: m, max_in_flight: many}}
 prompts: {problem: "x", option: "{{option}}", choose: {turn: "{{cand}}"}}
 stages:
   guidance: {kind: choose, engine: target, stop: x}

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from pipeline.bundled import find_file
 from pipeline.errors import GraphError
-from pipeline.graph.document import Document, Origin, read_setting
+from pipeline.graph.document import Document, WrittenAt, read_setting
 
 Task: TypeAlias = Literal["draft", "select"]
 """A draft model to think as its target does (SCoT 3.3), or a target to choose, reject and score (SCoT 3.4)."""
@@ -121,7 +121,7 @@ def load_config(path: Path | str, to: type[C], settings: Sequence[str] = (), out
         keys, value = read_setting(setting)
         if not all(keys.split(".")):
             raise GraphError(f"--set {setting}", "expected KEY=VALUE, such as lora.rank=16")
-        document.put(tuple(keys.split(".")), value, Origin(f"--set {setting}", None))
+        document.put(tuple(keys.split(".")), value, WrittenAt(f"--set {setting}", None))
     if output is not None:
         document.put(("output",), str(output))
     if document.at(("output",)) is None:
