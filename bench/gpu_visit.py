@@ -31,47 +31,23 @@ import click
 ROOT = Path(__file__).parent.parent
 HOME, RESULTS = ROOT / "build/gpu_visit", ROOT / "bench/results"
 COMMAND = (sys.executable, "-c", "from pipeline.cli.main import main; main()")
+PIP = (sys.executable, "-m", "pip")
 PYTHONS = ("3.11", "3.12", "3.13")
 """Versions of Python that the machine may have."""
-CARRIED = (
-    "msgspec",
-    "filelock",
-    "httpx2",
-    "httpcore2",
-    "hypothesis",
-    "latex2sympy2-extended",
-    "math-verify",
-    "antlr4-python3-runtime",
-    "nvidia-ml-py",
-    "psutil",
-    "plotly",
-    "narwhals",
-    "rich",
-    "markdown-it-py",
-    "mdurl",
-    "pygments",
-    "pytest-xdist",
-    "execnet",
-    "sortedcontainers",
-    "accelerate",
-)
+CARRIED = """
+    msgspec duckdb numba llvmlite peft anyio click filelock httpx2 httpcore2 hypothesis latex2sympy2-extended math-verify
+    antlr4-python3-runtime nvidia-ml-py psutil plotly narwhals rich markdown-it-py mdurl pygments pytest-timeout pytest-xdist execnet
+    sortedcontainers accelerate
+""".split()
 """Packages that the program or its tests need and that a machine with torch may lack."""
 BROUGHT = re.compile(r"torch|triton|nvidia-|cuda-|transformers==|numpy==")
 """Packages that vLLM asks for and that a machine with torch has, or has no use for: its own build of torch stays."""
 PART_BYTES = 60 << 20
 """Size of the pieces in which a wheel is carried that is larger than one transfer."""
-SHAPES: dict[str, dict[str, int]] = {
-    # config.json of QwQ-32B and of R1-Distill-Qwen-1.5B
-    "target": {
-        "hidden_size": 5120,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "intermediate_size": 27648,
-    },
-    "draft": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2, "intermediate_size": 8960},
-}
-TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+SHAPES = {"target": (5120, 64, 40, 8, 27648), "draft": (1536, 28, 12, 2, 8960)}
+"""`SIZES` of QwQ-32B and of R1-Distill-Qwen-1.5B, by their config.json."""
+TINY = (64, 2, 4, 2, 128)
 BATCHES, CONTEXT, ITERATIONS = (1, 16, 64), 1024, 40
 
 
@@ -96,11 +72,8 @@ def device() -> dict[str, Any]:
 def write(part: str, results: dict[str, Any]) -> None:
     """Write the results of one part, with the device and the commit."""
     git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    whole = (
-        {"bench": f"gpu-{part}", "date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": git.stdout.strip() or None}
-        | device()
-        | results
-    )
+    about = {"bench": f"gpu-{part}", "date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": git.stdout.strip() or None}
+    whole = about | device() | results
     dry = whole["device"] == "cpu"
     path = (HOME if dry else RESULTS) / f"gpu-{part}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +110,7 @@ def _pinned(names: Iterable[str]) -> list[str]:
 
 def _download(folder: Path, python: str, requirements: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", *_platform(python)]
+    command = [*PIP, "download", "-qq", "--no-deps", *_platform(python)]
     for requirement in requirements:
         done = subprocess.run([*command, "--dest", str(folder), requirement], capture_output=True, text=True)
         if done.returncode:
@@ -147,18 +120,7 @@ def _download(folder: Path, python: str, requirements: Sequence[str]) -> None:
 def _resolved(requirement: str, python: str) -> list[str]:
     """`requirement` and all that it needs, in the versions that pip would install for that Python; of them only metadata are fetched."""
     report = HOME / "resolved.json"
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-qq",
-        "--dry-run",
-        "--ignore-installed",
-        "--report",
-        str(report),
-        *_platform(python),
-    ]
+    command = [*PIP, "install", "-qq", "--dry-run", "--ignore-installed", "--report", str(report), *_platform(python)]
     subprocess.run([*command, "--target", str(HOME / "nowhere"), requirement], check=True)
     found = (each["metadata"] for each in json.loads(report.read_text())["install"])
     return [f"{each['name']}=={each['version']}" for each in found]
@@ -253,8 +215,7 @@ def _share(part: str, sharing: str, tiny: bool) -> None:
     environment = dict(os.environ)
     mps = sharing == "mps" and shutil.which("nvidia-cuda-mps-control") is not None
     if mps:
-        for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
-            environment[name] = str(HOME / "mps")
+        environment |= dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), str(HOME / "mps"))
         (HOME / "mps").mkdir(parents=True, exist_ok=True)
         subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment, check=True)
     try:
@@ -351,9 +312,8 @@ def decode(role: str, batch: int, tiny: bool) -> None:
 def _config(role: str, tiny: bool) -> Any:
     from transformers import Qwen2Config
 
-    return Qwen2Config(
-        **(TINY if tiny else SHAPES[role]), vocab_size=1024 if tiny else 152064, max_position_embeddings=32768, tie_word_embeddings=False
-    )
+    sizes = dict(zip(SIZES, TINY if tiny else SHAPES[role], strict=True))
+    return Qwen2Config(**sizes, vocab_size=1024 if tiny else 152064, max_position_embeddings=32768, tie_word_embeddings=False)
 
 
 @main.command("map")
@@ -426,7 +386,7 @@ def _install_vllm() -> None:
                 whole.write(piece.read_bytes())
     wheels = [wheel for wheel in (HOME / "vllm").glob("*.whl") if _lacks(wheel.name.partition("-")[0])]
     if wheels:
-        subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", *map(str, wheels)], check=True)
+        subprocess.run([*PIP, "install", "-q", "--no-index", "--no-deps", *map(str, wheels)], check=True)
 
 
 def _lacks(name: str) -> bool:

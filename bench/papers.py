@@ -11,6 +11,7 @@ ratios of times. Runs of a pair are compared with those of the same pair alone, 
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -135,125 +136,66 @@ class Job(Struct, frozen=True, kw_only=True):
         )
 
 
-class Section(Struct, frozen=True, kw_only=True):
+class Section(Struct, frozen=True):
     """Runs that are compared with each other, and which tables are shown."""
 
     title: str
-    about: str = ""
+    about: str
     jobs: tuple[Job, ...]
-    baseline: str
+    """The first one is the baseline."""
     shows: Callable[[Comparison], Iterable[Table]] = tables
 
 
 def of_systems(pair: Pair) -> Section:
     """All systems; SCoT also without its training and with a single draft."""
     steps = ("target", "target-steps", "draft", "guided-draft", "speccot", "specreason", "likelihood")
-    thoughts = (
-        pair.tuned("scot"),
-        pair.job("scot-untuned", "scot", WHOLE),
-        pair.tuned("scot-single", "scot", "candidates=1"),
-        pair.tuned("best-of-n"),
-    )
-    return Section(
-        title="All systems",
-        about="Torch engines, a process and a core each. `scot` and `best-of-n` choose with the adapter of SCoT's training.",
-        jobs=(*map(pair.job, steps), *thoughts),
-        baseline=f"{pair.prefix}target",
-    )
+    tuned, single, best = pair.tuned("scot"), pair.tuned("scot-single", "scot", "candidates=1"), pair.tuned("best-of-n")
+    about = "Torch engines, a process and a core each. `scot` and `best-of-n` choose with the adapter of SCoT's training."
+    return Section("All systems", about, (*map(pair.job, steps), tuned, pair.job("scot-untuned", "scot", WHOLE), single, best))
 
 
-def of_params(pair: Pair) -> tuple[Section, ...]:
+def of_params(pair: Pair) -> Iterator[Section]:
     """What the papers vary."""
     target, speccot, specreason = map(pair.job, ("target", "speccot", "specreason"))
+    yield Section("Thresholds of SpecReason", "", (*pair.jobs("specreason", "threshold", (0, 3, 5, 9), "threshold"), specreason), by_param)
     tight = [pair.job(f"{graph}-tight", graph, f"token_budget={pair.tight}") for graph in ("target", "specreason")]
-    return (
-        Section(
-            title="Thresholds of SpecReason",
-            jobs=(*pair.jobs("specreason", "threshold", (0, 3, 5, 9), "threshold"), specreason),
-            baseline=f"{pair.prefix}threshold-0",
-            shows=by_param,
-        ),
-        Section(
-            title="Token budgets",
-            about="Tokens of a thought at most.",
-            jobs=(*tight, target, specreason),
-            baseline=tight[0].name,
-            shows=by_param,
-        ),
-        Section(
-            title="First steps by the target",
-            jobs=(specreason, *pair.jobs("specreason", "first_steps", (1, 2), "first")),
-            baseline=specreason.name,
-            shows=by_param,
-        ),
-        Section(
-            title="Guidance",
-            about="Tokens that the target writes before the first draft.",
-            jobs=(*pair.jobs("speccot", "guidance_tokens", (0,), "guidance"), speccot),
-            baseline=f"{pair.prefix}guidance-0",
-            shows=by_param,
-        ),
-        Section(
-            title="Candidates",
-            jobs=pair.jobs("speccot", "candidates", (1, 2, 5, 10), "candidates", most=100),
-            baseline=f"{pair.prefix}candidates-1",
-            shows=by_param,
-        ),
-        Section(
-            title="Batch sizes",
-            jobs=tuple(
-                pair.job(f"{graph}-b{n}", graph, most=64, batch_size=n) for graph in ("target", "speccot") for n in pair.batch_sizes
-            ),
-            baseline=f"{pair.prefix}target-b1",
-            shows=by_batch_size,
-        ),
-    )
+    yield Section("Token budgets", "Tokens of a thought at most.", (*tight, target, specreason), by_param)
+    yield Section("First steps by the target", "", (specreason, *pair.jobs("specreason", "first_steps", (1, 2), "first")), by_param)
+    unguided = pair.jobs("speccot", "guidance_tokens", (0,), "guidance")
+    yield Section("Guidance", "Tokens that the target writes before the first draft.", (*unguided, speccot), by_param)
+    yield Section("Candidates", "", pair.jobs("speccot", "candidates", (1, 2, 5, 10), "candidates", most=100), by_param)
+    sizes = product(("target", "speccot"), pair.batch_sizes)
+    batches = tuple(pair.job(f"{graph}-b{n}", graph, most=64, batch_size=n) for graph, n in sizes)
+    yield Section("Batch sizes", "", batches, by_batch_size)
 
 
 def inside_the_engine(pair: Pair) -> Section:
     """Token by token, as vLLM speculates, with the graphs that pair this with their own steps, and without."""
-    models = {f"engines.{role}.model": f"bundled:{pair.name}-{role}" for role in ("draft", "target")}
-    settings = tuple(f"{key}={model}" for key, model in models.items())
+    settings = tuple(f"engines.{role}.model=bundled:{pair.name}-{role}" for role in ("draft", "target"))
     drafting = f"engines.target.speculative_config.model=bundled:{pair.name}-draft"
     steps = ("target", "speccot", "specreason")
-    return Section(
-        title="Speculation inside the engine",
-        about="vLLM's CPU build. Its latencies are not to be compared with those above.",
-        jobs=(
-            *(pair.job(f"vllm-{graph}", graph, *settings, engines="tiny-vllm") for graph in steps),
-            *(pair.job(graph, graph, *settings, drafting, engines="tiny-vllm-decode") for graph in DECODE),
-        ),
-        baseline=f"{pair.prefix}vllm-target",
+    jobs = (
+        *(pair.job(f"vllm-{graph}", graph, *settings, engines="tiny-vllm") for graph in steps),
+        *(pair.job(graph, graph, *settings, drafting, engines="tiny-vllm-decode") for graph in DECODE),
     )
+    return Section("Speculation inside the engine", "vLLM's CPU build. Its latencies are not to be compared with those above.", jobs)
 
 
+SAMPLES = TINY.job("draft-x5", "draft", samples=5), TINY.tuned("best-of-n-x5", "best-of-n", samples=5)
+LIKELIHOODS = *TINY.jobs("likelihood", "min_logprob", (-2, -1, -0.1), "likelihood"), TINY.job("likelihood")
 WITH_TINY = (
-    Section(
-        title="Several samples",
-        about="Five attempts at every problem.",
-        jobs=(TINY.job("draft-x5", "draft", samples=5), TINY.tuned("best-of-n-x5", "best-of-n", samples=5)),
-        baseline="draft-x5",
-        shows=lambda c: [samples(c)],
-    ),
-    Section(
-        title="Thresholds of the likelihood",
-        about="Nats per token, the mean over a step.",
-        jobs=(*TINY.jobs("likelihood", "min_logprob", (-2, -1, -0.1), "likelihood"), TINY.job("likelihood")),
-        baseline="likelihood--2",
-        shows=by_param,
-    ),
+    Section("Several samples", "Five attempts at every problem.", SAMPLES, lambda c: [samples(c)]),
+    Section("Thresholds of the likelihood", "Nats per token, the mean over a step.", LIKELIHOODS, by_param),
 )
 """What the claims do not need."""
 SIMULATION = Section(
-    title="Two and four GPUs, simulated",
-    about="QwQ-32B and R1-Distill-Qwen-1.5B on two and on four H100, one problem at a time.",
-    jobs=tuple(
+    "Two and four GPUs, simulated",
+    "QwQ-32B and R1-Distill-Qwen-1.5B on two and on four H100, one problem at a time.",
+    tuple(
         TINY.job(f"sim-{graph}-{cards}", graph, engines=f"sim-{cards}xh100", most=64, batch_size=1)
-        for graph in ("target", "speccot")
-        for cards in (2, 4)
+        for graph, cards in product(("target", "speccot"), (2, 4))
     ),
-    baseline="sim-target-2",
-    shows=by_resources,
+    by_resources,
 )
 SECTIONS = {
     TINY: (of_systems(TINY), inside_the_engine(TINY), *WITH_TINY, *of_params(TINY)),
@@ -333,7 +275,7 @@ def section_part(section: Section, runs: Mapping[str, RunTable]) -> Iterator[str
     present = [runs[job.name] for job in section.jobs if job.name in runs]
     if len(present) < len(section.jobs):
         return
-    comparison = compare(present, section.baseline)
+    comparison = compare(present, section.jobs[0].name)
     yield f"### {section.title}"
     about = [section.about] if section.about else []
     about += [SIMULATED] if any(run.simulated for run in present) else []
