@@ -4,7 +4,7 @@ Of a run the thoughts count that were finished, and not cut or ended as repetiti
 wrote it: the tokens of a call with several steps are divided by characters.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,11 +15,15 @@ from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import GraphError, InputError, UsageError, boundary
 from pipeline.graph.loader import load_struct
 from pipeline.graph.prompts import DELIMITER, THINK_CLOSE
-from pipeline.store.read import read_batches
+from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 
-FINISHED = ("thought_closed", "answer_boxed")
-"""The stop reasons of chains whose thought was finished."""
+THOUGHTS = """
+    SELECT list(step_text ORDER BY step_index), list(len(step_token_ids) ORDER BY step_index)
+    FROM steps SEMI JOIN (FROM chains WHERE stop_reason IN ('thought_closed', 'answer_boxed')) USING (chain_id)
+    GROUP BY chain_id
+"""
+"""The texts and tokens of the steps of each finished thought."""
 KEPT = 512
 """Maximum number of samples kept of a run; more are sorted and averaged in this many groups, which keeps the mean."""
 
@@ -44,23 +48,15 @@ def read_lengths(path: Path) -> SimLengthsSpec:
 def _recorded(run: Path) -> SimLengthsSpec:
     """The lengths of the finished thoughts of a run; raises `InputError` where there are none."""
     RunFile.read(run)
-    finished = set[str]()
-    for batch in read_batches(run, "chains", ["chain_id", "stop_reason"]):
-        finished |= {row["chain_id"] for row in batch.to_pylist() if row["stop_reason"] in FINISHED}
-    thoughts: dict[str, list[tuple[str, int]]] = {chain: [] for chain in finished}
-    for batch in read_batches(run, "steps", ["chain_id", "step_text", "step_token_ids"]):
-        texts, tokens = batch.column("step_text").to_pylist(), batch.column("step_token_ids").value_lengths().to_pylist()
-        for chain, text, count in zip(batch.column("chain_id").to_pylist(), texts, tokens, strict=True):
-            if chain in finished:
-                thoughts[chain].append((text, count))
-    steps = [lengths for parts in thoughts.values() if (lengths := list(_steps(parts)))]
+    with Query(run) as db:
+        steps = [lengths for texts, tokens in db.stream(THOUGHTS) if (lengths := list(_steps(zip(texts, tokens, strict=True))))]
     if not steps:
         raise InputError(str(run), "has no chain that finished its thought, so there are no lengths to use")
     counts, tokens = [len(each) for each in steps], [length for each in steps for length in each]
     return SimLengthsSpec(steps=_samples(counts, MAX_LENGTHS["steps"]), step_tokens=_samples(tokens, MAX_LENGTHS["step_tokens"]))
 
 
-def _steps(parts: Sequence[tuple[str, int]]) -> Iterator[float]:
+def _steps(parts: Iterable[tuple[str, int]]) -> Iterator[float]:
     """Tokens of each step of a thought, whose committed texts with their tokens are `parts`."""
     tokens, blank = 0.0, True
     for text, count in parts:

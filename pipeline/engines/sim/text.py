@@ -16,15 +16,14 @@ import math
 import re
 import struct
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import accumulate
 from random import Random
 from statistics import NormalDist
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 from msgspec import Struct
 
 from pipeline.engine import Candidate, Content, FinishReason, Request, Tokenizer, packed
@@ -251,10 +250,11 @@ class TextModel:
         """All candidates of `request`, each of at most `limit` tokens."""
         state = self.read(prompt, request.content)
         greedy = request.temperature == 0
-        stops_are_last = _LAST_STOP_IDS.issuperset(request.stop_ids) and all(stop == DELIMITER for stop in request.stop)
-        ends = {*request.stop_ids, *([_BLANK_LINE] if request.stop else [])} if stops_are_last else set()
+        # Where all stops end a piece, nothing is written behind the first.
+        last = _LAST_STOP_IDS.issuperset(request.stop_ids) and all(stop == DELIMITER for stop in request.stop)
+        ends = {*request.stop_ids, *([_BLANK_LINE] if request.stop else [])} if last else set()
         keys = [f"{self.name}/{0 if greedy else request.seed}/{0 if greedy else j}" for j in range(request.n)]
-        return [_written(self._text(state, key, limit, ends), limit, request, stops_are_last) for key in keys]
+        return [_written(self._text(state, key, limit, ends), limit, request) for key in keys]
 
     def choose(self, request: Request, prompt: Sequence[int]) -> tuple[int, tuple[float, ...]]:
         """The index of the chosen option, and the log probabilities of all; the temperature makes no difference."""
@@ -401,29 +401,16 @@ class SeededText:
         return Output(tuple(written), tuple(len(candidate.ids) + candidate.ended for candidate in written))
 
 
-def _written(whole: Piece, limit: int, request: Request, stops_are_last: bool) -> Candidate:
-    """`whole` as a candidate, cut at `limit` and at the first stop of the request; its log probability is -0.25 to -0.75 nat a token.
-
-    `stops_are_last`: no token but the last one can be a stop.
-    """
+def _written(whole: Piece, limit: int, request: Request) -> Candidate:
+    """`whole` as a candidate, cut at `limit` and at the first stop of the request; its log probability is -0.25 to -0.75 nat a token."""
     ids = whole[0][:limit]
-    count, reason = _ended(ids, request) if stops_are_last else _stopped(ids, request)
+    count, reason = _stopped(ids, request)
     kept = ids[:count]
     text = whole[1] if len(kept) == len(whole[0]) else _TOKENIZER.decode(kept)
     ended = reason is None and ids[count : count + 1] == (_END,)
     finish: FinishReason = "length" if reason is None and not ended else "stop"
     logprob = -(count + ended) * (0.25 + hash(kept) % 1024 / 2048)
     return Candidate(ids=kept, text=text, cumulative_logprob=logprob, finish_reason=finish, stop_reason=reason)
-
-
-def _ended(ids: tuple[int, ...], request: Request) -> tuple[int, str | int | None]:
-    """The result of `_stopped` for `ids` of which only the last can be a stop."""
-    last = ids[-1]
-    if last in request.stop_ids:
-        return len(ids), last
-    if last == _END:
-        return len(ids) - 1, None
-    return len(ids), DELIMITER if last == _BLANK_LINE and request.stop else None
 
 
 def _stopped(ids: tuple[int, ...], request: Request) -> tuple[int, str | int | None]:
@@ -458,30 +445,23 @@ def chances(accuracy: float, correlation: float) -> tuple[float, ...]:
     """Equally likely chances of being right, the best first: quantiles of the beta distribution with the mean `accuracy` and with
     parameters at which two draws by the same chance have the correlation `correlation`. Both are between 0 and 1, exclusively.
 
-    In a beta-binomial distribution with the parameters a and b the mean is a / (a + b) and the correlation 1 / (a + b + 1).
+    In a beta-binomial distribution with the parameters a and b the mean is a / (a + b) and the correlation 1 / (a + b + 1). Quantiles are
+    those of the logit, as the density of a chance itself may be infinite.
     """
     total = 1 / correlation - 1
     a, b = accuracy * total, (1 - accuracy) * total
     mode = math.log(a / b)
-    low, high = (_bound(a, b, mode, step) for step in (-1.0, 1.0))
-    logits = [low + (high - low) * (cell + 0.5) / _CELLS for cell in range(_CELLS)]
-    sums = list(accumulate(math.exp(_log_density(a, b, logit) - _log_density(a, b, mode)) for logit in logits))
-    places = (bisect_left(sums, sums[-1] * (number + 0.5) / _CHANCES) for number in reversed(range(_CHANCES)))
-    return tuple(math.exp(-_softplus(-logits[place])) for place in places)
 
+    def log_density(logit: Any) -> Any:
+        """But for a constant."""
+        return -a * np.logaddexp(0, -logit) - b * np.logaddexp(0, logit)
 
-def _bound(a: float, b: float, mode: float, step: float) -> float:
-    """A logit on the side of `step` from the `mode` on from which the density is negligible."""
-    while _log_density(a, b, mode + step) > _log_density(a, b, mode) - _NEGLIGIBLE:
-        step *= 1.5
-    return mode + step
-
-
-def _log_density(a: float, b: float, logit: float) -> float:
-    """Logarithm of the density of a beta-distributed chance's logit, but for a constant; that of the chance itself may be infinite."""
-    return -a * _softplus(-logit) - b * _softplus(logit)
-
-
-def _softplus(value: float) -> float:
-    """log(1 + exp(value)) without overflow."""
-    return max(value, 0.0) + math.log1p(math.exp(-abs(value)))
+    ends = []
+    for step in (-1.0, 1.0):
+        while log_density(mode + step) > log_density(mode) - _NEGLIGIBLE:
+            step *= 1.5
+        ends.append(mode + step)
+    logits = ends[0] + (ends[1] - ends[0]) * (np.arange(_CELLS) + 0.5) / _CELLS
+    sums = np.cumsum(np.exp(log_density(logits) - log_density(mode)))
+    places = np.searchsorted(sums, sums[-1] * (np.arange(_CHANCES)[::-1] + 0.5) / _CHANCES)
+    return tuple(np.exp(-np.logaddexp(0, -logits[places])).tolist())
