@@ -123,8 +123,13 @@ def redact_all(value: Any) -> Any:
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of an environment variable of this name is a secret."""
-    return name in _declared or (name != WORKING_FOLDER and any(map(_says_secret, _WORDS.findall(name))))
+    """True if the value of an environment variable of this name is a secret."""
+    return name in _declared or _names_secret(name)
+
+
+@cache  # every text of a run file is redacted, and each time all variables are asked for
+def _names_secret(name: str) -> bool:
+    return name != WORKING_FOLDER and any(map(_says_secret, _WORDS.findall(name)))
 
 
 def _says_secret(word: str) -> bool:

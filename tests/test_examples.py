@@ -11,6 +11,7 @@ SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 
 
 @pytest.mark.torch
+@pytest.mark.usefixtures("torch_here")
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_solves_what_it_shows(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(script), run_name="__main__")

@@ -3,10 +3,8 @@ process. It goes through every command as the built-in kinds and engines do, and
 
 import json
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +12,44 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.analysis.ledger import ledger
+from pipeline.graph import plugins
 from pipeline.store.run_file import RunFile
+from tests.support.commands import pipeline
+from tests.support.killed import cut
 from tests.support.paths import ROOT
 
 PLUGIN = ROOT / "tests/plugin"
 GRAPH = PLUGIN / "critic.yaml"
 ROLES = ("apprentice", "master", "referee")
-COMMAND = [sys.executable, "-c", "from pipeline.cli.main import main; main()"]
-INSTALLED = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PLUGIN), str(ROOT)])}
-WITHOUT = {**os.environ, "PYTHONPATH": str(ROOT)}
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
-pytestmark = pytest.mark.slow  # each command is a process, and each engine one more
+pytestmark = pytest.mark.slow  # each engine is a process
 
 
-def command(*arguments: str | Path, env: dict[str, str] = INSTALLED, code: int = 0) -> str:
-    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, env=env, timeout=120)
+@contextmanager
+def installed(*folders: Path) -> Iterator[None]:
+    """The packages in these folders, and no others, are installed in this process and those that it starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        for folder in folders:
+            patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (*folders, ROOT))))
+        forget()
+        yield
+    forget()
+
+
+def forget() -> None:
+    for known in (plugins.stage_kinds, plugins.engine_specs, plugins.engine_backend, plugins._entries):
+        known.cache_clear()
+
+
+@pytest.fixture
+def _plugin() -> Iterator[None]:
+    with installed(PLUGIN):
+        yield
+
+
+def command(*arguments: str | Path, code: int = 0) -> str:
+    done = pipeline(*arguments)
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
 
@@ -53,7 +73,8 @@ def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def solved(problems: Path) -> Path:
     out = problems.parent / "solved"
-    command("run", GRAPH, "--input", problems, "--output", out)
+    with installed(PLUGIN):
+        command("run", GRAPH, "--input", problems, "--output", out)
     return out
 
 
@@ -76,6 +97,7 @@ def test_its_verdicts_lead_the_chains_and_are_in_the_trace(solved: Path) -> None
         assert row["score_value"] == pytest.approx(90 if row["decision"] == "accepted" else 10)
 
 
+@pytest.mark.usefixtures("_plugin")
 def test_totals_of_all_roles_are_those_of_the_engines(solved: Path) -> None:
     run, problems, three = RunFile.read(solved), solved.parent / "problems.jsonl", solved.parent / "three"
     summary = json.loads(command("run", GRAPH, "--input", problems, "--limit", "3", "--json", "--output", three))
@@ -89,22 +111,23 @@ def test_totals_of_all_roles_are_those_of_the_engines(solved: Path) -> None:
         assert run.engine_facts[role]["devices"] == ("desk",)
 
 
-@pytest.mark.parametrize("env", [INSTALLED, WITHOUT], ids=["installed", "not installed here"])
-def test_its_run_is_reported_compared_drawn_and_exported(solved: Path, problems: Path, tmp_path: Path, env: dict[str, str]) -> None:
-    other = problems.parent / "other"
+@pytest.mark.parametrize("packages", [(PLUGIN,), ()], ids=["installed", "not installed here"])
+def test_its_run_is_reported_compared_drawn_and_exported(solved: Path, tmp_path: Path, packages: tuple[Path, ...]) -> None:
+    other = solved.parent / "other"
     if not other.exists():
-        command("run", GRAPH, "--input", problems, "--output", other, "--set", "engines.master.max_in_flight=1", "--batch-size", "8")
-    command("report", solved, "--output", tmp_path / "report.html", env=env)
-    page = (tmp_path / "report.html").read_text()
-    assert "probability of Y" in page
-    assert all(name in page for name in (*ROLES, "propose", "judge", "rewrite"))
-    compared = command("compare", solved, other, env=env)
-    assert all(name in compared for name in ("solved", "other", "apprentice", "master", "referee"))
-    drawn = command("graph", "show", GRAPH, "--run", solved, "--format", "text", env=env) if env is INSTALLED else "judge rejected"
-    assert "judge" in drawn
-    assert "rejected" in drawn
-    command("export", solved, "--as", "perfetto", "--output", tmp_path / "trace.perfetto", env=env)
-    assert (tmp_path / "trace.perfetto").stat().st_size > 10_000
+        with installed(PLUGIN):
+            settings = ("--set", "engines.master.max_in_flight=1", "--batch-size", "8")
+            command("run", GRAPH, "--input", solved.parent / "problems.jsonl", "--output", other, *settings)
+    with installed(*packages):
+        command("report", solved, "--output", tmp_path / "report.html")
+        page = (tmp_path / "report.html").read_text()
+        assert all(name in page for name in (*ROLES, "probability of Y", "propose", "judge", "rewrite"))
+        compared = command("compare", solved, other)
+        assert all(name in compared for name in ("solved", "other", *ROLES))
+        if packages:
+            assert "judge" in command("graph", "show", GRAPH, "--run", solved, "--format", "text")
+        command("export", solved, "--as", "perfetto", "--output", tmp_path / "trace.perfetto")
+        assert (tmp_path / "trace.perfetto").stat().st_size > 10_000
 
 
 def test_its_verification_is_no_waste(solved: Path) -> None:
@@ -116,35 +139,29 @@ def test_its_verification_is_no_waste(solved: Path) -> None:
     assert found.engines["referee"].counted_output == spent["judge"] > 0
 
 
-def test_a_run_of_it_goes_on_after_a_kill(solved: Path, problems: Path, tmp_path: Path) -> None:
-    out = tmp_path / "killed"
-    arguments = ["run", GRAPH, "--input", problems, "--output", out, "--batch-size", "2"]
-    with subprocess.Popen([*COMMAND, *map(str, arguments)], env=INSTALLED, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while process.poll() is None and not any(out.glob("chains/wal-*.arrows")):
-            continue
-        process.send_signal(signal.SIGKILL)
-    assert RunFile.read(out).status == "running"
-    command("resume", out)
-    assert RunFile.read(out).status == "finished"
-    assert steps_of(out) == steps_of(solved)
+@pytest.mark.usefixtures("_plugin")
+def test_a_run_of_it_goes_on_after_a_kill(solved: Path, tmp_path: Path) -> None:
+    cut(solved, tmp_path / "killed", 0.4)
+    command("resume", tmp_path / "killed")
+    assert RunFile.read(tmp_path / "killed").status == "finished"
+    assert steps_of(tmp_path / "killed") == steps_of(solved)
 
 
-def test_its_specs_are_as_strict_as_ours(problems: Path) -> None:
-    def refused(setting: str, flaw: str) -> None:
-        text = GRAPH.read_text().replace("kind: critic,", f"kind: critic, {setting},") if ":" in setting else GRAPH.read_text()
-        path = problems.parent / "flawed.yaml"
-        path.write_text(text)
-        settings = () if ":" in setting else ("--set", setting)
-        assert flaw in command("graph", "check", path, *settings, code=2)
+@pytest.mark.usefixtures("_plugin")
+def test_its_specs_are_as_strict_as_ours(tmp_path: Path) -> None:
+    for setting, flaw in {
+        "at_least: many": "$.stages.reason.stages.judge.at_least: expected `float`, got `str`",
+        "at_most: 5": "unknown key `at_most`; did you mean `at_least`",
+    }.items():
+        path = tmp_path / "flawed.yaml"
+        path.write_text(GRAPH.read_text().replace("kind: critic,", f"kind: critic, {setting},"))
+        assert flaw in command("graph", "check", path, code=2)
+    assert "expected `int`, got `str`" in command("graph", "check", GRAPH, "--set", "engines.master.max_model_len=long", code=2)
 
-    refused("at_least: many", "$.stages.reason.stages.judge.at_least: expected `float`, got `str`")
-    refused("at_most: 5", "unknown key `at_most`; did you mean `at_least`")
-    refused("engines.master.max_model_len=long", "expected `int`, got `str`")
 
-
-def test_without_the_package_its_graph_is_refused_by_name(problems: Path) -> None:
-    assert "unknown backend `scribe`" in command("graph", "check", GRAPH, env=WITHOUT, code=2)
-    assert "unknown kind `critic`" in command("graph", "check", GRAPH, "--engines", "sim-2xh100", env=WITHOUT, code=2)
+def test_without_the_package_its_graph_is_refused_by_name() -> None:
+    assert "unknown backend `scribe`" in command("graph", "check", GRAPH, code=2)
+    assert "unknown kind `critic`" in command("graph", "check", GRAPH, "--engines", "sim-2xh100", code=2)
 
 
 def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
@@ -152,8 +169,8 @@ def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[pipeline.stages]\nbroken = nowhere:KIND\n")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    done = subprocess.run([*COMMAND, "graph", "check", "speccot"], capture_output=True, text=True, env=env, timeout=120)
+    with installed(tmp_path):
+        done = pipeline("graph", "check", "speccot")
     assert done.returncode == 0
-    said = done.stderr
-    assert "entry point broken = nowhere:KIND (pipeline.stages) of the installed package broken cannot be loaded" in said
+    words = "entry point broken = nowhere:KIND (pipeline.stages) of the installed package broken cannot be loaded"
+    assert words in done.stderr

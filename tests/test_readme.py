@@ -5,26 +5,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pages import Page, newcomers_folder, run_page
+from tests.support.commands import pipeline
+from tests.support.pages import Page
 from tests.support.paths import ROOT
 
 README = Page.read(ROOT / "README.md")
-SHOWN = "run speccot --input datasets/arith/test.parquet --limit 30 --output runs/shown --quiet"
+SHOWN = "run speccot --input datasets/arith/test.parquet --limit 30 --quiet"
 
 
 def test_it_is_short() -> None:
     assert len(README.text.splitlines()) <= 100
 
 
-@pytest.mark.slow
 @pytest.mark.torch
-def test_the_answer_is_one_that_show_prints(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("torch_here")
+def test_the_answer_is_one_that_show_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (shown,) = [block.body for block in README.blocks if block.language == "text"]
     (problem,) = re.findall(r"`(arith-test-\d+)`", README.text)
-    commands = f"```sh\npipeline {SHOWN}\nCOLUMNS=140 pipeline show runs/shown {problem} --candidates\n```\n"
-    done = run_page(Page(README.path, commands), newcomers_folder(tmp_path))
+    monkeypatch.setenv("COLUMNS", "140")
+    done = pipeline(*SHOWN.split(), "--output", tmp_path / "shown")
     assert done.returncode == 0, done.stderr
-    assert without_measures(shown) in without_measures(done.stdout)
+    assert without_measures(shown) in without_measures(pipeline("show", tmp_path / "shown", problem, "--candidates").stdout)
 
 
 def without_measures(text: str) -> str:

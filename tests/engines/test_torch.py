@@ -50,7 +50,7 @@ def reference_logprobs(reference: Any, ids: Sequence[int]) -> Any:
 def test_greedy_text_is_what_transformers_generates(reference: Any) -> None:
     import torch
 
-    engine = InProcess(TARGET)
+    engine = InProcess("draft", TARGET)
     prompts = [prompt_of(engine, problem) for problem in PROBLEMS]
     answers = anyio.run(ask_all, engine, [request(prompt, max_tokens=80) for prompt in prompts])
     for prompt, answer in zip(prompts, answers, strict=True):

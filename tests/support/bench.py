@@ -18,12 +18,22 @@ class Bench:
     """A bundled model in this very process: the worker without its socket."""
 
     def __init__(self, **options: Any) -> None:
+        from transformers.modeling_utils import AttentionInterface
+
         from pipeline.engines.process.wire import Setup
         from pipeline.engines.torch.model import load_model
 
         spec = TorchSpec(**{"model": "bundled:tiny-target"} | options)
         self.runner = load_model(Setup.of("target", spec, resolve("target", spec.model)))
+        self._attend = AttentionInterface()["pipeline"]
         self._number = 0
+
+    def step(self) -> dict[int, Completion]:
+        """The next iteration: what ended in it. A process of its own has one model, whose attention is the one that is registered."""
+        from transformers.modeling_utils import AttentionInterface
+
+        AttentionInterface.register("pipeline", self._attend)
+        return dict(self.runner.step())
 
     def run(self, requests: Sequence[Request]) -> list[Completion]:
         """All at once; the answers in the order of the requests. `order` tells in which order they finished."""
@@ -33,7 +43,7 @@ class Bench:
             self._number += 1
         done: dict[int, Completion] = {}
         while not self.runner.idle:
-            done |= {number - first: completion for number, completion in self.runner.step()}
+            done |= {number - first: completion for number, completion in self.step().items()}
         self.order = list(done)
         return [done[index] for index in range(len(requests))]
 
@@ -41,19 +51,20 @@ class Bench:
 class InProcess:
     """A model of engine `torch` as an engine in this very process: whoever waits for an answer computes the next iteration of all."""
 
-    role = "draft"
-
-    def __init__(self, spec: TorchSpec) -> None:
-        self._runner = Bench(**structs.asdict(spec)).runner
+    def __init__(self, role: str, spec: TorchSpec) -> None:
+        self.role = role
+        self._bench = Bench(**structs.asdict(spec))
+        self._runner = self._bench.runner
         self.tokenizer = load_tokenizer(resolve(self.role, spec.model), spec)
         self.max_model_len, self.vocab_size, self.facts = self._runner.max_model_len, self._runner.vocab_size, self._runner.facts
+        self._adapters = spec.adapters
         self._numbers = count()
         self._open: dict[str, int] = {}
         """The numbers of the requests that may be interrupted."""
         self._done: dict[int, Completion] = {}
 
     async def generate(self, request: Request) -> Completion:
-        validate_request(request, self.max_model_len, self.vocab_size)
+        validate_request(request, self.max_model_len, self.vocab_size, self._adapters)
         number = next(self._numbers)
         self._runner.add(number, structs.replace(request, content=None))
         if request.interruptible:
@@ -61,7 +72,7 @@ class InProcess:
         try:
             await anyio.lowlevel.checkpoint()
             while number not in self._done:
-                self._done |= self._runner.step()
+                self._done |= self._bench.step()
                 await anyio.lowlevel.checkpoint()
             return self._done.pop(number)
         finally:

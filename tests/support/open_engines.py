@@ -3,7 +3,8 @@
 Nothing that a test does to them may outlast the test: one that kills or fills an engine opens its own.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pipeline.engine import Engine
 from pipeline.engines.openai.engine import open_openai
 from pipeline.engines.openai.spec import OpenAISpec
+from pipeline.engines.torch import backend as torch_backend
 from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.vllm.backend import open_vllm
 from pipeline.session.options import RunOptions
@@ -35,7 +37,19 @@ def portal() -> Iterator[BlockingPortal]:
 @pytest.fixture(scope="session")
 def torch_draft() -> Engine:
     """The bundled draft on engine `torch`, in this process."""
-    return InProcess(DRAFT)
+    return InProcess("draft", DRAFT)
+
+
+@pytest.fixture
+def torch_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines `torch` compute in this process, which loads torch once for many tests, and not in workers."""
+
+    @asynccontextmanager
+    async def opened(queues: Sequence[Sequence[InProcess]]) -> AsyncIterator[Mapping[str, InProcess]]:
+        yield {engine.role: engine for queue in queues for engine in queue}
+
+    monkeypatch.setattr(torch_backend, "_engine", lambda role, spec, cores: InProcess(role, spec))
+    monkeypatch.setattr(torch_backend, "open_workers", opened)
 
 
 @pytest.fixture(scope="session")

@@ -1,32 +1,32 @@
-"""The blocks of a Markdown page, run in order in one folder, as a reader would.
+"""The blocks of a Markdown page, carried out in order in one folder and in this process, as a reader would.
 
-- a block `sh` is run, a block `python` is executed, each after the blocks before it;
+- a command of a block `sh` is carried out, a block `python` is executed, each after the blocks before it;
 - a block with `title="NAME"` is written into the file NAME;
 - a block behind `<!-- not run: REASON -->` is left out; its commands are parsed;
-- `<!-- run first: COMMAND -->` is run and not shown: it makes what the page assumes;
+- `<!-- run first: COMMAND -->` is carried out and not shown: it makes what the page assumes;
 - all other blocks, such as output, are for the eye.
 """
 
 import os
 import re
-import subprocess
-import sys
+import runpy
+import shlex
+import warnings
 from collections.abc import Iterator
+from contextlib import chdir
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 
 from msgspec import Struct
 
+from tests.support.commands import pipeline
 from tests.support.paths import ROOT
-from tests.support.patience import HANGS_S
 
 PIECE = re.compile(
     r"<!-- (?P<remark>not run|run first): (?P<said>.*?) -->[^\S\n]*\n(?:[^\S\n]*\n)*"
     r"|^(?P<indent> *)```(?P<info>[^\n]*)\n(?P<body>.*?)^(?P=indent)```$\s*",
     re.DOTALL | re.MULTILINE,
 )
-END = "END_OF_THE_BLOCK"
 
 
 class Block(Struct, frozen=True):
@@ -41,8 +41,13 @@ class Block(Struct, frozen=True):
 
     @property
     def is_run(self) -> bool:
-        """Whether something is executed."""
+        """True if something is executed."""
         return self.language in ("sh", "python") and self.title is None and self.left_out is None
+
+    def lines(self) -> list[str]:
+        """The commands of a block `sh`."""
+        lines = self.body.replace("\\\n", " ").splitlines() if self.language == "sh" else []
+        return [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
 
 
 class Page(Struct, frozen=True, dict=True):
@@ -66,19 +71,12 @@ class Page(Struct, frozen=True, dict=True):
 
     @property
     def is_run(self) -> bool:
-        """Whether anything on it is executed."""
+        """True if anything on it is executed."""
         return any(block.is_run for block in self.blocks)
 
     def commands(self) -> Iterator[str]:
         """The `pipeline` commands of its blocks, each on one line; also of those that are not run."""
-        for block in self.blocks:
-            for line in block.body.replace("\\\n", " ").splitlines() if block.language == "sh" else ():
-                if re.match(r"\s*pipeline \w", line):
-                    yield line.strip()
-
-    def script(self) -> str:
-        """A program for bash that does all that the page shows."""
-        return "\n".join(["set -euo pipefail", *(_lines(block, number) for number, block in zip(count(1), self.blocks, strict=False))])
+        return (line for block in self.blocks for line in block.lines() if line.startswith("pipeline "))
 
 
 def _blocks(text: str) -> Iterator[Block]:
@@ -99,41 +97,41 @@ def _dedented(body: str, indent: str) -> str:
     return "".join(line.removeprefix(indent) for line in body.splitlines(keepends=True))
 
 
-def _lines(block: Block, number: int) -> str:
-    if block.title:
-        return f"mkdir -p \"$(dirname '{block.title}')\"\ncat > '{block.title}' <<'{END}'\n{block.body}{END}"
-    if not block.is_run:
-        return ""
-    shown = f"echo '== block {number}' >&2"
-    if block.language == "python":
-        return f"{shown}\ncat > block_{number}.py <<'{END}'\n{block.body}{END}\npython block_{number}.py"
-    return f"{shown}\n{block.body}"
-
-
-def newcomers_folder(place: Path, environment: Path | None = None) -> Path:
-    """An empty folder with some problems of the kind that the toy models know, and next to it the commands `pipeline` and `python`: of an
-    `environment` into which the package was installed, or of this checkout."""
+def newcomers_folder(folder: Path) -> Path:
+    """A folder with some problems of the kind that the toy models know."""
     import pyarrow.csv
     import pyarrow.parquet
 
-    folder, programs = place / "folder", place / "bin"
-    folder.mkdir()
-    programs.mkdir()
     problems = pyarrow.parquet.read_table(ROOT / "datasets/arith/test.parquet").select(["problem", "answer"]).slice(0, 10)
     pyarrow.csv.write_csv(problems, folder / "problems.csv")
     pyarrow.parquet.write_table(problems, folder / "data.parquet")
     problems.to_pandas().to_json(folder / "data.jsonl", orient="records", lines=True)
     (folder / "datasets").symlink_to(ROOT / "datasets")
-    for name, arguments in (("pipeline", "-m pipeline.cli.main"), ("python", "")):
-        checkout = f'PYTHONPATH="{ROOT}:$PYTHONPATH" exec {sys.executable} {arguments} "$@"'
-        installed = f'unset PYTHONPATH\nexec {environment}/bin/{name} "$@"'
-        (programs / name).write_text(f"#!/bin/sh\n{installed if environment else checkout}\n")
-        (programs / name).chmod(0o755)
     return folder
 
 
-def run_page(page: Page, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run all that `page` shows in a folder of `newcomers_folder`, without the network."""
-    paths = [str(folder.parent / "bin"), os.environ["PATH"]]
-    environment = {**os.environ, "PATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(["bash", "-c", page.script()], cwd=folder, env=environment, capture_output=True, text=True, timeout=4 * HANGS_S)
+def run_page(page: Page, folder: Path) -> None:
+    """Do all that `page` shows in `folder`; fails where a command does."""
+    with chdir(folder), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number, block in enumerate(page.blocks):
+            if block.title:
+                Path(block.title).parent.mkdir(parents=True, exist_ok=True)
+                Path(block.title).write_text(block.body)
+            elif block.is_run and block.language == "python":
+                Path(f"block_{number}.py").write_text(block.body)
+                runpy.run_path(f"block_{number}.py", run_name="__main__")
+            elif block.is_run:
+                for line in block.lines():
+                    _carry_out(line)
+
+
+def _carry_out(line: str) -> None:
+    match shlex.split(line, comments=True):
+        case ["cd", folder]:
+            os.chdir(folder)
+        case ["pipeline", *words]:
+            done = pipeline(*words, cwd=Path.cwd())
+            assert done.returncode == 0, f"{line}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        case _:
+            raise AssertionError(f"{line}: a page shows commands of `pipeline`, and `cd`")

@@ -2,11 +2,13 @@
 
 import json
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any, NamedTuple
 
-from tests.support.commands import spawned
+from tests.support.commands import pipeline
 from tests.support.training_data import choices, replies, write_config, write_lines
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "pipeline.cli.main"]
@@ -37,11 +39,21 @@ def training(folder: Path, **values: object) -> Training:
 
 
 def carried_out(folder: Path) -> Training:
-    """An undisturbed training."""
+    """An undisturbed training, in this process."""
     made = training(folder, loss="sum")
-    done = spawned(*made.words(made.folder))
+    done = train(*made.words(made.folder))
     assert done.returncode == 0, done.stderr
     return made
+
+
+def train(*words: str | Path) -> CompletedProcess[str]:
+    """Carry a command out in this process, which loads TRL once; TRL warns of much that is not ours."""
+    import torch
+
+    torch.set_num_threads(1)  # as every training has it, results are the same to the bit
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pipeline(*words)
 
 
 def draft_config(folder: Path, count: int = 24, **values: object) -> Path:

@@ -1,4 +1,4 @@
-"""Adapters merged into their models."""
+"""Adapters that cannot be merged into their models; one that can: `test_lora_trainer.py`."""
 
 import shutil
 from pathlib import Path
@@ -6,48 +6,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.engines.model_card import read_card
-from pipeline.engines.models import adapter_folder
 from pipeline.errors import UsageError
 from pipeline.training.lora.merge import merge
-from tests.support.adapters import TARGET, noise, noisy, write_adapter
-from tests.support.bench import Bench, request
-from tests.support.trained import Training, chosen
-
-
-def logits(folder: Path | str, adapter: Path | None, prompts: list[list[int]]) -> Any:
-    """The logits of the last positions by transformers, with an adapter beside the model or without."""
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    if adapter is not None:
-        model = PeftModel.from_pretrained(model, str(adapter))
-    with torch.inference_mode():
-        return torch.stack([model.eval()(torch.tensor([prompt])).logits[0, -1] for prompt in prompts])
-
-
-@pytest.mark.torch
-def test_the_merged_model_is_the_model_with_its_adapter(trained: Training, tmp_path: Path) -> None:
-    import torch
-
-    rows = trained.validation()[:6]
-    prompts = [row["input_ids"] for row in rows]
-    beside, base = logits(TARGET, trained.folder, prompts), logits(TARGET, None, prompts)
-    merge(str(trained.folder), tmp_path / "exact", dtype="float32")
-    assert torch.allclose(logits(tmp_path / "exact", None, prompts), beside, atol=2e-4)
-    assert not torch.allclose(base, beside, atol=0.1)
-    merge(str(trained.folder), tmp_path / "saved")
-    card = read_card(str(tmp_path / "saved"))
-    assert (card.flaws, card.dtype, card.parameters) == ((), "bfloat16", read_card(str(TARGET)).parameters)
-    asked = [{"prompt": row["input_ids"], "option_ids": row["option_ids"], "max_tokens": 1} for row in rows]
-    answers = Bench(model=str(tmp_path / "saved")).run([request(**each) for each in asked])
-    with_adapter = Bench(adapters={"mine": str(trained.folder)}).run([request(**each, adapter="mine") for each in asked])
-    assert [chosen(one.option_logprobs) for one in answers] == [chosen(two.option_logprobs) for two in with_adapter]
-    merge("bundled:tiny-selection", tmp_path / "bundled", dtype="float32")
-    beside = logits(TARGET, adapter_folder("bundled:tiny-selection"), [[5, 6, 7]])
-    assert torch.allclose(logits(tmp_path / "bundled", None, [[5, 6, 7]]), beside, atol=2e-4)
+from tests.support.adapters import noise, noisy, write_adapter
 
 
 @pytest.mark.torch

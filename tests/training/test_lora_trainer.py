@@ -1,11 +1,11 @@
-"""The training itself, in processes of its own: on a CPU, with the bundled models."""
+"""The training itself, merging what it made, and what TRL's own trainers make of exported files: on a CPU, with the bundled models."""
 
 import math
 import os
 import random
 import shutil
-import signal
 import subprocess
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,23 @@ from safetensors.numpy import load_file
 
 from pipeline.engines.adapters import adapter_findings, read_adapter
 from pipeline.engines.model_card import read_card
-from pipeline.engines.models import resolve
+from pipeline.engines.models import adapter_folder, resolve
+from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.training.examples import IGNORED
+from pipeline.training.formats import Wanted
+from pipeline.training.lora.merge import merge
+from pipeline.training.problems import HeldOutProblems
+from pipeline.training.write import write_training_data
+from tests.support.adapters import TARGET
 from tests.support.bench import Bench, request
-from tests.support.commands import COMMAND, spawned
+from tests.support.chat_models import chat_model, folder_of
 from tests.support.paths import ROOT
 from tests.support.patience import HANGS_S
-from tests.support.trained import TORCHRUN, Training, chosen, draft_config, log_of, training
+from tests.support.runs import solve, write_problems
+from tests.support.trained import TORCHRUN, Training, chosen, draft_config, log_of, train, training
 
 pytestmark = pytest.mark.torch
+DRAFT = "bundled:tiny-draft"
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 CASES = [((0,), 2), ((0, 2), 2), ((2,), 2), ((1,), None), ((0, 1, 2), None)]
 """Right options among three, and the one that rejects all."""
@@ -65,52 +74,40 @@ def asked(folder: Path, rows: Sequence[dict[str, Any]]) -> list[list[Sequence[fl
     return [[answer.option_logprobs for answer in bench.run(each)] for each in requests]
 
 
-def test_a_killed_training_goes_on_to_the_same_adapter(trained: Training, tmp_path: Path) -> None:
-    folder = tmp_path / "killed"
-    command = [*COMMAND, *trained.words(folder)]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-        assert process.stderr is not None
-        assert any(line.startswith("step 12/26 · validation loss") for line in process.stderr)
-        process.send_signal(signal.SIGKILL)
-    assert not (folder / "adapter_config.json").exists()
-    refused = spawned(*trained.words(folder))
+def test_a_training_that_ended_early_goes_on_to_the_same_adapter(trained: Training, tmp_path: Path) -> None:
+    """Ended behind a checkpoint, and behind the last one: what comes later is not there."""
+    folder = tmp_path / "ended"
+    shutil.copytree(trained.folder, folder)
+
+    def end(*later: str) -> None:
+        for name in ("adapter_config.json", "adapter_model.safetensors", "trainer_state.json"):
+            (folder / name).unlink()
+        for name in later:
+            shutil.rmtree(folder / name)
+
+    end("checkpoint-26")
+    refused = train(*trained.words(folder))
     assert (refused.returncode, "already holds a training; add --resume to continue it" in refused.stderr) == (2, True)
-    refused = spawned(*trained.words(folder, "--resume", "--set", "seed=3"))
+    refused = train(*trained.words(folder, "--resume", "--set", "seed=3"))
     assert (refused.returncode, "is no longer the same training: seed was 0 and is 3; undo that" in refused.stderr) == (2, True)
-    done = spawned(*trained.words(folder, "--resume"))
-    assert (done.returncode, "continuing from step " in done.stderr) == (0, True), done.stderr
-    assert (folder / "adapter_model.safetensors").read_bytes() == (trained.folder / "adapter_model.safetensors").read_bytes()
-    assert [row["eval_loss"] for row in log_of(folder)[1]] == [row["eval_loss"] for row in log_of(trained.folder)[1]]
-    again = spawned(*trained.words(folder, "--resume"))
-    assert (again.returncode, "is already finished; nothing to do" in again.stderr) == (0, True)
-    for name in ("adapter_config.json", "adapter_model.safetensors", "trainer_state.json"):  # killed after the last checkpoint
-        (folder / name).unlink()
-    done = spawned(*trained.words(folder, "--resume"))
-    assert done.returncode == 0, done.stderr
-    assert (folder / "adapter_model.safetensors").read_bytes() == (trained.folder / "adapter_model.safetensors").read_bytes()
+    for step, later in ((24, ()), (26, ("checkpoint-24",))):
+        done = train(*trained.words(folder, "--resume"))
+        assert (done.returncode, f"continuing from step {step}" in done.stderr) == (0, True), done.stderr
+        assert (folder / "adapter_model.safetensors").read_bytes() == (trained.folder / "adapter_model.safetensors").read_bytes()
+        assert [row["eval_loss"] for row in log_of(folder)[1]] == [row["eval_loss"] for row in log_of(trained.folder)[1]]
+        again = train(*trained.words(folder, "--resume"))
+        assert (again.returncode, "is already finished; nothing to do" in again.stderr) == (0, True)
+        end(*later)
 
 
 @pytest.mark.parametrize("task", ["draft", "select"])
 def test_two_small_batches_make_the_step_of_a_large_one(tmp_path: Path, task: str) -> None:
     common = {"lora": {"dropout": 0.0}, "learning_rate": 1e-3, "epochs": 0.2 if task == "select" else 1}
     config = draft_config(tmp_path, 16, **common) if task == "draft" else training(tmp_path, **common).config
-    commands = [
-        [
-            "train",
-            task,
-            str(config),
-            "--output",
-            str(tmp_path / name),
-            "--set",
-            f"batch_size={size}",
-            "--set",
-            f"gradient_accumulation={more}",
-        ]
-        for name, size, more in (("one", 4, 1), ("two", 2, 2))
-    ]
-    code = f"from pipeline.cli.main import run_command\nassert [run_command(words) for words in {commands!r}] == [0, 0]"
-    done = subprocess.run([*COMMAND[:2], code], cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S)
-    assert done.returncode == 0, done.stderr
+    for name, size, more in (("one", 4, 1), ("two", 2, 2)):
+        settings = ("--set", f"batch_size={size}", "--set", f"gradient_accumulation={more}")
+        done = train("train", task, config, "--output", tmp_path / name, *settings)
+        assert done.returncode == 0, done.stderr
     one, two = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("one", "two"))
     assert any(abs(matrix).max() > 1e-4 for name, matrix in one.items() if "lora_B" in name), "something was learnt"
     large, small = ([(row["step"], row["loss"], row["grad_norm"]) for row in log_of(tmp_path / name)[0]] for name in ("one", "two"))
@@ -137,7 +134,7 @@ def together(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_draft_is_measured_by_the_token(tmp_path: Path) -> None:
-    done = spawned("train", "draft", draft_config(tmp_path, evaluate_every=2))
+    done = train("train", "draft", draft_config(tmp_path, evaluate_every=2))
     assert done.returncode == 0, done.stderr
     _, [first, *_, last] = log_of(tmp_path / "out")
     assert first["eval_perplexity"] == pytest.approx(math.exp(first["eval_loss"]))
@@ -149,13 +146,13 @@ def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path) -> None:
     weights = (model / "model.safetensors").read_bytes()
     begin = 8 + int.from_bytes(weights[:8], "little")
     (model / "model.safetensors").write_bytes(weights[:begin].ljust(len(weights), b"\xff"))  # all of them not numbers
-    done = spawned("train", "draft", draft_config(tmp_path, model=str(model)))
+    done = train("train", "draft", draft_config(tmp_path, model=str(model)))
     what = "error: the loss of the untouched model is nan; check its weights, or set precision: float32, and start again"
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, what)
 
 
 def test_what_cannot_be_trained_leaves_nothing(tmp_path: Path) -> None:
-    done = spawned("train", "draft", draft_config(tmp_path), "--set", "lora.targets=[q_proj, v_prj]")
+    done = train("train", "draft", draft_config(tmp_path), "--set", "lora.targets=[q_proj, v_prj]")
     what = "error: lora.targets: bundled:tiny-draft has no linear layer `v_prj` before its output layer; did you mean `v_proj`?"
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, what)
     assert not (tmp_path / "out").exists()
@@ -203,3 +200,133 @@ def test_only_the_likeliest_right_option_has_a_gradient() -> None:
         loss(option_logprobs(values, torch.tensor([[0, 1, 2]])), right).sum().backward()
         assert values.grad is not None
         assert {index for index, slope in enumerate(values.grad[0].tolist()) if slope < 0} == raised
+
+
+def last_logits(folder: Path | str, adapter: Path | None, prompts: list[list[int]]) -> Any:
+    """The logits of the last positions by transformers, with an adapter beside the model or without."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, str(adapter))
+    with torch.inference_mode():
+        return torch.stack([model.eval()(torch.tensor([prompt])).logits[0, -1] for prompt in prompts])
+
+
+def test_the_merged_model_is_the_model_with_its_adapter(trained: Training, tmp_path: Path) -> None:
+    import torch
+
+    rows = trained.validation()[:6]
+    prompts = [row["input_ids"] for row in rows]
+    beside, base = last_logits(TARGET, trained.folder, prompts), last_logits(TARGET, None, prompts)
+    merge(str(trained.folder), tmp_path / "exact", dtype="float32")
+    assert torch.allclose(last_logits(tmp_path / "exact", None, prompts), beside, atol=2e-4)
+    assert not torch.allclose(base, beside, atol=0.1)
+    merge(str(trained.folder), tmp_path / "saved")
+    card = read_card(str(tmp_path / "saved"))
+    assert (card.flaws, card.dtype, card.parameters) == ((), "bfloat16", read_card(str(TARGET)).parameters)
+    asked = [{"prompt": row["input_ids"], "option_ids": row["option_ids"], "max_tokens": 1} for row in rows]
+    answers = Bench(model=str(tmp_path / "saved")).run([request(**each) for each in asked])
+    with_adapter = Bench(adapters={"mine": str(trained.folder)}).run([request(**each, adapter="mine") for each in asked])
+    assert [chosen(one.option_logprobs) for one in answers] == [chosen(two.option_logprobs) for two in with_adapter]
+    merge("bundled:tiny-selection", tmp_path / "bundled", dtype="float32")
+    beside = last_logits(TARGET, adapter_folder("bundled:tiny-selection"), [[5, 6, 7]])
+    assert torch.allclose(last_logits(tmp_path / "bundled", None, [[5, 6, 7]]), beside, atol=2e-4)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What TRL makes of each file: all its rows, and a first batch."""
+    folder = tmp_path_factory.mktemp("trl")
+    problems = write_problems(folder, 4)
+    thoughts, steps = (solve(folder, graph, graph=graph, input=problems).folder for graph in ("target", "speccot"))
+    for name, run, wanted in (
+        ("tokens", thoughts, Wanted(format="sft", tokens=True, model=DRAFT)),
+        ("response", thoughts, Wanted(format="sft", completion="response", model=DRAFT)),
+        ("thought", thoughts, Wanted(format="sft", model=DRAFT)),
+        ("steps", steps, Wanted(format="preference")),
+        ("step_ids", steps, Wanted(format="preference", tokens=True)),
+    ):
+        write_training_data(folder / f"{name}.parquet", [run], wanted, HeldOutProblems({}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {name: trl_batch(folder / f"{name}.parquet", name) for name in ("tokens", "response", "thought", "steps", "step_ids")}
+
+
+def trl_batch(path: Path, name: str) -> dict[str, Any]:
+    """All rows of a file as TRL's trainer has them, and its first batch."""
+    from transformers import AutoTokenizer
+    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+    from datasets import Dataset
+
+    class AsItIs(DPOTrainer):
+        def _prepare_dataset(self, dataset: Any, *arguments: Any) -> Any:
+            return dataset
+
+    trainer, config = {"steps": (DPOTrainer, DPOConfig), "step_ids": (AsItIs, DPOConfig)}.get(name, (SFTTrainer, SFTConfig))
+    common: Any = {"use_cpu": True, "bf16": False, "report_to": "none", "max_length": None, "disable_tqdm": True}
+    model = resolve("draft", DRAFT)
+    made = trainer(
+        model,
+        args=config(output_dir=str(path.parent), **common),
+        train_dataset=Dataset.from_parquet(str(path), cache_dir=str(path.parent / "cache")),
+        processing_class=AutoTokenizer.from_pretrained(folder_of("r1-distill-qwen") if name == "thought" else model),
+    )
+    batch = next(iter(made.get_train_dataloader()))
+    return {"rows": list(made.train_dataset), "batch": {key: value.tolist() for key, value in batch.items()}}
+
+
+def learnt(row: dict[str, Any], tokenizer: HFTokenizer) -> str:
+    """The tokens of a row that have a label, as text."""
+    assert len(row["labels"]) == len(row["input_ids"])
+    return tokenizer.decode([label for label in row["labels"] if label != IGNORED])
+
+
+def test_token_ids_are_learnt_as_they_are(prepared: dict[str, Any]) -> None:
+    for row in prepared["tokens"]["rows"]:
+        said = learnt(row, chat_model("tiny-draft"))
+        assert said.endswith("</think>")
+        assert "Problem number" not in said
+        begin = row["labels"].count(IGNORED)
+        assert begin > 0
+        assert row["labels"][begin:] == row["input_ids"][begin:]
+    batch = prepared["tokens"]["batch"]
+    for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
+        assert labels[0] == IGNORED
+        assert all(label in (IGNORED, id_) for id_, label in zip(ids, labels, strict=True))
+
+
+def test_whole_responses_are_learnt_where_the_template_keeps_thoughts(prepared: dict[str, Any]) -> None:
+    for row in prepared["response"]["rows"]:
+        [said] = row["completion"]
+        assert learnt(row, chat_model("tiny-draft")) == said["content"].removeprefix("<think>\n") + "<|end|>"
+
+
+def test_of_thoughts_that_the_template_cuts_nothing_is_learnt(prepared: dict[str, Any]) -> None:
+    """Which is why the guide sends thoughts to TRL as token ids."""
+    tokenizer = chat_model("r1-distill-qwen")
+    assert all(row["completion"][0]["content"].startswith("<think>\n") for row in prepared["thought"]["rows"])
+    assert {learnt(row, tokenizer) for row in prepared["thought"]["rows"]} == {tokenizer.decode([*tokenizer.eos_ids])}
+
+
+def test_steps_are_learnt_as_text_without_an_end(prepared: dict[str, Any]) -> None:
+    tokenizer, rows = chat_model("tiny-draft"), prepared["steps"]["rows"]
+    for row in rows:
+        for name in ("chosen", "rejected"):
+            [asked], [said] = row["prompt"], row[name]
+            assert tokenizer.decode([*row["prompt_ids"], *row[f"{name}_ids"]]) == asked["content"] + said["content"]
+            assert not tokenizer.eos_ids & {*row[f"{name}_ids"]}
+
+
+def test_steps_are_learnt_as_token_ids_where_the_trainer_leaves_them(prepared: dict[str, Any]) -> None:
+    rows, batch = prepared["step_ids"]["rows"], prepared["step_ids"]["batch"]
+    assert len(batch["input_ids"]) == 2 * min(len(rows), 8), "chosen and rejected"
+    masked = [
+        [id_ for id_, is_learnt in zip(ids, mask, strict=True) if is_learnt]
+        for ids, mask in zip(batch["input_ids"], batch["completion_mask"], strict=True)
+    ]
+    assert all(ids in [row["chosen_ids"] for row in rows] for ids in masked[: len(masked) // 2])
+    assert all(ids in [row["rejected_ids"] for row in rows] for ids in masked[len(masked) // 2 :])

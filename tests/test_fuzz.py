@@ -1,0 +1,212 @@
+"""No file and no option of others brings a command down: exit code 0, 2 or 3, one sentence, nothing a terminal obeys."""
+
+import gzip
+import io
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from datetime import date, datetime, time
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.data.problems import Problem, open_problems
+from pipeline.errors import BadRow, InputError
+from tests.support.fuzzing import command
+from tests.support.paths import ROOT
+
+GRAPHS = [path.read_bytes() for path in sorted((ROOT / "graphs").glob("*.yaml"))]
+ENGINES = [path.read_bytes() for path in sorted((ROOT / "graphs/engines").glob("*.yaml"))]
+FINDS = sorted((ROOT / "tests/fuzz_finds/parquet").iterdir())
+"""Files that brought an earlier reader down."""
+PIECES = [
+    *(b"\0", b"\x1b[2J", b"\xff", b"\xc2\x9b", b"\t", b"\n", b"\r", b" ", b"'", b'"', b"{", b"}", b"[", b"]", b",", b":", b": ", b"- "),
+    *(b"&a ", b"*a", b"<<: *a", b"!!python/object/apply:os.system [id]", b"!!binary aGk=", b"!!set", b"!!int x", b"? ", b"---\n", b"..."),
+    *(b"|\n", b">\n", b"%YAML 9.9\n", b"#", b"@", b"`", b"$", b"~", b"=", b"2024-99-99", b"1:1:1:1", b"0x" + b"f" * 5000, b"9" * 5000),
+    *(b".inf", b".nan", b"-1", b"1e400", b"true", b"null", b"\\ud800", b'"\\ud800"', "\u202e".encode(), "\ufeff".encode(), b"[" * 3000),
+]
+
+
+@st.composite
+def mutated(draw: st.DrawFn, originals: Sequence[bytes]) -> bytes:
+    """One of `originals` with a few places overwritten, cut, doubled or filled."""
+    content = draw(st.sampled_from(originals))
+    for _ in range(draw(st.sampled_from([1, 1, 2, 4]))):
+        start = draw(st.integers(0, len(content)))
+        end = min(len(content), start + draw(st.sampled_from([0, 0, 1, 1, 2, 8, 40, 1000])))
+        piece = draw(st.one_of(st.sampled_from(PIECES), st.binary(max_size=6), st.just(content[start:end] * 2)))
+        content = content[:start] + piece + content[end:]
+    return content
+
+
+SETTING_NAMES = ["candidates", "temperature", "engines.draft.model", "engines.draft.device.name", "engines.draft", "engines.x.y", ""]
+SETTING_VALUES = ["{", "[" * 3000, "*a", "&a [*a]", "2024-99-99", "!!python/name:os", "0x" + "f" * 5000, "1:" * 9999]
+SETTINGS = st.text(max_size=20) | st.builds(
+    "{}={}".format, st.sampled_from(SETTING_NAMES), st.text(max_size=12) | st.sampled_from(SETTING_VALUES)
+)
+COLUMNS = {
+    "problem": st.one_of(st.text(max_size=12), st.just("x" * 3000)),
+    "answer": st.one_of(
+        st.text(max_size=5), st.integers(), st.floats(), st.booleans(), st.lists(st.integers(0, 9), max_size=2), st.dates()
+    ),
+    "problem_id": st.one_of(st.text(max_size=5), st.integers(0, 9), st.sampled_from(["\x1b[31m", "=cmd()", "../x", "\u202e", "a\nb"])),
+    "options": st.one_of(st.lists(st.text(max_size=3), max_size=4), st.text(max_size=3)),
+    "grader": st.sampled_from(["math", "letter", "numeric", "other", "", None, 5]),
+}
+
+REST = {name: column for name, column in COLUMNS.items() if name != "problem"}
+
+
+@st.composite
+def text_files(draw: st.DrawFn) -> tuple[str, bytes]:
+    """Name and content of JSON lines or CSV, valid, then perhaps damaged, perhaps gzipped, perhaps damaged again."""
+    rows = draw(st.lists(st.fixed_dictionaries({"problem": COLUMNS["problem"]}, optional=REST), max_size=5))
+    if draw(st.booleans()):
+        name, content = "p.jsonl", "".join(json.dumps(row, default=str) + "\n" for row in rows)
+    else:
+        cells = [[str(row.get(column, "")) for column in COLUMNS] for row in rows]
+        name, content = "p.csv", "\n".join(",".join(line) for line in [[*COLUMNS], *cells])
+    raw = content.encode(errors="surrogatepass")
+    raw = draw(st.one_of(st.just(raw), mutated([raw]), st.binary(max_size=40)))
+    if draw(st.sampled_from([False, False, True])):
+        zipped = gzip.compress(raw)
+        return f"{name}.gz", draw(st.one_of(st.just(zipped), mutated([zipped])))
+    return name, raw
+
+
+PROBLEM_COLUMNS: list[Any] = [
+    pa.array(["1 + 1?", "2 + 2?", None]),
+    pa.array(["1 + 1?", "", "2 + 2?"], pa.large_string()),
+    pa.array(["a", "b", "a"]).dictionary_encode(),
+    pa.array([b"\xff", b"ok", b"\x00"], pa.binary()),
+    pa.array([b"\xff\xfe", b"ok", b"z"], pa.binary()).view(pa.string()),
+    pa.array([["a"], [], None], pa.list_(pa.string())),
+    pa.array([{"a": 1}, {"a": None}, None], pa.struct([("a", pa.int64())])),
+    pa.array([[("k", 1)], [], None], pa.map_(pa.string(), pa.int64())),
+    pa.array([1, 2, 3]),
+    pa.nulls(3),
+    pa.array(["x" * 2_000_000, "fine", "y" * 1_000_000]),
+    pa.array(["p", "q", "r"], pa.string_view()),
+]
+OTHER_COLUMNS: list[Any] = [
+    *PROBLEM_COLUMNS,
+    pa.array([Decimal("1.50"), Decimal(2), None], pa.decimal128(30, 10)),
+    pa.array([Decimal(10) ** 60, None, None], pa.decimal256(76, 2)),
+    pa.array([date(2024, 1, 1), None, None]),
+    pa.array([datetime(2024, 1, 1), datetime(1, 1, 1), None], pa.timestamp("us", "UTC")),
+    pa.array([2**62, -(2**62), 0], pa.timestamp("s")),
+    pa.array([2**62, -(2**62), 0], pa.duration("s")),
+    pa.array([time(1), None, None]),
+    pa.array([float("nan"), float("inf"), -0.0]),
+    pa.array([1.5, 2.0, None], pa.float16()),
+    pa.array([2**63, 1, 2], pa.uint64()),
+    pa.array([True, None, False]),
+]
+
+
+@st.composite
+def parquet_files(draw: st.DrawFn) -> bytes:
+    """A valid Parquet file with columns of odd types, none or two of a name, with or without rows."""
+    columns = [("problem", draw(st.sampled_from(PROBLEM_COLUMNS)))]
+    names = st.sampled_from(["answer", "problem_id", "options", "grader", "problem", "other\x1b[1m"])
+    columns += draw(st.lists(st.tuples(names, st.sampled_from(OTHER_COLUMNS)), max_size=4))
+    rows = draw(st.sampled_from([0, 1, 3]))
+    table = pa.Table.from_arrays([column.slice(0, rows) for _, column in columns], names=[name for name, _ in columns])
+    out = io.BytesIO()
+    options = {"compression": draw(st.sampled_from(["none", "zstd"])), "use_dictionary": draw(st.booleans())}
+    try:
+        pq.write_table(table, out, store_schema=draw(st.booleans()), **options)
+    except (pa.ArrowException, NotImplementedError, ValueError, OverflowError):  # not every type can be written
+        return b"PAR1"
+    return out.getvalue()
+
+
+def some_parquet() -> list[bytes]:
+    """Files to damage."""
+    numbers = range(40)
+    table = pa.table({"problem": [f"{i} + 1?" for i in numbers], "problem_id": [f"p{i}" for i in numbers], "answer": list(numbers)})
+    forms: list[dict[str, Any]] = [
+        {"compression": "none"},
+        {"compression": "zstd"},
+        {"row_group_size": 7, "use_dictionary": False},
+        {"data_page_version": "2.0"},
+    ]
+    files = []
+    for options in forms:
+        out = io.BytesIO()
+        pq.write_table(table, out, **options)
+        files.append(out.getvalue())
+    return files
+
+
+def check_graph(folder: Path, content: bytes) -> None:
+    """A graph file."""
+    (folder / "graph.yaml").write_bytes(content)
+    command("graph", "check", folder / "graph.yaml", "--engines", "sim-instant")
+
+
+def check_engines(folder: Path, content: bytes) -> None:
+    """An engines file."""
+    (folder / "engines.yaml").write_bytes(content)
+    command("graph", "check", ROOT / "graphs/speccot.yaml", "--engines", folder / "engines.yaml")
+
+
+def check_setting(folder: Path, setting: str) -> None:
+    """A `--set`."""
+    command("graph", "check", ROOT / "graphs/speccot.yaml", "--set", setting)
+
+
+def read_problems(folder: Path, file: tuple[str, bytes]) -> None:
+    """A problems file: its rows, or a refusal; anything else that is raised is the finding."""
+    (folder / file[0]).write_bytes(file[1])
+    problems = open_problems(folder / file[0])
+    try:
+        problems.check()
+        assert all(isinstance(item, Problem | BadRow) for item in problems)
+    except InputError as error:
+        refused = str(error)
+        assert refused.startswith(str(folder / file[0])), refused
+
+
+def solve_problems(folder: Path, file: tuple[str, bytes]) -> None:
+    """The same in a whole run, on simulated engines."""
+    (folder / file[0]).write_bytes(file[1])
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    engines = ROOT / "graphs/engines/sim-instant.yaml"
+    command("run", ROOT / "graphs/target.yaml", "--engines", engines, "--input", folder / file[0], "--output", folder / "run")
+
+
+PARQUET = st.one_of(parquet_files(), mutated(some_parquet())).map(lambda content: ("p.parquet", content))
+CASES: dict[str, tuple[Callable[[Path, Any], None], st.SearchStrategy[Any], int]] = {
+    "graph": (check_graph, mutated(GRAPHS), 80),
+    "engines": (check_engines, mutated(ENGINES), 60),
+    "settings": (check_setting, SETTINGS, 40),
+    "text": (read_problems, text_files(), 120),
+    "parquet": (read_problems, PARQUET, 200),
+    "run": (solve_problems, st.one_of(text_files(), PARQUET), 15),
+}
+"""What is done, with what, and how often."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_brings_it_down(tmp_path: Path, case: str) -> None:
+    act, examples, count = CASES[case]
+
+    @settings(max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(example=examples)
+    def always(example: object) -> None:
+        act(tmp_path, example)
+
+    always()
+
+
+@pytest.mark.parametrize("path", FINDS, ids=lambda path: path.name)
+def test_what_was_found_is_right_now(tmp_path: Path, path: Path) -> None:
+    read_problems(tmp_path, ("p.parquet", path.read_bytes()))
