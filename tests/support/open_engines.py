@@ -16,7 +16,6 @@ from pipeline.engine import Engine
 from pipeline.engines.openai.engine import open_openai
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.torch import backend as torch_backend
-from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.vllm.backend import open_vllm
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import load_plan
@@ -53,17 +52,15 @@ def torch_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def solve_test_set(portal: BlockingPortal) -> Iterator[SolveTestSet]:
-    """`solve_test_set(folder, graph, limit=, ...)`: a finished run over the bundled test set on the bundled pair."""
-    pair = load_plan(ROOT / "graphs/speccot.yaml").engines
+def solve_test_set(portal: BlockingPortal) -> SolveTestSet:
+    """`solve_test_set(folder, graph, limit=, ...)`: a finished run over the bundled test set on the bundled pair, in this process."""
+    engines = {role: InProcess(role, spec) for role, spec in load_plan(ROOT / "graphs/speccot.yaml").engines.items()}
 
-    with portal.wrap_async_context_manager(open_torch(pair)) as engines:
+    def solve(folder: Path, graph: str = "speccot", limit: int = 100, **options: Any) -> SessionResult:
+        chosen: dict[str, Any] = {"graph": ROOT / f"graphs/{graph}.yaml", "input": TEST_SET, "limit": limit, "output": folder}
+        return portal.call(solve_on, engines, RunOptions(**chosen | options))
 
-        def solve(folder: Path, graph: str = "speccot", limit: int = 100, **options: Any) -> SessionResult:
-            chosen: dict[str, Any] = {"graph": ROOT / f"graphs/{graph}.yaml", "input": TEST_SET, "limit": limit, "output": folder}
-            return portal.call(solve_on, engines, RunOptions(**chosen | options))
-
-        yield solve
+    return solve
 
 
 @pytest.fixture(scope="session")
