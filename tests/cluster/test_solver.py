@@ -149,9 +149,8 @@ def test_engines_that_die_for_good_end_the_process(folder: Path, found: dict[str
     code, values, error = said(folder, "solver = Solver('speccot', engines='dying.yaml')\nasyncio.run(rows(solver, many))\nsay(alive=1)")
     assert (code, values) == (1, {})
     assert error.startswith("pipeline: engine 'draft' died")
-    first, second = found["failures"]
-    assert first == second, "whoever comes later hears the same"
-    assert first.startswith("engine 'draft' died")
+    assert len(set(found["failures"])) == 1, "whoever comes later hears the same"
+    assert found["failures"][0].startswith("engine 'draft' died")
 
 
 def test_what_is_wrong_is_said_before_the_first_batch(found: dict[str, Any]) -> None:
