@@ -97,7 +97,7 @@ def read_charts(db: Query, *, max_chains: int = MAX_CHAINS, max_calls: int = MAX
     """
     found = db.row(COUNTS, ChainCounts)
     most = max(1, min(max_chains, int(max_calls / max(1.0, found.mean_calls))))
-    db.scalar(CHOSEN, most=most)
+    db.execute(CHOSEN, most=most)
     names, spans = db.columns("SELECT chart, chain_id FROM chosen ORDER BY chart, row"), db.columns(SPANS)
     charts = []
     for chart in range(1 if found.ended <= most else 2):

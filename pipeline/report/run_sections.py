@@ -12,8 +12,7 @@ from pipeline.analysis.headline.baseline import summary_of
 from pipeline.analysis.headline.figures import Summary
 from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.quality.reward_agreement import Agreement, read_agreement
-from pipeline.analysis.quality.step_counts import StepCounts, count_steps
-from pipeline.analysis.quality.verdict_values import GOOD, Scores
+from pipeline.analysis.quality.step_counts import GOOD, Scores, StepCounts, count_steps
 from pipeline.analysis.resources import EngineFacts, engine_facts, replica_count
 from pipeline.analysis.simulated import of_engines
 from pipeline.analysis.study import Analysis, analyse_work

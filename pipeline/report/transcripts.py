@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.analysis.quality.option_mass import LOW
-from pipeline.analysis.quality.verdict_values import scale_of
+from pipeline.analysis.quality.step_counts import scale_of
 from pipeline.analysis.time.thinking import queued_s
 from pipeline.data.problems import Problems, open_problems
 from pipeline.engines.registry import backend_of

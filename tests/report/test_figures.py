@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pipeline.analysis import ledger
 from pipeline.analysis.quality.samples import Interval
-from pipeline.analysis.quality.verdict_values import OutcomeShare, Scores
+from pipeline.analysis.quality.step_counts import OutcomeShare, Scores
 from pipeline.analysis.time import latency, occupancy
 from pipeline.analysis.time.latency import QUANTITIES, Percentiles
 from pipeline.reasoning.chain import Scale

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from pipeline.analysis.arrays import Array
 from pipeline.analysis.quality.reward_agreement import BINS, Agreement
 from pipeline.analysis.quality.samples import wilson
-from pipeline.analysis.quality.verdict_values import OutcomeShare, Scores
+from pipeline.analysis.quality.step_counts import OutcomeShare, Scores
 from pipeline.reasoning.chain import Scale
 from pipeline.report.figures.style import (
     BLUE,

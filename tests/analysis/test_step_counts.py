@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from pipeline.analysis.quality.verdict_values import edges_of, round_width
+from pipeline.analysis.quality.step_counts import edges_of, round_width
 from pipeline.reasoning.chain import Scale
 
 
