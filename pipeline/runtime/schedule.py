@@ -4,8 +4,8 @@ A chain `enter`s before its first call, waits in `before_level` before each leve
 `Admission`, only the chains that it allows continue. The decisions are synchronous (`_advance`); the coroutines only wait for them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import anyio
 
@@ -17,41 +17,22 @@ Contexts = Mapping[str, Sequence[int]]
 NO_CONTEXTS: Contexts = {}
 
 
-class Schedule(Protocol):
-    """Decides when a chain may begin and when it may continue."""
-
-    batch_size: int
-    """The maximum number of chains that are live at once."""
-    live: int
-    """Chains that have entered and have not left."""
-
-    async def enter(self) -> AdmissionMember | None:
-        """Wait until one more chain may begin, which is live then, as the member that is returned; None without an admission. Only one
-        caller may wait here at a time."""
-
-    async def before_level(self, rank: int, member: AdmissionMember | None = None, contexts: Contexts = NO_CONTEXTS) -> None:
-        """Wait until stages of this rank may run; `rank` is the place of the first of them in the plan, `contexts` are those of the
-        chain `member`."""
-
-    def leave(self, member: AdmissionMember | None = None) -> None:
-        """End the life of a chain that entered."""
-
-    def exhausted(self) -> None:
-        """Tell the schedule that no more chains will enter."""
-
-    def limit(self, max_running: int | None) -> None:
-        """Let at most `max_running` chains run if some may pause; None: no such limit."""
-
-
-class Pipelined:
-    """The `Schedule` in which `batch_size` chains are live at once and none waits for another, unless `admission` lets it pause."""
+class Schedule:
+    """Decides when a chain may begin and when it may continue: `batch_size` chains are live at once and none waits for another, unless
+    `admission` lets it pause."""
 
     def __init__(self, batch_size: int, admission: Admission | None = None) -> None:
-        self.batch_size, self.live, self._admission = batch_size, 0, admission
+        self.batch_size = batch_size
+        """The maximum number of chains that are live at once."""
+        self.live = 0
+        """Chains that have entered and have not left."""
+        self._admission = admission
         self._entrance: anyio.Event | None = None
         """Set when the caller that waits in `enter` should check again; None while none waits."""
 
     async def enter(self) -> AdmissionMember | None:
+        """Wait until one more chain may begin, which is live then, as the member that is returned; None without an admission. Only one
+        caller may wait here at a time."""
         while not self._may_enter():
             self._entrance = anyio.Event()
             await self._entrance.wait()
@@ -59,7 +40,8 @@ class Pipelined:
         return None if self._admission is None else self._admission.enter()
 
     async def before_level(self, rank: int, member: AdmissionMember | None = None, contexts: Contexts = NO_CONTEXTS) -> None:
-        """Waits only while the chain pauses."""
+        """Wait until stages of this rank may run, here only while the chain pauses; `rank` is the place of the first of them in the plan,
+        `contexts` are those of the chain `member`."""
         if self._admission is None or member is None:
             return
         is_first = not member.starts
@@ -70,6 +52,7 @@ class Pipelined:
             await self._pause(member)
 
     def leave(self, member: AdmissionMember | None = None) -> None:
+        """End the life of a chain that entered."""
         self.live -= 1
         if self._admission is not None and member is not None:
             for resumed in self._admission.leave(member):
@@ -77,9 +60,10 @@ class Pipelined:
         self._open_entrance()
 
     def exhausted(self) -> None:
-        """Does nothing."""
+        """Expect no more chains."""
 
     def limit(self, max_running: int | None) -> None:
+        """Let at most `max_running` chains run if some may pause; None: no such limit."""
         if self._admission is not None:
             for resumed in self._admission.limit(max_running):
                 self._resume(resumed)
@@ -108,14 +92,18 @@ class Pipelined:
             self._entrance = None
 
 
-class Sequential(Pipelined):
+class Pipelined(Schedule):
+    """The `Schedule` in which no chain waits for another."""
+
+
+class Sequential(Schedule):
     """The `Schedule` that runs one chain at a time, whatever the batch size, as SpecReason's published code does."""
 
     def __init__(self, batch_size: int, admission: Admission | None = None) -> None:
         super().__init__(1, admission)
 
 
-class Lockstep(Pipelined):
+class Lockstep(Schedule):
     """The `Schedule` that runs rounds over all live chains: all draft, then all verify, then all fall back; new chains enter only
     at the start of a round.
 
@@ -219,4 +207,4 @@ class Lockstep(Pipelined):
         return [rank for rank, gates in self._waiting.items() if gates and rank > self._phase]
 
 
-SCHEDULES: dict[str, Callable[..., Schedule]] = {"pipelined": Pipelined, "lockstep": Lockstep, "sequential": Sequential}
+SCHEDULES: dict[str, type[Schedule]] = {"pipelined": Pipelined, "lockstep": Lockstep, "sequential": Sequential}

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import NormalDist
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec import Struct
 
@@ -43,13 +43,6 @@ class SimLengthsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 _check(part, values, most)
 
 
-class Distribution(Protocol):
-    """A distribution of lengths."""
-
-    def at(self, normal: float) -> float:
-        """The length for a standard normal draw."""
-
-
 class LogNormal(Struct, frozen=True):
     """A log-normal distribution by mean and standard deviation of the logarithm."""
 
@@ -57,6 +50,7 @@ class LogNormal(Struct, frozen=True):
     log_sigma: float
 
     def at(self, normal: float) -> float:
+        """The length for a standard normal draw."""
         return math.exp(self.log_mean + self.log_sigma * normal)
 
 
@@ -84,6 +78,9 @@ class Samples(Struct, frozen=True):
 
     def at(self, normal: float) -> float:
         return self.ordered[min(int(_NORMAL.cdf(normal) * len(self.ordered)), len(self.ordered) - 1)]
+
+
+Distribution = LogNormal | Quantiles | Samples
 
 
 def log_normal(mean: float, sigma: float) -> LogNormal:

@@ -7,7 +7,7 @@ its place in the input. Decides synchronously; never waits.
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pipeline.data.problems import Problem
 from pipeline.errors import BadRow
@@ -33,35 +33,22 @@ def place(item: Item, sample_index: int, samples: int) -> int:
     return (item.row - 1) * samples + sample_index
 
 
-class StartOrder(Protocol):
-    """Decides which chain begins next."""
-
-    reads_all: bool
-    """True if all problems must be added before the first chain is taken."""
-
-    def add(self, items: Sequence[Item]) -> None:
-        """Add the next problems of the input."""
-
-    def take(self) -> Start | None:
-        """The chain that begins next; None until more are added."""
-
-    def ended(self, start: Start, thought_tokens: int) -> None:
-        """A chain was finished with a thought of that many tokens."""
-
-
 class InputOrder:
-    """The `StartOrder` of the input: each problem with all of its samples, one problem after the other."""
+    """The order of the input: each problem with all of its samples, one problem after the other."""
 
     reads_all = False
+    """True if all problems must be added before the first chain is taken."""
 
     def __init__(self, samples: int, is_over: IsOver) -> None:
         self._samples, self._is_over = samples, is_over
         self._starts: deque[Iterator[Start]] = deque()
 
     def add(self, items: Sequence[Item]) -> None:
+        """Add the next problems of the input."""
         self._starts.append(self._of(items))
 
     def take(self) -> Start | None:
+        """The chain that begins next; None until more are added."""
         while self._starts:
             if (start := next(self._starts[0], None)) is not None:
                 return start
@@ -69,7 +56,7 @@ class InputOrder:
         return None
 
     def ended(self, start: Start, thought_tokens: int) -> None:
-        """Makes no difference."""
+        """A chain was finished with a thought of that many tokens, which makes no difference here."""
 
     def _of(self, items: Sequence[Item]) -> Iterator[Start]:
         for item, sample_index in product(items, range(self._samples)):
@@ -79,7 +66,7 @@ class InputOrder:
 
 
 class LongestFirst:
-    """The `StartOrder` in which chains that are expected to think long begin first, so that they are not what a run ends with.
+    """The order in which chains that are expected to think long begin first, so that they are not what a run ends with.
 
     The first sample of every problem begins before the second one of any. A first sample is expected to be as long as the problem's
     thoughts of an earlier run, in tokens, and without an earlier run as long as the problem's text, in characters. A further one is
@@ -100,15 +87,18 @@ class LongestFirst:
         self._starts: deque[Start] = deque()
 
     def add(self, items: Sequence[Item]) -> None:
+        """Add the next problems of the input."""
         self._problems += items
 
     def take(self) -> Start | None:
+        """The chain that begins next; None once all have begun."""
         while not self._starts and self._begun < self._samples:
             self._starts.extend(self._in_order(self._begun))
             self._begun += 1
         return self._starts.popleft() if self._starts else None
 
     def ended(self, start: Start, thought_tokens: int) -> None:
+        """A chain was finished with a thought of that many tokens."""
         if start.sample_index + 1 < self._samples:
             self._thoughts.setdefault(start.item.problem_id, []).append(thought_tokens)
 
@@ -124,6 +114,10 @@ class LongestFirst:
                 expected = float(text) if by_text else means.get(item.problem_id, mean)
                 found.append((-expected, -text, Start(item, sample_index, order, expected)))
         return [start for _, _, start in sorted(found, key=lambda each: each[:2])]
+
+
+StartOrder = InputOrder | LongestFirst
+"""Decides which chain begins next."""
 
 
 def _characters(item: Item) -> int:

@@ -5,7 +5,7 @@ Everything but `watch` is synchronous: an event comes in, the control decides, r
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 from msgspec import structs
@@ -16,28 +16,16 @@ from pipeline.reasoning.chain import Chain, Outcome
 from pipeline.runtime.admission.admission import AdmissionMember
 from pipeline.runtime.chain_recorder import Attempt
 from pipeline.runtime.clock import Clock
+from pipeline.runtime.dispatch import Dispatcher
+from pipeline.runtime.schedule import Schedule
 from pipeline.runtime.speculation.modes import CallFacts, Mode, ModeControl
 from pipeline.stages.base import Stage
-
-
-class Interrupter(Protocol):
-    """Interrupts requests in flight; a `Dispatcher` is one."""
-
-    def interrupt(self, order: int) -> None:
-        """Interrupt the interruptible request of a chain, if it has one."""
-
-
-class Limited(Protocol):
-    """Lets chains pause; a `Schedule` is one."""
-
-    def limit(self, max_running: int | None) -> None:
-        """Let at most `max_running` chains run; None: no such limit."""
 
 
 class ModeSwitch:
     """Switches the chains of one loop between speculation and the target alone, as its `control` decides."""
 
-    def __init__(self, control: ModeControl, target: Interrupter, role: str, clock: Clock, schedule: Limited) -> None:
+    def __init__(self, control: ModeControl, target: Dispatcher, role: str, clock: Clock, schedule: Schedule) -> None:
         """`target` sends the direct requests, to the engine `role`; `schedule` lets chains pause."""
         self.control = control
         self._schedule, self._members = schedule, dict[int, AdmissionMember]()
