@@ -163,22 +163,18 @@ def test_limit_reads_no_further(write: Write) -> None:
 GOOD = b'{"problem":"fine"}'
 BAD_LINES = [
     (b"nonsense", "not JSON (JSON is malformed: invalid character (byte 4))"),
-    (b'{"problem":"x"', "not JSON (Input data was truncated)"),
     (b'"text"', "not a JSON object"),
+    (b'{"problem":"x","answer":' + b"9" * 4001 + b"}", "`answer` is a number of more than 4,000 digits; write it as text"),
     (b'{"problem":"x","answer":1e400}', "`answer` holds a number that is out of range"),
-    (b'{"problem":' + b"9" * 5000 + b"}", "`problem` holds a number that is out of range"),
     (b'[{"problem":"x"}]', "an array, not a JSON object: write one object per line"),
     (b'[{"problem":"x"},', "not JSON (an array that is not closed)"),
     (b'{"problem":null}', "`problem` is empty"),
-    (b'{"problem":""}', "`problem` is empty"),
     (b'{"problem":" \\n"}', "`problem` is empty"),
     (b'{"question":"x"}', "has no `problem`"),
     (b'{"problem":5}', "`problem` is a number, expected text or the messages of a chat"),
-    (b'{"problem":["x"]}', "`problem` is an array, expected text or the messages of a chat"),
     (b'{"problem":"\xff"}', "not UTF-8"),
     (b'{"problem":"x","other":"\xff"}', "not UTF-8"),
     (b'{"problem":"x","answer":{}}', "`answer` is an object, expected text or a number"),
-    (b'{"problem":"x","answer":[[1]]}', "`answer` is an array, expected text or a number"),
     (b'{"problem":"x","answer":Infinity}', "`answer` is infinite, expected text or a number"),
     (b'{"problem":"x\\ud800"}', "`problem` contains a lone surrogate, which is not a character"),
     (
@@ -225,23 +221,11 @@ def test_a_bad_csv_row_does_not_stop_the_others(write: Write, line: bytes, what:
     assert str(bad) == f"{path}, row 2: {what}"
 
 
-def test_an_open_quote_swallows_the_rest_and_says_so(write: Write) -> None:
-    path = write("p.csv", 'problem,answer\nx,1\n"y,2\nz,3\n')
-    assert [flaw(item) for item in read(path)[1:]] == ["a quote that is opened in it is never closed"]
-
-
 def test_a_parquet_text_that_is_not_utf8_is_one_bad_row(write: Write) -> None:
     texts = pa.array([b"x", b"\xff", b"z"], pa.binary()).view(pa.string())
     first, bad, last = read(write("p.parquet", pa.table({"problem": texts})))
     assert (first, last) == (Problem(1, "1", "x", None), Problem(3, "3", "z", None))
     assert flaw(bad) == "not UTF-8"
-
-
-def test_bad_parquet_rows(write: Write) -> None:
-    first, bad, last = read(write("p.parquet", [{"problem": "x"}, {"problem": None}, {"problem": "z"}]))
-    assert flaw(bad) == "`problem` is empty"
-    assert isinstance(first, Problem)
-    assert isinstance(last, Problem)
 
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.csv", "p.jsonl.gz"])
@@ -287,12 +271,8 @@ WRONG_FILES: list[tuple[str, Any, str]] = [
     ),
     ("p.parquet.gz", b"", "p.parquet.gz: unknown file type `.parquet.gz`; expected"),
     ("p.jsonl", "", "p.jsonl: holds no rows"),
-    ("p.jsonl", "\n\n", "p.jsonl: holds no rows"),
-    ("p.jsonl.gz", "", "p.jsonl.gz: holds no rows"),
     ("p.csv", "", "p.csv: holds no rows"),
-    ("p.csv", "problem\n", "p.csv: holds no rows"),
     ("p.parquet", pa.table({"problem": pa.array([], pa.string())}), "p.parquet: holds no rows"),
-    ("p.parquet", b"", "p.parquet: not a complete Parquet file: "),
     ("p.parquet", b"PAR1 and then nothing", "p.parquet: not a complete Parquet file: Parquet magic bytes not found in footer."),
     (
         "p.csv",
@@ -308,8 +288,6 @@ WRONG_FILES: list[tuple[str, Any, str]] = [
         "p.jsonl: one JSON array over many lines; write one object per line, or name the file .json",
     ),
     ("p.jsonl", '[{"problem":"x"}]', "p.jsonl: no row holds a problem; row 1: an array, not a JSON object: write one object per line"),
-    ("p.jsonl", [{"question": "x", "answer": 1}], "p.jsonl: no column `problem`; it has `question`, `answer`; pass --column problem=NAME"),
-    ("p.csv", "question,answer\nx,1\n", "p.csv: no column `problem`; it has `question`, `answer`; pass --column problem=NAME"),
     (
         "p.parquet",
         [{"question": "x"}],
@@ -355,9 +333,7 @@ def test_damaged_gzip(tmp_path: Path, name: str) -> None:
     ("name", "first", "blank", "last"),
     [
         ("p.jsonl", b'{"problem": "1"}\n', b"\n", b'{"problem": "2"}\n'),
-        ("p.jsonl.gz", b'{"problem": "1"}\n', b"\n", b'\t{"problem": "2"}'),
         ("p.jsonl.gz", b'{"problem": "1"}\r\n', b" \r\n", b'{"problem": "2"}\r\n'),
-        ("p.csv.gz", b"problem\n1\n", b"\n", b"2\n"),
         ("p.csv.gz", b"problem\r\n1\r\n", b"\r\n", b"2"),
     ],
 )
@@ -378,12 +354,6 @@ def test_a_footer_with_too_long_lists_is_refused_unread(write: Write, monkeypatc
     monkeypatch.setitem(formats.PARQUET_LIMITS, "thrift_container_size_limit", 50)
     path = write("p.parquet", [{f"c{place}": 1 for place in range(60)}])
     assert wrong(path) == "p.parquet: has more than 50 columns or row groups, or is damaged"
-
-
-def test_truncated_parquet(write: Write) -> None:
-    path = write("p.parquet", ROWS * 100)
-    path.write_bytes(path.read_bytes()[:-20])
-    assert wrong(path).startswith("p.parquet: not a complete Parquet file: Parquet magic bytes not found in footer.")
 
 
 def test_parquet_damaged_in_the_middle(write: Write) -> None:
@@ -447,29 +417,6 @@ def test_memory_of_the_check_is_flat(write: Write) -> None:
     assert peak < 1 << 20
 
 
-SETS = [
-    ("aime24.jsonl", 30, {"problem_id": "id"}, "60", "204"),
-    ("amc23.jsonl", 40, {"problem_id": "id"}, "0", "27"),
-    ("college_math.jsonl", 2818, {"problem": "question"}, "1", "$10-4 n$"),
-    ("gaokao2023en.jsonl", 385, {"problem": "question"}, "1", "$\\{x|-2\\leq x < 1\\}$"),
-    ("gsm8k.jsonl", 1319, {"problem": "question", "problem_id": "idx"}, "0", "18"),
-    ("math500.jsonl", 500, {"problem_id": "unique_id"}, None, None),
-    ("olympiadbench.jsonl", 675, {"problem": "question", "answer": "final_answer", "problem_id": "id"}, "1606", "2"),
-]
-
-
-@pytest.mark.parametrize(("name", "rows", "columns", "problem_id", "answer"), SETS)
-def test_the_sets_people_use(
-    shared: Path, name: str, rows: int, columns: dict[str, str], problem_id: str | None, answer: str | None
-) -> None:
-    source = open_problems(shared / "data" / name, columns)
-    fingerprint = source.check()
-    assert (fingerprint.rows, fingerprint.bad_rows) == (rows, 0)
-    first = next(iter(source))
-    assert isinstance(first, Problem)
-    assert problem_id is None or (first.problem_id, first.answer) == (problem_id, answer)
-
-
 BOUNDS = [
     ({"problem": "x" * 1_000_001}, "`problem` has 1,000,001 characters, more than 1,000,000"),
     ({"answer": "x" * 100_001, "options": []}, "`answer` has 100,001 characters, more than 100,000"),
@@ -479,19 +426,13 @@ BOUNDS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["p.jsonl", "p.parquet"])
 @pytest.mark.parametrize(("row", "what"), BOUNDS, ids=[what for _, what in BOUNDS])
-def test_a_text_beyond_its_bound_is_one_bad_row(write: Write, name: str, row: dict[str, Any], what: str) -> None:
+def test_a_text_beyond_its_bound_is_one_bad_row(write: Write, row: dict[str, Any], what: str) -> None:
     plain = {"problem": "fine", "answer": "A", "problem_id": "a", "options": ["y"]}
-    first, bad, last = read(write(name, [plain, plain | {"problem_id": "b"} | row, plain | {"problem_id": "c"}]))
+    first, bad, last = read(write("p.jsonl", [plain, plain | {"problem_id": "b"} | row, plain | {"problem_id": "c"}]))
     assert flaw(bad) == what
     assert isinstance(first, Problem)
     assert isinstance(last, Problem)
-
-
-def test_a_number_too_long_to_write_out(write: Write) -> None:
-    (bad,) = read(write("p.jsonl", '{"problem": "x", "answer": ' + "9" * 4001 + "}"))
-    assert "number" in flaw(bad)
 
 
 def test_a_parquet_row_beyond_its_bound_never_becomes_python(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
