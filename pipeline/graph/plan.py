@@ -143,7 +143,7 @@ class UnknownStage(StageSpec, frozen=True, kw_only=True):
     """A stage of a recorded plan that cannot be decoded here, with what the record says of its capabilities."""
 
     recorded_kind: str
-    recorded_purpose: Purpose
+    recorded_purpose: Purpose = "write"
     recorded_drafted: int = 0
     recorded_may_reject: bool = False
     recorded_finishes: bool = False
@@ -153,41 +153,15 @@ class UnknownStage(StageSpec, frozen=True, kw_only=True):
     flaw: str
     """Why it cannot be decoded, in one clause."""
 
-    @property
-    def kind(self) -> str:
-        return self.recorded_kind
-
-    @property
-    def purpose(self) -> Purpose:
-        return self.recorded_purpose
-
-    @property
-    def drafts(self) -> bool:  # type: ignore[override]
-        return self.recorded_purpose == "draft"
-
-    @property
-    def judges(self) -> bool:  # type: ignore[override]
-        return self.recorded_purpose == "judge"
-
-    @property
-    def writes(self) -> bool:  # type: ignore[override]
-        return self.recorded_purpose in ("guide", "write")
-
-    @property
-    def answers(self) -> bool:  # type: ignore[override]
-        return self.recorded_purpose == "answer"
-
-    @property
-    def drafted(self) -> int:
-        return self.recorded_drafted
-
-    @property
-    def may_reject(self) -> bool:
-        return self.recorded_may_reject
-
-    @property
-    def finishes(self) -> bool:
-        return self.recorded_finishes
+    kind = property(lambda self: self.recorded_kind)
+    purpose = property(lambda self: self.recorded_purpose)
+    drafts = property(lambda self: self.recorded_purpose == "draft")
+    judges = property(lambda self: self.recorded_purpose == "judge")
+    writes = property(lambda self: self.recorded_purpose in ("guide", "write"))
+    answers = property(lambda self: self.recorded_purpose == "answer")
+    drafted = property(lambda self: self.recorded_drafted)
+    may_reject = property(lambda self: self.recorded_may_reject)
+    finishes = property(lambda self: self.recorded_finishes)
 
 
 class UnknownEngine(EngineSpec, frozen=True, kw_only=True):
@@ -216,8 +190,8 @@ def settings_of(spec: EngineSpec | StageSpec) -> dict[str, Any]:
 class RecordedPlan(Struct, frozen=True, kw_only=True):
     """The part of `run.json` that holds a plan, as `encode_plan` writes it."""
 
-    graph: "_Block"
-    """The resolved stages: params filled in, settings applied."""
+    graph: dict[str, Any]
+    """The resolved stages, as `_encode_block` writes them: params filled in, settings applied."""
     graph_digest: str
     graph_name: str
     prompts: Prompts
@@ -226,33 +200,8 @@ class RecordedPlan(Struct, frozen=True, kw_only=True):
     speculate: Speculate | None
 
 
-class _Node(Struct, frozen=True, kw_only=True):
-    """A node as `run.json` has it: a stage or, with a `body`, a loop."""
-
-    name: str
-    condition: Condition | None = None
-    spec: dict[str, Any] | None = None
-    rank: int = 0
-    purpose: Purpose | None = None
-    """None for a loop."""
-    drafted: int = 0
-    may_reject: bool = False
-    finishes: bool = False
-    until: UntilSpec | None = None
-    body: "_Block | None" = None
-    direct: "_Direct | None" = None
-
-
-class _Direct(Struct, frozen=True):
-    response: _Node
-    boundary: _Node
-    guidance: _Node | None = None
-
-
-class _Block(Struct, frozen=True):
-    levels: tuple[tuple[_Node, ...], ...]
-    first_writer: _Node | None = None
-    first_steps: int = 0
+_CAPABILITIES = ("purpose", "drafted", "may_reject", "finishes")
+"""What is recorded of a stage beside its fields, for readers without the package that has its kind."""
 
 
 def encode_plan(plan: Plan) -> dict[str, Any]:
@@ -271,10 +220,14 @@ def encode_plan(plan: Plan) -> dict[str, Any]:
 def decode_plan(recorded: RecordedPlan, kinds: Mapping[str, type[StageSpec]], backends: Mapping[str, type[EngineSpec]]) -> Plan:
     """The plan that was recorded. A stage or an engine that is none of `kinds` or `backends`, or has fields that those do not
     know, becomes an `UnknownStage` or `UnknownEngine`. Raises `msgspec.ValidationError` for what is no plan at all."""
+    try:
+        block = _decode_block(recorded.graph, kinds)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise msgspec.ValidationError(f"its graph is not one that this program writes: {error!r}") from error
     return Plan(
         name=recorded.graph_name,
         prompts=recorded.prompts,
-        block=_decode_block(recorded.graph, kinds),
+        block=block,
         engines={role: decode_engine(settings, backends) for role, settings in recorded.engines.items()},
         params=recorded.params,
         digest=recorded.graph_digest,
@@ -306,7 +259,7 @@ def _encode_node(node: StageNode | LoopNode) -> dict[str, Any]:
     if isinstance(node, LoopNode):
         loop = {"name": node.name, "until": msgspec.to_builtins(node.until), "body": _encode_block(node.body), "condition": condition}
         return loop if node.direct is None else {**loop, "direct": _encode_direct(node.direct)}
-    capabilities = {name: getattr(node.spec, name) for name in ("purpose", "drafted", "may_reject", "finishes")}
+    capabilities = {name: getattr(node.spec, name) for name in _CAPABILITIES}
     return {"name": node.name, "spec": settings_of(node.spec), "condition": condition, "rank": node.rank, **capabilities}
 
 
@@ -315,46 +268,34 @@ def _encode_direct(direct: Direct) -> dict[str, Any]:
     return {"response": _encode_node(direct.response), "boundary": _encode_node(direct.boundary), "guidance": guidance}
 
 
-def _decode_block(block: _Block, kinds: Mapping[str, type[StageSpec]]) -> Block:
-    levels = tuple(tuple(_decode_node(node, kinds) for node in level) for level in block.levels)
+def _decode_block(block: Mapping[str, Any], kinds: Mapping[str, type[StageSpec]]) -> Block:
+    levels = tuple(tuple(_decode_node(node, kinds) for node in level) for level in block["levels"])
     stages = {node.name: node for level in levels for node in level if isinstance(node, StageNode)}
-    writer = block.first_writer
-    return Block(levels, None if writer is None else stages.get(writer.name), block.first_steps)
+    writer = block.get("first_writer")
+    return Block(levels, writer and stages.get(writer["name"]), block.get("first_steps", 0))
 
 
-def _decode_node(node: _Node, kinds: Mapping[str, type[StageSpec]]) -> StageNode | LoopNode:
-    if node.body is not None and node.until is not None:
-        direct = None if node.direct is None else _decode_direct(node.direct, kinds)
-        return LoopNode(node.name, node.until, _decode_block(node.body, kinds), node.condition, direct)
-    return _decode_stage_node(node, kinds)
+def _decode_node(node: Mapping[str, Any], kinds: Mapping[str, type[StageSpec]]) -> StageNode | LoopNode:
+    if "body" not in node:
+        return _decode_stage(node, kinds)
+    direct = {name: each and _decode_stage(each, kinds) for name, each in node.get("direct", {}).items()}
+    condition, until = msgspec.convert((node.get("condition"), node["until"]), tuple[Condition | None, UntilSpec])
+    return LoopNode(node["name"], until, _decode_block(node["body"], kinds), condition, Direct(**direct) if direct else None)
 
 
-def _decode_direct(direct: _Direct, kinds: Mapping[str, type[StageSpec]]) -> Direct:
-    guidance = None if direct.guidance is None else _decode_stage_node(direct.guidance, kinds)
-    return Direct(_decode_stage_node(direct.response, kinds), _decode_stage_node(direct.boundary, kinds), guidance)
-
-
-def _decode_stage_node(node: _Node, kinds: Mapping[str, type[StageSpec]]) -> StageNode:
-    if node.spec is None:
-        raise msgspec.ValidationError(f"the node `{node.name}` of the graph has neither `spec` nor `until` and `body`")
-    return StageNode(node.name, _decode_stage(node, node.spec, kinds), node.condition, node.rank)
-
-
-def _decode_stage(node: _Node, settings: dict[str, Any], kinds: Mapping[str, type[StageSpec]]) -> StageSpec:
+def _decode_stage(node: Mapping[str, Any], kinds: Mapping[str, type[StageSpec]]) -> StageNode:
+    settings = node["spec"]
     kind = str(settings.get("kind", ""))
-    found = _spec_or_flaw(settings, kind, kinds)
-    if isinstance(found, StageSpec):
-        return found
-    return UnknownStage(
-        recorded_kind=kind,
-        recorded_purpose=node.purpose or "write",
-        recorded_drafted=node.drafted,
-        recorded_may_reject=node.may_reject,
-        recorded_finishes=node.finishes,
-        engine=settings.get("engine"),
-        settings=settings,
-        flaw=found,
-    )
+    spec = _spec_or_flaw(settings, kind, kinds)
+    if isinstance(spec, str):
+        spec = UnknownStage(
+            recorded_kind=kind,
+            **{f"recorded_{name}": node[name] for name in _CAPABILITIES if name in node},
+            engine=settings.get("engine"),
+            settings=settings,
+            flaw=spec,
+        )
+    return StageNode(node["name"], spec, msgspec.convert(node.get("condition"), Condition | None), node.get("rank", 0))
 
 
 def _spec_or_flaw(settings: Mapping[str, Any], name: str, known: Mapping[str, type[S]]) -> S | str:

@@ -384,12 +384,12 @@ def _read(folder: Path) -> dict[str, Any]:
 
 def _known(raw: Mapping[str, Any]) -> RunFile:
     """The run file in `raw`, field by field: a field that is missing or of another type is as in `UNKNOWN`."""
-    recorded = _fields(raw, RecordedPlan)
     empty: dict[str, Any] = {"graph": {"levels": []}, "graph_digest": "", "graph_name": "", "prompts": {}, "params": {}, "engines": {}}
+    recorded = msgspec.convert({**empty, "speculate": None, **_fields(raw, RecordedPlan)}, RecordedPlan)
     try:
-        plan = decode_plan(msgspec.convert({**empty, "speculate": None, **recorded}, RecordedPlan), stage_specs(), engine_specs())
+        plan = decode_plan(recorded, stage_specs(), engine_specs())
     except msgspec.ValidationError:
-        plan = UNKNOWN.plan
+        plan = decode_plan(structs.replace(recorded, graph=empty["graph"]), stage_specs(), engine_specs())
     sessions = raw.get("sessions")
     found = [_session(each) for each in sessions if isinstance(each, dict)] if isinstance(sessions, list) else []
     known = {name: value for name, value in _fields(raw, RunFile).items() if name not in ("plan", "sessions")}
