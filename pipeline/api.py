@@ -39,8 +39,8 @@ from pipeline.graph.spec import EngineSpec
 from pipeline.graph.yaml_file import setting
 from pipeline.remote.folder import written_folder
 from pipeline.remote.inputs import fetch_problems
-from pipeline.remote.url import is_url
-from pipeline.session.background import Background, ChainStream, TaskRun, ThreadRun
+from pipeline.remote.url import input_urls, is_url
+from pipeline.session.background import Background, ChainStream, MemoryRows, TaskRun, ThreadRun
 from pipeline.session.loop import Stop, on_asyncio, time_is_virtual
 from pipeline.session.notices import gpu_notices, notices
 from pipeline.session.observer import Observer
@@ -143,6 +143,26 @@ class Result(Struct, frozen=True, kw_only=True):
         return found.to_pandas()
 
 
+_OPTION = re.compile(r"(\badd )?--([a-z]+(?:-[a-z]+)*)")
+
+
+@contextmanager
+def _in_keywords() -> Iterator[None]:
+    """Let errors in the body, which speak of options of commands, speak of keywords."""
+
+    def keyword(found: re.Match[str]) -> str:
+        add, name = found[1] or "", found[2].replace("-", "_")
+        name = next((each for each in (name, f"{name}s") if each in RunKeywords.__annotations__), "")
+        return f"{add}{name}{'=True' if add and name in FLAGS else ''}" if name else found[0]
+
+    try:
+        yield
+    except UsageError as error:
+        error.args = (_OPTION.sub(keyword, str(error)),)
+        raise
+
+
+@_in_keywords()
 def load_graph(graph: Graph, engines: Engines | None = None, **bound: Unpack[GraphKeywords]) -> Plan:
     """The compiled plan of `graph`, bound to `engines` or to those that the graph names. Raises `GraphError`."""
     given = _known(bound, GraphKeywords)
@@ -259,7 +279,7 @@ class _SolveCall(Struct, frozen=True, kw_only=True):
 
 def _solved(call: _SolveCall, trace: bool, progress: bool) -> Result:
     """Solve and wait; raises `Unfinished`."""
-    run, kept = call.run, _MemorySink(trace=trace)
+    run, kept = call.run, MemoryRows(trace=trace)
     if run.nothing_to_do:
         return _result(SessionResult.of_finished(run).run, run, None)
     observer = Observer(sink=kept, watch=progress_shown) if progress else Observer(sink=kept)
@@ -343,25 +363,6 @@ def _prepared_call(stack: ExitStack, graph: Graph, problems: Input, given: dict[
     return _SolveCall(run=stack.enter_context(held), engines=opened, listed=listed, baseline=baseline)
 
 
-_OPTION = re.compile(r"(\badd )?--([a-z]+(?:-[a-z]+)*)")
-
-
-@contextmanager
-def _in_keywords() -> Iterator[None]:
-    """Let errors in the body, which speak of options of commands, speak of keywords."""
-
-    def keyword(found: re.Match[str]) -> str:
-        add, name = found[1] or "", found[2].replace("-", "_")
-        name = next((each for each in (name, f"{name}s") if each in RunKeywords.__annotations__), "")
-        return f"{add}{name}{'=True' if add and name in FLAGS else ''}" if name else found[0]
-
-    try:
-        yield
-    except UsageError as error:
-        error.args = (_OPTION.sub(keyword, str(error)),)
-        raise
-
-
 def _valid(
     graph: Graph,
     plan: Plan,
@@ -375,13 +376,12 @@ def _valid(
     """The options of a run over `files`, which are what `names` stand for; raises `UsageError`."""
     values = {"graph": not isinstance(graph, str | Path), "engines": not isinstance(engines, str | Path | None) or isinstance(graph, Plan)}
     first, *more = files or [Path("problems") if output is None else Path(output) / PROBLEMS]
-    urls = tuple(name if is_url(name) and not name.lower().startswith("file:") else "" for name in names)
     random = given.get("random")
     options = dict(given) | {
         "graph": plan.name if values["graph"] else str(graph),
         "input": str(first),
         "more_inputs": tuple(map(str, more)),
-        "input_urls": urls if any(urls) else (),
+        "input_urls": input_urls(names),
         "engines": None if values["engines"] or engines is None else str(engines),
         "settings": _settings(bound),
         "output": None if output is None else str(output),
@@ -458,34 +458,10 @@ def _role(role: str, engine: Any) -> Any:
     return {"backend": "open", "model": str(getattr(engine, "model", ""))}
 
 
-class _MemorySink:
-    """A `RowSink` that keeps rows in memory: chains, and with `trace` steps and calls too."""
-
-    def __init__(self, *, trace: bool) -> None:
-        self._trace = trace
-        self.chains: list[ChainRow] = []
-        self.steps: list[StepRow] = []
-        self.calls: list[CallRow] = []
-
-    def call(self, row: CallRow) -> None:
-        if self._trace:
-            self.calls.append(row)
-
-    def step(self, row: StepRow) -> None:
-        if self._trace:
-            self.steps.append(row)
-
-    def chain(self, row: ChainRow) -> None:
-        self.chains.append(row)
-
-    async def room(self) -> None:
-        return
-
-
-def _result(run: RunFile, started: Prepared, kept: _MemorySink | None, remarks: Sequence[str] = ()) -> Result:
+def _result(run: RunFile, started: Prepared, kept: MemoryRows | None, remarks: Sequence[str] = ()) -> Result:
     """The result of a run; where there is a run folder, with all chains in it, those of earlier sessions included."""
     if started.folder is not None:
-        kept = _MemorySink(trace=False)
+        kept = MemoryRows(trace=False)
         kept.chains = read_rows(started.folder, ChainRow, "chains")
     assert kept is not None, "a run without a folder has one session"
     return Result(

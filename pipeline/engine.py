@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import lru_cache, reduce
 from hashlib import blake2b
 from itertools import zip_longest
+from operator import add, sub
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct, structs
@@ -78,8 +79,8 @@ class Request(Struct, frozen=True, kw_only=True):
     """Whether `Interruptible.interrupt` may end it early; never set for choices and scorings."""
 
     def digest(self) -> int:
-        """64 bits of the prompt, `scored_ids`, `stop_ids`, `top_k` and `min_p` where they are not 0, and the adapter where there is one:
-        what the answer depends on and traces of earlier versions have no column for."""
+        """64 bits of what an answer depends on and calls have no columns for: the prompt, `scored_ids`, `stop_ids`, and where they are set
+        `top_k`, `min_p` and the adapter."""
         state = blake2b(packed(self.prompt_ids), digest_size=8)
         if self.adapter is not None:
             state.update(f"adapter={self.adapter!r} ".encode())
@@ -173,22 +174,19 @@ class Speculation(Struct, frozen=True, kw_only=True):
 
     def plus(self, other: "Speculation") -> "Speculation":
         """The totals of two engines together."""
-        pairs = zip_longest(self.accepted_by_position, other.accepted_by_position, fillvalue=0)
-        return Speculation(
-            drafts=self.drafts + other.drafts,
-            draft_tokens=self.draft_tokens + other.draft_tokens,
-            accepted_tokens=self.accepted_tokens + other.accepted_tokens,
-            accepted_by_position=tuple(one + two for one, two in pairs),
-        )
+        return self._each(other, add)
 
     def since(self, before: "Speculation") -> "Speculation":
         """What was counted since `before`, earlier totals of the same engine."""
-        pairs = zip_longest(self.accepted_by_position, before.accepted_by_position, fillvalue=0)
+        return self._each(before, sub)
+
+    def _each(self, other: "Speculation", combined: Callable[[int, int], int]) -> "Speculation":
+        pairs = zip_longest(self.accepted_by_position, other.accepted_by_position, fillvalue=0)
         return Speculation(
-            drafts=self.drafts - before.drafts,
-            draft_tokens=self.draft_tokens - before.draft_tokens,
-            accepted_tokens=self.accepted_tokens - before.accepted_tokens,
-            accepted_by_position=tuple(now - then for now, then in pairs),
+            drafts=combined(self.drafts, other.drafts),
+            draft_tokens=combined(self.draft_tokens, other.draft_tokens),
+            accepted_tokens=combined(self.accepted_tokens, other.accepted_tokens),
+            accepted_by_position=tuple(combined(one, two) for one, two in pairs),
         )
 
 
@@ -237,14 +235,13 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
 
     def since(self, before: "EngineStatistics") -> "EngineStatistics":
         """These statistics with only what was counted since `before`, earlier ones of the same engine."""
-        now = structs.replace(self, **{name: getattr(self, name) - getattr(before, name) for name in TOTALS})
-        if self.cached_input_tokens is not None:
-            now = structs.replace(now, cached_input_tokens=self.cached_input_tokens - (before.cached_input_tokens or 0))
-        if self.written_tokens is not None:
-            now = structs.replace(now, written_tokens=self.written_tokens - (before.written_tokens or 0))
-        if self.speculation is None or before.speculation is None:
-            return now
-        return structs.replace(now, speculation=self.speculation.since(before.speculation))
+        now: dict[str, Any] = {name: getattr(self, name) - getattr(before, name) for name in TOTALS}
+        for name in ("cached_input_tokens", "written_tokens"):
+            if (count := getattr(self, name)) is not None:
+                now[name] = count - (getattr(before, name) or 0)
+        if self.speculation is not None and before.speculation is not None:
+            now["speculation"] = self.speculation.since(before.speculation)
+        return structs.replace(self, **now)
 
 
 class Tokenizer(Protocol):

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from ctypes import CDLL
+from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -157,6 +158,11 @@ def command(**settings: Any) -> Callable[[Callable[..., Any]], Command]:
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
     """As `click.option`, for an `Option`."""
     return click.option(*names, cls=Option, **settings)
+
+
+def headed(heading: str) -> Callable[..., Callable[[F], F]]:
+    """`option` for options under this heading."""
+    return partial(option, heading=heading)
 
 
 class CommandEntry(Struct, frozen=True):

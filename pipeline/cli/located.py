@@ -15,7 +15,7 @@ from pipeline.cli.terminal import print_notice
 from pipeline.data.obtain import problem_files
 from pipeline.remote.folder import FetchedRun, fetched_folder, written_folder
 from pipeline.remote.inputs import fetch_problems
-from pipeline.remote.url import is_url, parse_url
+from pipeline.remote.url import input_urls, is_url, parse_url
 from pipeline.text import redact
 
 
@@ -96,15 +96,8 @@ def written_run(text: str, *, new: bool, take_over: bool = False) -> Located:
 def problems_of(*inputs: str) -> list[Path]:
     """The paths of inputs of a command, until it ends; see `problem_files`."""
     paths = _opened().enter_context(problem_files(inputs, fetch_problems, print_notice))
-    urls = {str(path): text for text, path in zip(inputs, paths, strict=True) if is_url(text) and not text.startswith("file:")}
-    _opened().urls.update(urls)
+    _opened().urls.update((str(path), url) for path, url in zip(paths, input_urls(inputs), strict=False) if url)
     return paths
-
-
-def input_urls(inputs: tuple[str, ...]) -> tuple[str, ...]:
-    """The URL of each input, empty for those that are files of this machine; nothing where all are."""
-    urls = tuple(text if is_url(text) and not text.lower().startswith("file:") else "" for text in inputs)
-    return urls if any(urls) else ()
 
 
 def _opened(ctx: click.Context | None = None) -> Opened:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import click
 from msgspec import NODEFAULT, structs
 
-from pipeline.cli.commands import F, option
+from pipeline.cli.commands import F, headed, option
 from pipeline.cli.terminal import NoticeOptions, notices_as, print_notice
 from pipeline.errors import UsageError
 from pipeline.graph.loader import PRESET, load_preset
@@ -92,6 +92,7 @@ MODEL_HELP = (
     " chat completions only). Engines are chosen that fit on this machine; with --engines only its model is replaced. May be repeated."
 )
 
+display_option = headed("Display")
 json_option = option("--json", "as_json", is_flag=True, help="Print JSON.", heading="Output")
 overwrite_option = option("--overwrite", is_flag=True, help="Overwrite an existing file.", heading="Output")
 input_option = option("-i", "--input", "inputs", required=True, multiple=True, metavar="FILE", help=INPUT_HELP, heading="Input")
@@ -141,12 +142,8 @@ def _file(engines: Path | tuple[Path, ...] | None) -> Path | None:
 def metrics_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of the address at which the metrics of its run are served; they come as `metrics`."""
 
-    @option(
-        "--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="Serve Prometheus metrics on this port.", heading="Display"
-    )
-    @option(
-        "--metrics-host", default="127.0.0.1", show_default=True, metavar="HOST", help="Address to serve metrics on.", heading="Display"
-    )
+    @display_option("--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="Serve Prometheus metrics on this port.")
+    @display_option("--metrics-host", default="127.0.0.1", show_default=True, metavar="HOST", help="Address to serve metrics on.")
     @wraps(command)
     def with_metrics(*args: Any, metrics_port: int | None, metrics_host: str, **options: Any) -> Any:
         return command(*args, metrics=None if metrics_port is None else (metrics_host, metrics_port), **options)
@@ -165,15 +162,11 @@ def with_cluster(options: RunOptions, cluster: str | None, replicas: int | None)
 def notice_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command that takes long the options `--quiet`, `--verbose`, `--timestamps` and `--log-file`."""
 
-    @option("-q", "--quiet", is_flag=True, help="Print only errors and results.", heading="Display")
-    @option("-v", "--verbose", is_flag=True, help="Also print the logs of the engines' processes.", heading="Display")
-    @option("--timestamps", is_flag=True, help="Plain lines with the time instead of a live display.", heading="Display")
-    @option(
-        "--log-file",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Append messages, progress and engine logs to FILE.",
-        heading="Display",
+    @display_option("-q", "--quiet", is_flag=True, help="Print only errors and results.")
+    @display_option("-v", "--verbose", is_flag=True, help="Also print the logs of the engines' processes.")
+    @display_option("--timestamps", is_flag=True, help="Plain lines with the time instead of a live display.")
+    @display_option(
+        "--log-file", type=click.Path(path_type=Path), metavar="FILE", help="Append messages, progress and engine logs to FILE."
     )
     @wraps(command)
     def noticed(*args: Any, quiet: bool, verbose: bool, timestamps: bool, log_file: Path | None, **others: Any) -> Any:

@@ -16,7 +16,7 @@ from msgspec import structs
 from pipeline.analysis.headline.baseline import baseline_folder
 from pipeline.cli import live
 from pipeline.cli.commands import command, option
-from pipeline.cli.located import Located, input_urls, problems_of, written_run
+from pipeline.cli.located import Located, problems_of, written_run
 from pipeline.cli.options import (
     Address,
     engines_option,
@@ -37,7 +37,7 @@ from pipeline.cli.starting import show_starts
 from pipeline.cli.summary import print_about, print_summary
 from pipeline.cli.terminal import print_error, print_notice
 from pipeline.errors import Interrupted, MissingExtra, UsageError
-from pipeline.remote.url import is_url
+from pipeline.remote.url import input_urls, is_url
 from pipeline.session.loop import rare_collection
 from pipeline.session.notices import shortfall
 from pipeline.session.observer import Observer

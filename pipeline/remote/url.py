@@ -8,6 +8,7 @@ A URL holds no credentials and no options: they come from the environment, so th
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -73,3 +74,9 @@ def parse_url(text: str) -> Url | Path:
     if key and any(part in ("", ".", "..") for part in key.split("/")):
         raise UsageError(f"{shown}: has an empty part, `.` or `..` in its path")
     return Url(scheme, bucket, key)
+
+
+def input_urls(names: Iterable[str]) -> tuple[str, ...]:
+    """The URL of each input, empty for those that are files of this machine; nothing where all are."""
+    urls = tuple(name if is_url(name) and not name.lower().startswith("file:") else "" for name in names)
+    return urls if any(urls) else ()

@@ -209,3 +209,27 @@ class ChainStream:
     def _wait_for_room(self) -> None:
         with self._changed:
             self._changed.wait_for(lambda: len(self._rows) < self._most or self._closed)
+
+
+class MemoryRows:
+    """A `RowSink` that keeps rows in memory: chains, and with `trace` steps and calls too."""
+
+    def __init__(self, *, trace: bool) -> None:
+        self._trace = trace
+        self.chains: list[ChainRow] = []
+        self.steps: list[StepRow] = []
+        self.calls: list[CallRow] = []
+
+    def call(self, row: CallRow) -> None:
+        if self._trace:
+            self.calls.append(row)
+
+    def step(self, row: StepRow) -> None:
+        if self._trace:
+            self.steps.append(row)
+
+    def chain(self, row: ChainRow) -> None:
+        self.chains.append(row)
+
+    async def room(self) -> None:
+        return

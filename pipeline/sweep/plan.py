@@ -101,6 +101,11 @@ class PlannedPoint(Struct, frozen=True, kw_only=True):
         text = f"{coordinates.system} {coordinates.schedule} b{coordinates.batch_size} r{coordinates.repeat}"
         return re.sub(r"[^\w.=+-]+", "_", text)
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that its run does not share with the others."""
+        return {"batch_size": self.coordinates.batch_size, "schedule": self.coordinates.schedule}
+
 
 def combinations(vary: Mapping[str, Sequence[str]], params: Mapping[str, object]) -> list[dict[str, str]]:
     """Every choice of a value for each varied param that a graph with `params` has; one empty choice where it has none."""

@@ -144,7 +144,7 @@ class SweepRunner:
             folder.unlink()
         shutil.rmtree(folder, ignore_errors=True)
         kept = await reset_caches(engines, planned.system.plan.engines)
-        run = prepared.run_of(planned.system, folder, batch_size=coordinates.batch_size, schedule=coordinates.schedule)
+        run = prepared.run_of(planned.system, folder, **planned.options)
         record = await self._solved(run, engines)
         cpu_s = record.orchestrator_cpu_s
         self._keep(planned, point_of_run(folder, coordinates, simulated=prepared.virtual_time, cpu_s=cpu_s, cache_kept=kept))

@@ -5,11 +5,10 @@ simulated ones points run side by side. A finished point is never run again. Eve
 finished. Loading and warm-up are in no figure.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -17,14 +16,13 @@ from msgspec import Struct
 from pipeline.analysis.points import Point, read_points, write_points
 from pipeline.errors import Interrupted, PipelineError, UsageError
 from pipeline.files import new_file
-from pipeline.graph.plan import settings_of
-from pipeline.graph.spec import EngineSpec
 from pipeline.session.loop import Stop, in_loop
 from pipeline.session.notices import gpu_notices, notices
 from pipeline.session.observer import Attend, Observer
+from pipeline.session.prepare import drift
 from pipeline.session.run import attended, failed_too_often
 from pipeline.store.folder import hold_default, hold_output
-from pipeline.store.run_file import Host, host, versions
+from pipeline.store.run_file import FILE, RunFile, versions
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepSystem, parts
 from pipeline.sweep.points import PreparedSweep, SweepRunner, prepare_sweep
 from pipeline.sweep.side_by_side import run_side_by_side
@@ -34,39 +32,6 @@ POINTS, SWEEP = "points.parquet", "sweep.json"
 
 Done = Callable[[int, int, Point], object]
 """Called after each point with the number of finished points, of all points, and the point."""
-
-
-class SweptSystem(Struct, frozen=True, kw_only=True):
-    """A system in `sweep.json`."""
-
-    engines_file: str | None
-    settings: tuple[str, ...]
-    """All settings of its graph and its engines, as `NAME=VALUE`: what a run of it has to be given as `--set`."""
-    engines: dict[str, dict[str, Any]]
-    """The engines that it uses, by role."""
-
-
-class SweepFile(Struct, frozen=True, kw_only=True):
-    """The content of `sweep.json`: what all points share; a sweep can be resumed only with the same."""
-
-    input_sha256: str
-    columns: dict[str, str]
-    limit: int | None
-    random: str | None = None
-    samples: int
-    seed: int
-    admission: str
-    order: str
-    engines: dict[str, dict[str, Any]]
-    """Of the systems that are compared with the target alone, by role; of the last engines file where there are several."""
-    settings: tuple[str, ...]
-    systems: dict[str, SweptSystem]
-    """By label."""
-    graphs: dict[str, str]
-    """Digest of each system's plan, by its label."""
-    simulated: bool
-    host: Host
-    versions: dict[str, str]
 
 
 class SweepResult(Struct, frozen=True, kw_only=True):
@@ -160,41 +125,32 @@ def held_folder(options: SweepOptions, systems: list[SweepSystem]) -> Iterator[P
 
 
 def start_or_resume(prepared: PreparedSweep) -> dict[str, Point]:
-    """Write `sweep.json`, after a check that it is still the same where it is there; returns the finished points by name."""
-    options, path, points = prepared.options, prepared.folder / SWEEP, prepared.folder / POINTS
-    shared = SweepFile(
-        input_sha256=prepared.fingerprint.sha256,
-        columns=options.columns,
-        limit=options.limit,
-        random=options.random,
-        samples=options.samples,
-        seed=options.seed,
-        admission=options.admission,
-        order=options.order,
-        engines=_settings_of(prepared.systems[-1].engines),
-        settings=options.settings,
-        systems={system.label: _swept(system) for system in prepared.systems},
-        graphs={system.label: system.plan.digest for system in prepared.systems},
-        simulated=prepared.virtual_time,
-        host=host(),
-        versions=versions(),
-    )
-    there: list[Point] = []
-    if path.is_file():
-        _check_same(path, msgspec.json.decode(msgspec.json.encode(shared), type=SweepFile))
-        there = read_points(points) if points.is_file() else []
-    with new_file(path) as draft:
+    """The finished points by name; `sweep.json` then says what a run of each system has to be given as `--set`.
+
+    Raises `UsageError` where the runs of finished points would be others now.
+    """
+    points, finished = prepared.folder / POINTS, dict[str, Point]()
+    if points.is_file():
+        finished = {PlannedPoint(system=prepared.systems[0], coordinates=point).name: point for point in read_points(points)}
+    first = {planned.system.label: planned for planned in reversed(prepared.planned_points) if planned.name in finished}
+    for planned in first.values():
+        _check_same(prepared, planned)
+    shared = {"systems": {system.label: system.settings for system in prepared.systems}, "versions": versions()}
+    with new_file(prepared.folder / SWEEP) as draft:
         draft.write_bytes(msgspec.json.format(msgspec.json.encode(shared), indent=2) + b"\n")
-    return {PlannedPoint(system=prepared.systems[0], coordinates=point).name: point for point in there}
+    return finished
 
 
-def _swept(system: SweepSystem) -> SweptSystem:
-    file = None if system.engines_file is None else str(system.engines_file)
-    return SweptSystem(engines_file=file, settings=system.settings, engines=_settings_of(system.plan.engines))
-
-
-def _settings_of(engines: Mapping[str, EngineSpec]) -> dict[str, dict[str, Any]]:
-    return {role: settings_of(spec) for role, spec in engines.items()}
+def _check_same(prepared: PreparedSweep, planned: PlannedPoint) -> None:
+    """Raise `UsageError` where the run of a finished point was another one than it would be now."""
+    folder = prepared.folder / "runs" / planned.name
+    if not (folder / FILE).is_file():
+        return
+    now = prepared.run_of(planned.system, folder, **planned.options).record
+    as_read = RunFile.decode(msgspec.json.decode(now.encode()))
+    if found := [each for differences in drift(RunFile.read(folder), as_read).values() for each in differences]:
+        what = f"{'; '.join(found)} for {planned.system.label!r}"
+        raise UsageError(f"{prepared.folder}: cannot be resumed: {what}; start a new sweep")
 
 
 class FinishedPoints:
@@ -211,28 +167,3 @@ class FinishedPoints:
         self.points = dict(sorted(self.points.items(), key=lambda item: self._places.get(item[0], -1)))
         write_points(self._folder / POINTS, list(self.points.values()))
         self._done(sum(name in self._places for name in self.points), len(self._places), point)
-
-
-def _check_same(path: Path, new: SweepFile) -> None:
-    """Raise `UsageError` where `new` differs from the `sweep.json` in `path`, so that the sweep cannot be resumed."""
-    try:
-        old = msgspec.json.decode(path.read_bytes(), type=SweepFile)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: is not a sweep.json of this version: {error}") from error
-    for name in ("input_sha256", "columns", "limit", "random", "samples", "seed", "settings", "admission", "order"):
-        if getattr(old, name) != getattr(new, name):
-            raise UsageError(f"{path}: cannot be resumed: {name} is {getattr(new, name)}, was {getattr(old, name)}; start a new sweep")
-    for label in old.graphs.keys() & new.graphs.keys():
-        ours, theirs = new.systems[label].engines, old.systems[label].engines
-        if other := next(_differences(ours, theirs), None):
-            raise UsageError(f"{path}: cannot be resumed: {other} for {label!r}; start a new sweep")
-        if old.graphs[label] != new.graphs[label]:
-            raise UsageError(f"{path}: cannot be resumed: the graph of {label!r} has changed; start a new sweep")
-
-
-def _differences(ours: dict[str, dict[str, Any]], theirs: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """How the engines `ours` differ from `theirs`, both by role, as clauses."""
-    for role, settings in ours.items():
-        for name, value in settings.items():
-            if (was := theirs.get(role, {}).get(name)) != value:
-                yield f"engines.{role}.{name} is {value}, was {was}"

@@ -67,7 +67,7 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(folder: Path, arguments: li
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("package", ["plotly", "jinja2"])
+@pytest.mark.parametrize("package", ["plotly"])
 def test_without_the_extra_it_says_how_to_get_it(folder: Path, package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from pipeline.cli.main import main; main()"
     command, environment = [sys.executable, "-c", code, "report", "one"], {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -47,11 +47,6 @@ def test_wrong_options_are_exit_code_2(run_folder: Path, arguments: tuple[str, .
     assert expected in done.stderr
 
 
-def test_a_folder_without_a_run_is_exit_code_2() -> None:
-    done = pipeline("export", "tests", "--as", "perfetto")
-    assert done.stderr == "error: tests/run.json: cannot be read: no such file or directory; expected a run folder\n"
-
-
 def test_a_server_that_is_not_there_is_exit_code_1(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "0.5")
     endpoint = "http://127.0.0.1:9/v1/traces"
@@ -60,7 +55,7 @@ def test_a_server_that_is_not_there_is_exit_code_1(run_folder: Path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "package"), [("perfetto", "perfetto"), ("otlp", "opentelemetry")])
+@pytest.mark.parametrize(("kind", "package"), [("otlp", "opentelemetry")])
 def test_without_the_extra_the_error_names_it(run_folder: Path, kind: str, package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from pipeline.cli.main import main; main()"
     command = [sys.executable, "-c", code, "export", str(run_folder), "--as", kind]

@@ -52,27 +52,6 @@ def test_placements_of_the_engines_are_compared_by_one_command(tmp_path: Path, c
     assert "lacked" not in capfd.readouterr().out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--engines", "sim-2xh100", "--baseline-engines", "nothere"], "no engines file is named `nothere`"),
-        (["--engines", "sim-2xh100", "--set", "engines.draft.device.sharing=mpx"], "unknown value `mpx`; did you mean `mps`?"),
-        (
-            ["--engines", "sim-2xh100", "--set", "engines.draft.device.sharing=mps"],
-            "is described in two ways; engines that share it must agree",
-        ),
-    ],
-)
-def test_wrong_engines_are_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
-    problems = str(write_problems(tmp_path, 2))
-    assert run_command(["sweep", SPECCOT, "--input", problems, "--batch-size", "2", "--output", str(tmp_path / "s"), *options]) == 2
-    out, err = capfd.readouterr()
-    assert message in err
-    assert (out, err.count("\n")) == ("", 1)
-    assert not (tmp_path / "s").exists()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

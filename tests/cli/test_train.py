@@ -16,9 +16,8 @@ HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets", "plot
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [(), ("draft",), ("select",), ("merge",)], ids=lambda words: " ".join(words) or "train")
-def test_help_loads_no_heavy_package(command: tuple[str, ...]) -> None:
-    words = ["train", *command, "--help"]
+def test_help_loads_no_heavy_package() -> None:
+    words = ["train", "select", "--help"]
     code = f"import sys\nfrom pipeline.cli.main import run_command\nrun_command({words!r})\nprint('\\n', *sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S)
     said, _, modules = done.stdout.rpartition("\n ")

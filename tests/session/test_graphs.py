@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from pipeline.engines.sim.text import sim_answer
-from pipeline.engines.torch.spec import TorchSpec
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import load_plan
 from pipeline.session.run import run
@@ -71,15 +70,6 @@ def test_a_graph_with_token_level_speculation_differs_in_its_engines_alone(name:
         (f"name: {name}", f"name: {base}"),
         ("engines: engines/tiny-vllm-decode.yaml", "engines: engines/tiny.yaml"),
     ]
-
-
-def test_vanilla_and_speculated_inference_open_one_engine() -> None:
-    assert {name: list(load_plan(path_of(name)).engines) for name in ("target", "draft", "speculative-decoding")} == {
-        "target": ["target"],
-        "draft": ["draft"],
-        "speculative-decoding": ["target"],
-    }
-    assert isinstance(load_plan(path_of("target")).engines["target"], TorchSpec)
 
 
 @pytest.mark.parametrize("name", [*NAMES, *OURS])

@@ -11,29 +11,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.analysis.quality.failures import failures
-from pipeline.engines.sim.text import sim_answer
 from pipeline.errors import GraphError, UsageError
 from pipeline.session.notices import shortfall
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.prepare import load_plan
 from pipeline.session.run import SessionResult, run
+from tests.support.paths import ROOT, SIM
+from tests.support.runs import write_problems
 
-ROOT = Path(__file__).parent.parent.parent
-SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
 GRAPHS = ("speccot", "specreason", "likelihood", "scot", "best-of-n", "target")
 PROBLEMS = 6
 CHAINS = 2 * PROBLEMS
 MOMENT = ("in_flight_engine", "in_flight_stage", "waiting_engine")
 """Of calls that leave at the very same instant each sees more beside it than the one before; their order is the event loop's."""
-
-
-def problems(folder: Path, count: int = PROBLEMS) -> Path:
-    path = folder / "problems.jsonl"
-    texts = [f"Problem number {i}?" for i in range(count)]
-    rows = [msgspec.json.encode({"problem_id": f"p{i}", "problem": t, "answer": sim_answer(t)}) for i, t in enumerate(texts)]
-    path.write_bytes(b"\n".join(rows) + b"\n")
-    return path
 
 
 def options(folder: Path, graph: str = "speccot", **other: Any) -> RunOptions:
@@ -65,7 +56,7 @@ def unanswered(folder: Path) -> dict[str, str]:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The run folder of a graph, simulated once."""
     folder = tmp_path_factory.mktemp("recorded")
-    problems(folder)
+    write_problems(folder, PROBLEMS)
 
     def of(graph: str) -> Path:
         if not (folder / graph).exists():
@@ -229,7 +220,7 @@ def test_what_does_not_fit_the_recorded_run_is_refused_by_name(
 
 def test_other_problems_and_more_of_them_are_refused(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"needs the recorded problems, .*problems\.jsonl \(SHA-256 \w+\.\.\.\); .* has different ones"):
-        replay(recorded("speccot"), tmp_path / "out", input=problems(tmp_path, 9))
+        replay(recorded("speccot"), tmp_path / "out", input=write_problems(tmp_path, 9))
     part = run(options(recorded("speccot").parent, "target", limit=3, output=tmp_path / "target"))
     with pytest.raises(UsageError, match="needs --limit 3 or less"):
         replay(part.folder, tmp_path / "out", input=recorded("speccot").parent / "problems.jsonl")
@@ -275,7 +266,7 @@ def test_a_replay_is_not_replayed(recorded: Callable[[str], Path], tmp_path: Pat
 
 
 def test_what_failed_is_not_answered(tmp_path: Path) -> None:
-    problems(tmp_path)
+    write_problems(tmp_path, PROBLEMS)
     before = run(options(tmp_path, settings=("engines.target.timeout_s=1.1",)))
     failed = {row["chain_id"] for row in rows(before.folder, "chains") if row["error_type"] == "CallTimeout"}
     result = replay(before.folder, tmp_path / "again")

@@ -94,11 +94,6 @@ def test_pipelined_is_faster_than_lockstep_and_lockstep_than_sequential(tmp_path
     assert spent["pipelined"] < spent["lockstep"] < spent["sequential"]
 
 
-def test_max_in_flight_is_obeyed(tmp_path: Path) -> None:
-    result = solve(tmp_path, settings=("engines.target.max_in_flight=3",))
-    assert max(row["in_flight_engine"] for row in rows(result, "calls") if row["engine"] == "target") == 3
-
-
 def test_a_bad_row_is_a_failed_chain_and_the_others_go_on(tmp_path: Path) -> None:
     problems = write_problems(tmp_path, 3, (b"{oops", b'{"problem_id": "null", "problem": null}', b'{"problem_id": "e", "problem": " "}'))
     result = solve(tmp_path, input=problems)

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import click
 import msgspec
 
-from pipeline.cli.commands import Option, command, option
+from pipeline.cli.commands import Option, command, headed, option
 from pipeline.cli.located import LocalPath, Located, RunFolder, problems_of
 from pipeline.cli.options import overwrite_option
 from pipeline.cli.terminal import print_line, print_notice, print_page
@@ -39,81 +39,60 @@ ONLY_WITH: dict[str, tuple[str, ...]] = {
 """The options that not every kind of export has, with the kinds that have them."""
 
 
+output_option, training_option, trace_option = headed("Output"), headed("Training data"), headed("Traces")
+
+
 @command(headed=True)
 @click.argument("runs", type=RunFolder(), nargs=-1, required=True, metavar="RUN...")
-@option(
+@output_option(
     "-o",
     "--output",
     type=LocalPath(allow_dash=True),
     metavar="FILE",
     help="Output file; - for JSON lines on stdout; .gz compresses.  [default: for perfetto and otlp a file in RUN]",
-    heading="Output",
 )
-@option(
-    "--as",
-    "kind",
-    type=click.Choice(KINDS),
-    metavar="KIND",
-    default="answers",
-    show_default=True,
-    help="What to export, as above.",
-    heading="Output",
+@output_option(
+    "--as", "kind", type=click.Choice(KINDS), metavar="KIND", default="answers", show_default=True, help="What to export, as above."
 )
-@option("--format", "form", type=click.Choice(get_args(Form)), help="File format.  [default: by the suffix of FILE]", heading="Output")
+@output_option("--format", "form", type=click.Choice(get_args(Form)), help="File format.  [default: by the suffix of FILE]")
 @overwrite_option
 @option("--thoughts", is_flag=True, help="answers: include the reasoning before each answer.", heading="Answers")
-@option("--tokens", is_flag=True, help="sft, preference: token ids instead of text.", heading="Training data")
-@option("--correct", is_flag=True, help="Only chains whose answer is right.", heading="Training data")
-@option(
+@training_option("--tokens", is_flag=True, help="sft, preference: token ids instead of text.")
+@training_option("--correct", is_flag=True, help="Only chains whose answer is right.")
+@training_option(
     "--validation",
     type=click.FloatRange(0.0, 1.0, max_open=True),
     metavar="SHARE",
     default=0.1,
     show_default=True,
     help="Share of the problems in the validation split.",
-    heading="Training data",
 )
-@option(
-    "--test-set",
-    "test_sets",
-    multiple=True,
-    metavar="INPUT",
-    help="Reject runs with a problem of this input. May be repeated.",
-    heading="Training data",
+@training_option(
+    "--test-set", "test_sets", multiple=True, metavar="INPUT", help="Reject runs with a problem of this input. May be repeated."
 )
-@option(
+@training_option(
     "--completion",
     type=click.Choice(["thought", "response"]),
     metavar="NAME",
     default="thought",
     show_default=True,
     help="sft: thought (the reasoning), or response (the reasoning and the answer).",
-    heading="Training data",
 )
-@option(
-    "--engine", metavar="ROLE", help="sft: role of the model to be trained.  [default: draft, or the only role]", heading="Training data"
+@training_option("--engine", metavar="ROLE", help="sft: role of the model to be trained.  [default: draft, or the only role]")
+@training_option(
+    "--model", metavar="MODEL", help="sft: model to be trained, if it was no engine of the run: folder, hub name or bundled:NAME."
 )
-@option(
-    "--model",
-    metavar="MODEL",
-    help="sft: model to be trained, if it was no engine of the run: folder, hub name or bundled:NAME.",
-    heading="Training data",
-)
-@option(
+@training_option(
     "--labels",
     type=click.Choice(SOURCES),
     metavar="NAME",
     help="selection: answers, rewards or verdicts decide what is right.  "
     "[default: answers for thoughts; rewards, or else verdicts, for steps]",
-    heading="Training data",
 )
-@option(
-    "--endpoint",
-    metavar="URL",
-    help="otlp: send to this OTLP/HTTP endpoint, such as http://127.0.0.1:4318 (to /v1/traces there).",
-    heading="Traces",
+@trace_option(
+    "--endpoint", metavar="URL", help="otlp: send to this OTLP/HTTP endpoint, such as http://127.0.0.1:4318 (to /v1/traces there)."
 )
-@option("--texts", is_flag=True, help="otlp: include the texts of steps and answers.", heading="Traces")
+@trace_option("--texts", is_flag=True, help="otlp: include the texts of steps and answers.")
 def export(runs: tuple[Located, ...], output: Path | None, kind: str, form: Form | None, overwrite: bool, **options: Any) -> None:
     """Export runs to a file.
 

@@ -12,7 +12,7 @@ from pipeline.analysis.compare.written import as_markdown
 from pipeline.analysis.points import Point
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.cli import live
-from pipeline.cli.commands import command, option
+from pipeline.cli.commands import command, headed, option
 from pipeline.cli.console import PlainConsole, print_parts
 from pipeline.cli.located import LocalPath, ProblemFile
 from pipeline.cli.options import (
@@ -67,32 +67,32 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     return found
 
 
+models_option, scheduling_option = headed("Models"), headed("Scheduling")
+
+
 @command(headed=True)
 @click.argument("graphs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="GRAPH...")
 @option("-i", "--input", "input_", required=True, type=ProblemFile(), metavar="FILE", help="Problems, as for `run`.", heading="Input")
 @run_options("columns", "limit", "random")
-@option(
+@models_option(
     "--engines",
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="NAME|FILE",
     help=f"{ENGINES_HELP} May be repeated, each with a target-only baseline.",
-    heading="Models",
 )
 @model_option
-@option(
+@models_option(
     "--baseline",
     type=click.Path(path_type=Path),
     metavar="GRAPH",
     help="Graph of the target-only baseline.  [default: target.yaml next to GRAPH, else the bundled one]",
-    heading="Models",
 )
-@option(
+@models_option(
     "--baseline-engines",
     type=click.Path(path_type=Path),
     metavar="NAME|FILE",
     help="Engines of the target-only baseline; --set applies to them as to the others.  [default: --engines]",
-    heading="Models",
 )
 @settings_option
 @preset_option
@@ -105,16 +105,15 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     heading="Prompting",
 )
 @run_options("samples", "seed")
-@option(
+@scheduling_option(
     "--batch-size",
     "batch_sizes",
     required=True,
     type=Listed(click.IntRange(1, 1_000_000)),
     metavar="N,...",
     help="Batch sizes, such as 1,8,32,64,128.",
-    heading="Scheduling",
 )
-@option(
+@scheduling_option(
     "--schedule",
     "schedules",
     type=Listed(click.Choice(get_args(ScheduleName))),
@@ -122,24 +121,16 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     show_default=True,
     metavar="NAME,...",
     help=f"Schedules: {', '.join(get_args(ScheduleName))}.",
-    heading="Scheduling",
 )
 @run_options("admission", "order")
-@option(
-    "--repeats",
-    type=click.IntRange(1, 1000),
-    metavar="N",
-    default=3,
-    show_default=True,
-    help="Runs per point; simulated points: 1.",
-    heading="Scheduling",
+@scheduling_option(
+    "--repeats", type=click.IntRange(1, 1000), metavar="N", default=3, show_default=True, help="Runs per point; simulated points: 1."
 )
-@option(
+@scheduling_option(
     "--workers",
     type=click.IntRange(1, 1024),
     metavar="N",
     help="Maximum number of simulated points in parallel.  [default: number of cores; real engines: 1]",
-    heading="Scheduling",
 )
 @option("-o", "--output", type=LocalPath(), metavar="DIR", help="Sweep folder.  [default: sweeps/GRAPH-TIME]", heading="Output")
 @run_options("fail_on_error")
