@@ -1,4 +1,4 @@
-"""Files that are opened or made with care: a new one is whole and durable, and what is no regular file is neither read nor replaced.
+"""Files that are opened or made with care: a new one is whole and durable, and what is no file is neither read nor replaced.
 
 A durable file is flushed, then given its name, then its folder is flushed, so that it survives a loss of power. Opening a pipe would wait
 for its other end, for ever where there is none.
@@ -15,41 +15,19 @@ from secrets import token_hex
 
 sync_data = getattr(os, "fdatasync", os.fsync)
 """Flush the data of an open file, given by its descriptor; its times need not be flushed, which is faster."""
-_KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
+_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
 _DRAFT = re.compile(r"\.[0-9a-f]{16}\.tmp")
 
 
 class NotRegular(OSError):
-    """A file that is to be read or replaced is no regular file of its own; the message has its name and says what it is."""
-
-
-def check_own(path: Path) -> None:
-    """Raise `NotRegular` where `path` is there and is no regular file, such as a link, through which another file would be written."""
-    with suppress(FileNotFoundError):
-        _check(path)
-
-
-def check_own_folder(path: Path) -> None:
-    """Raise `NotRegular` where `path` is a link: what is read or written there would be another folder's."""
-    if path.is_symlink():
-        raise NotRegular(f"{path.name} is a link, not a folder of the run itself")
-
-
-def open_regular(path: Path, *, follow: bool = False) -> BufferedReader:
-    """The regular file `path`, or (`follow`) one that a link leads to, open for reading; raises `NotRegular` or another `OSError`."""
-    _check(path, follow=follow)
-    return open(path, "rb")
-
-
-def create_own(path: Path) -> int:
-    """A new file `path` open for writing, in place of whatever had the name; its descriptor. A link with that name goes, not its target."""
-    path.unlink(missing_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    """What is to be read or replaced is no file; the message has its name and says what it is."""
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open the regular file at `path` for reading, or the open file that a path such as `/dev/stdin` names; raises `OSError` for others."""
-    return open(path, "rb") if _is_stream(path) else open_regular(path, follow=True)
+    """Open a regular file for reading, or the open file that a path such as `/dev/stdin` names; raises `OSError`, `NotRegular` included."""
+    if not _is_stream(path):
+        _check(path.stat(), path)
+    return open(path, "rb")
 
 
 @contextmanager
@@ -63,10 +41,10 @@ def new_file(path: Path) -> Iterator[Path]:
     if _is_stream(path):
         yield path
         return
-    if not path.is_symlink():
-        check_own(path)
+    with suppress(FileNotFoundError):
+        _check(path.lstat(), path)
     draft = path.parent / f".{token_hex(8)}.tmp"
-    os.close(create_own(draft))
+    draft.touch(exist_ok=False)
     try:
         yield draft
         publish(draft, path)
@@ -95,10 +73,10 @@ def sync_folder(folder: Path) -> None:
         os.close(number)
 
 
-def _check(path: Path, *, follow: bool = False) -> None:
-    """Raise `NotRegular` for anything but a regular file, or (`follow`) a link to one; another `OSError` where there is none."""
-    kind = stat.S_IFMT((os.stat if follow else os.lstat)(path).st_mode)
-    if kind != stat.S_IFREG:
+def _check(found: os.stat_result, path: Path) -> None:
+    """Raise `NotRegular` for anything but a regular file or a link."""
+    kind = stat.S_IFMT(found.st_mode)
+    if kind not in (stat.S_IFREG, stat.S_IFLNK):
         raise NotRegular(f"{path.name} is {_KINDS.get(kind, 'a device')}, not a regular file")
 
 

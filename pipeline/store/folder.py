@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from filelock import FileLock, Timeout
 
 from pipeline.errors import RunFolderError, UsageError, reason
-from pipeline.files import NotRegular, check_own, is_draft, open_regular
+from pipeline.files import is_draft
 from pipeline.store.wal import lock_file
 
 LOCK = "run.lock"
@@ -191,12 +191,9 @@ def _locked(folder: Path) -> FileLock:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            check_own(folder / LOCK)
             _acquire(lock)
             _SIGNED[lock] = signature
             return lock
-        except NotRegular as error:
-            raise RunFolderError(f"{folder / LOCK}: {error}; remove it") from error
         except (FileNotFoundError, FileExistsError):  # the second where it is removed between two looks at it
             if attempt == ATTEMPTS:
                 raise
@@ -239,7 +236,7 @@ def _released_at_the_end(lock: FileLock, folder: Path, made: list[Path]) -> Iter
 def is_held(folder: Path) -> bool:
     """Whether a process is at work in `folder`."""
     try:
-        with open_regular(folder / LOCK) as file:
+        with (folder / LOCK).open("rb") as file:
             lock_file(file.fileno())
     except BlockingIOError:
         return True

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import InputError, reason
-from pipeline.files import check_own_folder, create_own, publish
+from pipeline.files import publish
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
 from pipeline.store.run_file import folder_id
@@ -118,7 +118,6 @@ class Part:
         self._pending, self._rows, self._bytes = [], 0, 0
         if self._writer is None:
             repeating = [field.name for field in self._schema if pa.types.is_string(field.type) and not field.name.endswith(_UNIQUE)]
-            os.close(create_own(self._draft))
             self._writer = pq.ParquetWriter(self._draft, self._schema, compression="zstd", use_dictionary=repeating)
         self._writer.write_table(group, row_group_size=max(group.num_rows, 1))
         self._groups += 1
@@ -214,7 +213,6 @@ def _checked_files(run: Path, table: str) -> list[tuple[Path, Label | None]]:
     with readable(run / table):
         if not os.path.lexists(place):
             return []
-        check_own_folder(place)
         names = sorted(entry.name for entry in os.scandir(place))
     # Parts sort before write-ahead files, and one that is both is a part: its write-ahead file was about to go.
     numbered: dict[int, Path] = {}

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from msgspec import Struct, structs
 
 from pipeline.errors import RunFolderError, boundary, reason
-from pipeline.files import check_own_folder, sync_folder
+from pipeline.files import sync_folder
 from pipeline.store.columns import columns_of, schema_of, with_values
 from pipeline.store.events import ROWS, TABLES
 from pipeline.store.folder import check_still_held
@@ -186,7 +186,6 @@ class TableWriter:
         self._synced = time.monotonic()
         self._closed = False
         with _as_folder_error(folder):
-            check_own_folder(folder)
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK):
                 raise PermissionError(errno.EACCES, "not writable")

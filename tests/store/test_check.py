@@ -105,7 +105,6 @@ EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
         r"chains/part-00000\.parquet: cannot be read: it has no seal: it is damaged, or was written by another program",
     ),
     "a column is missing": (lambda run: without(run, "steps", "decision"), r"steps/part-\d+\.parquet: has no column `decision`"),
-    "a pipe": (lambda run: os.mkfifo(run / "calls/part-00004.parquet"), r"part-00004\.parquet is a named pipe, not a regular file"),
     "another format": (
         lambda run: change_card(run, format=7),
         r"run\.json: is of the format 7, and this version reads format 1; read",
