@@ -78,33 +78,12 @@ async def test_one_request_costs_its_prefill_and_one_iteration_for_every_further
         assert completion.usage.output_tokens == 5
 
 
-async def test_a_second_request_joins_at_the_next_iteration_boundary() -> None:
-    async with opened() as engine:
-        (end_a, _), (end_b, b) = await run(engine, (0.0, request("a", 8, 4)), (0.012, request("b", 8, 1)))
-        first = iteration(8, 8)
-        assert first < 0.012 < first + iteration(1, 9)
-        joined = first + iteration(1, 9)
-        assert b.timing.queue_time_s == joined - 0.012
-        assert end_b == joined + iteration(1 + 8, 10 + 8)
-        assert end_a == end_b + iteration(1, 11)
-
-
 async def test_candidates_share_the_prefill_and_then_decode_together() -> None:
     async with opened() as engine:
         [(end, completion)] = await run(engine, (0.0, request("a", 8, 3, n=5, temperature=1.0)))
         assert end == iteration(8, 8) + iteration(5, 5 * 9) + iteration(5, 5 * 10)
         assert completion.usage.input_tokens == 8
         assert completion.usage.output_tokens == 15
-
-
-async def test_a_long_prompt_is_prefilled_in_chunks_beside_the_decoding_ones() -> None:
-    async with opened() as engine:
-        [(end, _)] = await run(engine, (0.0, request("a", 40, 1)))
-        assert end == iteration(16, 16) + iteration(16, 32) + iteration(8, 40)
-        (end_b, _), (end_c, _) = await run(engine, (1.0, request("b", 8, 9)), (1.001, request("c", 40, 1)))
-        joined = 1.0 + iteration(8, 8)
-        assert end_c == joined + iteration(16, 9 + 15) + iteration(16, 10 + 30) + iteration(11, 11 + 40)
-        assert end_b == end_c + sum(iteration(1, 8 + i) for i in range(4, 9))
 
 
 async def test_a_prompt_that_goes_on_from_an_earlier_one_is_prefilled_from_there() -> None:
@@ -151,19 +130,6 @@ async def test_engines_on_devices_of_their_own_do_not_slow_each_other() -> None:
             for engine in engines.values():
                 tasks.start_soon(run, engine, (0.0, request("a", 8, 1)))
         assert anyio.current_time() == iteration(8, 8)
-
-
-async def test_those_who_wait_for_a_seat_go_by_priority_then_arrival() -> None:
-    async with opened(max_num_seqs=1) as engine:
-        timed = [(0.0, "a", 0), (0.001, "b", 1), (0.002, "c", 0), (0.003, "d", 0)]
-        results = await run(engine, *((at, request(letter, 8, 1, priority=priority)) for at, letter, priority in timed))
-        assert [round(end / iteration(8, 8)) for end, _ in results] == [1, 4, 2, 3]
-
-
-async def test_a_request_of_many_candidates_waits_until_as_many_sequences_are_free() -> None:
-    async with opened(max_num_seqs=4) as engine:
-        (end, _), (_, wide) = await run(engine, (0.0, request("a", 8, 6)), (0.001, request("b", 8, 1, n=4, temperature=1.0)))
-        assert wide.timing.queue_time_s == end - 0.001
 
 
 async def test_requests_wait_for_room_in_the_cache() -> None:
