@@ -1,17 +1,16 @@
 """Records a chain while it runs: calls, steps and its end enter, rows of the trace and counts for the display leave. Never waits."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from pipeline.data.problems import Problem
-from pipeline.engine import Completion, Request, Usage
+from pipeline.engine import Completion, Fact, Request, Usage
 from pipeline.errors import with_place
 from pipeline.grading.answers import as_kind, form_of
 from pipeline.graph.spec import Purpose
 from pipeline.reasoning.chain import Chain, Span, Step, Verdict, chain_id
-from pipeline.runtime.admission.recomputed import ComputedContexts
 from pipeline.runtime.clock import Clock, CoveredTime
 from pipeline.runtime.lane import Call
 from pipeline.runtime.progress import Progress
@@ -23,6 +22,8 @@ from pipeline.text import redact
 
 NO_ANSWER = Completion(candidates=(), usage=Usage(input_tokens=0))
 """The completion that stands in the row of an attempt without an answer."""
+BLOCK_TOKENS = 16
+"""Tokens in a block of the cache of an engine that does not state its `block_size`: vLLM's own default."""
 
 
 class StageLabel(Struct, frozen=True):
@@ -340,3 +341,36 @@ class RoundTotals:
             self.verify_tokens += usage.output_tokens
         else:
             self.written_tokens += usage.output_tokens
+
+
+def block_tokens(facts: Mapping[str, Fact]) -> int:
+    """Tokens that the cache of an engine with these `facts` keeps or evicts together."""
+    stated = facts.get("block_size")
+    return stated if isinstance(stated, int) and stated > 0 else BLOCK_TOKENS
+
+
+class ComputedContexts:
+    """The parts of one chain's context that the engines have computed.
+
+    Every prompt begins with the context of its chain, which only grows, so that what an engine computed for an earlier step is a prefix of
+    what it is asked for now. What comes back less than that from its cache, it computes again. The context of the step itself does not
+    count, as calls of one step may be in flight together, and a block that is not full is kept by no cache.
+    """
+
+    __slots__ = ("_blocks", "_contexts")
+
+    def __init__(self, blocks: Mapping[str, int]) -> None:
+        """`blocks`: see `block_tokens`, by role."""
+        self._blocks = blocks
+        self._contexts: dict[Hashable, tuple[int, int]] = {}
+        """By its key, the length of the latest context that it computed, and of the one before that was shorter."""
+
+    def recomputed(self, key: Hashable, role: str, context: int, cached: int) -> int:
+        """How many tokens the engine computed again for a call with a context of that many tokens, of which `cached` were in its cache.
+        `key` tells apart the contexts of the chain, and the adapters that they are computed with."""
+        latest, before = self._contexts.get(key, (0, 0))
+        if context > latest:
+            before = latest
+            self._contexts[key] = (context, before)
+        block = self._blocks.get(role, BLOCK_TOKENS)
+        return max(0, before // block * block - cached)

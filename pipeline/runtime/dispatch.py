@@ -6,10 +6,9 @@ from msgspec import structs
 
 from pipeline.engine import Candidate, Completion, Engine, Interruptible, Request, Usage
 from pipeline.graph.spec import EngineSpec
-from pipeline.runtime.admission.call_room import CallRoom
 from pipeline.runtime.chain_recorder import Attempt, ChainRecorder, StageLabel
 from pipeline.runtime.clock import Clock
-from pipeline.runtime.lane import Call, Lane
+from pipeline.runtime.lane import Call, CallRoom, Lane
 from pipeline.runtime.retry import RetryingCaller
 from pipeline.runtime.waiting import new_gate
 

@@ -18,8 +18,7 @@ from pipeline.reasoning.translate import TokenTranslator
 from pipeline.runtime.admission.admission import AdmissionMember
 from pipeline.runtime.admission.feed import Feed
 from pipeline.runtime.admission.order import Start
-from pipeline.runtime.admission.recomputed import block_tokens
-from pipeline.runtime.chain_recorder import ChainRecorder
+from pipeline.runtime.chain_recorder import ChainRecorder, block_tokens
 from pipeline.runtime.chain_runner import ChainRunner, bind
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.dispatch import Dispatcher

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.engine import Request
-from pipeline.runtime.admission.call_room import CallRoom
-from pipeline.runtime.lane import Call, Lane
+from pipeline.runtime.lane import Call, CallRoom, Lane
 
 
 def request(name: int, prompt: int = 10, max_tokens: int = 90, n: int = 1, scored: int = 0) -> Request:
