@@ -89,7 +89,7 @@ def main(parent: str, rounds: int, bound: float) -> None:
 
 
 def _pair(before: Side, now: Side, name: str, number: int) -> tuple[float, float]:
-    """What both cost; who is first alternates."""
+    """The costs of both; who is first alternates."""
     if number % 2:
         new = now.cost(name)
         return before.cost(name), new

@@ -41,7 +41,7 @@ def table(results: Results) -> str:
 
 
 def make_trace(folder: Path, calls: int) -> None:
-    """A run of about so many calls, for a process of its own: a child's peak memory begins with its parent's."""
+    """A run of about `calls` calls, for a process of its own: a child's peak memory begins with its parent's."""
     with tempfile.TemporaryDirectory() as seed:
         run = seed_run(Path(seed))
         repeated(run, folder, max(1, round(calls / count_rows(run, "calls"))))
@@ -54,7 +54,7 @@ def measure(run: Path, cache: Path) -> dict[str, Any]:
 
 
 def work(run: Path) -> None:
-    """What such a process does."""
+    """The work of one measured process: prints its seconds."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     from pipeline.analysis.study import analyse
 

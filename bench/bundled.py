@@ -26,7 +26,7 @@ GRAPHS = ("draft", "target", "specreason", "speccot")
 
 
 def table(results: Results) -> str:
-    """What was printed, or accuracies by graph."""
+    """The printed summary, or accuracies by graph."""
     if "printed" in results:
         return "\n".join(["```", *(f"  {line}" for line in results["printed"]), "```"])
     rows = []

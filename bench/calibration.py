@@ -133,7 +133,7 @@ SYSTEMS = (
 
 
 def a100(cards: int, reached: float, overhead_s: float, model: Model) -> SimSpec:
-    """One model on so many A100s."""
+    """One model on `cards` A100s."""
     plan = load_plan(ROOT / "graphs/target.yaml", ENGINES / "sim-4xa100.yaml")
     spec: Any = plan.engines["target"]
     device = structs.replace(
@@ -146,7 +146,7 @@ def a100(cards: int, reached: float, overhead_s: float, model: Model) -> SimSpec
 
 
 def speed(spec: SimSpec, tokens: float) -> float:
-    """Tokens per second of one sequence of so many, which the simulated scheduler would need: its own segment of iterations."""
+    """Tokens per second of one sequence of `tokens` tokens, which the simulated scheduler would need: its own segment of iterations."""
     count = round(tokens)
     return count / Roofline(spec).rates.batch(1, 1, 1).duration(count)
 
@@ -169,7 +169,7 @@ def in_file() -> tuple[float, float]:
 
 
 def error(ours: float, theirs: float) -> str:
-    """Of ours over theirs."""
+    """The relative error of ours over theirs."""
     return f"{ours / theirs - 1:+.0%}"
 
 
@@ -200,7 +200,7 @@ def simulated(folder: Path, name: str, specs: dict[str, SimSpec], count: int, ba
 
 
 def pair(cards: float, file: str, tokens: float, fallback: float) -> dict[str, SimSpec]:
-    """Draft and target of an engines file on `cards` fourths of its device, writing thoughts of so many tokens."""
+    """Draft and target of an engines file on `cards` fourths of its device, writing thoughts of `tokens` tokens."""
     plan = load_plan(ROOT / "graphs/speccot.yaml", ENGINES / f"{file}.yaml")
     accuracy = {"draft": accuracy_for(1 - fallback, 5), "target": 1.0}
     specs = {}
@@ -293,13 +293,13 @@ def predicted(measured: Path) -> tuple[list[str], dict[str, float]]:
 
 
 def _sweep(measured: Path) -> str:
-    """How the sweep came to be, where that was kept."""
+    """The origin of the sweep, where that was kept."""
     kept = measured.parent / KEPT
     return f"The sweep: {origin(json.loads(kept.read_bytes()))[:-1]}.".replace("\n", " ") if kept.exists() else ""
 
 
 def _said(errors: dict[Key, tuple[float, float]], held: int, medians: dict[str, float]) -> str:
-    """How far off held-out points are, and why those that the fit has seen are not met exactly."""
+    """The errors of held-out points, and why those that the fit has seen are not met exactly."""
     name, sizes = FITTED
     recorded, own = (", ".join(f"{errors[name, size][place]:+.0%}" for size in sizes) for place in range(len(STATED)))
     return (
@@ -404,7 +404,7 @@ def page(parts: dict[str, Any]) -> Iterator[str]:
 
 
 def reading(ours: dict[str, dict[int, float]]) -> str:
-    """What the differences say; the figures are those of this run."""
+    """An interpretation of the differences; the figures are those of this run."""
     last = max(TABLE_6)
     theirs = TABLE_6[1][0] / TABLE_6[last][0]
     pipelined, lockstep = (found[last] / found[1] for found in ours.values())

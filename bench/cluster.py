@@ -61,7 +61,7 @@ def engines_file(folder: Path, overhead_s: float = 0.004, more: str = "") -> Pat
 
 
 def options(folder: Path, name: str, problems: Path, engines: Path, replicas: int, batch_size: int) -> RunOptions:
-    """A run of SpecCoT on so many replicas."""
+    """A run of SpecCoT on `replicas` replicas."""
     graph, output = ROOT / "graphs/speccot.yaml", folder / name
     files = {"graph": graph, "engines": engines, "input": problems, "output": output}
     return RunOptions(**files, batch_size=batch_size, cluster="ray", replicas=replicas)
@@ -193,7 +193,7 @@ class Faults:
         self.nodes.remove(self.luck.choice(self.nodes.nodes))
 
     def kill_until_dropped(self, view: View) -> None:
-        """Whatever process the replica has is killed, until it is dropped."""
+        """The replica's process is killed again and again, until the replica is dropped."""
 
         def kill() -> None:
             while not any(state.what.startswith("dropped") for state in view.replicas()) and view.progress.done < len(self.ground.chains):

@@ -137,7 +137,7 @@ def _command(script: str) -> str:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git prints; None outside a repository."""
+    """The output of git; None outside a repository."""
     done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
     return done.stdout.strip() if done.returncode == 0 else None
 
@@ -157,7 +157,7 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 
 def origin(measured: Results) -> str:
-    """How a table came to be: command, commit, date and machine."""
+    """The origin of a table: command, commit, date and machine."""
     commit = measured["commit"]
     where = f"commit {commit[:7]}" if commit else "no commit"
     if measured["uncommitted"]:

@@ -120,7 +120,7 @@ def simulated_setups() -> Iterator[Setup]:
 
 
 def measured_setups() -> Iterator[Setup]:
-    """What this machine computes itself."""
+    """The setups that this machine computes itself."""
     wide = tuple(f"engines.{role}.{name}=128" for role in ("draft", "target") for name in ("max_in_flight", "max_num_seqs"))
     for name, engines, settings in (
         ("torch", ROOT / "graphs/engines/tiny.yaml", wide),
@@ -141,7 +141,7 @@ def measured_setups() -> Iterator[Setup]:
 
 
 def missing(setup: Setup) -> str | None:
-    """What keeps a setup from being run here; None: nothing."""
+    """The reason why a setup cannot be run here; None if it can."""
     if setup.engines is not None and not setup.engines.exists():
         return f"there is no {setup.engines.relative_to(ROOT)}; `make build/inflated.yaml` makes it"
     if setup.machine == "vllm" and find_spec("vllm") is None:
@@ -215,7 +215,7 @@ def over_both(cell: Results) -> float:
 
 
 def verdict(cells: Sequence[Results]) -> Iterator[str]:
-    """Whether the aims are met, and where not."""
+    """A line for each aim: where it is met, and where not."""
     simulated = [cell for cell in cells if cell["simulated"]]
     for name, aim, ratio in (
         ("the target alone", AIM_OVER_TARGET, over_alone),

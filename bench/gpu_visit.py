@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def device() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """The device and the versions that the figures were measured on."""
     import torch
     import transformers
 
@@ -190,7 +190,7 @@ def runs(limit: int) -> None:
 
 
 def _pipeline(*arguments: str) -> dict[str, Any]:
-    """What a command of the program printed as JSON."""
+    """The JSON that a command of the program printed."""
     done = subprocess.run([*COMMAND, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise click.ClickException(f"pipeline {arguments[0]} ended with {done.returncode}")

@@ -18,7 +18,7 @@ Runs = Mapping[str, RunTable]
 PairName = Literal["tiny", "wordy"]
 """The bundled pairs of models."""
 PREFIX = "wordy-"
-"""What the names of the runs of `wordy` begin with; those of `tiny` and simulated ones have no prefix."""
+"""The prefix of the names of the runs of `wordy`; those of `tiny` and simulated ones have no prefix."""
 T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447)
 """Student's t, 97.5 %, with 1 to 6 degrees of freedom."""
 Verdict = Literal["holds", "does not hold", "cannot be said", "not testable here", "not run"]
@@ -41,21 +41,21 @@ class Claim(Struct, frozen=True, kw_only=True):
     timed: bool = False
     """A ratio of times by a real clock: its interval over problems does not hold what other work on the machine did to a run."""
     lacks: str = ""
-    """What the claim rests on and `lacked_by` do not have, as a clause: whatever is measured, it is not tested. Empty: nothing."""
+    """The property that the claim rests on and `lacked_by` lack, as a clause: it is not tested, whatever is measured. Empty: none."""
     lacked_by: tuple[PairName, ...] = ("tiny",)
     note: str = ""
 
     @property
     def simulated(self) -> bool:
-        """Whether it needs simulated runs only, which are of neither pair."""
+        """True if it needs simulated runs only, which are of neither pair."""
         return all(name.startswith("sim-") for name in self.runs)
 
     def remark(self, pair: PairName) -> str:
-        """What a reader has to know of the verdict with `pair`; may be empty."""
+        """A note on the verdict with `pair`; may be empty."""
         return self.note if self.tests(pair) else self.lacks
 
     def tests(self, pair: PairName) -> bool:
-        """Whether runs of `pair` can test it."""
+        """True if runs of `pair` can test it."""
         return not self.lacks or pair not in self.lacked_by
 
 
@@ -76,7 +76,7 @@ class Found(Struct, frozen=True):
 
 
 def judge(claim: Claim, runs: Runs, noise: float | None = None, pair: PairName = "tiny") -> Found:
-    """What the `runs` of `pair` say about `claim`, with `noise` between runs of the same work; None: not known, no clock is believed."""
+    """The verdict of the `runs` of `pair` on `claim`, with `noise` between runs of the same work; None: not known, no clock is believed."""
     runs = runs_of(pair, runs)
     if missing(claim, runs):
         return Found(claim, NOTHING, "not run", "")
@@ -186,14 +186,14 @@ def score_agreement(runs: Runs) -> Estimate:
 
 
 def gain_when_tight(runs: Runs) -> Estimate:
-    """What SpecReason gains over the target with a tight token budget, less what it gains with an ample one."""
+    """The gain of SpecReason over the target with a tight token budget, less that with an ample one."""
     tables = [runs[name] for name in ("specreason-tight", "target-tight", "specreason", "target")]
     columns = [column for run in tables for column in (run.right, run.graded)]
     return estimate(lambda a, m, b, n, c, o, d, p: a / m - b / n - (c / o - d / p), *columns)
 
 
 def selecting(runs: Runs) -> Estimate:
-    """What selecting adds to the reward of a step."""
+    """The gain in the reward of a step by selecting."""
     quality = Compared(runs["speccot"], runs["speccot"]).quality
     return NOTHING if quality is None else quality.gain
 

@@ -114,7 +114,7 @@ def auto(root: Path) -> str:
 
 
 def mps(root: Path) -> str:
-    """What CUDA MPS is worth: the ratio in time slices and under MPS."""
+    """The gain by CUDA MPS: the ratio in time slices and under MPS."""
     cells, sizes = frontier(root), (1, 8, 64, 256)
     rows = [
         (title, *(" → ".join(_ratio(cells, name, "math", size) for name in (machine, f"{machine}-mps")) for size in sizes))

@@ -46,7 +46,7 @@ class Pair(Struct, frozen=True, kw_only=True):
     name: PairName
     about: str
     prefix: str = ""
-    """What the names of its runs begin with."""
+    """The prefix of the names of its runs."""
     problems: Path
     engines: str | None = None
     """By default those that a graph names."""
@@ -56,7 +56,7 @@ class Pair(Struct, frozen=True, kw_only=True):
 
     @property
     def reward_model(self) -> Path:
-        """What scores its steps."""
+        """The reward model that scores its steps."""
         return ROOT / f"graphs/rewards/prm-{self.name}.yaml"
 
     def job(self, name: str, graph: str = "", *settings: str, **fields: Any) -> "Job":
@@ -155,7 +155,7 @@ def of_systems(pair: Pair) -> Section:
 
 
 def of_params(pair: Pair) -> Iterator[Section]:
-    """What the papers vary."""
+    """A section for each param that the papers vary."""
     target, speccot, specreason = map(pair.job, ("target", "speccot", "specreason"))
     yield Section("Thresholds of SpecReason", "", (*pair.jobs("specreason", "threshold", (0, 3, 5, 9), "threshold"), specreason), by_param)
     tight = [pair.job(f"{graph}-tight", graph, f"token_budget={pair.tight}") for graph in ("target", "specreason")]
@@ -187,7 +187,7 @@ WITH_TINY = (
     Section("Several samples", "Five attempts at every problem.", SAMPLES, lambda c: [samples(c)]),
     Section("Thresholds of the likelihood", "Nats per token, the mean over a step.", LIKELIHOODS, by_param),
 )
-"""What the claims do not need."""
+"""Sections that the claims do not need."""
 SIMULATION = Section(
     "Two and four GPUs, simulated",
     "QwQ-32B and R1-Distill-Qwen-1.5B on two and on four H100, one problem at a time.",
@@ -300,7 +300,7 @@ VERDICTS = (
 
 
 def claims_part(found: Mapping[str, Sequence[Found]], simulated: Sequence[Found]) -> Iterator[str]:
-    """What holds and what does not: of what was judged by the name of the pair, in the same order, and of what is simulated."""
+    """The verdicts: by the name of the pair, all in the same order, and those on what is simulated."""
     yield "## What holds of the papers' claims, and what does not"
     yield VERDICTS
     every = {**found, "simulated": simulated}
@@ -330,7 +330,7 @@ def _verdicts(title: str, found: Mapping[str, Sequence[Found]], notes: Sequence[
 
 
 def repeats_part(repeats: Mapping[Pair, Sequence[Sequence[RunTable]]], noise: Mapping[Pair, float | None]) -> Iterator[str]:
-    """How far the clock can be trusted."""
+    """The differences between runs of the same work."""
     measured = {pair: [same for same in repeats[pair] if len(same) == 3] for pair in repeats if noise[pair]}
     rows = [(same[0].name, *(f"{run.latency_s.mean():.3g}" for run in same)) for each in measured.values() for same in each]
     factors = " and ".join(f"{noise[pair]:.2f} (`{pair.name}`)" for pair in measured)

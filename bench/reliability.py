@@ -57,7 +57,7 @@ class Bench:
         self.torch = grounds.torch(folder, 120) if torch else None
 
     def tolls(self) -> Iterator[Toll]:
-        """What each kind of fault did, one row for each kind and kind of engines."""
+        """The toll of each kind of fault, one row for each kind and kind of engines."""
         for drill in (self.hit, self.ordered, self.full_disk, self.broken_folders, self.changed_input, self.rivals, self.mute):
             for name, ground in self.both.items():
                 yield from told(drill(ground, self.folder / f"{drill.__name__}-{name}"))
@@ -67,7 +67,7 @@ class Bench:
             yield from told(self.real_engines(self.torch))
 
     def strikes(self, count: int) -> int:
-        """So many of the whole bench, or fewer in a shorter one."""
+        """The number of strikes out of `count` in the whole bench."""
         return max(1, round(count * self.share))
 
     def hit(self, ground: Ground, folder: Path) -> Iterator[Toll]:

@@ -6,7 +6,7 @@
 Traces are those of one simulated run of SpecCoT, repeated one after the other under new names until there are as many calls.
 Every report is the command in a process of its own; peak memory is the system's account of it. Where there is a Chromium, the
 page is opened in it, without a GPU: until it has loaded, until the plot of chains is painted, until a chain is open. With
-`--chains` a simulated run of so many chains is made by the command, SIMULATED, and its report. Prints a table and writes
+`--chains` a simulated run of that many chains is made by the command, SIMULATED, and its report. Prints a table and writes
 bench/results/report.json or study.json.
 """
 
@@ -143,7 +143,7 @@ def browse(page_file: Path) -> dict[str, float]:
 
 
 def study(folder: Path, chains: int) -> dict[str, Any]:
-    """A simulated run of so many chains and its report, whole programs."""
+    """A simulated run of `chains` chains and its report, whole programs."""
     data, out, batch_size = write_problems(folder / "problems.parquet", chains), folder / "run", 128
     files = ["graphs/speccot.yaml", "--engines", f"graphs/engines/{ENGINES}.yaml", "--input", str(data), "--output", str(out)]
     solved, printed = spent([*PROGRAM, "run", *files, "--batch-size", str(batch_size), "--json"])
@@ -158,7 +158,7 @@ def study(folder: Path, chains: int) -> dict[str, Any]:
 
 @click.command()
 @click.option("--calls", default="10000,100000,1000000", show_default=True, help="Calls of each trace, about, separated by commas.")
-@click.option("--chains", type=click.IntRange(1), help="Make a simulated run of so many chains instead.")
+@click.option("--chains", type=click.IntRange(1), help="Make a simulated run of that many chains instead.")
 @click.option("--output", type=click.Path(path_type=Path), help="By default bench/results/report.json or study.json.")
 def main(calls: str, chains: int | None, output: Path | None) -> None:
     """Print what a report costs."""

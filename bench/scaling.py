@@ -31,7 +31,7 @@ WIDE = ("max_in_flight", "max_num_seqs")
 
 
 DEFAULT_TEXT = "thoughts of about 12 steps of 40 tokens"
-"""What engines `sim` write without a preset: pipeline/engines/sim/spec.py."""
+"""The text of engines `sim` without a preset: pipeline/engines/sim/spec.py."""
 TABLE_6 = {1: (416.47, 65.42), 8: (276.67, 88.37), 32: (324.10, 96.97), 64: (254.64, 130.18), 128: (170.16, 154.02)}
 """Wall seconds and tokens/s by batch size: SpecCoT on two H100, GSM8K, number of problems not given."""
 TABLE_6_PROBLEMS = 128
@@ -186,7 +186,7 @@ def table(results: Results) -> str:
 
 
 def _cores(found: Sequence[Curve]) -> str:
-    """What the target alone had less of, where engines state cores."""
+    """A sentence where the target alone had fewer cores, if engines state them."""
     alone, other = (sum(facts["cores"] or 0 for facts in next(iter(curve.points.values()))[0]["facts"].values()) for curve in found[:2])
     return f" The target alone used {alone} core, the other systems {other}." if alone < other else ""
 

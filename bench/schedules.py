@@ -109,7 +109,7 @@ class Outcome(Struct, kw_only=True):
 
 
 class Bench(Struct, kw_only=True):
-    """What all runs share."""
+    """The settings that all runs share."""
 
     engines: Path
     problems: list[Problem]

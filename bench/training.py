@@ -63,7 +63,7 @@ class Pair(Struct, frozen=True, kw_only=True):
     lessons: tuple[int, ...]
     """Of how many problems it learns to choose; the adapter of most problems is the one that systems are run with."""
     alignment: int = 0
-    """How many thoughts of the target its draft learns; 0: it does not."""
+    """The number of thoughts of the target that its draft learns; 0: it does not."""
 
     @property
     def engines(self) -> Path:
@@ -101,7 +101,7 @@ class Trained(Struct, frozen=True, kw_only=True):
 
     name: str
     examples: int
-    """That it learnt from."""
+    """The number of examples that it learnt from."""
     parameters: int
     """Trained ones."""
     steps: int
@@ -119,7 +119,7 @@ TRAINED = ("examples", "trained parameters", "steps", "minutes")
 
 
 def choosing(name: str, run: RunTable, trained: Trained | None = None) -> tuple[str, ...]:
-    """How well the verifier of `run`, which chose among whole thoughts, chose, by class and over all (SCoT 4.4)."""
+    """The right choices of the verifier of `run`, which chose among whole thoughts, by class and over all (SCoT 4.4)."""
     found, choices = _chosen(run)
     every = outcomes(choices.problem, np.where(choices.right_drafts > 0, choices.picked_right, choices.rejected))
     cells = trained.cells if trained else ("-",) * len(TRAINED)
@@ -127,7 +127,7 @@ def choosing(name: str, run: RunTable, trained: Trained | None = None) -> tuple[
 
 
 def chance(run: RunTable) -> tuple[str, ...]:
-    """What a draft that is drawn at random reaches, which rejects nothing."""
+    """The same of a draft that is drawn at random, which rejects nothing."""
     found, choices = _chosen(run)
     none = Estimate(0.0) if found.class_2 else NOTHING
     return "a draft at random", *("-",) * len(TRAINED), *map(percent, (found.by_chance, none, random_draft(choices)))
@@ -161,7 +161,7 @@ def system(name: str, run: RunTable) -> tuple[str, ...]:
 
 
 def by_reference(choices: ThoughtChoices) -> tuple[tuple[str, ...], ...]:
-    """What systems without a verifier, and with one that knows the answers, would make of the recorded drafts."""
+    """Systems without a verifier, and with one that knows the answers, on the recorded drafts."""
     nothing, always = percent(NOTHING), percent(Estimate(1.0))
     return (
         ("a draft at random, computed", percent(random_draft(choices)), nothing, always, "-", "-"),
@@ -170,7 +170,7 @@ def by_reference(choices: ThoughtChoices) -> tuple[tuple[str, ...], ...]:
 
 
 def thinking(name: str, run: RunTable) -> tuple[str, ...]:
-    """What the thoughts of a model alone are like."""
+    """The length, second thoughts and accuracy of a model alone."""
     words = sum((text.reflective for kind, text in run.details.texts.items() if kind not in DRAFTED), np.zeros(len(run.chains)))
     found = Compared(run, run)
     return name, number(found.thought_tokens), number(ratio(words, run.chains)), percent(found.accuracy)
@@ -189,11 +189,11 @@ class Study:
         self.lessons = sorted({self.at_most(each) for each in pair.lessons})
 
     def at_most(self, count: int) -> int:
-        """So many problems, or the most that there may be."""
+        """`count` problems, or as many as there may be."""
         return count if self.most is None else min(count, self.most)
 
     def measured(self) -> Section:
-        """How it chooses before and after training, the systems side by side, and alignment; what is kept is not done again."""
+        """Its choices before and after training, the systems side by side, and alignment; what is kept is not done again."""
         untuned = self.solve(UNTUNED, "scot")
         _, choices = _chosen(untuned)
         first = int((choices.right_drafts > 0).sum())
@@ -295,7 +295,7 @@ class Study:
         return self.trained("select", f"select-{count}-{self.steps}{name}", data, *schedule, *settings)
 
     def learnt(self, count: int, name: str = "", settings: Sequence[str] = ()) -> tuple[str, ...]:
-        """How well the target chooses after it learnt from `count` problems; `name` and `settings` as of `adapter`."""
+        """The choices of the target after it learnt from `count` problems; `name` and `settings` as of `adapter`."""
         folder, trained = self.adapter(count, name, settings)
         return choosing(trained.name, self.solve(folder.name, "scot", *with_adapter(folder)), trained)
 

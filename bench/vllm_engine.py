@@ -166,7 +166,7 @@ async def measure(engines: Path, role: str, problems: list[Problem], repeats: in
 @click.option("--problems", default=480, show_default=True)
 @click.option("--repeats", default=5, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), default=ROOT / RESULTS / "vllm-engine.json")
-@click.option("--bare", type=int, help="Be the bare loop, with so many requests at a time.")
+@click.option("--bare", type=int, help="Be the bare loop, with that many requests at a time.")
 def main(engines: Path, role: str, input_: Path, problems: int, repeats: int, output: Path, bare: int | None) -> None:
     """Measure and print."""
     if bare is not None:

@@ -191,7 +191,7 @@ def written(rows: Sequence[Struct], durable: bool) -> float:
 
 
 def workloads() -> Mapping[str, Callable[[], float]]:
-    """What each costs, in microseconds of CPU a call or a row, by name."""
+    """The cost of each, in microseconds of CPU a call or a row, by name."""
     tokenizer = HFTokenizer(str(ROOT / "pipeline/models/tiny-target"))
     engines = {role: Instant(role, tokenizer) for role in ("draft", "target")}
     rows = anyio.run(recorded_calls, engines)
