@@ -9,7 +9,7 @@ visible as `\\uXXXX`, the way JSON writes them, so that JSON stays the same JSON
 import html
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -94,7 +94,11 @@ def declare_secret(name: str) -> None:
 
 def redact(text: str) -> str:
     """`text` with `***` in place of every secret of the environment, of what stands before the `@` of a URL, and of keys in its query."""
-    for secret in sorted(_secrets(), key=len, reverse=True):
+    return _redacted(text, _secrets())
+
+
+def _redacted(text: str, secrets: Sequence[str]) -> str:
+    for secret in secrets:
         text = without(text, secret)
     return _URL_KEY.sub(rf"\g<1>{MARK}", _URL_PASSWORD.sub(MARK, text))
 
@@ -115,11 +119,16 @@ def _pattern(secret: str) -> re.Pattern[str]:
 
 def redact_all(value: Any) -> Any:
     """`value`, made of dicts and lists, with every string in it redacted; keys of dicts stay, as they come from this package."""
-    if isinstance(value, str):
-        return redact(value)
-    if isinstance(value, dict):
-        return {key: redact_all(each) for key, each in value.items()}
-    return [redact_all(each) for each in value] if isinstance(value, list | tuple) else value
+    secrets = _secrets()
+
+    def redacted(value: Any) -> Any:
+        if isinstance(value, str):
+            return _redacted(value, secrets)
+        if isinstance(value, dict):
+            return {key: redacted(each) for key, each in value.items()}
+        return [redacted(each) for each in value] if isinstance(value, list | tuple) else value
+
+    return redacted(value)
 
 
 def is_secret(name: str) -> bool:
@@ -127,7 +136,7 @@ def is_secret(name: str) -> bool:
     return name in _declared or _names_secret(name)
 
 
-@cache  # every text of a run file is redacted, and each time all variables are asked for
+@cache
 def _names_secret(name: str) -> bool:
     return name != WORKING_FOLDER and any(map(_says_secret, _WORDS.findall(name)))
 
@@ -136,7 +145,7 @@ def _says_secret(word: str) -> bool:
     return any(_SECRET.fullmatch(each) for each in (word, word.rstrip("sS")))
 
 
-def _secrets() -> Iterator[str]:
-    for name, value in os.environ.items():
-        if len(value.strip()) >= LEAST_CHARACTERS and is_secret(name):
-            yield value.strip()
+def _secrets() -> list[str]:
+    """The longest first: a shorter one may be part of it."""
+    found = (value.strip() for name, value in os.environ.items() if is_secret(name))
+    return sorted((value for value in found if len(value) >= LEAST_CHARACTERS), key=len, reverse=True)
