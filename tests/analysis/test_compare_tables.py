@@ -28,6 +28,8 @@ from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 from tests.support.changed import write_rewards
 
+pytestmark = pytest.mark.slow  # whole runs
+
 ROOT = Path(__file__).parent.parent.parent
 Make = Callable[..., RunTable]
 ONES = [1.0, 1.0, 1.0, 1.0]

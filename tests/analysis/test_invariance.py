@@ -15,6 +15,8 @@ from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 from tests.support.replicas import EACH
 
+pytestmark = pytest.mark.slow  # whole runs
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -39,7 +41,6 @@ def test_more_replicas_are_named_among_what_differs(replica_runs: dict[int, Path
     assert (found.equal, found.only_in_one, found.differing) == (EACH, EACH, {"replicas": ("1", "2")})
 
 
-@pytest.mark.slow
 def test_another_verifier_parts_chains_by_a_verdict_and_by_nothing_before_it(tmp_path: Path) -> None:
     worse = "engines.target.text.verifier_accuracy=0.5"
     found = invariance(solve(tmp_path, "one"), solve(tmp_path, "other", settings=(worse,)))

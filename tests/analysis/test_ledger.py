@@ -15,6 +15,8 @@ from tests.support.rows import blank
 from tests.support.runs import solve
 from tests.support.traces import call, card, chain, plan_of, statistics, write
 
+pytestmark = pytest.mark.slow  # whole runs
+
 GRAPHS = ("speccot", "scot", "specreason", "likelihood", "best-of-n", "target", "draft")
 GARBAGE = tuple(f"engines.{role}.{field}" for role in ("draft", "target") for field in ("faults.garbage_share=0.1", "max_retries=2"))
 

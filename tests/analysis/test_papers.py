@@ -16,6 +16,8 @@ from pipeline.analysis.quality.reward_agreement import ScoredSteps
 from pipeline.analysis.quality.selection import ThoughtChoices
 from pipeline.analysis.quality.step_texts import Texts
 
+pytestmark = pytest.mark.slow  # whole runs
+
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 import claims  # noqa: E402
@@ -172,7 +174,6 @@ def test_repeated_runs_are_spread_over_the_series(pair: Any) -> None:
     assert not any(job.needs_vllm for job in papers.series(pair, vllm=False))
 
 
-@pytest.mark.slow
 def test_what_is_finished_is_not_run_again_and_the_page_says_what_is_missing(tmp_path: Path) -> None:
     jobs = [job for job in JOBS.values() if job.simulated]
     papers.simulated_problems(tmp_path)

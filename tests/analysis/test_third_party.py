@@ -21,6 +21,8 @@ from pipeline.session.run import run
 from pipeline.store.query import Query
 from tests.support.third_party import installed
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 @pytest.fixture(scope="module")
 def picked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

@@ -37,6 +37,8 @@ from tests.support.replicas import replica_run
 from tests.support.runs import solve, write_problems
 from tests.support.switching import AtTimes, solve_switched
 
+pytestmark = pytest.mark.slow  # whole runs
+
 ROOT = Path(__file__).parent.parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
 SPECCOT = ROOT / "graphs/speccot.yaml"
@@ -54,7 +56,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [folder / f"b{batch_size}" for batch_size in sizes]
 
 
-@pytest.mark.slow
 def test_the_rates_that_made_a_run_are_found_again(recorded: list[Path]) -> None:
     found = calibrate(recorded, max_calls=1000)
     assert list(found.fits) == [TRUE.name]
@@ -81,7 +82,6 @@ def test_of_replicas_the_calls_of_one_are_read(replicas: Path) -> None:
         assert calls == alone[role]
 
 
-@pytest.mark.slow
 def test_the_file_runs_and_gives_about_the_same_run(recorded: list[Path], tmp_path: Path) -> None:
     found = calibrate(recorded, max_calls=60)
     path = tmp_path / "calibration.yaml"
@@ -95,7 +95,6 @@ def test_the_file_runs_and_gives_about_the_same_run(recorded: list[Path], tmp_pa
     assert again.thought_tokens == pytest.approx(first.thought_tokens, rel=0.35)
 
 
-@pytest.mark.slow
 def test_the_file_keeps_the_error_of_its_fit_which_stands_beside_what_is_predicted(recorded: list[Path], tmp_path: Path) -> None:
     found = calibrate(recorded, max_calls=60)
     (tmp_path / "calibration.yaml").write_text(engines_file(found))
@@ -106,7 +105,6 @@ def test_the_file_keeps_the_error_of_its_fit_which_stands_beside_what_is_predict
     assert f"off by {error:.1%} on average" in notices(RunFile.read(tmp_path / "run"))[1]
 
 
-@pytest.mark.slow
 def test_a_bad_fit_is_not_written_without_force(recorded: list[Path], tmp_path: Path) -> None:
     folder, output = tmp_path / "run", tmp_path / "fit.yaml"
     shutil.copytree(recorded[1], folder)
@@ -169,7 +167,6 @@ def test_lengths_are_those_of_the_tables(recorded: list[Path]) -> None:
     assert text_of("target", lengths).step_accuracy == 1.0
 
 
-@pytest.mark.slow
 def test_roles_are_those_of_the_graph(recorded: list[Path], tmp_path: Path) -> None:
     """The same run with roles of other names tells the same of them."""
     graph, engines = tmp_path / "graph.yaml", tmp_path / "engines.yaml"

@@ -12,6 +12,8 @@ from pipeline.session.run import run
 from tests.support.commands import pipeline
 from tests.support.runs import solve, write_problems
 
+pytestmark = pytest.mark.slow  # whole runs
+
 ROOT = Path(__file__).parent.parent.parent
 Compare = Callable[..., tuple[int, str, str]]
 

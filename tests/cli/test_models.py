@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import pipeline, spawned
+from tests.support.commands import pipeline
 from tests.support.paths import TEST_SET
 
 SMALL = ("--model", "target=bundled:tiny-target", "--model", "draft=bundled:tiny-draft")
@@ -95,17 +95,17 @@ def test_a_plan_that_cannot_be_made_is_one_error(arguments: tuple[str, ...], sai
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
 @pytest.mark.torch
+@pytest.mark.usefixtures("torch_here")
 def test_a_run_on_named_models_is_resumed_and_examined_on_the_engines_that_were_chosen(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = spawned("run", "speccot", *SMALL, "--input", TEST_SET, "--limit", "8", "--output", run)
+    done = pipeline("run", "speccot", *SMALL, "--input", TEST_SET, "--limit", "8", "--output", run)
     assert done.returncode == 0, done.stderr
     assert "engines: target bundled:tiny-target (torch, " in done.stderr
-    assert spawned("resume", run, "--limit", "12").returncode == 0
+    assert pipeline("resume", run, "--limit", "12").returncode == 0
     recorded = json.loads((run / "run.json").read_text())
     assert recorded["totals"]["chains_done"] == 12
     assert recorded["engines"]["target"]["model"] == "bundled:tiny-target"
-    examined = spawned("doctor", run)
+    examined = pipeline("doctor", run)
     assert examined.returncode == 0, examined.stderr
     assert "torch bundled:tiny-target: could start" in examined.stdout

@@ -3,12 +3,16 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from pipeline.cli.starting import Starts
 from pipeline.engines.startup import READY, Listener, listening, tell_phase
 from pipeline.session.prepare import load_plan
 from tests.support.commands import pipeline
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems
+
+pytestmark = pytest.mark.slow  # whole runs
 
 
 class Clock:

@@ -34,6 +34,8 @@ from tests.support.fated_replicas import (
 from tests.support.killed import cut
 from tests.support.runs import rows, said, write_problems
 
+pytestmark = pytest.mark.slow  # whole runs
+
 DYING = SimFaultsSpec(dies_after_calls=5)
 MUMBLING = SimFaultsSpec(garbage_share=1.0)
 DIED = "it died as it was told to"
@@ -80,7 +82,6 @@ def test_the_chains_of_a_small_input_are_spread_evenly(problems: Path, tmp_path:
     assert {len(each) for each in places(result).values()} == {1}
 
 
-@pytest.mark.slow
 def test_a_replica_that_is_slow_solves_fewer(tmp_path: Path) -> None:
     result = on_replicas(options_of(tmp_path, "run", write_problems(tmp_path, 40), replicas=2), always(r0=Fate(rates=0.2)))
     slow, well = (each.chains for each in result.run.sessions[-1].replicas)
@@ -104,13 +105,11 @@ def test_a_replica_that_joins_late_gets_its_share(problems: Path, calm: SessionR
     ],
     ids=str,
 )
-@pytest.mark.slow
 def test_no_option_makes_a_difference_to_what_is_said(problems: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     alone = run(options_of(tmp_path, "alone", problems, **options))
     check_whole(on_replicas(options_of(tmp_path, "run", problems, replicas=3, **options), at_first(r0=Fate(at_s=1.5))), alone)
 
 
-@pytest.mark.slow
 def test_chains_that_switch_their_mode_end_on_replicas_that_die(problems: Path, tmp_path: Path) -> None:
     options = options_of(tmp_path, "run", problems, replicas=3)
     options = structs.replace(options, settings=(*options.settings, "speculate=auto"))
@@ -119,7 +118,6 @@ def test_chains_that_switch_their_mode_end_on_replicas_that_die(problems: Path, 
     check_totals(result)
 
 
-@pytest.mark.slow
 def test_bad_rows_are_rows_of_the_run(tmp_path: Path) -> None:
     problems = write_problems(tmp_path, 4, (b'{"problem_id": "no problem"}', b'{"problem_id": "p1", "problem": 3}'))
     alone = run(options_of(tmp_path, "alone", problems))
@@ -135,7 +133,6 @@ def test_lockstep_is_refused(problems: Path, tmp_path: Path) -> None:
         on_replicas(lockstep)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("at_s", [0.5, 1.7])
 def test_a_run_that_drains_ends_what_is_in_flight_and_starts_nothing(
     problems: Path, calm: SessionResult, tmp_path: Path, at_s: float
@@ -150,7 +147,6 @@ def test_a_run_that_drains_ends_what_is_in_flight_and_starts_nothing(
     check_whole(on_replicas(structs.replace(options, resume=True, replicas=1)), calm)
 
 
-@pytest.mark.slow
 def test_a_replica_that_is_lost_while_the_run_drains_is_not_waited_for(problems: Path, calm: SessionResult, tmp_path: Path) -> None:
     options, fleet = options_of(tmp_path, "run", problems, replicas=2), FatedFleet(at_first(r0=Fate(at_s=0.7)))
     drained = on_replicas(options, fleet, attend=stopping("drain", 0.5))
@@ -167,7 +163,6 @@ def test_a_run_drains_while_a_replica_starts(problems: Path, tmp_path: Path) -> 
     assert drained.run.sessions[-1].replicas[1].starts == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("at_s", [0.3, 1.7])
 @pytest.mark.parametrize("fates", [always(), always(r0=Fate(at_s=0.9, ending="hangs"))], ids=["well", "one hangs"])
 def test_a_run_that_is_aborted_keeps_what_is_recorded_and_goes_on_later(
@@ -186,7 +181,6 @@ def test_a_run_that_is_stopped_before_a_replica_is_open_has_not_begun(problems: 
     assert not (tmp_path / "run/run.json").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [(3, 2), (None, 2), (2, None)])
 def test_a_run_that_was_killed_goes_on_with_other_replicas_or_without(
     problems: Path, calm: SessionResult, tmp_path: Path, first: int | None, then: int | None
@@ -277,7 +271,6 @@ def test_where_no_replica_starts_nothing_is_begun(problems: Path, tmp_path: Path
     assert not (tmp_path / "run/run.json").exists()
 
 
-@pytest.mark.slow
 def test_a_run_whose_replicas_are_all_dropped_fails_and_goes_on_later(problems: Path, calm: SessionResult, tmp_path: Path) -> None:
     options = options_of(tmp_path, "run", problems, replicas=2)
     failed = on_replicas(options, lambda number, start: Fate(at_s=0.7))
@@ -295,7 +288,6 @@ def test_losses_in_a_row_are_counted_from_the_last_chain_that_ended(problems: Pa
     assert len(replica.losses) >= replica.starts - 1 >= MAX_LOSSES
 
 
-@pytest.mark.slow
 def test_chains_of_a_replica_whose_engine_died_go_on_elsewhere(problems: Path, calm: SessionResult, tmp_path: Path) -> None:
     fate = Fate(engines={"draft": {"faults": DYING, "max_restarts": 0}})
     result = on_replicas(options_of(tmp_path, "run", problems, replicas=3), always(r0=fate))
@@ -358,7 +350,6 @@ def luck(seed: int) -> FatedFleet:
     return FatedFleet(fate)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_becomes_of_the_replicas_the_run_says_the_same_in_the_end(
     problems: Path, calm: SessionResult, tmp_path: Path, seed: int

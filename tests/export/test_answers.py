@@ -17,6 +17,8 @@ from pipeline.store.run_store import RunStore
 from tests.support.killed import cut
 from tests.support.runs import solve, write_problems
 
+pytestmark = pytest.mark.slow  # whole runs
+
 BAD = (b'{"problem_id": "empty", "level": "hard"}',)
 
 

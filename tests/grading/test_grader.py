@@ -25,16 +25,16 @@ SYMMETRIC = {
     "surds and powers",
 }
 
-DATA_SETS: dict[str, tuple[Kind, int, int]] = {
-    "gsm8k": ("numeric", 1319, 0),
-    "math500": ("math", 500, 1),
-    "gaokao2023en": ("math", 383, 1),
-    "amc23": ("math", 40, 0),
-    "aime24": ("math", 30, 0),
-    "college_math": ("math", 2818, 0),
-    "olympiadbench": ("math", 675, 0),
+DATA_SETS: dict[str, tuple[Kind, int]] = {
+    "gsm8k": ("numeric", 1319),
+    "math500": ("math", 500),
+    "gaokao2023en": ("math", 383),
+    "amc23": ("math", 40),
+    "aime24": ("math", 30),
+    "college_math": ("math", 2818),
+    "olympiadbench": ("math", 675),
 }
-"""Kind, references that are not empty, and neighbours that are equal although they are written differently."""
+"""Kind, and references that are not empty."""
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def references(shared: Path, name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", DATA_SETS)
 def test_every_reference_equals_itself(grader: Grader, shared: Path, name: str) -> None:
-    kind, rows, _ = DATA_SETS[name]
+    kind, rows = DATA_SETS[name]
     own = references(shared, name)
     assert len(own) == rows
     assert [text for text in own if grader.grade(kind, text, text).correct is not True] == []
@@ -96,47 +96,28 @@ def test_every_reference_equals_itself(grader: Grader, shared: Path, name: str) 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DATA_SETS)
 def test_hardly_any_reference_equals_its_neighbour(grader: Grader, shared: Path, name: str) -> None:
-    """Neighbours with the same text do, of course: 7.7 % of AMC 23 and 2.4 % of GaoKao, which are mostly small numbers."""
-    kind, _, equal = DATA_SETS[name]
-    own = references(shared, name)
-    pairs = [pair for pair in dict.fromkeys(pairwise(own)) if pair[0] != pair[1]]
-    if name == "college_math":
-        pairs = pairs[::12]  # two thousand expressions that differ take a minute
+    """Of a hundred pairs of neighbours whose texts differ."""
+    kind, _ = DATA_SETS[name]
+    pairs = [pair for pair in dict.fromkeys(pairwise(references(shared, name))) if pair[0] != pair[1]]
+    pairs = pairs[:: max(1, len(pairs) // 100)]
     with ThreadPoolExecutor(2) as threads:
         grades = list(threads.map(lambda pair: grader.grade(kind, *pair), pairs))
     right = [pair for pair, grade in zip(pairs, grades, strict=True) if grade.correct]
-    assert len(right) == equal <= 0.02 * len(pairs), right
+    assert len(right) <= 0.02 * len(pairs), right
     assert all(grade.correct is not None for grade in grades)
 
 
 HOSTILE = {
     "braces": "{" * 1500 + "x" + "}" * 400,
-    "balanced braces": "{" * 900 + "x" + "}" * 900,
     "fractions": r"\frac{" * 150 + "1" + "}{2}" * 150,
-    "brackets": "(" * 900 + "x" + ")" * 900,
-    "roots": r"\sqrt{" * 55 + "2" + "}" * 55,
     "tower": "9^{9^{9^9}}",
-    "negative tower": "2^{-9^{9^{9}}}",
-    "factorials": "9!!!!",
     "factorial tower": "(((9!)!)!)!",
-    "long product": r"\prod_{k=1}^{10^{9}} \sin(k)",
     "long sum": r"\sum_{k=1}^{10^{12}} \frac{1}{k^k}",
     "integral": r"\int_0^1 x^{x^{x^{x}}} e^{\sin(x^x)} dx",
-    "power of a sum": "(a+b+c+d+e+f)^{60} + 1",
     "a million characters": "1+" * 500_000 + "1",
-    "many parts": ",".join(f"x_{{{i}}}+1" for i in range(200)),
-    "nuls": "\0" * 500 + "1" + "\0",
     "newcommand": r"\newcommand{\x}{\x\x}\x",
-    "def": r"\def\x{\x\x}\x",
-    "line breaks": "1\n" * 500 + '"],["1","1"]\n',
     "unicode": "\u202e1\u200b\ud800\U0001f600\u0661\u0662",
-    "commands": "\\" * 1000 + "left" * 100,
-    "dollars": "$" * 1900 + "1",
-    "words": "ab cd " * 300,
-    "digits": "7" * 1900,
     "code": "__import__('os').system('exit 1')",
-    "signs": r"\pm" * 300 + "1",
-    "units": r"5\text{m}" * 200,
 }
 
 

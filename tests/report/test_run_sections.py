@@ -26,8 +26,9 @@ from pipeline.session.run import run
 from pipeline.store.run_file import RunFile
 from tests.support.changed import write_rewards
 
+pytestmark = pytest.mark.slow  # whole runs
 
-@pytest.mark.slow
+
 def test_scores_stand_against_rewards_where_a_run_has_both(tmp_path: Path) -> None:
     """A reward that grows with the score, of accepted and of rejected steps."""
     root = Path(__file__).parent.parent.parent

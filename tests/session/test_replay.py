@@ -20,6 +20,8 @@ from pipeline.session.run import SessionResult, run
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems
 
+pytestmark = pytest.mark.slow  # whole runs
+
 GRAPHS = ("speccot", "specreason", "likelihood", "scot", "best-of-n", "target")
 PROBLEMS = 6
 CHAINS = 2 * PROBLEMS
@@ -142,7 +144,6 @@ def test_fewer_problems_samples_and_candidates_need_no_new_text_as_far_as_they_g
     assert "the call asks for 7 candidates, but 5 were recorded" in failures(more.folder)[0].message
 
 
-@pytest.mark.slow
 def test_a_shorter_limit_cuts_what_was_recorded_as_the_model_would_have(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     before, settings = recorded("target"), ("token_budget=500", "budget=response")
     truth = run(options(before.parent, "target", settings=settings, output=tmp_path / "truth"))

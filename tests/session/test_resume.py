@@ -19,6 +19,8 @@ from pipeline.store.folder import LOCK, hold
 from pipeline.store.parts import write_part
 from tests.support.killed import cut
 
+pytestmark = pytest.mark.slow  # whole runs
+
 ROOT = Path(__file__).parent.parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
 GRAPHS = ("speccot", "likelihood", "scot", "target")
@@ -58,7 +60,6 @@ def wholes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {graph: run(options(folder, graph)).folder for graph in GRAPHS}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("graph", GRAPHS)
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(shares=st.lists(st.floats(0, 1), min_size=1, max_size=2))
@@ -91,7 +92,6 @@ def test_a_finished_run_is_left_as_it_is(wholes: dict[str, Path]) -> None:
     assert stamps() == before
 
 
-@pytest.mark.slow
 def test_failed_chains_are_tried_again_when_asked(tmp_path: Path) -> None:
     given = options(tmp_path, settings=("engines.target.timeout_s=0.5",))
     failed = run(given)

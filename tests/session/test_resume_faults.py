@@ -55,7 +55,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kib", [16, 64, 100, 256, 600, 1400, 3000])
+@pytest.mark.parametrize("kib", [64, 600, 1400])
 def test_a_full_disk_that_is_made_larger(problems: Path, disk: Callable[[int], Path], kib: int) -> None:
     folder = disk(kib) / "run"
     with suppress(RunFolderError):  # where not even `run.json` finds room
@@ -70,7 +70,7 @@ def test_a_full_disk_that_is_made_larger(problems: Path, disk: Callable[[int], P
 def test_kills_at_any_moment(problems: Path, tmp_path: Path) -> None:
     """Sessions are killed one after the other; a last one ends the run."""
     chance, folder = random.Random(3), tmp_path / "run"
-    for _ in range(6):
+    for _ in range(3):
         command = [sys.executable, "-m", "tests.support.unrepeatable", str(folder), str(problems)]
         process = subprocess.Popen(command, cwd=ROOT)
         while process.poll() is None and not (folder / "run.json").exists():

@@ -11,6 +11,8 @@ from pipeline.session.run import SessionResult, run
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, solve
 
+pytestmark = pytest.mark.slow  # whole runs
+
 LISTED = "engines.target.adapters=[selection]"
 """No step reaches the threshold, so that every stage of SpecReason is asked whatever the scores are."""
 

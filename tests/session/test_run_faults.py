@@ -21,6 +21,8 @@ from pipeline.session.run import SessionResult, attended, run, solve_on
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said, solve, write_problems
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> SessionResult:

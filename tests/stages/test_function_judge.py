@@ -17,6 +17,8 @@ from pipeline.stages.vote import KIND as VOTE
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, solve, write_problems
 
+pytestmark = pytest.mark.slow  # whole runs
+
 MODULE = '''
 from collections.abc import Sequence
 

@@ -18,6 +18,8 @@ from pipeline.store.run_file import RunFile
 from tests.support.killed import cut
 from tests.support.runs import said, solve, write_problems
 
+pytestmark = pytest.mark.slow  # whole runs
+
 BAD = (b'{"problem_id": "no text"}', b"not JSON", b'{"problem": "Which?", "options": ["one", "two"], "answer": "B", "level": 3}')
 
 

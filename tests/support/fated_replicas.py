@@ -64,29 +64,18 @@ def at_first(**fates: Fate) -> Fates:
     return lambda number, start: fates.get(f"r{number}", WELL) if start == 0 else WELL
 
 
-class LocalLink:
-    """The link to a replica of this event loop."""
+class FatedLink:
+    """The link to a replica of this event loop that has a fate. What passes it is copied as between processes."""
 
     address = ""
 
-    def __init__(self, replica: ReplicaWorker, node: str) -> None:
-        self.node, self._replica = node, replica
-
-    async def exchange(self, orders: Orders) -> ReplicaReport:
-        return await self._replica.exchange(orders)
-
-
-class FatedLink(LocalLink):
-    """The link to a replica that has a fate. What passes it is copied as between processes."""
-
     def __init__(self, replica: ReplicaWorker, node: str, fate: Fate) -> None:
-        super().__init__(replica, node)
-        self._fate = fate
+        self.node, self._replica, self._fate = node, replica, fate
         self._end = float("inf") if fate.at_s is None else anyio.current_time() + fate.at_s
 
     async def exchange(self, orders: Orders) -> ReplicaReport:
         with anyio.CancelScope(deadline=self._end):
-            report = await super().exchange(pickle.loads(pickle.dumps(orders)))
+            report = await self._replica.exchange(pickle.loads(pickle.dumps(orders)))
             if self._fate.forge is not None:
                 report = self._fate.forge(report)
             return msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=ReplicaReport)

@@ -1,36 +1,24 @@
 """Runs of several replicas for tests: simulated runs over parts of an input, put together as replicas of one run with overlapping times;
 and runs on a simulated cluster."""
 
-import math
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import anyio
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import structs
 
-from pipeline.cluster.fleet import Launcher, solve_on_replicas
 from pipeline.cluster.merge import merged_run
-from pipeline.cluster.messages import Orders, ReplicaLink, ReplicaReport
-from pipeline.cluster.replica_worker import ReplicaWorker
-from pipeline.engines.sim.spec import SimDeviceSpec
 from pipeline.engines.sim.text import sim_answer
-from pipeline.errors import ReplicaLost
-from pipeline.session.observer import Attend, Observer
 from pipeline.session.options import RunOptions
-from pipeline.session.prepare import Prepared, RunSettings
-from pipeline.session.run import SessionResult, run
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
 from pipeline.store.read import read_table
 from pipeline.store.run_file import Replica, RunFile
 from pipeline.store.run_store import RunStore
-from pipeline.system.tasks import background_tasks
-from tests.support.fated_replicas import LocalLink
+from tests.support.fated_replicas import WELL, Fate, on_replicas
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import solve, write_problems
 
@@ -41,7 +29,7 @@ SLOW = 4
 """How many times as long everything takes on a slow replica, which is given a fourth of the problems."""
 LIFE_S = 8.0
 """How long a replica lives that is lost."""
-LOSS = "node gone: the machine was taken away"
+LOSS = "it died as it was told to"
 
 
 def replica_run(folder: Path, replicas: int, *, slow: int | None = None, **options: Any) -> Path:
@@ -141,48 +129,7 @@ def cluster_run(folder: Path, replicas: int, *, slow: int, lost: int) -> Path:
         replicas=replicas,
     )
 
-    async def carry_out(ready: Prepared, observer: Observer, *, attend: Attend | None = None) -> SessionResult:
-        return await solve_on_replicas(_launcher(ready.settings, slow, lost), ready, observer, attend=attend)
-
-    result = run(given, carry_out=carry_out)
+    fates = {slow: Fate(rates=1 / SLOW)}
+    result = on_replicas(given, lambda number, start: Fate(at_s=LIFE_S) if (number, start) == (lost, 0) else fates.get(number, WELL))
     assert result.exit_code == 0, result.error
     return folder / "run"
-
-
-class _MortalLink(LocalLink):
-    """Breaks once, `LIFE_S` after it was made."""
-
-    def __init__(self, replica: ReplicaWorker, node: str, mortal: bool) -> None:
-        super().__init__(replica, node)
-        self._until = anyio.current_time() + LIFE_S if mortal else math.inf
-
-    async def exchange(self, orders: Orders) -> ReplicaReport:
-        if anyio.current_time() > self._until:
-            raise ReplicaLost(LOSS)
-        return await super().exchange(orders)
-
-
-def _launcher(settings: RunSettings, slow: int, lost: int) -> Launcher:
-    engines = {
-        role: structs.replace(spec, device=_slower(spec.device))  # type: ignore[attr-defined]
-        for role, spec in settings.plan.engines.items()
-    }
-    slower = structs.replace(settings, plan=structs.replace(settings.plan, engines=engines))
-    mortal = {lost}
-
-    @asynccontextmanager
-    async def launch(number: int) -> AsyncIterator[ReplicaLink]:
-        async with background_tasks() as tasks:
-            replica = ReplicaWorker(slower if number == slow else settings)
-            tasks.start_soon(replica.serve)
-            link = _MortalLink(replica, f"node-{number}", number in mortal)
-            mortal.discard(number)
-            yield link
-
-    return launch
-
-
-def _slower(device: SimDeviceSpec) -> SimDeviceSpec:
-    assert device.flops_per_s is not None
-    assert device.bytes_per_s is not None
-    return structs.replace(device, flops_per_s=device.flops_per_s / SLOW, bytes_per_s=device.bytes_per_s / SLOW)

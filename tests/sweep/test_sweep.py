@@ -22,6 +22,8 @@ from pipeline.sweep.systems import read_systems
 from tests.support.paths import SIM
 from tests.support.runs import write_problems
 
+pytestmark = pytest.mark.slow  # whole runs
+
 ROOT = Path(__file__).parent.parent.parent
 SPECCOT, SPECREASON, TARGET = (ROOT / f"graphs/{name}.yaml" for name in ("speccot", "specreason", "target"))
 
@@ -124,7 +126,6 @@ def test_the_baseline_is_the_target_beside_the_graph_else_the_bundled_one(tmp_pa
     assert [system.label for system in read_systems(msgspec.structs.replace(mine, baseline=TARGET))] == ["target", "speccot"]
 
 
-@pytest.mark.slow
 def test_a_sweep_goes_on_where_it_ended(tmp_path: Path) -> None:
     first = options(tmp_path, batch_sizes=(1,))
     done = sweep(first)
@@ -158,7 +159,6 @@ def test_failed_chains_are_in_the_points(tmp_path: Path) -> None:
     assert {(point.chains, point.failed) for point in result.points} == {(4, 1)}
 
 
-@pytest.mark.slow
 def test_a_dead_engine_ends_the_sweep_and_leaves_its_points(tmp_path: Path) -> None:
     given = options(tmp_path, batch_sizes=(1, 4), settings=("engines.draft.max_restarts=0",))
     engines = tmp_path / "engines.yaml"
@@ -170,7 +170,7 @@ def test_a_dead_engine_ends_the_sweep_and_leaves_its_points(tmp_path: Path) -> N
 
 
 @pytest.mark.torch
-@pytest.mark.slow
+@pytest.mark.usefixtures("torch_here")
 def test_real_engines_are_started_once_and_forget_between_points(tmp_path: Path) -> None:
     given = SweepOptions(
         graphs=(SPECCOT,),

@@ -13,6 +13,8 @@ from pipeline.errors import GraphError, UsageError
 from pipeline.sweep.plan import SweepOptions, SweepSystem, parts, planned_points, together
 from pipeline.sweep.systems import all_virtual, baselines, read_systems, unequal_rules
 
+pytestmark = pytest.mark.slow  # whole runs
+
 ROOT = Path(__file__).parent.parent.parent
 SPECCOT = Path("speccot")
 
@@ -98,7 +100,6 @@ def test_each_engines_file_has_a_baseline_of_its_own_unless_there_is_one_for_all
     assert [label for label, system in one.items() if system.baseline] == ["target on sim-2xh100"]
 
 
-@pytest.mark.slow
 def test_settings_are_of_all_systems_on_every_engines_file_as_far_as_it_has_such_a_role(tmp_path: Path) -> None:
     (tmp_path / "alone.yaml").write_text(
         (ROOT / "graphs/engines/sim-2xh100.yaml").read_text().partition("\ntarget:")[2].join(["target:", ""])

@@ -15,6 +15,8 @@ from tests.support.killed import cut
 from tests.support.paths import ROOT
 from tests.support.runs import calls_of, rows, solve, solve_with, write_problems
 
+pytestmark = pytest.mark.slow  # whole runs
+
 GRAPHS = ("speccot", "specreason", "scot", "likelihood", "best-of-n", "target", "guided-draft")
 
 

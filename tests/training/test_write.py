@@ -17,6 +17,8 @@ from pipeline.training.problems import HeldOutProblems, problem_hash, split_of
 from pipeline.training.write import WrittenData, write_training_data
 from tests.support.runs import calls_of, rows, solve, write_problems
 
+pytestmark = pytest.mark.slow  # whole runs
+
 NOTHING_HELD = HeldOutProblems({})
 
 

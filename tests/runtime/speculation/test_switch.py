@@ -12,6 +12,8 @@ from tests.support.hanging_together import check_hangs_together
 from tests.support.runs import rows, said, solve, write_problems
 from tests.support.switching import AtTimes, solve_switched
 
+pytestmark = pytest.mark.slow  # whole runs
+
 COUNT = 3
 LOOPS = ("speccot", "speccot-decode", "specreason", "specreason-decode", "likelihood")
 RACE = ("in_flight_engine", "in_flight_stage", "waiting_engine")
@@ -53,7 +55,6 @@ def test_a_chain_that_is_never_switched_on_is_asked_the_same(tmp_path: Path, mon
     assert steps(direct, "mode", "decision") == {("direct", "written"): COUNT}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("graph", ["speccot", "likelihood"])
 def test_a_chain_that_is_never_switched_off_is_asked_what_it_always_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graph: str
@@ -145,7 +146,6 @@ def test_an_answer_that_was_begun_is_finished(tmp_path: Path, monkeypatch: pytes
         assert row["answer_text"].startswith(texts[row["chain_id"]][:20])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["lockstep", "sequential"])
 def test_every_schedule_switches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: Any) -> None:
     control = AtTimes(0.4, 1.0, 1.5)
