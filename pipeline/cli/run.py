@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from importlib import import_module
@@ -45,7 +45,7 @@ from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.run import SessionResult, Solve
 from pipeline.session.run import run as start
 from pipeline.store.kept_problems import TABLE as KEPT
-from pipeline.sweep.baseline import plan_baseline
+from pipeline.sweep.baseline import BaselinePlan, plan_baseline
 
 TAKE_OVER_HELP = "Continue a run at a URL in whose folder a machine was at work that is dead now."
 take_over_option = option("--take-over", is_flag=True, help=TAKE_OVER_HELP, heading="Resume")
@@ -162,23 +162,40 @@ def solve_and_exit(options: RunOptions, named: Located | None, as_json: bool, me
     baseline = plan_baseline(options) if options.baseline else None
     with restored_handlers(), rare_collection(), _quiet_stdout(options), _observed(metrics) as observer:
         solve = partial(start, observer=observer, attend=stop_on_signal, command=sys.argv, carry_out=_carried_out(options))
-        try:
-            results = [solve(options)]
-        except Interrupted:
-            print_notice("interrupted before any problem was started")
-            raise
-        folder = results[0].folder
-        assert folder is not None, "the run of a command has a folder"
-        if baseline is not None and results[0].error is None:
-            for sentence in baseline.notices:
-                print_notice(sentence)
-            results.append(solve(baseline.next_to(folder)))
+        results, code = solved(solve, options, baseline)
+    folder = named or Located(_folder_of(results[0]))
     if all(each.nothing_to_do for each in results):
-        print_notice(f"{named or folder} is finished: there is nothing to resume")
-    print_summary(named or Located(folder), as_json=as_json)
+        print_notice(f"{folder} is finished: there is nothing to resume")
+    print_summary(folder, as_json=as_json)
     for each in results:
-        _print_end(each, str(named or folder))
-    sys.exit(next((each.exit_code for each in results if each.exit_code), 0))
+        _print_end(each, str(folder))
+    if code == 130 and not any(each.exit_code for each in results):
+        print_notice(f"interrupted before the target alone began; to resume: pipeline resume {shlex.quote(str(folder))}")
+    sys.exit(code)
+
+
+def solved(
+    solve: Callable[[RunOptions], SessionResult], options: RunOptions, baseline: BaselinePlan | None
+) -> tuple[list[SessionResult], int]:
+    """The results of a run and, where that is over, of its baseline, with the exit code. Raises `Interrupted` before the run began."""
+    try:
+        results = [solve(options)]
+    except Interrupted:
+        print_notice("interrupted before any problem was started")
+        raise
+    if baseline is not None and results[0].error is None:
+        for sentence in baseline.notices:
+            print_notice(sentence)
+        try:
+            results.append(solve(baseline.next_to(_folder_of(results[0]))))
+        except Interrupted:
+            return results, 130
+    return results, next((each.exit_code for each in results if each.exit_code), 0)
+
+
+def _folder_of(result: SessionResult) -> Path:
+    assert result.folder is not None, "the run of a command has a folder"
+    return result.folder
 
 
 def _print_end(result: SessionResult, folder: str) -> None:

@@ -7,6 +7,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.cli.run import solved
+from pipeline.errors import Interrupted
+from pipeline.session.options import RunOptions
+from pipeline.session.run import SessionResult, run
+from pipeline.sweep.baseline import plan_baseline
 from tests.support.commands import pipeline, spawned
 from tests.support.paths import TEST_SET
 
@@ -46,6 +51,18 @@ def test_a_baseline_is_solved_after_the_run_and_compared(tmp_path: Path) -> None
     assert pipeline(*run[:-1], tmp_path / "plain").stdout.count("baseline     not run   to compare with the target alone:") == 1
     again = pipeline("run", "target", "--engines", SIM, "--input", TEST_SET, "--baseline")
     assert (again.returncode, again.stderr.startswith("error: --baseline: target is the target alone")) == (2, True)
+
+
+def test_what_is_solved_is_kept_where_its_baseline_is_interrupted(tmp_path: Path) -> None:
+    options = RunOptions(graph=Path(SPECCOT), engines=Path(SIM), input=TEST_SET, limit=2, output=tmp_path / "out", baseline=True)
+
+    def solve(given: RunOptions) -> SessionResult:
+        if given.output != options.output:
+            raise Interrupted
+        return run(given)
+
+    results, code = solved(solve, options, plan_baseline(options))
+    assert ([each.done for each in results], code) == ([2], 130)
 
 
 @pytest.mark.slow
