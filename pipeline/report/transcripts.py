@@ -26,9 +26,6 @@ MAX_TRANSCRIPTS = 8_000_000
 MAX_TEXT = 40_000
 """Limit of the characters in one text; the middle of a longer one is left out."""
 WANTED = "chain_id IN (SELECT unnest($chains::VARCHAR[]))"
-SIZES = f"""
-SELECT chain_id, sum(least(len(step_text), {MAX_TEXT}) + coalesce(list_sum([least(len(text), {MAX_TEXT}) for text in candidate_texts]), 0))
-FROM steps WHERE {WANTED} GROUP BY chain_id"""
 CHAINS = f"""
 SELECT chain_id, input_row, answer, answer_text, reference_answer, correct, stop_reason, error_type, error_message, error_stage, steps,
        accepted_steps, fallback_steps, thought_tokens, chain_time_s
@@ -107,15 +104,14 @@ class Transcripts(Struct, frozen=True):
 
 def read_transcripts(db: Query, run: RunFile, why: Mapping[str, tuple[str, ...]]) -> Transcripts:
     """The transcripts of the chains that `why` names, in its order; it says of each why it is shown."""
+    steps: dict[str, list[ShownStep]] = {name: [] for name in why}
+    for row in db.arrow(STEPS, chains=list(why)).to_pylist():
+        steps[row["chain_id"]].append(step_of(row))
     kept, left = list[str](), MAX_TRANSCRIPTS
-    sizes = dict(db.stream(SIZES, chains=list(why)))
     for name in why:
         if left > 0:
             kept.append(name)
-            left -= sizes.get(name, 0)
-    steps: dict[str, list[ShownStep]] = {name: [] for name in kept}
-    for row in db.arrow(STEPS, chains=kept).to_pylist():
-        steps[row["chain_id"]].append(step_of(row))
+            left -= sum(len(step.text) + sum(len(each.text) for each in step.candidates) for step in steps[name])
     rows = {row["chain_id"]: row for row in db.arrow(CHAINS, chains=kept).to_pylist()}
     problems = _problems(db, run, [row["input_row"] for row in rows.values()])
     queued = queued_s(db, kept)
