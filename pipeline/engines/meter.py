@@ -19,8 +19,7 @@ class UsageMeter:
         self._now = now
         self._busy_s = self._busy_since = 0.0
         self._requests = self._input_tokens = self._output_tokens = 0
-        self._cached_input_tokens: int | None = 0
-        self._says_cached = False
+        self._cached_input_tokens, self._says_cached = 0, False
 
     def begin(self) -> None:
         """Count the beginning of a call."""
@@ -39,10 +38,7 @@ class UsageMeter:
         self._requests += 1
         self._input_tokens += usage.input_tokens
         self._says_cached = self._says_cached or usage.cached_input_tokens is not None
-        if self._says_cached:
-            self._cached_input_tokens = (self._cached_input_tokens or 0) + (usage.cached_input_tokens or 0)
-        else:
-            self._cached_input_tokens = None
+        self._cached_input_tokens += usage.cached_input_tokens or 0
         self._output_tokens += usage.output_tokens
 
     @property
@@ -74,7 +70,7 @@ class UsageMeter:
             kv_cache_usage=kv_cache_usage,
             requests=self._requests,
             input_tokens=self._input_tokens,
-            cached_input_tokens=self._cached_input_tokens,
+            cached_input_tokens=self._cached_input_tokens if self._says_cached or not self._requests else None,
             output_tokens=self._output_tokens,
             busy_s=self.busy_s if busy_s is None else busy_s,
             written_tokens=written_tokens,

@@ -374,8 +374,7 @@ def check_cut(engine: Engine, answer: Completion, uncut: Completion) -> None:
             assert (part.finish_reason, part.stop_reason) == (whole.finish_reason, whole.stop_reason)
 
 
-@pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize("after_tokens", [0, 2, 9])
+@pytest.mark.parametrize(("after_tokens", "times"), [(0, 1), (2, 2), (9, 1)])
 def test_an_interrupted_request_gives_what_it_has_and_can_be_continued(converse: Converse, after_tokens: int, times: int) -> None:
     async def talk(engine: Engine) -> None:
         assert isinstance(engine, Interruptible)

@@ -14,10 +14,10 @@ from pipeline.bundled import bundled_files, find_file
 from pipeline.engine import Finding
 from pipeline.engines.adapters import read_adapter
 from pipeline.engines.cores import ranges
-from pipeline.engines.model_card import GUESSED, ModelCard, refuse
+from pipeline.engines.model_card import GUESSED, refuse
 from pipeline.engines.models import bundled_name, resolve
 from pipeline.engines.placement.choices import Choice, Served, Weights, card_of, read_choices, served_fields
-from pipeline.engines.placement.demand import Demand, Demands, demands
+from pipeline.engines.placement.demand import Demands, demands
 from pipeline.engines.placement.layout import FEW_CONTEXTS, Planner, room
 from pipeline.engines.placement.machines import described
 from pipeline.engines.torch.backend import cuda_build, gpu_of, torch_examination
@@ -67,8 +67,8 @@ def place(
     here = machine or look()
     placer = _Placer({role: choices[role] for role in models if role in asked.by_role}, asked, settings, here)
     if machine is None:
-        placer.refuse_flaws()
-    return Placement(engines=placer.engines(), sentences=tuple(placer.sentences()))
+        refuse(placer.findings())
+    return Placement(engines=placer.engines(), sentences=(placer.line(), *placer.remarks()))
 
 
 def _replaced(choices: Mapping[str, Choice], engines: Path | Mapping[str, Any], settings: Sequence[str]) -> Roles:
@@ -109,7 +109,7 @@ class _Placer:
         backend = "vllm" if self._uses_vllm else "torch"
         local = _said({role: {"backend": backend, "model": choice.model} for role, choice in loaded.items()}, settings)
         self._served: Roles = {
-            role: self._with_calls(role, served_fields(role, choice, _said({role: {}}, settings)[role]))
+            role: served_fields(role, choice, _said({role: {}}, settings)[role]) | {"max_in_flight": asked.by_role[role].calls}
             for role, choice in choices.items()
             if isinstance(choice, Served)
         }
@@ -124,13 +124,11 @@ class _Placer:
         specs: dict[str, EngineSpec] = {**(self._vllm.specs if self._vllm else {}), **self._torch}
         return {role: _fields(spec) for role, spec in specs.items()} | self._served
 
-    def refuse_flaws(self) -> None:
-        """Raise `GraphError` for the first reason why an engine that is loaded here cannot start."""
-        refuse([*(findings(self._vllm) if self._vllm else ()), *self._torch_findings()])
-
-    def sentences(self) -> list[str]:
-        """The engines in one line, and what to know about them."""
-        return [self._line(), *self._remarks()]
+    def findings(self) -> tuple[Finding, ...]:
+        """The reasons why engines that are loaded here may not start."""
+        cards = {role: self._cards[spec.model] for role, spec in self._torch.items()}
+        adapters = {role: {name: read_adapter(path) for name, path in spec.adapters.items()} for role, spec in self._torch.items()}
+        return (*(findings(self._vllm) if self._vllm else ()), *torch_examination(self._torch, self._machine, cards, adapters).findings)
 
     def _check_sizes(self, specs: Mapping[str, EngineSpec]) -> None:
         for role, spec in specs.items():
@@ -139,15 +137,9 @@ class _Placer:
                 what = f"the size of {spec.model} is unknown: it is not on this machine, and its name does not state it"
                 raise UsageError(f"--model {role}={spec.model}: {what}; download it, or write an engines file and give --engines")
 
-    def _demand(self, role: str) -> Demand:
-        return self._asked.by_role[role]
-
-    def _with_calls(self, role: str, fields: dict[str, Any]) -> dict[str, Any]:
-        return fields | {"max_in_flight": self._demand(role).calls}
-
     def _limits(self, spec: Any, role: str, most_sequences: int) -> Any:
         """`spec` with what the stages ask of it, where it says nothing else."""
-        demand, default, own = self._demand(role), type(spec)(model=""), self._cards[spec.model].max_model_len
+        demand, default, own = self._asked.by_role[role], type(spec)(model=""), self._cards[spec.model].max_model_len
         context = spec.max_model_len or (demand.context and min(demand.context, own or demand.context))
         calls = demand.calls if spec.max_in_flight == default.max_in_flight else spec.max_in_flight
         sequences = spec.max_num_seqs
@@ -194,34 +186,27 @@ class _Placer:
             placed[role] = self._limits(spec, role, _MAX_TORCH_SEQUENCES if on_gpus else spec.max_num_seqs)
         return placed
 
-    def _torch_findings(self) -> tuple[Finding, ...]:
-        if not self._torch:
-            return ()
-        cards = {role: self._cards[spec.model] for role, spec in self._torch.items()}
-        adapters = {role: {name: read_adapter(path) for name, path in spec.adapters.items()} for role, spec in self._torch.items()}
-        return torch_examination(self._torch, self._machine, cards, adapters).findings
-
-    def _line(self) -> str:
-        said = [self._vllm_words(role, spec) for role, spec in (self._vllm.specs if self._vllm else {}).items()]
-        said += [f"{role} {_shown(spec.model)} (torch, {self._torch_place(spec)})" for role, spec in self._torch.items()]
+    def line(self) -> str:
+        """The engines in one line."""
+        said = [self._vllm_words(role, spec, self._vllm) for role, spec in self._vllm.specs.items()] if self._vllm else []
+        places = {role: gpu_of(spec, self._machine) for role, spec in self._torch.items()}
+        names = {role: "CPU" if gpu is None else f"GPU {gpu}" for role, gpu in places.items()}
+        said += [f"{role} {_shown(spec.model)} (torch, {names[role]})" for role, spec in self._torch.items()]
         said += [f"{role} {fields['model']} ({fields['backend']}, {fields['base_url']})" for role, fields in self._served.items()]
         prompts = {plan.params["prompts"] for plan in self._asked.plans if isinstance(plan.params.get("prompts"), str)}
         return f"engines: {', '.join(said)}" + "".join(f"; prompts: {each}" for each in sorted(map(str, prompts)))
 
-    def _vllm_words(self, role: str, spec: VllmSpec) -> str:
-        assert self._vllm is not None
-        sequences = min((row.sequences for row in self._vllm.rows_of(role) if row.sequences is not None), default=None)
+    def _vllm_words(self, role: str, spec: VllmSpec, plan: MemoryPlan) -> str:
+        sequences = min((row.sequences for row in plan.rows_of(role) if row.sequences is not None), default=None)
         has_room = "" if sequences is None else f", room for {sequences:.1f} contexts of {spec.max_model_len:,} tokens"
-        gpus = _gpus(devices_of(spec))
-        return f"{role} {_shown(spec.model)} (vllm, {gpus}, {spec.gpu_memory_utilization:g} of the memory{has_room})"
+        return (
+            f"{role} {_shown(spec.model)} (vllm, GPU {ranges(devices_of(spec))}, {spec.gpu_memory_utilization:g} of the memory{has_room})"
+        )
 
-    def _torch_place(self, spec: TorchSpec) -> str:
-        gpu = gpu_of(spec, self._machine)
-        return "CPU" if gpu is None else f"GPU {gpu}"
-
-    def _remarks(self) -> list[str]:
+    def remarks(self) -> list[str]:
         """Advice on the engines."""
-        said = [f"the size of {card.model} is guessed from its name: {card.parameters:,} parameters" for card in self._guessed()]
+        guessed = (card for card in self._cards.values() if card.source == GUESSED)
+        said = [f"the size of {card.model} is guessed from its name: {card.parameters:,} parameters" for card in guessed]
         said += self._papers_prompts()
         if self._torch and self._machine.gpus and not self._uses_vllm:
             said.append(f"vLLM is not installed, so PyTorch is used, which is slower: {CUDA_INSTALL}")
@@ -233,7 +218,7 @@ class _Placer:
             said.append(f"{what}; more GPUs or a quantized model (such as --set engines.{largest}.quantization=fp8) would hold more")
         used = {index for spec in self._vllm.specs.values() for index in devices_of(spec)}
         if idle := [gpu.index for gpu in self._machine.gpus if gpu.index not in used]:
-            said.append(f"{_gpus(idle)} will be idle; a second run with --shard can use it (CUDA_VISIBLE_DEVICES)")
+            said.append(f"GPU {ranges(idle)} will be idle; a second run with --shard can use it (CUDA_VISIBLE_DEVICES)")
         return said
 
     def _papers_prompts(self) -> Iterator[str]:
@@ -245,9 +230,6 @@ class _Placer:
             if own is not None and plan.params.get("prompts") != own:
                 yield f"{plan.name}: the prompts are this package's; for the paper's: --set prompts={own}"
 
-    def _guessed(self) -> list[ModelCard]:
-        return [card for card in self._cards.values() if card.source == GUESSED]
-
 
 def _models(spec: EngineSpec) -> list[str]:
     return models_of(spec) if isinstance(spec, VllmSpec) else [str(getattr(spec, "model", ""))]
@@ -258,10 +240,6 @@ def _fields(spec: EngineSpec) -> dict[str, Any]:
     default = settings_of(type(spec)(model=""))  # type: ignore[call-arg]
     own = {name: value for name, value in settings_of(spec).items() if name == "model" or value != default.get(name)}
     return {"backend": spec.backend} | {name: value for name, value in own.items() if name != "backend"}
-
-
-def _gpus(indices: Sequence[int]) -> str:
-    return f"GPU {ranges(indices)}"
 
 
 def _shown(model: str) -> str:
