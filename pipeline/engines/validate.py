@@ -123,8 +123,9 @@ def _flaw_in_completion(completion: Completion, request: Request, vocab_size: in
     for candidate in completion.candidates:
         if flaw := _flaw_in_candidate(candidate, request, vocab_size, completion.usage.output_tokens):
             return flaw
-    if request.option_ids and (flaw := _flaw_in_choice(completion.candidates[0], request.option_ids)):
-        return flaw
+    chosen = completion.candidates[0].ids if request.option_ids else ()
+    if request.option_ids and (len(chosen) != 1 or chosen[0] not in request.option_ids):
+        return f"it chose {list(chosen)}, which is none of the options"
     return (
         _flaw_in_logprobs(completion.option_logprobs, len(request.option_ids), "option")
         or _flaw_in_logprobs(completion.scored_logprobs, len(request.scored_ids), "scored token")
@@ -171,12 +172,6 @@ def _flaw_in_candidate(candidate: Candidate, request: Request, vocab_size: int, 
         return f"{_shown(total)} is not a log probability"
     if not isinstance(candidate.text, str):
         raise TypeError(f"expected text, got {type(candidate.text).__name__!r}")
-    return None
-
-
-def _flaw_in_choice(candidate: Candidate, options: Sequence[int]) -> str | None:
-    if len(candidate.ids) != 1 or candidate.ids[0] not in options:
-        return f"it chose {list(candidate.ids)}, which is none of the options"
     return None
 
 

@@ -153,7 +153,8 @@ class Replicas:
             limit_s, suffix = self._limit()
             left_s = since + limit_s - anyio.current_time()
             if left_s <= 0:
-                self._die(self._words() + suffix)
+                words = next(f"at {each.server.url} {quoted(str(each.failure))}" for each in self.all if each.failure is not None)
+                self._die(words + suffix)
                 return
             with anyio.move_on_after(left_s):
                 await self._changed.wait()
@@ -174,6 +175,3 @@ class Replicas:
         if verdicts <= _REFUSALS:
             return limit_s, f"; all of its servers have rejected every request for {limit_s:g} s"
         return self._reconnect_s, f"; none of its servers has answered for reconnect_s={self._reconnect_s:g}"
-
-    def _words(self) -> str:
-        return next(f"at {each.server.url} {quoted(str(each.failure))}" for each in self.all if each.failure is not None)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
-from vllm import SamplingParams
+from vllm import SamplingParams, exceptions
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -27,17 +27,10 @@ _CPU_BLOCK_TOKENS = 32
 """The least that vLLM's CPU attention takes; its own choice of 128 would cache hardly any prefix of a short chain."""
 
 
-def _client_errors() -> tuple[type[Exception], ...]:
-    """The errors that later versions of vLLM raise for a flawed request; earlier ones raise `ValueError`."""
-    from vllm import exceptions
-
-    return (exceptions.VLLMClientError,) if hasattr(exceptions, "VLLMClientError") else ()
-
-
 _PARAMETERS = frozenset(SamplingParams.__struct_fields__)
 
-REFUSALS: tuple[type[Exception], ...] = (ValueError, *_client_errors())
-"""The errors of `AsyncLLM` that say that a request is flawed: it would be refused again."""
+REFUSALS: tuple[type[Exception], ...] = (ValueError, getattr(exceptions, "VLLMClientError", ValueError))
+"""The errors of `AsyncLLM` that say that a request is flawed: it would be refused again. Earlier versions raise `ValueError` alone."""
 DEAD = EngineDeadError
 """What `AsyncLLM` raises once its engine is gone. Whatever else it raises concerns one request, which may be sent again."""
 
@@ -53,11 +46,12 @@ _PASSED = (
 
 def arguments(role: str, spec: VllmSpec, model: str, *, on_cpu: bool) -> dict[str, Any]:
     """The arguments of vLLM's `AsyncEngineArgs` for a spec whose model is at `model`; what the spec leaves open is vLLM's choice."""
+    cache_gib = spec.kv_cache_gib or (DEFAULT_CPU_CACHE_GIB if on_cpu else None)
     chosen: dict[str, Any] = {name: getattr(spec, name) for name in _PASSED} | {
         "model": model,
         "served_model_name": role,
         "gpu_memory_utilization": None if on_cpu else share_of(spec),
-        "kv_cache_memory_bytes": _cache_bytes(spec, on_cpu),
+        "kv_cache_memory_bytes": None if cache_gib is None else round(cache_gib * GIB),
         "enable_lora": True if spec.adapter_paths else None,
         "max_loras": lora_slots(spec, cpu=on_cpu) or None,
         "max_lora_rank": lora_rank([read_adapter(path) for path in spec.adapter_paths]),
@@ -70,11 +64,6 @@ def arguments(role: str, spec: VllmSpec, model: str, *, on_cpu: bool) -> dict[st
         chosen |= {"enable_chunked_prefill": False, "max_num_batched_tokens": batched_tokens(spec, None), "block_size": _CPU_BLOCK_TOKENS}
         chosen["enforce_eager"] = spec.enforce_eager is not False
     return {name: value for name, value in chosen.items() if value is not None}
-
-
-def _cache_bytes(spec: VllmSpec, on_cpu: bool) -> int | None:
-    gib = spec.kv_cache_gib or (DEFAULT_CPU_CACHE_GIB if on_cpu else None)
-    return None if gib is None else round(gib * GIB)
 
 
 class Unusable(Exception):
@@ -109,7 +98,8 @@ def _first_params(request: Request, max_model_len: int, speculates: bool) -> Sam
         "logprobs": 0 if request.logprobs else None,
         "output_kind": RequestOutputKind.FINAL_ONLY,
     }
-    return SamplingParams(**terms | _options(request.option_ids, speculates) | _scoring(request))
+    scoring = {"max_tokens": 1, "prompt_logprobs": 0} if request.scored_ids else {}
+    return SamplingParams(**terms | _options(request.option_ids, speculates) | scoring)
 
 
 def _options(ids: Sequence[int], speculates: bool) -> dict[str, Any]:
@@ -121,12 +111,6 @@ def _options(ids: Sequence[int], speculates: bool) -> dict[str, Any]:
     if "logprob_token_ids" in _PARAMETERS and not speculates:
         return terms | {"logprob_token_ids": list(ids), "logprobs": len(ids)}
     return terms | {"logprobs": MAX_LOGPROBS}
-
-
-def _scoring(request: Request) -> dict[str, Any]:
-    if not request.scored_ids:
-        return {}
-    return {"max_tokens": 1, "prompt_logprobs": 0}
 
 
 def lora_requests(spec: VllmSpec) -> Mapping[str | None, LoRARequest]:
@@ -181,11 +165,14 @@ def completion(request: Request, outputs: Sequence[Any], decode: Decode, eos: fr
     )
     times = timing([each.metrics for each in outputs])
     if request.scored_ids:
-        return Completion(candidates=(), scored_logprobs=_scored(request, outputs[0]), usage=usage, timing=times)
+        places = zip(outputs[0].prompt_logprobs[-len(request.scored_ids) :], request.scored_ids, strict=True)
+        scored = tuple(place[token].logprob for place, token in places)
+        return Completion(candidates=(), scored_logprobs=scored, usage=usage, timing=times)
     candidates = [candidate(request, one, decode, eos) for one in sampled]
     if len(candidates) < request.n:  # greedy: all are the same
         candidates *= request.n
-    options = _option_logprobs(request.option_ids, sampled[0])
+    known = sampled[0].logprobs[0] if request.option_ids else {}
+    options = tuple(known[token].logprob if token in known else float("-inf") for token in request.option_ids)
     return Completion(candidates=tuple(candidates), option_logprobs=options, usage=usage, timing=times)
 
 
@@ -213,18 +200,6 @@ def candidate(request: Request, output: Any, decode: Decode, eos: frozenset[int]
     if request.logprobs and sampled < len(output.token_ids):
         logprob = sum(place[token].logprob for place, token in zip(output.logprobs, ids, strict=False))
     return Candidate(ids=tuple(ids), text=decode(ids), cumulative_logprob=logprob, finish_reason=finish, stop_reason=stop)
-
-
-def _option_logprobs(ids: Sequence[int], output: Any) -> tuple[float, ...]:
-    if not ids:
-        return ()
-    known = output.logprobs[0]
-    return tuple(known[token].logprob if token in known else float("-inf") for token in ids)
-
-
-def _scored(request: Request, output: Any) -> tuple[float, ...]:
-    places = output.prompt_logprobs[-len(request.scored_ids) :]
-    return tuple(place[token].logprob for place, token in zip(places, request.scored_ids, strict=True))
 
 
 def timing(stamps: Sequence[Any]) -> Timing:
