@@ -24,8 +24,9 @@ from msgspec import Struct
 from pipeline.errors import InputError, OutOfMemory, UsageError, did_you_mean, reason
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
-from pipeline.store.parts import check_parts, readable, table_files
-from pipeline.store.read import check_readable
+from pipeline.store.parts import REMEDY, check_parts, part_rows, readable, table_files
+from pipeline.store.read import check_folder
+from pipeline.store.run_file import folder_id
 from pipeline.store.wal import read_wal
 from pipeline.system.machine import core_count, memory
 
@@ -61,6 +62,9 @@ STREAMED = 1_000
 """Rows that `stream` fetches at a time."""
 _SETTINGS = ("enable_progress_bar = false", "python_enable_replacements = false", "parquet_metadata_cache = true")
 _PATTERN = re.compile(r"[*?\[]")
+_SUMS = """
+SELECT run, coalesce(sum(calls), 0)::BIGINT, coalesce(sum(steps), 0)::BIGINT FROM chains WHERE stop_reason <> 'cancelled' GROUP BY run
+"""
 _UNKNOWN_TABLE = re.compile(r"Table with name (\S+) does not exist")
 _UNKNOWN_COLUMN = re.compile(r'(?:Referenced column "([^"]+)"|does not have a column named "([^"]+)")')
 
@@ -68,7 +72,9 @@ _UNKNOWN_COLUMN = re.compile(r'(?:Referenced column "([^"]+)"|does not have a co
 class Query:
     """Run folders open for queries; a context manager. For one thread at a time.
 
-    Raises `InputError` where one of the `folders` is none, or a table in it cannot be read. SQL is that of DuckDB, with parameters `$name`.
+    Raises `InputError` where one of the `folders` is none or is of another format, has files that are none of the run's, or lacks rows by
+    the sums of what its chains count. Only footers and `chains` are read for that, and the runs may continue meanwhile. SQL is that of
+    DuckDB, with parameters `$name`.
     """
 
     def __init__(self, *folders: Path) -> None:
@@ -82,8 +88,12 @@ class Query:
             self._connection.execute(f"SET {setting}")
         self.names = _names(folders)
         """The names of the runs, as in the column `run`."""
-        check_readable(*folders)
-        self._unopened = {table: [_files(folder, table) for folder in folders] for table in TABLES}
+        for folder in folders:
+            check_folder(folder)
+            folder_id(folder)
+        found = {table: [_files(folder, table) for folder in folders] for table in TABLES}
+        self._unopened = dict(found)
+        self._check_sums(found)
 
     def rows(self, sql: str | Path, kind: type[Row], **params: Any) -> list[Row]:
         """The rows of a query as Structs of this `kind`, whose fields are the columns. A path is that of a file with the query."""
@@ -203,6 +213,15 @@ class Query:
         pieces = (f"SELECT {_quoted(name)} AS {RUN}, {columns}{further} FROM {source}" for name, source in sources)
         self._connection.execute(f"CREATE VIEW {table} AS {' UNION ALL '.join(pieces)}")
 
+    def _check_sums(self, found: "Mapping[str, list[_TableFiles]]") -> None:
+        counted = {name: sums for name, *sums in self.stream(_SUMS)}
+        for number, (folder, name) in enumerate(zip(self.folders, self.names, strict=True)):
+            for table, needed in zip(("calls", "steps"), counted.get(name, (0, 0)), strict=True):
+                with readable(folder / table):
+                    lacking = needed - found[table][number].rows()
+                if lacking > 0:
+                    raise InputError(str(folder / table), f"lacks {lacking:,} of the rows that `chains` counts; {REMEDY}")
+
     @contextmanager
     def _errors_of_files(self) -> Iterator[None]:
         """Errors of queries of this package, which are those of the files."""
@@ -237,6 +256,11 @@ class Query:
             raise UsageError(f"SQL: {_said(error)}") from error
 
 
+def check_readable(*folders: Path) -> None:
+    """Raise `InputError` where `Query` would."""
+    Query(*folders).close()
+
+
 def query(*runs: str | Path) -> Query:
     """Open run folders for queries: `pipeline.query("runs/first").select("SELECT stage, count(*) FROM calls GROUP BY stage").df()`.
 
@@ -256,6 +280,10 @@ class _TableFiles(Struct, frozen=True):
     parts: list[Path]
     waiting: list[pa.RecordBatch]
     """The rows of write-ahead files."""
+
+    def rows(self) -> int:
+        """The number of rows, of parts by their footers. Raises `OSError` or an Arrow error."""
+        return sum(map(part_rows, self.parts)) + sum(batch.num_rows for batch in self.waiting)
 
 
 def _files(folder: Path, table: str) -> _TableFiles:

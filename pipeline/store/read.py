@@ -17,8 +17,7 @@ from msgspec import Struct
 from pipeline.errors import InputError
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
-from pipeline.store.parts import REMEDY, open_part, part_rows, readable, table_files
-from pipeline.store.run_file import folder_id
+from pipeline.store.parts import open_part, part_rows, readable, table_files
 from pipeline.store.wal import read_wal
 
 Row = TypeVar("Row", bound=Struct)
@@ -35,28 +34,6 @@ def check_folder(run: Path) -> None:
     if not run.is_dir():
         what = "not a directory" if run.exists() else "no such directory"
         raise InputError(str(run), f"{what}; expected a run folder")
-
-
-def check_readable(*folders: Path) -> None:
-    """Raise `InputError` where a run folder is of another format, has files that are none of the run's, or lacks rows by the sums of
-    what its chains count. Only footers and `chains` are read, so it costs little, and the runs may continue meanwhile."""
-    for folder in folders:
-        check_folder(folder)
-        folder_id(folder)
-        _check_sums(folder)
-
-
-def _check_sums(folder: Path) -> None:
-    sums = {"calls": 0, "steps": 0}
-    for batch in read_batches(folder, "chains", ("stop_reason", *sums)):
-        over = batch.filter(pc.not_equal(batch.column("stop_reason"), "cancelled"))
-        for table in sums:
-            sums[table] += pc.sum(over.column(table)).as_py() or 0
-    for table in ROWS:
-        rows = count_rows(folder, table)
-        if rows < sums.get(table, 0):
-            lacking = sums[table] - rows
-            raise InputError(str(folder / table), f"lacks {lacking:,} of the rows that `chains` counts; {REMEDY}")
 
 
 def read_batches(run: Path, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -17,7 +17,7 @@ from pipeline.session.run import run as resume
 from pipeline.store.check import check_chains, examine
 from pipeline.store.events import ChainRow, RewardRow, StepRow
 from pipeline.store.parts import write_part
-from pipeline.store.read import check_readable
+from pipeline.store.query import check_readable
 from pipeline.store.run_file import RunFile
 from pipeline.store.run_store import RunStore
 from tests.support.golden import golden_run

@@ -25,7 +25,7 @@ READY = "submit_unix_ns - round_even(client_wait_s * 1e9, 0)::BIGINT"
 """The SQL of the instant at which a call could have been sent, ns UTC."""
 KINDS = dict.fromkeys(Calls._fields, np.int64) | {
     "chain": np.int32,
-    "again": np.bool_,
+    "again": np.int8,
     "engine": np.int8,
     "stage": np.int16,
     "replica": np.int32,
@@ -68,9 +68,9 @@ class Seen(Struct, frozen=True):
 
 
 _SEEN_IN_CALLS = f"""
-SELECT min({READY}) AS first, max(end_unix_ns) AS last, list(DISTINCT replica) FILTER (replica IS NOT NULL) AS replicas,
+SELECT min(first) AS first, max(last) AS last, list(DISTINCT replica) FILTER (replica IS NOT NULL) AS replicas,
        list(DISTINCT engine ORDER BY engine) AS engines, list(DISTINCT stage ORDER BY stage) AS stages
-FROM calls
+FROM (SELECT engine, stage, replica, min({READY}) AS first, max(end_unix_ns) AS last FROM calls GROUP BY ALL)
 """
 _SEEN_IN_CHAINS = """
 SELECT min(start_unix_ns) AS first, max(end_unix_ns) AS last, list(DISTINCT replica) FILTER (replica IS NOT NULL) AS replicas FROM chains
@@ -151,7 +151,7 @@ def read_calls(work: RunTimes) -> Calls:
     own = ", ".join(f"coalesce(round_even({name}_time_s * 1e9, 0)::BIGINT, -1) AS {name}" for name in ("queue", "prefill", "decode"))
     batches = work.db.batches(
         f"""
-        SELECT chain::INTEGER AS chain, attempt > 0 AS again, ready, submit, "end",
+        SELECT chain::INTEGER AS chain, (attempt > 0)::TINYINT AS again, ready, submit, "end",
                (list_position($engines, engine) - 1)::TINYINT AS engine, (list_position($stages, stage) - 1)::SMALLINT AS stage, {own},
                coalesce(replica, {NO_REPLICA})::INTEGER AS replica
         FROM timed""",
@@ -163,7 +163,7 @@ def read_calls(work: RunTimes) -> Calls:
     filled = 0
     for batch in batches:  # and below column by column, so that a long run is not in memory twice
         for name, values in zip(columns, batch.columns, strict=True):
-            columns[name][filled : filled + len(values)] = values.to_numpy(zero_copy_only=False)
+            columns[name][filled : filled + len(values)] = np.from_dlpack(values)  # `to_numpy` imports pandas where that is installed
         filled += batch.num_rows
     order = np.argsort(columns["end"], kind="stable")
     for name in columns:

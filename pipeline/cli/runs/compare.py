@@ -24,7 +24,7 @@ from pipeline.cli.options import json_option
 from pipeline.cli.terminal import print_page
 from pipeline.errors import UsageError, did_you_mean, reason
 from pipeline.files import new_file
-from pipeline.store.read import check_readable
+from pipeline.store.query import check_readable
 from pipeline.text import sanitize
 
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".json": "json"}

@@ -18,7 +18,8 @@ from pipeline.export.answers_file import Form, form_of, write_batches, write_row
 from pipeline.export.output import check_output
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
-from pipeline.store.read import check_folder, check_readable, read_whole
+from pipeline.store.query import check_readable
+from pipeline.store.read import check_folder, read_whole
 from pipeline.training.formats import FORMATS, SOURCES, Wanted
 from pipeline.training.problems import HeldOutProblems
 from pipeline.training.write import write_training_data

@@ -14,8 +14,7 @@ from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import RunFolderError, UsageError, boundary, reason
 from pipeline.export.output import check_output
 from pipeline.files import new_file
-from pipeline.store.query import Query
-from pipeline.store.read import check_readable
+from pipeline.store.query import Query, check_readable
 
 FORMATS = {
     ".parquet": "FORMAT parquet, COMPRESSION zstd",

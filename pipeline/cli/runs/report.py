@@ -8,7 +8,7 @@ from pipeline.cli.commands import command, option
 from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.terminal import print_line
 from pipeline.report.extra import load
-from pipeline.store.read import check_readable
+from pipeline.store.query import check_readable
 
 
 @command()

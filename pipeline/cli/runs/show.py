@@ -15,8 +15,8 @@ from pipeline.cli.summary import print_summary
 from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import UsageError, did_you_mean
 from pipeline.report.transcripts import ShownCandidate, ShownStep, Transcript, read_transcripts, unused_drafts
-from pipeline.store.query import Query
-from pipeline.store.read import check_folder, check_readable
+from pipeline.store.query import Query, check_readable
+from pipeline.store.read import check_folder
 from pipeline.store.run_file import RunFile
 
 STYLES = {"accepted": "green", "fallback": "yellow", "first_steps": "yellow", "guidance": "cyan", "interrupted": "magenta"}

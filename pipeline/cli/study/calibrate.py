@@ -12,7 +12,7 @@ from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.terminal import print_line
 from pipeline.errors import UsageError, reason
 from pipeline.files import new_file
-from pipeline.store.read import check_readable
+from pipeline.store.query import check_readable
 
 
 @command()

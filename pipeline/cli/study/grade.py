@@ -13,7 +13,7 @@ from pipeline.errors import UsageError
 from pipeline.grading.grader import LIMIT_S
 from pipeline.session.explain import Explanation, explanations
 from pipeline.session.regrade import Change, Regrade, regrade
-from pipeline.store.read import check_readable
+from pipeline.store.query import check_readable
 
 SHOWN = 10
 """Changed verdicts that are printed without `--json`."""

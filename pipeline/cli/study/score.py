@@ -14,7 +14,7 @@ from pipeline.cli.located import Located, ProblemFile, RunFolder
 from pipeline.cli.options import json_option
 from pipeline.cli.study.grade import print_result
 from pipeline.rewards.score import OnProgress, ScoringResult, score_run
-from pipeline.store.read import check_readable
+from pipeline.store.query import check_readable
 from pipeline.text import one_line
 
 _MEANS = {"all": "drafted steps", "accepted": "of these, one selected", "fallback": "of these, none: fallback"}
