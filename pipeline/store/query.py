@@ -283,7 +283,7 @@ class _TableFiles(Struct, frozen=True):
 
     def rows(self) -> int:
         """The number of rows, of parts by their footers. Raises `OSError` or an Arrow error."""
-        return sum(map(part_rows, self.parts)) + sum(batch.num_rows for batch in self.waiting)
+        return sum(map(part_rows, self.parts)) + sum(int(batch.num_rows) for batch in self.waiting)
 
 
 def _files(folder: Path, table: str) -> _TableFiles:

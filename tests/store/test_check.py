@@ -95,7 +95,7 @@ EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: swap(run, "calls/part-00000.parquet", "calls/part-00001.parquet"),
         "holds what belongs in calls/part-",
     ),
-    "tables are swapped": (lambda run: swap(run, "calls", "steps"), r"calls/part-00000\.parquet: holds what belongs in steps/part-00000"),
+    "tables are swapped": (lambda run: swap(run, "calls", "steps"), r"part-00000\.parquet: holds what belongs in (steps|calls)/part-00000"),
     "a part is cut": (
         lambda run: os.truncate(run / "calls/part-00000.parquet", 4000),
         r"calls/part-00000\.parquet: cannot be read: ",
