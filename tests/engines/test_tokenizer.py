@@ -131,7 +131,7 @@ def test_a_regex_that_runs_over_is_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": -1}}}'])
+@pytest.mark.parametrize("content", ["{", '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": -1}}}'])
 def test_a_damaged_tokenizer_is_one_sentence(tmp_path: Path, content: str) -> None:
     for file in folder_of("qwq").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
