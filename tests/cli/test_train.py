@@ -37,7 +37,7 @@ def test_errors_of_a_config_are_exit_code_2(tmp_path: Path) -> None:
     config = write_config(tmp_path / "train.yaml", model="bundled:tiny-target", data=["none.jsonl"], output=str(tmp_path / "out"))
     for words, says in (
         (("--set", "lora.rnk=4"), "unknown key `rnk`; did you mean `rank`?"),
-        (("--set", "seed"), "--set seed: expected KEY=VALUE"),
+        (("--set", "seed"), "--set seed: expected NAME=VALUE"),
         ((), "none.jsonl: no such file"),
     ):
         done = pipeline("train", "select", config, *words)

@@ -49,7 +49,7 @@ def test_settings_go_before_the_file(tmp_path: Path) -> None:
         ({"lora": {"dropout": 1.0}}, (), "$.lora.dropout: expected `float` < 1.0, got 1.0"),
         ({"precision": "bf16"}, (), "$.precision: unknown value `bf16`; known are `auto`, `bfloat16`, `float32`"),
         ({"output": None}, (), "has no `output`; name the folder of the adapter there, or with --output"),
-        ({}, ("lora.rank",), "--set lora.rank: expected KEY=VALUE, such as lora.rank=16"),
+        ({}, ("lora.rank",), "--set lora.rank: expected NAME=VALUE"),
         ({}, ("lora.rank=[",), "--set lora.rank=[: '[' is not a YAML value"),
         ({}, ("seed.low=1",), "--set seed.low=1: expected a mapping"),
     ],

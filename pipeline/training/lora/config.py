@@ -120,7 +120,7 @@ def load_config(path: Path | str, to: type[C], settings: Sequence[str] = (), out
     for setting in settings:
         keys, value = read_setting(setting)
         if not all(keys.split(".")):
-            raise GraphError(f"--set {setting}", "expected KEY=VALUE, such as lora.rank=16")
+            raise GraphError(f"--set {setting}", "expected NAME=VALUE, such as lora.rank=16")
         document.put(tuple(keys.split(".")), value, WrittenAt(f"--set {setting}", None))
     if output is not None:
         document.put(("output",), str(output))
