@@ -30,7 +30,7 @@ from scipy.optimize import least_squares
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.written import markdown_table
 from pipeline.analysis.points import Point, curves, read_points, spread
-from pipeline.analysis.simulated import sentence
+from pipeline.analysis.simulated import sentence, stated
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.sweep_tables import ranged
 from pipeline.calibration.calibrate import calibrate
@@ -61,8 +61,8 @@ Key = tuple[str, int]
 
 
 def table(results: Results) -> str:
-    """The simulator's error, for other documents."""
-    return sentence(results["median_error"], results["own_text_error"])
+    """The simulator's error, for other documents: that of these results, or the last one where they are without a measured sweep."""
+    return sentence(*(results[name] for name in STATED)) if STATED[0] in results else stated(())
 
 
 # What papers printed.
