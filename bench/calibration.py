@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from figures import KEPT, RESULTS, ROOT, Results, begin, origin
 from msgspec import Struct, structs
-from runs import whole, write_problems
+from runs import swept, whole, write_problems
 from scaling import TABLE_6, TABLE_6_PROBLEMS
 from scipy.optimize import least_squares
 
@@ -44,7 +44,6 @@ from pipeline.session.prepare import load_plan
 from pipeline.session.run import run
 from pipeline.store.run_file import RunFile
 from pipeline.sweep.plan import PlannedPoint, SweepOptions
-from pipeline.sweep.sweep import sweep
 
 ENGINES = ROOT / "graphs/engines"
 A100_BYTES_PER_S = 2.039e12
@@ -360,7 +359,7 @@ def _own_text(found: dict[str, dict[int, list[Point]]], measured: Path, engines:
         engines=(engines,),
         output=folder / "sweep",
     )
-    yield from (((point.curve, point.batch_size), point.wall_s) for point in whole(sweep(options)).points)
+    yield from (((point.curve, point.batch_size), point.wall_s) for point in swept(options, "own text"))
 
 
 def _predictions(

@@ -19,12 +19,10 @@ import click
 import over_target
 from figures import RESULTS, ROOT, Results, go_on, grid, results_of
 from msgspec import Struct, structs
-from runs import ARITH, say, whole, write_problems
+from runs import ARITH, say, swept, write_problems
 
 from pipeline.analysis.points import Point
-from pipeline.session.observer import Observer
 from pipeline.sweep.plan import SweepOptions
-from pipeline.sweep.sweep import sweep
 
 BUILD = ROOT / "build/frontier"
 GRAPH = "specreason"
@@ -164,8 +162,7 @@ def run_sweep(setup: Setup, repeats: int) -> list[Point]:
         output=BUILD / setup.name,
         resume=True,
     )
-    observer = Observer(tell=say)
-    return whole(sweep(options, observer, lambda number, planned, point: say(f"{setup.name} {number}/{planned}")), setup.name).points
+    return swept(options, setup.name)
 
 
 def cells(setup: Setup, points: Sequence[Point]) -> Iterator[Cell]:

@@ -15,11 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from figures import ROOT
 
+from pipeline.analysis.points import Point
 from pipeline.engines.sim.text import sim_answer
+from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import load_plan
 from pipeline.session.run import SessionResult, run
-from pipeline.sweep.sweep import SweepResult
+from pipeline.sweep.plan import SweepOptions
+from pipeline.sweep.sweep import SweepResult, sweep
 
 R = TypeVar("R", SessionResult, SweepResult)
 PROGRAM = (sys.executable, "-c", "from pipeline.cli.main import main; main()")
@@ -54,6 +57,15 @@ def make(options: RunOptions, name: str) -> None:
     shutil.rmtree(options.output, ignore_errors=True)
     say(name)
     whole(run(options), name)
+
+
+def swept(options: SweepOptions, name: str) -> list[Point]:
+    """All points of the sweep of `options`, called `name`, those of earlier starts included."""
+
+    def done(number: int, planned: int, point: Point) -> None:
+        say(f"{name} {number}/{planned}: {point.curve}, batch size {point.batch_size}, {point.wall_s:.1f} s")
+
+    return whole(sweep(options, Observer(tell=say), done), name).points
 
 
 def is_finished(options: RunOptions) -> bool:

@@ -15,13 +15,11 @@ import click
 import over_target
 from figures import RESULTS, ROOT, Results, go_on, grid, percent, results_of
 from msgspec import Struct, structs
-from runs import ARITH, say, whole, write_problems
+from runs import ARITH, swept, write_problems
 
 from pipeline.analysis.points import Point
 from pipeline.analysis.simulated import stated
-from pipeline.session.observer import Observer
 from pipeline.sweep.plan import SweepOptions
-from pipeline.sweep.sweep import sweep
 
 BUILD = ROOT / "build/scaling"
 BATCH_SIZES = (1, 8, 32, 64, 128)
@@ -89,11 +87,7 @@ def run_sweep(name: str, setup: Setup, problems: int, repeats: int) -> list[Poin
         output=BUILD / name,
         resume=True,
     )
-    return whole(sweep(options, Observer(tell=say), _done), name).points
-
-
-def _done(number: int, planned: int, point: Point) -> None:
-    say(f"{number}/{planned}: {point.curve}, batch size {point.batch_size}, {point.wall_s:.1f} s")
+    return swept(options, name)
 
 
 # The page.
