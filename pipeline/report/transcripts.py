@@ -27,14 +27,17 @@ MAX_TEXT = 40_000
 """Limit of the characters in one text; the middle of a longer one is left out."""
 WANTED = "chain_id IN (SELECT unnest($chains::VARCHAR[]))"
 CHAINS = f"""
-SELECT chain_id, input_row, answer, answer_text, reference_answer, correct, stop_reason, error_type, error_message, error_stage, steps,
-       accepted_steps, fallback_steps, thought_tokens, chain_time_s
+SELECT chain_id, input_row, start_unix_ns, end_unix_ns, answer, answer_text, reference_answer, correct, stop_reason, error_type,
+       error_message, error_stage, steps, accepted_steps, fallback_steps, thought_tokens, chain_time_s
 FROM chains WHERE {WANTED}"""
 STEPS = f"""
 SELECT chain_id, step_index, stage, source_engine, decision, cut, step_text, len(step_token_ids) AS tokens, step_time_s, wait_time_s,
        candidate_texts, candidate_tokens, chosen_candidate, num_distinct_candidates,
        verify_kind, threshold, columns('score_.*')
-FROM steps WHERE {WANTED} ORDER BY chain_id, step_index"""
+FROM steps WHERE {WANTED} AND ({{within}}) ORDER BY chain_id, step_index"""
+"""The steps of some chains, `within` the times of these, by which most row groups need not be read."""
+SLACK_NS = 10_000_000_000
+"""How far the clocks of machines may be apart on which a chain was."""
 UNUSED = """
 SELECT engine, output_token_ids FROM calls WHERE chain_id = $chain AND purpose = 'draft' AND error_type IS NULL
   AND call_index >= coalesce((SELECT max(calls) FROM steps WHERE chain_id = $chain), 0)
@@ -104,16 +107,18 @@ class Transcripts(Struct, frozen=True):
 
 def read_transcripts(db: Query, run: RunFile, why: Mapping[str, tuple[str, ...]]) -> Transcripts:
     """The transcripts of the chains that `why` names, in its order; it says of each why it is shown."""
+    rows = {row["chain_id"]: row for row in db.arrow(CHAINS, chains=list(why)).to_pylist()}
+    times = ((row["start_unix_ns"] - SLACK_NS, row["end_unix_ns"] + SLACK_NS) for row in rows.values())
+    within = " OR ".join(f"end_unix_ns BETWEEN {since} AND {until}" for since, until in times) or "false"
     steps: dict[str, list[ShownStep]] = {name: [] for name in why}
-    for row in db.arrow(STEPS, chains=list(why)).to_pylist():
+    for row in db.arrow(STEPS.format(within=within), chains=list(why)).to_pylist():
         steps[row["chain_id"]].append(step_of(row))
     kept, left = list[str](), MAX_TRANSCRIPTS
     for name in why:
         if left > 0:
             kept.append(name)
             left -= sum(len(step.text) + sum(len(each.text) for each in step.candidates) for step in steps[name])
-    rows = {row["chain_id"]: row for row in db.arrow(CHAINS, chains=kept).to_pylist()}
-    problems = _problems(db, run, [row["input_row"] for row in rows.values()])
+    problems = _problems(db, run, [rows[name]["input_row"] for name in kept])
     queued = queued_s(db, kept)
     transcripts = [_transcript(rows[name], why[name], problems, steps[name], queued[name]) for name in kept]
     return Transcripts(tuple(transcripts), len(why) - len(kept))
