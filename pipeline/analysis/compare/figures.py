@@ -119,6 +119,9 @@ class _PairedSums:
 
 def _common(run: RunTable, base: RunTable, ours: Array, theirs: Array) -> Places:
     """Where the problems are that both runs have; of each run only those that `ours` and `theirs` mark."""
+    if run.problem_ids == base.problem_ids:
+        same = np.flatnonzero((ours > 0) & (theirs > 0))
+        return same, same
     place = {problem: i for i, problem in enumerate(base.problem_ids) if theirs[i]}
     common = [(i, place[problem]) for i, problem in enumerate(run.problem_ids) if ours[i] and problem in place]
     both = np.array(common, dtype=np.int64).reshape(-1, 2)

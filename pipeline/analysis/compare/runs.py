@@ -38,12 +38,12 @@ SELECT problem_id, count(*) FILTER (finished) AS chains, count(counted) AS grade
 FROM chains WHERE finished OR counted IS NOT NULL GROUP BY problem_id ORDER BY problem_id
 """
 TOKENS = """
-SELECT problem, engine, sum(output_tokens) AS tokens, coalesce(sum(output_tokens) FILTER (list_contains($finishing, stage)), 0) AS answer
-FROM calls JOIN places USING (run, chain_id) GROUP BY problem, engine
+SELECT problem, {by_role}, coalesce(sum(output_tokens) FILTER (list_contains($finishing, stage)), 0)::BIGINT AS answer
+FROM calls JOIN places USING (run, chain_id) GROUP BY problem
 """
-"""Output tokens of each problem by engine, every attempt at a call included; `answer`: those of stages that finish a chain."""
+"""Output tokens of each problem by role, every attempt at a call included; `answer`: those of stages that finish a chain."""
 THOUGHTS = """
-SELECT problem, sum(len(step_token_ids)) AS tokens FROM steps JOIN places USING (run, chain_id)
+SELECT problem, sum(len(step_token_ids))::BIGINT AS tokens FROM steps JOIN places USING (run, chain_id)
 WHERE list_contains($finishing, stage) GROUP BY problem
 """
 """Tokens of the thoughts within whole responses."""
@@ -329,20 +329,21 @@ def _ends(db: Query) -> list[_Ends]:
 def _tokens(db: Query, plan: Plan, problems: int) -> tuple[dict[str, Array], Array]:
     """Output tokens of each problem by role, and those after the thought: those of stages that answer, and of whole responses those after
     their thought."""
-    finishing = list(plan.finishing)
-    found = db.columns(TOKENS, finishing=finishing)
-    names, codes = np.unique(found["engine"].astype(str), return_inverse=True)
-    order = sorted(names.tolist(), key=lambda role: (*plan.engines, role).index(role))
-    output = {role: _by_problem(found, "tokens", problems, codes == names.tolist().index(role)) for role in order}
-    answer = _by_problem(found, "answer", problems)
+    finishing, roles = list(plan.finishing), list(plan.engines)
+    by_role = ", ".join(f'sum(output_tokens) FILTER (engine = $roles[{place + 1}])::BIGINT AS "{place}"' for place in range(len(roles)))
+    found = db.columns(TOKENS.format(by_role=by_role), finishing=finishing, roles=roles)
+    columns = {role: found[str(place)] for place, role in enumerate(roles)}
+    output = {role: _by_problem(found, column, problems) for role, column in columns.items() if np.ma.count(column)}
+    answer = _by_problem(found, found["answer"], problems)
     if any(node.spec.finishes and not node.spec.answers for node in plan.stages()):
-        answer -= _by_problem(db.columns(THOUGHTS, finishing=finishing), "tokens", problems)
+        thoughts = db.columns(THOUGHTS, finishing=finishing)
+        answer -= _by_problem(thoughts, thoughts["tokens"], problems)
     return output, answer
 
 
-def _by_problem(rows: Mapping[str, Array], name: str, problems: int, which: Any = slice(None)) -> Array:
-    """A column added up for each problem."""
-    return np.bincount(rows["problem"][which], rows[name][which].astype(float), problems)
+def _by_problem(rows: Mapping[str, Array], values: Array, problems: int) -> Array:
+    """A column of rows, one for each problem, by problem."""
+    return np.bincount(rows["problem"], np.ma.filled(values, 0).astype(float), problems)
 
 
 def _pooled(members: Sequence[_Member]) -> dict[str, Any]:
