@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import compare
-from pipeline.analysis.compare.paper_tables import by_data_set
+from pipeline.analysis.compare.papers import by_data_set
 from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.compare.tables import INTERVALS, SIMULATED, tables
 from pipeline.analysis.compare.tables import simulated as clock

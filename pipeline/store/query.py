@@ -93,6 +93,7 @@ class Query:
             folder_id(folder)
         found = {table: [_files(folder, table) for folder in folders] for table in TABLES}
         self._unopened = dict(found)
+        self._offered: dict[str, Callable[[], None]] = {}
         self._check_sums(found)
 
     def rows(self, sql: str | Path, kind: type[Row], **params: Any) -> list[Row]:
@@ -162,6 +163,10 @@ class Query:
                 )
             return self._relation(sql)
 
+    def offer(self, table: str, make: "Callable[[], None]") -> None:
+        """Call `make` for a further table when a query names it first."""
+        self._offered[table] = make
+
     def copy(self, sql: str, path: Path, options: str) -> None:
         """Write the result of a query that `select` has accepted into a file; `options` are those of DuckDB's COPY."""
         self._connection.execute(f"COPY ({sql.strip().rstrip(';')}\n) TO {_quoted(str(path))} ({options})")
@@ -191,9 +196,13 @@ class Query:
                 return ask()
             except duckdb.CatalogException as error:
                 found = _UNKNOWN_TABLE.search(str(error))
-                if found is None or found[1].lower() not in self._unopened:
+                name = found[1].lower() if found else ""
+                if name in self._offered:
+                    self._offered.pop(name)()
+                elif name in self._unopened:
+                    self._open(name)
+                else:
                     raise
-                self._open(found[1].lower())
 
     def _open(self, table: str) -> None:
         """Make the view of a table."""

@@ -1,14 +1,14 @@
 """The papers' tables from runs: rows, columns, what figures are over, and what is said to be missing."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.compare.paper_shapes import SHAPES
-from pipeline.analysis.compare.paper_tables import by_data_set, paper_table
+from pipeline.analysis.compare.papers import bundled_tables, by_data_set, paper_table, read_layout
 from pipeline.analysis.compare.runs import RunTable
 from pipeline.analysis.quality.reward_agreement import ScoredSteps
 from pipeline.analysis.resources import Resources
@@ -17,6 +17,7 @@ from pipeline.store.run_file import RunInput
 from tests.support.paths import ROOT
 
 Make = Callable[..., RunTable]
+TABLES = bundled_tables()
 ALONE = {"target": {"backend": "torch", "model": "org/large"}}
 
 
@@ -35,7 +36,7 @@ def runs_over(table: Make, name: str, latency: float, **fields: Any) -> list[Run
 
 
 def test_data_sets_are_columns_and_the_last_ones_are_averages(table: Make) -> None:
-    found = paper_table(SHAPES["speccot-2"], [*runs_over(table, "gsm8k", 6.0), *runs_over(table, "amc23", 4.0)])
+    found = paper_table(TABLES["speccot-2"], [*runs_over(table, "gsm8k", 6.0), *runs_over(table, "amc23", 4.0)])
     assert found.columns == (
         "system",
         "models",
@@ -54,7 +55,7 @@ def test_a_system_is_compared_with_the_target_of_its_own_model(table: Make) -> N
         table("huge", [20.0] * 2, graph="target", engines={"target": other["target"]}, drafters=(), input=input_of("gsm8k")),
         table("huge-speccot", [5.0] * 2, graph="speccot", engines=other, input=input_of("gsm8k")),
     ]
-    found = paper_table(SHAPES["speccot-2"], [*runs_over(table, "gsm8k", 6.0), *huge])
+    found = paper_table(TABLES["speccot-2"], [*runs_over(table, "gsm8k", 6.0), *huge])
     assert list(zip(column(found, "models"), column(found, "gsm8k, r"), strict=True)) == [
         ("large", "-"),
         ("huge", "-"),
@@ -65,9 +66,9 @@ def test_a_system_is_compared_with_the_target_of_its_own_model(table: Make) -> N
 
 def test_a_setting_that_the_table_does_not_name_makes_rows(table: Make) -> None:
     runs = [table(f"t{n}", [float(n)] * 2, graph="specreason", params={"threshold": n}) for n in (9, 3, 7)]
-    assert column(paper_table(SHAPES["specreason-5"], runs), "threshold") == ["3", "7", "9"]
+    assert column(paper_table(TABLES["specreason-5"], runs), "threshold") == ["3", "7", "9"]
     both = [*runs, table("wide", [1.0] * 2, graph="specreason", params={"threshold": 3}, batch_size=2)]
-    found = paper_table(SHAPES["specreason-5"], both)
+    found = paper_table(TABLES["specreason-5"], both)
     assert list(zip(column(found, "threshold"), column(found, "batch size"), strict=True)) == [
         ("3", "2"),
         ("3", "8"),
@@ -75,7 +76,7 @@ def test_a_setting_that_the_table_does_not_name_makes_rows(table: Make) -> None:
         ("9", "8"),
     ]
     again = [*runs, table("again", [1.0] * 2, graph="specreason", params={"threshold": 3})]
-    assert "Not shown because another run takes their place: again." in paper_table(SHAPES["specreason-5"], again).note
+    assert "Not shown because another run takes their place: again." in paper_table(TABLES["specreason-5"], again).note
 
 
 def test_resources_and_batch_sizes_are_over_the_least(table: Make) -> None:
@@ -83,27 +84,27 @@ def test_resources_and_batch_sizes_are_over_the_least(table: Make) -> None:
         table("less", [4.0] * 2, graph="speccot"),
         table("more", [1.0] * 2, graph="speccot", resources=Resources(cores=4), wall_time_s=5.0),
     ]
-    found = paper_table(SHAPES["speccot-4"], more)
+    found = paper_table(TABLES["speccot-4"], more)
     assert (column(found, "time saved, 4 cores"), column(found, "throughput gained, 4 cores")) == (["+75.0%"], ["+100.0%"])
     assert "time saved, 2 cores" not in found.columns
     sizes = [table(f"b{n}", [1.0] * 2, graph="speccot", batch_size=n, wall_time_s=32.0 / n) for n in (8, 1)]
-    found = paper_table(SHAPES["speccot-6"], sizes)
+    found = paper_table(TABLES["speccot-6"], sizes)
     assert (column(found, "batch size"), column(found, "data, speed-up")) == (["1", "8"], ["-", "8"])
 
 
 def test_the_thinking_stage_is_compared_with_the_thinking_stage(table: Make) -> None:
     scot = table("scot", [4.0] * 2, graph="scot", thinking_s=np.array([1.0, 1.0]))
     runs = [table("target", [9.0] * 2, engines=ALONE, drafters=(), thinking_s=np.array([6.0, 6.0])), scot]
-    found = paper_table(SHAPES["scot-1"], runs)
+    found = paper_table(TABLES["scot-1"], runs)
     assert column(found, "data, thinking s") == ["6", "1"]
     assert column(found, "data, speed-up") == ["-", "6"]
-    shares = paper_table(SHAPES["scot-shares"], runs)
+    shares = paper_table(TABLES["scot-shares"], runs)
     assert [column(shares, f"data, {kind}") for kind in ("target", "drafting", "selection")] == [["25.0%"], ["50.0%"], ["25.0%"]]
 
 
 def test_figure_7_has_a_row_for_each_bin(table: Make) -> None:
     scored = ScoredSteps("score", np.array([0, 0, 1]), np.array([1.0, 8.0, 9.0]), np.array([0.02, 0.81, 0.97]))
-    found = paper_table(SHAPES["specreason-7"], [table("specreason", [1.0] * 2, scored=scored)])
+    found = paper_table(TABLES["specreason-7"], [table("specreason", [1.0] * 2, scored=scored)])
     assert list(zip(column(found, "metric"), column(found, "data, large + small"), strict=True)) == [
         ("[0.0, 0.1)", "1"),
         ("[0.8, 0.9)", "8"),
@@ -115,27 +116,47 @@ def test_figure_7_has_a_row_for_each_bin(table: Make) -> None:
 
 def test_a_run_is_the_system_that_says_most_about_it(table: Make) -> None:
     runs = [table("n5", [1.0] * 2, graph="scot", params={"candidates": 5}), table("n1", [1.0] * 2, graph="scot", params={"candidates": 1})]
-    assert column(paper_table(SHAPES["scot-4"], runs), "system") == ["SCoT", "single draft"]
+    assert column(paper_table(TABLES["scot-4"], runs), "system") == ["SCoT", "single draft"]
 
 
 def test_pooled_runs_and_failed_chains_are_said(table: Make) -> None:
     pooled = table("s0 (+2 seeds)", [1.0] * 2, graph="speccot", pooled=("s0", "s1", "s2"), failed=3)
-    note = paper_table(SHAPES["speccot-3"], [pooled]).note
+    note = paper_table(TABLES["speccot-3"], [pooled]).note
     assert note == "Pooled runs that differ only in the seed: 3 a row. 3 chains failed: they count as wrong and are in no other figure."
     apart = [table(f"s{seed}", [1.0] * 2, graph="speccot", seed=seed) for seed in range(3)]
-    assert sorted(set(column(paper_table(SHAPES["speccot-3"], apart), "seed"))) == ["0", "1", "2"]
+    assert sorted(set(column(paper_table(TABLES["speccot-3"], apart), "seed"))) == ["0", "1", "2"]
 
 
 def test_a_table_without_any_of_its_systems_is_refused(table: Make) -> None:
     with pytest.raises(
         UsageError, match=r"SCoT table 1, section 4\.2: none of the runs is of a system in it; give runs of graph target, graph scot"
     ):
-        paper_table(SHAPES["scot-1"], [table("speccot", [1.0] * 2)])
+        paper_table(TABLES["scot-1"], [table("speccot", [1.0] * 2)])
 
 
 def test_every_graph_of_a_table_is_a_bundled_one() -> None:
     graphs = {path.stem for path in (ROOT / "graphs").glob("*.yaml")}
-    assert {system.graph for shape in SHAPES.values() for system in shape.systems} <= graphs
+    assert {system.asked.split()[1] for file in TABLES.values() for system in read_layout(file).systems} <= graphs
+
+
+def test_a_file_of_ones_own_is_printed_as_it_is_or_laid_out(table: Make, tmp_path: Path) -> None:
+    runs = [*runs_over(table, "gsm8k", 6.0), *runs_over(table, "amc23", 4.0)]
+    file = tmp_path / "mine.sql"
+    query = "SELECT run, percent(accuracy) AS right, over_target.speed_up AS r, tokens.value AS tokens FROM runs WHERE r IS NOT NULL"
+    file.write_text(query)
+    found = paper_table(file, runs)
+    assert (found.title, found.columns) == ("mine", ("run", "right", "r", "tokens"))
+    assert [tuple(cell.partition(" [")[0] for cell in row) for row in found.rows] == [
+        ("speccot-gsm8k", "100.0%", "3", "50"),
+        ("speccot-amc23", "100.0%", "2", "50"),
+    ]
+    file.write_text(f"-- title: Mine\n-- source: here\n-- rows: system\n-- columns: data, metric\n{query}")
+    laid_out = paper_table(file, runs)
+    assert (laid_out.title, column(laid_out, "amc23, r")) == ("Mine (here)", ["2"])
+    for sql, says in (("SELECT nothing FROM runs", "SQL: no column `nothing`"), ("DROP TABLE runs", "DROP statements are not allowed")):
+        file.write_text(sql)
+        with pytest.raises(UsageError, match=says):
+            paper_table(file, runs)
 
 
 def test_all_systems_over_all_data(table: Make) -> None:

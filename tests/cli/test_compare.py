@@ -71,6 +71,20 @@ def test_a_table_and_a_sentence_about_each_run(compare: Compare) -> None:
     assert "`pipeline run target`" not in both
 
 
+def test_a_table_of_a_paper_is_a_query_over_runs(compare: Compare, folders: Path) -> None:
+    """By its name or as a file of one's own; `query` prints what it is made of."""
+    by_name = compare("target", "speccot", "--table", "speccot-3")[1]
+    (folders / "mine.sql").write_text((ROOT / "pipeline/analysis/papers/speccot-3.sql").read_text())
+    assert compare("target", "speccot", "--table", "mine.sql")[1] == by_name
+    [row] = json.loads(pipeline("query", "target", "speccot", "mine.sql", "--json", cwd=folders).stdout)
+    assert (row["run"], row["graph"], row["accuracy"]["form"]) == ("speccot", "speccot", "percent")
+    joined = "SELECT runs.run, samples, count(*) AS n FROM runs JOIN chains USING (run) GROUP BY ALL ORDER BY run"
+    assert json.loads(pipeline("query", "target", "speccot", joined, "--json", cwd=folders).stdout) == [
+        {"run": "speccot", "samples": 1, "n": 6},
+        {"run": "target", "samples": 1, "n": 6},
+    ]
+
+
 def test_the_sentence_says_how_many_times_as_fast(tmp_path: Path) -> None:
     for name in ("speccot", "target"):
         solve(tmp_path, name, name, input=write_problems(tmp_path, 2))

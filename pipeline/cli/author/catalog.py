@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 from rich.table import Table
 
-from pipeline.analysis.compare.paper_shapes import SHAPES
+from pipeline.analysis.compare.papers import bundled_tables, read_layout
 from pipeline.bundled import FileKind, bundled_files
 from pipeline.cli.commands import command
 from pipeline.cli.console import PlainConsole
@@ -73,7 +73,8 @@ def list_(kind: str | None, as_json: bool) -> None:
 
 def _items(kind: str) -> Iterator[Item]:
     if kind == "tables":
-        yield from (Item(name=name, about=f"{shape.source}: {shape.title}") for name, shape in SHAPES.items())
+        layouts = {name: read_layout(file) for name, file in bundled_tables().items()}
+        yield from (Item(name=name, about=f"{layout.source}: {layout.title}") for name, layout in layouts.items())
     elif kind == "data":
         for path in bundled_files("data set").values():
             recipe = load_recipe(path)

@@ -10,8 +10,7 @@ from pipeline.analysis.compare.brief import brief
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import Comparison
 from pipeline.analysis.compare.compare import compare as compared
-from pipeline.analysis.compare.paper_shapes import SHAPES
-from pipeline.analysis.compare.paper_tables import by_data_set, paper_table
+from pipeline.analysis.compare.papers import by_data_set, paper_table, table_file
 from pipeline.analysis.compare.runs import RunTable, read_runs
 from pipeline.analysis.compare.tables import markdown, parts
 from pipeline.analysis.compare.written import as_csv, as_json, as_markdown, table_csv, table_json
@@ -22,7 +21,7 @@ from pipeline.cli.console import PlainConsole, print_parts
 from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.options import json_option
 from pipeline.cli.terminal import print_page
-from pipeline.errors import UsageError, did_you_mean, reason
+from pipeline.errors import UsageError, reason
 from pipeline.files import new_file
 from pipeline.store.query import check_readable
 from pipeline.text import sanitize
@@ -42,8 +41,8 @@ INVARIANCE_FORMATS: dict[str, Callable[[Any], str]] = {"markdown": invariance_ma
 )
 @option(
     "--table",
-    metavar="NAME",
-    help="Print one table in the layout of a paper, such as speccot-2; see `pipeline list tables`.",
+    metavar="NAME|FILE.sql",
+    help="Print one table in the layout of a paper, such as speccot-2, or one of your own; see `pipeline list tables`.",
 )
 @option("--all", "every", is_flag=True, help="Print all tables of the papers that have rows for these runs.")
 @option("--no-pool", is_flag=True, help="Do not pool runs that differ only in the seed.")
@@ -86,7 +85,7 @@ def compare(
         shown: list[str | Table] = [invariance_markdown(found).rstrip()]
     else:
         read = read_runs(folders, pooled=not no_pool)
-        found = paper_table(SHAPES[table], read) if table else compared(read, baseline)
+        found = paper_table(table_file(table), read) if table else compared(read, baseline)
         shown = [found] if table else _parts(found, read) if every else brief(found)
         forms = {**forms, "markdown": lambda _: as_markdown(shown)}
     for path in output:
@@ -111,8 +110,8 @@ def _check(runs: tuple[Path, ...], baseline: str | None, table: str | None, no_p
     """Raise `UsageError` for options that do not go together."""
     if not runs:
         raise UsageError("name one or more run folders to compare")
-    if table is not None and table not in SHAPES:
-        raise UsageError(f"--table {table}: no such table; {did_you_mean(table, SHAPES)}")
+    if table is not None:
+        table_file(table)
     if table is not None and baseline is not None:
         raise UsageError("--table and --baseline cannot be combined: paper tables always compare with the target alone")
     if identical and (len(runs) != 2 or baseline is not None):

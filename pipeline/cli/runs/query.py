@@ -6,6 +6,8 @@ import click
 import msgspec
 
 from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.compare.papers import make_runs, printed
+from pipeline.analysis.compare.runs import read_runs
 from pipeline.cli.commands import command, option
 from pipeline.cli.console import PlainConsole, print_table
 from pipeline.cli.located import LocalPath, Located, RunFolder
@@ -43,7 +45,8 @@ def query(runs: tuple[Located, ...], sql: str, output: Path | None, overwrite: b
     """Print the result of an SQL query over the run folders RUN..., also while they are running.
 
     The tables are calls, steps, chains, problems and rewards, with the columns in docs/pages/reference/run-folder.md and `run`, the name of
-    the folder. chains also has finished (the chain gave an answer) and counted (whether it counts as right). The dialect is DuckDB's.
+    the folder. chains also has finished (the chain gave an answer) and counted (whether it counts as right). A table runs has a row for
+    each run, with its settings and figures, as `compare --json` names them. The dialect is DuckDB's.
     """
     text = _text(sql)
     if output is not None and output.suffix not in FORMATS:
@@ -53,6 +56,7 @@ def query(runs: tuple[Located, ...], sql: str, output: Path | None, overwrite: b
     folders = [run.path for run in runs]
     check_readable(*folders)
     with Query(*folders) as asked, asked.errors_of_sql(text):
+        asked.offer("runs", lambda: make_runs(asked, read_runs(folders), text))
         found = asked.select(text)
         if output is not None:
             with boundary(RunFolderError, str(output), foreign=OSError), new_file(output) as draft:
@@ -63,7 +67,7 @@ def query(runs: tuple[Located, ...], sql: str, output: Path | None, overwrite: b
             print_page(msgspec.json.encode([dict(zip(found.columns, row, strict=True)) for row in found.fetchall()], enc_hook=str))
             return
         rows = found.limit(MAX_ROWS + 1).fetchall()
-        shown = tuple(tuple(map(_cell, row)) for row in rows[:MAX_ROWS])
+        shown = tuple(tuple(map(printed, row)) for row in rows[:MAX_ROWS])
         print_table(Table("", tuple(found.columns), shown), PlainConsole())
     if len(rows) > MAX_ROWS:
         print_line(f"only the first {MAX_ROWS:,} rows; -o FILE writes all of them")
@@ -77,9 +81,3 @@ def _text(sql: str) -> str:
         return Path(sql).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{sql}: cannot be read: {reason(error)}; expected a file with a query") from error
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,413 @@
+"""The tables of the papers: SQL files in `analysis/papers`, whose comments are a heading and a layout, and tables of runs enter, a `Table`
+of the paper's form leaves.
+
+A query is over `runs`, a table with a row for each run: what was decided about it, and the figures of `Compared`, estimates as structs of
+`value`, `low` and `high`. `over_target` has the differences from the run of the target alone in the same setting, `over_least_resources`
+and `least_batch_size` are of the run that has the least of these and is alike otherwise. The layout says which columns of the result make
+rows, and which make columns of the table; a file without one is printed as it is. A system without runs is named in the note. Where runs
+of a cell differ in a setting that the layout does not name, such as a param, that setting makes rows of its own.
+"""
+
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pyarrow as pa
+from msgspec import Struct
+
+from pipeline.analysis.compare.cells import Table, number, percent, plain, reward
+from pipeline.analysis.compare.compare import setting_of
+from pipeline.analysis.compare.figures import Compared, Difference
+from pipeline.analysis.compare.rules import DECIDED, differences
+from pipeline.analysis.compare.runs import RunTable, data_sets
+from pipeline.analysis.quality.estimates import Estimate
+from pipeline.analysis.resources import Resources
+from pipeline.errors import UsageError, did_you_mean, reason
+from pipeline.store.query import Query
+
+FOLDER = Path(__file__).parent.parent / "papers"
+DATA_SETS = "data-sets"
+"""The table of all systems over several data sets."""
+FORMS: Mapping[str, Callable[[Estimate], str]] = {
+    "number": number,
+    "percent": percent,
+    "signed": partial(percent, sign=True),
+    "reward": reward,
+    "plain": lambda e: plain(e.value),
+}
+"""How a figure is printed, by the name of the macro."""
+MACROS = """
+CREATE OR REPLACE MACRO plain(x) AS {'value': x::DOUBLE, 'low': NULL::DOUBLE, 'high': NULL::DOUBLE, 'form': 'plain'};
+CREATE OR REPLACE MACRO saved(r) AS {'value': 1 - 1 / r.value, 'low': 1 - 1 / r.low, 'high': 1 - 1 / r.high};
+CREATE OR REPLACE MACRO percent(e) AS {'value': e.value, 'low': e.low, 'high': e.high, 'form': 'percent'};
+CREATE OR REPLACE MACRO signed(e) AS {'value': e.value, 'low': e.low, 'high': e.high, 'form': 'signed'};
+CREATE OR REPLACE MACRO reward(e) AS {'value': e.value, 'low': e.low, 'high': e.high, 'form': 'reward'};
+"""
+"""For queries: how a figure is printed; and the share of the time that a speed-up saves, as SpecCoT table 4 has it."""
+RATES = ("wall_time_s", "generated_tokens_per_s", "kept_tokens_per_s")
+LEAST = ("resources", "batch_size")
+DECISIONS = ("graph", "schedule", "batch_size", "replicas", "samples", "failed")
+NAMED = ("data", "models", "draft", "target")
+"""Dimensions besides the settings of a run, `system` and `metric`."""
+UNNAMED = ("graph", "data", "rows", "engines")
+"""Settings of a run that dimensions say in another way, or that do not tell rows apart."""
+_HEAD = re.compile(r"^-- (title|source|systems|rows|columns|average|note): (.*)$", re.MULTILINE)
+Key = tuple[Any, ...]
+
+
+class System(Struct, frozen=True):
+    """One system of a table."""
+
+    label: str
+    """Its name in the paper, or what it is."""
+    asked: str
+    """The graph, and the params that a run must have to be this system, as `graph scot candidates=1`."""
+
+    def has(self, run: RunTable) -> bool:
+        """True if `run` is one of it."""
+        _, graph, *params = self.asked.split()
+        return run.graph == graph and all(str(run.params.get(name)) == value for name, _, value in (each.partition("=") for each in params))
+
+
+class Layout(Struct, frozen=True, kw_only=True):
+    """An SQL file of a table. A dimension is `system`, `data`, `models`, `draft`, `target`, `metric` or one of `compare.setting_of`."""
+
+    sql: str
+    title: str
+    source: str = ""
+    """Paper, table or figure, and section."""
+    systems: tuple[System, ...] = ()
+    """In order; empty: every graph is one."""
+    rows: tuple[str, ...] = ()
+    """Dimensions that make rows; empty: the result is the table."""
+    columns: tuple[str, ...] = ()
+    average: bool = False
+    """True if a last group of columns has the means over the data sets, where there are several."""
+    note: str = ""
+
+
+class Cell(Struct, frozen=True):
+    """A figure, and how it is printed."""
+
+    form: str
+    figure: Estimate
+
+    @property
+    def text(self) -> str:
+        return FORMS[self.form](self.figure)
+
+
+Cells = Sequence[Cell | None]
+
+
+class _Row(Struct, frozen=True):
+    """A row of the result of a query."""
+
+    run: RunTable
+    at: dict[str, Any]
+    """The run's value of every dimension but `metric`."""
+    cells: dict[str, Cell]
+    """By the name of the column."""
+
+
+def bundled_tables() -> dict[str, Path]:
+    """The files of the papers' tables, by their names."""
+    return {path.stem: path for path in sorted(FOLDER.glob("*.sql")) if path.stem != DATA_SETS}
+
+
+def table_file(name: str) -> Path:
+    """The file of a table, given its name or that of an SQL file; raises `UsageError` where there is none."""
+    if name.endswith(".sql"):
+        return Path(name)
+    known = bundled_tables()
+    if name not in known:
+        raise UsageError(f"--table {name}: no such table; {did_you_mean(name, known)}, or an SQL file of yours")
+    return known[name]
+
+
+def read_layout(file: Path) -> Layout:
+    """The query in a file, and the layout in its comments; raises `UsageError` where it cannot be read."""
+    try:
+        sql = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file}: cannot be read: {reason(error)}; expected a file with a query") from error
+    head = dict(_HEAD.findall(sql))
+    lists = {name: tuple(re.split(", *", head[name])) for name in ("rows", "columns") if name in head}
+    systems = tuple(System(*each.split(" = ")) for each in head.get("systems", "").split("; ") if each)
+    named: dict[str, Any] = {name: head.get(name, "") for name in ("source", "note")} | lists
+    return Layout(sql=sql, title=head.get("title", file.stem), systems=systems, average="average" in head, **named)
+
+
+def paper_table(file: Path, runs: Sequence[RunTable]) -> Table:
+    """The table of an SQL file filled with `runs`; raises `UsageError` where none of them is one of its systems."""
+    layout = read_layout(file)
+    if not layout.rows:
+        columns, rows = _asked(layout.sql, runs)
+        return Table(layout.title, columns, tuple(tuple(map(printed, row)) for row in rows), layout.note)
+    systems = layout.systems or tuple(System(graph, f"graph {graph}") for graph in dict.fromkeys(run.graph for run in runs))
+    rows_of = _rows(layout, systems, runs)
+    if not rows_of:
+        wanted = ", ".join(dict.fromkeys(system.asked for system in systems))
+        raise UsageError(f"{layout.source}: none of the runs is of a system in it; give runs of {wanted}")
+    return _laid_out(layout, systems, rows_of, runs)
+
+
+def _asked(sql: str, runs: Sequence[RunTable]) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """The columns and the rows of the result of a query over runs."""
+    with Query() as db, db.errors_of_sql(sql):
+        make_runs(db, runs, sql)
+        found = db.select(sql)
+        return tuple(found.columns), found.fetchall()
+
+
+def make_runs(db: Query, runs: Sequence[RunTable], sql: str) -> None:
+    """Make the table `runs` for a query, with those figures that it names, and the macros for figures."""
+    db.execute(MACROS)
+    data, least = data_sets(runs), {name: {run.name: _least(name, run, runs) for run in runs} for name in LEAST}
+    rows = [
+        {"run": run.name, "data": data[run.name], "params": {name: str(value) for name, value in run.params.items()}}
+        | {name: getattr(run, name) for name in DECISIONS}
+        | models_of(run)
+        | _figures(run, runs, {name: base[run.name] for name, base in least.items()}, sql)
+        for run in runs
+    ]
+    texts = dict.fromkeys(("run", "graph", "schedule", *NAMED), pa.string())
+    kinds = {"params": pa.map_(pa.string(), pa.string())} | dict.fromkeys(DECISIONS[2:], pa.int64()) | texts
+    kinds |= dict(_fields(Compared)) | {name: pa.struct(_fields(Difference)) for name in ("over_target", "over_least_resources")}
+    kinds |= {f"least_{name}": pa.struct([(rate, pa.float64()) for rate in RATES]) for name in LEAST}
+    table = {name: pa.array([_plain(row.get(name), kind) for row in rows], kind) for name, kind in kinds.items()}
+    db.register("runs", **table)
+
+
+def _figures(run: RunTable, runs: Sequence[RunTable], least: Mapping[str, RunTable | None], sql: str) -> dict[str, Any]:
+    """The figures of a run that a query names, and all where it has a `*`."""
+    alone, target, less = Compared(run, run), target_of(run, runs), least["resources"]
+    objects: dict[str, Any] = {name: alone for name, _ in _fields(Compared)}
+    named = (name for name in objects if "*" in sql or re.search(rf"\b{name}\b", sql))
+    found = {name: getattr(alone, name) for name in named}
+    for name, base in (("over_target", target), ("over_least_resources", less)):
+        if base is not None and ("*" in sql or name in sql):
+            found[name] = Difference(run, base).as_dict()
+    return found | {f"least_{name}": _rates(base) for name, base in least.items()}
+
+
+def _rates(run: RunTable | None) -> dict[str, float | None] | None:
+    return None if run is None else {name: getattr(Compared(run, run), name) for name in RATES}
+
+
+def _fields(kind: type) -> list[tuple[str, pa.DataType]]:
+    """The figures of a class as columns."""
+    if issubclass(kind, Struct):
+        return [(name, _type(hint)) for name, hint in get_type_hints(kind).items()]
+    properties = {name: each.func for name, each in vars(kind).items() if isinstance(each, cached_property) and not name.startswith("_")}
+    return [(name, _type(get_type_hints(func)["return"])) for name, func in properties.items()]
+
+
+def _type(hint: Any) -> pa.DataType:
+    """The Arrow type of values of a hint."""
+    if get_origin(hint) in (Union, types.UnionType):
+        [hint] = (each for each in get_args(hint) if each is not type(None))
+    if get_origin(hint) is dict:
+        return pa.map_(*map(_type, get_args(hint)))
+    if get_origin(hint) is tuple:
+        return pa.list_(_type(get_args(hint)[0]))
+    simple = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    return simple[hint] if hint in simple else pa.struct(_fields(hint))
+
+
+def _plain(value: Any, kind: pa.DataType) -> Any:
+    """A value as Arrow takes it."""
+    if value is None:
+        return None
+    if pa.types.is_map(kind):
+        return [(key, _plain(each, kind.item_type)) for key, each in value.items()]
+    if pa.types.is_list(kind):
+        return [_plain(each, kind.value_type) for each in value]
+    if pa.types.is_struct(kind):
+        of = value if isinstance(value, Mapping) else {field.name: getattr(value, field.name) for field in kind}
+        return {field.name: _plain(of[field.name], field.type) for field in kind}
+    return value
+
+
+def models_of(run: RunTable) -> dict[str, str]:
+    """The models of a run, joined: all, those that draft, and the one that writes."""
+    writers = [role for role in run.roles if role not in run.drafters]
+    return {
+        "models": " + ".join(run.models.values()),
+        "draft": " + ".join(run.models[role] for role in run.drafters if role in run.models) or "-",
+        "target": run.models[writers[0]] if writers else "-",
+    }
+
+
+def target_of(run: RunTable, runs: Sequence[RunTable]) -> RunTable | None:
+    """The run of the target alone over the same data with the same model that has most settings in common with `run`."""
+    mine, model = setting_of(run), models_of(run)["target"]
+    alike = [
+        each for each in runs if each.graph == "target" and each.input.sha256 == run.input.sha256 and models_of(each)["target"] == model
+    ]
+
+    def agreeing(other: RunTable) -> int:
+        theirs = setting_of(other)
+        return sum(mine[name] == theirs[name] for name in mine.keys() & theirs.keys())
+
+    return max(alike, key=agreeing, default=None) if run.graph != "target" else None
+
+
+def _least(name: str, run: RunTable, runs: Sequence[RunTable]) -> RunTable | None:
+    """The run that differs from `run` in the setting `name` alone and has its least value there; None if that is itself."""
+    ignored = (name, "engines", "seed", *(["resources"] if name != "resources" else []))
+    mine = {key: value for key, value in (setting_of(run) | models_of(run)).items() if key not in ignored}
+    alike = [each for each in runs if all((setting_of(each) | models_of(each)).get(key) == value for key, value in mine.items())]
+    found = min(alike, key=lambda each: _rank(setting_of(each)[name]))
+    return None if found is run else found
+
+
+def _rows(layout: Layout, systems: Sequence[System], runs: Sequence[RunTable]) -> list[_Row]:
+    """The rows of the result, in the order of the runs. A run is the system that says most about its params."""
+    names, found = _asked(layout.sql, runs)
+    by_run = {run.name: run for run in runs}
+    data, rows = data_sets(runs), []
+    dims = ("run", "graph", "data", "models", *layout.rows, *layout.columns)
+    for values in (dict(zip(names, row, strict=True)) for row in found):
+        run = by_run[values["run"]]
+        system = max((each for each in systems if each.has(run)), key=lambda each: len(each.asked.split()), default=None)
+        if system is not None:
+            at = setting_of(run) | {"system": system.label, "data": data[run.name]} | models_of(run)
+            rows.append(_Row(run, at, {name: _cell(value) for name, value in values.items() if name not in dims}))
+    return sorted(rows, key=lambda row: list(by_run).index(row.run.name))
+
+
+def _cell(value: Any) -> Cell:
+    if isinstance(value, Mapping):
+        return Cell(value.get("form", "number"), Estimate(value["value"], value["low"], value["high"]))
+    return Cell("plain" if value is not None else "number", Estimate(value))
+
+
+def printed(value: Any) -> str:
+    """A value of a result, as it is printed."""
+    if value is None or (isinstance(value, Mapping) and value.keys() >= {"value", "low", "high"}):
+        return _cell(value).text
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _laid_out(layout: Layout, systems: Sequence[System], rows: Sequence[_Row], runs: Sequence[RunTable]) -> Table:
+    dims = (*layout.rows, *_varied(layout, rows))
+    filled: dict[Key, Cell] = {}
+    hidden: dict[str, None] = {}
+    for row in rows:
+        for metric, cell in row.cells.items():
+            key = tuple(metric if name == "metric" else row.at.get(name, "-") for name in (*dims, *layout.columns))
+            if filled.setdefault(key, cell) is not cell:
+                hidden[row.run.name] = None
+    given = {"system": [each.label for each in systems], "metric": list(rows[0].cells)}
+    given |= {name: list(dict.fromkeys(row.at[name] for row in rows)) for name in NAMED}
+    columns = _ordered(layout.columns, (key[len(dims) :] for key in filled), given)
+    lines = {line: [filled.get((*line, *each)) for each in columns] for line in _ordered(dims, (key[: len(dims)] for key in filled), given)}
+    lines = {line: cells for line, cells in lines.items() if any(map(_known, cells))}
+    shown = [place for place in range(len(columns)) if any(_known(cells[place]) for cells in lines.values())]
+    extra = _averages(layout, columns, list(lines.values()), given["metric"]) if layout.average else {}
+    texts = tuple(
+        (*map(_said, line), *(_text(cells[i]) for i in shown), *(means[place] for means in extra.values()))
+        for place, (line, cells) in enumerate(lines.items())
+    )
+    headings = (*(name.removeprefix("params.").replace("batch_size", "batch size") for name in dims), *(_said(columns[i]) for i in shown))
+    note = " ".join([*_notes(layout, systems, rows, list(hidden)), *_unlike(layout, rows, runs)])
+    return Table(f"{layout.title} ({layout.source})", (*headings, *extra), texts, note)
+
+
+def _varied(layout: Layout, rows: Sequence[_Row]) -> list[str]:
+    """Settings in which runs differ that the dimensions put into one cell."""
+    places: dict[Key, list[_Row]] = {}
+    for row in rows:
+        places.setdefault(tuple(row.at.get(name, "-") for name in (*layout.rows, *layout.columns) if name != "metric"), []).append(row)
+    said = (*UNNAMED, *layout.rows, *layout.columns, "system", *NAMED)
+    found: dict[str, None] = {}
+    for members in places.values():
+        names = [name for name in members[0].at if name not in said]
+        found |= dict.fromkeys(name for name in names if len({repr(each.at.get(name)) for each in members}) > 1)
+    return list(found)
+
+
+def _ordered(dims: Sequence[str], keys: Iterable[Key], given: Mapping[str, list[Any]]) -> list[Key]:
+    """Each of `keys`, which have a value for each of `dims`, once: systems, metrics, data and models as given, settings ascending."""
+    names = [(name, given.get(name)) for name in dims]
+    return sorted(
+        dict.fromkeys(keys),
+        key=lambda key: tuple(_rank(each) if known is None else known.index(each) for (_, known), each in zip(names, key, strict=True)),
+    )
+
+
+def _rank(value: Any) -> Key:
+    if isinstance(value, Resources):
+        return (1, value.gpus, value.cores, value.flops_per_s, value.label)
+    return (0, value) if isinstance(value, int | float) else (2, str(value))
+
+
+def _known(cell: Cell | None) -> bool:
+    return cell is not None and cell.figure.value is not None
+
+
+def _text(cell: Cell | None) -> str:
+    return cell.text if cell is not None else "-"
+
+
+def _averages(
+    layout: Layout, columns: Sequence[Key], lines: Sequence[Sequence[Cell | None]], metrics: Iterable[str]
+) -> dict[str, list[str]]:
+    """By heading, for each metric the unweighted mean over the data sets, of rows that have all of them; nothing of a single data set."""
+    data, which = layout.columns.index("data"), layout.columns.index("metric")
+    found = {}
+    for metric in metrics if len({key[data] for key in columns}) > 1 else ():
+        places = [i for i, key in enumerate(columns) if key[which] == metric]
+        means = [_mean([cells[i] for i in places]) for cells in lines]
+        if any(mean != "-" for mean in means):
+            found[f"average, {metric}"] = means
+    return found
+
+
+def _mean(cells: Cells) -> str:
+    known = [cell for cell in cells if cell is not None and cell.figure.value is not None]
+    return Cell(known[0].form, Estimate(float(np.mean([each.figure.value for each in known])))).text if len(known) == len(cells) else "-"
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(_said, value))
+    return value.label if isinstance(value, Resources) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _notes(layout: Layout, systems: Sequence[System], rows: Sequence[_Row], hidden: Sequence[str]) -> Iterator[str]:
+    """The note of the layout, what is missing, how many runs a row pools, and how many chains failed."""
+    there, runs = {row.at["system"] for row in rows}, {row.run.name: row.run for row in rows}.values()
+    if layout.note:
+        yield layout.note
+    if missing := [f"{system.label} ({system.asked})" for system in systems if system.label not in there]:
+        yield f"Left out because there are no runs: {', '.join(missing)}."
+    if hidden:
+        yield f"Not shown because another run takes their place: {', '.join(hidden)}."
+    if pooled := sorted({len(run.pooled) for run in runs if run.pooled}):
+        yield f"Pooled runs that differ only in the seed: {', '.join(map(str, pooled))} a row."
+    if failed := sum(run.failed for run in runs):
+        yield f"{failed} chains failed: they count as wrong and are in no other figure."
+    if made := list(dict.fromkeys(kind for run in runs if (kind := Compared(run, run).answers))):
+        yield f"Accuracies are of {' and '.join(made)} answers."
+
+
+def _unlike(layout: Layout, rows: Sequence[_Row], runs: Sequence[RunTable]) -> Iterator[str]:
+    """How runs differ from the targets that their figures are relative to, apart from what the rows and columns say."""
+    found: dict[str, str] = {}
+    for run in {row.run.name: row.run for row in rows}.values() if "over_target" in layout.sql else ():
+        if base := target_of(run, runs):
+            clauses = dict.fromkeys(clause for kind, clause in differences(run.rules, base.rules) if kind in DECIDED)
+            found |= {f"{run.name} over {base.name}": ", ".join(clauses)} if clauses else {}
+    if found:
+        yield f"Not the same: {'; '.join(f'{pair}: {clauses}' for pair, clauses in found.items())}."
+
+
+def by_data_set(runs: Sequence[RunTable]) -> Table:
+    """The table of all systems over several data sets."""
+    return paper_table(FOLDER / f"{DATA_SETS}.sql", runs)
