@@ -17,7 +17,6 @@ from pipeline.engines.models import load_tokenizer, resolve, tokenizer_of
 from pipeline.engines.process.engine import InterruptibleWorkerEngine, WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.torch.spec import SMALL_PARAMETERS, TorchSpec
-from pipeline.errors import GraphError
 from pipeline.system.machine import Gpu, Machine, bindable_cores, gib
 from pipeline.system.worker_process import Program
 
@@ -32,12 +31,10 @@ async def open_torch(specs: Mapping[str, TorchSpec]) -> AsyncIterator[Mapping[st
 
     Raises `GraphError` when a model cannot be loaded here, `EngineDead` when a worker dies while loading.
     """
+    cards, adapters = _known(specs)
     for role, spec in specs.items():
-        card = read_card(resolve(role, spec.model))
-        adapters = {name: read_adapter(path) for name, path in spec.adapters.items()}
-        refuse([*missing(role, card, _needs(spec)), *adapter_findings(role, adapters, card, VARIANTS)])
-        if (flaw := _flaw_in_slots(spec)) is not None:
-            raise GraphError(f"engine {role!r}", flaw)
+        card = cards[role]
+        refuse([*missing(role, card, _needs(spec)), *adapter_findings(role, adapters[role], card, VARIANTS), *_slots(role, spec)])
     core_requests = {role: CoreRequest(spec.core, spec.threads, not spec.device.startswith("cuda")) for role, spec in specs.items()}
     cores = share_cores(core_requests, bindable_cores())
     async with open_workers([[_engine(role, spec, cores[role])] for role, spec in specs.items()]) as opened:
@@ -60,11 +57,17 @@ def _needs(spec: TorchSpec) -> tuple[Part, ...]:
     return ("config", "tokenizer") if spec.load_format == "dummy" else ("config", "tokenizer", "weights")
 
 
-def _flaw_in_slots(spec: TorchSpec) -> str | None:
-    """Why there are too few slots, as a clause; None where there are enough."""
-    if spec.kv_cache_slots is None or spec.kv_cache_slots >= spec.max_num_seqs:
-        return None
-    return f"kv_cache_slots is {spec.kv_cache_slots}, but max_num_seqs = {spec.max_num_seqs} sequences need one each"
+def _known(specs: Mapping[str, TorchSpec]) -> tuple[dict[str, ModelCard], dict[str, dict[str, AdapterCard]]]:
+    """What is known of each role's model, and of its adapters; raises `GraphError` for an unknown bundled model."""
+    cards = {role: read_card(resolve(role, spec.model)) for role, spec in specs.items()}
+    return cards, {role: {name: read_adapter(path) for name, path in spec.adapters.items()} for role, spec in specs.items()}
+
+
+def _slots(role: str, spec: TorchSpec) -> Iterator[Finding]:
+    """The flaw where there are too few slots."""
+    if spec.kv_cache_slots is not None and spec.kv_cache_slots < spec.max_num_seqs:
+        what = f"kv_cache_slots is {spec.kv_cache_slots}, but max_num_seqs = {spec.max_num_seqs} sequences need one each"
+        yield Finding(role=role, what=what, remedy=f"set kv_cache_slots to {spec.max_num_seqs} or more", fatal=True)
 
 
 def torch_available(machine: Machine) -> Availability:
@@ -80,9 +83,7 @@ def torch_available(machine: Machine) -> Availability:
 
 async def examine_torch(specs: Mapping[str, TorchSpec], machine: Machine) -> Examination:
     """Check whether these roles would start on `machine`, and plan their memory; raises `GraphError` for an unknown bundled model."""
-    cards = {role: read_card(resolve(role, spec.model)) for role, spec in specs.items()}
-    adapters = {role: {name: read_adapter(path) for name, path in spec.adapters.items()} for role, spec in specs.items()}
-    return torch_examination(specs, machine, cards, adapters)
+    return torch_examination(specs, machine, *_known(specs))
 
 
 def torch_examination(
@@ -160,8 +161,7 @@ def _spec(role: str, spec: TorchSpec, machine: Machine, card: ModelCard) -> Iter
     elif (index := gpu_of(spec, machine)) is not None and index >= len(machine.gpus):
         here = f"has {len(machine.gpus)} GPUs" if machine.gpus else "shows no GPU"
         yield Finding(role=role, what=f"device is {spec.device}, but this machine {here}", remedy="set device to auto or cpu", fatal=True)
-    if (flaw := _flaw_in_slots(spec)) is not None:
-        yield Finding(role=role, what=flaw, remedy=f"set kv_cache_slots to {spec.max_num_seqs} or more", fatal=True)
+    yield from _slots(role, spec)
     yield from too_long(role, spec.max_model_len, card)
 
 
