@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyarrow import feather
 
 from pipeline.data.formats import form_of
 from pipeline.data.problems import Problem, open_problems
@@ -40,6 +39,12 @@ def written(write: Callable[[Any], Any]) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
+def parquet() -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(TABLE, sink)
+    return bytes(sink.getvalue().to_pybytes())
+
+
 FILE, STREAM = written(lambda sink: pa.ipc.new_file(sink, TABLE.schema)), written(lambda sink: pa.ipc.new_stream(sink, TABLE.schema))
 PACKS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": packed("zstd"), "lz4": packed("lz4")}
 READ: dict[str, tuple[str, bytes]] = {
@@ -47,6 +52,8 @@ READ: dict[str, tuple[str, bytes]] = {
     **{f"csv in {name}": (f"P.CSV.{name.upper()}", pack(CSV.encode())) for name, pack in PACKS.items()},
     "compressed without saying so": ("p.jsonl", gzip.compress(LINES.encode())),
     "two members": ("p.jsonl.zst", b"".join(PACKS["zst"](json.dumps(row).encode() + b"\n") for row in ROWS)),
+    "parquet": ("p.parquet", parquet()),
+    "lines": ("P.NDJSON", LINES.encode()),
     "arrow file": ("p.arrow", FILE),
     "arrow stream": ("p.arrow", STREAM),
     "feather": ("p.feather", FILE),
@@ -73,14 +80,8 @@ def test_what_people_have_is_read(tmp_path: Path, name: str) -> None:
     path.write_bytes(READ[name][1])
     problems = open_problems(path)
     assert problems.check().bad_rows == 0
-    assert list(problems.unchanged()) == [Problem(1, "1", "1+1?", "é"), Problem(2, "2", "2+2?", "4")]
+    assert list(problems) == list(problems.unchanged()) == [Problem(1, "1", "1+1?", "é"), Problem(2, "2", "2+2?", "4")]
     assert problems.remarks == ((f"{path}: its rows are those of `data`",) if "one level down" in name else ())
-
-
-def parquet() -> bytes:
-    sink = pa.BufferOutputStream()
-    pq.write_table(TABLE, sink)
-    return bytes(sink.getvalue().to_pybytes())
 
 
 REFUSED: dict[str, tuple[str, bytes, str]] = {
@@ -127,8 +128,3 @@ def test_a_damaged_arrow_stream_is_an_error_and_never_a_crash(tmp_path: Path, cu
 )
 def test_a_format_is_told_by_the_name(name: str, form: str) -> None:
     assert form_of(name) == form
-
-
-def test_feather_as_it_is_written(tmp_path: Path) -> None:
-    feather.write_feather(TABLE, tmp_path / "p.feather", compression="zstd")
-    assert len(list(open_problems(tmp_path / "p.feather"))) == 2

@@ -50,34 +50,7 @@ def flaw(item: Problem | BadRow) -> str:
     return item.what
 
 
-TWO = [Problem(1, "a", "1+1?", "2"), Problem(2, "b", "2+2?", "4")]
 ROWS = [{"problem_id": "a", "problem": "1+1?", "answer": "2"}, {"problem_id": "b", "problem": "2+2?", "answer": "4"}]
-CSV = "problem_id,problem,answer\na,1+1?,2\nb,2+2?,4\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("p.parquet", ROWS),
-        ("p.jsonl", ROWS),
-        ("p.ndjson", ROWS),
-        ("p.json", ROWS),
-        ("P.JSONL", ROWS),
-        ("p.jsonl.gz", ROWS),
-        ("p.csv", CSV),
-        ("p.csv.gz", CSV),
-        ("p.csv", CSV.replace("\n", "\r\n")),
-        ("p.csv", "\ufeff" + CSV),
-        ("p.jsonl", "\ufeff" + json.dumps(ROWS[0]) + "\n" + json.dumps(ROWS[1])),
-    ],
-)
-def test_every_format_gives_the_same_problems(write: Write, name: str, content: Any) -> None:
-    path = write(name, content)
-    source = open_problems(path)
-    fingerprint = source.check()
-    assert (fingerprint.rows, fingerprint.bad_rows) == (2, 0)
-    assert list(source) == TWO
-    assert list(source) == TWO, "a second iteration reads the file anew"
 
 
 def test_fingerprint_tells_files_apart(write: Write) -> None:
