@@ -29,7 +29,7 @@ ENGINE_BACKENDS = {
     "torch": "pipeline.engines.torch.backend:BACKEND",
     "vllm": "pipeline.engines.vllm.backend:BACKEND",
     "openai": "pipeline.engines.openai.engine:BACKEND",
-    "chat": "pipeline.engines.chat.engine:BACKEND",
+    "chat": "pipeline.engines.openai.chat:BACKEND",
     "sim": "pipeline.engines.sim.engine:BACKEND",
     "replay": "pipeline.engines.replay.engine:BACKEND",
 }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.engine import Request
-from pipeline.engines.chat.messages import FINAL, ChatTokenizer, Message, asked_of, candidate_of, option_in
+from pipeline.engines.openai.chat_messages import FINAL, ChatTokenizer, Message, asked_of, candidate_of, option_in
 from pipeline.errors import GraphError, RequestRefused
 from pipeline.graph.prompts import THINK_CLOSE
 from pipeline.session.options import RunOptions

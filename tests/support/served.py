@@ -7,8 +7,8 @@ from typing import Any
 import anyio
 
 from pipeline.engine import Completion, Engine, Request
-from pipeline.engines.chat.engine import open_chat
-from pipeline.engines.chat.messages import ChatTokenizer
+from pipeline.engines.openai.chat import open_chat
+from pipeline.engines.openai.chat_messages import ChatTokenizer
 from pipeline.engines.openai.engine import OpenAIEngine, open_openai
 from pipeline.engines.openai.spec import ChatSpec, OpenAISpec
 from pipeline.engines.tokenizer import HFTokenizer

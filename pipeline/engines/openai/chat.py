@@ -13,8 +13,8 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from pipeline.engine import Backend, Candidate, Completion, Examination, FinishReason, Request, Usage
-from pipeline.engines.chat.messages import ChatRequest, ChatTokenizer, asked_of, candidate_of, option_in
 from pipeline.engines.openai.answers import CompletionChoice, ResponseBody, UsageBody, decode_reply
+from pipeline.engines.openai.chat_messages import ChatRequest, ChatTokenizer, asked_of, candidate_of, option_in
 from pipeline.engines.openai.client import NoAnswer, Reply, Server, quoted
 from pipeline.engines.openai.probe import listed_models, served_model
 from pipeline.engines.openai.replies import Said, finish_of, refuse_closed, said_in, server_error_of
