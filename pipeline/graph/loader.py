@@ -81,8 +81,11 @@ def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engin
     if "stages" not in broken:
         _check_params(document, parts)
     for setting in settings:
-        with document.noted():
-            _apply(setting, document)
+        name = setting.partition("=")[0]
+        part = name.partition(".")[0] if "." in name else PARAMS
+        if part not in broken and (roles_file is not None or part != "engines"):
+            with document.noted():
+                _apply(setting, document)
     _fill_params(document, parts, known=PARAMS not in broken)
     plan = compile_graph(_decoded(document, path, roles_file, kinds, backends))
     check_needs(plan, {role: spec.cannot for role, spec in plan.engines.items()})
@@ -93,9 +96,9 @@ def _drop_unknown_keys(document: Document) -> None:
     """Note the keys that no graph has; each is taken for the one that was meant, so that this is not told to be missing as well."""
     names = {field.name for field in structs.fields(GraphSpec)}
     for key in sorted(document.values.keys() - names, key=str):
-        document.flaw((), unknown_key(key, GraphSpec), key=key)
+        document.flaw((), unknown_key(str(key), GraphSpec), key=str(key))
         value = document.values.pop(key)
-        if (meant := nearest(key, names)) is not None:
+        if (meant := nearest(str(key), names)) is not None:
             document.values.setdefault(meant, value)
 
 
@@ -124,7 +127,7 @@ def _bind_engines(document: Document, path: Path, override: Engines) -> Path | N
         document.flaw(("engines",), str(error))
         return None
     for name, value in _engines_params(found, document).items():
-        document.put((PARAMS, name), value, found.origin((PARAMS, document.at(("name",)), name)))
+        document.put((PARAMS, name), value, found.origin((PARAMS, str(document.at(("name",))), name)))
     found.values.pop(PARAMS, None)
     document.put(("engines",), found.values, found.origin(()))
     with document.noted():
@@ -146,11 +149,12 @@ def _engines_params(engines: Document, graph: Document) -> dict[str, Any]:
     for name, values in (said or {}).items():
         if not isinstance(values, dict):
             engines.flaw((PARAMS, name), f"expected the params of a graph named `{name}`, such as scot: {{adapter: selection}}")
-    name, known = graph.at(("name",)), graph.at((PARAMS,))
-    found = (said or {}).get(name, {}) if isinstance(name, str) else {}
-    for param in found.keys() - known.keys() if isinstance(found, dict) else ():
+    name, known = str(graph.at(("name",))), graph.at((PARAMS,))
+    found = engines.at((PARAMS, name))
+    found = found if isinstance(found, dict) else {}
+    for param in found.keys() - known.keys():
         engines.flaw((PARAMS, name, param), f"the graph has no such param; {did_you_mean(param, known)}")
-    return {param: value for param, value in found.items() if param in known} if isinstance(found, dict) else {}
+    return {param: value for param, value in found.items() if param in known}
 
 
 def _apply(setting: str, document: Document) -> None:
@@ -268,11 +272,11 @@ def _decoded(document: Document, path: Path, roles_file: Path | None, kinds: Kin
 
 def _check_names(document: Document, keys: Keys, of: str) -> None:
     for name in document.at(keys):
-        if not re.fullmatch(NAME_PATTERN, name):
+        if not re.fullmatch(NAME_PATTERN, str(name)):
             document.flaw(keys, _bad_name(name, of), key=name)
 
 
-def _bad_name(name: str, of: str) -> str:
+def _bad_name(name: object, of: str) -> str:
     return f"{name!r} is not a valid name of {of}; expected lower-case letters, digits, - and _, beginning with a letter"
 
 
@@ -287,7 +291,7 @@ def _stages(document: Document, keys: Keys, kinds: Kinds, prompts: Prompts | Non
     found: dict[str, StageSpec] = {}
     for name in document.mapping(keys) or ():
         found[name] = _stage(document, (*keys, name), kinds, prompts)
-        if not re.fullmatch(NAME_PATTERN, name):
+        if not re.fullmatch(NAME_PATTERN, str(name)):
             document.flaw(keys, _bad_name(name, "a stage"), key=name)
     return found
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.api import load_graph
 from pipeline.errors import GraphError, GraphErrors, nearest
 from pipeline.graph.yaml_file import read_lines
 from pipeline.session.prepare import load_plan
@@ -167,6 +168,17 @@ def test_a_value_of_a_preset_and_of_an_engines_file_is_blamed_on_it(tmp_path: Pa
         f"{tmp_path / 'mine.yaml'}, line 2: $.set.candidates",
         f"{tmp_path / 'mine.yaml'}, line 3: $.set.stages.verify.unit",
     ]
+
+
+def test_settings_of_a_part_that_is_wrong_as_a_whole_are_no_further_flaws(tmp_path: Path) -> None:
+    [found] = flaws("name: odd\nstages: []\n", tmp_path, "stages.answer.max_tokens=7", "engines.target.max_in_flight=7")
+    assert found == "line 2: $.stages: expected a mapping, got `list`"
+
+
+def test_a_mapping_with_keys_that_are_no_text() -> None:
+    with pytest.raises(GraphError, match=r"graph: \$: unknown key `1`") as caught:
+        load_graph({1: 2, "name": "odd", "engines": {3: {"backend": "torch", "model": "m"}}, "stages": {5: {"kind": "answer"}}})  # type: ignore[dict-item]
+    assert "graph: $.stages: 5 is not a valid name of a stage" in str(caught.value)
 
 
 @pytest.mark.parametrize(
