@@ -75,7 +75,8 @@ def _when_names(name: str, spec: StageSpec, stages: Stages) -> Iterator[str]:
     if verdict not in ("accepted", "rejected"):
         yield f"expected STAGE.accepted or STAGE.rejected, got {spec.when!r}"
     elif judge not in stages:
-        judges = [other for other, s in stages.items() if s.judges] or stages.keys() - {name}
+        others = stages.keys() - {name}
+        judges = [other for other in others if stages[other].judges] or others
         yield f"no stage `{judge}` in this block; {did_you_mean(judge, judges)}"
 
 
