@@ -4,7 +4,6 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -310,14 +309,3 @@ def test_the_command_refuses_what_is_wrong(tmp_path: Path, arguments: tuple[str 
     refused = CliRunner().invoke(command.score, [str(tmp_path), *map(str, arguments)]).exception
     assert isinstance(refused, UsageError)
     assert message in str(refused)
-
-
-@pytest.mark.slow
-@pytest.mark.vllm
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")
-def test_vllm_gives_the_same_rewards(solved: Path) -> None:
-    ours = rows_of(solved, "rewards")
-    score_run(solved, ROOT / "graphs/rewards/prm-tiny-vllm.yaml")
-    for mine, theirs in zip(ours, rows_of(solved, "rewards"), strict=True):
-        assert theirs | {"reward": None} == mine | {"reward": None}
-        assert theirs["reward"] == pytest.approx(mine["reward"], abs=1e-3)
