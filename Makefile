@@ -14,7 +14,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 # Bytecode is kept, whatever the environment says: the tests start hundreds of processes, each of which would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 LONG := slow or torch or vllm or browser
-WORKERS ?= 3
+WORKERS ?= 2
+LONG_WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest --durations=15
 AGAIN := --last-failed --last-failed-no-failures none
 VLLM_TESTS := $(PYTEST) -m vllm -o cache_dir=build/vllm-cache
@@ -43,7 +44,7 @@ test: .venv/vllm
 	mkdir -p build
 	$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
 	($(TEST_VLLM)) > build/vllm.txt 2>&1 & vllm=$$!; \
-	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not vllm" || \
+	$(PYTEST) -n $(LONG_WORKERS) --dist loadfile --no-loadscope-reorder -m "not vllm" || \
 	$(PYTEST) -m "not vllm" $(AGAIN); tests=$$?; \
 	wait $$vllm; vllm=$$?; cat build/vllm.txt; \
 	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || vllm || types))
