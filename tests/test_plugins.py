@@ -11,8 +11,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.ledger import ledger
+from pipeline.analysis.quality.step_counts import count_steps
+from pipeline.analysis.summary import summarize
 from pipeline.graph import plugins
+from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from tests.support.commands import pipeline
 from tests.support.killed import cut
@@ -121,13 +125,24 @@ def test_its_run_is_reported_compared_drawn_and_exported(solved: Path, tmp_path:
     with installed(*packages):
         command("report", solved, "--output", tmp_path / "report.html")
         page = (tmp_path / "report.html").read_text()
-        assert all(name in page for name in (*ROLES, "probability of Y", "propose", "judge", "rewrite"))
+        assert all(name in page for name in (*ROLES, "probability of Y", "propose", "judge", "rewrite", "verifier&#39;s value (critic)"))
         compared = command("compare", solved, other)
         assert all(name in compared for name in ("solved", "other", *ROLES))
         if packages:
             assert "judge" in command("graph", "show", GRAPH, "--run", solved, "--format", "text")
         command("export", solved, "--as", "perfetto", "--output", tmp_path / "trace.perfetto")
         assert (tmp_path / "trace.perfetto").stat().st_size > 10_000
+
+
+def test_its_roles_are_named_with_those_that_draft_last(solved: Path) -> None:
+    [run] = read_runs([solved])
+    assert (sorted(run.roles), run.roles[-1], run.drafters) == (sorted(ROLES), "apprentice", ("apprentice",))
+
+
+def test_its_verdicts_are_counted_on_their_own_scale(solved: Path) -> None:
+    [(kind, scores)] = count_steps(Query(solved)).scores.items()
+    assert (kind, scores.scale.unit, scores.edges[0], scores.edges[-1]) == ("critic", "%", 0.0, 100.0)
+    assert int(scores.accepted.sum()) == summarize(solved).accepted_steps > 0
 
 
 def test_its_verification_is_no_waste(solved: Path) -> None:

@@ -243,3 +243,11 @@ def test_members_of_a_group_are_over_its_first_and_over_the_baseline_at_the_same
         runs.append(table(f"s{budget}", ONES, graph="speccot", params={**params, "candidates": 5}))
     found = {run: {each.over: each.speed_up.value for each in over} for run, over in compare(runs).differences.items()}
     assert found == {"t100": {"t50": 0.5}, "s50": {"t50": 5.0}, "s100": {"s50": 1.0, "t100": 10.0}}
+
+
+def test_the_run_that_drafts_nothing_is_the_baseline_whatever_its_name(table: Callable[..., RunTable]) -> None:
+    drafts = table("picked", [2.0, 2.0], drafters=("small",))
+    alone = table("large-alone", [4.0, 4.0], drafters=())
+    assert compare([drafts, alone]).baseline == "large-alone"
+    assert compare([drafts, alone, table("target", [4.0, 4.0])]).baseline == "target"
+    assert compare([drafts, table("other", [1.0, 1.0], drafters=("small",))]).baseline == "picked"
