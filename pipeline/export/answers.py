@@ -13,12 +13,11 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.analysis.quality.votes import Same, Sample, ballot
-from pipeline.data.problems import Problem, Problems, open_problems
+from pipeline.data.problems import Problem
 from pipeline.data.rows import Flaw, Record
-from pipeline.errors import InputError
 from pipeline.grading.grader import Grader
 from pipeline.store.events import UNFINISHED
-from pipeline.store.kept_problems import kept_problems
+from pipeline.store.kept_problems import solved_problems
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 
@@ -62,7 +61,7 @@ class Answers:
         """`thoughts`: with the thought that led to each answer."""
         self._run, self._thoughts = run, thoughts
         self._record = RunFile.read(run)
-        self._problems = _problems(run, self._record)
+        self._problems = solved_problems(run, self._record.input)
 
     def columns(self) -> dict[str, pa.DataType]:
         """The columns of all rows, in their order. One of the input has the type that all its values have in common, else text."""
@@ -108,15 +107,6 @@ class Answers:
             return {}
         same = {self._record.input.columns.get(name, name) for name in ("problem", "problem_id")}
         return {f"input_{name}" if name in OURS else name: value for name, value in record.items() if name not in same}
-
-
-def _problems(run: Path, record: RunFile) -> Problems:
-    if (kept := kept_problems(run, record.input)) is not None:
-        return kept
-    problems = open_problems(record.input.file, record.input.columns, record.input.part)
-    if problems.check().sha256 != record.input.sha256:
-        raise InputError(str(problems.path), "has changed since this run, which kept no copy of it")
-    return problems
 
 
 def _kinds(value: Any) -> set[type]:

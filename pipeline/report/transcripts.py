@@ -3,7 +3,6 @@
 Only the chains asked for are held. All text is sanitized: control characters are made visible.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ from msgspec import Struct
 from pipeline.analysis.quality.option_mass import LOW
 from pipeline.analysis.quality.step_counts import scale_of
 from pipeline.analysis.time.thinking import queued_s
-from pipeline.data.problems import Problems, open_problems
 from pipeline.engines.registry import backend_of
 from pipeline.errors import BadRow, InputError, PipelineError
-from pipeline.files import open_file
+from pipeline.store.kept_problems import solved_problems
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from pipeline.text import sanitize
@@ -147,18 +145,11 @@ def _problems(db: Query, run: RunFile, rows: Sequence[int]) -> dict[int, str]:
         return found
     try:
         wanted = set(rows)
-        items = (item for item in _input_file(run) if item.row in wanted)
+        problems = solved_problems(db.folders[0], run.input, Path(run.options.get("input") or run.input.file))
+        items = (item for item in problems if item.row in wanted)
         return {item.row: item.what if isinstance(item, BadRow) else item.problem for item in items}
     except (OSError, ValueError, InputError):
         return {}
-
-
-def _input_file(run: RunFile) -> Problems:
-    path = Path(run.options.get("input") or run.input.file)
-    with open_file(path) as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != run.input.sha256:
-            raise InputError(str(path), "is not the input of this run")
-    return open_problems(path, run.input.columns, run.input.part)
 
 
 def _transcript(

@@ -21,12 +21,13 @@ from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import EngineSpec
 from pipeline.rewards.prompts import RewardPromptBuilder
 from pipeline.rewards.spec import RewardSpec, load_reward_model
-from pipeline.rewards.steps import StepToScore, open_input, problem_texts, steps_to_score
+from pipeline.rewards.steps import StepToScore, problem_texts, steps_to_score
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.retry import RetryingCaller
 from pipeline.stages.choose import probabilities
 from pipeline.store.events import RewardRow
 from pipeline.store.folder import hold
+from pipeline.store.kept_problems import solved_problems
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from pipeline.store.run_store import RunStore, TableWriter
@@ -118,7 +119,7 @@ def score_run(
         total = int(query.scalar("SELECT count(*) FROM steps"))
         if not total:
             raise InputError(str(run), "holds no steps to score")
-        problems = problem_texts(query, file.plan, open_input(run, file, input_file))
+        problems = problem_texts(query, file.plan, solved_problems(run, file.input, input_file))
         steps = steps_to_score(query, file.plan, problems, spec.prompt.thought_end)
         with RunStore(run).replace("rewards") as table:
             writer = _Writer(table, {"run_id": file.run_id, "model": model}, lambda done: watch(done, total))

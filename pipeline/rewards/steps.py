@@ -3,18 +3,15 @@ each leaves, chain by chain. Nothing is written."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from pipeline.data.problems import Problem, Problems, open_problems
+from pipeline.data.problems import Problem, Problems
 from pipeline.errors import InputError
 from pipeline.graph.plan import Plan
 from pipeline.graph.prompts import DEFAULT_PROMPTS, Prompts
-from pipeline.store.kept_problems import kept_problems
 from pipeline.store.query import Query
-from pipeline.store.run_file import RunFile
 
 PLACE = ("problem_id", "chain_id", "sample_index", "step_index", "decision")
 """What a reward row repeats of its step's."""
@@ -84,24 +81,6 @@ class StepToScore(Struct, frozen=True, kw_only=True):
     """Its candidates, and the committed text where it is none of them."""
     steps: dict[str, list[str]]
     """By text: the steps that it is made of, the first one with the beginning that the thought holds already."""
-
-
-def open_input(folder: Path, run: RunFile, now: Path | None) -> Problems:
-    """The problems of a run: those that it has kept, or of its input file, which is at `now` or else where it was.
-
-    Raises `InputError` unless the file's bytes are the same.
-    """
-    if now is None and (kept := kept_problems(folder, run.input)) is not None:
-        return kept
-    path = now or Path(run.input.file)
-    if now is None and not path.is_file():
-        raise InputError(str(path), "the input of this run is not here; give its path with --input")
-    problems = open_problems(path, run.input.columns, run.input.part)
-    found = problems.check().sha256
-    if found != run.input.sha256:
-        what = f"is not the input of this run: its SHA-256 is {found[:12]}..., run.json has {run.input.sha256[:12]}..."
-        raise InputError(str(path), f"{what}; give that file's path with --input")
-    return problems
 
 
 def problem_texts(query: Query, plan: Plan, problems: Problems) -> dict[str, str]:

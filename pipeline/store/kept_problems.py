@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from pipeline.data.part import ALL
-from pipeline.data.problems import Problem, Problems
+from pipeline.data.problems import Problem, Problems, open_problems
 from pipeline.data.rows import Flaw, Record, Source
-from pipeline.errors import BadRow
+from pipeline.errors import BadRow, InputError
 from pipeline.graph.prompts import Message
 from pipeline.store.events import ProblemRow
 from pipeline.store.read import has_table, read_batches
@@ -45,6 +45,24 @@ def keep_problems(folder: Path, problems: Problems) -> None:
 def kept_problems(folder: Path, about: RunInput) -> Problems | None:
     """The problems that the run in `folder` has kept of the input that its `run.json` tells `about`; None where it has kept none."""
     return KeptProblems(folder, about) if has_table(folder, TABLE) else None
+
+
+def solved_problems(folder: Path, about: RunInput, moved: Path | None = None) -> Problems:
+    """The problems that the run in `folder` solved: those that it has kept or, else, those of its input file, which is where it was or at
+    `moved`.
+
+    Raises `InputError` where that file is gone or is another one.
+    """
+    if moved is None and (kept := kept_problems(folder, about)) is not None:
+        return kept
+    problems = open_problems(moved or about.file, about.columns, about.part)
+    if not problems.path.exists():
+        raise InputError(str(problems.path), "the input of this run is not here, and the run kept no copy of it; put it back")
+    if problems.check().sha256 != about.sha256:
+        raise InputError(
+            str(problems.path), "is not what this run solved: it has other bytes, and the run kept no copy of it; put that file back"
+        )
+    return problems
 
 
 class KeptProblems(Problems):

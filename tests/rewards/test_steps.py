@@ -9,10 +9,11 @@ import pytest
 
 from pipeline.data.problems import open_problems
 from pipeline.errors import InputError
-from pipeline.rewards.steps import StepText, StepToScore, open_input, problem_texts, steps_to_score
+from pipeline.rewards.steps import StepText, StepToScore, problem_texts, steps_to_score
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run as solve
 from pipeline.store.events import StepRow
+from pipeline.store.kept_problems import solved_problems
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from pipeline.store.run_store import RunStore
@@ -60,7 +61,7 @@ def folder_of(folder: Path, *rows: Any) -> Path:
 def rounds_of(folder: Path, now: Path | None = None) -> list[StepToScore]:
     file = RunFile.read(folder)
     with Query(folder) as query:
-        problems = problem_texts(query, file.plan, open_input(folder, file, now))
+        problems = problem_texts(query, file.plan, solved_problems(folder, file.input, now))
         return list(steps_to_score(query, file.plan, problems))
 
 
@@ -111,12 +112,12 @@ def test_an_input_that_changed_moved_or_went(tmp_path: Path, row: Callable[..., 
     folder = folder_of(tmp_path, row("a", 1, "x"))
     file, path = RunFile.read(folder), tmp_path / "problems.csv"
     moved = path.rename(tmp_path / "moved.csv")
-    with pytest.raises(InputError, match=r"problems.csv: the input of this run is not here; give its path with --input"):
-        open_input(folder, file, None)
+    with pytest.raises(InputError, match=r"problems.csv: the input of this run is not here, and the run kept no copy of it"):
+        solved_problems(folder, file.input)
     assert [each.problem for each in rounds_of(folder, moved)] == ["Problem A?"]
     moved.write_text(moved.read_text().replace("Problem A?", "Problem C?"))
-    with pytest.raises(InputError, match=r"moved.csv: is not the input of this run: its SHA-256 is \w{12}\.\.\., run.json has"):
-        open_input(folder, file, moved)
+    with pytest.raises(InputError, match=r"moved.csv: is not what this run solved: it has other bytes"):
+        solved_problems(folder, file.input, moved)
 
 
 def test_a_problem_that_is_nowhere(tmp_path: Path, row: Callable[..., Any]) -> None:
