@@ -1,14 +1,14 @@
 """A comparison as the tables that the papers print. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import structs
 
-from pipeline.analysis.compare.cells import Table, number, percent, plain, plain_percent, reward, times
+from pipeline.analysis.compare.cells import Table, number, percent, plain, plain_percent, reward, signed, times
 from pipeline.analysis.compare.compare import Comparison, Group, Member
 from pipeline.analysis.compare.figures import THINKING, Compared, Difference
 from pipeline.analysis.compare.written import as_markdown
-from pipeline.analysis.quality.estimates import Estimate
+from pipeline.analysis.quality.estimates import NOTHING, Estimate
 from pipeline.analysis.quality.option_mass import FLAGGED, LOW
 from pipeline.analysis.quality.reward_agreement import BINS
 from pipeline.analysis.resources import of_answers
@@ -24,6 +24,8 @@ SIMULATED = (
 )
 LENGTHS = ("drafted", "longest", "accepted", "rejected", "fallback")
 REFLECTIVE = ("drafted", "accepted", "fallback")
+Column = tuple[str, Callable[[Compared], str]]
+"""A heading, and the cell of a run below it."""
 FIGURES = {
     "threshold": "SpecReason figure 5; figure 4 of its first version",
     "first_steps": "SpecReason figure 6",
@@ -96,29 +98,35 @@ def accuracy(run: Compared) -> str:
     return of_answers(percent(run.accuracy), run.answers)
 
 
+NAMES: tuple[Column, ...] = (("run", lambda run: run.run), ("system", system))
+
+
+def _of_runs(title: str, runs: Iterable[Compared], columns: Iterable[Column], note: str = "") -> Table:
+    """A table with a row for each of `runs`, which begins with its names."""
+    headings, cells = zip(*NAMES, *columns, strict=True)
+    return Table(title, headings, tuple(tuple(cell(run) for cell in cells) for run in runs), note)
+
+
+def _over(c: Comparison, heading: str, pick: Callable[[Difference], Estimate], form: Callable[[Estimate], str] = signed) -> Column:
+    """A column with differences from the baseline."""
+    return heading, lambda run: "baseline" if run.run == c.baseline else form(pick(run.over_baseline))
+
+
 def systems(c: Comparison) -> Table:
     """Accuracy, committed tokens, latency and speed-up: SpecCoT table 2 and figure 3, SpecReason figure 3."""
-    columns = ("run", "system", "models", "batch", "schedule", "accuracy", "gain", "tokens", "change", "latency s", "r")
-    rows = []
-    for run in c.runs:
-        over, is_base = run.over_baseline, run.run == c.baseline
-        rows.append(
-            (
-                run.run,
-                system(run),
-                pair(run),
-                str(run.table.batch_size),
-                run.table.schedule,
-                accuracy(run),
-                "baseline" if is_base else percent(over.accuracy_gain, sign=True),
-                number(run.tokens),
-                "baseline" if is_base else percent(over.token_change, sign=True),
-                number(run.latency_s),
-                "baseline" if is_base else number(over.speed_up),
-            )
-        )
     title = "Accuracy, committed tokens and latency per problem, speed-up r over the baseline (SpecCoT table 2, SpecReason figure 3)"
-    return Table(title, columns, tuple(rows))
+    columns: tuple[Column, ...] = (
+        ("models", pair),
+        ("batch", lambda run: str(run.table.batch_size)),
+        ("schedule", lambda run: run.table.schedule),
+        ("accuracy", accuracy),
+        _over(c, "gain", lambda over: over.accuracy_gain),
+        ("tokens", lambda run: number(run.tokens)),
+        _over(c, "change", lambda over: over.token_change),
+        ("latency s", lambda run: number(run.latency_s)),
+        _over(c, "r", lambda over: over.speed_up, number),
+    )
+    return _of_runs(title, c.runs, columns)
 
 
 def tokens(c: Comparison) -> Table:
@@ -127,32 +135,20 @@ def tokens(c: Comparison) -> Table:
         *("run", "system", "role", "model", "tokens per problem", "speculated inside", "of these accepted"),
         *("wall time s", "generated tokens/s", "kept tokens/s"),
     )
-    rows = [
+    rows = tuple(
         (
-            run.run,
-            system(run),
-            role,
-            run.table.models.get(role, "-"),
-            number(sampled),
-            plain(run.speculated_tokens.get(role)),
-            _accepted(run, role),
-            plain(run.wall_time_s),
-            plain(run.generated_tokens_per_s),
-            plain(run.kept_tokens_per_s),
+            *(run.run, system(run), role, run.table.models.get(role, "-"), number(sampled)),
+            *(plain(run.speculated_tokens.get(role)), _accepted(run, role)),
+            *(plain(run.wall_time_s), plain(run.generated_tokens_per_s), plain(run.kept_tokens_per_s)),
         )
         for run in c.runs
-        for role, sampled in _in_order(run)
-    ]
+        for role, sampled in sorted(run.output_tokens.items(), key=lambda each: [*run.table.models, each[0]].index(each[0]))
+    )
     note = (
         "All tokens sampled by each model, kept or not; `speculated inside` is the engine's own count over the whole run. "
         "Tokens/s: of all roles together, over the wall time; kept are those of thoughts and answers."
     )
-    return Table("Tokens by model, per problem (SpecCoT table 6: throughput)", columns, tuple(rows), note)
-
-
-def _in_order(run: Compared) -> list[tuple[str, Estimate]]:
-    """Output tokens by role, in the order of the models."""
-    return sorted(run.output_tokens.items(), key=lambda each: [*run.table.models, each[0]].index(each[0]))
+    return Table("Tokens by model, per problem (SpecCoT table 6: throughput)", columns, rows, note)
 
 
 def _accepted(run: Compared, role: str) -> str:
@@ -162,40 +158,30 @@ def _accepted(run: Compared, role: str) -> str:
 
 def lengths(c: Comparison) -> Table:
     """Tokens of thought and answer: SpecReason figure 4a, SCoT table 3."""
-    columns = ("run", "system", "thought", "change", "answer", "change")
-    rows = [
-        (
-            run.run,
-            system(run),
-            number(run.thought_tokens),
-            "baseline" if run.run == c.baseline else percent(run.over_baseline.thought_change, sign=True),
-            number(run.answer_tokens),
-            "baseline" if run.run == c.baseline else percent(run.over_baseline.answer_change, sign=True),
-        )
-        for run in c.runs
-    ]
-    return Table(
-        "Tokens of the thought (SpecReason figure 4a) and of the answer after it (SCoT table 3), per problem", columns, tuple(rows)
+    columns: tuple[Column, ...] = (
+        ("thought", lambda run: number(run.thought_tokens)),
+        _over(c, "change", lambda over: over.thought_change),
+        ("answer", lambda run: number(run.answer_tokens)),
+        _over(c, "change", lambda over: over.answer_change),
     )
+    return _of_runs("Tokens of the thought (SpecReason figure 4a) and of the answer after it (SCoT table 3), per problem", c.runs, columns)
 
 
 def samples(c: Comparison) -> Table:
     """pass@k and the majority vote, of runs with several samples a problem."""
     runs = [run for run in c.runs if run.table.samples > 1]
-    powers = sorted({int(k) for run in runs for k in run.pass_at})
-    rows = [
-        (
-            run.run,
-            system(run),
-            str(run.table.samples),
-            accuracy(run),
-            *(plain_percent(run.pass_at.get(str(k))) for k in powers if k > 1),
-            of_answers(plain_percent(run.majority_accuracy), run.answers),
-        )
-        for run in runs
-    ]
-    columns = ("run", "system", "samples", "pass@1", *(f"pass@{k}" for k in powers if k > 1), "majority vote")
-    return Table("Several samples a problem (SpecCoT figure 1a, SpecReason 5.1)", columns, tuple(rows))
+    powers = sorted({int(k) for run in runs for k in run.pass_at if k != "1"})
+
+    def at(k: int) -> Column:
+        return f"pass@{k}", lambda run: plain_percent(run.pass_at.get(str(k)))
+
+    columns: tuple[Column, ...] = (
+        ("samples", lambda run: str(run.table.samples)),
+        ("pass@1", accuracy),
+        *map(at, powers),
+        ("majority vote", lambda run: of_answers(plain_percent(run.majority_accuracy), run.answers)),
+    )
+    return _of_runs("Several samples a problem (SpecCoT figure 1a, SpecReason 5.1)", runs, columns)
 
 
 def by_resources(c: Comparison) -> Iterator[Table]:
@@ -204,25 +190,16 @@ def by_resources(c: Comparison) -> Iterator[Table]:
     columns = ("resources", "run", "latency s", "time speed-up", "generated tokens/s", "kept tokens/s", "throughput gain")
     for group in (group for group in c.groups if group.by == "resources"):
         first = runs[group.members[0].run]
-        rows = []
-        for member in group.members:
-            run = runs[member.run]
-            is_first = run is first
-            saved = _saved(next((d.speed_up for d in c.differences.get(run.run, ()) if d.over == first.run), Estimate(None)))
-            gain = _less_one(run.kept_tokens_per_s, first.kept_tokens_per_s)
-            rows.append(
-                (
-                    member.value,
-                    run.run,
-                    number(run.latency_s),
-                    "-" if is_first else percent(saved, sign=True),
-                    plain(run.generated_tokens_per_s),
-                    plain(run.kept_tokens_per_s),
-                    "-" if is_first else plain_percent(gain, sign=True),
-                )
-            )
+        rows = [(member.value, *_more(c, runs[member.run], first)) for member in group.members]
         note = "Over the smallest resources. A run has one wall time, so its throughput, in kept tokens/s, has no interval."
         yield Table(f"{_named(group, first)}: by resources (SpecCoT table 4)", columns, tuple(rows), note)
+
+
+def _more(c: Comparison, run: Compared, first: Compared) -> tuple[str, ...]:
+    """What a run on more resources gains over the `first` one."""
+    over, gained = _over_run(c, run.run, first.run), _less_one(run.kept_tokens_per_s, first.kept_tokens_per_s)
+    saved, gain = ("-", "-") if over is None else (signed(_saved(over.speed_up)), plain_percent(gained, sign=True))
+    return run.run, number(run.latency_s), saved, plain(run.generated_tokens_per_s), plain(run.kept_tokens_per_s), gain
 
 
 def _saved(speed_up: Estimate) -> Estimate:
@@ -254,15 +231,8 @@ def by_batch_size(c: Comparison) -> Iterator[Table]:
             )
             for member, run, peer in zip(group.members, members, peers, strict=True)
         )
-        columns = (
-            "batch size",
-            "wall time s",
-            "generated tokens/s",
-            "kept tokens/s",
-            "speed-up",
-            "accuracy",
-            *([f"over {base}"] if any(peers) else []),
-        )
+        further = (f"over {base}",) if any(peers) else ()
+        columns = ("batch size", "wall time s", "generated tokens/s", "kept tokens/s", "speed-up", "accuracy", *further)
         note = f"`over {base}`: its wall time at the same batch size over this one." if any(peers) else ""
         yield Table(f"{_named(group, members[0])}: wall time and throughput by batch size (SpecCoT table 6)", columns, rows, note)
 
@@ -273,22 +243,20 @@ def _named(group: Group, run: Compared) -> str:
 
 def thinking(c: Comparison) -> Table:
     """Time of the thinking stage and what it goes into: SCoT 4.2."""
-    columns = ("run", "system", "thinking s", "speed-up", *THINKING)
-    rows = [
-        (
-            run.run,
-            system(run),
-            number(run.thinking_s),
-            "baseline" if run.run == c.baseline else number(run.over_baseline.thinking_speed_up),
-            *(percent(run.thinking_shares[kind]) for kind in THINKING),
-        )
-        for run in c.runs
-    ]
+
+    def share(kind: str) -> Column:
+        return kind, lambda run: percent(run.thinking_shares[kind])
+
+    columns: tuple[Column, ...] = (
+        ("thinking s", lambda run: number(run.thinking_s)),
+        _over(c, "speed-up", lambda over: over.thinking_speed_up, number),
+        *map(share, THINKING),
+    )
     note = (
         "From a chain's first call to the end of its thought, without the answer; the shares are those of the time in which calls of each "
         "kind were waiting or at an engine, `target` being what the engine that answers thinks itself."
     )
-    return Table("The thinking stage per problem, and shares of its time (SCoT table 1 and 4.2)", columns, tuple(rows), note)
+    return _of_runs("The thinking stage per problem, and shares of its time (SCoT table 1 and 4.2)", c.runs, columns, note)
 
 
 def agreements(c: Comparison) -> Iterator[Table]:
@@ -307,93 +275,90 @@ def agreements(c: Comparison) -> Iterator[Table]:
 
 def masses(c: Comparison) -> Table:
     """Probability that verifiers gave to their valid options."""
-    rows = [
+    columns = ("run", "system", "verifications", "mean", "5th percentile", f"share under {LOW:.0%}")
+    rows = tuple(
         (run.run, system(run), f"{m.verifications:,}", f"{m.mean:.1%}", f"{m.p5:.1%}", f"{m.low_share:.1%}" + (" (!)" if m.flagged else ""))
         for run in c.runs
         if (m := run.option_mass)
-    ]
-    columns = ("run", "system", "verifications", "mean", "5th percentile", f"share under {LOW:.0%}")
+    )
     note = f"(!): in more than {FLAGGED:.0%} of the verifications the verifier preferred other tokens; check its prompt."
-    return Table("Probability of the valid options in verifications, before renormalising", columns, tuple(rows), note)
+    return Table("Probability of the valid options in verifications, before renormalising", columns, rows, note)
 
 
 def pairs(c: Comparison) -> Table:
     """Fallback rate, tokens and time of pairs of models: SpecCoT table 3."""
-    columns = ("run", "system", "models", "accuracy", "tokens", "time s", "fallback", "steps by the draft")
-    rows = [
-        (
-            run.run,
-            system(run),
-            pair(run),
-            accuracy(run),
-            number(run.tokens),
-            number(run.latency_s),
-            percent(run.fallback_rate),
-            percent(run.draft_share),
-        )
-        for run in c.runs
-        if run.fallback_rate.value is not None
-    ]
-    return Table("Fallback of the pairs (SpecCoT table 3), and steps by the draft (SpecReason 5.2)", columns, tuple(rows))
+    columns: tuple[Column, ...] = (
+        ("models", pair),
+        ("accuracy", accuracy),
+        ("tokens", lambda run: number(run.tokens)),
+        ("time s", lambda run: number(run.latency_s)),
+        ("fallback", lambda run: percent(run.fallback_rate)),
+        ("steps by the draft", lambda run: percent(run.draft_share)),
+    )
+    title = "Fallback of the pairs (SpecCoT table 3), and steps by the draft (SpecReason 5.2)"
+    return _of_runs(title, (run for run in c.runs if run.fallback_rate.value is not None), columns)
 
 
 def selection(c: Comparison) -> Table:
     """How well verifiers choose among whole thoughts: SCoT 4.4."""
     columns = ("run", "system", "class 1", "a right draft selected", "by chance", "class 2", "all rejected", "agreement")
-    rows = []
-    for run in c.runs:
-        if chosen := run.selection:
-            first, blind = percent(chosen.class_1_right), percent(chosen.by_chance)
-            second, agreement = percent(chosen.class_2_right), percent(chosen.agreement)
-            rows.append((run.run, system(run), f"{chosen.class_1:,}", first, blind, f"{chosen.class_2:,}", second, agreement))
+    chosen = [(run, found) for run in c.runs if (found := run.selection)]
+    rows = tuple(
+        (
+            *(run.run, system(run), f"{found.class_1:,}", percent(found.class_1_right), percent(found.by_chance)),
+            *(f"{found.class_2:,}", percent(found.class_2_right), percent(found.agreement)),
+        )
+        for run, found in chosen
+    )
     note = (
         "Class 1: at least one of the drafted thoughts comes to the right answer; class 2: none does. By chance: share of the drafts "
         "that are right. Agreement: selected drafts whose own answer, as found in the thought, has the verdict that the chain got."
     )
-    if unknown := sum(run.selection.unknown for run in c.runs if run.selection):
+    if unknown := sum(found.unknown for _, found in chosen):
         note += f" Left out: {unknown:,} choices whose class or verdict is unknown, because drafts state no answer."
-    return Table("Selection among whole thoughts, by class (SCoT 4.4)", columns, tuple(rows), note)
+    return Table("Selection among whole thoughts, by class (SCoT 4.4)", columns, rows, note)
 
 
 def quality(c: Comparison) -> Table:
     """Rewards of drafted and selected steps: SpecCoT table 5."""
     columns = ("run", "system", "reward model", "drafts", "drafts of steps with a selection", "selected", "gain", "fallback steps")
-    rows = []
-    for run in c.runs:
-        if q := run.quality:
-            gain = reward(q.gain, sign=True)
-            rows.append(
-                (run.run, system(run), q.model, reward(q.drafted), reward(q.selected_from), reward(q.selected), gain, reward(q.fallback))
-            )
+    rows = tuple(
+        (
+            *(run.run, system(run), q.model, reward(q.drafted), reward(q.selected_from), reward(q.selected)),
+            *(reward(q.gain, sign=True), reward(q.fallback)),
+        )
+        for run in c.runs
+        if (q := run.quality)
+    )
     note = (
         "Rewards, 0 to 1. The gain is that of selecting, on the same steps: selected less the mean of the candidates it was selected from."
     )
-    return Table("Quality of drafted and of selected steps (SpecCoT table 5)", columns, tuple(rows), note)
+    return Table("Quality of drafted and of selected steps (SpecCoT table 5)", columns, rows, note)
+
+
+def _by_kind(
+    c: Comparison, kinds: Sequence[str], pick: Callable[[Compared], Mapping[str, Estimate]]
+) -> tuple[list[Compared], list[Column]]:
+    """Runs with drafts, and a column for each kind of text that any of them has."""
+    runs = [run for run in c.runs if "drafted" in pick(run)]
+
+    def column(kind: str) -> Column:
+        return kind, lambda run: number(pick(run).get(kind, NOTHING))
+
+    return runs, [column(kind) for kind in kinds if any(kind in pick(run) for run in runs)]
 
 
 def draft_lengths(c: Comparison) -> Table:
     """Tokens of drafts: SCoT tables 1 and 2."""
-    runs = [run for run in c.runs if "drafted" in run.text_tokens]
-    kinds = [kind for kind in LENGTHS if any(kind in run.text_tokens for run in runs)]
-    rows = [(run.run, system(run), *(number(run.text_tokens[kind]) if kind in run.text_tokens else "-" for kind in kinds)) for run in runs]
     note = "Of all candidates, of the longest of each round, of accepted ones, of those rejected together, of what was written instead."
-    return Table("Tokens of a drafted step or thought (SCoT tables 1 and 2)", ("run", "system", *kinds), tuple(rows), note)
+    return _of_runs("Tokens of a drafted step or thought (SCoT tables 1 and 2)", *_by_kind(c, LENGTHS, lambda run: run.text_tokens), note)
 
 
 def reflective(c: Comparison) -> Table:
     """Words of second thoughts by kind of text: SpecCoT A.1."""
-    runs = [run for run in c.runs if "drafted" in run.reflective]
-    kinds = [kind for kind in REFLECTIVE if any(kind in run.reflective for run in runs)]
-    rows = [
-        (
-            run.run,
-            system(run),
-            *(number(run.reflective[kind]) if kind in run.reflective else "-" for kind in kinds),
-            number(run.reflective_gain, sign=True),
-        )
-        for run in runs
-    ]
-    return Table("Words of second thoughts per 1,000 words (SpecCoT A.1)", ("run", "system", *kinds, "fallback over drafts"), tuple(rows))
+    runs, columns = _by_kind(c, REFLECTIVE, lambda run: run.reflective)
+    over: Column = ("fallback over drafts", lambda run: number(run.reflective_gain, sign=True))
+    return _of_runs("Words of second thoughts per 1,000 words (SpecCoT A.1)", runs, [*columns, over])
 
 
 def by_param(c: Comparison) -> Iterator[Table]:
@@ -417,7 +382,7 @@ def _table(c: Comparison, group: Group) -> Table:
 
 
 def _row(c: Comparison, member: Member, run: Compared, first: str) -> tuple[str, ...]:
-    over = _over(c, run.run, first)
+    over = _over_run(c, run.run, first)
     return (
         member.value,
         accuracy(run),
@@ -432,9 +397,9 @@ def _row(c: Comparison, member: Member, run: Compared, first: str) -> tuple[str,
 
 
 def _gap(c: Comparison, member: Member, base: str) -> str:
-    over = _over(c, member.run, member.peers.get(base, ""))
+    over = _over_run(c, member.run, member.peers.get(base, ""))
     return percent(over.accuracy_gain, sign=True) if over else "-"
 
 
-def _over(c: Comparison, run: str, other: str) -> Difference | None:
+def _over_run(c: Comparison, run: str, other: str) -> Difference | None:
     return next((each for each in c.differences.get(run, ()) if each.over == other), None)
