@@ -3,17 +3,19 @@
 Works on a run that is in progress or cut short: it counts what is on disk, in parts or write-ahead files. Nothing is written.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from pipeline.analysis.headline.decided import decided
+from pipeline.analysis.headline.adapters import unused_adapters
 from pipeline.analysis.headline.figures import EngineSummary, StageSummary, Summary
 from pipeline.analysis.order import order_correlation
 from pipeline.analysis.quality.option_mass import option_mass, read_masses
 from pipeline.analysis.quality.samples import sample_statistics
+from pipeline.analysis.resources import EngineFacts, answers, devices_of, engine_facts
+from pipeline.analysis.simulated import of_engines
 from pipeline.analysis.time.timeline import Timeline, timeline
 from pipeline.analysis.time.work import read_work
 from pipeline.engine import EngineStatistics
@@ -27,7 +29,8 @@ SELECT count(*) AS chains, count(DISTINCT input_row) AS problems, count(DISTINCT
        count(*) FILTER (finished) AS done, count(*) FILTER (stop_reason = 'error') AS failed,
        count(*) FILTER (stop_reason = 'cancelled') AS cancelled, count(counted) AS graded, count(*) FILTER (counted) AS correct,
        count(*) FILTER (counted IS NOT NULL AND NOT finished) AS failed_as_wrong,
-       coalesce(sum(thought_tokens) FILTER (finished), 0)::BIGINT AS thought_tokens, min(start_unix_ns) AS first, max(end_unix_ns) AS last
+       coalesce(sum(thought_tokens) FILTER (finished), 0)::BIGINT AS thought_tokens, min(start_unix_ns) AS first, max(end_unix_ns) AS last,
+       arg_min(problem_id, input_row) FILTER (finished) AS example
 FROM chains
 """
 STEPS = """
@@ -75,6 +78,8 @@ class _Chains(Struct, frozen=True):
     """Tokens of the thoughts of those that are done."""
     first: int | None
     last: int | None
+    example: str | None
+    """The problem of the first row of the input of which a chain gave an answer."""
 
 
 class _Steps(Struct, frozen=True):
@@ -131,7 +136,8 @@ def summarize(run: Path) -> Summary:
         return Summary(
             run=run.resolve().name,
             status=None if file.status == "unknown" else file.status,
-            **decided(file),
+            **_decided(file),
+            example=chains.example,
             batch_size=file.batch_size or None,
             admission=file.admission or None,
             pauses=file.totals.pauses,
@@ -156,6 +162,40 @@ def summarize(run: Path) -> Summary:
             stages={each.stage: _stage(each, times) for each in _in_order(calls, file)},
             error_examples=dict(db.stream(ERROR_EXAMPLES)),
         )
+
+
+def _decided(run: RunFile) -> dict[str, Any]:
+    """What was decided before the first chain; nothing where there is no `run.json`."""
+    if not run.plan.engines:
+        return {}
+    facts, plan = engine_facts(run), run.plan
+    return {
+        "graph": plan.name,
+        "models": plan.models,
+        "has_toy_models": plan.has_toy_models,
+        "drafters": tuple(dict.fromkeys(plan.drafters)),
+        "planned": run.input.rows * run.samples,
+        "samples_planned": run.samples,
+        "schedule": run.schedule or None,
+        "resumable": not run.options.get("in_memory"),
+        "startup_s": run.startup_s,
+        "simulated": run.virtual_time,
+        "simulator": of_engines(facts.values()) if run.virtual_time else "",
+        "answers": answers(facts.values()),
+        "unused_adapters": tuple(unused_adapters(plan)),
+        "take_turns": take_turns(run, facts),
+    }
+
+
+def take_turns(run: RunFile, facts: Mapping[str, EngineFacts]) -> tuple[str, ...]:
+    """The roles of the engines of one GPU that compute there in turns; of several such GPUs those of the first."""
+    sharing: dict[str, list[str]] = {}
+    for role, spec in run.plan.engines.items():
+        device = getattr(spec, "device", None)
+        in_turn = run.host.cuda_mps is False if facts[role].accelerators else getattr(device, "sharing", "") == "time_slices"
+        for name in devices_of(role, facts[role]) if in_turn else ():
+            sharing.setdefault(name, []).append(role)
+    return next((tuple(roles) for roles in sharing.values() if len(roles) > 1), ())
 
 
 def _kept(run: RunFile, chains: _Chains, steps: _Steps, calls: Iterable[_Calls]) -> int | None:

@@ -9,14 +9,13 @@ from msgspec import structs
 from pipeline.analysis.compare.compare import compare
 from pipeline.analysis.compare.runs import read_run
 from pipeline.analysis.headline.baseline import baseline_folder, summary_of
-from pipeline.analysis.headline.decided import take_turns
 from pipeline.analysis.headline.figures import Baseline, EngineSummary, Summary
 from pipeline.analysis.headline.limits import limit
 from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.quality.estimates import Estimate
 from pipeline.analysis.quality.samples import Interval
 from pipeline.analysis.resources import EngineFacts
-from pipeline.analysis.summary import summarize
+from pipeline.analysis.summary import summarize, take_turns
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import load_plan
 from pipeline.session.run import run

@@ -121,6 +121,7 @@ def test_every_number(folder: Path) -> None:
     assert found == Summary(
         run=folder.name,
         status="finished",
+        example="",
         batch_size=2,
         wall_time_s=10.0,
         problems=3,

@@ -15,7 +15,6 @@ from pipeline.analysis.headline.figures import Baseline, Summary
 from pipeline.analysis.progress import ACTIVE, state_of
 from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, UsageError
-from pipeline.store.query import Query
 from pipeline.store.run_file import FILE, RunFile
 
 SUFFIX = "-target"
@@ -31,15 +30,7 @@ def summary_of(run: Path) -> Summary:
     """The summary of a run folder as it is now, with its baseline where there is one; raises `InputError` as `summarize` does."""
     found = summarize(run)
     status = state_of(run, RunFile.read_known(run)) if found.status in ACTIVE else found.status
-    example = _example(run)
-    return structs.replace(found, status=status, example=example, baseline=read_baseline(run.absolute(), found.stop_reasons))
-
-
-def _example(run: Path) -> str | None:
-    """The problem of the first row of the input of which a chain gave an answer; None where none did."""
-    with Query(run) as db:
-        found: str | None = db.scalar("SELECT arg_min(problem_id, input_row) FROM chains WHERE finished")
-    return found
+    return structs.replace(found, status=status, baseline=read_baseline(run.absolute(), found.stop_reasons))
 
 
 def read_baseline(run: Path, stop_reasons: Collection[str]) -> Baseline | None:

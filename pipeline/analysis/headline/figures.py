@@ -111,9 +111,9 @@ class Summary(Struct, frozen=True, kw_only=True):
     take_turns: tuple[str, ...] = ()
     """Roles of engines that computed on one GPU in turns, because CUDA MPS did not run."""
     example: str | None = None
-    """A problem with a chain that has ended; null as `baseline` is where `summarize` alone has read the run."""
+    """A problem of which a chain gave an answer."""
     baseline: Baseline | None = None
-    """The run of the target alone (`run --baseline`); see `headline.baseline`."""
+    """The run of the target alone (`run --baseline`), where `headline.baseline` has read it."""
     batch_size: int | None
     """As in `run.json`: the most chains in flight at once, on each replica where there are several."""
     admission: str | None = None
