@@ -33,8 +33,7 @@ from pipeline.analysis.points import Point, curves, read_points, spread
 from pipeline.analysis.simulated import sentence, stated
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.sweep_tables import ranged
-from pipeline.calibration.calibrate import calibrate
-from pipeline.calibration.engines_file import engines_file, fit_lines
+from pipeline.calibration.calibrate import calibrate, engines_file, fit_lines
 from pipeline.calibration.recorded import CORRELATION, accuracy_for
 from pipeline.engines.sim.roofline import Roofline
 from pipeline.engines.sim.spec import SimSpec

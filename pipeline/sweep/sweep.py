@@ -1,22 +1,33 @@
 """Runs a sweep: options enter, a run for each point and a file of points leave. All runs have the same problems, engines and seeds.
 
-Real engines are opened once for all points on them that follow each other, and their prefix caches are emptied between points; on
-simulated ones points run side by side. A finished point is never run again. Every point is written to `points.parquet` when it is
-finished. Loading and warm-up are in no figure.
+Real engines are opened once for all points on them that follow each other, and their prefix caches are emptied between points. Points on
+simulated engines run side by side, each in a process of a pool: after an error no further point begins, those under way end, and the error
+of the first one is raised; whoever cancels that ends the processes.
+
+A finished point is never run again, and is in `points.parquet` as soon as it is finished. Loading and warm-up are in no figure.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
+from threading import Thread
 
+import anyio
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.analysis.points import Point, read_points, write_points
-from pipeline.errors import Interrupted, PipelineError, UsageError
+from pipeline.data.many_files import open_files
+from pipeline.errors import InputChanged, Interrupted, PipelineError, RunError, UsageError
 from pipeline.files import new_file
-from pipeline.session.loop import Stop, in_loop
+from pipeline.session.loop import Stop, in_loop, rare_collection
 from pipeline.session.notices import gpu_notices, notices
 from pipeline.session.observer import Attend, Observer
 from pipeline.session.prepare import drift
@@ -24,11 +35,12 @@ from pipeline.session.run import attended, failed_too_often
 from pipeline.store.folder import hold_default, hold_output
 from pipeline.store.run_file import FILE, RunFile, versions
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepSystem, parts
-from pipeline.sweep.points import PreparedSweep, SweepRunner, prepare_sweep
-from pipeline.sweep.side_by_side import run_side_by_side
+from pipeline.sweep.points import Keep, PreparedSweep, SweepRunner, prepare_sweep, run_options
 from pipeline.sweep.systems import baselines, read_systems, unequal_rules
 
 POINTS, SWEEP = "points.parquet", "sweep.json"
+_sweeps: list[PreparedSweep] = []
+"""The sweep of this process, if it runs points."""
 
 Done = Callable[[int, int, Point], object]
 """Called after each point with the number of finished points, of all points, and the point."""
@@ -167,3 +179,69 @@ class FinishedPoints:
         self.points = dict(sorted(self.points.items(), key=lambda item: self._places.get(item[0], -1)))
         write_points(self._folder / POINTS, list(self.points.values()))
         self._done(sum(name in self._places for name in self.points), len(self._places), point)
+
+
+async def run_side_by_side(prepared: PreparedSweep, points: Sequence[PlannedPoint], processes: int, keep: Keep) -> None:
+    """Run `points` in `processes` processes and `keep` each.
+
+    Raises the error that ended a point, or a `RunError` where a process was lost.
+    """
+    before, errors = set(active_children()), dict[int, PipelineError]()
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (prepared,))
+    waiting = [pool.submit(_point, planned) for planned in points]
+
+    async def take(place: int, planned: PlannedPoint) -> None:
+        try:
+            keep(planned, await asyncio.wrap_future(waiting[place]))
+            return
+        except asyncio.CancelledError:
+            if not waiting[place].cancelled():
+                raise
+            return
+        except BrokenProcessPool:
+            errors[place] = RunError(f"a process is gone, at the point {planned.name} or one beside it; --workers 1 needs none")
+        except PipelineError as error:
+            errors[place] = error
+        for each in waiting:
+            each.cancel()
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            for place, planned in enumerate(points):
+                tasks.start_soon(take, place, planned)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in set(active_children()) - before:
+            process.kill()
+    if errors:
+        raise errors[min(errors)]
+
+
+def _begin(prepared: PreparedSweep) -> None:
+    """Prepare this process for points: its problems are read here, as what `Problems` notes of its rows means nothing elsewhere."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one hears it
+    Thread(target=_end_with_parent, daemon=True).start()
+    ExitStack().enter_context(rare_collection())
+    options = prepared.options
+    problems = open_files((options.input,), options.columns, run_options(options, prepared.systems[0], prepared.folder).part)
+    fingerprint = problems.check()
+    _sweeps.append(structs.replace(prepared, problems=problems, fingerprint=fingerprint))
+    if fingerprint != prepared.fingerprint:
+        _sweeps.clear()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None, "the pool started this process"
+    parent.join()
+    os._exit(1)
+
+
+def _point(planned: PlannedPoint) -> Point:
+    """Run one point, whose engines are simulated, in a process of the pool."""
+    if not _sweeps:
+        raise InputChanged(planned.name, "the input has changed since the sweep began")
+    found: list[Point] = []
+    runner = SweepRunner(_sweeps[0], Observer(), lambda planned, point: found.append(point))
+    in_loop(partial(runner.run, [planned]), virtual=True)
+    return found[0]

@@ -12,8 +12,7 @@ import pytest
 
 from pipeline.analysis.resources import engine_facts
 from pipeline.analysis.summary import summarize
-from pipeline.calibration.calibrate import calibrate
-from pipeline.calibration.engines_file import engines_file, fit_lines
+from pipeline.calibration.calibrate import calibrate, engines_file, fit_lines
 from pipeline.calibration.fit import error_of, simulate
 from pipeline.calibration.recorded import (
     CORRELATION,

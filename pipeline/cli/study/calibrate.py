@@ -4,9 +4,8 @@ from pathlib import Path
 
 import click
 
-from pipeline.calibration.calibrate import MAX_CALLS, WORST_ERROR
+from pipeline.calibration.calibrate import MAX_CALLS, WORST_ERROR, engines_file, fit_lines
 from pipeline.calibration.calibrate import calibrate as calibrated
-from pipeline.calibration.engines_file import engines_file, fit_lines
 from pipeline.cli.commands import command, option
 from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.terminal import print_line
