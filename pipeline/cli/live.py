@@ -1,4 +1,4 @@
-"""The display of a run's progress on stderr: a panel on a terminal, elsewhere a plain line every few seconds.
+"""The display of a run on stderr, how its engines start and how far it is: lines that change on a terminal, elsewhere plain lines.
 
 A thread of its own reads counters that only the run changes; the run never waits for the display.
 """
@@ -6,21 +6,31 @@ A thread of its own reads counters that only the run changes; the run never wait
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from rich.console import Group
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from pipeline.cli.console import PlainConsole
-from pipeline.cli.rates import RecentRates
 from pipeline.cli.terminal import log, notice_settings, print_notice
+from pipeline.engines.startup import READY, Listener
+from pipeline.graph.spec import EngineSpec
 from pipeline.session.observer import SOLVING, ReplicaState, View
 
-PANEL_PER_SECOND = 2
+PER_SECOND = 4
 """How often the panel is drawn."""
+SAY_AGAIN_S = 30.0
+"""Seconds after which a plain line says that a phase is still running."""
+WINDOW_S = 30.0
+"""Seconds that rates are over."""
+LEAST_ENDED = 8.0
+"""Chains that must have ended in the window by which the end of the run is estimated; where fewer did, it is longer than `WINDOW_S`."""
+APART_S = 0.5
+"""Seconds between two counts that are kept, at least."""
 LINE_EVERY_S = 10.0
 """Seconds between two plain lines."""
 ENOUGH_FOR_SHARES = 20
@@ -37,9 +47,7 @@ def watch(view: View) -> Iterator[None]:
     with ExitStack() as stack:
         if has_panel():
             console = PlainConsole(stderr=True)
-            stack.enter_context(
-                Live(get_renderable=lambda: panel(meter), console=console, refresh_per_second=PANEL_PER_SECOND, transient=True)
-            )
+            stack.enter_context(Live(get_renderable=lambda: panel(meter), console=console, refresh_per_second=PER_SECOND, transient=True))
         if chosen.log_file is not None or not (has_panel() or chosen.quiet):
             say = log if has_panel() else print_notice
             if chosen.verbose:
@@ -168,3 +176,118 @@ def duration(seconds: float | None) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+class RecentRates:
+    """Growing counts over time, of which as many are kept as the rates of the last `WINDOW_S` seconds need."""
+
+    def __init__(self, slowest: str) -> None:
+        """`slowest`: the count of which `LEAST_ENDED` are needed for its own rate."""
+        self._slowest = slowest
+        self._kept: deque[tuple[float, dict[str, float]]] = deque()
+
+    def look(self, now: float, counts: Mapping[str, float]) -> None:
+        """Take down the `counts` at the time `now`, in seconds of any clock."""
+        kept = self._kept
+        if len(kept) > 1 and now - kept[-2][0] < APART_S:
+            kept.pop()
+        kept.append((now, dict(counts)))
+        while len(kept) > 2 and self._enough(1):
+            kept.popleft()
+
+    @property
+    def kept(self) -> int:
+        """The number of looks that are kept."""
+        return len(self._kept)
+
+    def last(self, name: str) -> float:
+        """This count at the last look."""
+        return self._kept[-1][1][name]
+
+    def per_s(self, name: str) -> float | None:
+        """By how much this count grew a second; None before the second look at it."""
+        if len(self._kept) < 2:
+            return None
+        (then, before), (now, after) = self._start(name), self._kept[-1]
+        return (after[name] - before.get(name, 0.0)) / (now - then) if now > then else None
+
+    def _start(self, name: str) -> tuple[float, dict[str, float]]:
+        """The latest look from which on the window is long enough for this count, or the first one."""
+        if name == self._slowest:
+            return self._kept[0]
+        now = self._kept[-1][0]
+        return next((look for look in reversed(self._kept) if now - look[0] >= WINDOW_S), self._kept[0])
+
+    def _enough(self, place: int) -> bool:
+        """True if nothing before the look at this place is needed any more."""
+        (then, before), (now, after) = self._kept[place], self._kept[-1]
+        return now - then >= WINDOW_S and after[self._slowest] - before[self._slowest] >= LEAST_ENDED
+
+
+class Starts(Listener):
+    """The phase of each engine that starts, and since when; what engines say is printed as the command was asked to."""
+
+    def __init__(self, specs: Mapping[str, EngineSpec], now: Callable[[], float] = time.monotonic) -> None:
+        """`now` is the clock, in seconds."""
+        self._now, self._first = now, now()
+        self._began = dict.fromkeys(specs, self._first)
+        self._phases = {role: ("waiting to start", at) for role, at in self._began.items()}
+        self._plain = notice_settings().verbose and not has_panel()
+        """Every phase is a line of its own."""
+        self._heard = False
+
+    def phase(self, role: str, phase: str) -> None:
+        self._heard = True
+        if self._phases[role][0] == READY:  # it died, and starts again
+            self._began[role] = self._now()
+        self._phases[role] = (phase, self._now())
+        say = print_notice if self._plain else log
+        say(f"engine {role}: {self.line(role)}")
+
+    def output(self, role: str, line: str) -> None:
+        say = print_notice if notice_settings().verbose else log
+        say(f"engine {role} | {line}")
+
+    def line(self, role: str) -> str:
+        """What the engine `role` does, and for how long."""
+        phase, since = self._phases[role]
+        if phase == READY:
+            return f"ready after {since - self._began[role]:.1f} s"
+        spent = self._now() - since
+        return f"{phase}, {spent:.0f} s" if spent >= 1 else phase
+
+    def late(self, seconds: float) -> list[str]:
+        """Engines that have been in one phase for so long and are not ready."""
+        return [role for role, (phase, since) in self._phases.items() if phase != READY and self._now() - since >= seconds]
+
+    def say_late(self) -> None:
+        """Say which engines have been in one phase for long and are not ready."""
+        for role in self.late(SAY_AGAIN_S / 2):
+            print_notice(f"engine {role}: {self.line(role)}")
+
+    def table(self) -> Table:
+        """A line for each engine, for a terminal."""
+        table = Table.grid(padding=(0, 1))
+        for role in self._phases:
+            table.add_row(Text(f"engine {role}:", "bold"), self.line(role))
+        return table
+
+    def end(self) -> None:
+        """All engines are open; one that starts again later is news."""
+        if self._heard:
+            print_notice(f"engines ready after {self._now() - self._first:.1f} s")
+        self._plain = not has_panel()
+
+
+@contextmanager
+def show_starts(specs: Mapping[str, EngineSpec]) -> Iterator[Listener]:
+    """Display the engines of `specs` while they start; simulated ones, which start at once, say nothing."""
+    starts = Starts(specs)
+    if has_panel():
+        console = PlainConsole(stderr=True)
+        with Live(get_renderable=starts.table, console=console, refresh_per_second=PER_SECOND, transient=True):
+            yield starts
+    else:
+        with repeated(SAY_AGAIN_S, starts.say_late):
+            yield starts
+    starts.end()

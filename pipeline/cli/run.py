@@ -33,7 +33,6 @@ from pipeline.cli.options import (
     with_preset,
 )
 from pipeline.cli.signals import restored_handlers, stop_on_signal
-from pipeline.cli.starting import show_starts
 from pipeline.cli.summary import print_about, print_summary
 from pipeline.cli.terminal import print_error, print_notice
 from pipeline.errors import Interrupted, MissingExtra, UsageError
@@ -232,7 +231,7 @@ def _carried_out(options: RunOptions) -> Solve | None:
 
 def _observed(metrics: Address) -> AbstractContextManager[Observer]:
     """What displays the run, and serves its metrics where that was asked for."""
-    observer = Observer(starting=show_starts, ready=print_about, watch=live.watch, tell=print_notice)
+    observer = Observer(starting=live.show_starts, ready=print_about, watch=live.watch, tell=print_notice)
     if metrics is None:
         return nullcontext(observer)
     try:

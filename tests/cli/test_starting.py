@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.starting import Starts
+from pipeline.cli.live import Starts
 from pipeline.engines.startup import READY, Listener, listening, tell_phase
 from pipeline.session.prepare import load_plan
 from tests.support.commands import pipeline

@@ -16,10 +16,9 @@ from pipeline.analysis.progress import ACTIVE, RunProgress, run_progress
 from pipeline.analysis.resources import of_answers
 from pipeline.cli.commands import command, option
 from pipeline.cli.console import PlainConsole
-from pipeline.cli.live import duration
+from pipeline.cli.live import RecentRates, duration
 from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.options import json_option
-from pipeline.cli.rates import RecentRates
 from pipeline.cli.terminal import print_line, print_page
 from pipeline.store.read import check_folder
 

@@ -26,7 +26,6 @@ from pipeline.cli.options import (
     with_preset,
 )
 from pipeline.cli.signals import restored_handlers, stop_at_first_signal
-from pipeline.cli.starting import show_starts
 from pipeline.cli.terminal import print_error, print_notice, print_page
 from pipeline.errors import MissingExtra
 from pipeline.report.extra import load
@@ -142,7 +141,7 @@ def sweep(graphs: tuple[Path, ...], input_: Path, **options: Any) -> None:
     Real engines are started once; the target-only baseline is started again if the other engines' memory is added to it. Simulated
     points run in parallel. Every point is a run folder under DIR/runs and a row of DIR/points.parquet.
     """
-    observer = Observer(starting=show_starts, tell=print_notice)
+    observer = Observer(starting=live.show_starts, tell=print_notice)
     if live.has_panel():
         observer = structs.replace(observer, watch=live.watch)
     bound = with_models(graphs, with_preset(options), max(options["batch_sizes"]))
