@@ -115,7 +115,7 @@ def test_a_bad_fit_is_not_written_without_force(recorded: list[Path], tmp_path: 
     assert run_command(arguments) == 2
     assert not output.exists()
     assert run_command([*arguments, "--force"]) == 0
-    assert "fit_error: " in output.read_text()
+    assert '"fit_error": ' in output.read_text()
     assert calibrate([folder], 60).bad.keys() == {TRUE.name}
     assert calibrate(recorded, 60).bad == {}
 
