@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.graph.prompts import DEFAULT_PROMPTS, DELIMITER, LABELS, WORDINGS
-from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.graph.prompts import DELIMITER, WORDINGS
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -63,22 +62,10 @@ def test_fixed_texts_are_one_token_each(tokenizer):
     assert all(len(tokenizer.encode(f" {i}")) == 1 for i in range(100))
 
 
-def test_every_label_of_a_verification_is_one_token(tokenizer):
-    builder = PromptBuilder(tokenizer)
-    assert builder.flaw(DEFAULT_PROMPTS.choose, LABELS[:10]) is None
-    assert builder.flaw(DEFAULT_PROMPTS.score, DEFAULT_PROMPTS.score.labels) is None
-
-
 @settings(max_examples=200, deadline=None)
 @given(text=st.text() | st.text("\n []0129\\boxed{}<|end|>think"))
 def test_any_text_comes_back(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_steps_are_encoded_alike_apart_and_together(tokenizer):
-    for each in make_arith.split("test")[:100]:
-        pieces = [step + DELIMITER for step in each.steps]
-        assert tokenizer.encode("".join(pieces)) == [token for piece in pieces for token in tokenizer.encode(piece)]
 
 
 def test_a_score_asks_exactly_what_is_served(examples):
@@ -94,14 +81,3 @@ def test_a_choice_asks_exactly_what_is_served_and_every_right_candidate_is_an_an
     asked, example = examples.builder.choose(situation.context, candidates), examples.choose(situation, candidates)
     assert (example.ids, example.options) == (asked.ids, asked.option_ids[2:3])
     assert examples.choose(situation, [wrong]).options == asked.option_ids[:1]
-
-
-def test_labels_inside_candidates_stand_under_their_tokens(examples, tokenizer):
-    situation = examples.situation()
-    example = examples.choose(situation, [situation.gold[:-1], situation.gold])
-    shown = "".join(
-        tokenizer.decode([token]) for token, verdict in zip(example.ids, example.verdict, strict=True) if verdict != tiny_examples.NONE
-    )
-    assert shown == tokenizer.decode([*situation.gold[:-1], *situation.gold])
-    foreseen = [token for token in example.right_token[len(situation.context) :] if token != tiny_examples.NONE]
-    assert tuple(foreseen) == (*situation.gold[:-1], *situation.gold)

@@ -82,42 +82,6 @@ def test_a_step_is_scored_by_how_much_of_it_is_right(said: str, score: int) -> N
     assert make_wordy.score(PACKS, said) == score
 
 
-def test_a_doubt_that_ends_with_a_wrong_total_is_thought_on_from_there() -> None:
-    said = "First, Lily sells 3 packs of 4. That is 3 * 4 = 12 pens. Lily had 20, so 20 - 12 = 8. Hmm, is it 9? No, 20 - 12 = 8."
-    misled = make_wordy.misled(TOLD, 0, said, random.Random(0))
-    assert misled is not None
-    thought, step = misled
-    off = thought.events[0].after - 8
-    assert off in make_wordy.NEAR
-    assert step.endswith(f"Hmm, is it {8 + off}? Yes, 20 - 12 = {8 + off}.")
-    assert (thought.events[1].before, thought.events[1].after, thought.answer) == (8 + off, 13 + off, 13 + off)
-    last = make_wordy.plain(thought, 1, "Then")
-    assert make_wordy.answer(thought, f"{last} Wait, let me check that") == f"{last} So \\boxed{{{13 + off}}}"
-    assert make_wordy.misled(TOLD, 0, make_wordy.plain(TOLD, 0, "First"), random.Random(0)) is None, "it has no doubt"
-
-
-def test_the_target_is_misled_at_times_and_the_draft_never(tokenizer: HFTokenizer) -> None:
-    for writer, expected in (("target", True), ("draft", False)):
-        examples = wordy_examples.WordyExamples(tokenizer, 1, writer)
-        said = "".join(tokenizer.decode(examples.reasoning(next(examples.problems)).ids) for _ in range(200))
-        assert ("? Yes," in said) == expected
-
-
-def test_what_a_sequence_teaches_is_what_it_says(target: wordy_examples.WordyExamples) -> None:
-    for _ in range(100):
-        whole = target.reasoning(next(target.problems))
-        assert all(label in (wordy_examples.NONE, token) for label, token in zip(whole.next_token, whole.ids[1:], strict=False))
-        situation = target.situation()
-        scored = target.score(situation, situation.gold)
-        learnt = [i for i, label in enumerate(scored.next_token) if label != wordy_examples.NONE]
-        start = len(situation.context)
-        assert all(scored.next_token[i] == scored.ids[i + 1] for i in learnt if i != start - 1), "a right candidate says what is learnt"
-        asks = target.builder.tokenizer.encode("?")[0]
-        assert {start + i for i, token in enumerate(situation.gold[:-1]) if token != asks} <= {*learnt}
-        assert not {i for i in learnt if scored.ids[i] == asks}, "how a doubt ends is learnt from thoughts of the target's own alone"
-        assert start - 1 in learnt, "the target's own next token is learnt behind the thought"
-
-
 def test_a_verification_asks_what_is_served_and_every_right_answer_counts(target: wordy_examples.WordyExamples) -> None:
     for _ in range(200):
         situation = target.situation()
