@@ -125,6 +125,7 @@ def test_with_output_it_leaves_the_run_folder_of_the_command(solved: pipeline.Re
     assert RunFile.read(tmp_path / "mine").encode() == mine.run.encode()
 
 
+@pytest.mark.slow
 def test_problems_may_be_a_file_mappings_or_problems(tmp_path: Path, solved: pipeline.Result) -> None:
     pq.write_table(
         pa.Table.from_pylist([{"question": row["problem"], "problem_id": row["problem_id"]} for row in PROBLEMS]), tmp_path / "p.parquet"
@@ -145,6 +146,7 @@ def test_of_problems_without_an_end_the_limit_is_solved() -> None:
     assert len(pipeline.solve("target", endless, engines={"target": Echo()}, limit=3)) == 3
 
 
+@pytest.mark.slow
 def test_graph_and_engines_may_be_values(solved: pipeline.Result) -> None:
     raw = yaml.safe_load(SPECCOT.read_text())
     engines = yaml.safe_load(SIM.read_text())
@@ -215,6 +217,7 @@ def test_a_grader_with_a_third_parameter_gets_the_row(tmp_path: Path) -> None:
     assert sorted(row["problem"] for row in seen) == [row["problem"] for row in rows]
 
 
+@pytest.mark.slow
 def test_the_baseline_is_solved_too(tmp_path: Path) -> None:
     path = write_problems(tmp_path, 3)
     for given in (path, [{"problem": "1 + 1?", "answer": "2"}]):
@@ -236,6 +239,7 @@ def test_progress_is_shown_where_it_is_asked_for(
     assert "3/3" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_in_a_running_event_loop_and_in_a_thread(solved: pipeline.Result) -> None:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     thresholds, argv = gc.get_threshold(), list(sys.argv)
@@ -323,6 +327,7 @@ def test_a_slow_reader_stops_simulated_time(monkeypatch: pytest.MonkeyPatch) -> 
     assert asyncio.run(times(True)) == asyncio.run(times(False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["break", "cancel"])
 @pytest.mark.parametrize("open_", [True, False])
 def test_leaving_early_ends_the_run_and_it_can_go_on(tmp_path: Path, how: str, open_: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,6 +454,7 @@ def test_roles_may_be_given_by_their_models_alone() -> None:
         pipeline.solve("target", PROBLEMS, engines={"target": Echo()}, models=MODELS)
 
 
+@pytest.mark.slow
 def test_a_result_says_whether_too_many_chains_failed() -> None:
     faulty = {"engines.target.faults.garbage_share": 0.02, "engines.target.max_retries": 0}
     found = [pipeline.solve("speccot", PROBLEMS, engines="sim-2xh100", set=faulty, fail_on_error=share) for share in (0.0, 1.0)]

@@ -11,6 +11,8 @@ from pipeline.store.folder import hold
 from tests.support.commands import pipeline
 from tests.support.runs import solve, write_problems
 
+pytestmark = pytest.mark.slow  # whole runs
+
 BAD = (b'{"problem_id": "empty", "level": "hard"}',)
 
 

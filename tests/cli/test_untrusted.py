@@ -37,6 +37,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["markdown", "csv", "json"])
 def test_comparing_prints_names_of_folders_as_text(hostile: Path, tmp_path: Path, form: str) -> None:
     done = command("compare", hostile)

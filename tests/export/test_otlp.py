@@ -23,6 +23,8 @@ from pipeline.export.otlp import address_of, export, to_file, to_server
 from pipeline.store.events import ChainRow, ProblemRow
 from pipeline.store.run_store import RunStore
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 class Collector(ThreadingHTTPServer):
     """Takes OTLP over HTTP, as long as `status` says so."""
@@ -151,7 +153,6 @@ def test_the_root_names_the_workflow_and_the_resource_the_run(spans: list[dict[s
     assert resource["pipeline.version.python"].startswith("3.")
 
 
-@pytest.mark.slow
 def test_each_replica_is_an_instance_of_the_service(replicas: Path, tmp_path: Path) -> None:
     export(replicas, to_file(tmp_path / "t"))
     found: dict[tuple[str, str | None], list[dict[str, Any]]] = defaultdict(list)
@@ -171,7 +172,6 @@ def test_each_replica_is_an_instance_of_the_service(replicas: Path, tmp_path: Pa
     assert {span["name"].partition(" ")[0] for span in found["run", None]} == {"step"}
 
 
-@pytest.mark.slow
 def test_texts_are_exported_only_when_asked_for(spans: list[dict[str, Any]], run_folder: Path, tmp_path: Path) -> None:
     texts = set(pq.read_table(run_folder / "steps")["step_text"].to_pylist())
     export(run_folder, to_file(tmp_path / "t"), texts=True)
@@ -179,13 +179,11 @@ def test_texts_are_exported_only_when_asked_for(spans: list[dict[str, Any]], run
     assert not [name for span in spans for name in span["attributes"] if "text" in name or "answer" in name]
 
 
-@pytest.mark.slow
 def test_equal_runs_give_equal_files(file: Path, run_folder: Path, tmp_path: Path) -> None:
     export(run_folder, to_file(tmp_path / "again"))
     assert (tmp_path / "again").read_bytes() == file.read_bytes()
 
 
-@pytest.mark.slow
 def test_a_server_gets_every_span_once(run_folder: Path, collector: Collector, spans: list[dict[str, Any]]) -> None:
     sent = export(run_folder, to_server(collector.endpoint))
     got = [s for _, request in collector.requests for one in request.resource_spans for scope in one.scope_spans for s in scope.spans]
@@ -258,7 +256,6 @@ def test_a_server_may_say_something_about_what_it_took(small: Path, collector: C
     assert export(small, to_server(collector.endpoint)).remark == remark.format(collector.endpoint)
 
 
-@pytest.mark.slow
 def test_what_is_too_large_is_halved(run_folder: Path, collector: Collector, spans: list[dict[str, Any]]) -> None:
     collector.most = 20_000
     assert export(run_folder, to_server(collector.endpoint)).spans == len(spans)
@@ -269,7 +266,6 @@ def test_what_is_too_large_is_halved(run_folder: Path, collector: Collector, spa
         export(run_folder, to_server(collector.endpoint))
 
 
-@pytest.mark.slow
 def test_texts_are_messages_as_viewers_show_them(run_folder: Path, tmp_path: Path) -> None:
     export(run_folder, to_file(tmp_path / "t"), texts=True)
     chains = {row["chain_id"]: row for row in pq.read_table(run_folder / "chains").to_pylist()}

@@ -22,6 +22,8 @@ from tests.support.changed import change_rows
 from tests.support.patience import HANGS_S
 from tests.support.runs import rows, solve
 
+pytestmark = pytest.mark.slow  # whole runs
+
 Blank = Callable[..., Any]
 ROOT = Path(__file__).parent.parent.parent
 
@@ -146,7 +148,6 @@ def pipeline(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S)
 
 
-@pytest.mark.slow
 def test_the_command(run: Path) -> None:
     would = pipeline("grade", run, "--dry-run")
     assert would.returncode == 0, would.stderr
@@ -160,7 +161,6 @@ def test_the_command(run: Path) -> None:
     assert nothing.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_a_grader_that_cannot_start_is_said_and_grading_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """math-verify is installed without sympy: the run finishes as ever, its answers have no grade, and the summary says why."""
     lines = [json.dumps({"problem": f"Problem number {number}?", "answer": r"\sqrt{x}"}) for number in range(3)]
