@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pipeline.analysis.compare.runs import Details, RunTable
+from pipeline.analysis.quality.by_problem import Texts
 from pipeline.analysis.quality.samples import SampleStatistics, interval
-from pipeline.analysis.quality.step_texts import Texts
 from pipeline.analysis.resources import Resources
 from pipeline.store.run_file import Host, RunInput
 from tests.support.replicas import replica_run

@@ -9,10 +9,10 @@ from msgspec import structs
 
 from pipeline.analysis.compare.compare import compare, grouped
 from pipeline.analysis.compare.runs import RunTable, SpeculatedTokens
+from pipeline.analysis.quality.by_problem import Quality
 from pipeline.analysis.quality.estimates import NOTHING, Estimate
 from pipeline.analysis.quality.samples import wilson
 from pipeline.analysis.quality.selection import ThoughtChoices
-from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.resources import EngineFacts, Resources
 from pipeline.errors import UsageError
 from pipeline.store.run_file import Host, RunInput

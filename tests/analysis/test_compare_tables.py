@@ -18,9 +18,9 @@ from pipeline.analysis.compare.compare import Comparison, compare
 from pipeline.analysis.compare.runs import RunTable, SpeculatedTokens, read_run, read_runs
 from pipeline.analysis.compare.tables import markdown, tables
 from pipeline.analysis.compare.written import as_csv, as_json
+from pipeline.analysis.quality.by_problem import Quality
 from pipeline.analysis.quality.samples import SampleStatistics
 from pipeline.analysis.quality.selection import ThoughtChoices
-from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.resources import Resources
 from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, UsageError

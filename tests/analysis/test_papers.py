@@ -11,10 +11,10 @@ import pytest
 from msgspec import structs
 
 from pipeline.analysis.compare.runs import RunTable, read_runs
+from pipeline.analysis.quality.by_problem import Texts
 from pipeline.analysis.quality.estimates import NOTHING, Estimate
 from pipeline.analysis.quality.reward_agreement import ScoredSteps
 from pipeline.analysis.quality.selection import ThoughtChoices
-from pipeline.analysis.quality.step_texts import Texts
 
 pytestmark = pytest.mark.slow  # whole runs
 

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.analysis.quality.by_problem import REFLECTIVE, Quality, Texts, read_quality, read_texts
 from pipeline.analysis.quality.failures import failures
 from pipeline.analysis.quality.option_mass import LOW, mass_sentence, option_mass, read_masses
 from pipeline.analysis.quality.reward_agreement import BINS, agreement, read_scored_steps
 from pipeline.analysis.quality.samples import interval
 from pipeline.analysis.quality.step_counts import GOOD, count_steps
-from pipeline.analysis.quality.step_quality import Quality, read_quality
-from pipeline.analysis.quality.step_texts import REFLECTIVE, Texts, read_texts
 from pipeline.store.events import ChainRow, StepRow
 from pipeline.store.query import Query
 from tests.support.changed import write_rewards

@@ -10,8 +10,8 @@ from msgspec import structs
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.runs import RunTable
+from pipeline.analysis.quality.by_problem import Texts
 from pipeline.analysis.quality.selection import ThoughtChoices
-from pipeline.analysis.quality.step_texts import Texts
 from tests.support.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))

@@ -13,11 +13,11 @@ from msgspec import Struct
 
 from pipeline.analysis.arrays import Array
 from pipeline.analysis.compare.runs import RunTable
+from pipeline.analysis.quality.by_problem import Quality
 from pipeline.analysis.quality.estimates import NOTHING, Estimate, Sums, change, estimate, gain, outcomes, ratio, share, sums
 from pipeline.analysis.quality.option_mass import OptionMass
 from pipeline.analysis.quality.reward_agreement import Agreement, agreement
 from pipeline.analysis.quality.selection import ThoughtChoices
-from pipeline.analysis.quality.step_quality import Quality
 from pipeline.analysis.resources import answers
 
 THINKING = ("drafting", "verification", "target")

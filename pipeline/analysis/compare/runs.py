@@ -15,13 +15,11 @@ from msgspec import Struct, structs
 
 from pipeline.analysis.arrays import Array
 from pipeline.analysis.compare.rules import Rules, rules_of
+from pipeline.analysis.quality.by_problem import Quality, Texts, place_chains, read_quality, read_texts
 from pipeline.analysis.quality.option_mass import OptionMass, option_mass, read_masses
-from pipeline.analysis.quality.places import place_chains
 from pipeline.analysis.quality.reward_agreement import ScoredSteps, read_scored_steps
 from pipeline.analysis.quality.samples import SampleStatistics, interval_of, pass_at, sample_statistics
 from pipeline.analysis.quality.selection import ThoughtChoices, read_choices
-from pipeline.analysis.quality.step_quality import Quality, read_quality
-from pipeline.analysis.quality.step_texts import Texts, read_texts
 from pipeline.analysis.resources import EngineFacts, Resources, engine_facts, replica_count, resources
 from pipeline.analysis.time.thinking import KINDS, read_thinking
 from pipeline.bundled import model_name

@@ -59,7 +59,7 @@ def read_agreement(db: Query) -> Agreement | None:
 
 
 def read_scored_steps(db: Query) -> ScoredSteps | None:
-    """The scored steps of the chains in `places`, see `places.place_chains`; None where no step has both a score and a reward."""
+    """The scored steps of the chains in `places`, see `by_problem.place_chains`; None where no step has both a score and a reward."""
     found = db.columns(SQL)
     if not len(found["score"]):
         return None

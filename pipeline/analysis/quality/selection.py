@@ -51,7 +51,7 @@ def draft_is_right(thought: str, kind: Kind, reference: str, grader: Grader) -> 
 
 
 def read_choices(db: Query, plan: Plan) -> ThoughtChoices | None:
-    """The choices of the chains in `places`, see `places.place_chains`, whose `plan` judges whole thoughts; None for plans that judge
+    """The choices of the chains in `places`, see `by_problem.place_chains`, whose `plan` judges whole thoughts; None for plans that judge
     steps or nothing."""
     judges = [node.spec for node in plan.stages() if node.spec.judges]
     if not judges or not _drafts_thoughts(plan):
