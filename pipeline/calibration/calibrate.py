@@ -100,8 +100,10 @@ def _about(found: Calibration) -> Iterator[str]:
     names = ", ".join(f"{one_line(run.run_id)} (batch size {run.batch_size}{part})" for run, part in zip(found.runs, parts, strict=True))
     on = f"{first.schedule}, on {host.cores} cores of {one_line(host.processor)}"
     yield f"Simulated engines with rates fitted by `pipeline calibrate` to {names}, {on}."
-    yield "The rates of a device are those that explain the calls' times best, not a maker's; sizes are those of the models' files, lengths"
-    yield "and acceptance those of the run."
+    yield (
+        "The rates of a device are those that explain the calls' times best, not a maker's; sizes are those of the models' files, "
+        "lengths and acceptance those of the run."
+    )
     yield from map(one_line, fit_lines(found))
 
 
