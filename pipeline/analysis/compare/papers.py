@@ -10,7 +10,7 @@ of a cell differ in a setting that the layout does not name, such as a param, th
 
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from pipeline.analysis.compare.cells import Table, number, percent, plain, reward
 from pipeline.analysis.compare.compare import setting_of
-from pipeline.analysis.compare.figures import Compared, Difference
+from pipeline.analysis.compare.figures import Compared, Difference, Figures
 from pipeline.analysis.compare.rules import DECIDED, differences
 from pipeline.analysis.compare.runs import RunTable, data_sets
 from pipeline.analysis.quality.estimates import Estimate
@@ -77,6 +77,8 @@ class Layout(Struct, frozen=True, kw_only=True):
     """An SQL file of a table. A dimension is `system`, `data`, `models`, `draft`, `target`, `metric` or one of `compare.setting_of`."""
 
     sql: str
+    names: frozenset[str] | None = None
+    """All words of the query of a bundled table, which names what it needs; of a user's query nobody knows."""
     title: str
     source: str = ""
     """Paper, table or figure, and section."""
@@ -137,8 +139,14 @@ def read_layout(file: Path) -> Layout:
         raise UsageError(f"{file}: cannot be read: {reason(error)}; expected a file with a query") from error
     head = dict(_HEAD.findall(sql))
     lists = {name: tuple(re.split(", *", head[name])) for name in ("rows", "columns") if name in head}
-    systems = tuple(System(*each.split(" = ")) for each in head.get("systems", "").split("; ") if each)
-    named: dict[str, Any] = {name: head.get(name, "") for name in ("source", "note")} | lists
+    named_systems = (each.partition(" = ") for each in head.get("systems", "").split("; ") if each)
+    systems = tuple(System(label, asked) for label, _, asked in named_systems)
+    if wrong := next((each.label for each in systems if not re.match(r"graph \S", each.asked)), None):
+        raise UsageError(f"{file}: `systems` has {wrong!r}; expected `LABEL = graph NAME PARAM=VALUE...`, separated by semicolons")
+    if "average" in head and not {"data", "metric"} <= set(lists.get("columns", ())):
+        raise UsageError(f"{file}: `average` needs `data` and `metric` among the `columns`")
+    words = frozenset(re.findall(r"\w+", sql)) if file.parent == FOLDER else None
+    named: dict[str, Any] = {"names": words} | {name: head.get(name, "") for name in ("source", "note")} | lists
     return Layout(sql=sql, title=head.get("title", file.stem), systems=systems, average="average" in head, **named)
 
 
@@ -146,7 +154,7 @@ def paper_table(file: Path, runs: Sequence[RunTable]) -> Table:
     """The table of an SQL file filled with `runs`; raises `UsageError` where none of them is one of its systems."""
     layout = read_layout(file)
     if not layout.rows:
-        columns, rows = _asked(layout.sql, runs)
+        columns, rows = _asked(layout, runs)
         return Table(layout.title, columns, tuple(tuple(map(printed, row)) for row in rows), layout.note)
     systems = layout.systems or tuple(System(graph, f"graph {graph}") for graph in dict.fromkeys(run.graph for run in runs))
     rows_of = _rows(layout, systems, runs)
@@ -156,23 +164,23 @@ def paper_table(file: Path, runs: Sequence[RunTable]) -> Table:
     return _laid_out(layout, systems, rows_of, runs)
 
 
-def _asked(sql: str, runs: Sequence[RunTable]) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+def _asked(layout: Layout, runs: Sequence[RunTable]) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     """The columns and the rows of the result of a query over runs."""
-    with Query() as db, db.errors_of_sql(sql):
-        make_runs(db, runs, sql)
-        found = db.select(sql)
+    with Query() as db, db.errors_of_sql(layout.sql):
+        make_runs(db, runs, layout.names)
+        found = db.select(layout.sql)
         return tuple(found.columns), found.fetchall()
 
 
-def make_runs(db: Query, runs: Sequence[RunTable], sql: str) -> None:
-    """Make the table `runs` for a query, with those figures that it names, and the macros for figures."""
+def make_runs(db: Query, runs: Sequence[RunTable], names: Container[str] | None = None) -> None:
+    """Make the table `runs` for a query, and the macros for figures. Only figures in `names` are worked out, if that is given."""
     db.execute(MACROS)
     data, least = data_sets(runs), {name: {run.name: _least(name, run, runs) for run in runs} for name in LEAST}
     rows = [
         {"run": run.name, "data": data[run.name], "params": {name: str(value) for name, value in run.params.items()}}
         | {name: getattr(run, name) for name in DECISIONS}
         | models_of(run)
-        | _figures(run, runs, {name: base[run.name] for name, base in least.items()}, sql)
+        | _figures(run, runs, {name: base[run.name] for name, base in least.items()}, names)
         for run in runs
     ]
     texts = dict.fromkeys(("run", "graph", "schedule", *NAMED), pa.string())
@@ -183,16 +191,15 @@ def make_runs(db: Query, runs: Sequence[RunTable], sql: str) -> None:
     db.register("runs", **table)
 
 
-def _figures(run: RunTable, runs: Sequence[RunTable], least: Mapping[str, RunTable | None], sql: str) -> dict[str, Any]:
-    """The figures of a run that a query names, and all where it has a `*`."""
-    alone, target, less = Compared(run, run), target_of(run, runs), least["resources"]
-    objects: dict[str, Any] = {name: alone for name, _ in _fields(Compared)}
-    named = (name for name in objects if "*" in sql or re.search(rf"\b{name}\b", sql))
-    found = {name: getattr(alone, name) for name in named}
-    for name, base in (("over_target", target), ("over_least_resources", less)):
-        if base is not None and ("*" in sql or name in sql):
-            found[name] = Difference(run, base).as_dict()
-    return found | {f"least_{name}": _rates(base) for name, base in least.items()}
+def _figures(run: RunTable, runs: Sequence[RunTable], least: Mapping[str, RunTable | None], names: Container[str] | None) -> dict[str, Any]:
+    """The figures of a run."""
+
+    def of(figures: Figures) -> dict[str, Any]:
+        return {name: getattr(figures, name) for name, _ in _fields(type(figures)) if names is None or name in names}
+
+    bases = {"over_target": target_of(run, runs), "over_least_resources": least["resources"]}
+    over = {name: of(Difference(run, base)) for name, base in bases.items() if base is not None}
+    return of(Compared(run, run)) | over | {f"least_{name}": _rates(base) for name, base in least.items()}
 
 
 def _rates(run: RunTable | None) -> dict[str, float | None] | None:
@@ -229,7 +236,7 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
         return [_plain(each, kind.value_type) for each in value]
     if pa.types.is_struct(kind):
         of = value if isinstance(value, Mapping) else {field.name: getattr(value, field.name) for field in kind}
-        return {field.name: _plain(of[field.name], field.type) for field in kind}
+        return {field.name: _plain(of.get(field.name), field.type) for field in kind}
     return value
 
 
@@ -268,8 +275,10 @@ def _least(name: str, run: RunTable, runs: Sequence[RunTable]) -> RunTable | Non
 
 def _rows(layout: Layout, systems: Sequence[System], runs: Sequence[RunTable]) -> list[_Row]:
     """The rows of the result, in the order of the runs. A run is the system that says most about its params."""
-    names, found = _asked(layout.sql, runs)
+    names, found = _asked(layout, runs)
     by_run = {run.name: run for run in runs}
+    if "run" not in names or any(row[names.index("run")] not in by_run for row in found):
+        raise UsageError(f"{layout.title}: a query with a layout has a column `run`, the name of each row's run")
     data, rows = data_sets(runs), []
     dims = ("run", "graph", "data", "models", *layout.rows, *layout.columns)
     for values in (dict(zip(names, row, strict=True)) for row in found):

@@ -56,7 +56,7 @@ def query(runs: tuple[Located, ...], sql: str, output: Path | None, overwrite: b
     folders = [run.path for run in runs]
     check_readable(*folders)
     with Query(*folders) as asked, asked.errors_of_sql(text):
-        asked.offer("runs", lambda: make_runs(asked, read_runs(folders), text))
+        asked.offer("runs", lambda: make_runs(asked, read_runs(folders)))
         found = asked.select(text)
         if output is not None:
             with boundary(RunFolderError, str(output), foreign=OSError), new_file(output) as draft:
