@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.api import load_graph
@@ -37,6 +37,7 @@ def params_of(plan: Plan) -> list[tuple[str, str]]:
     return [(name, repr(value)) for name, value in plan.params.items()]
 
 
+@settings(deadline=None)  # a busy machine is no flaw
 @given(value=VALUES)
 def test_what_is_written_is_read_as_the_same_value(value: Any) -> None:
     assert repr(parse(written(value))) == repr(value)
@@ -61,8 +62,8 @@ def _at_replica(plan: Plan) -> Plan:
 def test_params_of_a_bundled_graph_are_the_same_wherever_they_went(name: str, tmp_path: Path) -> None:
     graph, engines = ROOT / f"graphs/{name}.yaml", SIM.with_name(f"{OURS.get(name, SIM.stem)}.yaml")
     plan = load_plan(graph, engines)
-    settings = tuple(setting(param, value) for param, value in plan.params.items())
-    given = RunOptions(graph=graph, engines=engines, input=write_problems(tmp_path, 4), settings=settings, output=tmp_path / "run")
+    given_params = tuple(setting(param, value) for param, value in plan.params.items())
+    given = RunOptions(graph=graph, engines=engines, input=write_problems(tmp_path, 4), settings=given_params, output=tmp_path / "run")
     assert run(given).failed == 0
     recorded = RunFile.read(tmp_path / "run").plan
     again = tuple(setting(param, value) for param, value in recorded.params.items())
@@ -71,7 +72,7 @@ def test_params_of_a_bundled_graph_are_the_same_wherever_they_went(name: str, tm
     )
     assert run(replayed).failed == 0
     resumed = load_plan(graph, engines, resume_options(tmp_path / "run").settings)
-    swept = read_systems(SweepOptions(graphs=(graph,), input=given.input, batch_sizes=(1,), engines=(engines,), settings=settings))
+    swept = read_systems(SweepOptions(graphs=(graph,), input=given.input, batch_sizes=(1,), engines=(engines,), settings=given_params))
     everywhere = [recorded, resumed, swept[-1].plan, load_graph(graph, engines, set=plan.params), _at_replica(plan)]
     assert [each.digest for each in everywhere] == [plan.digest] * len(everywhere)
     assert [params_of(each) for each in (*everywhere, RunFile.read(tmp_path / "again").plan)] == [params_of(plan)] * (len(everywhere) + 1)
