@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from pipeline.runtime.virtual_loop import VirtualLoop
 from tests.support.chains import World
@@ -14,6 +15,8 @@ from tests.support.paths import ROOT, SHARED
 from tests.support.rows import blank
 
 pytest_plugins = ["tests.support.open_engines"]
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")  # a machine with other work is slow, and fails nobody
 MARKED_TIMEOUT_S = 600
 """Of a test with a marker: it may start an engine while others do; those without have the timeout of pyproject.toml."""
 

@@ -13,6 +13,8 @@ from pipeline.analysis.summary import summarize
 from pipeline.store.query import Query
 from tests.support.traces import chain, write
 
+pytestmark = pytest.mark.slow  # whole runs
+
 columns = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=30)
 
 

@@ -16,6 +16,8 @@ from tests.support.paths import SIM
 from tests.support.points import alone, point
 from tests.support.runs import write_problems
 
+pytestmark = pytest.mark.slow  # whole runs
+
 ROOT = Path(__file__).parent.parent.parent
 
 

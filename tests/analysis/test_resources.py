@@ -9,6 +9,8 @@ from pipeline.analysis.resources import EngineFacts, Resources, answers, devices
 from pipeline.errors import InputError
 from pipeline.store.run_file import RunFile
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 def test_each_replica_has_devices_of_its_own_and_all_ask_the_same_servers(replica_runs: dict[int, Path]) -> None:
     engines = [

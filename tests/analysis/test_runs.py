@@ -15,6 +15,8 @@ from pipeline.store.run_file import RunFile
 from tests.support.golden import whole
 from tests.support.runs import solve, write_problems
 
+pytestmark = pytest.mark.slow  # whole runs
+
 MEANS = ("latency_s", "thought_tokens", "answer_tokens", "steps", "accepted", "fallbacks")
 
 

@@ -10,6 +10,8 @@ from pipeline.store.folder import hold
 from tests.support.commands import pipeline
 from tests.support.runs import solve, write_problems
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:

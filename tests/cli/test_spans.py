@@ -10,6 +10,8 @@ from tests.support.commands import pipeline
 from tests.support.paths import ROOT
 from tests.support.runs import solve
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -54,7 +56,6 @@ def test_a_server_that_is_not_there_is_exit_code_1(run_folder: Path, monkeypatch
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {endpoint}: cannot be reached: connection refused\n")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "package"), [("otlp", "opentelemetry")])
 def test_without_the_extra_the_error_names_it(run_folder: Path, kind: str, package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from pipeline.cli.main import main; main()"

@@ -13,6 +13,8 @@ from pipeline.engines.tokenizer import HFTokenizer
 from tests.support import small_server
 from tests.support.fuzzing import command
 
+pytestmark = pytest.mark.slow  # whole runs
+
 ROOT = Path(__file__).parent.parent.parent
 TARGET, SIM = ROOT / "graphs/target.yaml", ROOT / "graphs/engines/sim-instant.yaml"
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e[bold red]x[/]:smile:\r\n"
@@ -37,7 +39,6 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", ["markdown", "csv", "json"])
 def test_comparing_prints_names_of_folders_as_text(hostile: Path, tmp_path: Path, form: str) -> None:
     done = command("compare", hostile)
@@ -70,7 +71,6 @@ def test_remote_code_is_off_and_announced_where_it_is_on(tmp_path: Path, more: s
         assert done.stderr.count("engine 'target': trust_remote_code is on, so code that comes with '/nowhere/x' will run") == said
 
 
-@pytest.mark.slow
 def test_no_secret_is_in_anything_that_is_kept_or_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server repeats its key and another secret in every error, as they are, as JSON writes them, and in answers that are none."""
     monkeypatch.setenv("LOGIN", CANARY)

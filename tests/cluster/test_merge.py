@@ -16,6 +16,8 @@ from tests.support.commands import pipeline
 from tests.support.paths import SIM
 from tests.support.runs import write_problems
 
+pytestmark = pytest.mark.slow  # whole runs
+
 PROBLEMS, SHARDS = 24, 3
 COMMAND = ("run", "speccot", "--engines", SIM, "--seed", "7", "--samples", "2")
 

@@ -14,6 +14,8 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 from pipeline.errors import InputError
 from pipeline.export.perfetto import export
 
+pytestmark = pytest.mark.slow  # whole runs
+
 Written = Callable[..., Path]
 Interval = tuple[int, int]
 NUMBERS = (

@@ -19,6 +19,8 @@ from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from tests.support.traces import CHOOSE, LIKELIHOOD, SCORE, call, chain, verdict_columns, write
 
+pytestmark = pytest.mark.slow  # whole runs
+
 Blank = Callable[..., Any]
 
 

@@ -19,6 +19,8 @@ from pipeline.store.run_file import RunFile
 from pipeline.store.run_store import RunStore
 from tests.support.run_files import write_run_json
 
+pytestmark = pytest.mark.slow  # whole runs
+
 Blank = Callable[..., Any]
 ROOT = Path(__file__).parent.parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"

@@ -16,6 +16,8 @@ from tests.support.graphs import DECODE, NAMES, OURS, SEEN
 from tests.support.paths import SIM
 from tests.support.runs import rows
 
+pytestmark = pytest.mark.slow  # whole runs
+
 ROOT = Path(__file__).parent.parent.parent
 PARAMS = (
     ("prompts",),

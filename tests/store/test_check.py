@@ -22,6 +22,8 @@ from pipeline.store.run_file import RunFile
 from pipeline.store.run_store import RunStore
 from tests.support.golden import golden_run
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -76,7 +76,7 @@ class Page(Struct, frozen=True, dict=True):
 
     def commands(self) -> Iterator[str]:
         """The `pipeline` commands of its blocks, each on one line; also of those that are not run."""
-        return (line for block in self.blocks for line in block.lines() if line.startswith("pipeline "))
+        return (line for block in self.blocks for line in block.lines() if re.match(r"pipeline \w", line))
 
 
 def _blocks(text: str) -> Iterator[Block]:
