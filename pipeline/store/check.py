@@ -11,9 +11,9 @@ from msgspec import Struct
 from pipeline.errors import InputError
 from pipeline.store.events import ROWS, TABLES
 from pipeline.store.folder import is_held
-from pipeline.store.parts import REMEDY, table_files
+from pipeline.store.parts import REMEDY, check_parts, table_files
 from pipeline.store.query import Query
-from pipeline.store.read import check_folder, has_table, read_whole
+from pipeline.store.read import check_folder, count_rows, has_table
 from pipeline.store.run_file import FILE, RunFile
 
 SHOWN = 5
@@ -85,7 +85,7 @@ def torn_chains(folder: Path) -> list[str]:
 
 
 def examine(folder: Path) -> FolderExamination:
-    """Examine a run folder, reading every row. Raises `InputError` if `folder` is not a run folder of this format."""
+    """Examine a run folder, reading every file whole. Raises `InputError` if `folder` is not a run folder of this format."""
     check_folder(folder)
     held = is_held(folder)
     if not (folder / FILE).exists() and not any((folder / table).is_dir() for table in TABLES):
@@ -114,8 +114,8 @@ def _run_flaws(folder: Path) -> Iterator[str]:
 
 
 def _content(folder: Path, table: str) -> TableContent:
-    rows = sum(batch.num_rows for batch in read_whole(folder, table))
-    files = table_files(folder, table)
-    parts = sum(file.suffix == ".parquet" for file in files)
+    files, rows = table_files(folder, table), count_rows(folder, table)
+    parts = [file for file in files if file.suffix == ".parquet"]
+    check_parts(parts)
     size = sum(file.stat().st_size for file in files if file.exists())
-    return TableContent(table, parts, len(files) - parts, rows, size)
+    return TableContent(table, len(parts), len(files) - len(parts), rows, size)
