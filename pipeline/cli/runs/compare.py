@@ -23,7 +23,7 @@ from pipeline.cli.options import json_option
 from pipeline.cli.terminal import print_page
 from pipeline.errors import UsageError, reason
 from pipeline.files import new_file
-from pipeline.store.query import check_readable
+from pipeline.store.read import check_folder
 from pipeline.text import sanitize
 
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".json": "json"}
@@ -78,7 +78,8 @@ def compare(
     forms = INVARIANCE_FORMATS if identical else TABLE_FORMATS if table else FORMATS
     if "csv" not in forms and "csv" in (SUFFIXES[path.suffix] for path in output):
         raise UsageError("--identical: can be written to .md and .json")
-    check_readable(*folders)
+    for folder in folders:
+        check_folder(folder)
     found: Any
     if identical:
         found = compare_chains(*folders)
