@@ -112,7 +112,9 @@ class _Tail(Struct, frozen=True):
 def timeline(work: RunTimes) -> Timeline:
     """The timeline of a run; calls of a run with several replicas that name none count only as requests in flight."""
     db = work.db
-    db.execute(f"CREATE OR REPLACE TEMP TABLE blocks AS {merged(_IN_FLIGHT, 'replica, engine')}")
+    # Numbers sort faster than names: an engine is one of a type that lists them.
+    roles = ", ".join(f"""'{role.replace("'", "''")}'""" for role in work.engines) or "''"
+    db.execute(f"CREATE OR REPLACE TEMP TABLE blocks AS {merged(_IN_FLIGHT.format(roles=roles), 'replica, engine')}")
     span_s = db.scalar('SELECT coalesce((max("end") - min(submit)) / 1e9, 0) FROM timed')
     share = 1 / span_s if span_s else 0.0
     replicas = _replicas(work)
@@ -194,7 +196,8 @@ def _over_mean(values: Sequence[float]) -> float | None:
     return max(values) * len(values) / total if (total := sum(values)) else None
 
 
-_IN_FLIGHT = f'(SELECT coalesce(replica, {NO_REPLICA}) AS replica, engine, submit AS since, "end" AS until FROM timed)'
+_IN_FLIGHT = f"""(
+SELECT coalesce(replica, {NO_REPLICA}) AS replica, engine::ENUM({{roles}}) AS engine, submit AS since, "end" AS until FROM timed)"""
 _STAYS = '(SELECT replica, start AS since, "end" AS until FROM stays)'
 _SUMS = 'SELECT {0}, count(*) AS calls, sum("end" - submit) / 1e9 AS in_flight_s FROM timed GROUP BY {0} ORDER BY {0}'
 _BUSY = "SELECT replica, engine, sum(until - since) / 1e9 AS busy_s FROM blocks GROUP BY ALL ORDER BY replica"
