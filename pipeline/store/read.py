@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 
@@ -104,16 +102,6 @@ def _wal_batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]
         return
     if first is not None:
         yield from (batch.select(list(columns)) for batch in _joined(first, batches))
-
-
-def with_lengths(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
-    """`batch` with the lengths of the texts whose token ids are in the column `name` in their place."""
-    ids = batch.column(name)
-    lengths = pc.list_value_length(ids)
-    if pa.types.is_list(ids.type.value_type):
-        places = np.concatenate([[0], np.cumsum(lengths.to_numpy())]).astype(np.int32)
-        lengths = pa.ListArray.from_arrays(pa.array(places), pc.list_value_length(pc.list_flatten(ids)))
-    return batch.set_column(batch.schema.names.index(name), name, lengths)
 
 
 def _joined(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
