@@ -1,4 +1,4 @@
-"""A comparison as the tables that the papers print. Pure."""
+"""A comparison as the tables of `compare --all`; those of single papers are the SQL files of `papers`. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
