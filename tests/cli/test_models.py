@@ -108,4 +108,5 @@ def test_a_run_on_named_models_is_resumed_and_examined_on_the_engines_that_were_
     assert recorded["engines"]["target"]["model"] == "bundled:tiny-target"
     examined = pipeline("doctor", run)
     assert examined.returncode == 0, examined.stderr
-    assert "torch bundled:tiny-target: could start" in examined.stdout
+    assert "torch bundled:tiny-target:" in examined.stdout
+    assert "Every role could start." in examined.stdout
