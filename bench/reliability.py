@@ -37,7 +37,7 @@ DISK_SIZES = [16 << 10, 32 << 10, 64 << 10, *range(128 << 10, (3 << 20) + 1, 128
 NOT_COVERED = {
     "loss of power": "a process that dies leaves what the kernel has; that blocks were flushed is tested by what is called, not by a plug",
     "disks that lie or fail": "EIO, silent corruption while writing, network file systems and their locks",
-    "GPUs": "engines on a GPU; on vLLM's CPU build a SIGKILL of the whole program is a test (`make test`), and no part of this table",
+    "GPUs": "engines on a GPU; that a killed vLLM leaves nothing behind is a test (`make test`), and no part of this table",
     "another machine or user": "a folder shared by hosts, clocks that differ, another user's files",
     "memory that runs out": "the kernel's OOM killer looks like SIGKILL here; limits of memory are tests, and no part of this table",
     "a network between": "servers are on the same machine: no packet is lost, delayed or reordered",

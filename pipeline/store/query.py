@@ -72,9 +72,9 @@ _UNKNOWN_COLUMN = re.compile(r'(?:Referenced column "([^"]+)"|does not have a co
 class Query:
     """Run folders open for queries; a context manager. For one thread at a time.
 
-    Raises `InputError` where one of the `folders` is none or is of another format, has files that are none of the run's, or lacks rows by
-    the sums of what its chains count. Only footers and `chains` are read for that, and the runs may continue meanwhile. SQL is that of
-    DuckDB, with parameters `$name`.
+    Raises `UsageError` where a run is given twice, and `InputError` where one of the `folders` is none or is of another format, has files
+    that are none of the run's, or lacks rows by the sums of what its chains count. Only footers and `chains` are read for that, and the
+    runs may continue meanwhile. SQL is that of DuckDB, with parameters `$name`.
     """
 
     def __init__(self, *folders: Path) -> None:
@@ -88,9 +88,11 @@ class Query:
             self._connection.execute(f"SET {setting}")
         self.names = _names(folders)
         """The names of the runs, as in the column `run`."""
-        for folder in folders:
+        for number, folder in enumerate(folders):
             check_folder(folder)
             folder_id(folder)
+            if any(folder.samefile(other) for other in folders[:number]):
+                raise UsageError(f"{folder} is given twice; name each run once")
         found = {table: [_files(folder, table) for folder in folders] for table in TABLES}
         self._unopened = dict(found)
         self._offered: dict[str, Callable[[], None]] = {}

@@ -63,6 +63,11 @@ def test_several_folders_are_one_set_of_tables(tmp_path: Path) -> None:
     assert found["n"].tolist() == [1, 2, 3]
 
 
+def test_a_run_that_is_given_twice_is_not_counted_twice(running: RunStore) -> None:
+    with pytest.raises(UsageError, match="is given twice; name each run once"):
+        Query(running.folder, running.folder.parent / "." / running.folder.name)
+
+
 @pytest.mark.parametrize(
     ("sql", "said"),
     [
