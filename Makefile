@@ -17,9 +17,13 @@ LONG := slow or torch or vllm or browser
 WORKERS ?= 2
 LONG_WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest --durations=15
+# What failed beside other tests (exit code 1 and no other) is run once more alone: real processes have time limits that a busy machine may
+# exceed. Both are printed.
 AGAIN := --last-failed --last-failed-no-failures none
 VLLM_TESTS := $(PYTEST) -m vllm -o cache_dir=build/vllm-cache
-TEST_VLLM := $(VLLM_TESTS) || $(VLLM_TESTS) $(AGAIN)
+TEST_VLLM := $(VLLM_TESTS); code=$$?; [ $$code -ne 1 ] || { $(VLLM_TESTS) $(AGAIN); code=$$?; }; (exit $$code)
+OTHERS := $(PYTEST) -n $(LONG_WORKERS) --dist loadfile --no-loadscope-reorder -m "not vllm"
+TEST_OTHERS := $(OTHERS); code=$$?; [ $$code -ne 1 ] || { $(PYTEST) -m "not vllm" $(AGAIN); code=$$?; }; (exit $$code)
 
 .SILENT:
 .PHONY: run check test test-vllm lint docs bench-parent release-figures vllm clean
@@ -37,15 +41,13 @@ check: .venv/ready
 	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || types))
 
 # All tests; those of vLLM, which mostly wait for it to start, beside the others. Each file is one worker's.
-# What failed beside the others is run once more alone: real processes have time limits that a busy machine may exceed. Both are printed.
 test: .venv/vllm
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	mkdir -p build
 	$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
 	($(TEST_VLLM)) > build/vllm.txt 2>&1 & vllm=$$!; \
-	$(PYTEST) -n $(LONG_WORKERS) --dist loadfile --no-loadscope-reorder -m "not vllm" || \
-	$(PYTEST) -m "not vllm" $(AGAIN); tests=$$?; \
+	$(TEST_OTHERS); tests=$$?; \
 	wait $$vllm; vllm=$$?; cat build/vllm.txt; \
 	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || vllm || types))
 

@@ -50,7 +50,7 @@ DRAWN = ("temperature=0.6", "top_p=0.95")
 UNTUNED = "untuned"
 """The name of the verifier without an adapter."""
 DRAFTED = {"drafted", "longest", "rejected"}
-"""Kinds of texts that are no committed steps; see `step_texts.read_texts`."""
+"""Kinds of texts that are no committed steps; see `by_problem.read_texts`."""
 
 
 class Pair(Struct, frozen=True, kw_only=True):

@@ -144,6 +144,7 @@ class Result(Struct, frozen=True, kw_only=True):
 
 
 _OPTION = re.compile(r"(\badd )?--([a-z]+(?:-[a-z]+)*)")
+_DRIFT = re.compile(r"(?<=\badd )--allow-drift \w+(?: --allow-drift \w+)*")
 
 
 @contextmanager
@@ -158,7 +159,8 @@ def _in_keywords() -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        error.args = (_OPTION.sub(keyword, str(error)),)
+        said = _DRIFT.sub(lambda found: f"allow_drift={found[0].split()[1::2]}", str(error))
+        error.args = (_OPTION.sub(keyword, said),)
         raise
 
 

@@ -158,11 +158,6 @@ class Ledger(Struct, frozen=True, kw_only=True):
         return self._share(("verification",))
 
     @property
-    def recomputed_share(self) -> float | None:
-        """Share of the prompt tokens that were computed again after an eviction, 0 to 1, which is waste; null where there are none."""
-        return self._input_share("recomputed")
-
-    @property
     def cached_share(self) -> float | None:
         """Share of the prompt tokens that were in a prefix cache, 0 to 1; null where there are none."""
         return self._input_share("cached")

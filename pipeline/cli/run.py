@@ -34,7 +34,7 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.signals import restored_handlers, stop_on_signal
 from pipeline.cli.summary import print_about, print_summary
-from pipeline.cli.terminal import print_error, print_notice
+from pipeline.cli.terminal import print_error, print_notice, printed
 from pipeline.errors import Interrupted, MissingExtra, UsageError
 from pipeline.remote.url import input_urls, is_url
 from pipeline.session.loop import rare_collection
@@ -165,7 +165,8 @@ def solve_and_exit(options: RunOptions, named: Located | None, as_json: bool, me
     folder = named or Located(_folder_of(results[0]))
     if all(each.nothing_to_do for each in results):
         print_notice(f"{folder} is finished: there is nothing to resume")
-    print_summary(folder, as_json=as_json)
+    if not printed("the summary", partial(print_summary, folder, as_json=as_json)):
+        code = code or 1
     for each in results:
         _print_end(each, str(folder))
     if code == 130 and not any(each.exit_code for each in results):

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -108,6 +109,22 @@ def print_page(page: str | bytes) -> None:
     """Print text of several lines on stdout, control characters as `\\uXXXX`, which leaves JSON the same JSON."""
     text = page if isinstance(page, str) else page.decode()
     print(sanitize(text), end="" if text.endswith("\n") else "\n", flush=True)
+
+
+def printed(what: str, show: Callable[[], None]) -> bool:
+    """Call `show`, which prints `what`, and return False where stdout cannot be written, which an error says: all of it is in files, too.
+
+    A reader that has gone (`| head`) wanted no more, and is no error.
+    """
+    try:
+        show()
+    except OSError as error:
+        discard_stdout()
+        if isinstance(error, BrokenPipeError):
+            return True
+        print_error(f"{what} could not be printed: {reason(error)}")
+        return False
+    return True
 
 
 def discard_stdout() -> None:

@@ -81,7 +81,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     remarks: tuple[str, ...] = ()
     """Notices for the user about the input, and what was found in the folder."""
     nothing_to_do: bool = False
-    """The run is to be resumed and is finished already."""
+    """The run is to be resumed and is finished already; then its folder is not held."""
 
     @property
     def chains(self) -> int:
@@ -266,6 +266,9 @@ def _held(options: RunOptions, name: str, *, on_disk: bool) -> Iterator[tuple[Pa
     if options.output is None:
         with hold_default(RUNS, name) if on_disk else nullcontext() as made:
             yield made, None
+        return
+    if options.resume and (old := _old_run(options.output)) is not None and is_over(old, options):
+        yield options.output, old  # nothing is written: the folder may be read-only
         return
     with hold_output(options.output, FILE, resume=options.resume):
         yield options.output, _old_run(options.output)

@@ -28,7 +28,7 @@ from pipeline.files import publish
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
 from pipeline.store.run_file import folder_id
-from pipeline.store.seal import check_content, check_footer, seal
+from pipeline.store.seal import DamagedPart, check_content, check_footer, seal
 from pipeline.store.wal import wal_schema
 from pipeline.system.machine import core_count
 
@@ -180,10 +180,10 @@ def readable(file: Path) -> Iterator[None]:
     """Turn errors of reading `file` into an `InputError`."""
     try:
         yield
+    except (pa.ArrowException, DamagedPart) as error:
+        raise InputError(str(file), f"cannot be read: {reason(error)}; {REMEDY}") from error
     except OSError as error:
         raise InputError(str(file), f"cannot be read: {reason(error)}") from error
-    except pa.ArrowException as error:
-        raise InputError(str(file), f"cannot be read: {reason(error)}; {REMEDY}") from error
     except UnicodeEncodeError as error:
         raise InputError(str(file), "cannot be read: its path is not UTF-8; rename the folder") from error
     except UnicodeDecodeError as error:

@@ -12,9 +12,11 @@ query needs are read of them.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
 
 import msgspec
 import numpy as np
@@ -83,20 +85,25 @@ class Query:
         self.folders = folders
         settings: dict[str, Any] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
         settings |= {"threads": core_count(), "memory_limit": f"{int(memory()[0] * MEMORY_SHARE) >> 20}MiB"}
+        # Made where memory is short, and gone when the connection is closed.
+        settings["temp_directory"] = str(Path(gettempdir()) / f"pipeline-query-{uuid4().hex}")
         self._connection = duckdb.connect(config=settings)
         for setting in _SETTINGS:
             self._connection.execute(f"SET {setting}")
-        self.names = _names(folders)
-        """The names of the runs, as in the column `run`."""
-        for number, folder in enumerate(folders):
-            check_folder(folder)
-            folder_id(folder)
-            if any(folder.samefile(other) for other in folders[:number]):
-                raise UsageError(f"{folder} is given twice; name each run once")
-        found = {table: [_files(folder, table) for folder in folders] for table in TABLES}
-        self._unopened = dict(found)
-        self._offered: dict[str, Callable[[], None]] = {}
-        self._check_sums(found)
+        try:
+            self.names = run_names(folders)
+            """The names of the runs, as in the column `run`."""
+            for folder in folders:
+                check_folder(folder)
+                folder_id(folder)
+            found = {table: [_files(folder, table) for folder in folders] for table in TABLES}
+            self._unopened = dict(found)
+            self._offered: dict[str, Callable[[], None]] = {}
+            self._further: list[str] = []
+            self._check_sums(found)
+        except BaseException:
+            self._connection.close()
+            raise
 
     def rows(self, sql: str | Path, kind: type[Row], **params: Any) -> list[Row]:
         """The rows of a query as Structs of this `kind`, whose fields are the columns. A path is that of a file with the query."""
@@ -168,10 +175,17 @@ class Query:
     def offer(self, table: str, make: "Callable[[], None]") -> None:
         """Call `make` for a further table when a query names it first."""
         self._offered[table] = make
+        self._further.append(table)
 
     def copy(self, sql: str, path: Path, options: str) -> None:
-        """Write the result of a query that `select` has accepted into a file; `options` are those of DuckDB's COPY."""
-        self._connection.execute(f"COPY ({sql.strip().rstrip(';')}\n) TO {_quoted(str(path))} ({options})")
+        """Write the result of a query that `select` has accepted into a file; `options` are those of DuckDB's COPY. Raises `OSError`."""
+        import duckdb
+
+        [statement] = self._connection.extract_statements(sql)
+        try:
+            self._connection.execute(f"COPY ({statement.query.strip().rstrip(';')}\n) TO {_quoted(str(path))} ({options})")
+        except duckdb.IOException as error:
+            raise OSError(_said(error)) from error
 
     def close(self) -> None:
         """Close the files; results that were not fetched are lost."""
@@ -215,7 +229,8 @@ class Query:
                 sources.append((name, f"wal_{table}_{number}"))
             if files.parts:
                 check_parts(files.parts)
-                sources.append((name, f"read_parquet([{', '.join(map(_path, files.parts))}])"))
+                # A folder named NAME=VALUE is no column.
+                sources.append((name, f"read_parquet([{', '.join(map(_path, files.parts))}], hive_partitioning = false)"))
         if not sources:
             self._connection.register(f"no_{table}", schema.empty_table())
             sources.append(("", f"no_{table}"))
@@ -253,16 +268,14 @@ class Query:
         try:
             yield
         except duckdb.CatalogException as error:
-            table = _UNKNOWN_TABLE.search(str(error))
-            raise UsageError(
-                f"SQL: no table `{table[1]}`; {did_you_mean(table[1], TABLES)}" if table else f"SQL: {_said(error)}"
-            ) from error
+            table, known = _UNKNOWN_TABLE.search(str(error)), (*TABLES, *self._further)
+            raise UsageError(f"SQL: no table `{table[1]}`; {did_you_mean(table[1], known)}" if table else f"SQL: {_said(error)}") from error
         except duckdb.BinderException as error:
             found = _UNKNOWN_COLUMN.search(str(error))
-            named = [table for table in TABLES if re.search(rf"\b{table}\b", sql)]
-            known = {name for table in named for name in columns_of_view(table)}
+            named = [table for table in (*TABLES, *self._further) if re.search(rf"\b{table}\b", sql)]
+            columns = {name for table in named for name in self._connection.table(table).columns}
             name = found and (found[1] or found[2])
-            raise UsageError(f"SQL: no column `{name}`; {did_you_mean(name, known)}" if name else f"SQL: {_said(error)}") from error
+            raise UsageError(f"SQL: no column `{name}`; {did_you_mean(name, columns)}" if name else f"SQL: {_said(error)}") from error
         except duckdb.Error as error:
             raise UsageError(f"SQL: {_said(error)}") from error
 
@@ -278,6 +291,19 @@ def query(*runs: str | Path) -> Query:
     The views are `calls`, `steps`, `chains`, `problems` and `rewards`. Raises `UsageError` where a folder is no run folder.
     """
     return Query(*map(Path, runs))
+
+
+def run_names(folders: Sequence[Path]) -> list[str]:
+    """The name of each run: that of its folder, with its parent where two have the same name, or else its path.
+
+    Raises `UsageError` where a folder is given twice.
+    """
+    places = [folder.resolve() for folder in folders]
+    if repeated := [folder for folder, place in zip(folders, places, strict=True) if places.count(place) > 1]:
+        raise UsageError(f"{repeated[0]} is given twice; name each run once")
+    names = [place.name for place in places]
+    full = [name if names.count(name) == 1 else str(Path(*place.parts[-2:])) for name, place in zip(names, places, strict=True)]
+    return full if len(set(full)) == len(full) else [str(place) for place in places]
 
 
 def columns_of_view(table: str) -> list[str]:
@@ -303,19 +329,13 @@ def _files(folder: Path, table: str) -> _TableFiles:
     for file in found:
         if file.suffix != ".parquet":
             try:
-                with readable(file), suppress(StopIteration):
+                with readable(file):
                     waiting += [batch.select(schema.names) for batch in read_wal(file)]
             except InputError as error:
                 if not isinstance(error.__cause__, FileNotFoundError):
                     raise
                 parts.append(file.with_name(f"part-{file.stem[4:]}.parquet"))  # it has become a part since it was looked for
     return _TableFiles(parts, waiting)
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    """What each run is called: its folder's name, or the path where two are called the same."""
-    names = [folder.resolve().name for folder in folders]
-    return [str(folder) if names.count(name) > 1 else name for folder, name in zip(folders, names, strict=True)]
 
 
 def _text(sql: str | Path) -> str:

@@ -16,6 +16,8 @@ from struct import Struct
 from typing import BinaryIO
 from zlib import crc32
 
+from pipeline.files import open_file
+
 _SEAL = Struct("<4sII")
 _MARK = b"SEAL"
 _END = Struct("<I4s")
@@ -42,7 +44,7 @@ def seal(path: Path) -> None:
 
 def check_footer(path: Path) -> None:
     """Raise `OSError` where the footer of a part is damaged."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         _sealed_data(file)
 
 
@@ -54,7 +56,7 @@ def check_content(path: Path) -> None:
 
 @lru_cache(1 << 16)
 def _check_once(path: Path, inode: int, size: int, mtime_ns: int) -> None:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         length, checksum = _sealed_data(file)
         file.seek(0)
         if _sum(file, length) != checksum:
@@ -76,7 +78,7 @@ def _sealed_data(file: BinaryIO) -> tuple[int, int]:
             if crc32(file.read(), checksum) != of_footer:
                 raise DamagedPart("its checksum is not that of its footer: it is damaged")
             return data, checksum
-    raise DamagedPart("it has no seal: it is damaged, or was written by another program")
+    raise DamagedPart("it has no seal: it is damaged, or was written by another program or an earlier version")
 
 
 def _sum(file: BinaryIO, length: int) -> int:

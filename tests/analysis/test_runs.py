@@ -13,6 +13,7 @@ from pipeline.analysis.compare.runs import RunTable, read_run, read_runs
 from pipeline.analysis.quality.samples import interval
 from pipeline.store.run_file import RunFile
 from tests.support.golden import whole
+from tests.support.killed import cut
 from tests.support.runs import solve, write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -53,6 +54,18 @@ def by_hand(folder: Path) -> dict[str, Any]:
         for name, value in values.items():
             mine[name] += value
     return {"problems": dict(sorted(found.items())), "failed": len(failed), "roles": {call["engine"] for call in calls}}
+
+
+def test_details_are_of_the_chains_that_were_over_when_a_run_was_read(runs: Path, tmp_path: Path) -> None:
+    cut(runs / "a", tmp_path / "before", 0.6)
+    shutil.copytree(tmp_path / "before", tmp_path / "running")
+    expected, found = read_run(tmp_path / "before"), read_run(tmp_path / "running")
+    shutil.rmtree(tmp_path / "running")
+    shutil.copytree(runs / "a", tmp_path / "running")  # it went on
+    assert 0 < found.chains.sum() < read_run(runs / "a").chains.sum()
+    assert found.details.thinking_s.tolist() == expected.details.thinking_s.tolist()
+    assert found.details.texts.keys() == expected.details.texts.keys()
+    assert found.details.texts["drafted"].words.tolist() == expected.details.texts["drafted"].words.tolist()
 
 
 @pytest.mark.parametrize("name", ["a", "response"])

@@ -1,7 +1,9 @@
 """The command line: what is printed where, and the exit codes."""
 
 import json
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,8 +14,9 @@ from pipeline.errors import Interrupted
 from pipeline.session.options import RunOptions
 from pipeline.session.run import SessionResult, run
 from pipeline.sweep.baseline import plan_baseline
-from tests.support.commands import pipeline, spawned
+from tests.support.commands import COMMAND, pipeline, spawned
 from tests.support.paths import TEST_SET
+from tests.support.patience import HANGS_S
 
 ROOT = Path(__file__).parent.parent.parent
 SPECCOT, SIM = "graphs/speccot.yaml", "graphs/engines/sim-2xh100.yaml"
@@ -72,6 +75,22 @@ def test_json_goes_to_stdout_alone(tmp_path: Path, problems: Path) -> None:
     )
     summary = json.loads(done.stdout)
     assert (summary["done"], summary["graded"], summary["accuracy"]) == (2, 0, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("room", "codes"), [("4096", (0, 1)), ("16", (3, 3))])
+def test_a_summary_that_nobody_takes_changes_no_exit_code(tmp_path: Path, problems: Path, room: str, codes: tuple[int, int]) -> None:
+    words = ["run", SPECCOT, "--engines", SIM, "--input", problems, "--column", "problem=question"]
+    command = [*COMMAND, *map(str, words), "--set", f"engines.target.max_model_len={room}", "--output"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    closed = subprocess.run([*command, tmp_path / "closed"], cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, timeout=HANGS_S)
+    os.close(writing)
+    with open("/dev/full", "wb") as nowhere:
+        full = subprocess.run([*command, tmp_path / "full"], cwd=ROOT, stdout=nowhere, stderr=subprocess.PIPE, timeout=HANGS_S)
+    assert (closed.returncode, full.returncode) == codes
+    assert b"the summary could not be printed: no space left on device" in full.stderr
+    assert b"could not be printed" not in closed.stderr
 
 
 def test_why_chains_failed_is_printed(tmp_path: Path, problems: Path) -> None:

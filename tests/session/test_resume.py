@@ -172,6 +172,8 @@ def test_two_at_work_on_one_folder_are_refused(wholes: dict[str, Path], tmp_path
     cut(wholes["target"], tmp_path / "run", 0.5)
     with hold(tmp_path / "run"), pytest.raises(UsageError, match=r"this process is at work in it"):
         run(resume_options(tmp_path / "run"))
+    with hold(wholes["target"]):
+        assert run(resume_options(wholes["target"])).nothing_to_do  # it is finished, so that nothing is written
 
 
 def test_options_of_resume_must_fit(tmp_path: Path) -> None:

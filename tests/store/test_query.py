@@ -1,5 +1,6 @@
 """Queries over run folders: parts and write-ahead files are one view, whatever became of the run."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,16 @@ def test_several_folders_are_one_set_of_tables(tmp_path: Path) -> None:
         store.close()
     with Query(tmp_path / "a/run", tmp_path / "b/run", tmp_path / "c/other") as asked:
         found = asked.columns("SELECT run, count(*) AS n FROM chains GROUP BY run ORDER BY n")
-    assert found["run"].tolist() == [str(tmp_path / "a/run"), str(tmp_path / "b/run"), "other"]
+    assert found["run"].tolist() == ["a/run", "b/run", "other"]
     assert found["n"].tolist() == [1, 2, 3]
+
+
+def test_folders_are_no_columns(running: RunStore) -> None:
+    running.close()
+    folder = running.folder.parent / "wall_time_s=5" / "correct=true"
+    shutil.copytree(running.folder, folder)
+    with Query(folder) as asked:
+        assert asked.columns("SELECT correct FROM chains WHERE correct IS NOT NULL")["correct"].tolist() == [True, True, False]
 
 
 def test_a_run_that_is_given_twice_is_not_counted_twice(running: RunStore) -> None:

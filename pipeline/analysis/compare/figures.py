@@ -338,7 +338,7 @@ class Compared(Figures):
 
     @cached_property
     def reflective(self) -> dict[str, Estimate]:
-        """Words of second thoughts (`step_texts.REFLECTIVE`) per 1,000 words, by kind of text (SpecCoT A.1)."""
+        """Words of second thoughts (`by_problem.REFLECTIVE`) per 1,000 words, by kind of text (SpecCoT A.1)."""
         return {kind: estimate(lambda found, words: 1000 * found / words, *self._words(kind)) for kind in self.table.details.texts}
 
     @cached_property

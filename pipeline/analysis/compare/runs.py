@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec import Struct, structs
 
 from pipeline.analysis.arrays import Array
@@ -23,9 +25,9 @@ from pipeline.analysis.quality.selection import ThoughtChoices, read_choices
 from pipeline.analysis.resources import EngineFacts, Resources, engine_facts, replica_count, resources
 from pipeline.analysis.time.thinking import KINDS, read_thinking
 from pipeline.bundled import model_name
-from pipeline.errors import InputError, UsageError
+from pipeline.errors import InputError
 from pipeline.graph.plan import Plan
-from pipeline.store.query import Query
+from pipeline.store.query import Query, run_names
 from pipeline.store.run_file import Host, RunFile, RunInput
 
 PROBLEMS = """
@@ -220,13 +222,7 @@ def read_runs(folders: Sequence[Path], *, pooled: bool = False) -> list[RunTable
     is pooled, as the other would say the same again. Raises `UsageError` where a folder is given twice, and `InputError` where one is
     none, has no finished chain or its trace cannot be read.
     """
-    places = [folder.resolve() for folder in folders]
-    if repeated := [folder for folder, place in zip(folders, places, strict=True) if places.count(place) > 1]:
-        raise UsageError(f"{repeated[0]} is given twice; name each run once")
-    names = [place.name for place in places]
-    full = [name if names.count(name) == 1 else str(Path(*place.parts[-2:])) for name, place in zip(names, places, strict=True)]
-    unique = full if len(set(full)) == len(full) else [str(place) for place in places]
-    members = [_member(folder, name) for folder, name in zip(folders, unique, strict=True)]
+    members = [_member(folder, name) for folder, name in zip(folders, run_names(folders), strict=True)]
     return [_read(group) for group in (_pools(members) if pooled else [[member] for member in members])]
 
 
@@ -288,6 +284,7 @@ def _read(members: Sequence[_Member]) -> RunTable:
     with Query(*folders) as db:
         ends = _ends(db)
         place_chains(db)
+        places = db.arrow("FROM places")
         columns = {name: np.ma.filled(column, 0) for name, column in db.columns(PROBLEMS).items()}
         ids = tuple(columns.pop("problem_id").tolist())
         found = {name: column.astype(float) for name, column in columns.items()}
@@ -309,7 +306,7 @@ def _read(members: Sequence[_Member]) -> RunTable:
         output_tokens={role: tokens / samples for role, tokens in output.items()},
         option_mass=mass,
         reward_model=model,
-        read=lambda: _details(folders, run.plan, ids, samples),
+        read=lambda: _details(folders, run.plan, ids, samples, places),
     )
 
 
@@ -379,17 +376,19 @@ def _pooled_statistics(folders: Sequence[Path], graded: Array, right: Array) -> 
     )
 
 
-def _details(folders: Sequence[Path], plan: Plan, ids: Sequence[str], samples: Array) -> Details:
+def _details(folders: Sequence[Path], plan: Plan, ids: Sequence[str], samples: Array, places: pa.Table) -> Details:
+    """The details of the chains in `places`: a run that is going on has more by now."""
     place = {problem: number for number, problem in enumerate(ids)}
     seconds = {kind: np.zeros(len(ids)) for kind in ("seconds", *KINDS)}
-    for folder in folders:
+    for folder, name in zip(folders, run_names(folders), strict=True):
         with Query(folder) as db:
-            thinking = read_thinking(db, plan)
-        places = [place[each.problem_id] for each in thinking]
+            db.register("placed", chain_id=places.filter(pc.field("run") == name)["chain_id"])
+            thinking = read_thinking(db, plan, "placed")
+        where = [place[each.problem_id] for each in thinking]
         for kind, total in seconds.items():
-            total[places] += [getattr(each, kind) for each in thinking]
+            total[where] += [getattr(each, kind) for each in thinking]
     with Query(*folders) as db:
-        place_chains(db)
+        db.register("places", **{name: places[name] for name in places.column_names})
         return Details(
             thinking_s=seconds["seconds"] / samples,
             kinds_s={kind: seconds[kind] / samples for kind in KINDS},

@@ -36,13 +36,13 @@ class _Queued(Struct, frozen=True):
     seconds: float
 
 
-def read_thinking(db: Query, plan: Plan) -> list[Thinking]:
-    """The thinking about each problem that has a finished chain.
+def read_thinking(db: Query, plan: Plan, among: str = "chains") -> list[Thinking]:
+    """The thinking about each problem that has a finished chain; `among`: a table whose `chain_id` are the chains that are asked for.
 
     Of a response that holds thought and answer, the thought's part of the decode time is that of its tokens.
     """
     whole = [node.name for node in plan.stages() if node.spec.finishes and not node.spec.answers]
-    return db.rows(_THINKING, Thinking, whole=whole)
+    return db.rows(_THINKING.format(among=among), Thinking, whole=whole)
 
 
 _THINKING = f"""
@@ -65,7 +65,7 @@ kinds AS (
     SELECT chain_id, {", ".join(f"sum(seconds) FILTER (kind = '{kind}') AS {kind}" for kind in KINDS)} FROM busy GROUP BY chain_id),
 thoughts AS (SELECT chain_id, (max(until) FILTER (kind <> 'answer') - min(since)) / 1e9 AS seconds FROM spans GROUP BY chain_id),
 finished AS (
-    SELECT chain_id, problem_id, stop_reason FROM chains
+    SELECT chain_id, problem_id, stop_reason FROM chains SEMI JOIN {{among}} USING (chain_id)
     QUALIFY row_number() OVER (PARTITION BY chain_id ORDER BY end_unix_ns DESC) = 1)
 SELECT problem_id, {", ".join(f"coalesce(sum({name}), 0) AS {name}" for name in ("seconds", *KINDS))}
 FROM finished LEFT JOIN thoughts USING (chain_id) LEFT JOIN kinds USING (chain_id)

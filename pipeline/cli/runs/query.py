@@ -1,5 +1,6 @@
 """`pipeline query RUN... SQL`: what run folders hold, asked in SQL."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -24,6 +25,7 @@ FORMATS = {
     ".json": "FORMAT json, ARRAY true",
     ".jsonl": "FORMAT json",
 }
+_JSON = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 MAX_ROWS = 1_000
 """Rows that are printed."""
 
@@ -64,13 +66,19 @@ def query(runs: tuple[Located, ...], sql: str, output: Path | None, overwrite: b
             print_line(f"{output}: written")
             return
         if as_json:
-            print_page(msgspec.json.encode([dict(zip(found.columns, row, strict=True)) for row in found.fetchall()], enc_hook=str))
+            names = _distinct(found.columns)
+            print_page(_JSON.encode([dict(zip(names, row, strict=True)) for row in found.fetchall()]))
             return
         rows = found.limit(MAX_ROWS + 1).fetchall()
         shown = tuple(tuple(map(printed, row)) for row in rows[:MAX_ROWS])
         print_table(Table("", tuple(found.columns), shown), PlainConsole())
     if len(rows) > MAX_ROWS:
         print_line(f"only the first {MAX_ROWS:,} rows; -o FILE writes all of them")
+
+
+def _distinct(columns: Sequence[str]) -> list[str]:
+    """The names of columns; of equal ones, which a join may give, the second and further ones have a number."""
+    return [f"{name}_{before}" if (before := columns[:place].count(name)) else name for place, name in enumerate(columns)]
 
 
 def _text(sql: str) -> str:

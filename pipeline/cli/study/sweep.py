@@ -1,6 +1,8 @@
 """`pipeline sweep GRAPH... --input FILE --batch-size 1,8,32`: options enter; a folder of points, tables and a report leave."""
 
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,7 +28,7 @@ from pipeline.cli.options import (
     with_preset,
 )
 from pipeline.cli.signals import restored_handlers, stop_at_first_signal
-from pipeline.cli.terminal import print_error, print_notice, print_page
+from pipeline.cli.terminal import print_error, print_notice, print_page, printed
 from pipeline.errors import MissingExtra
 from pipeline.report.extra import load
 from pipeline.runtime.schedule import ScheduleName
@@ -147,18 +149,24 @@ def sweep(graphs: tuple[Path, ...], input_: Path, **options: Any) -> None:
     bound = with_models(graphs, with_preset(options), max(options["batch_sizes"]))
     with restored_handlers(), rare_collection():
         result = start(SweepOptions(graphs=graphs, input=input_, **bound), observer, _print_point, attend=stop_at_first_signal)
+    code = result.exit_code
     if result.points:
         _write_report(result.folder)
-        parts: list[str | Table] = [*sweep_tables(result.points), "\n".join(crossings(result.points))]
-        if PlainConsole().is_terminal:
-            print_parts(parts)
-        else:
-            print_page(as_markdown(parts))
+        if not printed("the tables", partial(_print_tables, result.points)):
+            code = code or 1
     print_notice(f"{len(result.points)} of {result.planned} points in {result.folder}")
     if result.error is not None:
         print_error(str(result.error))
         print_notice(f"to resume: the same command with --output {result.folder} --resume")
-    sys.exit(result.exit_code)
+    sys.exit(code)
+
+
+def _print_tables(points: Sequence[Point]) -> None:
+    parts: list[str | Table] = [*sweep_tables(points), "\n".join(crossings(points))]
+    if PlainConsole().is_terminal:
+        print_parts(parts)
+    else:
+        print_page(as_markdown(parts))
 
 
 def _write_report(folder: Path) -> None:
