@@ -65,7 +65,7 @@ kinds AS (
     SELECT chain_id, {", ".join(f"sum(seconds) FILTER (kind = '{kind}') AS {kind}" for kind in KINDS)} FROM busy GROUP BY chain_id),
 thoughts AS (SELECT chain_id, (max(until) FILTER (kind <> 'answer') - min(since)) / 1e9 AS seconds FROM spans GROUP BY chain_id),
 finished AS (
-    SELECT chain_id, problem_id, stop_reason FROM chains SEMI JOIN {{among}} USING (chain_id)
+    SELECT chain_id, problem_id, stop_reason FROM chains WHERE chain_id IN (SELECT chain_id FROM {{among}})
     QUALIFY row_number() OVER (PARTITION BY chain_id ORDER BY end_unix_ns DESC) = 1)
 SELECT problem_id, {", ".join(f"coalesce(sum({name}), 0) AS {name}" for name in ("seconds", *KINDS))}
 FROM finished LEFT JOIN thoughts USING (chain_id) LEFT JOIN kinds USING (chain_id)
