@@ -151,7 +151,7 @@ def test_plain_loops_say_the_same(tmp_path_factory: pytest.TempPathFactory, chai
     found = timeline(work)
     assert work.stays is not None
     columns = [work.stays.columns[name].tolist() for name in ("replica", "chain", "start", "end")]
-    names = work.db.stream("SELECT chain_id FROM lives ORDER BY chain")
+    names = list(work.db.stream("SELECT chain_id FROM lives ORDER BY chain"))
     stays = sorted((replica, int(names[place][0][1:]), start / S, end / S) for replica, place, start, end in zip(*columns, strict=True))
     assert stays == stays_one_by_one(chains, told)
     seconds = {

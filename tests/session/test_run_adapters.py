@@ -72,17 +72,21 @@ def test_a_run_goes_on_with_its_adapters_alone(tmp_path: Path) -> None:
         (
             "scot",
             ("adapter=selection",),
-            r"stages\.verify\.adapter: the engine `target` has no adapter named `selection`; its engines file lists none",
+            r"--set adapter=selection: the engine `target` has no adapter named `selection`; its engines file lists none",
         ),
         (
             "specreason",
             (LISTED, "adapter=other"),
-            r"stages\.verify\.adapter: the engine `target` has no adapter named `other`; it has `selection`$",
+            r"--set adapter=other: the engine `target` has no adapter named `other`; it has `selection`$",
         ),
         ("speccot", (LISTED, "stages.draft.adapter=selection"), "the engine `draft` has no adapter named `selection`"),
-        ("speccot", (LISTED, "stages.reason.adapter=selection"), r"\.reason\.adapter: a `repeat` calls no engine; set the adapter on"),
+        (
+            "speccot",
+            (LISTED, "stages.reason.adapter=selection"),
+            r"--set stages\.reason\.adapter=selection: a `repeat` calls no engine; set the adapter on",
+        ),
         ("speccot", (LISTED, "adapter=3"), r"--set adapter=3: expected `str \| null`, got `int`"),
-        ("speccot", ("engines.target.adapters=['']",), r"adapters\[0\]: expected `str` of length >= 1"),
+        ("speccot", ("engines.target.adapters=['']",), r"adapters=\[''\]: expected `str` of length >= 1"),
     ],
 )
 def test_a_stage_names_an_adapter_of_its_engine(graph: str, given: tuple[str, ...], what: str) -> None:
