@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from pipeline.grading import plugins as grading_plugins
+from pipeline.graph import plugins as graph_plugins
 from pipeline.runtime.virtual_loop import VirtualLoop
 from tests.support.chains import World
 from tests.support.paths import ROOT, SHARED
@@ -17,6 +19,7 @@ from tests.support.rows import blank
 pytest_plugins = ["tests.support.open_engines"]
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")  # a machine with other work is slow, and fails nobody
+REGISTRIES: Any = (graph_plugins._registered, grading_plugins._registered, grading_plugins._with_problem)
 MARKED_TIMEOUT_S = 600
 """Of a test with a marker: it may start an engine while others do; those without have the timeout of pyproject.toml."""
 
@@ -72,3 +75,16 @@ def _interrupts_as_before() -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
     yield
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.fixture(autouse=True)
+def _kinds_as_before() -> Iterator[None]:
+    """Judges and graders that a test makes known in this process are unknown to later tests."""
+    before = [registry.copy() for registry in REGISTRIES]
+    yield
+    if any(registry != known for registry, known in zip(REGISTRIES, before, strict=True)):
+        for registry, known in zip(REGISTRIES, before, strict=True):
+            registry.clear()
+            registry.update(known)
+        graph_plugins.stage_kinds.cache_clear()
+        grading_plugins.grader_names.cache_clear()
