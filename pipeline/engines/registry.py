@@ -16,6 +16,9 @@ from pipeline.system.machine import Machine
 
 MPS_START, MPS_STOP = "nvidia-cuda-mps-control -d", "echo quit | nvidia-cuda-mps-control"
 """The commands that start the control daemon of CUDA MPS, and end it."""
+MPS_GAIN = (1.1, 1.9)
+"""Least and greatest gain by CUDA MPS at batch sizes from 8 on, simulated: SpecReason in bench/results/frontier.json, each machine under
+MPS over itself in time slices."""
 
 
 def backend_of(spec: EngineSpec) -> Backend:
@@ -86,7 +89,8 @@ def taking_turns(specs: Mapping[str, EngineSpec], machine: Machine) -> Iterator[
     for shared in () if machine.cuda_mps else _shared(specs, machine):
         yield (
             f"{shared} {why}: while both compute, each takes about twice as long. To run them side by side, start it before the engines: "
-            f"`{MPS_START}` (to stop it: `{MPS_STOP}`); documentation: concepts/scheduling-and-memory"
+            f"`{MPS_START}` (to stop it: `{MPS_STOP}`). In simulation SpecReason was {MPS_GAIN[0]} to {MPS_GAIN[1]} times as fast with it "
+            "from batch size 8 on; documentation: concepts/scheduling-and-memory"
         )
 
 

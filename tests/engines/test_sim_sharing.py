@@ -45,6 +45,8 @@ def taken(found: Sequence[Use], resource: str, by: float) -> float:
         ([EXAMPLE, Use(0.0, 1.0, 0.0)], 1.0),  # one is bound by memory and the other by arithmetic
         ([EXAMPLE, Use(0.25, 1.0, 0.0)], 1.25),
         ([Use(1.0, 0.0, 0.0), Use(0.5, 0.0, 0.5)], (1 + math.sqrt(5)) / 2),  # 1/s + 0.5/(0.5 + 0.5 s) = 1
+        ([EXAMPLE.exclusive(), Use(0.0, 1.0, 0.0).exclusive()], 2.0),
+        ([Use(0.25, 0.0, 0.5).exclusive(), Use(0.0, 0.0, 0.5).exclusive()], 1.0),
     ],
 )
 def test_examples_of_stretches(found: list[Use], expected: float) -> None:
@@ -108,6 +110,9 @@ def finished(of: SimSpec, engines: int, arrivals: Sequence[tuple[int, float, int
         (spec("time_slices", 0.5), [11.0, 8.0]),
         (spec("mps", 0.5), [11.0, 8.0]),
         (spec("mps", 0.5, overhead_s=1.0), [12.0, 6.0]),  # what reads the weights takes twice as long, overhead does not
+        (spec("kernels"), [7.0, 4.0]),
+        (spec("kernels", overhead_s=1.0), [10.0, 4.0]),  # one launches while the other computes
+        (spec("kernels", 0.5, overhead_s=1.0), [12.0, 6.0]),
     ],
 )
 def test_two_engines_that_share_a_device(of: SimSpec, expected: list[float]) -> None:
@@ -129,7 +134,7 @@ def test_an_engine_alone_is_as_fast_as_ever(arrivals: list[tuple[int, float, int
 
 
 @settings(deadline=None, max_examples=40)
-@given(arrivals_of, st.lists(st.floats(0, 100), max_size=5), st.sampled_from(["mps", "time_slices"]))
+@given(arrivals_of, st.lists(st.floats(0, 100), max_size=5), st.sampled_from(["mps", "kernels", "time_slices"]))
 def test_looking_at_a_device_changes_nothing(arrivals: list[tuple[int, float, int]], looks: list[float], sharing: str) -> None:
     of = spec(sharing, 0.75, **costs)
     assert finished(of, 2, arrivals, looks) == finished(of, 2, arrivals)
@@ -142,9 +147,10 @@ def test_sharing_makes_nothing_faster_and_loses_only_its_efficiency(one: int, ot
         return finished(spec(sharing, factor, overhead_s=0.25, kv_bytes=kv_bytes), 2, [(0, 0.0, one), (1, 0.0, other)])
 
     alone = [finished(spec("mps", overhead_s=0.25, kv_bytes=kv_bytes), 1, [(0, 0.0, length)])[0] for length in (one, other)]
-    both, slower, slices = ends("mps", 1.0), ends("mps", efficiency), ends("time_slices", 1.0)
+    both, slower, kernels, slices = ends("mps", 1.0), ends("mps", efficiency), ends("kernels", 1.0), ends("time_slices", 1.0)
     assert all(shared >= own * (1 - 1e-9) for shared, own in zip(both, alone, strict=True))
     assert all(late >= shared * (1 - 1e-9) for late, shared in zip(slower, both, strict=True))
     traffic = sum(end - 0.25 * length for end, length in zip(alone, (one, other), strict=True))
     assert max(both) >= traffic * (1 - 1e-9)
-    assert max(both) <= max(slices) * (1 + 1e-9)
+    assert max(both) <= max(kernels) * (1 + 1e-9)
+    assert max(kernels) <= max(slices) * (1 + 1e-9)

@@ -1,7 +1,8 @@
 """How engines that are busy on one simulated device at the same time slow each other: work enters, times leave.
 
-Plain synchronous code. Work is measured in the seconds that it takes alone. `TimeSlices` is two processes on one GPU, whose
-kernels take turns; `Concurrent` is two processes under CUDA MPS, whose kernels run side by side.
+Plain synchronous code. Work is measured in the seconds that it takes alone. `TimeSlices` is two processes on one GPU that take turns, whole
+iterations and their launches included. In `Concurrent` launches overlap with everything: its kernels run side by side, as under CUDA MPS,
+or exclude each other.
 """
 
 import math
@@ -54,7 +55,9 @@ class Sharing(Protocol):
 
 def sharing_of(spec: SimDeviceSpec) -> Sharing:
     """The rule by which the engines of the device `spec` share it."""
-    return Concurrent(spec.sharing_efficiency) if spec.sharing == "mps" else TimeSlices(spec.sharing_efficiency)
+    if spec.sharing == "time_slices":
+        return TimeSlices(spec.sharing_efficiency)
+    return Concurrent(spec.sharing_efficiency, exclusive=spec.sharing == "kernels")
 
 
 class TimeSlices:
@@ -130,6 +133,11 @@ class Use(Struct, frozen=True):
     overhead: float
     """Share of the time that is overhead, in which it takes nothing of the device."""
 
+    def exclusive(self) -> "Use":
+        """The use of an engine whose kernels keep all others off the device: all of it, but in its overhead."""
+        busy = max(1 - self.overhead, self.bandwidth, self.multipliers)  # the greatest of some iterations may be above their mean
+        return Use(busy, busy, self.overhead)
+
     def slowdown(self, stretch: float) -> float:
         """How many seconds a second of its work takes where all of it but the overhead takes `stretch` times as long."""
         return 1 + (stretch - 1) * (1 - self.overhead)
@@ -172,13 +180,16 @@ class Concurrent:
     """Engines that are busy at the same time share bandwidth and multipliers in proportion to what each takes alone (`stretch`); overhead
     is not device time and overlaps. From two engines on, everything but overhead takes 1/`efficiency` times longer still.
 
+    `exclusive`: a kernel has all of the device while it runs, however little of it it uses; only overhead overlaps. Example: two engines
+    that spend half of their time on overhead do not slow each other, and two without any take twice as long.
+
     What an engine takes changes with its batch, and slowly as contexts grow: it is worked out anew for each segment, and within a
     segment whenever the traffic has grown by a sixteenth; the greatest use of such a piece counts for all of it, so that the engines
     never take more than the device has. An engine alone is as fast as it would be under `TimeSlices`.
     """
 
-    def __init__(self, efficiency: float) -> None:
-        self._efficiency = efficiency
+    def __init__(self, efficiency: float, exclusive: bool = False) -> None:
+        self._efficiency, self._exclusive = efficiency, exclusive
         self._paces: dict[Scheduler, Pace] = {}
         """Of all engines; that of an idle one is without meaning."""
 
@@ -224,7 +235,8 @@ class Concurrent:
             other.catch_up(reached, partial(self.time, other))
         alone = len(ahead) < 2
         pieces = {other: (Use(0, 0, 0), math.inf) if alone else _piece(other.forecast[0], reached) for other, reached in ahead.items()}
-        stretched = 1.0 if alone else stretch([use for use, _ in pieces.values()]) / self._efficiency
+        uses = [use.exclusive() if self._exclusive else use for use, _ in pieces.values()]
+        stretched = 1.0 if alone else stretch(uses) / self._efficiency
         for other, (use, until) in pieces.items():
             pace = self._paces[other]
             pace.until, slowdown = until, 1.0 if alone else use.slowdown(stretched)

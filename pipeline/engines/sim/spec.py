@@ -24,10 +24,11 @@ class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Memory bandwidth reached in practice, bytes/s."""
     overhead_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     """Seconds added to every iteration, for launches, sampling and scheduling."""
-    sharing: Literal["time_slices", "mps"] = "time_slices"
-    """How engines that are busy at the same time share it. `time_slices`, as processes on one GPU do: iterations take turns, so each of k
-    engines runs at 1/k of its rate. `mps`, as under CUDA MPS: kernels overlap and share bandwidth and compute in proportion to what each
-    uses alone, and `overhead_s` overlaps too."""
+    sharing: Literal["time_slices", "kernels", "mps"] = "time_slices"
+    """How engines that are busy at the same time share it. `time_slices`: whole iterations take turns, `overhead_s` included, so each of k
+    engines runs at 1/k of its rate. `kernels`: only what computes excludes the others, and `overhead_s` overlaps. `mps`, as under CUDA MPS:
+    kernels overlap as well and share bandwidth and compute in proportion to what each uses alone. Which of the first two holds for
+    processes on one GPU without MPS is not known; that `time_slices` does is assumed."""
     sharing_efficiency: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Share of these rates that is reached while two or more engines are busy; to be measured."""
     fit_error: Annotated[float, Meta(ge=0)] | None = None
