@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct, structs
 
+from pipeline.confidence import Confidence
 from pipeline.graph.spec import EngineSpec
 from pipeline.system.machine import Machine
 
@@ -63,7 +64,7 @@ class Request(Struct, frozen=True, kw_only=True):
     option_ids: tuple[int, ...] = ()
     """Not empty: choose one token among these (`max_tokens` is 1) and return all their log probabilities."""
     logprobs: bool = False
-    """Return the cumulative log probability of every candidate, which takes notably longer on some engines."""
+    """Return the cumulative log probability and the `Confidence` of every candidate, which takes notably longer on some engines."""
     scored_ids: tuple[int, ...] = ()
     """Not empty: generate nothing, return the log probability of each of these tokens after the prompt."""
     priority: int = 0
@@ -114,6 +115,9 @@ class Candidate(Struct, frozen=True, kw_only=True):
     """`length`: cut at `max_tokens` or at the end of the context; `interrupted`: cut because the caller asked for it."""
     stop_reason: str | int | None = None
     """The stop string or stop id that ended it; None for an end-of-sequence token or `length`."""
+    confidence: Confidence | None = None
+    """How sure the model was of it, where the request asks for `logprobs`; None of a candidate without tokens, and where it was not
+    requested or the engine cannot."""
 
     @property
     def ended(self) -> bool:
@@ -309,7 +313,8 @@ class Engine(Protocol):
         servers: addresses of the servers that compute for it, in place of `devices`.
         replay: the folder of the recorded run that it answers from.
         cannot: what it cannot do of all that stages may need (`StageSpec.needs`). `continues`: continue a partial reply;
-            `options`: give log probabilities of `option_ids`; `scoring`: of `scored_ids`; `marks`: show the closing reasoning tag;
+            `options`: give log probabilities of `option_ids`; `scoring`: of `scored_ids`; `logprobs`: of what it writes, and of the
+            likeliest tokens in its place; `marks`: show the closing reasoning tag;
             `top_p`, `top_k`, `min_p`, `seeds`: honour these; `interrupt`: end a request early. Left out: it can do all of it.
         batch_invariant: whether it promises that a request gets the same answer whatever else is in the batch. Left out: it does not.
         kv_cache_tokens: tokens whose keys and values fit into its cache, over all replicas.

@@ -15,7 +15,7 @@ FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 LEVELS = [
-    ["errors", "text"],
+    ["errors", "text", "confidence"],
     ["files", "system"],
     ["bundled", "grading"],
     ["graph"],

@@ -170,6 +170,10 @@ def _flaw_in_candidate(candidate: Candidate, request: Request, vocab_size: int, 
         return "a candidate has no tokens and did not end its turn"
     if total is not None and not total <= _ROUNDING * max(1, len(ids)):
         return f"{_shown(total)} is not a log probability"
+    if candidate.confidence is not None and (flaw := candidate.confidence.flaw):
+        return flaw
+    if request.logprobs and candidate.confidence is None and ids and not request.option_ids:
+        return "a candidate lacks the requested log probabilities"
     if not isinstance(candidate.text, str):
         raise TypeError(f"expected text, got {type(candidate.text).__name__!r}")
     return None

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.data.problems import Problem
-from pipeline.engine import Completion, Fact, Request, Usage
+from pipeline.engine import Candidate, Completion, Fact, Request, Usage
 from pipeline.errors import with_place
 from pipeline.grading.answers import as_kind, form_of
 from pipeline.graph.spec import Purpose
@@ -17,7 +17,7 @@ from pipeline.runtime.progress import Progress
 from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.speculation.modes import Mode
-from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.events import MEASURED_IN, CallRow, ChainRow, StepRow
 from pipeline.text import redact
 
 NO_ANSWER = Completion(candidates=(), usage=Usage(input_tokens=0))
@@ -277,6 +277,7 @@ class ChainRecorder:
             request.min_p,
             request.adapter,
             answer.model,
+            **_measures(request, candidates),
         )
 
     def _recomputed(self, label: StageLabel, adapter: str | None, completion: Completion | None) -> int | None:
@@ -286,6 +287,14 @@ class ChainRecorder:
         if (key := label.context) is None:
             return 0
         return self._computed.recomputed((key, adapter), label.role, len(self.contexts[key]), cached)
+
+
+def _measures(request: Request, candidates: Sequence[Candidate]) -> dict[str, Any]:
+    """The columns of a call that hold the confidences of its candidates."""
+    if not request.logprobs:
+        return {}
+    found = [each.confidence for each in candidates]
+    return {name: tuple([None if one is None else getattr(one, measure) for one in found]) for measure, name in MEASURED_IN.items()}
 
 
 def _time_per_token_s(decode_s: float, ids: Sequence[Sequence[int]]) -> float | None:

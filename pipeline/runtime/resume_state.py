@@ -13,6 +13,7 @@ from functools import partial
 import msgspec
 from msgspec import Struct
 
+from pipeline.confidence import Confidence
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Tokenizer, Usage
 from pipeline.errors import ChainError
 from pipeline.graph.rules import RESPONSE
@@ -47,14 +48,23 @@ class ResumedCall(Struct, frozen=True, kw_only=True):
     stop_reason: Sequence[str | None]
     option_logprobs: Sequence[float]
     scored_logprobs: Sequence[float]
+    confidences: Sequence[Confidence | None] = ()
 
     def completion(self, tokenizer: Tokenizer) -> Completion:
         """The completion that the engine gave, with texts decoded from the recorded ids."""
-        each = zip(self.output_token_ids, self.finish_reason, self.stop_reason, strict=True)
+        known = self.confidences or [None] * len(self.output_token_ids)
+        each = zip(self.output_token_ids, self.finish_reason, self.stop_reason, known, strict=True)
         return Completion(
             candidates=tuple(
-                Candidate(ids=tuple(ids), text=tokenizer.decode(ids), cumulative_logprob=None, finish_reason=finish, stop_reason=stop)
-                for ids, finish, stop in each
+                Candidate(
+                    ids=tuple(ids),
+                    text=tokenizer.decode(ids),
+                    cumulative_logprob=None,
+                    finish_reason=finish,
+                    stop_reason=stop,
+                    confidence=confidence,
+                )
+                for ids, finish, stop, confidence in each
             ),
             option_logprobs=tuple(self.option_logprobs),
             scored_logprobs=tuple(self.scored_logprobs),

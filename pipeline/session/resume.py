@@ -18,7 +18,7 @@ from msgspec import structs
 from pipeline.engine import Usage
 from pipeline.errors import InputError
 from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeMismatch, ResumeState
-from pipeline.store.events import counted
+from pipeline.store.events import MEASURED_IN, confidences, counted
 from pipeline.store.read import read_batches
 from pipeline.store.run_file import RunFile
 from pipeline.store.run_store import RunStore
@@ -28,7 +28,7 @@ Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", "correct", "reference_answer", "error_type", "error_stage")
 USAGE = ("input_tokens", "cached_input_tokens", "output_tokens")
 ANSWER = ("submit_unix_ns", "end_unix_ns", "output_token_ids", "finish_reason", "stop_reason", "option_logprobs", "scored_logprobs")
-CALL = ("chain_id", "engine", "error_type", "request_id", "prompt_digest", "client_wait_s", *USAGE, *ANSWER)
+CALL = ("chain_id", "engine", "error_type", "request_id", "prompt_digest", "client_wait_s", *USAGE, *ANSWER, *MEASURED_IN.values())
 FAILED = ("chain_id", "error_type")
 MISMATCH = ResumeMismatch.__name__
 
@@ -136,6 +136,7 @@ def _add_call(resumed: ResumedChain, row: Mapping[str, Any]) -> None:
             prompt_digest=row["prompt_digest"],
             usage=Usage(**{name: row[name] for name in USAGE}),
             wait_s=row["client_wait_s"],
+            confidences=confidences(row, len(row["output_token_ids"])),
             **{name: row[name] for name in ANSWER},
         )
 

@@ -5,9 +5,12 @@ The Structs are the schema: `store` builds Arrow types from the annotations and 
 Durations are seconds by a monotonic clock, instants nanoseconds UTC.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from msgspec import Meta, Struct
+
+from pipeline.confidence import Confidence, Measure
 
 
 def column(unit: str = "", otel: str = "", vllm: str = "") -> Any:
@@ -163,6 +166,33 @@ class CallRow(Struct, frozen=True):
     """The replica whose engines computed the call, from 0; null in runs of one process."""
     node: Annotated[str | None, column(otel="host.id")] = None
     """The cluster's id of the replica's machine; null as `replica` is."""
+    logprob_mean: Annotated[tuple[float | None, ...], column("nat")] = ()
+    """Mean log probability of the tokens of each candidate, in natural units; null for one without tokens. This column and the next three
+    are empty if no log probabilities were requested."""
+    logprob_min: Annotated[tuple[float | None, ...], column("nat")] = ()
+    """Log probability of the least likely token of each candidate."""
+    first_entropy: Annotated[tuple[float | None, ...], column("nat")] = ()
+    """Entropy of the first token of each candidate, from the log probabilities of the likeliest 20 tokens, or of as many as a server
+    names: a lower bound."""
+    logprob_margin: Annotated[tuple[float | None, ...], column("1")] = ()
+    """Probability of the likeliest token less that of the second, mean over the tokens of each candidate."""
+
+
+MEASURED_IN: dict[Measure, str] = {
+    "mean": "logprob_mean",
+    "min": "logprob_min",
+    "first_entropy": "first_entropy",
+    "margin": "logprob_margin",
+}
+"""For each number of a `Confidence` the column of `CallRow` that holds it."""
+
+
+def confidences(columns: Mapping[str, Sequence[float | None]], candidates: int) -> list[Confidence | None]:
+    """The confidence of each of a call's `candidates`, from the columns of `MEASURED_IN`; None where they hold none."""
+    found = list(zip(*(columns[name] for name in MEASURED_IN.values()), strict=True))
+    if not found:
+        return [None] * candidates
+    return [None if each[0] is None else Confidence(**dict(zip(MEASURED_IN, each, strict=True))) for each in found]
 
 
 class StepRow(Struct, frozen=True):

@@ -142,6 +142,24 @@ def test_gives_as_many_candidates_as_asked_for(converse: Converse) -> None:
     converse(talk)
 
 
+def test_says_how_sure_it_was_of_a_text_where_that_is_asked_for(converse: Converse) -> None:
+    async def talk(engine: Engine) -> None:
+        asked = thinking(engine, n=3, temperature=1.5, logprobs=True)
+        answer = await engine.generate(asked)
+        assert validate_completion(answer, asked, engine.vocab_size) is None
+        for candidate in answer.candidates:
+            found, tokens = candidate.confidence, len(candidate.ids) + candidate.ended
+            assert found is not None
+            assert found.mean * tokens == pytest.approx(candidate.cumulative_logprob, abs=1e-3)
+            assert found.min <= found.mean <= 0
+            assert 0 < found.first_entropy < math.log(engine.vocab_size)
+            assert 0 <= found.margin <= 1
+        without = await engine.generate(thinking(engine, n=3, temperature=1.5))
+        assert [candidate.confidence for candidate in without.candidates] == [None] * 3
+
+    converse(talk)
+
+
 def test_same_request_same_text_and_another_seed_another_text(converse: Converse) -> None:
     async def talk(engine: Engine) -> None:
         first, again, other = [await engine.generate(thinking(engine, n=6, temperature=1.5, seed=s)) for s in (3, 3, (1 << 63) - 1)]

@@ -163,7 +163,7 @@ def test_vllm_is_sent_ids_and_values_that_leave_nothing_to_the_models_own_defaul
 def test_a_hosted_server_is_sent_openai_fields_only() -> None:
     body, engine = sent(HOSTED, ask(temperature=0.6, n=2, stop=("\n\n",), stop_ids=(THINK_CLOSE,)))
     assert body.keys() <= OPENAI_FIELDS
-    assert (body["prompt"], body["stop"], body["logprobs"]) == (TOKENIZER.decode(PROMPT), ["\n\n"], 1)
+    assert (body["prompt"], body["stop"], body["logprobs"]) == (TOKENIZER.decode(PROMPT), ["\n\n"], 5)
     assert {"prompts": "text", "options": "among the top 5 tokens"}.items() <= engine.facts.items()
     assert str(engine.facts["stops"]).startswith("assumed: ")
     assert sent(HOSTED, ask(stop_ids=(THINK_CLOSE,)))[0]["stop"] == ["</think>"]
@@ -226,7 +226,11 @@ def test_a_key_goes_into_a_header_and_nowhere_else(monkeypatch: pytest.MonkeyPat
 
     def echo(answer: dict[str, Any]) -> None:
         ids = TOKENIZER.encode(f"Your key is {KEY}.")
-        first(answer).update(finish_reason="length", token_ids=ids, logprobs={"token_logprobs": [-0.5] * len(ids)})
+        first(answer).update(
+            finish_reason="length",
+            token_ids=ids,
+            logprobs=first(answer)["logprobs"] | {"token_logprobs": [-0.5] * len(ids), "top_logprobs": [{"a": -0.5}] * len(ids)},
+        )
 
     async def conversation(engine: OpenAIEngine) -> None:
         said.extend([repr(engine.facts), repr(engine)])

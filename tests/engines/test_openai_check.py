@@ -25,12 +25,12 @@ from tests.support.small_server import HOSTED, LLAMA, SGLANG, VLLM, Handler, Kin
     ("kind", "cannot"),
     [
         (VLLM, ()),
-        (replace(VLLM, logprobs=False), ("options",)),
+        (replace(VLLM, logprobs=False), ("options", "logprobs")),
         (replace(VLLM, streams=False), ("interrupt",)),
         (replace(VLLM, seeds=False), ("seeds",)),
         (SGLANG, ("scoring",)),
         (replace(LLAMA, hides=True), ("scoring", "marks")),
-        (replace(HOSTED, logprobs=False, seeds=False), ("options", "scoring", "top_k", "min_p", "seeds")),
+        (replace(HOSTED, logprobs=False, seeds=False), ("options", "logprobs", "scoring", "top_k", "min_p", "seeds")),
     ],
     ids=lambda each: "" if isinstance(each, Kind) else "-".join(each) or "nothing",
 )

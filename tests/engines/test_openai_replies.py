@@ -264,6 +264,7 @@ CHOICE, PAIR = ask(max_tokens=1, option_ids=DIGITS[:2]), ask(n=2, temperature=0.
         (edited(lambda answer: first(answer).update(token_ids=[5] * 61)), None, "a candidate of 61 tokens, more than max_tokens"),
         (edited(lambda answer: first(answer).update(logprobs=None)), None, "has log probabilities for 0 tokens, not "),
         (edited(lambda answer: first(answer)["logprobs"].update(token_logprobs=[5.0])), None, "has a log probability of 5.0"),
+        (edited(lambda answer: first(answer)["logprobs"].update(top_logprobs=None)), None, "lacks the log probabilities of the likeliest"),
         (edited(lambda answer: first(answer).update(stop_reason="Next")), None, "at 'Next', which was not a requested stop string"),
         (edited(lambda answer: first(answer).update(prompt_token_ids=PROMPT[1:])), None, "belongs to another prompt"),
         (edited(lambda answer: answer["choices"].pop()), PAIR, "has 1 choices, not 2"),

@@ -6,18 +6,22 @@ from typing import Any
 import anyio
 import pytest
 
+from pipeline.confidence import Confidence
 from pipeline.engine import Request, Timing, Usage
-from pipeline.engines.replay.calls import RecordedCall, RecordedCalls
+from pipeline.engines.replay.calls import CALL_COLUMNS, RecordedCall, RecordedCalls
 from pipeline.engines.replay.engine import RecordedText, ReplayEngine, mismatch, output_of, written_after
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.errors import ContextOverflow, EngineDead, NeverGenerated
-from pipeline.store.events import CallRow
+from pipeline.store.events import MEASURED_IN, CallRow
 from pipeline.store.run_store import RunStore
 
 TOKENIZER = SimTokenizer()
 PROMPT = tuple(TOKENIZER.encode("What is 1 + 1?"))
 SAID = tuple(TOKENIZER.encode("One and one is two."))
 ENDED = tuple(TOKENIZER.encode("It is two"))
+
+
+SURE = Confidence(mean=-0.5, min=-2.0, first_entropy=0.25, margin=0.75)
 
 
 def request(**fields: Any) -> Request:
@@ -44,6 +48,7 @@ def call(**fields: Any) -> RecordedCall:
         "e2e_latency_s": 0.25,
         "usage": Usage(input_tokens=len(PROMPT), cached_input_tokens=3, output_tokens=len(SAID) + len(ENDED) + 1),
         "timing": Timing(queue_time_s=0.125, prefill_time_s=None),
+        "confidences": [SURE, None],
     }
     return RecordedCall(**{**ours, **fields})
 
@@ -150,7 +155,8 @@ def test_the_tokens_of_a_recorded_call_come_at_a_steady_pace(elapsed_s: float, f
 
 def row(blank: Any, **fields: Any) -> CallRow:
     recorded = call()
-    own = {name: getattr(recorded, name) for name in RecordedCall.__struct_fields__ if name not in ("usage", "timing")}
+    own = {name: getattr(recorded, name) for name in CALL_COLUMNS}
+    own |= {column: (getattr(SURE, measure), None) for measure, column in MEASURED_IN.items()}
     ours = {**own, "prompt_digest": request().digest(), "input_tokens": len(PROMPT), "cached_input_tokens": 3, "queue_time_s": 0.125}
     made: CallRow = blank(CallRow, **{**ours, **fields})
     return made
@@ -210,6 +216,16 @@ async def test_a_call_takes_as_long_as_it_took(calls: RecordedCalls) -> None:
         await engine.generate(request(prompt_ids=PROMPT * 20))
     found = engine.statistics()
     assert (found.requests, found.output_tokens, found.busy_s, found.running) == (1, completion.usage.output_tokens, 0.25, 0)
+
+
+@pytest.mark.anyio
+async def test_how_sure_the_model_was_is_told_where_it_was_recorded(calls: RecordedCalls) -> None:
+    engine = ReplayEngine("draft", RecordedText("draft", calls, TOKENIZER, VOCAB_SIZE), max_model_len=100)
+    found = await engine.generate(request(max_tokens=len(SAID), logprobs=True, n=1))
+    assert [each.confidence for each in found.candidates] == [SURE]
+    for asked in (request(max_tokens=len(SAID), logprobs=True), request(max_tokens=2, logprobs=True, n=1)):
+        with pytest.raises(NeverGenerated, match="no log probabilities of this text were recorded"):
+            await engine.generate(asked)
 
 
 @pytest.mark.anyio

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pipeline.confidence import Confidence
 from pipeline.engine import Candidate, Content, Request
 from pipeline.engines.sim.spec import SimSpec, SimTextSpec
 from pipeline.engines.sim.text import TextModel, sim_answer
@@ -257,3 +258,22 @@ def test_a_right_step_is_likelier_than_a_wrong_one() -> None:
         logprobs = TextModel("t", SimTextSpec(verifier_accuracy=1)).score(context, ids)
         means.append(sum(logprobs) / len(logprobs))
     assert means[0] < means[1] < 0
+
+
+@pytest.mark.parametrize("auc", [0.5, 0.75, 0.9])
+def test_a_gate_separates_right_from_wrong_steps_as_well_as_stated(auc: float) -> None:
+    model = TextModel("d", SimTextSpec(step_accuracy=0.6, gate_auc=auc))
+    found: dict[bool, list[Confidence]] = {True: [], False: []}
+    for number in range(1200):
+        prompt = DIALECT.generation(f"{PROBLEM} ({number})")
+        asked = Request(request_id="r", prompt_ids=prompt, max_tokens=512, temperature=1.0, seed=number, logprobs=True, **STEP)
+        [step] = model.write(asked, tuple(prompt), 512)
+        [glimpse] = model.write(msgspec.structs.replace(asked, max_tokens=1), tuple(prompt), 1)
+        assert step.confidence is not None
+        assert glimpse.confidence == step.confidence
+        assert step.confidence.flaw is None
+        found[" no" not in step.text].append(step.confidence)
+    for measure, sign in (("mean", 1), ("min", 1), ("margin", 1), ("first_entropy", -1)):
+        right, wrong = ([sign * getattr(each, measure) for each in found[side]] for side in (True, False))
+        above = sum(one > other for one in right for other in wrong) / (len(right) * len(wrong))
+        assert above == pytest.approx(auc, abs=0.05)

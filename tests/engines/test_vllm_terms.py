@@ -57,6 +57,10 @@ def test_where_a_candidate_ends(terms: Any, asked: dict[str, Any], got: Any, ids
     assert candidate.text == decode(ids)
     if stop == "\n\n":
         assert candidate.cumulative_logprob == -sum(ids)
+    assert candidate.confidence is not None
+    sampled = got.token_ids[: len(ids)] if stop == "\n\n" else got.token_ids
+    assert candidate.confidence.mean == -sum(sampled) / len(sampled)
+    assert candidate.confidence.min == -max(sampled)
 
 
 def test_everything_is_said_and_nothing_left_to_the_models_defaults(terms: Any) -> None:

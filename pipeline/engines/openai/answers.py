@@ -240,5 +240,6 @@ def _joined_logprobs(pieces: Sequence[Logprobs]) -> Logprobs:
     newer = any(piece.content is not None for piece in pieces)
     return Logprobs(
         token_logprobs=tuple(value for piece in pieces for value in piece.token_logprobs or ()),
+        top_logprobs=tuple(place for piece in pieces for place in piece.top_logprobs or ()),
         content=tuple(entry for piece in pieces for entry in piece.content or ()) if newer else None,
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET, UnsetType, structs
 
+from pipeline.confidence import Confidence, confidence_of
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Tokenizer, Usage
 from pipeline.engines.openai.answers import CompletionChoice, ResponseBody, Stop, UsageBody
 from pipeline.engines.openai.client import NoAnswer, read_json
@@ -148,9 +149,15 @@ def _candidate_of_ids(request: Request, choice: CompletionChoice, can: Capabilit
     if asked and len(logprobs) != len(ids):
         raise _malformed(f"has log probabilities for {len(logprobs)} tokens, not {len(ids)}")
     # An end of sequence was sampled, though it is not kept; what token-level speculation wrote beyond a stop string was not.
-    counted = kept if isinstance(stop, str) else len(ids)
-    total = math.fsum(logprobs[:counted]) if asked else None
-    return Candidate(ids=ids[:kept], text=tokenizer.decode(ids[:kept]), cumulative_logprob=total, finish_reason=finish, stop_reason=stop)
+    logprobs = logprobs[: kept if isinstance(stop, str) else len(ids)]
+    return Candidate(
+        ids=ids[:kept],
+        text=tokenizer.decode(ids[:kept]),
+        cumulative_logprob=math.fsum(logprobs) if asked else None,
+        finish_reason=finish,
+        stop_reason=stop,
+        confidence=_confidence(choice, logprobs) if asked else None,
+    )
 
 
 def _end_of_ids(request: Request, choice: CompletionChoice, ids: Sequence[int], tokenizer: Tokenizer) -> tuple[int, FinishReason, Stop]:
@@ -182,8 +189,14 @@ def _candidate_of_text(request: Request, choice: CompletionChoice, can: Capabili
     if len(ids) > request.max_tokens:  # not every server keeps to it
         ids = ids[: request.max_tokens]
         text, finish, stop, logprobs = tokenizer.decode(ids), "length", None, logprobs[: request.max_tokens]
-    total = math.fsum(logprobs) if asked else None
-    return Candidate(ids=ids, text=text, cumulative_logprob=total, finish_reason=finish, stop_reason=stop)
+    return Candidate(
+        ids=ids,
+        text=text,
+        cumulative_logprob=math.fsum(logprobs) if asked else None,
+        finish_reason=finish,
+        stop_reason=stop,
+        confidence=_confidence(choice, logprobs) if asked else None,
+    )
 
 
 def _end_of_text(
@@ -259,6 +272,19 @@ def _sampled_logprobs(choice: CompletionChoice) -> list[float]:
         return []
     values = [entry.logprob for entry in given.content] if given.content is not None else given.token_logprobs or ()
     return [_logprob(value) for value in values]
+
+
+def _confidence(choice: CompletionChoice, logprobs: Sequence[float]) -> Confidence | None:
+    """The confidence of the first tokens of a candidate, those of `logprobs`."""
+    given = choice.logprobs
+    if given is not None and given.content is not None:
+        named = [[one.logprob for one in (entry.top_logprobs or (entry,))] for entry in given.content]
+    else:
+        named = [list(place.values()) if place else [] for place in (given.top_logprobs if given else None) or ()]
+    places = [sorted(map(_logprob, place), reverse=True) for place in named[: len(logprobs)]]
+    if len(places) != len(logprobs) or not all(places):
+        raise _malformed("lacks the log probabilities of the likeliest tokens")
+    return confidence_of(logprobs, places)
 
 
 def _scored(request: Request, choice: CompletionChoice) -> tuple[float, ...]:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from pipeline.confidence import LIKELIEST
 from pipeline.engine import Request, Tokenizer
 from pipeline.errors import RequestRefused
 
@@ -70,6 +71,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
         """The fact of that name of `Engine.facts`."""
         able = {
             "options": bool(self.top_logprobs),
+            "logprobs": bool(self.top_logprobs),
             "scoring": SCORING in self.fields,
             "marks": not self.hides_marks,
             TOP_K: TOP_K in self.fields,
@@ -197,7 +199,7 @@ def _logprobs(request: Request, can: Capabilities) -> int | None:
         return None
     if wanted:
         return len(wanted) if can.exact_options else can.top_logprobs
-    return 0 if can.returns_ids else 1
+    return min(LIKELIEST, can.top_logprobs)
 
 
 def probe_request(tokenizer: Tokenizer, can: Capabilities, question: str = "0 or 1?") -> Request:

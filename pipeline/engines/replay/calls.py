@@ -13,8 +13,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from msgspec import Struct
 
+from pipeline.confidence import Confidence
 from pipeline.engine import FinishReason, Request, Timing, Usage
 from pipeline.errors import NeverGenerated
+from pipeline.store.events import MEASURED_IN, confidences
 from pipeline.store.read import RowGroups, Value
 
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
@@ -43,11 +45,15 @@ class RecordedCall(Struct, frozen=True, kw_only=True):
     e2e_latency_s: float
     usage: Usage
     timing: Timing
+    confidences: list[Confidence | None]
+    """Of each candidate; None where no log probabilities were recorded."""
 
 
-CALL_COLUMNS = tuple(name for name in RecordedCall.__struct_fields__ if name not in ("usage", "timing"))
+PARTS = ("usage", "timing", "confidences")
+"""The fields that several columns make."""
+CALL_COLUMNS = tuple(name for name in RecordedCall.__struct_fields__ if name not in PARTS)
 KEY_COLUMNS = ("request_id", "prompt_digest", "error_type")
-COLUMNS = (*CALL_COLUMNS, *USAGE, *TIMING)
+COLUMNS = (*CALL_COLUMNS, *USAGE, *TIMING, *MEASURED_IN.values())
 
 
 class RecordedCalls:
@@ -100,7 +106,8 @@ class RecordedCalls:
         values, row = self._group(place >> 32), place & 0xFFFFFFFF
         read: dict[str, Any] = {name: values[name](row) for name in CALL_COLUMNS}
         usage = Usage(**{name: values[name](row) for name in USAGE})
-        return RecordedCall(**read, usage=usage, timing=Timing(**{name: values[name](row) for name in TIMING}))
+        known = confidences({name: values[name](row) for name in MEASURED_IN.values()}, len(read["output_token_ids"]))
+        return RecordedCall(**read, usage=usage, timing=Timing(**{name: values[name](row) for name in TIMING}), confidences=known)
 
     def _group(self, number: int) -> dict[str, Value]:
         """A row group, from memory or read from the file."""

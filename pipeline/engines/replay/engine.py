@@ -46,6 +46,8 @@ class RecordedText:
             raise NeverGenerated(request.request_id, flaw)
         limit = min(request.max_tokens, max_model_len - len(request.prompt_ids))
         output = output_of(call, request, limit, self.tokenizer)
+        if output is not None and request.logprobs and any(each.ids and each.confidence is None for each in output.candidates):
+            raise NeverGenerated(request.request_id, "no log probabilities of this text were recorded")
         if output is None:
             end = "interrupted" if "interrupted" in call.finish_reason else f"cut at {call.max_tokens}"
             what = f"the call allows {request.max_tokens} tokens, but a recorded text was {end}"
@@ -80,9 +82,9 @@ def output_of(call: RecordedCall, request: Request, limit: int, tokenizer: Token
     """
     if request.scored_ids:
         return Output((), (1,), scored_logprobs=call.scored_logprobs)
-    each = list(zip(call.output_token_ids, call.finish_reason, call.stop_reason, strict=True))[: request.n]
+    each = list(zip(call.output_token_ids, call.finish_reason, call.stop_reason, call.confidences, strict=True))[: request.n]
     candidates, lengths = [], []
-    for ids, finish, stop in each:
+    for ids, finish, stop, confidence in each:
         sampled = len(ids) + (finish == "stop" and stop is None)  # the end of the sequence was sampled and is not kept
         cut_short = finish == "interrupted" and not request.interruptible
         if cut_short:
@@ -91,9 +93,17 @@ def output_of(call: RecordedCall, request: Request, limit: int, tokenizer: Token
             if finish == "length" and len(ids) < limit:
                 return None
             if sampled > limit:
-                ids, finish, stop, sampled = ids[:limit], "length", None, limit
-        text = tokenizer.decode(ids)
-        candidates.append(Candidate(ids=ids, text=text, cumulative_logprob=None, finish_reason=finish, stop_reason=stop))
+                ids, finish, stop, sampled, confidence = ids[:limit], "length", None, limit, None
+        candidates.append(
+            Candidate(
+                ids=ids,
+                text=tokenizer.decode(ids),
+                cumulative_logprob=None,
+                finish_reason=finish,
+                stop_reason=stop,
+                confidence=confidence,
+            )
+        )
         lengths.append(max(sampled, 1))
     return Output(tuple(candidates), tuple(lengths), call.option_logprobs)
 

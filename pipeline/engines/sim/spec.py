@@ -76,6 +76,10 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Correlation between two candidates of a step; 0: independent."""
     verifier_accuracy: Annotated[float, Meta(ge=0, le=1)] = 0.95
     """Probability that this engine judges a candidate correctly."""
+    gate_auc: Annotated[float, Meta(ge=0.5, lt=1)] = 0.75
+    """How well a gate tells correct from wrong steps of this engine by their log probabilities: the probability that of a correct and a
+    wrong one the correct one looks surer (the area under the ROC curve); 0.5: not at all. An assumption, measured nowhere. Surety is normal
+    with variance 1, and a correct step's mean is sqrt(2) times the normal quantile of this number above that of a wrong one's."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` where one length has two sources; fill in the defaults where it has none."""

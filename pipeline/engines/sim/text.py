@@ -24,10 +24,10 @@ from statistics import NormalDist
 from typing import Any, Protocol
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.engine import Candidate, Content, FinishReason, Request, Tokenizer, packed
-from pipeline.engines.sim.output import Output
+from pipeline.engines.sim.output import Output, simulated_confidence
 from pipeline.engines.sim.spec import SimSpec, SimTextSpec
 from pipeline.engines.sim.tokenizer import ASSISTANT, END, USER, VOCAB_SIZE, SimTokenizer
 from pipeline.graph.prompts import DELIMITER, THINK_CLOSE, THINK_OPEN
@@ -254,7 +254,20 @@ class TextModel:
         last = _LAST_STOP_IDS.issuperset(request.stop_ids) and all(stop == DELIMITER for stop in request.stop)
         ends = {*request.stop_ids, *([_BLANK_LINE] if request.stop else [])} if last else set()
         keys = [f"{self.name}/{0 if greedy else request.seed}/{0 if greedy else j}" for j in range(request.n)]
-        return [_written(self._text(state, key, limit, ends), limit, request) for key in keys]
+        written = [_written(self._text(state, key, limit, ends), limit, request) for key in keys]
+        if not request.logprobs:
+            return written
+        return [self._sure(each, state, key, ends) for each, key in zip(written, keys, strict=True)]
+
+    def _sure(self, candidate: Candidate, state: ThoughtState, key: str, ends: set[int]) -> Candidate:
+        """`candidate` with its confidence, which depends on its step as a whole, however early it is cut: a step can be known by its first
+        token."""
+        if not candidate.ids:
+            return candidate
+        whole, _ = self._text(state, key, 1, ends)
+        problem = state.problem.key if state.problem else ""
+        found = simulated_confidence(self.spec.gate_auc, _NO not in whole, _draws(f"{key}/{problem}/{state.done + 1}/sure")[0])
+        return structs.replace(candidate, cumulative_logprob=found.mean * (len(candidate.ids) + candidate.ended), confidence=found)
 
     def choose(self, request: Request, prompt: Sequence[int]) -> tuple[int, tuple[float, ...]]:
         """The index of the chosen option, and the log probabilities of all; the temperature makes no difference."""

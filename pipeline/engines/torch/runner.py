@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pipeline.confidence import LIKELIEST
 from pipeline.engine import Completion, EngineStatistics, Fact, Request
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.torch.adapters import Adapters
@@ -213,9 +214,10 @@ class BatchRunner:
         logits = self._forward(plan)
         logprobs = torch.log_softmax(logits, dim=-1)
         tokens, chosen = self._sample(plan, logits, logprobs)
+        likeliest = self._likeliest(plan, logprobs)
         wanted = self._wanted_logprobs(plan, logprobs)
         self._advance(plan, time.monotonic())
-        touched = self._deliver(plan, tokens, chosen)
+        touched = self._deliver(plan, tokens, chosen, likeliest)
         self._deliver_wanted(plan, wanted)
         return touched | {prefill.state.number: prefill.state for prefill in plan.prefills}
 
@@ -306,6 +308,15 @@ class BatchRunner:
         tokens = sample(logits, plan.sampling_params())
         return tokens.tolist(), logprobs.gather(1, tokens[:, None])[:, 0].tolist()
 
+    def _likeliest(self, plan: BatchPlan, logprobs: Tensor) -> dict[Sequence, list[float]]:
+        """The log probabilities of the likeliest tokens, of each of the plan's sequences whose request asks for them."""
+        asking = {each: row for each, row in zip(plan.sequences, plan.rows, strict=True) if each.state.request.logprobs}
+        if not asking:
+            return {}
+        rows = logprobs.index_select(0, self._tensor(list(asking.values())))
+        found: list[list[float]] = rows.topk(min(LIKELIEST, rows.shape[-1]), dim=-1).values.tolist()
+        return dict(zip(asking, found, strict=True))
+
     def _wanted_logprobs(self, plan: BatchPlan, logprobs: Tensor) -> list[float]:
         if not plan.wanted:
             return []
@@ -324,12 +335,14 @@ class BatchRunner:
                 self.cache.copy(*self.slots.fork(prefill.slot, sequence.slot, len(state.prompt)))
         self._prefills = [prefill for prefill in self._prefills if prefill.left]
 
-    def _deliver(self, plan: BatchPlan, tokens: list[int], chosen: list[float]) -> dict[int, RequestState]:
+    def _deliver(
+        self, plan: BatchPlan, tokens: list[int], chosen: list[float], likeliest: Mapping[Sequence, list[float]]
+    ) -> dict[int, RequestState]:
         """Give each sequence its token; those that continue decode from now on. Returns the requests of those that ended, by number."""
         touched = {}
         self.written_tokens += len(tokens)
         for sequence, token, logprob in zip(plan.sequences, tokens, chosen, strict=True):
-            if sequence.push(token, logprob):
+            if sequence.push(token, logprob, likeliest.get(sequence)):
                 self.slots.release(sequence.slot)
                 touched[sequence.state.number] = sequence.state
             else:

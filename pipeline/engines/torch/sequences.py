@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from pipeline.confidence import confidence_of
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
 from pipeline.engines.torch.sampling import stream_key
 
@@ -63,23 +64,29 @@ class Stops:
 class Sequence:
     """One candidate while it is generated, in a slot of the KV cache."""
 
-    __slots__ = ("ids", "index", "key", "logprob", "slot", "state")
+    __slots__ = ("ids", "index", "key", "likeliest", "logprob", "logprobs", "slot", "state")
 
     def __init__(self, state: "RequestState", index: int, slot: int) -> None:
         self.state, self.index, self.slot = state, index, slot
         self.key = stream_key(state.request.seed, index)
         self.ids: list[int] = []
         self.logprob = 0.0
+        self.logprobs: list[float] = []
+        self.likeliest: list[list[float]] = []
+        """Where the request asks for them: the log probability of each sampled token, and those of the likeliest in its place."""
 
     @property
     def position(self) -> int:
         """Position in the slot of the newest token, whose keys and values are computed next."""
         return len(self.state.prompt) + len(self.ids) - 1
 
-    def push(self, token: int, logprob: float) -> bool:
+    def push(self, token: int, logprob: float, likeliest: list[float] | None = None) -> bool:
         """Append a sampled token and return whether the candidate has ended; one that has is added to `RequestState.ended`."""
         state = self.state
         self.logprob += logprob
+        if likeliest is not None:
+            self.logprobs.append(logprob)
+            self.likeliest.append(likeliest)
         state.output_tokens += 1
         self.ids.append(token)
         if state.stops.may_end(token):
@@ -104,6 +111,7 @@ class Sequence:
             cumulative_logprob=self.logprob,
             finish_reason=finish,
             stop_reason=reason,
+            confidence=confidence_of(self.logprobs, self.likeliest),
         )
         return True
 

@@ -12,6 +12,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from pipeline.confidence import LIKELIEST, Confidence, confidence_of
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
 from pipeline.engines.adapters import read_adapter
 from pipeline.engines.models import adapter_folder
@@ -95,7 +96,7 @@ def _first_params(request: Request, max_model_len: int, speculates: bool) -> Sam
         "stop": list(request.stop),
         "stop_token_ids": list(request.stop_ids),
         "detokenize": bool(request.stop),
-        "logprobs": 0 if request.logprobs else None,
+        "logprobs": LIKELIEST if request.logprobs else None,
         "output_kind": RequestOutputKind.FINAL_ONLY,
     }
     scoring = {"max_tokens": 1, "prompt_logprobs": 0} if request.scored_ids else {}
@@ -199,7 +200,22 @@ def candidate(request: Request, output: Any, decode: Decode, eos: frozenset[int]
     logprob = output.cumulative_logprob
     if request.logprobs and sampled < len(output.token_ids):
         logprob = sum(place[token].logprob for place, token in zip(output.logprobs, ids, strict=False))
-    return Candidate(ids=tuple(ids), text=decode(ids), cumulative_logprob=logprob, finish_reason=finish, stop_reason=stop)
+    return Candidate(
+        ids=tuple(ids),
+        text=decode(ids),
+        cumulative_logprob=logprob,
+        finish_reason=finish,
+        stop_reason=stop,
+        confidence=_confidence(output, sampled) if request.logprobs else None,
+    )
+
+
+def _confidence(output: Any, sampled: int) -> Confidence | None:
+    """The confidence of the first `sampled` tokens of a `CompletionOutput`; vLLM names the sampled one beside the likeliest."""
+    places = output.logprobs[:sampled]
+    logprobs = [place[token].logprob for place, token in zip(places, output.token_ids, strict=False)]
+    likeliest = [sorted((each.logprob for each in place.values()), reverse=True)[:LIKELIEST] for place in places]
+    return confidence_of(logprobs, likeliest)
 
 
 def timing(stamps: Sequence[Any]) -> Timing:
