@@ -16,39 +16,52 @@ import json
 import os
 import re
 import shutil
-import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from xml.etree import ElementTree
 
 import click
+from gpu_decoder import CONTEXT, SHAPES, config
 
 ROOT = Path(__file__).parent.parent
 HOME, RESULTS = ROOT / "build/gpu_visit", ROOT / "bench/results"
 COMMAND = (sys.executable, "-c", "from pipeline.cli.main import main; main()")
 PIP = (sys.executable, "-m", "pip")
-PYTHONS = ("3.11", "3.12", "3.13")
-"""Versions of Python that the machine may have."""
+PYTHON = "3.12"
+"""The version of Python on the machine."""
 CARRIED = """
-    msgspec duckdb numba llvmlite peft anyio click filelock httpx2 httpcore2 hypothesis latex2sympy2-extended math-verify
-    antlr4-python3-runtime nvidia-ml-py psutil plotly narwhals rich markdown-it-py mdurl pygments pytest-timeout pytest-xdist execnet
-    sortedcontainers accelerate
+    msgspec duckdb httpx2 httpcore2 latex2sympy2-extended math-verify antlr4-python3-runtime
 """.split()
-"""Packages that the program or its tests need and that a machine with torch may lack."""
+"""Packages that the program or its tests need and that the machine lacks; it has torch, transformers, peft, numba, pyarrow, pytest."""
 BROUGHT = re.compile(r"torch|triton|nvidia-|cuda-|transformers==|numpy==")
 """Packages that vLLM asks for and that a machine with torch has, or has no use for: its own build of torch stays."""
 PART_BYTES = 60 << 20
 """Size of the pieces in which a wheel is carried that is larger than one transfer."""
-SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
-SHAPES = {"target": (5120, 64, 40, 8, 27648), "draft": (1536, 28, 12, 2, 8960)}
-"""`SIZES` of QwQ-32B and of R1-Distill-Qwen-1.5B, by their config.json."""
-TINY = (64, 2, 4, 2, 128)
-BATCHES, CONTEXT, ITERATIONS = (1, 16, 64), 1024, 40
+Cell: TypeAlias = tuple[str, int, int]
+"""The mode of an iteration, its sequences, and the tokens computed of each."""
+SHARED: tuple[dict[str, Cell], ...] = (
+    {"target": ("graph", 1, 1), "draft": ("graph", 1, 1)},
+    {"target": ("graph", 16, 1), "draft": ("graph", 16, 1)},
+    {"target": ("graph", 64, 1), "draft": ("graph", 64, 1)},
+    {"target": ("graph", 16, 40), "draft": ("graph", 64, 1)},
+    {"target": ("graph", 16, 1), "draft": ("eager", 16, 1)},
+    {"target": ("eager", 16, 1), "draft": ("eager", 16, 1)},
+)
+"""What two processes on one GPU compute at the same time: decoding both, the target verifying steps of 40 tokens, and with kernels that
+the host launches one by one."""
+CURVES: tuple[Cell, ...] = (
+    *(("graph", batch, tokens) for batch in (1, 8, 32, 64, 128) for tokens in (1, 2, 4, 8)),
+    *(("graph", batch, tokens) for batch, tokens in ((1, 128), (1, 512), (4, 512))),
+    *(("eager", batch, 1) for batch in (1, 64)),
+)
+"""What each computes alone, which shows the arithmetic of decoding, of verifying proposed tokens, and of prompts."""
 
 
 @click.group()
@@ -71,8 +84,7 @@ def device() -> dict[str, Any]:
 
 def write(part: str, results: dict[str, Any]) -> None:
     """Write the results of one part, with the device and the commit."""
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    about = {"bench": f"gpu-{part}", "date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": git.stdout.strip() or None}
+    about = {"bench": f"gpu-{part}", "date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": _commit()}
     whole = about | device() | results
     dry = whole["device"] == "cpu"
     path = (HOME if dry else RESULTS) / f"gpu-{part}.json"
@@ -81,16 +93,24 @@ def write(part: str, results: dict[str, Any]) -> None:
     click.echo(f"{path}\n{json.dumps(results)[:2000]}")
 
 
+def _commit() -> str | None:
+    """The commit that is measured: that of this clone, or the one that `prepare` wrote down where only the files travel."""
+    written = HOME / "wheels/commit"
+    if shutil.which("git") and not subprocess.run(["git", "rev-parse"], cwd=ROOT, capture_output=True).returncode:
+        return subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip() or None
+    return written.read_text() if written.exists() else None
+
+
 @main.command()
 @click.option("--vllm", help="Version of vLLM to carry as well, in pieces.")
 def prepare(vllm: str | None) -> None:
-    """Fetch the wheels that the machine may lack, for every Python that it may have."""
+    """Fetch the wheels that the machine lacks."""
     wheels = HOME / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
-    for python in PYTHONS:
-        _download(wheels, python, _pinned(CARRIED))
+    (wheels / "commit").write_text(_commit() or "")
+    _download(wheels, _pinned(CARRIED))
     if vllm:
-        _download(HOME / "vllm", PYTHONS[-1], [each for each in _resolved(f"vllm=={vllm}", PYTHONS[-1]) if not BROUGHT.match(each)])
+        _download(HOME / "vllm", [each for each in _resolved(f"vllm=={vllm}") if not BROUGHT.match(each)])
         for wheel in (HOME / "vllm").glob("vllm-*.whl"):
             _split(wheel)
     size = sum(path.stat().st_size for path in wheels.iterdir()) >> 20
@@ -108,28 +128,28 @@ def _pinned(names: Iterable[str]) -> list[str]:
     return found
 
 
-def _download(folder: Path, python: str, requirements: Sequence[str]) -> None:
+def _download(folder: Path, requirements: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    command = [*PIP, "download", "-qq", "--no-deps", *_platform(python)]
+    command = [*PIP, "download", "-qq", "--no-deps", *_platform()]
     for requirement in requirements:
         done = subprocess.run([*command, "--dest", str(folder), requirement], capture_output=True, text=True)
         if done.returncode:
-            click.echo(f"Python {python}: {requirement}: {done.stderr.strip().splitlines()[-1:]}", err=True)
+            click.echo(f"{requirement}: {done.stderr.strip().splitlines()[-1:]}", err=True)
 
 
-def _resolved(requirement: str, python: str) -> list[str]:
-    """`requirement` and all that it needs, in the versions that pip would install for that Python; of them only metadata are fetched."""
+def _resolved(requirement: str) -> list[str]:
+    """`requirement` and all that it needs, in the versions that pip would install there; of them only metadata are fetched."""
     report = HOME / "resolved.json"
-    command = [*PIP, "install", "-qq", "--dry-run", "--ignore-installed", "--report", str(report), *_platform(python)]
+    command = [*PIP, "install", "-qq", "--dry-run", "--ignore-installed", "--report", str(report), *_platform()]
     subprocess.run([*command, "--target", str(HOME / "nowhere"), requirement], check=True)
     found = (each["metadata"] for each in json.loads(report.read_text())["install"])
     return [f"{each['name']}=={each['version']}" for each in found]
 
 
-def _platform(python: str) -> list[str]:
+def _platform() -> list[str]:
     tags = (*(f"manylinux_2_{minor}" for minor in range(35, 4, -1)), "manylinux2014")
     words = [word for tag in tags for word in ("--platform", f"{tag}_x86_64")]
-    return ["--only-binary=:all:", "--python-version", python, *words]
+    return ["--only-binary=:all:", "--python-version", PYTHON, *words]
 
 
 def _split(wheel: Path) -> None:
@@ -159,7 +179,9 @@ def _test(part: str, marker: str, *files: str) -> None:
     """Run the tests of these files that are marked so, and write how many there were and which failed."""
     report = HOME / f"{part}.xml"
     HOME.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-m", marker, "-p", "no:cacheprovider", f"--junitxml={report}", *files]
+    workers = str((os.cpu_count() or 2) // 2)
+    pytest = [sys.executable, "-m", "pytest", "-q", "-n", workers, "-p", "no:cacheprovider"]
+    command = [*pytest, "-m", marker, f"--junitxml={report}", *files]
     done = subprocess.run(command, cwd=ROOT)
     if not report.exists():
         raise click.ClickException(f"pytest ended with {done.returncode} and left no report")
@@ -212,59 +234,88 @@ def mps(tiny: bool) -> None:
 
 
 def _share(part: str, sharing: str, tiny: bool) -> None:
-    environment = dict(os.environ)
-    mps = sharing == "mps" and shutil.which("nvidia-cuda-mps-control") is not None
-    if mps:
-        environment |= dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), str(HOME / "mps"))
-        (HOME / "mps").mkdir(parents=True, exist_ok=True)
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment, check=True)
-    try:
-        rows = [_together(batch, tiny, environment) for batch in BATCHES]
-    finally:
-        if mps:
-            subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, env=environment)
-    write(part, {"sharing": sharing if mps else "time_slices", "context": CONTEXT, "rows": rows})
+    batch = max(cell[1] for cell in (*CURVES, *(cell for both in SHARED for cell in both.values())))
+    results: dict[str, Any] = {"sharing": sharing, "context": CONTEXT}
+    with _sharing(sharing) as environment:
+        children = {role: _Decoder(role, batch, tiny, environment) for role in SHAPES}
+        try:
+            results["together"] = [_together(children, cell, tiny) for cell in SHARED]
+            if sharing == "time_slices":
+                results["alone"] = {role: [_alone(child, cell, tiny) for cell in CURVES] for role, child in children.items()}
+        finally:
+            for child in children.values():
+                child.close()
+            write(part, results)
 
 
-def _together(batch: int, tiny: bool, environment: dict[str, str]) -> dict[str, Any]:
-    """The median iteration of both roles: draft alone, target alone, both at once."""
-    row: dict[str, Any] = {"batch": batch}
-    children = {role: _Decoder(role, batch, tiny, environment) for role in SHAPES}
+@contextmanager
+def _sharing(mode: str) -> Iterator[dict[str, str]]:
+    """The environment of processes that share the GPU so; with `mps` under a CUDA MPS daemon of this user's, which ends afterwards."""
+    if mode == "time_slices":
+        yield dict(os.environ)
+        return
+    if shutil.which("nvidia-cuda-mps-control") is None:
+        raise click.ClickException("nvidia-cuda-mps-control is not on this machine")
+    pipes = tempfile.mkdtemp(prefix="mps-")
+    environment = os.environ | dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), pipes)
+    subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment, check=True)
     try:
-        for role, child in children.items():
-            row[f"{role}_alone_s"] = child.iterate()
-        for child in children.values():
-            child.begin()
-        row |= {f"{role}_together_s": child.end() for role, child in children.items()}
+        yield environment
     finally:
-        for child in children.values():
-            child.close()
+        subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, env=environment)
+        for log in Path(pipes).glob("*.log"):
+            click.echo(f"{log.name}: {log.read_text()[-1500:]}")
+
+
+def _together(children: dict[str, "_Decoder"], cell: dict[str, Cell], tiny: bool) -> dict[str, Any]:
+    """Seconds of an iteration of both roles, each alone and both at once."""
+    row: dict[str, Any] = {role: _named(cell[role]) for role in children}
+    for role, child in children.items():
+        row[role] |= {"alone": _alone(child, cell[role], tiny)["seconds"]}
+    for child in children.values():
+        child.begin(0.2 if tiny else 3.0)
+    for role, child in children.items():
+        row[role]["together"] = child.end()
+    print(json.dumps(row), flush=True)
     return row
 
 
+def _alone(child: "_Decoder", cell: Cell, tiny: bool) -> dict[str, Any]:
+    child.prepare(cell)
+    child.begin(0.1 if tiny else 1.0)
+    return _named(cell) | {"seconds": child.end()}
+
+
+def _named(cell: Cell) -> dict[str, Any]:
+    return dict(zip(("mode", "batch", "tokens"), cell, strict=True))
+
+
 class _Decoder:
-    """A process that decodes with one model and says how long its iterations take."""
+    """A process of `gpu_decoder.py`."""
 
     def __init__(self, role: str, batch: int, tiny: bool, environment: dict[str, str]) -> None:
-        command = [sys.executable, __file__, "decode", role, "--batch", str(batch), *(["--tiny"] if tiny else [])]
+        command = [sys.executable, str(ROOT / "bench/gpu_decoder.py"), role, str(batch), *(["--tiny"] if tiny else [])]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
         self._read()
 
-    def begin(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
+    def prepare(self, cell: Cell) -> None:
+        self._ask(_named(cell))
+        self._read()
 
-    def end(self) -> float:
-        return float(self._read())
+    def begin(self, seconds: float) -> None:
+        self._ask({"seconds": seconds})
 
-    def iterate(self) -> float:
-        self.begin()
-        return self.end()
+    def end(self) -> dict[str, float]:
+        return dict(json.loads(self._read()))
 
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
+
+    def _ask(self, request: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
 
     def _read(self) -> str:
         assert self._process.stdout is not None
@@ -273,68 +324,30 @@ class _Decoder:
         return line.strip()
 
 
-@main.command(hidden=True)
-@click.argument("role")
-@click.option("--batch", type=int, required=True)
-@click.option("--tiny", is_flag=True)
-def decode(role: str, batch: int, tiny: bool) -> None:
-    """Decode whenever a line comes; print the median seconds of an iteration."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    where = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if where == "cuda" else torch.float32
-    with torch.device(where), torch.no_grad():
-        model = AutoModelForCausalLM.from_config(_config(role, tiny), dtype=dtype).eval()
-        context = 64 if tiny else CONTEXT
-        cache = model(input_ids=torch.full((batch, context), 65), use_cache=True).past_key_values
-        ids = torch.full((batch, 1), 66)
-
-        def iteration() -> float:
-            started = time.perf_counter()
-            model(input_ids=ids, past_key_values=cache, use_cache=True)
-            cache.crop(-1)
-            if where == "cuda":
-                torch.cuda.synchronize()
-            return time.perf_counter() - started
-
-        for _ in range(5):
-            iteration()
-        print("ready", flush=True)
-        for _ in sys.stdin:
-            # The slower model decides how long both compute: the faster one continues for as many seconds at most.
-            seconds, until = [iteration() for _ in range(ITERATIONS // 4)], time.monotonic() + (0.2 if tiny else 4.0)
-            while time.monotonic() < until:
-                seconds.append(iteration())
-            print(statistics.median(seconds), flush=True)
-
-
-def _config(role: str, tiny: bool) -> Any:
-    from transformers import Qwen2Config
-
-    sizes = dict(zip(SIZES, TINY if tiny else SHAPES[role], strict=True))
-    return Qwen2Config(**sizes, vocab_size=1024 if tiny else 152064, max_position_embeddings=32768, tie_word_embeddings=False)
-
-
 @main.command("map")
 @click.option("--tiny", is_flag=True, help="Toy shapes.")
+@click.option("--backend", type=click.Choice(["torch", "vllm"]), default="torch", show_default=True)
+@click.option("--sharing", type=click.Choice(["time_slices", "mps"]), default="time_slices", show_default=True)
 @click.option("--batch-sizes", default="1,8,32,64", show_default=True)
 @click.option("--tokens", default=400, show_default=True, help="Token budget of a thought.")
-def cells(tiny: bool, batch_sizes: str, tokens: int) -> None:
-    """The target alone, SpecReason and `auto` on the torch engine, random weights: throughput is real, text and answers are noise."""
-    engines = HOME / f"map{'-tiny' if tiny else ''}.yaml"
+def cells(tiny: bool, backend: str, sharing: str, batch_sizes: str, tokens: int) -> None:
+    """The target alone and SpecReason, with random weights of real shapes: throughput is real, text and answers are noise."""
+    name = f"map-{backend}-{sharing}{'-tiny' if tiny else ''}"
+    engines, out = HOME / f"{name}.yaml", HOME / name
     seqs = max(map(int, batch_sizes.split(",")))
-    same = f"backend: torch, load_format: dummy, max_num_seqs: {seqs}, max_in_flight: {seqs}, max_model_len: 2048"
-    lines = [f"{role}: {{{same}, model: {_shape_folder(role, tiny)}}}" for role in SHAPES]
+    same = f"backend: {backend}, load_format: dummy, max_num_seqs: {seqs}, max_in_flight: {seqs}, max_model_len: 2048"
+    shares = {"target": 0.7, "draft": 0.15} if backend == "vllm" else {}
+    terms = {role: f", gpu_memory_utilization: {share}, max_num_batched_tokens: 2048, dtype: bfloat16" for role, share in shares.items()}
+    lines = [f"{role}: {{{same}{terms.get(role, '')}, model: {_shape_folder(role, tiny)}}}" for role in SHAPES]
     engines.write_text("\n".join(lines) + "\n")
-    out = HOME / f"map{'-tiny' if tiny else ''}"
     shutil.rmtree(out, ignore_errors=True)
     settings = [word for each in (f"token_budget={tokens}", "step_tokens=50", "answer_tokens=8", "threshold=4") for word in ("--set", each)]
     command = ["sweep", "graphs/specreason.yaml", "--engines", str(engines), "--batch-size", batch_sizes, "--repeats", "1", *settings]
-    command += ["--vary", "speculate=always,auto", "--input", "datasets/arith/test.parquet", "--limit", str(2 * seqs), "--output", str(out)]
-    done = subprocess.run([*COMMAND, *command], cwd=ROOT)
+    command += ["--input", "datasets/arith/test.parquet", "--limit", str(2 * seqs), "--output", str(out)]
+    with _sharing(sharing) as environment:
+        done = subprocess.run([*COMMAND, *command], cwd=ROOT, env=environment)
     points = _points(out / "points.parquet")
-    write("map", {"tokens": tokens, "exit_code": done.returncode, "points": points})
+    write(name, {"backend": backend, "sharing": sharing, "tokens": tokens, "exit_code": done.returncode, "points": points})
 
 
 def _points(path: Path) -> list[dict[str, Any]]:
@@ -349,9 +362,9 @@ def _shape_folder(role: str, tiny: bool) -> Path:
     folder = HOME / f"shape-{role}{'-tiny' if tiny else ''}"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / f"pipeline/models/tiny-{role}", folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
-    config = _config(role, tiny)
-    config.architectures, config.dtype = ["Qwen2ForCausalLM"], "bfloat16"
-    config.save_pretrained(folder)
+    shape = config(role, tiny)
+    shape.architectures, shape.dtype = ["Qwen2ForCausalLM"], "bfloat16"
+    shape.save_pretrained(folder)
     return folder
 
 

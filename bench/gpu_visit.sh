@@ -8,7 +8,8 @@
 # replaces packages, last. interference and mps: how two processes share the card, in time slices and under CUDA MPS. contract: the
 # torch engine's tests. runs: whole runs on it. map: cells of the frontier. vllm: a run on vLLM. vllm-contract: its tests.
 #
-# PYTHON names the interpreter that has torch. OUT, where set, is a folder that gets a copy of the results.
+# PYTHON names the interpreter that has torch, LIMIT the seconds that a part may take. OUT, where set, is a folder that gets a copy of the
+# results.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -17,17 +18,17 @@ if [ "${1:-}" = prepare ]; then
   exec "$python" bench/gpu_visit.py prepare "$@"
 fi
 home=build/gpu_visit
+export PYTHONPATH=$PWD:$PWD/$home/site
 if [ ! -e "$home/ready" ]; then
-  "$python" -m venv --system-site-packages "$home/venv"
-  # Only what is missing: torch and whatever else the machine has stays as it is.
-  "$home/venv/bin/python" -m pip install -qq --disable-pip-version-check --no-index --no-deps --find-links "$home/wheels" \
-    $("$home/venv/bin/python" bench/gpu_visit.py missing)
+  # Only what is missing, beside the interpreter's own packages: torch and whatever else the machine has stays as it is.
+  "$python" -m pip install -qq --disable-pip-version-check --no-index --no-deps --no-compile --no-cache-dir --target "$home/site" \
+    --find-links "$home/wheels" $("$python" bench/gpu_visit.py missing)
   touch "$home/ready"
 fi
 status=0
 [ $# -gt 0 ] || set -- interference mps contract runs map vllm vllm-contract
 for part in "$@"; do
-  PYTHONPATH=$PWD timeout 540 "$home/venv/bin/python" bench/gpu_visit.py "$part" || { status=$?; echo "$part ended with $status" >&2; }
+  timeout "${LIMIT:-540}" "$python" bench/gpu_visit.py "$part" || { status=$?; echo "$part ended with $status" >&2; }
   [ -z "${OUT:-}" ] || cp -f bench/results/gpu-*.json "$OUT"/
 done
 exit "$status"
