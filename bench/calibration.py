@@ -3,7 +3,8 @@
     python bench/calibration.py
 
 Published: the speeds of single models in SpecCoT's tables 1 and 4 give the two figures of the simulated A100s that are fitted,
-here again, and everything else that the papers print of these machines is simulated and set next to it. Measured here: with
+here again, and everything else that the papers print of these machines is simulated and set next to it, and so are printed speed-ups by
+token-level speculation (bench/token_level.py; `--token-level` writes that section alone). Measured here: with
 --measured FOLDER, which `bench/scaling.py` leaves, simulated engines are fitted to two points of its sweep on the torch engine and
 predict the others, once with the recorded text and once with text of their own. Writes bench/calibration.md and
 bench/results/calibration.json.
@@ -21,7 +22,8 @@ from typing import Any
 import click
 import msgspec
 import numpy as np
-from figures import KEPT, RESULTS, ROOT, Results, begin, origin
+import token_level
+from figures import KEPT, RESULTS, ROOT, Results, begin, origin, page_digest, results_of
 from msgspec import Struct, structs
 from runs import swept, whole, write_problems
 from scaling import TABLE_6, TABLE_6_PROBLEMS
@@ -310,11 +312,22 @@ def _said(errors: dict[Key, tuple[float, float]], held: int, medians: dict[str, 
     )
 
 
-def state(median_error: float, own_text_error: float) -> None:
-    """Write the median errors into the package, which states them next to every simulated speed."""
+def state(**errors: float) -> None:
+    """Write errors into the package, which states them next to every simulated speed."""
     path = ROOT / "pipeline/analysis/simulated.py"
-    text = re.sub(r"^MEDIAN_ERROR = .*$", f"MEDIAN_ERROR = {median_error:.2f}", path.read_text(), flags=re.MULTILINE)
-    path.write_text(re.sub(r"^OWN_TEXT_ERROR = .*$", f"OWN_TEXT_ERROR = {own_text_error:.2f}", text, flags=re.MULTILINE))
+    for name, value in errors.items():
+        path.write_text(re.sub(rf"^{name.upper()} = .*$", f"{name.upper()} = {value:.2f}", path.read_text(), flags=re.MULTILINE))
+
+
+def write_token_level() -> None:
+    """Write results and section on token-level speculation again; the others stay."""
+    page, found = ROOT / "bench/calibration.md", results_of("calibration") | token_level.results()
+    before, _, rest = page.read_text().partition(token_level.HEADING)
+    after = rest.partition("\n## ")
+    page.write_text(before.rstrip("\n") + "\n\n" + token_level.section(found) + "\n" + ("\n## " + after[2] if after[1] else ""))
+    found["measured"]["page"] = page_digest(page)
+    (ROOT / RESULTS / "calibration.json").write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    state(token_level_error=found["token_level_error"])
 
 
 def _folder(point: Point) -> str:
@@ -418,8 +431,12 @@ def reading(ours: dict[str, dict[int, float]]) -> str:
 
 @click.command()
 @click.option("--measured", type=click.Path(path_type=Path), help="A sweep on real engines, as bench/scaling.py leaves it.")
-def main(measured: Path | None) -> None:
+@click.option("--token-level", "only_token_level", is_flag=True, help="Write only the section on token-level speculation.")
+def main(measured: Path | None, only_token_level: bool) -> None:
     """Write bench/calibration.md."""
+    if only_token_level:
+        write_token_level()
+        return
     recording = begin(__file__)
     with tempfile.TemporaryDirectory(prefix="calibration-") as name:
         folder = Path(name)
@@ -433,18 +450,19 @@ def main(measured: Path | None) -> None:
             "reading": reading(ours),
         }
         sections, errors = predicted(measured) if measured else ([], {})
+        tokens = token_level.results()
         parts["stated"] = f" {sentence(**errors)}" if errors else ""
     result = {
         "bench": "calibration",
         "reached": parts["fit"][0],
         "overhead_s": parts["fit"][1],
         **errors,
+        **tokens,
         "table_6_tokens_per_s": ours,
         "tables": [structs.asdict(parts[each]) for each in ("speeds", "systems", "table_6")],
     }
-    recording.write(ROOT / RESULTS / "calibration.json", result, "\n\n".join([*page(parts), *sections]) + "\n")
-    if errors:
-        state(**errors)
+    recording.write(ROOT / RESULTS / "calibration.json", result, "\n\n".join([*page(parts), token_level.section(tokens), *sections]) + "\n")
+    state(**errors, token_level_error=tokens["token_level_error"])
     click.echo(f"{parts['fit'][0]:.3g} of the bandwidth, {parts['fit'][1] * 1e3:.2f} ms")
 
 

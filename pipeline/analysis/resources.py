@@ -37,6 +37,8 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     """Tokens whose keys and values fit into its cache."""
     fit_error: float | None = None
     """Of a simulated engine with fitted rates: the mean error of its calls' times, |ln|."""
+    token_level: bool = False
+    """Whether a simulated engine speculates token by token."""
 
 
 class Resources(Struct, frozen=True, order=True):

@@ -9,6 +9,8 @@ MEDIAN_ERROR = 0.11
 bench/calibration.py measures it and writes it here; it is `median_error` of bench/results/calibration.json."""
 OWN_TEXT_ERROR = 1.06
 """The same where the fitted engines write text of their own: `own_text_error`."""
+TOKEN_LEVEL_ERROR = 0.12
+"""Mean |ln| of simulated over printed speed-ups by token-level speculation: `token_level_error` there."""
 
 
 def sentence(median_error: float, own_text_error: float) -> str:
@@ -19,14 +21,21 @@ def sentence(median_error: float, own_text_error: float) -> str:
     )
 
 
-def stated(fit_errors: Iterable[float | None]) -> str:
-    """The sentence shown with simulated speeds; `fit_errors` are those of devices with fitted rates, None for the others."""
+def stated(fit_errors: Iterable[float | None], token_level: bool = False) -> str:
+    """The sentence shown with simulated speeds; `fit_errors` are those of devices with fitted rates, None for the others. `token_level`:
+    an engine speculates token by token."""
     worst = max((error for error in fit_errors if error is not None), default=None)
     fitted = "" if worst is None else f" The rates here were fitted, and times of single calls are off by {worst:.1%} on average."
-    return sentence(MEDIAN_ERROR, OWN_TEXT_ERROR) + fitted
+    inside = f" Speed-ups by token-level speculation are off by {TOKEN_LEVEL_ERROR:.0%} of printed ones on average." if token_level else ""
+    return sentence(MEDIAN_ERROR, OWN_TEXT_ERROR) + fitted + inside
+
+
+def of_facts(engines: Collection[EngineFacts]) -> str:
+    """The same of simulated engines that stated these facts."""
+    return stated((each.fit_error for each in engines), any(each.token_level for each in engines))
 
 
 def of_engines(engines: Collection[EngineFacts]) -> str:
     """The same of the engines of a run on virtual time; empty where none is on a simulated device, as those of a replay that take as long
     as they were recorded to."""
-    return stated(each.fit_error for each in engines) if any(each.devices for each in engines) else ""
+    return of_facts(engines) if any(each.devices for each in engines) else ""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipeline.analysis.compare.cells import Table, plain, plain_percent, times
 from pipeline.analysis.points import Point, Spread, baselines, crossing, curves, spread
 from pipeline.analysis.resources import of_answers, shortfall
-from pipeline.analysis.simulated import stated
+from pipeline.analysis.simulated import of_facts
 
 Curves = dict[str, dict[int, list[Point]]]
 COLUMNS = (
@@ -61,7 +61,7 @@ def _failures(found: Curves) -> Iterator[str]:
 
 def _simulated(points: Sequence[Point]) -> Iterator[str]:
     if any(point.simulated for point in points):
-        yield stated(facts.fit_error for point in points for facts in point.facts.values())
+        yield of_facts([facts for point in points for facts in point.facts.values()])
 
 
 def _shortfalls(found: Curves, against: Mapping[str, str]) -> Iterator[str]:

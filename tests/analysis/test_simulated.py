@@ -2,16 +2,24 @@
 
 import json
 
-from pipeline.analysis.simulated import MEDIAN_ERROR, OWN_TEXT_ERROR, stated
+from pipeline.analysis.resources import EngineFacts
+from pipeline.analysis.simulated import MEDIAN_ERROR, OWN_TEXT_ERROR, TOKEN_LEVEL_ERROR, of_facts, stated
 from tests.support.paths import ROOT
 
 
 def test_the_stated_errors_are_those_of_the_results_file() -> None:
     found = json.loads((ROOT / "bench/results/calibration.json").read_bytes())
-    assert (round(found["median_error"], 2), round(found["own_text_error"], 2)) == (MEDIAN_ERROR, OWN_TEXT_ERROR)
+    errors = (found[name] for name in ("median_error", "own_text_error", "token_level_error"))
+    assert tuple(round(each, 2) for each in errors) == (MEDIAN_ERROR, OWN_TEXT_ERROR, TOKEN_LEVEL_ERROR)
 
 
 def test_fitted_rates_have_their_own_error_beside_it() -> None:
     assert stated([None, None]) == stated([])
     assert f"off by a median of {MEDIAN_ERROR:.0%} with recorded text" in stated([])
     assert stated([0.1, None, 0.441]).endswith("The rates here were fitted, and times of single calls are off by 44.1% on average.")
+
+
+def test_engines_that_speculate_token_by_token_have_the_error_of_that_beside_it() -> None:
+    assert of_facts([EngineFacts(fit_error=0.1), EngineFacts()]) == stated([0.1])
+    said = of_facts([EngineFacts(), EngineFacts(token_level=True)])
+    assert said.endswith(f"Speed-ups by token-level speculation are off by {TOKEN_LEVEL_ERROR:.0%} of printed ones on average.")

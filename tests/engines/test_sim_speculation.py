@@ -13,7 +13,7 @@ from pipeline.engines.sim.device import SimDevice
 from pipeline.engines.sim.engine import open_sim
 from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimSpeculativeSpec
-from pipeline.engines.sim.speculation import SpeculationMeter, agreement, iterations_of
+from pipeline.engines.sim.speculation import SpeculationMeter, acceptances, draws, iterations_of
 from pipeline.errors import GraphError
 
 DEVICE = SimDeviceSpec(name="d", flops_per_s=2.0**21, bytes_per_s=2.0**18, overhead_s=2.0**-9)
@@ -29,26 +29,42 @@ def asked(number: int = 0, **fields: Any) -> Request:
     return Request(**{"request_id": f"r{number}", "prompt_ids": (1 << 24 | ord("a"),) * 4, "max_tokens": 40, **fields})
 
 
-def one_by_one(agrees: list[bool], k: int) -> list[tuple[int, int]]:
+def one_by_one(drawn: list[float], rates: list[float]) -> list[tuple[int, int]]:
     """Tokens and accepted tokens of each iteration, as speculative decoding is described."""
     found, at = [], 0
-    while at < len(agrees):
+    while at < len(drawn):
         accepted = 0
-        while accepted < k and at + accepted < len(agrees) and agrees[at + accepted]:
+        while accepted < len(rates) and at + accepted < len(drawn) and drawn[at + accepted] < rates[accepted]:
             accepted += 1
-        tokens = min(accepted + 1, len(agrees) - at)
+        tokens = min(accepted + 1, len(drawn) - at)
         found.append((tokens, accepted))
         at += tokens
     return found
 
 
-@given(st.integers(1, 8), st.floats(0, 1), st.integers(1, 60), st.integers(0, 5))
-def test_a_candidate_is_written_as_speculative_decoding_is_described(k: int, acceptance: float, length: int, candidate: int) -> None:
-    inner, request = SimSpeculativeSpec(num_speculative_tokens=k, acceptance=acceptance), asked()
-    progress = iterations_of(inner, request, candidate, length)
-    expected = one_by_one(agreement(acceptance, request, candidate, length - 1).tolist(), k)
+probabilities = st.floats(0, 1)
+
+
+@given(
+    st.integers(1, 8),
+    probabilities | st.lists(probabilities, min_size=1, max_size=4).map(tuple),
+    st.sampled_from([0.0, 0.5]),
+    st.integers(1, 60),
+    st.integers(0, 5),
+)
+def test_a_candidate_is_written_as_speculative_decoding_is_described(
+    k: int, acceptance: float | tuple[float, ...], sigma: float, length: int, candidate: int
+) -> None:
+    inner = SimSpeculativeSpec(num_speculative_tokens=k, acceptance=acceptance, acceptance_sigma=sigma)
+    progress = iterations_of(inner, asked(), candidate, length)
+    rates = acceptances(inner, asked(), candidate)
+    if not sigma:
+        by_position = acceptance if isinstance(acceptance, tuple) else (acceptance,)
+        assert rates == [by_position[min(position, len(by_position) - 1)] for position in range(k)]
     assert progress.tokens[0] == 1
-    assert list(zip(np.diff(progress.tokens), progress.accepted, strict=True)) == expected
+    assert list(zip(np.diff(progress.tokens), progress.accepted, strict=True)) == one_by_one(
+        draws(asked(), candidate, length - 1).tolist(), rates
+    )
 
 
 def test_tokens_of_an_iteration_are_on_average_what_the_formula_says() -> None:
@@ -56,6 +72,13 @@ def test_tokens_of_an_iteration_are_on_average_what_the_formula_says() -> None:
         inner = SimSpeculativeSpec(num_speculative_tokens=k, acceptance=acceptance)
         mean = 200_000 / iterations_of(inner, asked(), 0, 200_000).iterations
         assert mean == pytest.approx((1 - acceptance ** (k + 1)) / (1 - acceptance), rel=0.01)
+
+
+def test_candidates_differ_by_the_stated_deviation_and_are_in_the_middle_what_is_said() -> None:
+    inner = SimSpeculativeSpec(num_speculative_tokens=3, acceptance=(0.8, 0.6), acceptance_sigma=0.4)
+    found = np.array([acceptances(inner, asked(number), 0) for number in range(2000)])
+    assert np.median(found, axis=0) == pytest.approx([0.8, 0.6, 0.6], abs=0.01)
+    assert np.log(found / (1 - found)).std(axis=0) == pytest.approx([0.4] * 3, rel=0.05)
 
 
 def test_what_is_accepted_is_counted_by_position() -> None:
@@ -92,6 +115,9 @@ async def test_speculation_changes_the_time_and_no_text() -> None:
     [
         ({}, 8 * (2.0**-7 + 2.0**-9)),  # 39 tokens, 5 in an iteration
         ({"parameters": 2.0**7, "overhead_s": 2.0**-11}, 8 * (2.0**-7 + 2.0**-9 + 4 * (2.0**-10 + 2.0**-11))),
+        ({"verification_s": 2.0**-10}, 8 * (2.0**-7 + 2.0**-9 + 2.0**-10)),
+        ({"overlap": 0.75}, 8 * (2.0**-7 + 2.0**-9 + 2.0**-10)),  # a fourth of the arithmetic of four tokens comes on top
+        ({"overlap": 0.5, "proposed_share": 0.5}, 8 * (2.0**-7 + 2.0**-9 + 2.0**-10)),  # half of that of two
     ],
 )
 async def test_an_iteration_costs_a_verification_and_its_proposals(draft: dict[str, float], decode_s: float) -> None:

@@ -34,8 +34,10 @@ def test_a_run_leaves_three_tables_and_its_card(tmp_path: Path) -> None:
 def test_token_level_speculation_changes_times_and_no_answer(tmp_path: Path) -> None:
     graph, problems = ROOT / "graphs/specreason-decode.yaml", write_problems(tmp_path)
     plain, faster = (
-        run(RunOptions(graph=graph, engines=ROOT / f"graphs/engines/{name}.yaml", input=problems, output=tmp_path / name))
-        for name in ("sim-2xh100", "sim-2xh100-decode")
+        run(
+            RunOptions(graph=graph, engines=ROOT / f"graphs/engines/{name}.yaml", input=problems, settings=settings, output=tmp_path / name)
+        )
+        for name, settings in (("sim-2xh100", ()), ("sim-2xh100-decode", ("engines.target.speculative.acceptance=0.9",)))
     )
     assert said(plain) == said(faster)
     before, after = summarize(plain.folder), summarize(faster.folder)

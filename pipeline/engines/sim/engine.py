@@ -92,7 +92,8 @@ class SimEngine:
         self._alive, self._computes, self._closed = True, True, False
         self._exit_reason = ""
         self._meter = UsageMeter()
-        self._speculation = SpeculationMeter(spec.speculative.num_speculative_tokens) if spec.speculative else None
+        inner = spec.speculative
+        self._speculation = SpeculationMeter(inner.num_speculative_tokens, inner.proposed_share) if inner else None
 
     async def generate(self, request: Request) -> Completion:
         """Answer `request`; see `Engine.generate`."""
@@ -243,6 +244,7 @@ def _facts(spec: SimSpec) -> dict[str, Fact]:
     facts: dict[str, Fact] = {"answers": "simulated", "devices": (name,), "device_model": name, "device": name}
     facts |= {"kv_cache_tokens": spec.kv_cache_tokens, "batch_invariant": True}
     facts |= {} if spec.device.fit_error is None else {"fit_error": spec.device.fit_error}
+    facts |= {} if spec.speculative is None else {"token_level": True}
     return facts | ({"flops_per_s": rate} if math.isfinite(rate) else {})
 
 

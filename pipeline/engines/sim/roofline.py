@@ -24,10 +24,10 @@ class Rates(Struct, frozen=True):
     overhead_s: float
     """Constant time of an iteration."""
 
-    def batch(self, tokens: int, reads: float, growth: float) -> "BatchCost":
+    def batch(self, tokens: float, reads: float, growth: float, extra_s: float = 0.0) -> "BatchCost":
         """The cost of iterations that compute `tokens` tokens each; the first reads `reads` tokens of context, each next one `growth`
-        more than the one before."""
-        return BatchCost(tokens * self.token_s, self.weights_s + reads * self.kv_s, growth * self.kv_s, self.overhead_s)
+        more than the one before. `extra_s` seconds of arithmetic are not hidden behind the memory traffic."""
+        return BatchCost(tokens * self.token_s, self.weights_s + reads * self.kv_s + extra_s, growth * self.kv_s, self.overhead_s)
 
 
 def rates_of(device: SimDeviceSpec, model: SimSpec | SimSpeculativeSpec, overhead_s: float) -> Rates:
@@ -46,15 +46,22 @@ class Roofline:
     def __init__(self, spec: SimSpec) -> None:
         inner = spec.speculative
         self.rates = rates_of(spec.device, spec, spec.device.overhead_s)
+        self._verifying = rates_of(spec.device, spec, spec.device.overhead_s + inner.verification_s) if inner else self.rates
         self.proposals = inner.num_speculative_tokens if inner else 0
-        """Tokens proposed for each sequence in an iteration."""
+        """Tokens proposed for each sequence in an iteration, at most."""
+        self._verified = self.proposals * (inner.proposed_share if inner else 1.0)
+        """The same, on average."""
+        self._unhidden_s = self._verified * (1 - inner.overlap) * self.rates.token_s if inner else 0.0
+        """Arithmetic for one sequence that the memory traffic of an iteration does not hide."""
         self.draft = rates_of(spec.device, inner, inner.overhead_s) if inner and (inner.parameters or inner.overhead_s) else None
         """Of what proposes them; None where that costs nothing."""
 
     def iteration(self, size: int, context: float, growth: float = 0, tokens: int = 0, reads: float = 0) -> "Cost":
         """The cost of iterations in which `size` sequences decode. In the first they read `context` tokens of context, in each next one
         `growth` more than in the one before. Beside them `tokens` tokens of prompts are computed, which read `reads` tokens of context."""
-        verified = self.rates.batch(size * (1 + self.proposals) + tokens, context + size * self.proposals + reads, growth)
+        proposed = size * self._verified
+        rates = self._verifying if size else self.rates
+        verified = rates.batch(size + proposed + tokens, context + proposed + reads, growth, size * self._unhidden_s)
         if self.draft is None:
             return verified
         passes = [(1, verified)]

@@ -117,17 +117,28 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return "lengths" if getattr(self.lengths, part, None) is not None else None
 
 
+Probability = Annotated[float, Meta(ge=0, le=1)]
+
+
 class SimSpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Token-level speculation inside a simulated engine, with a stated acceptance rate. It changes times, never texts.
+    """Token-level speculation inside a simulated engine, with a stated acceptance. It changes times, never texts.
 
     An iteration verifies the last token of every sequence and those proposed after it: `num_speculative_tokens` + 1 tokens. The draft
-    computes one token of every sequence for each token proposed, and every prompt once, on the same device.
+    computes one token of every sequence for each token proposed, and every prompt once, on the same device. What a roofline leaves out of
+    the costs, `verification_s` and `overlap`, is fitted to printed speeds (bench/calibration.md).
     """
 
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] = 5
     """Tokens proposed at a time."""
-    acceptance: Annotated[float, Meta(ge=0, le=1)]
-    """Probability that a proposed token is accepted if those before it are."""
+    acceptance: Probability | Annotated[tuple[Probability, ...], Meta(min_length=1, max_length=64)]
+    """Probability that a proposed token is accepted if those before it are: one for all, or one for each position; the last one counts for
+    all further positions."""
+    acceptance_sigma: Annotated[float, Meta(ge=0, le=3)] = 0.0
+    """How much texts differ: the standard deviation over the candidates of the log odds of acceptance, whose mean over candidates is
+    lower than what `acceptance` says of the candidate in the middle."""
+    proposed_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Share of the iterations in which a sequence has a proposal: n-grams that never occurred before propose nothing. It says what
+    verification costs; `acceptance` counts all iterations."""
     parameters: Annotated[float, Meta(ge=0, le=1e15)] = 0.0
     """Number of parameters of the drafting model; 0: proposing costs only `overhead_s`, as with n-grams."""
     bytes_per_parameter: Annotated[float, Meta(gt=0, le=1e15)] = 2.0
@@ -135,7 +146,17 @@ class SimSpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_field
     kv_bytes_per_token: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
     """Bytes per token of the drafting model's KV cache; `kv_cache_tokens` must leave room for them."""
     overhead_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    """Seconds added per proposed token."""
+    """Seconds added per proposed token: launches and sampling of one pass of the draft."""
+    verification_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    """Seconds added per iteration: preparing what is verified, and rejection sampling."""
+    overlap: Probability = 1.0
+    """Share of the arithmetic of proposed tokens that the memory traffic of an iteration hides; 1: all that fits, as in a roofline."""
+
+    def accepted_at(self, position: int) -> float:
+        """The acceptance of the proposed token at `position`, from 0, of the candidate in the middle."""
+        if isinstance(self.acceptance, tuple):
+            return self.acceptance[min(position, len(self.acceptance) - 1)]
+        return self.acceptance
 
 
 class SimFaultsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
