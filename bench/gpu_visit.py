@@ -376,7 +376,8 @@ def vllm() -> None:
     shutil.rmtree(out, ignore_errors=True)
     # A share for each of the two engines on the card; without one it is said to have no effect.
     files = ["run", "graphs/speccot.yaml", "--engines", "graphs/engines/tiny-vllm.yaml", "--input", "datasets/arith/test.parquet"]
-    files += ["--set", "engines.*.gpu_memory_utilization=0.2"]
+    for term in ("gpu_memory_utilization=0.2", "dtype=bfloat16", "enforce_eager=true"):
+        files += ["--set", f"engines.*.{term}"]
     found = _pipeline(*files, "--limit", "64", "--output", str(out), "--json")
     facts = json.loads((out / "run.json").read_text())["engine_facts"]
     write("vllm", {name: found.get(name) for name in ("accuracy", "wall_time_s", "problems_per_s", "failed")} | {"facts": facts})

@@ -18,7 +18,7 @@ if [ "${1:-}" = prepare ]; then
   exec "$python" bench/gpu_visit.py prepare "$@"
 fi
 home=build/gpu_visit
-export PYTHONPATH=$PWD:$PWD/$home/site
+export PYTHONPATH=$PWD:$PWD/$home/site${PYTHONPATH:+:$PYTHONPATH}
 if [ ! -e "$home/ready" ]; then
   # Only what is missing, beside the interpreter's own packages: torch and whatever else the machine has stays as it is.
   "$python" -m pip install -qq --disable-pip-version-check --no-index --no-deps --no-compile --no-cache-dir --target "$home/site" \
