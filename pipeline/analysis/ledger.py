@@ -21,6 +21,7 @@ OUTCOMES = (
     "fallback",
     "answer",
     "verification",
+    "trial",
     "not_chosen",
     "rejected",
     "cut",
@@ -36,6 +37,7 @@ OUTCOMES = (
   as a first step, in a graph without drafts or in direct mode; or after the drafts were rejected.
 - `answer`: in the answer after the thought.
 - `verification`: in a verdict.
+- `trial`: in an answer that was asked for before the thought was over.
 - `not_chosen`: in another candidate of a step that was accepted.
 - `rejected`: in a candidate of a step of which none was accepted.
 - `cut`: sampled and not kept: end-of-sequence tokens, and what was cut off after a step's end.
@@ -48,7 +50,7 @@ WRITTEN = {"guidance": ("guidance",), "written": ("first_steps", "written", "int
 """For each outcome of steps that an engine wrote without a draft: the decisions in the steps table that it covers."""
 USEFUL = ("committed", "guidance", "written", "fallback", "answer")
 WASTED = ("not_chosen", "rejected", "cut", "retried", "lost_chains", "unrecorded")
-"""Outcomes that count as waste; `verification` and `unfinished` are neither useful nor wasted."""
+"""Outcomes that count as waste; `verification`, `trial` and `unfinished` are neither useful nor wasted."""
 CALLS = Path(__file__).with_name("ledger.sql")
 """Sums of the calls by engine and outcome. Drafted tokens count as `rejected` until the steps tell what became of them."""
 STEPS = """

@@ -11,6 +11,7 @@ told AS (
                 WHEN purpose = 'draft' THEN 'rejected'
                 WHEN purpose = 'judge' THEN 'verification'
                 WHEN purpose = 'answer' THEN 'answer'
+                WHEN purpose = 'trial' THEN 'trial'
                 WHEN step_index = 0 THEN 'guidance'
                 WHEN falls_back AND step_index > first_steps THEN 'fallback'
                 ELSE 'written' END AS outcome

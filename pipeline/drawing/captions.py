@@ -7,6 +7,7 @@ from msgspec import structs
 from pipeline.drawing.run import RunCounts
 from pipeline.graph.plan import Condition, LoopNode, Plan
 from pipeline.graph.prompts import DEFAULT_PROMPTS
+from pipeline.graph.rules import CONDITIONS
 from pipeline.graph.spec import PLAIN_SAMPLING, StageSpec
 from pipeline.text import one_line
 
@@ -54,8 +55,13 @@ def verdict_word(accepted: bool) -> str:
 
 def exit_lines(loop: LoopNode) -> dict[str, str]:
     """Every stop condition of a loop by its name, with its limit if it has one."""
-    set_ = {name: getattr(loop.until, name) for name in loop.until.__struct_fields__ if getattr(loop.until, name)}
+    set_ = {name: getattr(loop.until, name) for name in CONDITIONS if getattr(loop.until, name)}
     return {name: name if value is True else f"{name} {value:,}" for name, value in set_.items()} | {ALWAYS: ALWAYS}
+
+
+def trial_line(loop: LoopNode) -> str:
+    """How often the answer is asked for before the thought is over."""
+    return "every step" if loop.until.every == 1 else f"every {loop.until.every:,} steps"
 
 
 def verdict_count(counts: RunCounts, judge: str, accepted: bool) -> str:

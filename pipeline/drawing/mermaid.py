@@ -19,6 +19,7 @@ from pipeline.drawing.captions import (
     rounds_a_chain,
     settings_line,
     shortened,
+    trial_line,
     verdict_count,
     verdict_word,
     with_share,
@@ -133,6 +134,10 @@ class _Flowchart:
             self._arrow(key, NEXT, (f"the first {body.first_steps:,} steps", *filter(None, [taken])), _key(writer, loop.name))
         if loop.direct is not None:
             self._direct(key, loop.direct, loop)
+        if loop.trial is not None:
+            trial = _key(loop.trial, loop.name)
+            self._connect([_Open(key, lines=(trial_line(loop),))], trial)
+            self._connect(self._node(loop.trial, loop.name), key, AGAIN)
         ended = ended_by(self._counts, loop) if self._counts and loop is self._plan.loops[-1] else {}
         return [_Open(key, lines=tuple(f"{reason} {count}" for reason, count in ended.items()) or ("until",), link=EXIT)]
 

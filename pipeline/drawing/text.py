@@ -14,6 +14,7 @@ from pipeline.drawing.captions import (
     rounds_a_chain,
     settings_line,
     shortened,
+    trial_line,
     verdict_count,
     verdict_word,
 )
@@ -69,13 +70,14 @@ class _Tree:
         taken = ended_by(self._counts, loop) if self._counts and loop is self._plan.loops[-1] else {}
         until = _Line("until", below=tuple(_Line(f"{said:24} {taken.get(name, '')}".rstrip()) for name, said in exit_lines(loop).items()))
         title = ", ".join(filter(None, ("repeat", condition_line(loop.condition), turns)))
+        tried = () if loop.trial is None else (_Line(trial_line(loop), below=(self._stage(loop.trial, loop.body),)),)
         if loop.direct is None:
-            return _Line(f"↻ {loop.name}: {title}", below=(*self.block(loop.body), until))
+            return _Line(f"↻ {loop.name}: {title}", below=(*self.block(loop.body), *tried, until))
         guidance, direct = loop.direct.guidance, (loop.direct.response, loop.direct.boundary)
         first = () if guidance is None else (self._stage(guidance, loop.body),)
         speculative = _Line("while it speculates", below=(*first, *self.block(loop.body)))
         alone = _Line("while the target writes alone", below=tuple(self._stage(stage, loop.body) for stage in direct))
-        return _Line(f"↻ {loop.name}: {title}", below=(speculative, alone, until))
+        return _Line(f"↻ {loop.name}: {title}", below=(speculative, alone, *tried, until))
 
     def _verdicts(self, stage: StageNode) -> Iterator[_Line]:
         if stage.spec.judges:

@@ -3,6 +3,9 @@
 A loop with `speculate: never` or `auto` also gets what the target writes without speculation. The role of its `generate` stage, the
 fallback, is the target. The `response` is the request that `target.yaml` makes, by the same name, so that it has the same id and seed; the
 `boundary` lets the target finish a step that was cut when its response was interrupted.
+
+Where an `until` asks for the answer before the thought is over, its loop gets the stage `trial`, which asks it. A response with such an
+`until` becomes a loop, whose rounds write pieces of it.
 """
 
 import hashlib
@@ -15,8 +18,8 @@ import msgspec
 from msgspec import structs
 
 from pipeline.graph.plan import Block, Condition, Direct, LoopNode, Plan, StageNode
-from pipeline.graph.rules import BOUNDARY, RESPONSE, Stages, waits_for
-from pipeline.graph.spec import GraphSpec, RepeatSpec, Speculate, StageSpec
+from pipeline.graph.rules import BOUNDARY, RESPONSE, TRIAL, Stages, early_end, waits_for
+from pipeline.graph.spec import EndSpec, GraphSpec, RepeatSpec, Speculate, StageSpec, TrialSpec, UntilSpec
 
 
 def compile_graph(graph: GraphSpec) -> Plan:
@@ -26,6 +29,8 @@ def compile_graph(graph: GraphSpec) -> Plan:
     block, roles = _block(graph.stages, count()), tuple(dict.fromkeys(_roles(graph.stages)))
     if any(isinstance(spec, RepeatSpec) and spec.speculate != "always" for spec in graph.stages.values()):
         block, roles = _switched(graph.stages, block, roles)
+    if trial := _trial(graph.stages, sum(1 for _ in block.stages())):
+        block = structs.replace(block, levels=tuple(tuple(_tried(node, trial) for node in level) for level in block.levels))
     return Plan(
         name=graph.name,
         prompts=graph.prompts,
@@ -58,7 +63,32 @@ def _node(name: str, spec: StageSpec, ranks: Iterator[int]) -> StageNode | LoopN
     condition = Condition(judge, verdict == "accepted") if spec.when else None
     if isinstance(spec, RepeatSpec):
         return LoopNode(name, spec.until, _block(spec.stages, ranks), condition)
+    if isinstance(getattr(spec, "until", None), EndSpec) and early_end(spec) is None:
+        spec = structs.replace(spec, until=None)  # nothing is asked before the end: as if nothing were said
     return StageNode(name, spec, condition, next(ranks))
+
+
+def _trial(stages: Stages, rank: int) -> StageNode | None:
+    """The stage that asks for the answer before the thought is over, as the first that answers would be asked; None where no `until` needs
+    it."""
+    ends = [until for spec in stages.values() if (until := early_end(spec)) is not None]
+    if not ends:
+        return None
+    answer = next(spec for spec in stages.values() if spec.answers and spec.when is None)
+    confidence = any(until.answer_confident is not None for until in ends)
+    spec = TrialSpec(engine=str(answer.role), confidence=confidence, prompts=answer.prompts, adapter=answer.adapter)
+    return StageNode(TRIAL, spec, None, rank)
+
+
+def _tried(node: StageNode | LoopNode, trial: StageNode) -> StageNode | LoopNode:
+    """`node` with the `trial` where its `until` needs one; a response then is a loop, a piece of it a round."""
+    if isinstance(node, LoopNode):
+        return structs.replace(node, trial=trial) if node.until.tries else node
+    if (end := early_end(node.spec)) is None:
+        return node
+    limits: dict[str, Any] = {"thought_closed": True, "token_budget": getattr(node.spec, "max_tokens", None)}
+    until = UntilSpec(answer_confident=end.answer_confident, answer_stable=end.answer_stable, **limits)
+    return LoopNode(node.name, until, Block(((structs.replace(node, condition=None),),)), node.condition, trial=trial)
 
 
 def _roles(stages: Stages) -> Iterator[str]:
@@ -100,7 +130,16 @@ def _switched(stages: Stages, block: Block, roles: tuple[str, ...]) -> tuple[Blo
 def _response(stages: Stages) -> StageSpec:
     answer: Any = next(spec for spec in stages.values() if spec.answers and not spec.when)
     said = answer.max_tokens if getattr(answer, "budget", None) == "thought" else None
-    return _fallback(stages, unit="response", max_tokens=_switchable(stages).until.token_budget, answer_tokens=said)
+    loop = _switchable(stages).until
+    return _fallback(stages, unit="response", max_tokens=loop.token_budget, answer_tokens=said, until=_end_of_response(stages, loop))
+
+
+def _end_of_response(stages: Stages, loop: UntilSpec) -> EndSpec | None:
+    """When the target's response ends early: as the loop, in which it writes one step in at most so many tokens."""
+    if not loop.tries:
+        return None
+    every = loop.every * int(getattr(_fallback(stages), "max_tokens", 1))
+    return EndSpec(answer_confident=loop.answer_confident, answer_stable=loop.answer_stable, every=every)
 
 
 def _fallback(stages: Stages, **fields: Any) -> StageSpec:

@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from pipeline.bundled import BUNDLED, model_name
 from pipeline.graph.prompts import Prompts
-from pipeline.graph.spec import EngineSpec, Param, Purpose, Speculate, StageSpec, UntilSpec
+from pipeline.graph.spec import EngineSpec, Param, Purpose, Speculate, StageSpec, TrialSpec, UntilSpec
 
 S = TypeVar("S", bound=Struct)
 
@@ -48,6 +48,8 @@ class LoopNode(Struct, frozen=True, tag="loop", tag_field="node"):
     condition: Condition | None
     direct: "Direct | None" = None
     """What writes while the loop does not speculate; None: it always does."""
+    trial: StageNode | None = None
+    """What asks for the answer before the thought is over; None where `until` needs no such answer."""
 
 
 class Direct(Struct, frozen=True):
@@ -81,6 +83,7 @@ class Block(Struct, frozen=True):
                 yield from () if direct is None or direct.guidance is None else (direct.guidance,)
                 yield from node.body.stages()
                 yield from () if direct is None else (direct.response, direct.boundary)
+                yield from () if node.trial is None else (node.trial,)
 
 
 class Plan(Struct, frozen=True):
@@ -258,7 +261,8 @@ def _encode_node(node: StageNode | LoopNode) -> dict[str, Any]:
     condition = msgspec.to_builtins(node.condition)
     if isinstance(node, LoopNode):
         loop = {"name": node.name, "until": msgspec.to_builtins(node.until), "body": _encode_block(node.body), "condition": condition}
-        return loop if node.direct is None else {**loop, "direct": _encode_direct(node.direct)}
+        direct = {} if node.direct is None else {"direct": _encode_direct(node.direct)}
+        return {**loop, **direct, **({} if node.trial is None else {"trial": _encode_node(node.trial)})}
     capabilities = {name: getattr(node.spec, name) for name in _CAPABILITIES}
     return {"name": node.name, "spec": settings_of(node.spec), "condition": condition, "rank": node.rank, **capabilities}
 
@@ -280,7 +284,8 @@ def _decode_node(node: Mapping[str, Any], kinds: Mapping[str, type[StageSpec]]) 
         return _decode_stage(node, kinds)
     direct = {name: each and _decode_stage(each, kinds) for name, each in node.get("direct", {}).items()}
     condition, until = msgspec.convert((node.get("condition"), node["until"]), tuple[Condition | None, UntilSpec])
-    return LoopNode(node["name"], until, _decode_block(node["body"], kinds), condition, Direct(**direct) if direct else None)
+    trial = _decode_stage(node["trial"], {**kinds, "trial": TrialSpec}) if "trial" in node else None
+    return LoopNode(node["name"], until, _decode_block(node["body"], kinds), condition, Direct(**direct) if direct else None, trial)
 
 
 def _decode_stage(node: Mapping[str, Any], kinds: Mapping[str, type[StageSpec]]) -> StageNode:

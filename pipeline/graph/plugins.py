@@ -12,9 +12,10 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from pipeline.errors import GraphError, UsageError, boundary
-from pipeline.graph.spec import EngineSpec, RepeatSpec, StageSpec
+from pipeline.graph.spec import EngineSpec, RepeatSpec, StageSpec, TrialSpec
 
-STAGE_KINDS = {kind: f"pipeline.stages.{kind}:KIND" for kind in ("generate", "draft", "choose", "score", "likelihood", "vote", "answer")}
+_STAGES = ("generate", "draft", "choose", "score", "likelihood", "vote", "trial", "answer")
+STAGE_KINDS = {kind: f"pipeline.stages.{kind}:KIND" for kind in _STAGES}
 ENGINE_SPECS = {
     "torch": "pipeline.engines.torch.spec:TorchSpec",
     "vllm": "pipeline.engines.vllm.spec:VllmSpec",
@@ -61,7 +62,7 @@ def stage_kinds() -> dict[str, Any]:
 
 def stage_specs() -> dict[str, type[StageSpec]]:
     """The spec of every stage that a graph file may hold, by the word that names it under `kind`; `repeat` is among them."""
-    return {"repeat": RepeatSpec, **{tag: kind.spec for tag, kind in stage_kinds().items()}}
+    return {"repeat": RepeatSpec, **{tag: kind.spec for tag, kind in stage_kinds().items() if kind.spec is not TrialSpec}}
 
 
 @cache

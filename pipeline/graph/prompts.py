@@ -145,6 +145,8 @@ class Prompts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The text that ends a step."""
     thought: Marks = Marks()
     """The reasoning tags."""
+    trial: str = "\\boxed{"
+    """How an answer begins that is asked for before the thought is over, behind the closing reasoning tag (`until.answer_confident`)."""
     choose: ChoosePrompt = ChoosePrompt()
     """The question of `choose` stages about steps."""
     choose_thought: ChooseThoughtPrompt = ChooseThoughtPrompt()
@@ -204,6 +206,7 @@ def flaws(prompts: Prompts) -> Iterator[tuple[str, str]]:
         yield from _flaws_in(f"{field}.candidate", asked.candidate, ["label", "candidate"], [])
         yield from _flaws_in(f"{field}.none", asked.none, [], ["label"])
     yield from _flaws_in_question("score", prompts.score, [], [])
+    yield from _flaws_in("trial", prompts.trial, [], [])
 
 
 def _flaws_in_question(field: str, asked: Question, needed: Sequence[str], allowed: Sequence[str]) -> Iterator[tuple[str, str]]:

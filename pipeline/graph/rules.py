@@ -7,15 +7,19 @@ from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from pipeline.errors import did_you_mean
-from pipeline.graph.spec import EngineSpec, RepeatSpec, StageSpec, Undecoded, UntilSpec
+from pipeline.graph.spec import EndSpec, EngineSpec, RepeatSpec, StageSpec, Undecoded, UntilSpec
 from pipeline.graph.yaml_file import Keys
 
 Stages = Mapping[str, StageSpec]
+CONDITIONS = sorted(set(UntilSpec.__struct_fields__) - {"every"}, key=[*UntilSpec.__annotations__, *EndSpec.__annotations__].index)
+"""The stop conditions of a loop."""
 Flaw = tuple[Keys, str]
 JUDGES = "a `choose`, `score`, `likelihood` or `vote` stage"
 """How an error names the built-in stages that judge."""
 RESPONSE, BOUNDARY = "response", "boundary"
 """Names of the stages that write while a loop does not speculate."""
+TRIAL = "trial"
+"""Name of the stage that asks for the answer before the thought is over."""
 
 
 def flaws_in(stages: Stages, engines: Mapping[str, EngineSpec | None] | None) -> Iterator[Flaw]:
@@ -23,7 +27,25 @@ def flaws_in(stages: Stages, engines: Mapping[str, EngineSpec | None] | None) ->
     yield from _block_flaws(stages, inside=False)
     if not any(isinstance(spec, Undecoded) and spec.may_finish for spec in stages.values()) and not any(map(finishes, stages.values())):
         yield (), "no stage finishes the chain; end with an `answer` stage"
+    yield from _end_flaws(stages)
     yield from _role_flaws(stages, engines)
+
+
+def early_end(spec: StageSpec) -> EndSpec | None:
+    """The `until` of a stage that asks for the answer before the thought is over; None where it does not."""
+    until = getattr(spec, "until", None)
+    return until if isinstance(until, EndSpec) and until.tries else None
+
+
+def _end_flaws(stages: Stages) -> Iterator[Flaw]:
+    """What is wrong with stages that may end early."""
+    for name, spec in stages.items():
+        if early_end(spec) is None:
+            continue
+        if not any(isinstance(each, Undecoded) or (each.answers and each.when is None) for each in stages.values()):
+            yield (name, "until"), "asks for the answer before the thought is over, of the engine of the `answer` stage; add one after it"
+        if TRIAL in stages or any(TRIAL in each.stages for each in stages.values() if isinstance(each, RepeatSpec)):
+            yield (name, "until"), f"adds a stage named `{TRIAL}`, which asks for the answer; rename yours"
 
 
 def finishes(spec: StageSpec) -> bool:
@@ -137,8 +159,8 @@ def _when_flaws(name: str, spec: StageSpec, stages: Stages, before: Stages) -> I
 
 def _repeat_flaws(spec: RepeatSpec, *, whole: bool) -> Iterator[Flaw]:
     """The flaws of a loop; its body is judged where that is `whole`."""
-    if spec.until == UntilSpec():
-        yield ("until",), f"has no stop condition; set one of {', '.join(f'`{f}`' for f in UntilSpec.__struct_fields__)}"
+    if not any(getattr(spec.until, name) for name in CONDITIONS):
+        yield ("until",), f"has no stop condition; set one of {', '.join(f'`{f}`' for f in CONDITIONS)}"
     body = spec.stages
     if not body or not whole or any(isinstance(each, Undecoded) for each in body.values()):
         return

@@ -31,9 +31,9 @@ Speculate = Literal["always", "never", "auto"]
 faster."""
 PLAIN_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 """How text is sampled by a model's own distribution."""
-Purpose = Literal["guide", "draft", "judge", "write", "answer"]
+Purpose = Literal["guide", "draft", "judge", "write", "trial", "answer"]
 """What a call is for: to give guidance before the first step, to propose candidates, to judge them, to write a step or a
-whole thought, to answer."""
+whole thought, to ask for the answer before the thought is over, to answer."""
 
 
 class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
@@ -149,8 +149,32 @@ class SamplingSpec(StageSpec, frozen=True, kw_only=True):
         return unusual | ({"seeds": True} if self.temperature else {})
 
 
-class UntilSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The stop conditions of a `repeat`: the first that holds ends it. So does the end of the context."""
+class EndSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a response ends early, because its answer stands: every so many tokens the engine of the `answer` stage is asked for the answer
+    (`prompts.trial`), in at most 20 tokens, which are not kept."""
+
+    answer_confident: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    """Stop when the geometric mean of the probabilities of that answer's tokens is at least this (DEER); null: off."""
+    answer_stable: Annotated[int, Meta(ge=2, le=1000)] | None = None
+    """Stop when the same answer was given this many times in a row (Dynasor); null: off."""
+    every: Count = 64
+    """How often it is asked: every so many tokens."""
+
+    @property
+    def tries(self) -> bool:
+        """Whether the answer is asked for before the end."""
+        return self.answer_confident is not None or self.answer_stable is not None
+
+
+class UntilSpec(EndSpec, frozen=True, kw_only=True):
+    """The stop conditions of a `repeat`: the first that holds ends it. So does the end of the context.
+
+    With `answer_confident` or `answer_stable` the engine of the `answer` stage is asked for the answer (`prompts.trial`) before the thought
+    is over, in at most 20 tokens, which are not kept.
+    """
+
+    every: Count = 1
+    """How often the answer is asked for: every so many steps."""
 
     thought_closed: bool = False
     """Stop when the last step has closed the thought."""
@@ -174,6 +198,22 @@ class RepeatSpec(StageSpec, frozen=True, kw_only=True, tag="repeat"):
     chain is switched to whichever is faster; answers then depend on when it was switched."""
     stages: dict[Name, StageSpec] = {}
     """The stages of one round."""
+
+
+class TrialSpec(StageSpec, frozen=True, kw_only=True, tag="trial"):
+    """Ask for the answer before the thought is over. No graph file has such a stage: the compiler adds it where an `until` needs it."""
+
+    engine: Name
+    confidence: bool
+    """Whether it is asked how sure the engine is."""
+
+    @property
+    def purpose(self) -> Purpose:
+        return "trial"
+
+    @property
+    def needs(self) -> Mapping[str, object]:
+        return {"continues": True} | ({"logprobs": True} if self.confidence else {})
 
 
 class Undecoded(StageSpec, frozen=True, kw_only=True, tag="undecoded"):

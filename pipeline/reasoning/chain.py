@@ -84,6 +84,15 @@ class Verdict(Struct, frozen=True, kw_only=True):
         return self.chosen is not None
 
 
+class Trial(Struct, frozen=True):
+    """An answer that was given before the thought is over."""
+
+    answer: str | None
+    """What it says; None where it says nothing, or was cut."""
+    confidence: float
+    """Geometric mean of its tokens' probabilities, 0 to 1; 0 where there is no answer, or where it was not asked for."""
+
+
 class Outcome(Struct, frozen=True, kw_only=True):
     """What a stage does to its chain; `Chain.apply` carries it out."""
 
@@ -101,6 +110,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """What follows the thought; its beginning, where `step` was interrupted."""
     finishes: bool = False
     """Whether the chain is over with it: thought and answer came in one response."""
+    trial: Trial | None = None
+    """An answer that leaves the chain as it is, but for its stop conditions."""
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -141,6 +152,7 @@ class Chain:
         "_roles",
         "_seed_prefix",
         "_translator",
+        "agreeing",
         "answer",
         "begins",
         "budget",
@@ -162,6 +174,8 @@ class Chain:
         "thought",
         "thought_closed",
         "thought_tokens",
+        "trial",
+        "tried_at",
         "verdicts",
         "withheld",
     )  # fmt: skip
@@ -210,6 +224,10 @@ class Chain:
         """Whether the last step was interrupted before its end."""
         self.stop_reason: str | None = None
         self.repeats = 0
+        self.trial: Trial | None = None
+        """The last answer that was asked for before the thought is over."""
+        self.agreeing = self.tried_at = 0
+        """How many such answers in a row were the same, and after how many steps the last one was asked for."""
         self._last = ""
         self._translator, self._limits = translator, limits
         self._seed_prefix = f"{seed}\0{problem.problem_id}\0{sample_index}\0"
@@ -280,6 +298,10 @@ class Chain:
         """End the loop for `reason`, the name of a stop condition."""
         self.stop_reason, self.budget = reason, None
 
+    def tries(self, until: UntilSpec) -> bool:
+        """Whether the answer is to be asked for now, before the next step."""
+        return until.tries and self.next_index - 1 - self.tried_at >= until.every
+
     def exit(self, until: UntilSpec) -> str | None:
         """The name of the stop condition that holds, or None while the thought continues."""
         # An engine that ended its turn and then has nothing to say would go on saying nothing.
@@ -287,6 +309,10 @@ class Chain:
             return "thought_closed"
         if until.answer_boxed and has_boxed("".join(span.text for span in self.thought[-2:])):
             return "answer_boxed"
+        if until.answer_confident is not None and self.trial is not None and self.trial.confidence >= until.answer_confident:
+            return "answer_confident"
+        if until.answer_stable is not None and self.agreeing >= until.answer_stable:
+            return "answer_stable"
         if until.repeated and self.repeats >= until.repeated:
             return "repeated"
         if until.token_budget and self.thought_tokens >= until.token_budget:
@@ -305,6 +331,10 @@ class Chain:
             self._distinct = None
         if outcome.answer is not None:
             self.answer = outcome.answer
+        if outcome.trial is not None:
+            same = self.trial is not None and self.trial.answer == outcome.trial.answer
+            self.agreeing = 0 if outcome.trial.answer is None else self.agreeing + 1 if same else 1
+            self.trial, self.tried_at = outcome.trial, self.next_index - 1
         self.finished = outcome.finishes
         self.withheld = self.withheld or outcome.withheld
         if outcome.verdict is not None:

@@ -147,6 +147,13 @@ class PromptBuilder:
         shown.extend(candidate)
         return self._asked(asked, shown, begin, {"problem": problem}, array("I"), places, asked.labels)
 
+    def trial(self, context: Sequence[int]) -> Array:
+        """`context`, whose thought is not over, closed, and the beginning of an answer (`Prompts.trial`)."""
+        ids = array("I", context)
+        ids.extend(self.close_thought_ids)
+        ids += self._known(self.prompts.trial)
+        return ids
+
     def ask(self, context: Sequence[int], turn: str | Sequence[str | Sequence[int]], prefill: str, options: Sequence[str]) -> OptionPrompt:
         """`context`, then a turn of the user, then a reply that begins with `prefill` and continues with one of the `options`. A judge's
         question is asked with this. `turn` is a text, or texts and token ids in the order in which they are said, the last one a text:

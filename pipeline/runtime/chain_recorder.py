@@ -101,7 +101,7 @@ class ChainRecorder:
         self._calls += 1
         if completion is not None and completion.model is not None:
             self._progress.answered(label.role, label.served, completion.model)
-        if self.called is not None and completion is not None:
+        if self.called is not None and completion is not None and label.purpose != "trial":
             self.called(attempt, completion, end)
 
     def mode_before(self, index: int) -> Mode | None:
@@ -348,7 +348,7 @@ class RoundTotals:
         elif label.purpose == "judge":
             self.verify_input_tokens += usage.input_tokens
             self.verify_tokens += usage.output_tokens
-        else:
+        elif label.purpose != "trial":
             self.written_tokens += usage.output_tokens
 
 

@@ -53,6 +53,8 @@ class BoundLoop(Struct, frozen=True, kw_only=True):
     condition: Condition | None
     direct: BoundDirect | None
     """None where the loop always speculates."""
+    trial: tuple[BoundStage, ...]
+    """What asks for the answer before the thought is over; empty where its `until` needs no such answer."""
 
 
 class BoundLevel(Struct, frozen=True):
@@ -110,7 +112,8 @@ def bind(
 
     def loop(node: LoopNode) -> BoundLoop:
         switched = None if node.direct is None else direct(node.direct)
-        return BoundLoop(until=node.until, body=block(node.body), condition=node.condition, direct=switched)
+        trial = () if node.trial is None else (stage(node.trial),)
+        return BoundLoop(until=node.until, body=block(node.body), condition=node.condition, direct=switched, trial=trial)
 
     def level(nodes: Sequence[StageNode | LoopNode]) -> BoundLevel:
         loops = (loop(node) for node in nodes if isinstance(node, LoopNode))
@@ -157,16 +160,24 @@ class ChainRunner:
                     await self._loop(chain, loop)
                 else:
                     await self._switched_loop(chain, loop, loop.direct)
-                    if chain.finished:
-                        return
+                if chain.finished:
+                    return
 
     async def _loop(self, chain: Chain, loop: BoundLoop) -> None:
         chain.enter(loop.until)
-        body = loop.body
-        while (reason := chain.exit(loop.until)) is None:
+        body, reason = loop.body, None
+        while not chain.finished and (reason := await self._exit(chain, loop)) is None:
             chain.begin_round()
             await self._round(chain, body)
-        chain.leave(reason)
+        chain.leave(reason or chain.default_stop_reason())
+
+    async def _exit(self, chain: Chain, loop: BoundLoop) -> str | None:
+        """The stop condition that holds, or None; where none does and the answer is to be asked for, with that answer."""
+        reason = chain.exit(loop.until)
+        if reason is not None or not (loop.trial and chain.tries(loop.until)):
+            return reason
+        await self._level(chain, loop.trial)
+        return chain.exit(loop.until)
 
     async def _round(self, chain: Chain, body: BoundBlock) -> None:
         """Run the body of a loop once."""
@@ -181,7 +192,7 @@ class ChainRunner:
         chain.enter(loop.until)
         self.record.called = switch.called
         try:
-            while not chain.finished and (reason := chain.exit(loop.until)) is None:
+            while not chain.finished and (reason := await self._exit(chain, loop)) is None:
                 chain.begin_round()
                 await self._step(chain, loop, direct)
         finally:

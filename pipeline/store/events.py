@@ -67,7 +67,7 @@ class CallRow(Struct, frozen=True):
     kind: str
     """Kind of that stage, such as `draft` or `choose`."""
     purpose: str
-    """What the call was for: `guide`, `draft`, `judge`, `write` or `answer`."""
+    """What the call was for: `guide`, `draft`, `judge`, `write`, `trial` (to ask for the answer before the thought is over) or `answer`."""
     engine: Annotated[str, column(otel="server.address")]
     """The role of the engine."""
     operation_name: Annotated[str, column(otel="gen_ai.operation.name")]

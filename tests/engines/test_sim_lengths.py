@@ -12,10 +12,11 @@ import msgspec
 import pytest
 
 from pipeline.engine import Request
+from pipeline.engines.sim.difficulty import chances
 from pipeline.engines.sim.lengths import MAX_LENGTHS, PRESETS, Distribution, Preset, SimLengthsSpec, distribution, log_normal
 from pipeline.engines.sim.lengths_file import KEPT, read_lengths, with_lengths
 from pipeline.engines.sim.spec import SimTextSpec
-from pipeline.engines.sim.text import SHORTEST_STEP, TextModel, chances
+from pipeline.engines.sim.text import SHORTEST_STEP, TextModel
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import GraphError, InputError, UsageError
 from pipeline.graph.loader import load_engines

@@ -1,5 +1,6 @@
 """What simulated models write: lengths, quality, stops, and that prompts can be read back."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,10 +125,36 @@ def test_one_wrong_step_spoils_the_answer() -> None:
 
 def test_a_thought_cut_off_early_is_right_as_often_as_it_is_long() -> None:
     text = SimTextSpec(step_accuracy=1, steps_mean=4, steps_sigma=0)
-    prompt = DIALECT.generation(PROBLEM)
-    prompt += write(prompt, text, **STEP)[0].ids
-    answers = [boxed(TOKENIZER.decode(w.ids)) for w in write(prompt + DIALECT.close_thought_ids, text, n=400)]
-    assert answers.count(sim_answer(PROBLEM)) / 400 == pytest.approx(0.25, abs=0.06)
+    right = 0
+    for number in range(400):
+        problem = f"Problem number {number}?"
+        prompt = DIALECT.generation(problem)
+        prompt += write(prompt, text, **STEP)[0].ids
+        [said] = write(prompt + DIALECT.close_thought_ids, text)
+        right += boxed(said.text) == sim_answer(problem)
+    assert right / 400 == pytest.approx(0.25, abs=0.06)
+
+
+def test_an_answer_asked_for_early_is_that_of_the_thought_ended_there_and_looks_sure_as_often_as_stated() -> None:
+    text = SimTextSpec(step_accuracy=1, steps_mean=4, steps_sigma=0, trial_auc=0.9)
+    sure: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(300):
+        problem = f"Problem number {number}?"
+        prompt, stood = DIALECT.generation(problem), False
+        for _ in range(3):
+            prompt += write(prompt, text, **STEP)[0].ids
+            [trial] = write(DIALECT.trial(prompt), text, logprobs=True)
+            [answer] = write([*prompt, *DIALECT.close_thought_ids], text)
+            right = trial.text == f"{sim_answer(problem)}}}."
+            assert trial.ended
+            assert trial.confidence is not None
+            assert trial.confidence.flaw is None
+            assert right == (boxed(answer.text) == sim_answer(problem))
+            assert right >= stood, "an answer that stands goes on to stand"
+            stood = right
+            sure[right].append(math.exp(trial.confidence.mean))
+    above = {right: sum(each >= 0.95 for each in sure[right]) / len(sure[right]) for right in sure}
+    assert above == {True: pytest.approx(0.82, abs=0.06), False: pytest.approx(0.18, abs=0.06)}
 
 
 def test_guidance_starts_a_step_that_the_next_one_finishes() -> None:

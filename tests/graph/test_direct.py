@@ -58,7 +58,7 @@ def test_the_target_writes_on_as_its_fallback_does() -> None:
     assert direct is not None
     response, boundary = (msgspec.to_builtins(stage.spec) for stage in (direct.response, direct.boundary))
     same = {"kind": "generate", "engine": "target", "temperature": 0.1, "top_p": 1.0, "after": (), "when": None, "first_steps": 0}
-    same |= {"prompts": None, "adapter": None, "top_k": 0, "min_p": 0.0}
+    same |= {"prompts": None, "adapter": None, "top_k": 0, "min_p": 0.0, "until": None}
     assert response == {**same, "unit": "response", "max_tokens": 500, "answer_tokens": 1024}
     assert boundary == {**same, "unit": "step", "max_tokens": 99, "answer_tokens": None}
     assert direct.guidance is None

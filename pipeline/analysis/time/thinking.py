@@ -15,7 +15,8 @@ from pipeline.store.events import UNFINISHED
 from pipeline.store.query import Query
 
 KINDS = ("drafting", "verification", "target", "answer")
-"""What a call's time counts as: drafting; choosing and scoring; thinking by the engine that writes; or the answer."""
+"""What a call's time counts as: drafting; choosing and scoring; thinking by the engine that writes, and what it answers before
+the thought is over; or the answer."""
 
 
 class Thinking(Struct, frozen=True):

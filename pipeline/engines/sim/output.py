@@ -15,6 +15,10 @@ _MEAN, _MIN, _ENTROPY = 0.3, 2.4, 0.6
 """The doubt of a step as nats of its mean log probability, of its least one, and of the entropy of its first token, where z is 0: round
 figures, measured nowhere."""
 
+TRIAL_DOUBT = 0.27
+"""The doubt of a trial answer in steps' doubts: at the default `trial_auc` a right one is as often above a probability of 0.95 a token, the
+threshold of DEER, as a wrong one is below it."""
+
 
 class Output(Struct, frozen=True):
     """The answer to a request without its timing: text, log probabilities, and the lengths that decide how long it takes."""
@@ -58,16 +62,16 @@ def _interrupted(candidate: Candidate, length: int, count: int, tokenizer: Token
     )
 
 
-def simulated_confidence(auc: float, right: bool, uniform: float) -> Confidence:
-    """The confidence of a step, by the number `uniform` of [0, 1).
+def simulated_confidence(auc: float, right: bool, uniform: float, doubt: float = 1.0) -> Confidence:
+    """The confidence of a step or a trial answer, by the number `uniform` of [0, 1).
 
     A standard normal number z is drawn, with d = sqrt(2) times the normal quantile of `auc` added where the step is `right`: so that of a
     right and a wrong step the right one has the greater z with probability `auc`. All four numbers are functions of z alone, and each
-    of them separates right steps from wrong ones equally well: with u = exp(-z / 2) the mean is -0.3 u, the least log probability -2.4 u,
-    the entropy of the first token 0.6 u, the margin exp(-0.3 u).
+    of them separates right steps from wrong ones equally well: with u = exp(-z / 2), times `doubt`, the mean is -0.3 u, the least log
+    probability -2.4 u, the entropy of the first token 0.6 u, the margin exp(-0.3 u).
     """
     z = _NORMAL.inv_cdf(min(max(uniform, 1e-12), 1 - 1e-12)) + (_shift(auc) if right else 0.0)
-    doubt = math.exp(-z / 2)
+    doubt *= math.exp(-z / 2)
     return Confidence(mean=-_MEAN * doubt, min=-_MIN * doubt, first_entropy=_ENTROPY * doubt, margin=math.exp(-_MEAN * doubt))
 
 

@@ -80,6 +80,10 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """How well a gate tells correct from wrong steps of this engine by their log probabilities: the probability that of a correct and a
     wrong one the correct one looks surer (the area under the ROC curve); 0.5: not at all. An assumption, measured nowhere. Surety is normal
     with variance 1, and a correct step's mean is sqrt(2) times the normal quantile of this number above that of a wrong one's."""
+    trial_auc: Annotated[float, Meta(ge=0.5, lt=1)] = 0.9
+    """The same for answers that are asked for before the thought is over (`until.answer_confident`). Such an answer is right, unless
+    a step was wrong, once a share of the steps is written that is uniform over the problems. How sure the engine looks of it depends on the
+    problem and on whether it is right, and so rises there. An assumption, measured nowhere."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` where one length has two sources; fill in the defaults where it has none."""

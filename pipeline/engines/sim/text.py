@@ -21,22 +21,19 @@ from functools import lru_cache
 from hashlib import blake2b
 from random import Random
 from statistics import NormalDist
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
 from msgspec import Struct, structs
 
 from pipeline.engine import Candidate, Content, FinishReason, Request, Tokenizer, packed
-from pipeline.engines.sim.output import Output, simulated_confidence
+from pipeline.engines.sim.difficulty import chances
+from pipeline.engines.sim.output import TRIAL_DOUBT, Output, simulated_confidence
 from pipeline.engines.sim.spec import SimSpec, SimTextSpec
 from pipeline.engines.sim.tokenizer import ASSISTANT, END, USER, VOCAB_SIZE, SimTokenizer
-from pipeline.graph.prompts import DELIMITER, THINK_CLOSE, THINK_OPEN
+from pipeline.graph.prompts import DEFAULT_PROMPTS, DELIMITER, THINK_CLOSE, THINK_OPEN
 
 KEPT = 8192
 """Problems, and parts of texts, that are kept: live chains ask for the same ones again."""
-_CHANCES, _CELLS = 1024, 8192
-_NEGLIGIBLE = 40.0
-"""A density whose logarithm is so far below its greatest is left out."""
 _TOKENIZER = SimTokenizer()
 _SPECIAL = _TOKENIZER.special_ids
 _OPEN, _CLOSE, _USER, _ASSISTANT, _END = (_SPECIAL[text] for text in (THINK_OPEN, THINK_CLOSE, USER, ASSISTANT, END))
@@ -51,6 +48,7 @@ _SHORT_MARKER = re.compile(r"([a-z]{3})([a-z]{3}) (ok|no|eh)$")
 _MARKER_REACH = 20
 _LAST_STOP_IDS = frozenset((_CLOSE, _END))
 _NORMAL = NormalDist()
+_BOX = tuple(_encode(DEFAULT_PROMPTS.trial))
 _WORDS = "so the sum and this gives that we get two terms if each value is set by half then all parts add up as they must".split()
 
 
@@ -98,6 +96,16 @@ class ThoughtState(Struct, frozen=True):
     """The part of the next step, or of the answer, that is written."""
     lacks_delimiter: bool = False
     """True if the last step is written but for the blank line that ends it."""
+
+    @property
+    def share(self) -> float:
+        """The share of the steps that is written."""
+        return self.done / self.total
+
+    @property
+    def asked_early(self) -> bool:
+        """True if its answer is asked for, and begun, before all steps are written."""
+        return self.closed and self.done < self.total and self.begun == _BOX
 
 
 @lru_cache(maxsize=KEPT)
@@ -264,9 +272,13 @@ class TextModel:
         token."""
         if not candidate.ids:
             return candidate
-        whole, _ = self._text(state, key, 1, ends)
+        whole, text = self._text(state, key, 1, ends)
         problem = state.problem.key if state.problem else ""
-        found = simulated_confidence(self.spec.gate_auc, _NO not in whole, _draws(f"{key}/{problem}/{state.done + 1}/sure")[0])
+        if state.problem and state.asked_early:
+            right, sure = text.startswith(f"{state.problem.answer}}}"), _draws(f"{self.name}/{problem}/trial")[0]
+            found = simulated_confidence(self.spec.trial_auc, right, sure, TRIAL_DOUBT)
+        else:
+            found = simulated_confidence(self.spec.gate_auc, _NO not in whole, _draws(f"{key}/{problem}/{state.done + 1}/sure")[0])
         return structs.replace(candidate, cumulative_logprob=found.mean * (len(candidate.ids) + candidate.ended), confidence=found)
 
     def choose(self, request: Request, prompt: Sequence[int]) -> tuple[int, tuple[float, ...]]:
@@ -329,6 +341,10 @@ class TextModel:
 
     def _rest(self, state: ThoughtState, key: str) -> Iterator[Piece]:
         """The pieces of `_pieces` without what is written of them already; all of them where that was written in other words."""
+        if state.problem and state.asked_early:
+            number = self._number_said(state.problem, f"{key}/{state.problem.key}/trial/{state.done}", state.all_right, state.share)
+            yield from (_piece(f"{number}}}."), _piece(END))
+            return
         begun, pieces = state.begun, self._pieces(state, key)
         while begun:
             ids, _ = next(pieces, ((), ""))
@@ -376,11 +392,18 @@ class TextModel:
         return _padded(marker, tokens, place)
 
     def _answer(self, problem: SimProblem, key: str, all_right: bool, share: float) -> Piece:
-        """The boxed answer: right if no step was wrong and, for a thought cut off, with the chance of the `share` that is done."""
-        chance, place, miss, _ = _draws(key)
-        right = all_right and chance < share
-        number = problem.answer if right else str(1 + (int(problem.answer) + int(miss * 997)) % 999)
+        """The boxed answer of a thought of which that `share` is done."""
+        number = self._number_said(problem, key, all_right, share)
+        place = _draws(key)[1]
         return _padded(_piece(f"; so it is \\boxed{{{number}}}."), self.spec.answer_tokens, place)
+
+    def _number_said(self, problem: SimProblem, key: str, all_right: bool, share: float) -> str:
+        """The answer: right if no step was wrong and, for a thought cut off, if the answer stands after the `share` of its steps that is
+        done: after which one it does is uniform over the problems."""
+        stands = _draws(f"{self.name}/{problem.key}/stands")[0]
+        if all_right and stands < share:
+            return problem.answer
+        return str(1 + (int(problem.answer) + int(_draws(key)[2] * 997)) % 999)
 
 
 class TextSource(Protocol):
@@ -451,30 +474,3 @@ def _completed(ids: tuple[int, ...], stop: str) -> list[tuple[int, str | int | N
         if total >= ends:
             return [(count, stop)]
     return []
-
-
-@lru_cache(maxsize=64)
-def chances(accuracy: float, correlation: float) -> tuple[float, ...]:
-    """Equally likely chances of being right, the best first: quantiles of the beta distribution with the mean `accuracy` and with
-    parameters at which two draws by the same chance have the correlation `correlation`. Both are between 0 and 1, exclusively.
-
-    In a beta-binomial distribution with the parameters a and b the mean is a / (a + b) and the correlation 1 / (a + b + 1). Quantiles are
-    those of the logit, as the density of a chance itself may be infinite.
-    """
-    total = 1 / correlation - 1
-    a, b = accuracy * total, (1 - accuracy) * total
-    mode = math.log(a / b)
-
-    def log_density(logit: Any) -> Any:
-        """But for a constant."""
-        return -a * np.logaddexp(0, -logit) - b * np.logaddexp(0, logit)
-
-    ends = []
-    for step in (-1.0, 1.0):
-        while log_density(mode + step) > log_density(mode) - _NEGLIGIBLE:
-            step *= 1.5
-        ends.append(mode + step)
-    logits = ends[0] + (ends[1] - ends[0]) * (np.arange(_CELLS) + 0.5) / _CELLS
-    sums = np.cumsum(np.exp(log_density(logits) - log_density(mode)))
-    places = np.searchsorted(sums, sums[-1] * (np.arange(_CHANCES)[::-1] + 0.5) / _CHANCES)
-    return tuple(np.exp(-np.logaddexp(0, -logits[places])).tolist())

@@ -12,6 +12,7 @@ from pipeline.text import one_line
 
 GREY, LIGHT, RED, ORANGE, GREEN, BLUE, PURPLE = "#8a94a3", "#d5dae1", "#c8453c", "#e08a1e", "#2f9e6e", "#3573b9", "#8157b5"
 TEAL, PINK, BROWN, CYAN, SAND = "#1b998b", "#cf5f9b", "#8c6239", "#56aee0", "#c9b458"
+LIME = "#8fbf3f"
 SERIES = (BLUE, TEAL, PURPLE, ORANGE, PINK, BROWN, CYAN, SAND)
 """Colours of names that have none of their own, in order."""
 DECISIONS = {

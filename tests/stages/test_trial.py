@@ -1,0 +1,101 @@
+"""`trial`: what is asked before the thought is over, what counts as an answer, and when the thought ends with it."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from pipeline.confidence import Confidence
+from pipeline.engine import Completion, FinishReason
+from pipeline.graph.spec import TrialSpec, UntilSpec
+from pipeline.reasoning.chain import Outcome, Trial
+from pipeline.stages.trial import MOST, STOPS, TrialStage
+
+World = Callable[..., Any]
+
+
+def trial(here: Any, *, confidence: bool = True) -> TrialStage:
+    return TrialStage("trial", TrialSpec(engine="target", confidence=confidence), here.builders)
+
+
+def said(here: Any, text: str, probability: float | None, finish: FinishReason = "stop") -> Completion:
+    """A trial answer whose tokens have that probability each; None: the engine was not asked."""
+    whole = here.said(text, role="target", finish=finish)
+    sure = None if probability is None else Confidence(mean=math.log(probability), min=-1.0, first_entropy=0.0, margin=1.0)
+    return Completion(candidates=(structs.replace(whole.candidates[0], confidence=sure),), usage=whole.usage)
+
+
+def test_it_asks_greedily_behind_a_closed_thought(world: World) -> None:
+    here = world()
+    chain = here.chain()
+    here.write(chain, "So 5.\n\n")
+    [request] = trial(here).requests(chain)
+    context, tokenizer = chain.contexts["target"], here.tokenizers["target"]
+    assert request.prompt_ids[: len(context)] == context
+    assert tokenizer.decode(request.prompt_ids[len(context) :]) == "</think>\n\n\\boxed{"
+    assert (request.request_id, request.max_tokens, request.stop, request.logprobs) == ("p#0/1/trial", MOST, STOPS, True)
+    assert request.temperature == 0
+    [unsure] = trial(here, confidence=False).requests(chain)
+    assert not unsure.logprobs
+    assert trial(here).spec.needs == {"continues": True, "logprobs": True}
+    assert trial(here, confidence=False).spec.needs == {"continues": True}
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "answer"),
+    [
+        ("5}.", "stop", "5"),
+        ("\\frac{1}{2}}$", "stop", "\\frac{1}{2}"),
+        ("5} and so", "length", "5"),
+        ("5 and then", "length", None),
+        ("5\n", "stop", None),
+        ("}.", "stop", None),
+    ],
+)
+def test_what_is_no_whole_box_is_no_answer_however_sure(world: World, text: str, finish: FinishReason, answer: str | None) -> None:
+    here = world()
+    found = trial(here).apply(here.chain(), [said(here, text, 0.97, finish)]).trial
+    assert found == Trial(answer, pytest.approx(0.97) if answer else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("answers", "until", "reason"),
+    [
+        ([("5", 0.9)], {"answer_confident": 0.95}, None),
+        ([("5", 0.9), ("5", 0.96)], {"answer_confident": 0.95}, "answer_confident"),
+        ([("5", 0.95)], {"answer_confident": 0.95}, "answer_confident"),
+        ([("5", 0.9), ("6", 0.9)], {"answer_stable": 2}, None),
+        ([("5", 0.9), ("6", 0.9), ("6", 0.1)], {"answer_stable": 2}, "answer_stable"),
+        ([("6", 0.9), (None, 0.0), ("6", 0.1)], {"answer_stable": 2}, None),
+        ([(None, 0.0), (None, 0.0)], {"answer_stable": 2}, None),
+        ([("5", 0.9), ("5", 0.99)], {"answer_confident": 0.95, "answer_stable": 2}, "answer_confident"),
+    ],
+)
+def test_the_thought_ends_where_its_answer_stands(world: World, answers: list[Any], until: dict[str, Any], reason: str | None) -> None:
+    here = world()
+    chain = here.chain()
+    for answer, confidence in answers:
+        here.write(chain, "So.\n\n")
+        assert chain.apply("trial", Outcome(trial=Trial(answer, confidence))) is None
+    assert chain.exit(UntilSpec(**until)) == reason
+
+
+def test_it_is_asked_after_every_so_many_steps_and_once_at_each(world: World) -> None:
+    here = world()
+    chain, until, asked = here.chain(), UntilSpec(answer_stable=2, every=2), []
+    here.write(chain, "Well", decision="guidance")
+    for _ in range(5):
+        asked.append(chain.tries(until))
+        if asked[-1]:
+            chain.apply("trial", Outcome(trial=Trial("5", 0.5)))
+            assert not chain.tries(until)
+        here.write(chain, "So.\n\n")
+    assert asked == [False, False, True, False, True]
+    assert not chain.tries(UntilSpec(thought_closed=True)), "nothing needs it"
+
+
+def test_a_model_without_a_closing_tag_is_refused(world: World) -> None:
+    assert trial(world()).check(1) is None
+    assert "closes none with '</think>'; set `answer_confident`" in str(trial(world(target="plain")).check(1))
