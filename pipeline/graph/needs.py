@@ -27,6 +27,10 @@ _LACKS = {
         "use an engine that returns them (torch, a vLLM server, vllm: on a GPU under its model runner V1 with "
         "`max_num_batched_tokens: 2048` or less), or judge with `choose` or `score`",
     ),
+    "logprobs": (
+        "returns no log probabilities of what it writes, which stage `{stage}` needs",
+        "use an engine that returns them (torch, vllm, most servers with /v1/completions), or set what needs them to null",
+    ),
     "marks": (
         "hides the closing reasoning tag, a special token of its model, at which stage `{stage}` stops: no thought would end",
         "start it so that it shows special tokens (llama-server: --special), or use a server that returns token ids",
