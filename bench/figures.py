@@ -181,7 +181,7 @@ def rendered(text: str, root: Path = ROOT) -> str:
 
 
 def _shown(name: str, root: Path) -> str:
-    if name in (views := _script("over_target", ROOT).VIEWS):
+    if name in (views := {**_script("over_target", ROOT).VIEWS, **_script("gpu_page", ROOT).VIEWS}):
         return str(views[name](root))
     if (figure := declared(root).get(name)) is None:
         raise click.ClickException(f"figures: {name}: no such table; bench/figures.toml has {', '.join(sorted(declared(root)))}")

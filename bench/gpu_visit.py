@@ -28,7 +28,11 @@ from typing import Any, TypeAlias
 from xml.etree import ElementTree
 
 import click
+import pyarrow.parquet as pq
 from gpu_decoder import CONTEXT, SHAPES, config
+from msgspec import Struct, structs
+
+from pipeline.store.query import Query
 
 ROOT = Path(__file__).parent.parent
 HOME, RESULTS = ROOT / "build/gpu_visit", ROOT / "bench/results"
@@ -62,6 +66,29 @@ CURVES: tuple[Cell, ...] = (
     *(("eager", batch, 1) for batch in (1, 64)),
 )
 """What each computes alone, which shows the arithmetic of decoding, of verifying proposed tokens, and of prompts."""
+
+
+class Calls(Struct, frozen=True):
+    """The calls of one engine for one stage."""
+
+    engine: str
+    stage: str
+    calls: int
+    new_tokens: float
+    """Mean number of tokens of a prompt that were not in the cache."""
+    prefill_s: float
+    """Median seconds from the start of the prefill to the first token, by the engine's clock."""
+    token_s: float | None
+    """Median seconds of each further token; None where there is none."""
+    call_s: float
+    """Median seconds from sending a request to its answer."""
+
+
+CALLS = """
+SELECT engine, stage, count(*) AS calls, avg(input_tokens - cached_input_tokens) AS new_tokens, median(prefill_time_s) AS prefill_s,
+    median(time_per_output_token_s) AS token_s, median(e2e_latency_s) AS call_s
+FROM calls GROUP BY engine, stage ORDER BY engine, stage
+"""
 
 
 @click.group()
@@ -346,15 +373,21 @@ def cells(tiny: bool, backend: str, sharing: str, batch_sizes: str, tokens: int)
     command += ["--input", "datasets/arith/test.parquet", "--limit", str(2 * seqs), "--output", str(out)]
     with _sharing(sharing) as environment:
         done = subprocess.run([*COMMAND, *command], cwd=ROOT, env=environment)
-    points = _points(out / "points.parquet")
-    write(name, {"backend": backend, "sharing": sharing, "tokens": tokens, "exit_code": done.returncode, "points": points})
+    write(name, {"backend": backend, "sharing": sharing, "tokens": tokens, "exit_code": done.returncode, **_measured(out)})
 
 
-def _points(path: Path) -> list[dict[str, Any]]:
-    import pyarrow.parquet as pq
-
+def _measured(sweep: Path) -> dict[str, Any]:
+    """The points of a sweep that were finished, and the times of the calls of each run, also of one that was not."""
     keep = ("system", "batch_size", "chains", "failed", "wall_s", "problems_per_s", "kept_tokens_per_s", "acceptance_rate")
-    return [{name: row[name] for name in keep} for row in pq.read_table(path).to_pylist()] if path.exists() else []
+    path = sweep / "points.parquet"
+    points = [{name: row[name] for name in keep} for row in pq.read_table(path).to_pylist()] if path.exists() else []
+    return {"points": points, "calls": {run.name: _calls(run) for run in sorted((sweep / "runs").iterdir())}}
+
+
+def _calls(run: Path) -> list[dict[str, Any]]:
+    """By engine and stage: number of calls, tokens of the prompt that were not in the cache, and medians of the engine's own times."""
+    with Query(run) as query:
+        return [structs.asdict(row) for row in query.rows(CALLS, Calls)]
 
 
 def _shape_folder(role: str, tiny: bool) -> Path:

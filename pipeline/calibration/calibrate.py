@@ -6,7 +6,7 @@ Devices are taken from `run.json`, the sizes of models from their files; only ra
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct, structs
 
@@ -124,6 +124,8 @@ def _check_same(folders: Sequence[Path], runs: Sequence[RunFile]) -> None:
         for role, given in run.engines.items():
             if runs[0].engines.get(role, given) != given:
                 raise UsageError(f"{folder}: its engine {role!r} differs from that of {folders[0]}; use runs on the same engines")
+        if _sharing(run) != _sharing(runs[0]):
+            raise UsageError(f"of {folder} and {folders[0]} one was under CUDA MPS and one not; use runs that shared a GPU alike")
 
 
 def _spec(folder: Path, run: RunFile, role: str) -> SimSpec:
@@ -139,7 +141,7 @@ def _spec(folder: Path, run: RunFile, role: str) -> SimSpec:
     return SimSpec(
         model=str(given["model"]).removeprefix(BUNDLED),
         max_in_flight=given["max_in_flight"],
-        device=SimDeviceSpec(name="+".join(devices_of(role, engine_facts(run)[role])), **UNIT_RATES),
+        device=SimDeviceSpec(name="+".join(devices_of(role, engine_facts(run)[role])), sharing=_sharing(run), **UNIT_RATES),
         kv_cache_tokens=int(facts.get("kv_cache_tokens", 0)) or 2 * seqs * length,
         max_num_seqs=seqs,
         max_num_batched_tokens=int(given.get("max_num_batched_tokens") or facts.get("max_num_batched_tokens") or 8192),
@@ -147,6 +149,11 @@ def _spec(folder: Path, run: RunFile, role: str) -> SimSpec:
         adapters=tuple(given.get("adapters") or ()),
         **size,
     )
+
+
+def _sharing(run: RunFile) -> Literal["time_slices", "mps"]:
+    """How the engines of one device shared it: its kernels overlapped where CUDA MPS ran."""
+    return "mps" if run.host.cuda_mps else "time_slices"
 
 
 def _size(folder: Path, role: str, given: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -224,7 +224,7 @@ def test_a_worker_stands_on_its_core_and_one_that_is_killed_is_started_again_the
     core = min(os.sched_getaffinity(0))
 
     async def main() -> None:
-        async with open_torch({"draft": structs.replace(DRAFT, core=core, kv_cache_slots=10)}) as engines:
+        async with open_torch({"draft": structs.replace(DRAFT, device="cpu", core=core, kv_cache_slots=10)}) as engines:
             engine = engines["draft"]
             known = {"answers": "model", "devices": (f"CPU core {core}",), "cores": 1, "kv_cache_tokens": 10 * 512}
             assert known.items() <= engine.facts.items()

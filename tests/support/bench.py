@@ -23,7 +23,7 @@ class Bench:
         from pipeline.engines.process.wire import Setup
         from pipeline.engines.torch.model import load_model
 
-        spec = TorchSpec(**{"model": "bundled:tiny-target"} | options)
+        spec = TorchSpec(**{"model": "bundled:tiny-target", "dtype": "float32"} | options)
         self.runner = load_model(Setup.of("target", spec, resolve("target", spec.model)))
         self._attend = AttentionInterface()["pipeline"]
         self._number = 0
