@@ -13,7 +13,6 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 # Bytecode is kept, whatever the environment says: the tests start hundreds of processes, each of which would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
-LONG := slow or torch or vllm or browser
 WORKERS ?= 2
 LONG_WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest --durations=15
@@ -37,7 +36,7 @@ check: .venv/ready
 	$(BIN)/ruff format --check .
 	mkdir -p build
 	$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
-	$(PYTEST) -n $(WORKERS) -m "not ($(LONG))"; tests=$$?; \
+	$(PYTEST) -n $(WORKERS) --quick; tests=$$?; \
 	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || types))
 
 # All tests; those of vLLM, which mostly wait for it to start, beside the others. Each file is one worker's.

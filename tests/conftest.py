@@ -1,5 +1,6 @@
 """What all tests share: virtual time by default, folders, and makers of chains and rows."""
 
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,23 +18,39 @@ from tests.support.paths import ROOT, SHARED
 from tests.support.rows import blank
 
 pytest_plugins = ["tests.support.open_engines"]
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("suite")  # a machine with other work is slow, and fails nobody
+settings.register_profile("suite", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("suite"), max_examples=10, derandomize=True)
+settings.load_profile("suite")  # a machine with other work is slow, and fails nobody; `make check` takes `quick`
 REGISTRIES: Any = (graph_plugins._registered, grading_plugins._registered, grading_plugins._with_problem)
+LONG = ("slow", "torch", "vllm", "browser")
+"""The markers of tests that `--quick` leaves out."""
+MARKED_FILE = re.compile(rf"^pytestmark = .*\bmark\.({'|'.join(LONG)})\b", re.M)
 MARKED_TIMEOUT_S = 600
 """Of a test with a marker: it may start an engine while others do; those without have the timeout of pyproject.toml."""
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="only tests without a marker, and few examples of each property")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Tests send signals, and runs leave ignored what was ignored when they began, as under nohup or in the background of a script."""
     for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+    if config.option.quick:
+        config.option.markexpr = f"not ({' or '.join(LONG)})"
+        settings.load_profile("quick")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of which every test has a marker are not even imported for a quick run."""
+    return (config.option.quick and collection_path.suffix == ".py" and bool(MARKED_FILE.search(collection_path.read_text()))) or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with the most marked tests come first, so that several workers (`--dist loadfile`) end at about the same time."""
-    marked = [item for item in items if any(item.get_closest_marker(name) for name in ("slow", "torch", "vllm", "browser"))]
+    marked = [item for item in items if any(map(item.get_closest_marker, LONG))]
     for item in marked:
         item.add_marker(pytest.mark.timeout(MARKED_TIMEOUT_S))
     long = Counter(item.path for item in marked)

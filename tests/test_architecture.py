@@ -4,7 +4,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -80,6 +80,11 @@ def tree_of(path: Path) -> ast.Module:
 
 
 @cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree_of(path)))
+
+
+@cache
 def is_module(name: str) -> bool:
     return (ROOT / (name.replace(".", "/") + ".py")).exists()
 
@@ -90,11 +95,11 @@ def place(path: Path) -> str:
 
 @cache
 def imports_of(path: Path) -> tuple[str, ...]:
-    return tuple(imports(tree_of(path)))
+    return tuple(imports(nodes_of(path)))
 
 
-def imports(node: ast.AST) -> Iterator[str]:
-    for each in ast.walk(node):
+def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for each in nodes:
         if isinstance(each, ast.Import):
             yield from (alias.name for alias in each.names)
         elif isinstance(each, ast.ImportFrom):
@@ -108,7 +113,7 @@ def level_of(name: str) -> int | None:
 
 def functions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for path in FILES:
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield path, node
 
@@ -153,7 +158,7 @@ def test_no_two_modules_import_each_other() -> None:
 
 
 def test_imports_are_absolute() -> None:
-    relative = [place(path) for path in FILES for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom) and node.level]
+    relative = [place(path) for path in FILES for node in nodes_of(path) if isinstance(node, ast.ImportFrom) and node.level]
     assert relative == []
 
 
@@ -170,7 +175,7 @@ def test_heavy_packages_stay_behind_their_doors() -> None:
 def test_no_function_imports_our_own_modules() -> None:
     wrong = []
     for path, node in functions():
-        inner = [name for name in imports(node) if name.startswith("pipeline")]
+        inner = [name for name in imports(ast.walk(node)) if name.startswith("pipeline")]
         if inner and place(path) not in WORKERS:
             wrong.append(f"{place(path)}: {node.name} imports {inner[0]}")
     assert wrong == []

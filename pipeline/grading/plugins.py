@@ -98,7 +98,7 @@ def registered_grader(name: str) -> Same | None:
 
 def graders_of_this_process() -> frozenset[str]:
     """The names of the graders that this process has registered and no package announces."""
-    return frozenset(_registered) - {point.name for point in entry_points(group=GROUP)}
+    return frozenset(_registered) - {point.name for point in entry_points(group=GROUP)} if _registered else frozenset()
 
 
 @cache

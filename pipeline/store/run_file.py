@@ -5,6 +5,7 @@
 
 import platform
 from collections.abc import Iterable, Mapping
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -420,6 +421,11 @@ def _sum(seconds: Iterable[float | None]) -> float | None:
 
 def versions() -> dict[str, str]:
     """The versions of those of `PACKAGES` that are installed; none of them is imported."""
+    return dict(_versions())
+
+
+@cache
+def _versions() -> dict[str, str]:
     return installed(PACKAGES)
 
 

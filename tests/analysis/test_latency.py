@@ -9,7 +9,7 @@ from pipeline.analysis.time.latency import END, CriticalPath, Percentiles, criti
 from pipeline.analysis.time.work import read_calls, read_work
 from pipeline.store.query import Query
 from tests.support.reference_analyses import path_totals
-from tests.support.runs import rows, solve
+from tests.support.runs import rows, solve_short
 from tests.support.traces import call, card, chain, write
 
 KNOWN = {"queue_time_s": 0.5, "prefill_time_s": 0.25, "decode_time_s": 1.0}
@@ -83,7 +83,7 @@ def test_calls_that_touch_follow_each_other_in_spite_of_rounding(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.parametrize("graph", ["speccot", "likelihood", "target"])
 def test_paths_of_whole_runs_add_up_to_the_times_of_their_chains(tmp_path: Path, graph: str) -> None:
-    result = solve(tmp_path, graph=graph, batch_size=4, schedule="lockstep")
+    result = solve_short(tmp_path, graph=graph, batch_size=4, schedule="lockstep")
     work = read_work(Query(result.folder))
     calls = read_calls(work)
     found = critical_path(work, calls)

@@ -13,7 +13,7 @@ from pipeline.analysis.time.work import read_work
 from pipeline.errors import InputError
 from pipeline.store.query import Query
 from pipeline.store.run_store import RunStore
-from tests.support.runs import solve
+from tests.support.runs import solve_short
 from tests.support.traces import call, card, chain, over_time, same, write
 
 
@@ -98,7 +98,7 @@ def test_runs_without_calls(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_rows_in_any_order_come_to_the_same(tmp_path: Path) -> None:
-    folder = solve(tmp_path).folder
+    folder = solve_short(tmp_path).folder
     before = over_time(folder, bins=9)
     rows = pq.read_table(folder / "calls")
     order = np.random.default_rng(0).permutation(len(rows))
@@ -111,7 +111,7 @@ def test_rows_in_any_order_come_to_the_same(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["pipelined", "lockstep", "sequential"])
 def test_a_whole_run_agrees_with_its_timeline_and_its_wall_time(tmp_path: Path, schedule: str) -> None:
-    result = solve(tmp_path, schedule=schedule, batch_size=4)
+    result = solve_short(tmp_path, schedule=schedule, batch_size=4)
     found, before = over_time(result.folder), timeline(read_work(Query(result.folder)))
     assert found.span_s == result.run.wall_time_s
     assert found.overlap_s == pytest.approx(before.overlap_s, abs=1e-9)

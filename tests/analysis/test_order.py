@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.analysis.order import order_correlation, spearman
@@ -25,7 +25,6 @@ def reference() -> Any:
     return spearmanr
 
 
-@settings(max_examples=30)
 @given(pairs=columns)
 def test_it_is_that_of_spearman_with_ties(reference: Any, pairs: list[tuple[int, int]]) -> None:
     one, other = np.array(pairs, float).T

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numba.core.caching import CacheImpl
 
@@ -34,7 +34,6 @@ def check_paths(rows: Any, lives: Any, *, compile: bool) -> None:
     assert total.tolist() == reference.path_totals(calls, chains.start, chains.end, chains.status == 0, STAGES).tolist()
 
 
-@settings(max_examples=40, deadline=None)
 @given(random_calls, random_lives, st.integers(1, 7), st.booleans(), of_all_replicas)
 def test_both_agree_with_the_references(rows: Any, lives: Any, bins: int, lockstep: bool, of_all: Any) -> None:
     check_occupancy(rows, lives, bins, lockstep, of_all, compile=False)
@@ -42,14 +41,12 @@ def test_both_agree_with_the_references(rows: Any, lives: Any, bins: int, lockst
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
 @given(random_calls, random_lives, st.integers(1, 7), st.booleans(), of_all_replicas)
 def test_both_agree_with_the_references_when_compiled(rows: Any, lives: Any, bins: int, lockstep: bool, of_all: Any) -> None:
     check_occupancy(rows, lives, bins, lockstep, of_all, compile=True)
     check_paths(rows, lives, compile=True)
 
 
-@settings(max_examples=25, deadline=None)
 @given(random_calls, random_lives, st.integers(1, 7))
 def test_every_nanosecond_counts_once(rows: Any, lives: Any, bins: int) -> None:
     chains, calls = lives_of(lives), calls_of(rows)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.analysis.time.timeline import EngineTime, StageTime, Timeline, timeline
@@ -141,7 +141,6 @@ calls_of_chains = st.tuples(st.integers(0, 5), st.integers(0, 2), st.sampled_fro
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
 @given(st.lists(lives, min_size=1, max_size=6), st.lists(calls_of_chains, max_size=20), st.integers(1, 4))
 def test_plain_loops_say_the_same(tmp_path_factory: pytest.TempPathFactory, chains: list[Life], told: Any, batch_size: int) -> None:
     """Chains that make calls on any replica, of any engine there, in their time or not."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import pipeline
-from tests.support.runs import solve
+from tests.support.runs import solve_short
 
 SPECCOT = "graphs/speccot.yaml"
 
@@ -23,7 +23,7 @@ def test_the_tree_goes_to_stdout_and_other_formats_where_the_name_says(tmp_path:
 
 
 def test_a_run_is_drawn_as_it_was_and_says_so(tmp_path: Path) -> None:
-    folder = solve(tmp_path, limit=2, settings=("candidates=3",)).folder
+    folder = solve_short(tmp_path, limit=2, settings=("candidates=3",)).folder
     done = pipeline("graph", "show", SPECCOT, "--run", folder)
     assert done.returncode == 0
     assert "candidates=3" in done.stdout

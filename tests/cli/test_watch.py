@@ -14,11 +14,11 @@ from pipeline.session.options import RunOptions
 from pipeline.session.run import run as start
 from tests.support.commands import pipeline
 from tests.support.paths import ROOT, SIM
-from tests.support.runs import rows, solve, write_problems
+from tests.support.runs import rows, solve_short, write_problems
 
 
 def test_counts_are_those_of_the_tables(tmp_path: Path) -> None:
-    result = solve(tmp_path, input=write_problems(tmp_path, 12, (b'{"problem_id": "bad"}',)))
+    result = solve_short(tmp_path, input=write_problems(tmp_path, 12, (b'{"problem_id": "bad"}',)))
     found = run_progress(result.folder)
     assert (found.state, found.chains, found.done, found.failed, found.over) == ("finished", 13, 12, 1, 13)
     assert (found.steps, found.calls) == (len(rows(result, "steps")), len(rows(result, "calls")))
@@ -26,7 +26,7 @@ def test_counts_are_those_of_the_tables(tmp_path: Path) -> None:
 
 
 def test_one_look(tmp_path: Path) -> None:
-    folder = solve(tmp_path).folder
+    folder = solve_short(tmp_path).folder
     done = pipeline("watch", folder)
     assert done.returncode == 0
     assert done.stdout.startswith("run: finished, 12/12 chains · 0 failed · ")

@@ -9,7 +9,7 @@ from pipeline.graph.plan import Plan
 from pipeline.session.prepare import load_plan
 from tests.support.paths import ROOT
 from tests.support.plans import GRAPH, NASTY
-from tests.support.runs import solve
+from tests.support.runs import solve_short
 
 Draw = Callable[..., Plan]
 
@@ -36,4 +36,4 @@ def nasty(tmp_path: Path) -> Plan:
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """12 problems by speccot."""
-    return solve(tmp_path_factory.mktemp("run")).folder
+    return solve_short(tmp_path_factory.mktemp("run")).folder

@@ -12,7 +12,7 @@ from pipeline.errors import InputError
 from pipeline.graph.plan import Plan
 from pipeline.store.events import CallRow, ChainRow, StepRow
 from pipeline.store.run_store import RunStore
-from tests.support.runs import solve
+from tests.support.runs import solve_short
 
 Load = Callable[..., Plan]
 
@@ -50,7 +50,7 @@ def stage(plan: Plan, name: str) -> Any:
 
 
 def test_a_run_is_drawn_with_its_own_params_and_engines(plan: Load, tmp_path: Path) -> None:
-    folder = solve(tmp_path, limit=1, settings=("candidates=2", "max_steps=9")).folder
+    folder = solve_short(tmp_path, limit=1, settings=("candidates=2", "max_steps=9")).folder
     found = plan_of_run(plan("speccot"), folder)
     assert stage(found.plan, "draft").candidates == 2
     assert stage(plan("speccot"), "draft").candidates == 5
@@ -79,7 +79,7 @@ def _graph_file(folder: Path) -> str:
 
 
 def test_stages_of_the_same_names_are_not_the_same_stages(plan: Load, tmp_path: Path) -> None:
-    folder = solve(tmp_path, graph="specreason", limit=1).folder
+    folder = solve_short(tmp_path, graph="specreason", limit=1).folder
     with pytest.raises(InputError, match=r"its stage `reason.verify` is a `score` by `target`, not a `likelihood` by `target`"):
         plan_of_run(plan("likelihood"), folder)
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.engine import Request
@@ -209,7 +209,6 @@ def workloads(draw: st.DrawFn) -> list[Order]:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
 @given(workloads(), st.sampled_from([0.0, 32.0, 4096.0]), st.sampled_from([100, 200, 10_000]), st.booleans())
 def test_jumping_equals_computing_every_iteration(orders: list[Order], kv_bytes: float, room: int, shared: bool) -> None:
     specs = [spec(kv_bytes_per_token=kv_bytes, kv_cache_tokens=room), spec(kv_bytes_per_token=32.0, parameters=2.0**9)]
@@ -222,7 +221,6 @@ def test_jumping_equals_computing_every_iteration(orders: list[Order], kv_bytes:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
 @given(workloads(), st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([1, 3]), st.sampled_from([0.0, 2.0**7]))
 def test_speculation_equals_computing_every_iteration(orders: list[Order], acceptance: float, tokens: int, draft: float) -> None:
     inner = SimSpeculativeSpec(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.engines.sim.device import SimDevice
@@ -126,21 +126,18 @@ arrivals_of = st.lists(
 costs: dict[str, Any] = {"overhead_s": 0.25, "kv_bytes": 2.0**-6}
 
 
-@settings(deadline=None, max_examples=40)
 @given(arrivals_of)
 def test_an_engine_alone_is_as_fast_as_ever(arrivals: list[tuple[int, float, int]]) -> None:
     alone = [(0, at, length) for _, at, length in arrivals]
     assert finished(spec("mps", 0.5, **costs), 2, alone) == finished(spec("time_slices", 0.5, **costs), 2, alone)
 
 
-@settings(deadline=None, max_examples=40)
 @given(arrivals_of, st.lists(st.floats(0, 100), max_size=5), st.sampled_from(["mps", "kernels", "time_slices"]))
 def test_looking_at_a_device_changes_nothing(arrivals: list[tuple[int, float, int]], looks: list[float], sharing: str) -> None:
     of = spec(sharing, 0.75, **costs)
     assert finished(of, 2, arrivals, looks) == finished(of, 2, arrivals)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(1, 60), st.integers(1, 60), st.sampled_from([0.0, 2.0**-6, 0.5]), st.floats(0.1, 1))
 def test_sharing_makes_nothing_faster_and_loses_only_its_efficiency(one: int, other: int, kv_bytes: float, efficiency: float) -> None:
     def ends(sharing: str, factor: float) -> list[float]:

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
@@ -68,7 +68,6 @@ def test_no_added_word_or_digit_controls_a_chat_even_where_the_template_holds_it
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=80)
 @given(data=st.data())
 def test_no_parts_that_others_wrote_give_a_control_token(name: str, data: st.DataObject) -> None:
     """In whatever way texts of control tokens are cut over a text, its neighbours and the template's own parts."""
@@ -85,7 +84,6 @@ def test_no_parts_that_others_wrote_give_a_control_token(name: str, data: st.Dat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_parts_without_control_tokens_keep_their_ids(name: str, data: st.DataObject) -> None:
     tokenizer = chat_model(name)

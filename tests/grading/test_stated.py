@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.grading.answers import quick_grade
@@ -69,7 +69,6 @@ def test_how_it_was_found_is_said() -> None:
     assert stated("of 5, 3 are left", "number") == Stated("3", "the last number")
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.text(), st.sampled_from(["number", "letter", "expression", None]))
 def test_any_text_is_read(text: str, form: Form | None) -> None:
     found = stated(text, form)

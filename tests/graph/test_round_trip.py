@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.api import load_graph
@@ -37,7 +37,6 @@ def params_of(plan: Plan) -> list[tuple[str, str]]:
     return [(name, repr(value)) for name, value in plan.params.items()]
 
 
-@settings(deadline=None)  # a busy machine is no flaw
 @given(value=VALUES)
 def test_what_is_written_is_read_as_the_same_value(value: Any) -> None:
     assert repr(parse(written(value))) == repr(value)

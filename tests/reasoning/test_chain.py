@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.graph.spec import UntilSpec
@@ -212,7 +212,6 @@ def test_a_round_forgets_the_one_before(world: World) -> None:
 Moves = st.lists(st.tuples(st.sampled_from(["draft", "accept", "reject", "write", "close", "round"]), st.text("ab 1\n汉", max_size=6)))
 
 
-@settings(deadline=None)  # the first example loads a tokenizer
 @given(moves=Moves, target=st.sampled_from(["sim", "shifted", "plain", "tiny"]))
 def test_a_context_only_grows_at_its_end(world: World, moves: list[tuple[str, str]], target: str) -> None:
     here = world(draft="sim", target=target)

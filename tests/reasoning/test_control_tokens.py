@@ -5,7 +5,7 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.data.problems import Problem
@@ -128,7 +128,6 @@ def test_every_control_token_at_every_place_stays_text(names: tuple[str, str]) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", PAIRS, ids="-".join)
-@settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_no_texts_give_a_prompt_another_turn(names: tuple[str, str], data: st.DataObject) -> None:
     controls = list(dict.fromkeys(controls_in(*names)))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -94,7 +94,6 @@ def test_text_is_encoded_where_vocabularies_differ(translator: TokenTranslator, 
     assert translator.translate(source, target, encoded(source), TEXT) == encoded(target)
 
 
-@settings(deadline=None, max_examples=50)  # the first example loads a tokenizer
 @given(text=st.text(st.characters(codec="utf-8"), max_size=40), source=st.sampled_from(["sim", "shifted", "tiny"]))
 def test_no_translation_changes_a_text(world: Callable[..., Any], text: str, source: str) -> None:
     for target in ("sim", "shifted", "plain", "tiny"):

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import anyio
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.runtime.admission.admission import Admission, AdmissionMember
@@ -156,7 +156,6 @@ def test_chains_that_live_count_in_the_expectation() -> None:
     assert not cache(320, 320, 320).has_room(60, 0, 0, unseen=59)
 
 
-@settings(max_examples=40)
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=30), st.integers(0, 1 << 20))
 def test_classes_hold_what_a_plain_sum_does_however_often_they_widen(lengths: list[int], seed: int) -> None:
     cache, draw = Cache(CacheLimit(role="t", tokens=1)), random.Random(seed)

@@ -4,7 +4,7 @@ import heapq
 import random
 from statistics import fmean
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.engine import Request
@@ -54,7 +54,6 @@ def test_stages_are_expected_to_write_as_they_did() -> None:
     assert begun(room, *[request(i, prompt=1, max_tokens=400) for i in range(3, 9)], stage="answer") == 2
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.integers(0, 1000), st.integers(1, 40))
 def test_in_the_long_run_calls_in_flight_come_to_about_the_cache(seed: int, spread: int) -> None:
     """Texts of 90 tokens on average, whatever their spread, behind prompts of 10: a cache of 4,000 tokens holds 40 of them."""

@@ -15,11 +15,11 @@ from pipeline.session.run import run
 from pipeline.store.events import CallRow, ChainRow, StepRow
 from pipeline.store.query import Query
 from tests.support.paths import ROOT, SIM
-from tests.support.runs import rows, said, solve, write_problems
+from tests.support.runs import rows, said, solve_short, write_problems
 
 
 def test_a_run_leaves_three_tables_and_its_card(tmp_path: Path) -> None:
-    result = solve(tmp_path, samples=2)
+    result = solve_short(tmp_path, samples=2)
     assert result.exit_code == 0
     for table, row in (("chains", ChainRow), ("steps", StepRow), ("calls", CallRow)):
         assert pq.read_table(result.folder / table).column_names == list(row.__struct_fields__)
@@ -48,7 +48,7 @@ def test_token_level_speculation_changes_times_and_no_answer(tmp_path: Path) -> 
 
 
 def test_the_ledger_of_a_chain_adds_up(tmp_path: Path) -> None:
-    result = solve(tmp_path)
+    result = solve_short(tmp_path)
     calls, steps = rows(result, "calls"), rows(result, "steps")
     for chain in rows(result, "chains"):
         own = [call for call in calls if call["chain_id"] == chain["chain_id"]]
@@ -65,7 +65,7 @@ def test_the_ledger_of_a_chain_adds_up(tmp_path: Path) -> None:
 
 
 def test_a_verdict_is_recorded_with_probabilities_and_mass(tmp_path: Path) -> None:
-    verified = [row for row in rows(solve(tmp_path), "steps") if row["verify_kind"]]
+    verified = [row for row in rows(solve_short(tmp_path), "steps") if row["verify_kind"]]
     assert verified
     for row in verified:
         assert len(row["score_probs"]) == row["num_distinct_candidates"] + 1
@@ -79,26 +79,26 @@ def test_a_verdict_is_recorded_with_probabilities_and_mass(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("graph", ["speccot", "specreason"])
 def test_schedules_and_batch_sizes_change_no_answer(tmp_path: Path, graph: str) -> None:
-    base = said(solve(tmp_path, "base", graph, batch_size=64, samples=2))
+    base = said(solve_short(tmp_path, "base", graph, batch_size=64, samples=2))
     assert len(base) == 24
     for schedule, batch_size in (("pipelined", 1), ("pipelined", 7), ("lockstep", 64), ("lockstep", 5), ("sequential", 64)):
-        other = solve(tmp_path, f"{schedule}-{batch_size}", graph, schedule=schedule, batch_size=batch_size, samples=2)
+        other = solve_short(tmp_path, f"{schedule}-{batch_size}", graph, schedule=schedule, batch_size=batch_size, samples=2)
         assert said(other) == base
 
 
 def test_another_seed_gives_other_text(tmp_path: Path) -> None:
-    assert said(solve(tmp_path, "a", seed=1)) != said(solve(tmp_path, "b", seed=2))
+    assert said(solve_short(tmp_path, "a", seed=1)) != said(solve_short(tmp_path, "b", seed=2))
 
 
 @pytest.mark.slow
 def test_pipelined_is_faster_than_lockstep_and_lockstep_than_sequential(tmp_path: Path) -> None:
-    spent = {name: solve(tmp_path, name, schedule=name).run.wall_time_s or 0 for name in ("pipelined", "lockstep", "sequential")}
+    spent = {name: solve_short(tmp_path, name, schedule=name).run.wall_time_s or 0 for name in ("pipelined", "lockstep", "sequential")}
     assert spent["pipelined"] < spent["lockstep"] < spent["sequential"]
 
 
 def test_a_bad_row_is_a_failed_chain_and_the_others_go_on(tmp_path: Path) -> None:
     problems = write_problems(tmp_path, 3, (b"{oops", b'{"problem_id": "null", "problem": null}', b'{"problem_id": "e", "problem": " "}'))
-    result = solve(tmp_path, input=problems)
+    result = solve_short(tmp_path, input=problems)
     assert result.exit_code == 3
     failed = sorted((row for row in rows(result, "chains") if row["error_type"]), key=lambda row: row["input_row"])
     assert [(row["input_row"], row["error_type"], row["stop_reason"]) for row in failed] == [(i, "BadRow", "error") for i in (4, 5, 6)]
@@ -137,7 +137,7 @@ def test_every_drafted_token_is_counted_and_those_of_no_step_are_unused(tmp_path
 
 
 def test_a_step_that_was_cut_at_its_limit_is_marked_and_no_other(tmp_path: Path) -> None:
-    result = solve(tmp_path, settings=("step_tokens=30",))
+    result = solve_short(tmp_path, settings=("step_tokens=30",))
     steps = [row for row in rows(result, "steps") if row["decision"] != "guidance"]
     cut = [row for row in steps if not row["step_text"].endswith(("\n\n", "</think>"))]
     assert 0 < len(cut) < len(steps)
@@ -146,7 +146,7 @@ def test_a_step_that_was_cut_at_its_limit_is_marked_and_no_other(tmp_path: Path)
 
 
 def test_a_call_that_takes_too_long_fails_its_chain(tmp_path: Path) -> None:
-    result = solve(tmp_path, settings=("engines.target.timeout_s=0.2",))
+    result = solve_short(tmp_path, settings=("engines.target.timeout_s=0.2",))
     assert result.exit_code == 3
     failed = [row for row in rows(result, "chains") if row["error_type"] == "CallTimeout"]
     assert failed
@@ -157,8 +157,8 @@ def test_a_call_that_takes_too_long_fails_its_chain(tmp_path: Path) -> None:
 
 
 def test_calls_of_whole_thoughts_are_as_many_as_the_cache_holds(tmp_path: Path) -> None:
-    small = ("engines.target.kv_cache_tokens=1200", "token_budget=1000")
-    cache, batch = (solve(tmp_path, name, "target", settings=small, samples=2, admission=name) for name in ("cache", "batch"))
+    small = ("engines.target.kv_cache_tokens=1200", "token_budget=1000", "engines.*.text.steps_mean=12")
+    cache, batch = (solve_short(tmp_path, name, "target", settings=small, samples=2, admission=name) for name in ("cache", "batch"))
     assert said(cache) == said(batch)
     queued = [max(row["queue_time_s"] for row in rows(each, "calls")) for each in (cache, batch)]
     assert queued[0] < queued[1] / 2
@@ -166,7 +166,7 @@ def test_calls_of_whole_thoughts_are_as_many_as_the_cache_holds(tmp_path: Path) 
 
 
 def test_a_full_context_ends_the_thought_and_is_no_error(tmp_path: Path) -> None:
-    result = solve(tmp_path, settings=("engines.target.max_model_len=300",))
+    result = solve_short(tmp_path, settings=("engines.target.max_model_len=300",))
     assert result.exit_code == 0
     assert {row["stop_reason"] for row in rows(result, "chains")} <= {"context_length", "thought_closed"}
     assert any(row["stop_reason"] == "context_length" and row["answer"] for row in rows(result, "chains"))
@@ -174,7 +174,7 @@ def test_a_full_context_ends_the_thought_and_is_no_error(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("graph", ["target-steps", "target", "likelihood", "specreason", "speccot"])
 def test_a_thought_that_fills_the_context_is_answered_and_nothing_is_drafted_in_vain(tmp_path: Path, graph: str) -> None:
-    result = solve(tmp_path, graph=graph, settings=("engines.*.max_model_len=360", "engines.*.text.steps_mean=30"))
+    result = solve_short(tmp_path, graph=graph, settings=("engines.*.max_model_len=360", "engines.*.text.steps_mean=30"))
     assert result.exit_code == 0
     calls, full = rows(result, "calls"), [row for row in rows(result, "chains") if row["stop_reason"] == "context_length"]
     assert graph == "target" or len(full) > 9
@@ -184,23 +184,23 @@ def test_a_thought_that_fills_the_context_is_answered_and_nothing_is_drafted_in_
 
 
 def test_a_problem_that_does_not_fit_at_all_is_a_failed_chain(tmp_path: Path) -> None:
-    result = solve(tmp_path, settings=("engines.target.max_model_len=16",))
+    result = solve_short(tmp_path, settings=("engines.target.max_model_len=16",))
     assert result.exit_code == 3
     assert {(row["error_type"], row["target_input_tokens"]) for row in rows(result, "chains")} == {("ContextOverflow", 0)}
 
 
 def test_budgets_end_a_thought_and_an_answer_is_asked_for(tmp_path: Path) -> None:
-    by_tokens = solve(tmp_path, "tokens", settings=("token_budget=60",))
+    by_tokens = solve_short(tmp_path, "tokens", settings=("token_budget=60", "engines.*.text.steps_mean=8"))
     assert {row["stop_reason"] for row in rows(by_tokens, "chains")} == {"token_budget"}
     assert all(row["thought_tokens"] <= 60 for row in rows(by_tokens, "chains"))
-    by_steps = solve(tmp_path, "steps", settings=("max_steps=2",))
+    by_steps = solve_short(tmp_path, "steps", settings=("max_steps=2", "engines.*.text.steps_mean=8"))
     assert {(row["stop_reason"], row["steps"]) for row in rows(by_steps, "chains")} == {("max_steps", 2)}
     assert all(row["answer_text"] for row in [*rows(by_tokens, "chains"), *rows(by_steps, "chains")])
 
 
 def test_nothing_is_started_when_the_input_or_the_engines_are_wrong(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
-        solve(tmp_path, input=tmp_path / "none.jsonl")
+        solve_short(tmp_path, input=tmp_path / "none.jsonl")
     mixed = tmp_path / "mixed.yaml"
     mixed.write_text(SIM.read_text().partition("target:")[0] + 'target: {backend: torch, model: "bundled:tiny-target"}\n')
     with pytest.raises(GraphError, match="simulate all of them or none"):

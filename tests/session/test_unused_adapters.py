@@ -11,7 +11,7 @@ from pipeline.session.notices import notices
 from pipeline.session.prepare import load_plan
 from pipeline.store.run_file import RunFile
 from tests.support.paths import ROOT
-from tests.support.runs import solve
+from tests.support.runs import solve_short
 
 ENGINES = ROOT / "graphs/engines/tiny-scot.yaml"
 UNUSED = "engine 'target' has an adapter, `selection`, that no stage uses; to use it: `--set adapter=selection`"
@@ -49,6 +49,6 @@ def test_an_adapter_that_no_stage_names_is_said_before_the_run(graph: str, setti
     ],
 )
 def test_that_every_candidate_was_rejected_is_said_after_the_run(tmp_path: Path, decisions: dict[str, int], said: Any) -> None:
-    run: RunFile = solve(tmp_path, "run", limit=1, settings=("max_steps=1",)).run
+    run: RunFile = solve_short(tmp_path, "run", limit=1, settings=("max_steps=1",)).run
     found = rejections(structs.replace(run, totals=structs.replace(run.totals, decisions=decisions)))
     assert (found or "").startswith(said or "none") or (found is said is None)

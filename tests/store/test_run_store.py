@@ -230,7 +230,7 @@ def left(tmp_path: Path, blank: Blank) -> bytes:
     return content
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_end_may_be_torn(tmp_path: Path, left: bytes, data: st.DataObject) -> None:
     """What is read is the same before and after recovering: the rows from the first on, and as they were."""

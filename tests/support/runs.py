@@ -36,6 +36,13 @@ def solve(folder: Path, name: str = "run", graph: str = "speccot", **options: An
     return run(RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=problems, output=folder / name, **options))
 
 
+def solve_short(folder: Path, name: str = "run", graph: str = "speccot", settings: tuple[str, ...] = (), **options: Any) -> SessionResult:
+    """As `solve`, of thoughts of some three steps where no setting is about texts."""
+    if not any(".text." in each for each in settings):
+        settings = (*settings, "engines.*.text.steps_mean=3")
+    return solve(folder, name, graph, settings=settings, **options)
+
+
 def servers_file(folder: Path, *, model: str = "", more: str = "", **urls: str) -> Path:
     """An engines file in which each role is a server."""
     path = folder / "engines.yaml"

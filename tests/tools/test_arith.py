@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.engines.tokenizer import HFTokenizer
@@ -62,7 +62,6 @@ def test_fixed_texts_are_one_token_each(tokenizer):
     assert all(len(tokenizer.encode(f" {i}")) == 1 for i in range(100))
 
 
-@settings(max_examples=200, deadline=None)
 @given(text=st.text() | st.text("\n []0129\\boxed{}<|end|>think"))
 def test_any_text_comes_back(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text

@@ -17,7 +17,7 @@ from pipeline.training.lora.data import TrainingData, read_data
 from pipeline.training.problems import HeldOutProblems
 from pipeline.training.write import write_training_data
 from tests.support.chat_models import chat_model
-from tests.support.runs import solve, write_problems
+from tests.support.runs import solve_short, write_problems
 from tests.support.training_data import arith, choices, origin, replies, reply, write_lines
 
 PROBLEM = "Tom has 3 pens and buys 2. How many?"
@@ -75,7 +75,7 @@ def test_a_reply_without_its_thought_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["thought", "response"])
 def test_exported_text_gives_the_exported_token_ids(tmp_path: Path, part: Literal["thought", "response"]) -> None:
-    folder, found = solve(tmp_path, input=write_problems(tmp_path, 4)).folder, []
+    folder, found = solve_short(tmp_path, input=write_problems(tmp_path, 4)).folder, []
     for tokens in (False, True):
         path = tmp_path / f"{tokens}.parquet"
         write_training_data(path, [folder], Wanted(format="sft", tokens=tokens, completion=part, validation=0.0), NO_TEST_SET)
@@ -84,7 +84,7 @@ def test_exported_text_gives_the_exported_token_ids(tmp_path: Path, part: Litera
 
 
 def test_exported_choices_stay_as_they_are(tmp_path: Path) -> None:
-    folder, path = solve(tmp_path, graph="scot", input=write_problems(tmp_path, 4)).folder, tmp_path / "data.parquet"
+    folder, path = solve_short(tmp_path, graph="scot", input=write_problems(tmp_path, 4)).folder, tmp_path / "data.parquet"
     write_training_data(path, [folder], Wanted(format="selection", validation=0.0), NO_TEST_SET)
     for row, example in zip(pq.read_table(path).to_pylist(), read(path, task="select", tokenizer=SimTokenizer()).train, strict=True):
         assert {name: list(example[name]) for name in ("input_ids", "option_ids", "right")} | {"none": example["none"]} == {
