@@ -35,8 +35,7 @@ def table(results: Results) -> str:
     loads = [each["load"] for each in runs]
     return (
         f"{results['calls']:,} calls, {results['bytes'] / 2**20:,.0f} MiB; medians of {len(runs)} processes, "
-        f"load {min(loads):.1f} to {max(loads):.1f}, their own included. Compiling takes another "
-        f"{results['compile_cpu_s']:.0f} s of CPU time, once.\n\n" + grid(("", "seconds", "CPU s", "peak MiB"), rows)
+        f"load {min(loads):.1f} to {max(loads):.1f}, their own included.\n\n" + grid(("", "seconds", "CPU s", "peak MiB"), rows)
     )
 
 
@@ -47,9 +46,9 @@ def make_trace(folder: Path, calls: int) -> None:
         repeated(run, folder, max(1, round(calls / count_rows(run, "calls"))))
 
 
-def measure(run: Path, cache: Path) -> dict[str, Any]:
+def measure(run: Path) -> dict[str, Any]:
     """One process: seconds, CPU seconds, MiB."""
-    took, printed = spent([sys.executable, __file__, "--only", str(run)], NUMBA_CACHE_DIR=str(cache))
+    took, printed = spent([sys.executable, __file__, "--only", str(run)])
     return {"work_s": float(printed), **took}
 
 
@@ -82,9 +81,9 @@ def main(calls: int, repeats: int, trace: Path | None, output: Path, only: Path 
                 writer.submit(make_trace, run, calls).result()
         written, size = count_rows(run, "calls"), sum(file.stat().st_size for file in run.rglob("*") if file.is_file())
         say(f"{written:,} calls, {size / (1 << 20):.0f} MiB")
-        cold, *found = [measure(run, Path(folder) / "cache") for _ in range(repeats + 1)]  # the first one compiles
+        _, *found = [measure(run) for _ in range(repeats + 1)]  # the first one reads the files from disk
     row = {key: statistics.median(each[key] for each in found) for key in ("work_s", "cpu_s", "peak_mib")}
-    facts = {"calls": written, "bytes": size, "cores": CORES, "compile_cpu_s": cold["cpu_s"] - row["cpu_s"]}
+    facts = {"calls": written, "bytes": size, "cores": CORES}
     click.echo(table(recording.write(output, {"bench": "analysis", **facts, "results": [{"system": "pipeline", **row, "runs": found}]})))
 
 

@@ -43,7 +43,7 @@ PYTHON = "3.12"
 CARRIED = """
     msgspec duckdb httpx2 httpcore2 latex2sympy2-extended math-verify antlr4-python3-runtime
 """.split()
-"""Packages that the program or its tests need and that the machine lacks; it has torch, transformers, peft, numba, pyarrow, pytest."""
+"""Packages that the program or its tests need and that the machine lacks; it has torch, transformers, peft, pyarrow, pytest."""
 BROUGHT = re.compile(r"torch|triton|nvidia-|cuda-|transformers==|numpy==")
 """Packages that vLLM asks for and that a machine with torch has, or has no use for: its own build of torch stays."""
 PART_BYTES = 60 << 20

@@ -37,7 +37,6 @@ DOORS = {
     "vllm": ["engines/vllm/worker", "engines/vllm/terms", "engines/vllm/cpu"],
     "transformers": ["engines/torch/", "engines/tokenizer", "training/lora/trainer", "training/lora/merge"],
     "httpx2": ["engines/openai/"],
-    "numba": ["analysis/time/sweep"],
     "duckdb": ["store/query"],
     "plotly": ["report/"],
     "jinja2": ["report/"],
@@ -230,11 +229,11 @@ def loaded_by(statement: str) -> set[str]:
 @pytest.mark.parametrize("statement", ["import pipeline", "import pipeline.cli.main"])
 def test_import_is_light(statement: str) -> None:
     assert loaded_by(statement).isdisjoint(
-        {"torch", "transformers", "vllm", "numba", "duckdb", "pyarrow", "rich", "trio", "plotly", "scipy", "perfetto", "opentelemetry"}
+        {"torch", "transformers", "vllm", "duckdb", "pyarrow", "rich", "trio", "plotly", "scipy", "perfetto", "opentelemetry"}
     )
 
 
 @pytest.mark.slow
 def test_a_run_on_simulated_engines_loads_no_model_code() -> None:
     statement = "import pipeline.session.run, pipeline.engines.sim.engine"
-    assert loaded_by(statement).isdisjoint({"torch", "transformers", "vllm", "numba"})
+    assert loaded_by(statement).isdisjoint({"torch", "transformers", "vllm"})

@@ -7,7 +7,7 @@ from msgspec import Struct
 from pipeline.analysis.ledger import Ledger, read_ledger
 from pipeline.analysis.time.latency import CriticalPath, Percentiles, critical_path, latencies
 from pipeline.analysis.time.occupancy import BINS, Occupancy, ReplicaFigures, by_replica, occupancy
-from pipeline.analysis.time.work import RunTimes, read_calls, read_work
+from pipeline.analysis.time.work import RunTimes, read_work
 from pipeline.store.query import Query
 
 
@@ -31,11 +31,10 @@ def analyse(run: Path, bins: int = BINS) -> Analysis:
 
 def analyse_work(work: RunTimes, bins: int = BINS) -> Analysis:
     """The same of a run that is open."""
-    calls = read_calls(work)
-    over_time = occupancy(work, calls, bins)
+    over_time = occupancy(work, bins)
     return Analysis(
         occupancy=over_time,
-        critical_path=critical_path(work, calls),
+        critical_path=critical_path(work),
         ledger=read_ledger(work.db),
         latencies=latencies(work.db),
         replicas=by_replica(work, over_time),

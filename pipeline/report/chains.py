@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from msgspec import Struct
 
 from pipeline.analysis.arrays import Array
-from pipeline.analysis.time.sweep import OPEN
+from pipeline.analysis.time.work import OPEN
 from pipeline.report.figures.style import GREY, LIGHT, RED, axes, colours, drawn, layout
 from pipeline.store.query import Query
 
@@ -72,8 +72,8 @@ class ChainCounts(Struct, frozen=True):
     mean_calls: float
 
 
-class Spans(Struct, frozen=True):
-    """Spans of time of one kind, as columns of equal length."""
+class KindSpans(Struct, frozen=True):
+    """KindSpans of time of one kind, as columns of equal length."""
 
     row: Array
     """Index of the drawn chain."""
@@ -86,7 +86,7 @@ class Gantt(Struct, frozen=True):
     """The chains of one chart, in the order of their starts."""
 
     names: Sequence[str]
-    spans: Mapping[str, Spans]
+    spans: Mapping[str, KindSpans]
     """By kind: `ALIVE` from admission to the end, a stage while its request was computed, or one of `WAITING`, `QUEUED`, `FAILED`."""
 
 
@@ -102,8 +102,8 @@ def read_charts(db: Query, *, max_chains: int = MAX_CHAINS, max_calls: int = MAX
     charts = []
     for chart in range(1 if found.ended <= most else 2):
         mine = spans["chart"] == chart
-        kinds, parts = spans["kind"][mine], [spans[name][mine] for name in Spans.__struct_fields__]
-        by_kind = {kind: Spans(*(part[kinds == kind] for part in parts)) for kind in dict.fromkeys(kinds.tolist())}
+        kinds, parts = spans["kind"][mine], [spans[name][mine] for name in KindSpans.__struct_fields__]
+        by_kind = {kind: KindSpans(*(part[kinds == kind] for part in parts)) for kind in dict.fromkeys(kinds.tolist())}
         charts.append(Gantt(names["chain_id"][names["chart"] == chart].tolist(), by_kind))
     return charts
 
@@ -142,7 +142,7 @@ def line_width(rows: int) -> float:
     return float(np.clip(0.8 * ROOM / rows, 1, 16))
 
 
-def _lines(name: str, spans: Spans, colour: str, width: float) -> go.Scattergl:
+def _lines(name: str, spans: KindSpans, colour: str, width: float) -> go.Scattergl:
     gaps = np.full(len(spans.row), np.nan)  # plotly leaves a gap at each NaN
     return go.Scattergl(
         x=np.column_stack([spans.start, spans.end, gaps]).ravel(),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.analysis.time.latency import END, CriticalPath, Percentiles, critical_path, latencies
-from pipeline.analysis.time.work import read_calls, read_work
+from pipeline.analysis.time.work import read_work
 from pipeline.store.query import Query
 from tests.support.reference_analyses import path_totals
 from tests.support.runs import rows, solve_short
@@ -17,7 +17,7 @@ KNOWN = {"queue_time_s": 0.5, "prefill_time_s": 0.25, "decode_time_s": 1.0}
 
 def path(folder: Path) -> CriticalPath:
     work = read_work(Query(folder))
-    return critical_path(work, read_calls(work))
+    return critical_path(work)
 
 
 def test_percentiles_by_hand(tmp_path: Path) -> None:
@@ -85,8 +85,7 @@ def test_calls_that_touch_follow_each_other_in_spite_of_rounding(tmp_path: Path)
 def test_paths_of_whole_runs_add_up_to_the_times_of_their_chains(tmp_path: Path, graph: str) -> None:
     result = solve_short(tmp_path, graph=graph, batch_size=4, schedule="lockstep")
     work = read_work(Query(result.folder))
-    calls = read_calls(work)
-    found = critical_path(work, calls)
+    found, calls = critical_path(work), work.calls
     assert found.chain_time_s == pytest.approx(sum(row["chain_time_s"] for row in rows(result, "chains")), abs=1e-6)
     total = path_totals(calls, work.lives.start, work.lives.end, work.lives.status == 0, len(work.stages))
     assert sorted(found.total_s.values()) == sorted((total[total > 0] / 1e9).tolist())

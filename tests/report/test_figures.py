@@ -13,7 +13,7 @@ from pipeline.analysis.quality.step_counts import OutcomeShare, Scores
 from pipeline.analysis.time import latency, occupancy
 from pipeline.analysis.time.latency import QUANTITIES, Percentiles
 from pipeline.reasoning.chain import Scale
-from pipeline.report.chains import ALIVE, WAITING, Gantt, Spans, draw_chains, line_width
+from pipeline.report.chains import ALIVE, WAITING, Gantt, KindSpans, draw_chains, line_width
 from pipeline.report.figures import engines as figures_time
 from pipeline.report.figures import steps as figures_steps
 from pipeline.report.figures import tokens as figures_tokens
@@ -204,9 +204,9 @@ def test_calibration_has_a_point_where_there_are_steps(scores: Scores, scale: Sc
 
 def test_a_gantt_row_is_a_line_with_gaps() -> None:
     spans = {
-        ALIVE: Spans(np.array([0, 1]), np.array([0.0, 1.0]), np.array([2.0, 6.0])),
-        "draft": Spans(np.array([0, 1]), np.array([0.0, 2.0]), np.array([1.0, 5.0])),
-        WAITING: Spans(np.array([1]), np.array([1.5]), np.array([2.0])),
+        ALIVE: KindSpans(np.array([0, 1]), np.array([0.0, 1.0]), np.array([2.0, 6.0])),
+        "draft": KindSpans(np.array([0, 1]), np.array([0.0, 2.0]), np.array([1.0, 5.0])),
+        WAITING: KindSpans(np.array([1]), np.array([1.5]), np.array([2.0])),
     }
     figure = draw_chains(Gantt(["a<b>", "b"], spans), ["draft", "verify"])
     line = named(figure)["draft"]

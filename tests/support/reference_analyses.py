@@ -1,33 +1,15 @@
-"""What analyses are held against: the same figures worked out without a sweep, by plain loops and whole arrays over all calls at once."""
+"""What analyses are held against: the same figures worked out by plain loops and whole arrays over all calls at once."""
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
 from pipeline.analysis.arrays import Array
-from pipeline.analysis.time.sweep import (
-    BARRIER,
-    BETWEEN,
-    BUSY,
-    DECODE,
-    ENGINE,
-    LATE,
-    NOTHING_ADMITTED,
-    OPEN,
-    ORCHESTRATION,
-    OTHER_ENGINE,
-    PREFILL,
-    QUEUE,
-    RECOVERY,
-    RETRY,
-    SLACK_NS,
-    TAIL,
-    TRANSFER,
-    WAIT,
-    Calls,
-    Lives,
-    SweepRules,
-)
+from pipeline.analysis.time.idle import BARRIER, BUSY, NOTHING_ADMITTED, ORCHESTRATION, OTHER_ENGINE, RECOVERY, TAIL, IdleRules
+from pipeline.analysis.time.latency import BETWEEN, DECODE, ENGINE, PREFILL, QUEUE, RETRY, TRANSFER, WAIT
+from pipeline.analysis.time.work import OPEN, SLACK_NS, Calls, Lives
 
 PATH = ("again", "ready", "submit", "end", "stage", "queue", "prefill", "decode")
 """What a path needs of the calls of a chain."""
@@ -35,7 +17,7 @@ NO_STAGE = -1
 """Stands for the stage after a chain's last call: the last row of the sums."""
 
 
-def occupancy_sums(rules: SweepRules, chains: Lives, calls: Calls) -> Array:
+def occupancy_sums(rules: IdleRules, chains: Lives, calls: Calls) -> Array:
     """The sums over all calls of a run: of the stretches between instants at which anything changes, all at once.
 
     What chains do between their calls is found chain by chain.
@@ -46,7 +28,7 @@ def occupancy_sums(rules: SweepRules, chains: Lives, calls: Calls) -> Array:
 class _Stretches:
     """The stretches of a run."""
 
-    def __init__(self, rules: SweepRules, chains: Lives, calls: Calls) -> None:
+    def __init__(self, rules: IdleRules, chains: Lives, calls: Calls) -> None:
         self._rules, self._calls = rules, calls
         self._chains = chains
         marks = np.array([rules.last_admission, rules.last_end])
@@ -108,7 +90,7 @@ def _columns(spans: Spans, engine: int) -> tuple[Array, Array]:
     return starts, ends
 
 
-def _gaps(rules: SweepRules, chains: Lives, calls: Calls) -> Spans:
+def _gaps(rules: IdleRules, chains: Lives, calls: Calls) -> Spans:
     """When chains were between their calls, with the engines of the next ones."""
     gaps: Spans = []
     order = np.argsort(calls.chain, kind="stable")
@@ -125,16 +107,17 @@ def _gaps(rules: SweepRules, chains: Lives, calls: Calls) -> Spans:
 def _chain_gaps(rows: Sequence[tuple[int, int, int]], start: int, end: int, after: int) -> Iterator[tuple[int, int, int]]:
     """Go back through the `rows` of one chain: engine, ready, end; `after` are the engines that its end holds up."""
     events = [(end, 1, engine) for engine, _, end in rows] + [(ready, 0, engine) for engine, ready, _ in rows]
-    outstanding, since, nearby = 0, end, LATE
+    outstanding, since, readies = 0, end, list[tuple[int, int]]()
     for time, ends, engine in sorted(events, key=lambda event: event[:2], reverse=True):
         if ends:
             if not outstanding:
                 yield after, time, since
+                readies = []
             outstanding += 1
         else:
             outstanding -= 1
-            near = nearby - time <= SLACK_NS
-            after, nearby, since = (after | 1 << engine, nearby, time) if near else (1 << engine, time, time)
+            readies.append((time, engine))
+            after, since = reduce(or_, (1 << each for ready, each in readies if ready <= time + SLACK_NS)), time
     if not outstanding:
         yield after, start, since
 

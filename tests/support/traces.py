@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import strategies as st
 from msgspec import Struct
 
+from pipeline.analysis.time.idle import IdleRules
 from pipeline.analysis.time.occupancy import BINS, CAUSES, Occupancy, occupancy
-from pipeline.analysis.time.sweep import FINISHED, LOST, OPEN, Calls, Lives, SweepRules
-from pipeline.analysis.time.work import read_calls, read_work
+from pipeline.analysis.time.work import FINISHED, LOST, OPEN, Calls, Lives, read_work
 from pipeline.graph.plan import Block, Plan, StageNode
 from pipeline.graph.spec import StageSpec
 from pipeline.reasoning.chain import Scale
@@ -118,17 +118,17 @@ def calls_of(rows: Sequence[Any]) -> Calls:
     return Calls(chain, again.astype(bool), *more)
 
 
-def rules_of(bins: int, lives: Lives, *, lockstep: bool = False, of_all: tuple[int, int] | None = None) -> SweepRules:
+def rules_of(bins: int, lives: Lives, *, lockstep: bool = False, of_all: tuple[int, int] | None = None) -> IdleRules:
     """Sixty nanoseconds; the engines, and two of them on a device. `of_all`: the last admission and the last end of all replicas."""
     edges = np.rint(np.linspace(0, 60, bins + 1)).astype(np.int64)
     admitted, *ended = of_all or (int(lives.start.max()),)
-    return SweepRules(edges, ENGINES, np.array([1, 2, 4, 3], np.int64), lockstep, 3, admitted, *ended)
+    return IdleRules(edges, ENGINES, np.array([1, 2, 4, 3], np.int64), lockstep, 3, admitted, *ended)
 
 
 def over_time(folder: Path, bins: int = BINS) -> Occupancy:
     """The occupancy of the run folder `folder`."""
     work = read_work(Query(folder))
-    return occupancy(work, read_calls(work), bins)
+    return occupancy(work, bins)
 
 
 def same(one: Occupancy, other: Occupancy) -> bool:

@@ -11,8 +11,9 @@ from msgspec import Struct
 
 from pipeline.analysis.arrays import Array
 from pipeline.analysis.resources import EngineFacts, devices_of, engine_facts
-from pipeline.analysis.time.sweep import BY_ENGINE, EARLY, FINISHED, LIVE, LONG, OVERLAP, Calls, Lives, SweepRules, occupancy_sums
-from pipeline.analysis.time.work import RunTimes
+from pipeline.analysis.time.idle import BY_ENGINE, EARLY, LIVE, OVERLAP, IdleRules, occupancy_sums
+from pipeline.analysis.time.spans import Spans, open_at
+from pipeline.analysis.time.work import FINISHED, Calls, Lives, RunTimes
 from pipeline.store.run_file import Replica
 
 BINS = 600
@@ -135,9 +136,9 @@ class ReplicaFigures(Struct, frozen=True, kw_only=True):
         return sum(engine.output_tokens_per_s or 0.0 for engine in self.engines.values())
 
 
-def occupancy(work: RunTimes, calls: Calls, bins: int = BINS) -> Occupancy:
+def occupancy(work: RunTimes, bins: int = BINS) -> Occupancy:
     """The occupancy of a run, with time divided into `bins`; calls of a run with several replicas that name none are left out."""
-    rules = _rules(work, bins)
+    rules, calls = _rules(work, bins), work.calls
     if work.stays is None:
         return _occupancy(work, rules, _sums(work, rules, work.lives, calls))
     parts = {}
@@ -149,9 +150,9 @@ def occupancy(work: RunTimes, calls: Calls, bins: int = BINS) -> Occupancy:
     return _occupancy(work, rules, np.sum(list(parts.values()), axis=0), alone)
 
 
-def _rules(work: RunTimes, bins: int) -> SweepRules:
+def _rules(work: RunTimes, bins: int) -> IdleRules:
     alone = [1 << place for place in range(len(work.engines))]
-    return SweepRules(
+    return IdleRules(
         edges=np.rint(np.linspace(0, work.span, bins + 1)).astype(np.int64),
         engines=len(alone),
         groups=np.array([*alone, *sorted(set(_devices(work).values()) - set(alone))], np.int64),
@@ -162,13 +163,13 @@ def _rules(work: RunTimes, bins: int) -> SweepRules:
     )
 
 
-def _sums(work: RunTimes, rules: SweepRules, lives: Lives, calls: Calls) -> Array:
-    most = most_live(lives)
+def _sums(work: RunTimes, rules: IdleRules, lives: Lives, calls: Calls) -> Array:
+    most = int(open_at(Spans(lives.start, lives.end))[1].max(initial=0))
     full = min(work.run.batch_size or most, most)
-    return occupancy_sums(rules._replace(full=full), lives, calls, compile=len(calls.end) >= LONG)
+    return occupancy_sums(rules._replace(full=full), lives, calls)
 
 
-def _occupancy(work: RunTimes, rules: SweepRules, sums: Array, replicas: Mapping[int, Occupancy] | None = None) -> Occupancy:
+def _occupancy(work: RunTimes, rules: IdleRules, sums: Array, replicas: Mapping[int, Occupancy] | None = None) -> Occupancy:
     edges, count, devices = rules.edges, len(replicas or (1,)), _devices(work)
     width, span_s, in_flight = np.maximum(np.diff(edges), 1), work.span / 1e9, sums[BY_ENGINE:]
     overlap = sums[OVERLAP] if count == 1 else sums[OVERLAP] / count
@@ -205,12 +206,6 @@ def _parts(spent: Array) -> dict[str, Any]:
 
 def _roles(engines: Sequence[str], group: int) -> tuple[str, ...]:
     return tuple(role for place, role in enumerate(engines) if group >> place & 1)
-
-
-def most_live(lives: Lives) -> int:
-    """The most chains that lived at once."""
-    starts, ends = np.sort(lives.start), np.sort(lives.end)
-    return int((np.arange(1, len(starts) + 1) - np.searchsorted(ends, starts, "right")).max(initial=0))
 
 
 def _devices(work: RunTimes) -> dict[str, int]:
@@ -262,11 +257,11 @@ def by_replica(work: RunTimes, occupancy: Occupancy) -> tuple[ReplicaFigures, ..
 
 
 _TOKENS = """
-SELECT replica, engine, sum(output_tokens)::BIGINT AS tokens FROM timed WHERE replica IS NOT NULL GROUP BY ALL
+SELECT replica, engine, sum(output_tokens)::BIGINT AS tokens FROM flights WHERE replica IS NOT NULL GROUP BY ALL
 """
 _NODES = """
 SELECT replica, list(node ORDER BY first) AS nodes
-FROM (SELECT replica, node, min("end") AS first FROM timed WHERE replica IS NOT NULL AND node IS NOT NULL GROUP BY ALL)
+FROM (SELECT replica, node, min("end") AS first FROM flights WHERE replica IS NOT NULL AND node IS NOT NULL GROUP BY ALL)
 GROUP BY replica
 """
 _CHAINS = f"""

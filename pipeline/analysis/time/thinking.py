@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from pipeline.analysis.time.timeline import merged
 from pipeline.analysis.time.work import READY
 from pipeline.graph.plan import Plan
 from pipeline.store.events import UNFINISHED
@@ -46,6 +45,17 @@ def read_thinking(db: Query, plan: Plan, among: str = "chains") -> list[Thinking
     return db.rows(_THINKING.format(among=among), Thinking, whole=whole)
 
 
+def _merged(spans: str, keys: str) -> str:
+    """The SQL of the `spans`, from `since` to `until`, merged where they touch or overlap, for each of the values of the columns `keys`."""
+    return f"""
+        SELECT {keys}, since, coalesce(lead(before) OVER (PARTITION BY {keys} ORDER BY since), last) AS until
+        FROM (
+            SELECT {keys}, since, max(until) OVER (PARTITION BY {keys}) AS last,
+                   max(until) OVER (PARTITION BY {keys} ORDER BY since ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+            FROM {spans})
+        WHERE before IS NULL OR since > before"""
+
+
 _THINKING = f"""
 WITH written AS (
     SELECT chain_id, max(len(step_token_ids)) AS thought FROM steps WHERE list_contains($whole::VARCHAR[], stage) GROUP BY chain_id),
@@ -61,7 +71,7 @@ spans AS (
     UNION ALL
     SELECT chain_id, 'answer', until - answering, until FROM timed WHERE answering > 0),
 busy AS (
-    SELECT chain_id, kind, sum(until - since) / 1e9 AS seconds FROM ({merged("spans", "chain_id, kind")}) GROUP BY ALL),
+    SELECT chain_id, kind, sum(until - since) / 1e9 AS seconds FROM ({_merged("spans", "chain_id, kind")}) GROUP BY ALL),
 kinds AS (
     SELECT chain_id, {", ".join(f"sum(seconds) FILTER (kind = '{kind}') AS {kind}" for kind in KINDS)} FROM busy GROUP BY chain_id),
 thoughts AS (SELECT chain_id, (max(until) FILTER (kind <> 'answer') - min(since)) / 1e9 AS seconds FROM spans GROUP BY chain_id),
@@ -79,6 +89,6 @@ def queued_s(db: Query, chains: Sequence[str]) -> dict[str, float]:
     spans = f"""(
         SELECT chain_id, {READY} AS since, submit_unix_ns + (coalesce(queue_time_s, 0) * 1e9)::BIGINT AS until
         FROM calls WHERE chain_id IN (SELECT unnest($chains::VARCHAR[])))"""
-    sums = f"SELECT chain_id, sum(until - since) / 1e9 AS seconds FROM ({merged(spans, 'chain_id')}) GROUP BY ALL"
+    sums = f"SELECT chain_id, sum(until - since) / 1e9 AS seconds FROM ({_merged(spans, 'chain_id')}) GROUP BY ALL"
     rows = db.rows(sums, _Queued, chains=list(chains))
     return dict.fromkeys(chains, 0.0) | {each.chain_id: each.seconds for each in rows}

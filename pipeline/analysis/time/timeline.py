@@ -10,11 +10,12 @@ chains for another reason. The tail ends with the last chain of all.
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.arrays import NO_REPLICA
-from pipeline.analysis.time.sweep import OPEN
-from pipeline.analysis.time.work import RunTimes, Stays
+from pipeline.analysis.arrays import NO_REPLICA, Array
+from pipeline.analysis.time.spans import Spans, open_at, together, union, while_open
+from pipeline.analysis.time.work import OPEN, Lives, RunTimes, Stays
 
 
 class EngineTime(Struct, frozen=True):
@@ -82,77 +83,71 @@ class Timeline(Struct, frozen=True, kw_only=True):
     """Of a run with several replicas how evenly they worked."""
 
 
-class _Busy(Struct, frozen=True):
-    replica: int
-    engine: str
-    busy_s: float
-
-
-class _Seconds(Struct, frozen=True):
-    replica: int
-    seconds: float
-
-
-class _ChainCount(Struct, frozen=True):
-    replica: int
-    chains: int
-
-
 class _InFlight(Struct, frozen=True):
-    engine: str
     calls: int
-    in_flight_s: float
-
-
-class _Tail(Struct, frozen=True):
-    since: int | None
-    until: int | None
+    seconds: float
 
 
 def timeline(work: RunTimes) -> Timeline:
     """The timeline of a run; calls of a run with several replicas that name none count only as requests in flight."""
-    db = work.db
-    # Numbers sort faster than names: an engine is one of a type that lists them.
-    roles = ", ".join(f"""'{role.replace("'", "''")}'""" for role in work.engines) or "''"
-    db.execute(f"CREATE OR REPLACE TEMP TABLE blocks AS {merged(_IN_FLIGHT.format(roles=roles), 'replica, engine')}")
-    span_s = db.scalar('SELECT coalesce((max("end") - min(submit)) / 1e9, 0) FROM timed')
+    flights = work.flights
+    span_s = float(flights.end.max() - flights.submit.min()) / 1e9 if len(flights.end) else 0.0
     share = 1 / span_s if span_s else 0.0
-    replicas = _replicas(work)
-    engines = db.rows(_SUMS.format("engine"), _InFlight)
-    busy = {each.engine: _mean([one.busy_s.get(each.engine, 0.0) for one in replicas.values()]) for each in engines}
+    busy = _busy(work)
+    replicas = {number: _replica(each) for number, each in busy.items()}
+    in_flight = _in_flight(work, flights.engine, work.engines)
+    busy_s = {role: _mean([one.busy_s.get(role, 0.0) for one in replicas.values()]) for role in in_flight}
     overlap_s = _mean([one.overlap_s for one in replicas.values()])
-    even = None if work.stays is None else _imbalance(work, work.stays, replicas)
+    even = None if work.stays is None else _imbalance(work, work.stays, busy, replicas)
     return Timeline(
         span_s=span_s,
-        engines={each.engine: EngineTime(busy[each.engine], busy[each.engine] * share, each.in_flight_s * share) for each in engines},
+        engines={role: EngineTime(busy_s[role], busy_s[role] * share, each.seconds * share) for role, each in in_flight.items()},
         overlap_s=overlap_s,
         overlap_share=overlap_s * share,
-        stages={each.stage: each for each in db.rows(_SUMS.format("stage"), StageTime)},
+        stages={name: StageTime(name, each.calls, each.seconds) for name, each in _in_flight(work, flights.stage, work.stages).items()},
         tail_s=even.tail_s if even else _tail_s(work),
         replicas=replicas if even else {},
         imbalance=even,
     )
 
 
-def _replicas(work: RunTimes) -> dict[int, ReplicaTime]:
-    """By number; of a run of one process or replica the time of that, whatever its number."""
-    busy, overlap = work.db.rows(_BUSY, _Busy), {each.replica: each.seconds for each in work.db.rows(_OVERLAP, _Seconds)}
-    numbers = [*work.stays.admitted] if work.stays else list({each.replica: None for each in busy})[-1:] or [NO_REPLICA]
-    by_role = {number: {each.engine: each.busy_s for each in busy if each.replica == number} for number in numbers}
-    return {number: ReplicaTime(by_role[number], overlap.get(number, 0.0)) for number in numbers}
+def _busy(work: RunTimes) -> dict[int, dict[str, Spans]]:
+    """When each engine was busy, by the replica's number; of a run of one process or replica that of its calls, whatever its number."""
+    flights = work.flights
+    numbers = [*work.stays.admitted] if work.stays else [int(flights.replica.max(initial=NO_REPLICA))]
+    return {
+        number: {
+            role: union(Spans(flights.submit[mine], flights.end[mine]))
+            for place, role in enumerate(work.engines)
+            if (mine := (flights.engine == place) & (flights.replica == number)).any()
+        }
+        for number in numbers
+    }
 
 
-def _imbalance(work: RunTimes, stays: Stays, times: Mapping[int, ReplicaTime]) -> Imbalance:
-    batch_size = work.run.batch_size or len(work.lives.start)
-    admitted = ", ".join(f"({number}, {at})" for number, at in stays.admitted.items())
-    tail = work.db.row(_TAIL_OF_REPLICAS.format(open=open_spans(_STAYS, "replica"), full=batch_size, admitted=admitted), _Tail)
+def _in_flight(work: RunTimes, of: Array, names: Sequence[str]) -> dict[str, _InFlight]:
+    """Calls, and the seconds that they were in flight, by what they are `of`, a place among `names`."""
+    calls, length = np.zeros((2, len(names)), np.int64)
+    np.add.at(calls, of, 1)
+    np.add.at(length, of, work.flights.end - work.flights.submit)
+    return {name: _InFlight(int(calls[place]), float(length[place] / 1e9)) for place, name in enumerate(names) if calls[place]}
+
+
+def _replica(busy: Mapping[str, Spans]) -> ReplicaTime:
+    overlap = while_open(together(*busy.values()), 2, len(busy))
+    return ReplicaTime({role: each.length / 1e9 for role, each in busy.items()}, overlap.length / 1e9)
+
+
+def _imbalance(work: RunTimes, stays: Stays, busy: Mapping[int, Mapping[str, Spans]], times: Mapping[int, ReplicaTime]) -> Imbalance:
+    lives = {number: stays.lives(number) for number in stays.admitted}
+    begins = [_lacks_from(work, lives[number], admitted) for number, admitted in stays.admitted.items()]
     tail_s = idle = None
-    if tail.since is not None and tail.until is not None:
-        tail_s = (tail.until - tail.since) / 1e9
-        active = work.db.rows(_ACTIVE.format(blocks=merged("blocks", "replica"), since=tail.since, until=tail.until), _Seconds)
-        known = sum(each.seconds for each in active if each.replica in times)
-        idle = 1 - known / (len(times) * tail_s) if tail_s else None
-    chains = dict.fromkeys(times, 0) | {each.replica: each.chains for each in work.db.rows(_CHAINS, _ChainCount)}
+    if len(stays.columns["end"]):
+        since, until = min(begins), int(max(stays.columns["start"].max(), stays.columns["end"].max()))
+        tail_s = (until - since) / 1e9
+        active = sum(union(*(each.within(since, until) for each in mine.values())).length for mine in busy.values()) / 1e9
+        idle = 1 - active / (len(times) * tail_s) if tail_s else None
+    chains = dict.fromkeys(times, 0) | dict(work.db.stream(_CHAINS))
     return Imbalance(
         replicas=len(times),
         busy=_over_mean([sum(each.busy_s.values()) for each in times.values()]),
@@ -162,30 +157,25 @@ def _imbalance(work: RunTimes, stays: Stays, times: Mapping[int, ReplicaTime]) -
     )
 
 
+def _lacks_from(work: RunTimes, lives: Lives, admitted: int) -> int:
+    """From when on a replica, at which the last chain was `admitted` then, had fewer chains than the batch size for lack of problems."""
+    instants, count = open_at(Spans(lives.start, lives.end))
+    if not len(instants) or instants[0] > admitted:
+        return admitted
+    full = min(work.run.batch_size or len(work.lives.start), max(int(count.max()), 1))
+    lacking = (count < full) & (np.append(instants[1:], np.iinfo(np.int64).max) > admitted)
+    return int(np.maximum(instants[lacking], admitted)[0])
+
+
 def _tail_s(work: RunTimes) -> float | None:
     """The tail of the chains that are over."""
-    lives = f'(SELECT start AS since, "end" AS until FROM lives WHERE status <> {OPEN})'
-    tail = work.db.row(_TAIL.format(open=open_spans(lives), full=work.run.batch_size or len(work.lives.start)), _Tail)
-    return None if tail.since is None or tail.until is None else (tail.until - tail.since) / 1e9
-
-
-def merged(spans: str, keys: str) -> str:
-    """The SQL of the `spans`, from `since` to `until`, merged where they touch or overlap, for each of the values of the columns `keys`."""
-    return f"""
-        SELECT {keys}, since, coalesce(lead(before) OVER (PARTITION BY {keys} ORDER BY since), last) AS until
-        FROM (
-            SELECT {keys}, since, max(until) OVER (PARTITION BY {keys}) AS last,
-                   max(until) OVER (PARTITION BY {keys} ORDER BY since ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
-            FROM {spans})
-        WHERE before IS NULL OR since > before"""
-
-
-def open_spans(spans: str, keys: str = "1") -> str:
-    """The SQL of how many of the `spans` are `open` from each `instant`, at which any begins or ends, until the `following` one."""
-    return f"""
-        SELECT {keys}, instant, sum(sum(change)) OVER later AS open, lead(instant) OVER later AS following
-        FROM (SELECT {keys}, since AS instant, 1 AS change FROM {spans} UNION ALL SELECT {keys}, until, -1 FROM {spans})
-        GROUP BY {keys}, instant WINDOW later AS (PARTITION BY {keys} ORDER BY instant)"""
+    over = work.lives.status != OPEN
+    instants, count = open_at(Spans(work.lives.start[over], work.lives.end[over]))
+    if not len(instants):
+        return None
+    full = min(work.run.batch_size or len(work.lives.start), max(int(count.max()), 1))
+    enough = np.flatnonzero(count >= full)
+    return float(instants[-1] - (instants[enough[-1] + 1] if len(enough) else instants[0])) / 1e9
 
 
 def _mean(seconds: Sequence[float]) -> float:
@@ -196,33 +186,4 @@ def _over_mean(values: Sequence[float]) -> float | None:
     return max(values) * len(values) / total if (total := sum(values)) else None
 
 
-_IN_FLIGHT = f"""(
-SELECT coalesce(replica, {NO_REPLICA}) AS replica, engine::ENUM({{roles}}) AS engine, submit AS since, "end" AS until FROM timed)"""
-_STAYS = '(SELECT replica, start AS since, "end" AS until FROM stays)'
-_SUMS = 'SELECT {0}, count(*) AS calls, sum("end" - submit) / 1e9 AS in_flight_s FROM timed GROUP BY {0} ORDER BY {0}'
-_BUSY = "SELECT replica, engine, sum(until - since) / 1e9 AS busy_s FROM blocks GROUP BY ALL ORDER BY replica"
-_OVERLAP = f"""
-SELECT replica, sum(following - instant) / 1e9 AS seconds FROM ({open_spans("blocks", "replica")}) WHERE open >= 2 GROUP BY replica
-"""
-_CHAINS = "SELECT replica, count(*) AS chains FROM lives WHERE replica IS NOT NULL GROUP BY replica"
-_ACTIVE = """
-SELECT replica, sum(least(until, {until}) - greatest(since, {since})) / 1e9 AS seconds
-FROM ({blocks}) WHERE until > {since} AND since < {until} GROUP BY replica
-"""
-_TAIL = """
-WITH open AS ({open})
-SELECT coalesce(max(following) FILTER (open >= (SELECT least({full}, greatest(max(open), 1)) FROM open)), min(instant)) AS since,
-       max(instant) AS until
-FROM open
-"""
-_TAIL_OF_REPLICAS = """
-WITH open AS ({open}),
-enough AS (SELECT replica, least({full}, greatest(max(open), 1)) AS batch FROM open GROUP BY replica),
-lacking AS (
-    SELECT replica, if(min(instant) <= admitted,
-                       min(greatest(instant, admitted)) FILTER (open < batch AND (following > admitted OR following IS NULL)),
-                       admitted) AS since
-    FROM (VALUES {admitted}) AS replicas(replica, admitted) LEFT JOIN enough USING (replica) LEFT JOIN open USING (replica)
-    GROUP BY replica, admitted)
-SELECT (SELECT min(since) FROM lacking) AS since, max(instant) AS until FROM open
-"""
+_CHAINS = "SELECT replica, count(*) FROM lives WHERE replica IS NOT NULL GROUP BY replica"

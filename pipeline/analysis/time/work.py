@@ -1,36 +1,93 @@
-"""The chains and calls of a run as instants of work: a run folder enters; tables to ask in SQL, and columns for the sweeps, leave.
+"""The chains and calls of a run as instants of work: a run folder enters; tables to ask in SQL, and columns as arrays, leave.
 
 Instants are nanoseconds of work: since the start of the run, without the pauses between the sessions of a run that was resumed. In SQL
 there are, next to the tables of the run folder:
 
 - `lives`, a row for each chain: `chain` (its place), `chain_id`, `start`, `end`, `status`, `replica` (null: none).
-- `timed`, the calls of these chains: `chain`, `start`, `ready`, `submit` and `end`, next to the columns of `calls`.
+- `flights`, a row for each call: `ready`, `submit` and `end`, next to the columns of `calls`; and `timed`, the same with its `chain`.
 - `stays`, of a run with several replicas: `replica`, `chain`, `start`, `end` and `status`, a row for each chain and replica. A chain is on
   one replica from its admission to its end, unless that was lost and it continued elsewhere. Then it was on each earlier replica from when
   its first call there was ready until its last one there ended, and from then on where it ended.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
 
 from pipeline.analysis.arrays import NO_REPLICA, Array
-from pipeline.analysis.time.sweep import FINISHED, LOST, OPEN, Calls, Lives
 from pipeline.store.events import UNFINISHED
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 
-READY = "submit_unix_ns - round_even(client_wait_s * 1e9, 0)::BIGINT"
+READY = "submit_unix_ns - (client_wait_s * 1e9)::BIGINT"
 """The SQL of the instant at which a call could have been sent, ns UTC."""
-KINDS = dict.fromkeys(Calls._fields, np.int64) | {
-    "chain": np.int32,
-    "again": np.int8,
-    "engine": np.int8,
-    "stage": np.int16,
-    "replica": np.int32,
+FINISHED, LOST, OPEN = 0, 1, 2
+"""The status of a chain: it came to its end; it failed or was cancelled; it has no row in the chains table (yet)."""
+SLACK_NS = 2
+"""Ready times are differences of rounded numbers: calls of one chain whose ready times differ by so little were ready together, and one may
+end so much later than the next is ready."""
+
+
+class Flights(NamedTuple):
+    """When calls were at their engines, as columns in the order of their ends."""
+
+    submit: Array
+    """When it was sent."""
+    end: Array
+    """When it was answered or had failed; never before `submit`."""
+    engine: Array
+    """Places of their roles."""
+    stage: Array
+    """Places of their stages."""
+    replica: Array
+    """The number of the replica; -1 where the row names none."""
+
+
+class Calls(NamedTuple):
+    """Calls as columns in the order of their ends: those of `Flights`, and more."""
+
+    chain: Array
+    """Places in the chains."""
+    again: Array
+    """True for a repeated attempt at a call."""
+    ready: Array
+    """When it could have been sent; never after `submit`."""
+    submit: Array
+    end: Array
+    engine: Array
+    stage: Array
+    queue: Array
+    """Nanoseconds in the engine's queue by its clock; -1 where it does not measure them."""
+    prefill: Array
+    """Nanoseconds of prefill, likewise."""
+    decode: Array
+    """Nanoseconds of decode, likewise."""
+    replica: Array
+
+
+class Lives(NamedTuple):
+    """Chains as columns, in the order of their starts."""
+
+    start: Array
+    end: Array
+    """Never before `start`; the end of the run for a chain without a row."""
+    status: Array
+    """`FINISHED`, `LOST` or `OPEN`."""
+
+
+_COLUMNS: dict[str, tuple[str, str, type[np.generic]]] = {
+    "chain": ("chain", "INTEGER", np.int32),
+    "again": ("attempt > 0", "TINYINT", np.bool_),
+    **{name: (f'"{name}"', "BIGINT", np.int64) for name in ("ready", "submit", "end")},
+    "engine": ("list_position($engines, engine) - 1", "TINYINT", np.int8),
+    "stage": ("list_position($stages, stage) - 1", "SMALLINT", np.int16),
+    **{name: (f"coalesce(({name}_time_s * 1e9)::BIGINT, -1)", "BIGINT", np.int64) for name in ("queue", "prefill", "decode")},
+    "replica": (f"coalesce(replica, {NO_REPLICA})", "INTEGER", np.int32),
 }
-"""The types of the columns of `Calls`."""
+"""The columns of `Calls`: SQL, and types in SQL and of the array."""
 
 
 class Axis(Struct, frozen=True):
@@ -107,7 +164,7 @@ class Stays(Struct, frozen=True):
         return slice(*np.searchsorted(self.columns["replica"], [replica, replica + 1]).tolist())
 
 
-class RunTimes(Struct, frozen=True, kw_only=True):
+class RunTimes(Struct, frozen=True, kw_only=True, dict=True):
     """A run on the axis of its work."""
 
     db: Query
@@ -124,6 +181,30 @@ class RunTimes(Struct, frozen=True, kw_only=True):
     lives: Lives
     stays: Stays | None
     """None where the run has fewer than two replicas."""
+
+    @cached_property
+    def calls(self) -> Calls:
+        """All calls of the run, read when first asked for."""
+        return Calls(**self._columns(Calls._fields, "timed"))
+
+    @cached_property
+    def flights(self) -> "Flights | Calls":
+        """The same, without what only `calls` has, which takes half the time."""
+        return self.calls if "calls" in vars(self) else Flights(**self._columns(Flights._fields, "flights"))
+
+    def _columns(self, names: Sequence[str], table: str) -> dict[str, Array]:
+        parts = ", ".join(f"({_COLUMNS[name][0]})::{_COLUMNS[name][1]}" for name in names)
+        columns = {name: np.empty(self.db.scalar("SELECT count(*) FROM calls"), _COLUMNS[name][2]) for name in names}
+        batches, filled = self.db.batches(f"SELECT {parts} FROM {table}", engines=list(self.engines), stages=list(self.stages)), 0
+        for batch in batches:  # and below column by column, so that a long run is not in memory twice
+            for column, values in zip(columns.values(), batch.columns, strict=True):
+                column[filled : filled + len(values)] = np.from_dlpack(values)  # `to_numpy` imports pandas where that is installed
+            filled += batch.num_rows
+        if (columns["end"][1:] < columns["end"][:-1]).any():
+            order = np.argsort(columns["end"], kind="stable")
+            for name in names:
+                columns[name] = columns[name][order]
+        return columns
 
 
 def read_work(db: Query) -> RunTimes:
@@ -146,33 +227,8 @@ def read_work(db: Query) -> RunTimes:
     )
 
 
-def read_calls(work: RunTimes) -> Calls:
-    """All calls of a run for the sweeps."""
-    own = ", ".join(f"coalesce(round_even({name}_time_s * 1e9, 0)::BIGINT, -1) AS {name}" for name in ("queue", "prefill", "decode"))
-    batches = work.db.batches(
-        f"""
-        SELECT chain::INTEGER AS chain, (attempt > 0)::TINYINT AS again, ready, submit, "end",
-               (list_position($engines, engine) - 1)::TINYINT AS engine, (list_position($stages, stage) - 1)::SMALLINT AS stage, {own},
-               coalesce(replica, {NO_REPLICA})::INTEGER AS replica
-        FROM timed""",
-        engines=list(work.engines),
-        stages=list(work.stages),
-    )
-    rows = work.db.scalar("SELECT count(*) FROM calls")
-    columns = {name: np.empty(rows, kind) for name, kind in KINDS.items()}
-    filled = 0
-    for batch in batches:  # and below column by column, so that a long run is not in memory twice
-        for name, values in zip(columns, batch.columns, strict=True):
-            columns[name][filled : filled + len(values)] = np.from_dlpack(values)  # `to_numpy` imports pandas where that is installed
-        filled += batch.num_rows
-    order = np.argsort(columns["end"], kind="stable")
-    for name in columns:
-        columns[name] = columns[name][order]
-    return Calls(**columns)
-
-
 def _add_tables(db: Query, axis: Axis, last: int) -> None:
-    """Add `lives` and `timed`; `last` is when the last call ended, ns UTC, and with it chains that have no row."""
+    """Add `lives`, `flights` and `timed`; `last` is when the last call ended, ns UTC, and with it chains that have no row."""
     over = f"CASE WHEN stop_reason IN {UNFINISHED} THEN {LOST} ELSE {FINISHED} END"
     db.execute(f"""
         CREATE TEMP TABLE lives AS
@@ -185,10 +241,11 @@ def _add_tables(db: Query, axis: Axis, last: int) -> None:
                greatest({axis.sql("start_unix_ns")}, {axis.sql("end_unix_ns")}) AS "end", status::BIGINT AS status, replica
         FROM rows""")
     db.execute(f"""
-        CREATE TEMP VIEW timed AS
-        SELECT calls.*, chain, lives.status, least({axis.sql(f"({READY})")}, {axis.sql("submit_unix_ns")}) AS ready,
-               {axis.sql("submit_unix_ns")} AS submit, {axis.sql("greatest(submit_unix_ns, end_unix_ns)")} AS "end"
-        FROM calls JOIN lives USING (chain_id)""")
+        CREATE TEMP VIEW flights AS
+        SELECT *, least({axis.sql(f"({READY})")}, {axis.sql("submit_unix_ns")}) AS ready, {axis.sql("submit_unix_ns")} AS submit,
+               {axis.sql("greatest(submit_unix_ns, end_unix_ns)")} AS "end"
+        FROM calls""")
+    db.execute("CREATE TEMP VIEW timed AS SELECT flights.*, chain FROM flights JOIN lives USING (chain_id)")
 
 
 def started_replicas(run: RunFile) -> set[int]:
