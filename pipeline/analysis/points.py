@@ -40,6 +40,8 @@ class Coordinates(Struct, frozen=True, kw_only=True):
     """Number of the repetition, from 0."""
     baseline: bool = False
     """Whether this is a run of the target alone, with which the others are compared."""
+    variant: str = ""
+    """Of a run of the target alone: the variant of the engines file, such as token-level speculation; empty: none."""
     engines: str = ""
     """Name of the engines file where the sweep has several, else empty; `system` ends in ` on NAME` then."""
     unlike: tuple[str, ...] = ()
@@ -232,11 +234,30 @@ def curves(points: Iterable[Point]) -> dict[str, dict[int, list[Point]]]:
 
 def baselines(found: Mapping[str, dict[int, list[Point]]]) -> dict[str, str]:
     """For each of the curves `found` by `curves` that is not of the target alone, the name of the one that is, on the same engines file
-    where there are several; the first curve where none is."""
-    first = {name: points[0] for name, curve in found.items() for points in list(curve.values())[:1]}
-    alone = [name for name, point in first.items() if point.baseline] or list(first)[:1]
+    where there are several; the first curve where none is. Variants of the target alone are compared with it as well."""
+    first = _first_points(found)
+    alone = [name for name, point in first.items() if point.baseline and not point.variant] or list(first)[:1]
     beside = {first[name].engines: name for name in alone}
     return {name: beside.get(point.engines, alone[0]) for name, point in first.items() if name not in alone}
+
+
+def best_baselines(found: Mapping[str, dict[int, list[Point]]]) -> dict[str, dict[int, str]]:
+    """For each of the curves that is no baseline, by batch size the fastest one that is: the target alone or a variant of it, on the same
+    engines file where there are several."""
+    first = _first_points(found)
+    every = [name for name, point in first.items() if point.baseline]
+    best: dict[str, dict[int, str]] = {}
+    for name, point in first.items():
+        own = [each for each in every if first[each].engines == point.engines] or every
+        for size in found[name] if name not in every else ():
+            rates = {each: rate for each in own if (rate := spread(each.problems_per_s for each in found[each].get(size, ()))) is not None}
+            if rates:
+                best.setdefault(name, {})[size] = max(rates, key=lambda each: rates[each].median)
+    return best
+
+
+def _first_points(found: Mapping[str, dict[int, list[Point]]]) -> dict[str, Point]:
+    return {name: points[0] for name, curve in found.items() for points in list(curve.values())[:1]}
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:

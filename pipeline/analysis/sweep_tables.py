@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.analysis.compare.cells import Table, plain, plain_percent, times
-from pipeline.analysis.points import Point, Spread, baselines, crossing, curves, spread
+from pipeline.analysis.points import Point, Spread, baselines, best_baselines, crossing, curves, spread
 from pipeline.analysis.resources import of_answers, shortfall
 from pipeline.analysis.simulated import of_facts
 
@@ -19,6 +19,7 @@ COLUMNS = (
     "accuracy",
     "busy",
 )
+BEST = "of the best baseline"
 NOTE = (
     "Medians over the repeats, in brackets their least and greatest. `before the tail`: problems/s while as many chains live as the batch "
     "size. `busy`: share of the time in which a call was at the engine. Chains that "
@@ -31,8 +32,9 @@ def sweep_tables(points: Sequence[Point]) -> tuple[Table, ...]:
     engines files where there are several."""
     found = curves(points)
     against = baselines(found)
+    best = best_baselines(found) if _has_variants(found) else {}
     notes = [NOTE, *[""] * len(found)]
-    tables = (_curve(name, found, against.get(name, name), note) for name, note in zip(found, notes, strict=False))
+    tables = (_curve(name, found, against.get(name, name), best.get(name, {}), note) for name, note in zip(found, notes, strict=False))
     return (*tables, *_table_6(found, against), *_placements(found, against))
 
 
@@ -43,7 +45,26 @@ def crossings(points: Sequence[Point]) -> list[str]:
     against = baselines(found)
     compared = ((name, crossing(found[name], found[alone])) for name, alone in against.items())
     said = [f"{name}: {where.sentence}{_unlike(found[name])}." for name, where in compared if where is not None]
-    return [*said, *_failures(found), *_shortfalls(found, against), *_simulated(points)]
+    return [*said, *_over_best(found), *_failures(found), *_shortfalls(found, against), *_simulated(points)]
+
+
+def _has_variants(found: Curves) -> bool:
+    return any(point.variant for curve in found.values() for points in curve.values() for point in points)
+
+
+def _over_best(found: Curves) -> Iterator[str]:
+    """Where there are several baselines, a sentence for each curve: its throughput over that of the best one at each batch size."""
+    for name, best in best_baselines(found).items() if _has_variants(found) else ():
+        over = {size: ratio for size, alone in best.items() if (ratio := _over(found, name, alone, size)) is not None}
+        clauses = [f"{ratio.median:.2f} at batch size {size} ({best[size]})" for size, ratio in over.items()]
+        if clauses:
+            yield f"{name} over the best baseline: {', '.join(clauses)}."
+
+
+def _over(found: Curves, name: str, alone: str, size: int) -> Spread | None:
+    """The throughput of a curve over that of a baseline at a batch size."""
+    where = crossing({size: found[name][size]}, {size: found[alone][size]})
+    return None if where is None else where.ratios[size]
 
 
 def _unlike(curve: Mapping[int, Sequence[Point]]) -> str:
@@ -73,12 +94,15 @@ def _shortfalls(found: Curves, against: Mapping[str, str]) -> Iterator[str]:
         yield f"{alone} lacked hardware of the systems that it is compared with: {clause}."
 
 
-def _curve(name: str, found: Curves, alone: str, note: str) -> Table:
+def _curve(name: str, found: Curves, alone: str, best: Mapping[int, str], note: str) -> Table:
     curve = found[name]
     over = crossing(curve, found[alone])
     ratios = over.ratios if over else {}
     rows = tuple((str(size), *_cells(points, ratios.get(size))) for size, points in curve.items())
-    return Table(_titled(name, curve), COLUMNS, rows, note)
+    if not best:
+        return Table(_titled(name, curve), COLUMNS, rows, note)
+    over_best = [f"{ranged(_over(found, name, best[size], size))} ({best[size]})" if size in best else "-" for size in curve]
+    return Table(_titled(name, curve), (*COLUMNS, BEST), tuple((*row, cell) for row, cell in zip(rows, over_best, strict=True)), note)
 
 
 def _titled(name: str, curve: dict[int, list[Point]]) -> str:
@@ -116,9 +140,11 @@ def _median(figure: Spread | None) -> float | None:
 
 
 def _table_6(found: Curves, against: Mapping[str, str]) -> Iterator[Table]:
-    """SpecCoT's table 6 for each curve: wall time, tokens/s, and speed-up over the smallest batch size and the target alone."""
+    """SpecCoT's table 6 for each curve of a system: wall time, tokens/s, and speed-up over the smallest batch size and the target alone."""
     for name, baseline in against.items():
         curve, alone = found[name], found[baseline]
+        if any(point.variant for points in curve.values() for point in points):
+            continue
         walls = {size: spread(point.timed_s for point in points) for size, points in curve.items()}
         first = _median(walls[min(walls)])
         rows = tuple(

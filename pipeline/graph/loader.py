@@ -35,6 +35,7 @@ from pipeline.graph.spec import (
     StageSpec,
     Undecoded,
 )
+from pipeline.graph.variants import VARIANT, Variants, apply_variant, take_variants
 from pipeline.graph.yaml_file import Keys
 from pipeline.text import storable
 
@@ -76,7 +77,7 @@ def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engin
     for part in broken:
         document.values[part] = {}
         document.close((part,))
-    roles_file = _bind_engines(document, path, engines)
+    roles_file, variants = _bind_engines(document, path, engines)
     parts = ("stages", "sampling", "prompts", *(["engines"] if roles_file == path else []))  # those that may name params
     if "stages" not in broken:
         _check_params(document, parts)
@@ -85,7 +86,7 @@ def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engin
         part = name.partition(".")[0] if "." in name else PARAMS
         if part not in broken and (roles_file is not None or part != "engines"):
             with document.noted():
-                _apply(setting, document)
+                _apply(setting, document, variants)
     _fill_params(document, parts, known=PARAMS not in broken)
     plan = compile_graph(_decoded(document, path, roles_file, kinds, backends))
     check_needs(plan, {role: spec.cannot for role, spec in plan.engines.items()})
@@ -102,12 +103,12 @@ def _drop_unknown_keys(document: Document) -> None:
             document.values.setdefault(meant, value)
 
 
-def _bind_engines(document: Document, path: Path, override: Engines) -> Path | None:
+def _bind_engines(document: Document, path: Path, override: Engines) -> tuple[Path | None, Variants]:
     """Put the engines by role into the `document` of the graph at `path`, and their values for its params; the file they are from, None
-    where there is none."""
+    where there is none, and its variants."""
     named = document.at(("engines",))
     if override is None and isinstance(named, dict):
-        return path
+        return path, {}
     document.values["engines"] = {}
     try:
         if isinstance(override, Mapping):
@@ -120,19 +121,20 @@ def _bind_engines(document: Document, path: Path, override: Engines) -> Path | N
             found = Document.read(_engines_file(path, str(named)))
     except GraphError as error:
         document.add(error)
-        return None
+        return None, {}
     except UsageError as error:
         if override is not None:
             raise
         document.flaw(("engines",), str(error))
-        return None
+        return None, {}
     for name, value in _engines_params(found, document).items():
         document.put((PARAMS, name), value, found.origin((PARAMS, str(document.at(("name",))), name)))
     found.values.pop(PARAMS, None)
+    variants = take_variants(found)
     document.put(("engines",), found.values, found.origin(()))
     with document.noted():
         found.check()
-    return Path(found.file)
+    return Path(found.file), variants
 
 
 def _engines_file(graph: Path, name: str) -> Path:
@@ -157,8 +159,11 @@ def _engines_params(engines: Document, graph: Document) -> dict[str, Any]:
     return {param: value for param, value in found.items() if param in known}
 
 
-def _apply(setting: str, document: Document) -> None:
+def _apply(setting: str, document: Document, variants: Variants) -> None:
     """Apply one of the `settings` of `load_graph`."""
+    if setting.startswith(VARIANT) and "variant" not in document.at((PARAMS,)):
+        apply_variant(setting, document, ("engines",), variants)
+        return
     params, stages = document.at((PARAMS,)), dict(_stages_below(document.at(("stages",)), ("stages",)))
     if not setting.startswith(PRESET) or "preset" in params:
         apply_setting(setting, document, ("engines",), params, stages)
@@ -392,15 +397,34 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 def load_engines(path: Path, backends: Backends, settings: Sequence[str] = ()) -> dict[str, EngineSpec]:
     """The specs in an engines file, by role; `path` may be the name of one that comes with this package, `settings` are
-    `engines.ROLE.NAME=VALUE`. Raises `GraphError`, or `GraphErrors` for several flaws."""
+    `engines.ROLE.NAME=VALUE` and `variant=NAME`. Raises `GraphError`, or `GraphErrors` for several flaws."""
     path = find_file(path, "engines file")
     document = Document.read(path)
     document.values.pop(PARAMS, None)
+    variants = take_variants(document)
     _check_names(document, (), "a role")
     for setting in settings:
         with document.noted():
-            apply_setting(setting, document, ())
+            if setting.startswith(VARIANT):
+                apply_variant(setting, document, (), variants)
+            else:
+                apply_setting(setting, document, ())
     return decode_engines(document, backends)
+
+
+def variants_of(graph: Path, engines: Path | None) -> dict[str, frozenset[str]]:
+    """The variants of an engines file, or else of the one that a graph names, and the roles that each changes; raises `GraphError`."""
+    if engines is None:
+        path = find_file(graph, "graph")
+        named = Document.read(path).at(("engines",))
+        if not isinstance(named, str):
+            return {}
+        engines = _engines_file(path, named)
+    document = Document.read(find_file(engines, "engines file"))
+    document.values.pop(PARAMS, None)
+    found = take_variants(document)
+    document.check()
+    return {name: frozenset(str(keys[0]) for keys, _, _ in written) for name, written in found.items()}
 
 
 def decode_engines(document: Document, backends: Backends) -> dict[str, EngineSpec]:

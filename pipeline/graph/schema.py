@@ -16,6 +16,7 @@ from msgspec import Struct, structs
 from pipeline.graph.loader import PARAM_PATTERN, PARAMS, Preset
 from pipeline.graph.prompts import Prompts
 from pipeline.graph.spec import EngineSpec, GraphSpec, StageSpec
+from pipeline.graph.variants import VARIANTS
 
 FileName = Literal["graph", "engines", "prompts", "preset"]
 """The files that have a schema."""
@@ -33,6 +34,13 @@ GRAPH_PARAMS: dict[str, Any] = {
     "additionalProperties": {"type": "object"},
 }
 
+ENGINES_VARIANTS: dict[str, Any] = {
+    "type": "object",
+    "description": "Other values for keys of roles, by the name of the variant and the role, such as token-level speculation: sweeps run "
+    "the target alone with each, `--set variant=NAME` applies one.",
+    "additionalProperties": {"type": "object", "additionalProperties": {"type": "object"}},
+}
+
 
 def json_schema(file: FileName, stages: Mapping[str, type[StageSpec]], engines: Mapping[str, type[EngineSpec]]) -> dict[str, Any]:
     """The schema of a graph file, an engines file, a prompts file or a preset, with these kinds of stages and backends."""
@@ -45,7 +53,11 @@ def json_schema(file: FileName, stages: Mapping[str, type[StageSpec]], engines: 
     parts["EngineSpec"] = _by_tag("backend", engines)
     tops: dict[str, dict[str, Any]] = {
         "graph": parts["GraphSpec"],
-        "engines": {"type": "object", "properties": {PARAMS: GRAPH_PARAMS}, "additionalProperties": {"$ref": f"{REF}EngineSpec"}},
+        "engines": {
+            "type": "object",
+            "properties": {PARAMS: GRAPH_PARAMS, VARIANTS: ENGINES_VARIANTS},
+            "additionalProperties": {"$ref": f"{REF}EngineSpec"},
+        },
         "prompts": parts["Prompts"],
         "preset": parts["Preset"],
     }

@@ -39,6 +39,7 @@ def plan_baseline(options: RunOptions) -> BaselinePlan:
             engines=() if options.engines is None else (options.engines,),
             planned_engines=options.planned_engines,
             settings=options.settings,
+            variants=(),
         )
     )
     alone = next(system for system in systems if system.baseline)

@@ -37,6 +37,8 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     """As in `RunOptions`, for all systems but those on `baseline_engines`."""
     baseline_engines: Path | None = None
     """The engines file of the target alone; by default that of the others."""
+    variants: tuple[str, ...] | None = None
+    """The variants of its engines file with which the target alone runs as well, such as token-level speculation; None: all."""
     settings: tuple[str, ...] = ()
     """Settings for all graphs and all engines files that have such a param, stage or role, as `NAME=VALUE`."""
     columns: Columns = {}
@@ -78,14 +80,18 @@ class SweepSystem(Struct, frozen=True, kw_only=True):
     """Values of the params that vary."""
     baseline: bool
     """True if this is the target alone, with which the others are compared."""
+    variant: str = ""
+    """The variant of the engines file with which the target alone runs; empty: none."""
     unlike: tuple[str, ...] = ()
     """What is not as it is for the target alone, as clauses."""
 
     @property
     def label(self) -> str:
-        """The graph's name, the params that vary, and the engines file where there are several: `speccot candidates=5 on sim-2xh100`."""
+        """The graph's name, the params that vary, and the engines file where there are several: `speccot candidates=5 on sim-2xh100`; the
+        target alone has its variant in place of params."""
         place = ["on", self.placement] if self.placement else []
-        return " ".join([self.plan.name, *(f"{name}={value}" for name, value in self.varied.items()), *place])
+        variant = [self.variant] if self.variant else []
+        return " ".join([self.plan.name, *variant, *(f"{name}={value}" for name, value in self.varied.items()), *place])
 
 
 class PlannedPoint(Struct, frozen=True, kw_only=True):
@@ -167,6 +173,7 @@ def _round(systems: Sequence[SweepSystem], options: SweepOptions, repeat: int) -
                     batch_size=1 if schedule == "sequential" else batch_size,
                     repeat=repeat,
                     baseline=system.baseline,
+                    variant=system.variant,
                     engines=system.placement,
                     unlike=system.unlike,
                 )

@@ -36,7 +36,7 @@ from pipeline.store.folder import hold_default, hold_output
 from pipeline.store.run_file import FILE, RunFile, versions
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepSystem, parts
 from pipeline.sweep.points import Keep, PreparedSweep, SweepRunner, prepare_sweep, run_options
-from pipeline.sweep.systems import baselines, read_systems, unequal_rules
+from pipeline.sweep.systems import baselines, only_the_target, read_systems, unequal_rules
 
 POINTS, SWEEP = "points.parquet", "sweep.json"
 _sweeps: list[PreparedSweep] = []
@@ -85,7 +85,7 @@ def sweep(
     with held_folder(options, systems) as folder:
         prepared = prepare_sweep(options, systems, folder)
         said = [each for system in systems for each in (*notices(system.plan), *gpu_notices(system.plan))]
-        for sentence in dict.fromkeys([*said, *baselines(systems), *unequal_rules(systems)]):
+        for sentence in dict.fromkeys([*said, *baselines(systems), *only_the_target(systems, options), *unequal_rules(systems)]):
             observer.tell(sentence)
         finished = FinishedPoints(prepared, start_or_resume(prepared), done or (lambda *about: None))
         try:

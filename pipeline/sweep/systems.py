@@ -1,7 +1,8 @@
 """Which systems a sweep compares, and on which engines: options enter, systems leave. Only graphs and engines files are read.
 
 The baseline of all others is the target alone on the same hardware: where the others' engines take memory of its devices it gets that
-memory for its own cache, and a separate engines file may give it their devices as well.
+memory for its own cache, and a separate engines file may give it their devices as well. Variants of its engines file, such as token-level
+speculation, are baselines beside it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,11 @@ from pipeline.bundled import find_file
 from pipeline.engines.registry import by_backend, virtual_time
 from pipeline.engines.replay.recording import PREFIX, bindings
 from pipeline.errors import GraphError, UsageError
-from pipeline.graph.loader import load_engines, outline
+from pipeline.graph.loader import load_engines, outline, variants_of
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import EngineSpec
+from pipeline.graph.variants import VARIANT
 from pipeline.graph.yaml_file import setting
 from pipeline.session.prepare import load_plan
 from pipeline.sweep.plan import SweepOptions, SweepSystem, check_varied, combinations
@@ -33,7 +35,8 @@ def read_systems(options: SweepOptions) -> list[SweepSystem]:
     names = _names(files)
     found = [system for file in files for system in _on(file, names[file], options)]
     if options.baseline_engines is not None:
-        found = [_baseline_on(options.baseline_engines, options), *(system for system in found if not system.baseline)]
+        found = [*_baselines_on(options.baseline_engines, options), *(system for system in found if not system.baseline)]
+    _check_variants(options, found)
     labels = [system.label for system in found]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
         raise UsageError(f"two of the graphs are named {twice!r}; give each graph its own name")
@@ -49,6 +52,13 @@ def baselines(systems: Sequence[SweepSystem]) -> list[str]:
     ]
 
 
+def only_the_target(systems: Sequence[SweepSystem], options: SweepOptions) -> list[str]:
+    """A notice where token-level speculation is not among the baselines, though the user did not leave it out."""
+    if options.variants is not None or any(system.variant for system in systems):
+        return []
+    return ["the only baseline is the target alone: the engines have no `variants` with token-level speculation (guides/token-speculation)"]
+
+
 def unequal_rules(systems: Sequence[SweepSystem]) -> list[str]:
     """A warning for each system that differs from the target alone in more than its graph."""
     return [f"warning: {system.label} against the target alone: {'; '.join(system.unlike)}" for system in systems if system.unlike]
@@ -56,7 +66,7 @@ def unequal_rules(systems: Sequence[SweepSystem]) -> list[str]:
 
 def _alone(system: SweepSystem, systems: Sequence[SweepSystem]) -> SweepSystem:
     """The target alone that a system is compared with: that on the same engines file, else the one for all."""
-    alone = [each for each in systems if each.baseline]
+    alone = [each for each in systems if each.baseline and not each.variant]
     return next((each for each in alone if each.engines_file == system.engines_file), alone[0])
 
 
@@ -86,7 +96,7 @@ def _on(file: Path | None, name: str, options: SweepOptions) -> list[SweepSystem
     """The systems on one engines file, whose `name` is empty where there is no other."""
     plain = [(graph, _plan(graph, file, options, ())) for graph in options.graphs]
     check_varied(options.vary, {plan.name: plan.params for _, plan in plain})
-    alone = _system(_baseline(options), file, name, options, baseline=True)
+    alone, *variants = _targets(file, name, options)
     others = [
         _system(graph, file, name, options, choice)
         for graph, plan in plain
@@ -97,14 +107,42 @@ def _on(file: Path | None, name: str, options: SweepOptions) -> list[SweepSystem
     alone = _with_memory(alone, engines, options)
     if all(engines.get(role) == spec for role, spec in alone.plan.engines.items()):
         alone = structs.replace(alone, engines=engines)  # nothing has to be restarted for it
-    return [alone, *(structs.replace(system, engines=engines) for system in others)]
+    beside = (_with_memory(variant, engines, options) for variant in variants)
+    return [alone, *beside, *(structs.replace(system, engines=engines) for system in others)]
 
 
-def _baseline_on(file: Path, options: SweepOptions) -> SweepSystem:
-    """The target alone on a separate engines `file`, with the memory of the other engines in it: one for all engines files."""
-    alone = _system(_baseline(options), file, _name(file), options, baseline=True)
-    replayed = str(file).startswith(PREFIX)
-    return alone if replayed else _with_memory(alone, load_engines(file, engine_specs(), _of_engines(file, options)), options)
+def _baselines_on(file: Path, options: SweepOptions) -> list[SweepSystem]:
+    """The target alone on a separate engines `file`, with the memory of the other engines in it, and its variants: those of all systems."""
+    found = _targets(file, _name(file), options)
+    if str(file).startswith(PREFIX):
+        return found
+    others = load_engines(file, engine_specs(), _of_engines(file, options))
+    return [_with_memory(each, others, options) for each in found]
+
+
+def _targets(file: Path | None, name: str, options: SweepOptions) -> list[SweepSystem]:
+    """The target alone on an engines file, and each of its variants that the sweep asks for and that changes an engine of it."""
+    graph, bound = _baseline(options), options.bound(file)
+    alone = _system(graph, file, name, options, baseline=True)
+    if isinstance(bound, dict) or str(file).startswith(PREFIX) or any(each.startswith(VARIANT) for each in options.settings):
+        return [alone]
+    known = [variant for variant, roles in variants_of(graph, bound).items() if roles & set(alone.engines)]
+    chosen = [each for each in known if options.variants is None or each in options.variants]
+    return [alone, *(_varied(alone, each, options) for each in chosen)]
+
+
+def _varied(alone: SweepSystem, variant: str, options: SweepOptions) -> SweepSystem:
+    """The target `alone` with a variant of its engines file."""
+    settings = (*alone.settings, f"{VARIANT}{variant}")
+    plan = load_plan(alone.graph, options.bound(alone.engines_file), settings)
+    return structs.replace(alone, settings=settings, variant=variant, plan=plan, engines=plan.engines)
+
+
+def _check_variants(options: SweepOptions, found: Sequence[SweepSystem]) -> None:
+    """Raise `UsageError` for a variant that no engines file has."""
+    missing = set(options.variants or ()) - {system.variant for system in found}
+    if missing:
+        raise UsageError(f"--variants {min(missing)}: no engines file has such a variant of the target alone")
 
 
 def _baseline(options: SweepOptions) -> Path:
@@ -162,13 +200,13 @@ def _settings(plan: Plan, graph: Path, file: Path | None, options: SweepOptions)
 
 def _of_engines(file: Path | None, options: SweepOptions) -> tuple[str, ...]:
     """Those of the user's settings of engines whose role there is in `file`; all of them where the graphs name their engines."""
-    given = [each for each in options.settings if each.startswith("engines.")]
+    given = [each for each in options.settings if each.startswith(("engines.", VARIANT))]
     if file is None and not options.planned_engines:
         return tuple(given)
     named = options.bound(file)
     bound = bindings(named) if isinstance(named, Path) else named
     roles = {"*", *(load_engines(bound, engine_specs()) if isinstance(bound, Path) else bound or ())}
-    return tuple(each for each in given if each.split(".")[1] in roles)
+    return tuple(each for each in given if each.startswith(VARIANT) or each.split(".")[1] in roles)
 
 
 def _shared(systems: Sequence[SweepSystem]) -> dict[str, EngineSpec]:

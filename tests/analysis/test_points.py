@@ -2,10 +2,22 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pipeline.analysis.points import Coordinates, Point, baselines, crossing, curves, point_of_run, read_points, spread, write_points
+from pipeline.analysis.points import (
+    Coordinates,
+    Point,
+    baselines,
+    best_baselines,
+    crossing,
+    curves,
+    point_of_run,
+    read_points,
+    spread,
+    write_points,
+)
 from pipeline.analysis.resources import EngineFacts
 from pipeline.analysis.simulated import stated
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
@@ -166,6 +178,22 @@ def test_one_baseline_may_stand_against_all_engines_files() -> None:
     points = [on("slices", 4.0), on("own", 6.0), on("both", 8.0, system="target")]
     assert set(baselines(curves(points)).values()) == {"target on both"}
     assert [row[-2:] for row in sweep_tables(points)[-1].rows] == [("0.50", "0.50"), ("0.75", "0.75")]
+
+
+def test_the_best_baseline_is_the_fastest_at_each_batch_size_and_is_named() -> None:
+    eagle: dict[str, Any] = {"system": "target eagle3", "baseline": True, "variant": "eagle3"}
+    own = [point(rate, size) for size, rate in ((1, 3.0), (8, 9.0), (64, 9.0))]
+    found = [*alone((1, 2.0), (8, 6.0)), point(4.0, 1, **eagle), point(5.0, 8, **eagle), *own]
+    by_name = curves(found)
+    assert list(by_name) == ["target", "target eagle3", "speccot, pipelined"]
+    assert baselines(by_name) == {"target eagle3": "target", "speccot, pipelined": "target"}
+    assert best_baselines(by_name) == {"speccot, pipelined": {1: "target eagle3", 8: "target"}}
+    *_, table = [each for each in sweep_tables(found) if "table 6" not in each.title]
+    assert [row[-1] for row in table.rows] == ["0.75 (target eagle3)", "1.5 (target)", "-"]
+    assert crossings(found)[2] == (
+        "speccot, pipelined over the best baseline: 0.75 at batch size 1 (target eagle3), 1.50 at batch size 8 (target)."
+    )
+    assert sweep_tables([each for each in found if not each.variant])[0].columns[-1] == "busy"
 
 
 def test_what_the_baseline_lacked_is_said_once() -> None:

@@ -1,5 +1,6 @@
 """`pipeline sweep`: tables on stdout, one sentence for every wrong option."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,20 +20,27 @@ def test_a_sweep_prints_its_tables_and_the_crossing(tmp_path: Path, capfd: pytes
     problems = str(write_problems(tmp_path, 6))
     folder = tmp_path / "sweep"
     arguments = ["sweep", SPECCOT, "--input", problems, "--engines", str(SIM), "--batch-size", "1,4", "--output", str(folder)]
+    arguments += ["--variants", "ngram"]
     assert run_command(arguments) == 0
     out, err = capfd.readouterr()
     assert "**target (simulated)**" in out
+    assert "**target ngram (simulated)**" in out
+    assert "in the form of SpecCoT's table 6" in out
     assert "**speccot, pipelined (simulated): in the form of SpecCoT's table 6**" in out
-    verdict, error = out.splitlines()[-2:]
+    ngram, verdict, best, error = out.splitlines()[-4:]
+    assert ngram.startswith("target ngram: faster than the target alone at batch size")
+    over = r"speccot, pipelined over the best baseline: [\d.]+ at batch size 1 \(target.*\), [\d.]+ at batch size 4 \(target.*\)\."
+    assert re.fullmatch(over, best)
     assert verdict.startswith("speccot, pipelined: faster than the target alone at batch size")
     assert verdict.endswith("(not alike: its thoughts also end at max_steps 256, the baseline's at nothing else).")
     assert error.startswith("Simulated; on our measured points this simulator is off by a median of ")
-    assert "1/4 " in err
+    assert error.endswith("of printed ones on average.")
+    assert "1/6 " in err
     assert "target has the memory of the engines that it does not use: --set engines.target.kv_cache_tokens=298611" in err
     assert '"engines.target.kv_cache_tokens=298611"' in (folder / "sweep.json").read_text()
-    assert f"4 of 4 points in {folder}" in err
+    assert f"6 of 6 points in {folder}" in err
     assert run_command([*arguments, "--resume"]) == 0
-    assert "1/4" not in capfd.readouterr().err
+    assert "1/6" not in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ WAIT_S = 60
 
 def options(folder: Path, name: str = "sweep", **changes: Any) -> SweepOptions:
     given: dict[str, Any] = {"graphs": (SPECCOT,), "engines": (SIM,), "batch_sizes": (1, 4), "output": folder / name, "workers": 2}
+    given["variants"] = ()
     if "input" not in changes:
         given["input"] = write_problems(folder)
     return SweepOptions(**given | changes)

@@ -11,7 +11,7 @@ from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError, UsageError
 from pipeline.sweep.plan import SweepOptions, SweepSystem, parts, planned_points, together
-from pipeline.sweep.systems import all_virtual, baselines, read_systems, unequal_rules
+from pipeline.sweep.systems import all_virtual, baselines, only_the_target, read_systems, unequal_rules
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -20,7 +20,13 @@ SPECCOT = Path("speccot")
 
 
 def systems(*engines: str, **fields: Any) -> dict[str, SweepSystem]:
-    given: dict[str, Any] = {"graphs": (SPECCOT,), "input": Path("p.csv"), "batch_sizes": (1, 8), "engines": tuple(map(Path, engines))}
+    given: dict[str, Any] = {
+        "graphs": (SPECCOT,),
+        "input": Path("p.csv"),
+        "batch_sizes": (1, 8),
+        "engines": tuple(map(Path, engines)),
+        "variants": (),
+    }
     return {system.label: system for system in read_systems(SweepOptions(**given | fields))}
 
 
@@ -40,6 +46,39 @@ def test_the_target_alone_has_the_memory_of_the_draft_on_the_same_devices() -> N
     assert list(found["speccot"].engines) == ["target", "draft"]
     sentence = f"target has the memory of the engines that it does not use: --set engines.target.kv_cache_tokens={tokens}"
     assert baselines(list(found.values())) == [sentence]
+
+
+def test_the_target_alone_with_each_variant_is_a_baseline_with_the_memory_that_the_variant_leaves() -> None:
+    found = systems("sim-2xh100", variants=None)
+    assert list(found) == ["target", "target eagle3", "target ngram", "target draft-model", "speccot"]
+    assert [system.baseline for system in found.values()] == [True] * 4 + [False]
+    freed = 1.78e9 * 2 + 430_000 * 28_672
+    assert cache_tokens(found["target ngram"]) == cache_tokens(found["target"])
+    assert cache_tokens(found["target eagle3"]) == int(228_000 + freed / (262_144 + 4096))
+    assert list(found["target eagle3"].engines) == ["target"]
+    target = found["speccot"].engines["target"]
+    assert isinstance(target, SimSpec)
+    assert target.speculative is None
+    assert list(systems("sim-2xh100", variants=("ngram",))) == ["target", "target ngram", "speccot"]
+    set_by_hand = systems("sim-2xh100", variants=None, settings=("variant=ngram",))
+    assert list(set_by_hand) == ["target", "speccot"]
+    assert set_by_hand["speccot"].engines["target"].speculative is not None  # type: ignore[attr-defined]
+    names = ("sim-2xh100", "sim-2xh100-own")
+    assert [label for label in systems(*names, variants=("eagle3",)) if "eagle3" in label] == ["target eagle3 on sim-2xh100"]
+    assert [label for label in systems(*names, variants=("ngram",), baseline_engines=Path("sim-1xh200")) if "ngram" in label] == [
+        "target ngram on sim-1xh200"
+    ]
+
+
+def test_a_variant_that_no_engines_file_has_is_refused() -> None:
+    with pytest.raises(UsageError, match="--variants ngrams: no engines file has such a variant of the target alone"):
+        systems("sim-2xh100", "sim-2xh100-own", variants=("ngram", "ngrams"))
+
+
+def test_that_the_target_alone_is_the_only_baseline_is_said_unless_the_user_wants_it_so() -> None:
+    for engines, variants, expected in (("sim-2xh100-own", None, 1), ("sim-2xh100-own", (), 0), ("sim-2xh100", None, 0)):
+        options = SweepOptions(graphs=(SPECCOT,), input=Path("p.csv"), batch_sizes=(1,), engines=(Path(engines),), variants=variants)
+        assert len(only_the_target(read_systems(options), options)) == expected
 
 
 def test_systems_that_are_held_to_other_rules_than_the_target_alone_are_named() -> None:

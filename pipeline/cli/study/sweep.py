@@ -68,6 +68,10 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     return found
 
 
+def _variants(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    return None if value is None else () if value == "none" else Listed(click.STRING).convert(value, param, ctx)
+
+
 models_option, scheduling_option = headed("Models"), headed("Scheduling")
 
 
@@ -94,6 +98,12 @@ models_option, scheduling_option = headed("Models"), headed("Scheduling")
     type=click.Path(path_type=Path),
     metavar="NAME|FILE",
     help="Engines of the target-only baseline; --set applies to them as to the others.  [default: --engines]",
+)
+@models_option(
+    "--variants",
+    callback=_variants,
+    metavar="NAME,...|none",
+    help="Variants of the engines file with which the target-only baseline runs as well.  [default: all]",
 )
 @settings_option
 @preset_option
@@ -140,8 +150,9 @@ models_option, scheduling_option = headed("Models"), headed("Scheduling")
 def sweep(graphs: tuple[Path, ...], input_: Path, **options: Any) -> None:
     """Solve the same problems with GRAPH... at several batch sizes, with a target-only baseline.
 
-    Real engines are started once; the target-only baseline is started again if the other engines' memory is added to it. Simulated
-    points run in parallel. Every point is a run folder under DIR/runs and a row of DIR/points.parquet.
+    Variants of the engines file, such as token-level speculation, are baselines too; the best baseline is named at each batch size. Real
+    engines are started once; the target-only baseline is started again if the other engines' memory is added to it, and for each variant.
+    Simulated points run in parallel. Every point is a run folder under DIR/runs and a row of DIR/points.parquet.
     """
     observer = Observer(starting=live.show_starts, tell=print_notice)
     if live.has_panel():
