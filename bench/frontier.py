@@ -62,13 +62,17 @@ INTRODUCTION = """\
 SpecReason with `speculate: always` and with `speculate: auto`, pipelined and admitted by cache. Each figure is throughput (problems per
 second until the last one ends) over that of the *target-only baseline*: the target alone at the same batch size, on the same problems and
 hardware, on simulated machines and vLLM with the draft's memory added to its cache. Above 1 is faster. *Of the better one*: `auto` over
-the faster of `always` and the target alone. *Best baseline*: the fastest of the target alone and the target with token-level speculation in
-its engine (`variants` of the engines file), named, with its ratio to the target alone.
+the faster of `always` and the target alone.
 
 Simulated thoughts have the lengths of GSM8K, MATH or AIME (`pipeline/engines/sim/lengths.py`). **Batch sizes are run with different
 numbers of problems**, so that a row is several curves, not one: with few problems one very long thought can be most of a run, and the
 target alone may solve fewer problems per second at a larger batch size. [scaling.md](scaling.md) has two of these machines with short
 thoughts, 384 problems at every batch size, and there speculation stops paying at smaller batch sizes."""
+
+BEST = """\
+*Best baseline*: the fastest of the target alone and the target with token-level speculation in its engine (`variants` of the engines file),
+named, with its ratio to the target alone. How far simulated speed-ups by token-level speculation are from printed ones:
+[calibration.md](calibration.md)."""
 
 
 class Setup(Struct, frozen=True, kw_only=True):
@@ -278,7 +282,8 @@ def page_of(results: Results) -> str:
             f"![{machine}: throughput over the target alone](frontier/{machine}.png)",
         ]
         parts.append(ratios(here))
-    return over_target.page("Where `speculate: auto` is faster than the target alone", results, INTRODUCTION, verdict(cells), parts)
+    introduction = "\n\n".join([INTRODUCTION, *([BEST] if any("best" in cell for cell in cells) else [])])
+    return over_target.page("Where `speculate: auto` is faster than the target alone", results, introduction, verdict(cells), parts)
 
 
 def draw(results: Results) -> None:
