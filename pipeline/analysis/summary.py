@@ -17,7 +17,7 @@ from pipeline.analysis.quality.samples import sample_statistics
 from pipeline.analysis.resources import EngineFacts, answers, devices_of, engine_facts
 from pipeline.analysis.simulated import of_engines
 from pipeline.analysis.time.timeline import Timeline, timeline
-from pipeline.analysis.time.work import read_work
+from pipeline.analysis.time.work import RunTimes, read_work
 from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
 from pipeline.store.query import Query
@@ -126,42 +126,47 @@ def summarize(run: Path) -> Summary:
     """The summary of the run folder `run`; raises `InputError` when that is not a run folder or its tables cannot be read."""
     if not any((run / table).is_dir() for table in TABLES) and not (run / FILE).is_file():
         raise InputError(str(run), f"is not a run folder; expected {', '.join(TABLES[:2])} and {TABLES[2]} in it")
-    file = RunFile.read_known(run)
     with Query(run) as db:
-        chains, steps = db.row(CHAINS, _Chains), db.row(STEPS, _Steps, finishing=list(file.plan.finishing))
-        calls, models, times = db.rows(CALLS, _Calls), db.rows(ANSWERED_BY, _Answered), timeline(read_work(db))
-        wall_s, engines = _wall_s(file, chains), [each for each in calls if each.engine]
-        tokens, drafted = (sum(getattr(each, name) for each in engines) for name in ("output_tokens", "draft_tokens"))
-        kept = _kept(file, chains, steps, calls)
-        return Summary(
-            run=run.resolve().name,
-            status=None if file.status == "unknown" else file.status,
-            **_decided(file),
-            example=chains.example,
-            batch_size=file.batch_size or None,
-            admission=file.admission or None,
-            pauses=file.totals.pauses,
-            order=file.order or None,
-            order_correlation=order_correlation(db) if file.order not in ("", "input") else None,
-            wall_time_s=wall_s,
-            **_chain_figures(db, chains, wall_s),
-            **_step_figures(steps, wall_s),
-            draft_tokens=drafted,
-            wasted_draft_tokens=drafted - steps.kept_draft_tokens,
-            option_mass=option_mass(read_masses(db)),
-            output_tokens=tokens,
-            output_tokens_per_s=_over(tokens, wall_s),
-            kept_tokens=kept,
-            kept_tokens_per_s=None if kept is None else _over(kept, wall_s),
-            span_s=times.span_s,
-            overlap_s=times.overlap_s,
-            overlap_share=times.overlap_share,
-            tail_time_s=times.tail_s,
-            replicas=times.imbalance,
-            engines={each.engine: _engine(each, file.engine_statistics.get(each.engine), models, times, wall_s) for each in engines},
-            stages={each.stage: _stage(each, times) for each in _in_order(calls, file)},
-            error_examples=dict(db.stream(ERROR_EXAMPLES)),
-        )
+        return summarize_work(read_work(db))
+
+
+def summarize_work(work: RunTimes) -> Summary:
+    """The same of a run that is open."""
+    db, file = work.db, work.run
+    chains, steps = db.row(CHAINS, _Chains), db.row(STEPS, _Steps, finishing=list(file.plan.finishing))
+    calls, models, times = db.rows(CALLS, _Calls), db.rows(ANSWERED_BY, _Answered), timeline(work)
+    wall_s, engines = _wall_s(file, chains), [each for each in calls if each.engine]
+    tokens, drafted = (sum(getattr(each, name) for each in engines) for name in ("output_tokens", "draft_tokens"))
+    kept = _kept(file, chains, steps, calls)
+    return Summary(
+        run=db.folders[0].resolve().name,
+        status=None if file.status == "unknown" else file.status,
+        **_decided(file),
+        example=chains.example,
+        batch_size=file.batch_size or None,
+        admission=file.admission or None,
+        pauses=file.totals.pauses,
+        order=file.order or None,
+        order_correlation=order_correlation(db) if file.order not in ("", "input") else None,
+        wall_time_s=wall_s,
+        **_chain_figures(db, chains, wall_s),
+        **_step_figures(steps, wall_s),
+        draft_tokens=drafted,
+        wasted_draft_tokens=drafted - steps.kept_draft_tokens,
+        option_mass=option_mass(read_masses(db)),
+        output_tokens=tokens,
+        output_tokens_per_s=_over(tokens, wall_s),
+        kept_tokens=kept,
+        kept_tokens_per_s=None if kept is None else _over(kept, wall_s),
+        span_s=times.span_s,
+        overlap_s=times.overlap_s,
+        overlap_share=times.overlap_share,
+        tail_time_s=times.tail_s,
+        replicas=times.imbalance,
+        engines={each.engine: _engine(each, file.engine_statistics.get(each.engine), models, times, wall_s) for each in engines},
+        stages={each.stage: _stage(each, times) for each in _in_order(calls, file)},
+        error_examples=dict(db.stream(ERROR_EXAMPLES)),
+    )
 
 
 def _decided(run: RunFile) -> dict[str, Any]:

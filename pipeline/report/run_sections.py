@@ -49,11 +49,12 @@ class ReportOptions(Struct, frozen=True):
 
 def run_sections(folder: Path, options: ReportOptions) -> list[Section]:
     """The sections of a run folder; raises `InputError` when it is none or its trace cannot be read."""
-    run, summary = RunFile.read(folder), summary_of(folder)
+    run = RunFile.read(folder)
     stages = [node.name for node in run.plan.stages()]
-    sections = [_overview(summary, run)]
     with Query(folder) as db:
-        analysis = analyse_work(read_work(db), options.bins)
+        work = read_work(db)
+        analysis, summary = analyse_work(work, options.bins), summary_of(folder, work)
+        sections = [_overview(summary, run)]
         counts = db.row(COUNTS, ChainCounts)
         if any(each.total_busy_s for each in analysis.occupancy.engines.values()):
             sections += [_engines(analysis), *_replicas(analysis, summary.replicas), *_modes(modes_over_time(db, run, options.bins))]

@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.analysis.time.idle import BY_ENGINE, occupancy_sums
@@ -16,7 +16,6 @@ from tests.support.traces import ENGINES, STAGES, calls_of, lives_of, random_cal
 of_all_replicas = st.none() | st.tuples(times, times)
 
 
-@settings(max_examples=100, deadline=None)
 @given(random_calls, random_lives, st.integers(1, 7), st.booleans(), of_all_replicas)
 def test_both_agree_with_the_references(rows: Any, lives: Any, bins: int, lockstep: bool, of_all: Any) -> None:
     chains, calls = lives_of(lives), calls_of(rows)
@@ -26,7 +25,6 @@ def test_both_agree_with_the_references(rows: Any, lives: Any, bins: int, lockst
     assert path_sums(chains, calls, STAGES).tolist() == total.tolist()
 
 
-@settings(max_examples=25, deadline=None)
 @given(random_calls, random_lives, st.integers(1, 7))
 def test_every_nanosecond_counts_once(rows: Any, lives: Any, bins: int) -> None:
     chains, calls = lives_of(lives), calls_of(rows)

@@ -13,7 +13,8 @@ from pipeline.analysis.compare.rules import Rules, differences
 from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.headline.figures import Baseline, Summary
 from pipeline.analysis.progress import ACTIVE, state_of
-from pipeline.analysis.summary import summarize
+from pipeline.analysis.summary import summarize, summarize_work
+from pipeline.analysis.time.work import RunTimes
 from pipeline.errors import InputError, UsageError
 from pipeline.store.run_file import FILE, RunFile
 
@@ -26,9 +27,11 @@ def baseline_folder(run: Path) -> Path:
     return run.with_name(run.name + SUFFIX)
 
 
-def summary_of(run: Path) -> Summary:
-    """The summary of a run folder as it is now, with its baseline where there is one; raises `InputError` as `summarize` does."""
-    found = summarize(run)
+def summary_of(run: Path, work: RunTimes | None = None) -> Summary:
+    """The summary of a run folder as it is now, with its baseline where there is one; `work` where it is open already.
+
+    Raises `InputError` as `summarize` does."""
+    found = summarize(run) if work is None else summarize_work(work)
     status = state_of(run, RunFile.read_known(run)) if found.status in ACTIVE else found.status
     return structs.replace(found, status=status, baseline=read_baseline(run.absolute(), found.stop_reasons))
 
