@@ -16,6 +16,7 @@ from pipeline.store.run_file import RunFile
 
 OUTCOMES = (
     "committed",
+    "unverified",
     "guidance",
     "written",
     "fallback",
@@ -33,28 +34,35 @@ OUTCOMES = (
 """What can become of a sampled token; every token counts in exactly one of these:
 
 - `committed`: in a drafted step that was accepted.
+- `unverified`: in a step by the draft that a gate let pass, which nothing verified.
 - `guidance`, `written`, `fallback`: in a step that an engine wrote without a draft: before the first step, to guide the thought;
-  as a first step, in a graph without drafts or in direct mode; or after the drafts were rejected.
+  as a first step, in a graph without drafts, in direct mode, or because a gate flagged the draft; or after the drafts were rejected.
 - `answer`: in the answer after the thought.
 - `verification`: in a verdict.
 - `trial`: in an answer that was asked for before the thought was over.
-- `not_chosen`: in another candidate of a step that was accepted.
-- `rejected`: in a candidate of a step of which none was accepted.
+- `not_chosen`: in another candidate of a step of which one was accepted, or passed a gate.
+- `rejected`: in a candidate of a step of which none was.
 - `cut`: sampled and not kept: end-of-sequence tokens, and what was cut off after a step's end.
 - `retried`: in an attempt that failed, as far as its row counts tokens.
 - `lost_chains`: any of the above, in a chain that failed or was cancelled.
 - `unfinished`: any of the above, in a chain without a row in the chains table: the run is in progress, or was killed.
 - `unrecorded`: tokens in the engine's own count that the trace does not have; see `EngineLedger.why_unrecorded`.
 """
-WRITTEN = {"guidance": ("guidance",), "written": ("first_steps", "written", "interrupted"), "fallback": ("fallback",)}
-"""For each outcome of steps that an engine wrote without a draft: the decisions in the steps table that it covers."""
-USEFUL = ("committed", "guidance", "written", "fallback", "answer")
+WRITTEN = {
+    "unverified": ("unverified",),
+    "guidance": ("guidance",),
+    "written": ("first_steps", "written", "interrupted"),
+    "fallback": ("fallback",),
+}
+"""For each outcome of steps that an engine may have written without a draft: the decisions in the steps table that it covers."""
+USEFUL = ("committed", "unverified", "guidance", "written", "fallback", "answer")
 WASTED = ("not_chosen", "rejected", "cut", "retried", "lost_chains", "unrecorded")
 """Outcomes that count as waste; `verification`, `trial` and `unfinished` are neither useful nor wasted."""
 CALLS = Path(__file__).with_name("ledger.sql")
 """Sums of the calls by engine and outcome. Drafted tokens count as `rejected` until the steps tell what became of them."""
 STEPS = """
-SELECT source_engine AS engine, decision, sum(draft_tokens - draft_tokens_wasted)::BIGINT AS committed,
+SELECT source_engine AS engine, decision, decision = 'accepted' OR (decision = 'unverified' AND chosen_candidate IS NOT NULL) AS chosen,
+       sum(draft_tokens - draft_tokens_wasted)::BIGINT AS committed,
        sum(draft_tokens)::BIGINT AS drafted, sum(least(coalesce(list_sum(candidate_tokens), 0), draft_tokens))::BIGINT AS kept
 FROM steps JOIN chains USING (chain_id) WHERE finished GROUP BY ALL ORDER BY ALL
 """
@@ -62,9 +70,10 @@ FROM steps JOIN chains USING (chain_id) WHERE finished GROUP BY ALL ORDER BY ALL
 CANDIDATES = """
 SELECT list_extract($owners, least(place, len($owners))) AS engine, sum(tokens)::BIGINT AS tokens
 FROM (SELECT unnest(candidate_tokens) AS tokens, generate_subscripts(candidate_tokens, 1) AS place
-      FROM steps JOIN chains USING (chain_id) WHERE finished AND decision = 'accepted') GROUP BY ALL
+      FROM steps JOIN chains USING (chain_id)
+      WHERE finished AND (decision = 'accepted' OR (decision = 'unverified' AND chosen_candidate IS NOT NULL))) GROUP BY ALL
 """
-"""Tokens of the candidates of accepted steps by the engine that drafted them, of several."""
+"""Tokens of the candidates of steps of which one was committed, by the engine that drafted them, of several."""
 TEXTS = """
 SELECT source_engine AS engine, decision, sum(len(step_token_ids))::BIGINT AS tokens
 FROM steps JOIN chains USING (chain_id) WHERE finished GROUP BY ALL
@@ -91,10 +100,12 @@ class CallSums(Struct, frozen=True):
 
 
 class StepSums(Struct, frozen=True):
-    """Sums over the steps of finished chains of one decision that an engine wrote."""
+    """Sums over the steps of finished chains that an engine wrote, with one decision."""
 
     engine: str
     decision: str
+    chosen: bool
+    """True if the step is one of its candidates."""
     committed: int
     drafted: int
     kept: int
@@ -196,14 +207,17 @@ def _enter_drafts(db: Query, run: RunFile, calls: Sequence[CallSums], output: Ma
     steps, owners = db.rows(STEPS, StepSums), list(run.plan.drafters)
     alone = len(set(owners)) < 2
     by_owner = {} if alone else {each.engine: each.tokens for each in db.rows(CANDIDATES, TokenSum, owners=owners)}
-    accepted = [each for each in steps if each.decision == "accepted"]
+    chosen = [each for each in steps if each.chosen]
     for sums in calls:
         if not sums.drafts or sums.outcome != "rejected":
             continue
-        committed = sum(each.committed for each in accepted if each.engine == sums.engine)
-        kept = sum(each.kept for each in accepted) if alone else by_owner.get(sums.engine, 0)
+        own = [each for each in chosen if each.engine == sums.engine]
+        unverified = sum(each.committed for each in own if each.decision == "unverified")
+        committed = sum(each.committed for each in own) - unverified
+        kept = sum(each.kept for each in chosen) if alone else by_owner.get(sums.engine, 0)
         cut = sum(each.drafted - each.kept for each in steps) if alone else sums.ended
-        output[sums.engine].update({"committed": committed, "not_chosen": kept - committed, "cut": cut})
+        passed = {"committed": committed, "unverified": unverified, "not_chosen": kept - committed - unverified, "cut": cut}
+        output[sums.engine].update(passed)
         output[sums.engine]["rejected"] -= kept + cut
 
 

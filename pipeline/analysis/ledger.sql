@@ -1,7 +1,9 @@
 -- Tokens of calls by engine and by what became of them. A call that neither drafts nor judges writes: before the first step it guides the
--- thought; later it is a fallback, where its stage falls back at all, but for the first steps that the stage writes without drafts.
+-- thought; later it is a fallback, where its stage falls back at all, but for the first steps that the stage writes without drafts; and what
+-- writes after a gate let the draft pass writes nothing else.
 WITH writers AS (
-    SELECT stage, coalesce(max(step_index) FILTER (decision = 'first_steps'), 0) AS first_steps, bool_or(decision = 'fallback') AS falls_back
+    SELECT stage, coalesce(max(step_index) FILTER (decision = 'first_steps'), 0) AS first_steps, bool_or(decision = 'fallback') AS falls_back,
+           bool_or(decision = 'unverified') AS unread
     FROM steps GROUP BY stage),
 told AS (
     SELECT calls.*,
@@ -13,6 +15,7 @@ told AS (
                 WHEN purpose = 'answer' THEN 'answer'
                 WHEN purpose = 'trial' THEN 'trial'
                 WHEN step_index = 0 THEN 'guidance'
+                WHEN unread THEN 'unverified'
                 WHEN falls_back AND step_index > first_steps THEN 'fallback'
                 ELSE 'written' END AS outcome
     FROM calls LEFT JOIN writers USING (stage) LEFT JOIN (SELECT chain_id, finished FROM chains) AS over USING (chain_id))

@@ -84,7 +84,7 @@ class Point(Coordinates, frozen=True, kw_only=True):
     """Upper end of the 95 % interval, `accuracy_low` the lower one; see `Summary.accuracy_interval`."""
     acceptance_rate: float | None
     draft_share: float | None
-    """Share of the thought tokens that are in accepted candidates, 0 to 1."""
+    """Share of the thought tokens that are in steps by the draft, accepted or unverified, 0 to 1."""
     wasted_draft_tokens: int
     overlap_share: float
     """Share of the time in which two or more engines were busy, 0 to 1."""

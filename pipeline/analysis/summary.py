@@ -35,8 +35,9 @@ FROM chains
 """
 STEPS = """
 SELECT count(*) AS steps, count(verify_kind) AS verified_steps, count(*) FILTER (decision = 'accepted') AS accepted_steps,
-       count(*) FILTER (decision = 'fallback') AS fallback_steps, coalesce(sum(tokens), 0)::BIGINT AS thought_tokens,
-       coalesce(sum(tokens) FILTER (decision = 'accepted'), 0)::BIGINT AS accepted_tokens,
+       count(*) FILTER (decision = 'fallback') AS fallback_steps, count(*) FILTER (decision = 'unverified') AS unverified_steps,
+       coalesce(sum(tokens), 0)::BIGINT AS thought_tokens,
+       coalesce(sum(tokens) FILTER (decision IN ('accepted', 'unverified')), 0)::BIGINT AS drafted_tokens,
        coalesce(sum(tokens) FILTER (list_contains($finishing, stage)), 0)::BIGINT AS finishing_tokens,
        coalesce(sum(draft_tokens - draft_tokens_wasted), 0)::BIGINT AS kept_draft_tokens
 FROM (SELECT *, len(step_token_ids) AS tokens FROM steps)
@@ -89,8 +90,10 @@ class _Steps(Struct, frozen=True):
     verified_steps: int
     accepted_steps: int
     fallback_steps: int
+    unverified_steps: int
     thought_tokens: int
-    accepted_tokens: int
+    drafted_tokens: int
+    """Tokens of steps by the draft, accepted or unverified."""
     finishing_tokens: int
     """Tokens of steps of stages that end a chain: the thoughts within whole responses."""
     kept_draft_tokens: int
@@ -247,12 +250,13 @@ def _stage(sums: _Calls, times: Timeline) -> StageSummary:
 
 
 def _step_figures(steps: _Steps, wall_s: float | None) -> dict[str, Any]:
-    counted = ("steps", "verified_steps", "accepted_steps", "fallback_steps", "thought_tokens")
+    counted = ("steps", "verified_steps", "accepted_steps", "fallback_steps", "unverified_steps", "thought_tokens")
     return {name: getattr(steps, name) for name in counted} | {
         "steps_per_s": _over(steps.steps, wall_s),
         "acceptance_rate": _over(steps.accepted_steps, steps.verified_steps),
         "fallback_rate": _over(steps.fallback_steps, steps.verified_steps),
-        "draft_share": _over(steps.accepted_tokens, steps.thought_tokens),
+        "unread_share": _over(steps.unverified_steps, steps.steps),
+        "draft_share": _over(steps.drafted_tokens, steps.thought_tokens),
     }
 
 

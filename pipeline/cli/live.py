@@ -116,11 +116,12 @@ class Meter:
         at = ", ".join(
             f"{role} {lane.in_flight}" + (f" ({lane.waiting} waiting)" if lane.waiting else "") for role, lane in view.lanes.items()
         )
-        accepted, fallback = progress.decisions["accepted"], progress.decisions["fallback"]
+        accepted, fallback, unread = (progress.decisions[decision] for decision in ("accepted", "fallback", "unverified"))
         return [
             f"{generated} generated tokens/s, {self._rates.per_s(KEPT) or 0:,.0f} kept tokens/s",
             f"{progress.live} in flight" + (f" ({paused} paused)" if (paused := self._paused()) else "") + (f": {at}" if at else ""),
-            *([f"{accepted / (accepted + fallback):.0%} of steps accepted"] if accepted + fallback else []),
+            *([f"{accepted / (accepted + fallback):.0%} of {'read ' if unread else ''}steps accepted"] if accepted + fallback else []),
+            *([f"{unread / progress.steps:.0%} of steps unread"] if unread else []),
             *([_replicas(states)] if (states := view.replicas()) else []),
             *self._restarts(),
         ]

@@ -44,13 +44,8 @@ def problem_line(plan: Plan) -> str:
 
 
 def condition_line(when: Condition | None) -> str:
-    """On which verdict a stage runs; empty where it always does."""
-    return f"when {when.stage} {verdict_word(when.accepted)}" if when else ""
-
-
-def verdict_word(accepted: bool) -> str:
-    """`accepted` or `rejected`."""
-    return "accepted" if accepted else "rejected"
+    """On which verdict, or which finding of a gate, a stage runs; empty where it always does."""
+    return f"when {when.stage} {when.word}" if when else ""
 
 
 def exit_lines(loop: LoopNode) -> dict[str, str]:
@@ -64,10 +59,11 @@ def trial_line(loop: LoopNode) -> str:
     return "every step" if loop.until.every == 1 else f"every {loop.until.every:,} steps"
 
 
-def verdict_count(counts: RunCounts, judge: str, accepted: bool) -> str:
-    """How often, and in what share of its verdicts, the stage `judge` accepted or, with `accepted` false, rejected."""
-    yes, no = counts.accepted.get(judge, 0), counts.rejected.get(judge, 0)
-    return with_share(yes if accepted else no, yes + no)
+def verdict_count(counts: RunCounts, met: Condition) -> str:
+    """How often, and in what share of its verdicts or findings, a stage did what this condition says."""
+    stage = met.stage
+    yes, no = (counts.passed, counts.flagged) if met.gate else (counts.accepted, counts.rejected)
+    return with_share((yes if met.accepted else no).get(stage, 0), yes.get(stage, 0) + no.get(stage, 0))
 
 
 def rounds_a_chain(counts: RunCounts, loop: LoopNode) -> float:

@@ -7,7 +7,7 @@ verdict stay open past it. A loop has a box of its own, its head, where each rou
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.drawing.captions import (
     condition_line,
@@ -21,7 +21,6 @@ from pipeline.drawing.captions import (
     shortened,
     trial_line,
     verdict_count,
-    verdict_word,
     with_share,
 )
 from pipeline.drawing.run import RunCounts
@@ -160,9 +159,9 @@ class _Flowchart:
     def _verdict(self, open_: _Open) -> Iterator[str]:
         if open_.guard is not None:
             judge = "" if open_.tail.endswith(f"/{open_.guard.stage}") else f"{open_.guard.stage} "
-            yield f"{judge}{verdict_word(open_.guard.accepted)}"
+            yield f"{judge}{open_.guard.word}"
             if self._counts:
-                yield verdict_count(self._counts, open_.guard.stage, open_.guard.accepted)
+                yield verdict_count(self._counts, open_.guard)
 
     def _numbers(self, stage: str) -> Iterator[str]:
         if self._counts is None:
@@ -190,7 +189,7 @@ def _key(node: StageNode | LoopNode, loop: str | None) -> str:
 
 def _split(ways: list[_Open], condition: Condition) -> tuple[list[_Open], list[_Open]]:
     """The open arrows that a stage under `condition` takes, and those that lead past it."""
-    other = Condition(condition.stage, not condition.accepted)
+    other = structs.replace(condition, accepted=not condition.accepted)
     taken: list[_Open] = []
     past: list[_Open] = []
     for open_ in ways:

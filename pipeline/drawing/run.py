@@ -20,6 +20,9 @@ ACCEPTED = "SELECT stage, count(*) FROM steps WHERE decision = 'accepted' GROUP 
 REJECTED = """
 SELECT verify_stage, count(*) FROM steps
 WHERE decision NOT IN ('accepted', 'first_steps') AND verify_stage IS NOT NULL GROUP BY verify_stage"""
+GATES = """
+SELECT gate, count(*) FROM (SELECT unnest(gate_stage) AS gate, unnest(gate_flagged) AS flagged FROM steps)
+WHERE flagged = {flagged} GROUP BY gate"""
 STEPS = "SELECT stage, count(*) FROM steps GROUP BY stage"
 FIRST_STEPS = "SELECT stage, count(*) FROM steps WHERE decision = 'first_steps' GROUP BY stage"
 ENDS = "SELECT stop_reason, count(*) AS chains FROM chains WHERE calls > 0 GROUP BY stop_reason ORDER BY chains DESC, stop_reason"
@@ -47,6 +50,10 @@ class RunCounts(Struct, frozen=True, kw_only=True):
     """Accepted steps, by the stage that judged."""
     rejected: dict[str, int]
     """Verdicts after which another stage wrote the step, by the stage that judged."""
+    passed: dict[str, int]
+    """Drafts that a gate let pass, by the gate."""
+    flagged: dict[str, int]
+    """Drafts that it flagged."""
     steps: dict[str, int]
     """Committed steps, by the stage that committed them; a stage that judges commits what it accepts."""
     first_steps: dict[str, int]
@@ -65,6 +72,8 @@ def count_run(folder: Path, run: str) -> RunCounts:
             stages={each.stage: each for each in query.rows(STAGES, StageCounts)},
             accepted=dict(query.stream(ACCEPTED)),
             rejected=dict(query.stream(REJECTED)),
+            passed=dict(query.stream(GATES.format(flagged=False))),
+            flagged=dict(query.stream(GATES.format(flagged=True))),
             steps=dict(query.stream(STEPS)),
             first_steps=dict(query.stream(FIRST_STEPS)),
             stop_reasons=ends,
@@ -112,7 +121,7 @@ def _outline(block: Block, inside: str = "") -> Iterator[tuple[str, tuple[str, .
     for level in block.levels:
         for node in level:
             path = inside + node.name
-            when = f"{node.condition.stage} {node.condition.accepted}" if node.condition else ""
+            when = f"{node.condition.stage} {node.condition.word}" if node.condition else ""
             if isinstance(node, LoopNode):
                 yield path, ("repeat", "", when)
                 yield from _outline(node.body, f"{path}.")

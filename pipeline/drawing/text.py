@@ -16,10 +16,9 @@ from pipeline.drawing.captions import (
     shortened,
     trial_line,
     verdict_count,
-    verdict_word,
 )
 from pipeline.drawing.run import RunCounts
-from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
+from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
 
 MARKS = "●○◆◇▲△■□"
 """Marks of the roles in their order; they repeat after the last."""
@@ -80,15 +79,16 @@ class _Tree:
         return _Line(f"↻ {loop.name}: {title}", below=(speculative, alone, *tried, until))
 
     def _verdicts(self, stage: StageNode) -> Iterator[_Line]:
-        if stage.spec.judges:
-            for accepted in (True, False):
-                if accepted or stage.spec.may_reject:
-                    count = f"  {verdict_count(self._counts, stage.name, accepted)}" if self._counts else ""
-                    yield _Line(f"{verdict_word(accepted)}{count}{self._then(stage, accepted)}")
+        spec = stage.spec
+        for accepted in (True, False) if spec.judges or spec.gates else ():
+            if accepted or spec.may_reject or spec.gates:
+                met = Condition(stage.name, accepted, spec.gates)
+                count = f"  {verdict_count(self._counts, met)}" if self._counts else ""
+                yield _Line(f"{met.word}{count}{self._then(met)}")
 
-    def _then(self, judge: StageNode, accepted: bool) -> str:
-        """The stages that run on a verdict, with an arrow before them; empty where there are none."""
-        due = [s.name for s in self._plan.stages() if s.condition and (s.condition.stage, s.condition.accepted) == (judge.name, accepted)]
+    def _then(self, met: Condition) -> str:
+        """The stages that run on a verdict or a finding, with an arrow before them; empty where there are none."""
+        due = [stage.name for stage in self._plan.stages() if stage.condition == met]
         return f" → {', '.join(due)}" if due else ""
 
     def _cells(self, stage: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import structs
 
 from pipeline.graph.plan import Block, Condition, Direct, LoopNode, Plan, StageNode
-from pipeline.graph.rules import BOUNDARY, RESPONSE, TRIAL, Stages, early_end, waits_for
+from pipeline.graph.rules import BOUNDARY, READINGS, RESPONSE, TRIAL, Stages, early_end, waits_for
 from pipeline.graph.spec import EndSpec, GraphSpec, RepeatSpec, Speculate, StageSpec, TrialSpec, UntilSpec
 
 
@@ -60,7 +60,7 @@ def _block(stages: Stages, ranks: Iterator[int]) -> Block:
 
 def _node(name: str, spec: StageSpec, ranks: Iterator[int]) -> StageNode | LoopNode:
     judge, _, verdict = (spec.when or "").partition(".")
-    condition = Condition(judge, verdict == "accepted") if spec.when else None
+    condition = Condition(judge, verdict in ("accepted", "passed"), verdict in READINGS) if spec.when else None
     if isinstance(spec, RepeatSpec):
         return LoopNode(name, spec.until, _block(spec.stages, ranks), condition)
     if isinstance(getattr(spec, "until", None), EndSpec) and early_end(spec) is None:

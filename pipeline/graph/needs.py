@@ -29,7 +29,8 @@ _LACKS = {
     ),
     "logprobs": (
         "returns no log probabilities of what it writes, which stage `{stage}` needs",
-        "use an engine that returns them (torch, vllm, most servers with /v1/completions), or set what needs them to null",
+        "use an engine that returns them (torch, vllm, most servers with /v1/completions, a replay of a run that had them), or leave out "
+        "what needs them",
     ),
     "marks": (
         "hides the closing reasoning tag, a special token of its model, at which stage `{stage}` stops: no thought would end",
@@ -86,6 +87,8 @@ def _needs(plan: Plan) -> Iterator[tuple[str, str, str, object]]:
     for node in plan.stages():
         if node.spec.role is not None:
             yield from ((node.spec.role, node.name, need, value) for need, value in node.spec.needs.items())
+    roles = {node.name: str(node.spec.role) for node in plan.stages()}
+    yield from ((roles[draft], gate, "logprobs", True) for draft, gate in plan.measured.items())
     if plan.direct is not None:
         yield str(plan.direct.response.spec.role), plan.direct.response.name, "interrupt", True
 

@@ -16,16 +16,24 @@ from msgspec import Struct, structs
 
 from pipeline.bundled import BUNDLED, model_name
 from pipeline.graph.prompts import Prompts
+from pipeline.graph.rules import waits_for
 from pipeline.graph.spec import EngineSpec, Param, Purpose, Speculate, StageSpec, TrialSpec, UntilSpec
 
 S = TypeVar("S", bound=Struct)
 
 
 class Condition(Struct, frozen=True):
-    """When a node runs: only if `stage` gave a verdict, and that was to accept (`accepted`) or to reject (not `accepted`)."""
+    """When a node runs: only if `stage` gave a verdict, and that was to accept (`accepted`) or to reject (not `accepted`). Of a `gate`:
+    only if it looked at a draft, and let it pass (`accepted`) or flagged it."""
 
     stage: str
     accepted: bool
+    gate: bool = False
+
+    @property
+    def word(self) -> str:
+        """What a graph file writes after the stage: `accepted` or `rejected`, of a gate `passed` or `flagged`."""
+        return ("passed" if self.accepted else "flagged") if self.gate else ("accepted" if self.accepted else "rejected")
 
 
 class StageNode(Struct, frozen=True, tag="stage", tag_field="node"):
@@ -127,6 +135,20 @@ class Plan(Struct, frozen=True):
         return tuple(str(spec.role) for spec in drafts for _ in range(spec.drafted))
 
     @property
+    def measured(self) -> dict[str, str]:
+        """The stages that draft whose log probabilities are read, each with the first gate that does."""
+        nodes = {node.name: node.spec for node in self.stages()}
+        found: dict[str, str] = {}
+        for name, spec in nodes.items():
+            before = list(waits_for(spec)) if spec.reads_logprobs else []
+            while before:
+                other = before.pop()
+                if nodes[other].drafts:
+                    found.setdefault(other, name)
+                before += [] if nodes[other].drafts else waits_for(nodes[other])
+        return found
+
+    @property
     def finishing(self) -> frozenset[str]:
         """The stages with which a chain ends: those that answer, and those that write thought and answer in one response."""
         return frozenset(node.name for node in self.stages() if node.spec.finishes)
@@ -160,6 +182,7 @@ class UnknownStage(StageSpec, frozen=True, kw_only=True):
     purpose = property(lambda self: self.recorded_purpose)
     drafts = property(lambda self: self.recorded_purpose == "draft")
     judges = property(lambda self: self.recorded_purpose == "judge")
+    gates = property(lambda self: self.recorded_purpose == "gate")
     writes = property(lambda self: self.recorded_purpose in ("guide", "write"))
     answers = property(lambda self: self.recorded_purpose == "answer")
     drafted = property(lambda self: self.recorded_drafted)

@@ -16,6 +16,8 @@ CONDITIONS = sorted(set(UntilSpec.__struct_fields__) - {"every"}, key=[*UntilSpe
 Flaw = tuple[Keys, str]
 JUDGES = "a `choose`, `score`, `likelihood` or `vote` stage"
 """How an error names the built-in stages that judge."""
+VERDICTS, READINGS = ("accepted", "rejected"), ("flagged", "passed")
+"""What a condition may name of a judge, and of a gate."""
 RESPONSE, BOUNDARY = "response", "boundary"
 """Names of the stages that write while a loop does not speculate."""
 TRIAL = "trial"
@@ -94,11 +96,11 @@ def _when_names(name: str, spec: StageSpec, stages: Stages) -> Iterator[str]:
     if spec.when is None:
         return
     judge, _, verdict = spec.when.partition(".")
-    if verdict not in ("accepted", "rejected"):
-        yield f"expected STAGE.accepted or STAGE.rejected, got {spec.when!r}"
+    if verdict not in (*VERDICTS, *READINGS):
+        yield f"expected STAGE.accepted, STAGE.rejected, STAGE.flagged or STAGE.passed, got {spec.when!r}"
     elif judge not in stages:
         others = stages.keys() - {name}
-        judges = [other for other in others if stages[other].judges] or others
+        judges = [other for other in others if stages[other].judges or stages[other].gates] or others
         yield f"no stage `{judge}` in this block; {did_you_mean(judge, judges)}"
 
 
@@ -115,11 +117,12 @@ def _order_flaws(stages: Stages, order: list[str], unsure: set[str], inside: boo
             own = spec.flaws(before, inside_repeat=inside) if not flaws else ()
             flaws += [((field,) if field else (), what) for field, what in own]
             yield from (((name, *keys), what) for keys, what in flaws)
-        if not unsure and spec.drafts and not any(s.judges and name in ancestors[other] for other, s in stages.items()):
+        looked_at = any((s.judges or s.gates) and name in ancestors[other] for other, s in stages.items())
+        if not unsure and spec.drafts and not looked_at:
             yield (name,), f"nothing judges what this stage drafts; add {JUDGES} after it"
     if unsure:
         return
-    writers = [name for name, s in stages.items() if s.writes or s.judges or s.answers or isinstance(s, RepeatSpec)]
+    writers = [name for name, s in stages.items() if s.writes or s.judges or s.gates or s.answers or isinstance(s, RepeatSpec)]
     for place, b in enumerate(writers):
         for a in writers[:place]:
             if a not in ancestors[b] and b not in ancestors[a] and not _exclusive(stages[a], stages[b]):
@@ -134,6 +137,8 @@ def _exclusive(a: StageSpec, b: StageSpec) -> bool:
 
 def _stage_flaws(name: str, spec: StageSpec, stages: Stages, before: Stages, inside: bool) -> Iterator[Flaw]:
     yield from _when_flaws(name, spec, stages, before)
+    if spec.gates:
+        yield from _gate_flaws(name, spec, stages)
     if spec.judges:
         if loop := next((other for other, s in before.items() if isinstance(s, RepeatSpec)), None):
             yield (), f"cannot follow `{loop}`: a `repeat` leaves no candidates to judge"
@@ -147,14 +152,34 @@ def _stage_flaws(name: str, spec: StageSpec, stages: Stages, before: Stages, ins
 
 def _when_flaws(name: str, spec: StageSpec, stages: Stages, before: Stages) -> Iterator[Flaw]:
     judge, _, verdict = (spec.when or "").partition(".")
-    if judge not in stages or verdict not in ("accepted", "rejected") or isinstance(stages[judge], Undecoded):
+    if judge not in stages or verdict not in (*VERDICTS, *READINGS) or isinstance(stages[judge], Undecoded):
         return
-    if not stages[judge].judges:
+    if verdict in VERDICTS and stages[judge].gates:
+        yield ("when",), f"`{judge}` is a gate, which gives no verdict; write `{judge}.flagged` or `{judge}.passed`"
+    elif verdict in READINGS and not stages[judge].gates:
+        yield ("when",), f"`{judge}` is no gate and flags nothing; name a `gate` stage"
+    elif verdict == "passed" and stages[judge].commits_passed:
+        yield ("when",), f"`{judge}` itself makes what passes a step; set its `accept: false`, or drop this stage"
+    elif verdict in VERDICTS and not stages[judge].judges:
         yield ("when",), f"`{judge}` gives no verdict; name {JUDGES}"
     elif verdict == "rejected" and not stages[judge].may_reject:
         yield ("when",), f"`{judge}` never rejects; drop its `reject: false` or this stage"
     elif judge not in before:
         yield ("when",), f"`{name}` does not wait for `{judge}`; add `after: {judge}`"
+
+
+def _gate_flaws(name: str, spec: StageSpec, stages: Stages) -> Iterator[Flaw]:
+    """What is wrong with what comes right before and after a gate."""
+    if not waits_for(spec):
+        yield (), "has no draft to look at; put it `after` a `draft` stage"
+    for other in waits_for(spec):
+        if not (stages[other].drafts or stages[other].gates):
+            yield ("after",), f"`{other}` drafts nothing that a gate could look at; name a `draft` stage"
+    conditions = {each.when for each in stages.values()}
+    if f"{name}.flagged" not in conditions:
+        yield (), f"nothing reads what it flags; add `when: {name}.flagged` to the stage that judges or writes then"
+    if not spec.commits_passed and f"{name}.passed" not in conditions:
+        yield (), f"nothing writes a step when it passes; drop `accept: false`, or add a stage with `when: {name}.passed`"
 
 
 def _repeat_flaws(spec: RepeatSpec, *, whole: bool) -> Iterator[Flaw]:
@@ -166,17 +191,30 @@ def _repeat_flaws(spec: RepeatSpec, *, whole: bool) -> Iterator[Flaw]:
         return
     always = any(s.writes and s.when is None for s in body.values())
     for name, judge in body.items():
-        if judge.may_reject and not always and not _continues(name, body, ()):
+        if judge.gates and not always and not _gate_continues(name, judge, body, ()):
+            yield ("stages", name), "not every way from it leads to a step, so the loop might never make progress; add a `generate` stage"
+        if judge.may_reject and not always and not _continues(f"{name}.rejected", body, ()):
             remedy = f"add a `generate` stage with `when: {name}.rejected`"
             yield ("stages", name), f"a rejection leaves no step, so the loop would never make progress; {remedy}"
-    if not always and not any(s.judges for s in body.values()):
+    if not always and not any(s.judges or s.gates for s in body.values()):
         yield ("stages",), "nothing in this loop writes a step; add a `generate` stage"
 
 
-def _continues(judge: str, body: Stages, seen: tuple[str, ...]) -> bool:
-    """True if a step is committed in the same round after `judge` has rejected: by a stage that writes, or by a judge that continues."""
-    after = [(name, spec) for name, spec in body.items() if spec.when == f"{judge}.rejected" and name not in seen]
-    return any(spec.writes or (spec.judges and (not spec.may_reject or _continues(name, body, (*seen, judge)))) for name, spec in after)
+def _continues(condition: str, body: Stages, seen: tuple[str, ...]) -> bool:
+    """True if a step is committed in the same round after this condition held: by a stage that writes, or by a judge or a gate that
+    continues."""
+
+    def commits(name: str, spec: StageSpec) -> bool:
+        if spec.gates:
+            return _gate_continues(name, spec, body, (*seen, condition))
+        return spec.writes or (spec.judges and (not spec.may_reject or _continues(f"{name}.rejected", body, (*seen, condition))))
+
+    return condition not in seen and any(commits(name, spec) for name, spec in body.items() if spec.when == condition)
+
+
+def _gate_continues(name: str, spec: StageSpec, body: Stages, seen: tuple[str, ...]) -> bool:
+    """True if a step is committed in the same round whether this gate flags or passes."""
+    return _continues(f"{name}.flagged", body, seen) and (spec.commits_passed or _continues(f"{name}.passed", body, seen))
 
 
 def _role_flaws(stages: Stages, engines: Mapping[str, EngineSpec | None] | None) -> Iterator[Flaw]:

@@ -31,9 +31,9 @@ Speculate = Literal["always", "never", "auto"]
 faster."""
 PLAIN_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 """How text is sampled by a model's own distribution."""
-Purpose = Literal["guide", "draft", "judge", "write", "trial", "answer"]
+Purpose = Literal["guide", "draft", "judge", "write", "trial", "answer", "gate"]
 """What a call is for: to give guidance before the first step, to propose candidates, to judge them, to write a step or a
-whole thought, to ask for the answer before the thought is over, to answer."""
+whole thought, to ask for the answer before the thought is over, to answer. A gate makes no calls."""
 
 
 class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
@@ -42,7 +42,8 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     after: Name | tuple[Name, ...] = ()
     """Stages of the same block that come before this one."""
     when: str | None = None
-    """`STAGE.accepted` or `STAGE.rejected`: run only after this verdict of an earlier judge."""
+    """`STAGE.accepted` or `STAGE.rejected`: run only after this verdict of an earlier judge. `STAGE.flagged` or `STAGE.passed`: run only if
+    an earlier gate flagged the draft, or did not."""
     prompts: Prompts | None = None
     """Prompts of this stage; null: those of the graph."""
     adapter: str | None = None
@@ -52,6 +53,8 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     """Whether it proposes candidates that a later stage must judge."""
     judges: ClassVar[bool] = False
     """Whether it gives a verdict on candidates, accepted or rejected."""
+    gates: ClassVar[bool] = False
+    """Whether it flags candidates, or lets them pass, without a call to any engine."""
     writes: ClassVar[bool] = False
     """Whether it commits text to the thought without a verdict."""
     answers: ClassVar[bool] = False
@@ -70,6 +73,8 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     @property
     def purpose(self) -> Purpose:
         """What the stage's calls are for; a column of the trace."""
+        if self.gates:
+            return "gate"
         return "draft" if self.drafts else "judge" if self.judges else "answer" if self.answers else "write"
 
     @property
@@ -77,6 +82,16 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
         """What it asks of its engine that not every engine can do, by the names of the fact `cannot` (`Engine.facts`), with the value of a
         parameter or True."""
         return {}
+
+    @property
+    def reads_logprobs(self) -> bool:
+        """Whether it reads the log probabilities of the candidates before it, which are requested for it."""
+        return False
+
+    @property
+    def commits_passed(self) -> bool:
+        """Of a gate: whether what passes becomes a step by this stage; else by one that runs when it passes."""
+        return self.gates
 
     @property
     def drafted(self) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from pipeline.confidence import Confidence
 from pipeline.data.problems import Problem
 from pipeline.engine import Content
 from pipeline.grading.stated import Form, Stated, has_boxed, stated_in
@@ -31,6 +32,8 @@ class Span(Struct, frozen=True):
     """Whether the thought ends with this text."""
     cut: bool = False
     """Whether it ended at its limit, and not where a text of its kind ends."""
+    confidence: Confidence | None = None
+    """How sure the engine was of it, where a gate wants to know."""
 
 
 class Scale(Struct, frozen=True):
@@ -93,6 +96,18 @@ class Trial(Struct, frozen=True):
     """Geometric mean of its tokens' probabilities, 0 to 1; 0 where there is no answer, or where it was not asked for."""
 
 
+class Reading(Struct, frozen=True, kw_only=True):
+    """What a gate found."""
+
+    statistic: str
+    value: float | None
+    """The statistic of the candidate that looks surest; None where no candidate has one, which is flagged."""
+    threshold: float
+    flagged: bool
+    candidate: int | None
+    """Index of that candidate among those drafted."""
+
+
 class Outcome(Struct, frozen=True, kw_only=True):
     """What a stage does to its chain; `Chain.apply` carries it out."""
 
@@ -102,10 +117,12 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """Nothing was drafted, because a judge's question about it would not fit into its context."""
     verdict: Verdict | None = None
     """A verdict on the pending candidates; the one that it accepts becomes a step."""
+    reading: Reading | None = None
+    """What a gate found. Where it lets a candidate pass and commits it, that is the `step`."""
     step: Span | None = None
     """A step that is committed without a verdict."""
     decision: str = ""
-    """How `step` came about: `guidance`, `fallback`, `first_steps`, `written` or `interrupted`."""
+    """How `step` came about: `guidance`, `fallback`, `first_steps`, `written`, `unverified` or `interrupted`."""
     answer: Span | None = None
     """What follows the thought; its beginning, where `step` was interrupted."""
     finishes: bool = False
@@ -128,6 +145,10 @@ class Step(Struct, frozen=True, kw_only=True):
     verdict: Verdict | None = None
     verify_stage: str | None = None
     """Name of the stage that gave the verdict; None without one."""
+    readings: Mapping[str, Reading] = {}
+    """What the gates of its round found, by the name of the stage, in order."""
+    chosen: int | None = None
+    """Index of the candidate that it is; None where it is none of them."""
     mode: str | None = None
     """The mode of the chain when it was committed."""
 
@@ -168,6 +189,7 @@ class Chain:
         "overflowed",
         "pending_from",
         "problem",
+        "readings",
         "repeats",
         "sample_index",
         "stop_reason",
@@ -212,6 +234,8 @@ class Chain:
         self._distinct: list[int] | None = None
         """What `distinct_candidates` found for these candidates; None until it is asked."""
         self.verdicts: dict[str, Verdict] = {}
+        self.readings: dict[str, Reading] = {}
+        """What the gates found in this round."""
         self.answer: Span | None = None
         self.budget: int | None = None
         self.thought_tokens = 0
@@ -337,18 +361,22 @@ class Chain:
             self.trial, self.tried_at = outcome.trial, self.next_index - 1
         self.finished = outcome.finishes
         self.withheld = self.withheld or outcome.withheld
+        if outcome.reading is not None:
+            self.readings[stage] = outcome.reading
         if outcome.verdict is not None:
             self.verdicts[stage] = outcome.verdict
-            if outcome.verdict.chosen is not None:
-                return self._commit(stage, self.candidates[outcome.verdict.chosen], "accepted", stage)
+            if (chosen := outcome.verdict.chosen) is not None:
+                return self._commit(stage, self.candidates[chosen], "accepted", stage, chosen)
         if outcome.step is not None:
-            judge = next(reversed(self.verdicts), None) if self.candidates else None
-            return self._commit(stage, outcome.step, outcome.decision, judge)
+            judged = self.candidates and outcome.decision != "unverified"
+            judge = next(reversed(self.verdicts), None) if judged else None
+            chosen = None if outcome.reading is None else outcome.reading.candidate
+            return self._commit(stage, outcome.step, outcome.decision, judge, chosen)
         return None
 
     def begin_round(self) -> None:
         """Begin one pass of a loop's body: drop candidates and verdicts that led to no step."""
-        self.candidates, self.verdicts, self._distinct, self.pending_from = (), {}, None, 0
+        self.candidates, self.verdicts, self.readings, self._distinct, self.pending_from = (), {}, {}, None, 0
         self.withheld = False
 
     def default_stop_reason(self) -> str:
@@ -365,7 +393,7 @@ class Chain:
         """Whether fewer than `reserve` tokens, or none, are left of the context of any role."""
         return any(len(ids) + reserve >= self._limits[self._roles[key]] for key, ids in self.contexts.items())
 
-    def _commit(self, stage: str, span: Span, decision: str, judge: str | None) -> Step:
+    def _commit(self, stage: str, span: Span, decision: str, judge: str | None, chosen: int | None) -> Step:
         step = Step(
             index=0 if decision == "guidance" and not self.thought else self.next_index,
             stage=stage,
@@ -374,6 +402,8 @@ class Chain:
             candidates=self.candidates,
             verdict=self.verdicts[judge] if judge is not None else None,
             verify_stage=judge,
+            readings=dict(self.readings) if self.readings else {},
+            chosen=chosen,
             mode=self.mode,
         )
         for key, context in self.contexts.items():

@@ -26,12 +26,13 @@ MAX_TEXT = 40_000
 WANTED = "chain_id IN (SELECT unnest($chains::VARCHAR[]))"
 CHAINS = f"""
 SELECT chain_id, input_row, start_unix_ns, end_unix_ns, answer, answer_text, reference_answer, correct, stop_reason, error_type,
-       error_message, error_stage, steps, accepted_steps, fallback_steps, thought_tokens, chain_time_s
+       error_message, error_stage, steps, accepted_steps, fallback_steps, unverified_steps, thought_tokens,
+       chain_time_s
 FROM chains WHERE {WANTED}"""
 STEPS = f"""
 SELECT chain_id, step_index, stage, source_engine, decision, cut, step_text, len(step_token_ids) AS tokens, step_time_s, wait_time_s,
        candidate_texts, candidate_tokens, chosen_candidate, num_distinct_candidates,
-       verify_kind, threshold, columns('score_.*')
+       verify_kind, threshold, columns('score_.*'), columns('gate_.*')
 FROM steps WHERE {WANTED} AND ({{within}}) ORDER BY chain_id, step_index"""
 """The steps of some chains, `within` the times of these, by which most row groups need not be read."""
 SLACK_NS = 10_000_000_000
@@ -69,6 +70,8 @@ class ShownStep(Struct, frozen=True, kw_only=True):
     wait_s: float
     verdict: str | None
     """The verdict in words; null for a step that was not verified."""
+    gates: tuple[str, ...]
+    """What each gate found about the draft, in words."""
     cut: bool
     """True if it ended at its limit; guidance always does, and is not meant."""
     candidates: tuple[ShownCandidate, ...]
@@ -157,6 +160,7 @@ def _transcript(
 ) -> Transcript:
     failed, cancelled = row["error_type"] is not None, row["stop_reason"] == "cancelled"
     error = f"{row['error_type']} in {row['error_stage'] or 'reading the input'}: {row['error_message'] or ''}"
+    unread = f", {row['unverified_steps']} unverified" if row["unverified_steps"] else ""
     return Transcript(
         chain_id=shown(row["chain_id"]),
         why=why,
@@ -167,7 +171,7 @@ def _transcript(
         reference=_maybe(row["reference_answer"]),
         ended=shown(error if failed else row["stop_reason"]),
         facts=f"{row['chain_time_s']:.3g} s ({queued:.3g} s queued); {row['steps']} steps, {row['accepted_steps']} accepted, "
-        f"{row['fallback_steps']} fallback; {row['thought_tokens']:,} tokens of thought",
+        f"{row['fallback_steps']} fallback{unread}; {row['thought_tokens']:,} tokens of thought",
         steps=tuple(steps),
     )
 
@@ -188,6 +192,7 @@ def step_of(row: Mapping[str, Any]) -> ShownStep:
         time_s=row["step_time_s"],
         wait_s=row["wait_time_s"],
         verdict=_verdict(row),
+        gates=tuple(_gates(row)),
         cut=bool(row["cut"]) and row["decision"] != "guidance",
         candidates=tuple(_candidates(row)),
     )
@@ -237,6 +242,14 @@ def _verdict(row: Mapping[str, Any]) -> str | None:
     asked = row["score_mass"] is not None and row["score_probs"] and not scale.unit
     mass = f" ({row['score_mass']:.1%} probability on valid options)" if asked and row["score_mass"] < LOW else ""
     return shown(f"{row['verify_kind']}: {', '.join(said)}{mass}")
+
+
+def _gates(row: Mapping[str, Any]) -> Iterator[str]:
+    """What the gates of a step found, in words."""
+    columns = ("gate_stage", "gate_statistic", "gate_value", "gate_threshold", "gate_flagged")
+    for stage, statistic, value, threshold, flagged in zip(*(row[name] for name in columns), strict=True):
+        found = "no value" if value is None else f"{value:.3g}"
+        yield shown(f"{stage}: {statistic} {found} against a threshold of {threshold:g}, {'flagged' if flagged else 'passed'}")
 
 
 def shown(text: str) -> str:

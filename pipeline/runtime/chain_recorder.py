@@ -10,7 +10,7 @@ from pipeline.engine import Candidate, Completion, Fact, Request, Usage
 from pipeline.errors import with_place
 from pipeline.grading.answers import as_kind, form_of
 from pipeline.graph.spec import Purpose
-from pipeline.reasoning.chain import Chain, Span, Step, Verdict, chain_id
+from pipeline.reasoning.chain import Chain, Reading, Span, Step, Verdict, chain_id
 from pipeline.runtime.clock import Clock, CoveredTime
 from pipeline.runtime.lane import Call
 from pipeline.runtime.progress import Progress
@@ -84,7 +84,7 @@ class ChainRecorder:
         self._calls, self._steps = resumed.attempts, 0
         self._input, self._output = dict.fromkeys(progress.output_tokens, 0), dict.fromkeys(progress.output_tokens, 0)
         """Tokens of its calls, by role."""
-        self._wasted = self._accepted = self._fallbacks = 0
+        self._wasted = self._accepted = self._fallbacks = self._unverified = 0
         self._round = RoundTotals()
         self.called: Callable[[Attempt, Completion, float], None] | None = None
         """Is told of every call that is answered, with the time of its end; None: nobody is."""
@@ -121,9 +121,10 @@ class ChainRecorder:
     def commit(self, step: Step) -> None:
         """Record a step that joined the thought. Raises `ResumeMismatch` where the run folder holds another one in its place."""
         now, round_, verdict = self._clock.now(), self._round, step.verdict
-        wasted = round_.draft_tokens - (len(step.span.ids) if step.decision == "accepted" else 0)
+        wasted = round_.draft_tokens - (0 if step.chosen is None else len(step.span.ids))
         self._accepted += step.decision == "accepted"
         self._fallbacks += step.decision == "fallback"
+        self._unverified += step.decision == "unverified"
         self._wasted += wasted
         recorded = self._resumed.holds(self._steps, step.span.ids)
         self._steps += 1
@@ -142,7 +143,7 @@ class ChainRecorder:
                 *columns,
                 len(step.candidates),
                 len(step.candidates) if verdict is None else verdict.distinct,
-                None if verdict is None else verdict.chosen,
+                step.chosen,
                 step.span.text,
                 step.span.ids,
                 tuple([c.text for c in step.candidates]),
@@ -159,6 +160,7 @@ class ChainRecorder:
                 self._calls,
                 step.mode,
                 step.span.cut,
+                *_gate_columns(step.readings),
             )
         )
         self._step_started, self._round = now, RoundTotals()
@@ -207,6 +209,7 @@ class ChainRecorder:
                 start_unix_ns=self._resumed.started_unix_ns or self._clock.unix_ns(self._started),
                 end_unix_ns=self._clock.unix_ns(now),
                 expected_length=self._expected_length,
+                unverified_steps=self._unverified,
             )
         )
         if error is not None:
@@ -301,6 +304,14 @@ def _time_per_token_s(decode_s: float, ids: Sequence[Sequence[int]]) -> float | 
     """The decode time divided by the tokens of the longest candidate less one; None for one token."""
     longest = max(map(len, ids), default=0)
     return decode_s / (longest - 1) if longest > 1 else None
+
+
+def _gate_columns(readings: Mapping[str, Reading]) -> tuple[Any, ...]:
+    """The columns of the steps table from `gate_stage` to `gate_flagged`."""
+    if not readings:
+        return ()
+    found = readings.values()
+    return (tuple(readings), *(tuple([getattr(each, name) for each in found]) for name in ("statistic", "value", "threshold", "flagged")))
 
 
 VerdictColumns = tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]

@@ -212,6 +212,7 @@ class ChainRunner:
             await self._speculate(chain, loop, direct)
         if before is None:
             accepted = any(verdict.accepted for verdict in chain.verdicts.values())
+            accepted = accepted or any(not reading.flagged for reading in chain.readings.values())
             direct.switch.wrote(chain, mode, chain.thought_tokens - written, accepted)
 
     async def _speculate(self, chain: Chain, loop: BoundLoop, direct: BoundDirect) -> None:
@@ -280,8 +281,12 @@ class ChainRunner:
 
 
 def _due(condition: Condition | None, chain: Chain) -> bool:
-    """True if the condition of a node holds; without a verdict neither `accepted` nor `rejected` does."""
+    """True if the condition of a node holds; without a verdict neither `accepted` nor `rejected` does, without a reading of the gate
+    neither `passed` nor `flagged`."""
     if condition is None:
         return True
+    if condition.gate:
+        reading = chain.readings.get(condition.stage)
+        return reading is not None and reading.flagged != condition.accepted
     verdict = chain.verdicts.get(condition.stage)
     return verdict is not None and verdict.accepted == condition.accepted

@@ -75,6 +75,8 @@ class EngineStage:
         """Under which key of `Chain.contexts` the stage's prompts begin."""
         self.judges: tuple[ShowingStage, ...] = ()
         """The judges that are shown what this stage drafts; `build_stages` fills them in."""
+        self.seeded_as = name
+        """The stage whose name is part of the seed of its requests; `build_stages` may set another."""
         self.alone = False
         """Whether each of its prompts is a separate chat, and does not begin with a context."""
         self.close_ids = () if self.builder.think_close_id is None else (self.builder.think_close_id,)
@@ -103,7 +105,7 @@ class EngineStage:
             request_id=f"{chain.chain_id}/{len(chain.thought)}/{self.name}{part}",
             prompt_ids=array("I", prompt_ids),
             max_tokens=max_tokens,
-            seed=chain.seed(self.name),
+            seed=chain.seed(self.seeded_as),
             adapter=self.spec.adapter,
             affinity=chain.chain_id,
             content=chain.content if judged is None else Content(chain.content.problem, tuple(judged)),
@@ -124,7 +126,9 @@ class EngineStage:
             return span
         decode = self.builder.tokenizer.decode
         size = next(size for size in range(1, len(span.ids) + 1) if decode(span.ids[:size]).startswith(rest))
-        return span if size == len(span.ids) else Span(self.role, span.ids[:size], decode(span.ids[:size]))
+        if size == len(span.ids):
+            return span
+        return Span(self.role, span.ids[:size], decode(span.ids[:size]), confidence=span.confidence)
 
     def whole(self, candidate: Candidate) -> Candidate:
         """`candidate` without the first tokens of a character that it was cut in: whoever continues writes that again, whatever its
@@ -144,4 +148,4 @@ class EngineStage:
         ids = candidate.ids
         hidden = not ids and candidate.finish_reason == "length"
         closes = candidate.ended or hidden or (ids[-1:] == self.close_ids != ())
-        return Span(self.role, ids, candidate.text, closes, candidate.finish_reason == "length" and not closes)
+        return Span(self.role, ids, candidate.text, closes, candidate.finish_reason == "length" and not closes, candidate.confidence)

@@ -5,11 +5,11 @@ from typing import Any
 
 from pipeline.engine import Engine, Interruptible, Tokenizer
 from pipeline.errors import GraphError, RequestRefused, boundary
-from pipeline.graph.plan import Plan
+from pipeline.graph.plan import Condition, Plan
 from pipeline.graph.plugins import stage_kinds
 from pipeline.graph.prompts import Prompts
 from pipeline.reasoning.prompts import PromptBuilder, builder_key, role_of
-from pipeline.stages.base import ShowingStage, Stage
+from pipeline.stages.base import EngineStage, ShowingStage, Stage
 from pipeline.stages.draft import DraftStage
 
 
@@ -32,7 +32,12 @@ def build_stages(plan: Plan, builders: Mapping[str, PromptBuilder], where: str, 
     judges = tuple(stage for stage in repeated if isinstance(stage, ShowingStage))
     for stage in built.values():
         if isinstance(stage, DraftStage):
-            stage.judges = judges
+            stage.judges, stage.logprobs = judges, stage.name in plan.measured
+    for draft, gate in plan.measured.items():
+        for node in plan.stages():
+            writer = built.get(node.name)
+            if node.condition == Condition(gate, accepted=True, gate=True) and isinstance(writer, EngineStage):
+                writer.seeded_as = draft  # so that the step begins with the tokens that the gate looked at
     return built
 
 

@@ -8,6 +8,7 @@ from msgspec import Meta
 from pipeline.engine import Completion, Request
 from pipeline.graph.spec import Name, SamplingSpec, Tokens
 from pipeline.reasoning.chain import Chain, Outcome
+from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.stages.base import EngineStage, StageKind
 
 
@@ -39,6 +40,11 @@ class DraftStage(EngineStage):
 
     spec: DraftSpec
 
+    def __init__(self, name: str, spec: DraftSpec, builders: Mapping[str, PromptBuilder]) -> None:
+        super().__init__(name, spec, builders)
+        self.logprobs = False
+        """Whether a gate reads the log probabilities of what it drafts; `build_stages` fills it in."""
+
     def requests(self, chain: Chain) -> list[Request]:
         spec, most = self.spec, self._most(chain)
         if most < 1:
@@ -51,6 +57,7 @@ class DraftStage(EngineStage):
                 n=spec.candidates,
                 stop=self.step_stop if spec.unit == "step" else (),
                 stop_ids=self.close_ids,
+                logprobs=self.logprobs,
                 **self.sampling,
             )
         ]

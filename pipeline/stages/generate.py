@@ -84,9 +84,11 @@ class GenerateStage(EngineStage):
     def _decision(self, chain: Chain) -> str:
         if self.spec.unit == "tokens" and not chain.thought:
             return "guidance"
-        if chain.candidates:
+        if chain.candidates and (chain.verdicts or not chain.readings):
             return "fallback"
-        return "first_steps" if self.spec.first_steps else "written"
+        if chain.candidates and str(self.spec.when).endswith(".passed"):
+            return "unverified"
+        return "first_steps" if self.spec.first_steps and not chain.candidates else "written"
 
     def _response(self, candidate: Candidate) -> Outcome:
         """The outcome of a response; one that was interrupted, or cut at its last token, leaves what it wrote, and the chain continues."""

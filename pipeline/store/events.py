@@ -213,8 +213,9 @@ class StepRow(Struct, frozen=True):
     source_engine: str
     """The role of the engine that wrote it."""
     decision: str
-    """`guidance`, `accepted`, `fallback`, `first_steps`, `written`, or `interrupted` (what the target had written when the chain was
-    switched to speculation)."""
+    """`guidance`, `accepted`, `unverified` (by the draft, which a gate let pass: neither accepted nor rejected), `fallback` (after all
+    candidates were rejected), `first_steps`, `written` (without a draft, or because a gate flagged it), or `interrupted` (what the target
+    had written when the chain was switched to speculation)."""
     verify_kind: Annotated[str | None, column(otel="gen_ai.evaluation.name")]
     """Kind of the stage that gave the verdict, such as `choose`, `score` or `likelihood`; null if nothing was verified."""
     verify_stage: str | None
@@ -248,7 +249,7 @@ class StepRow(Struct, frozen=True):
     num_distinct_candidates: int
     """Number of those that differ in their token ids."""
     chosen_candidate: int | None
-    """Index of the accepted candidate; null: none."""
+    """Index of the candidate that the step is, accepted or unverified; null: none."""
     step_text: str
     """The committed text."""
     step_token_ids: tuple[int, ...]
@@ -283,6 +284,16 @@ class StepRow(Struct, frozen=True):
     cut: bool | None = None
     """Whether it was cut at a token limit (of the stage, the budget or the context) instead of ending at a blank line, the end of the
     thought or of the sequence."""
+    gate_stage: tuple[str, ...] = ()
+    """The gates that looked at the draft, in order; the next four columns have one entry for each."""
+    gate_statistic: tuple[str, ...] = ()
+    """`mean`, `min`, `first_entropy`, `margin` (see the columns of the calls table) or `repeats`."""
+    gate_value: tuple[float | None, ...] = ()
+    """Its value for the candidate that looks surest; null if no candidate has one."""
+    gate_threshold: tuple[float, ...] = ()
+    """The threshold of the gate."""
+    gate_flagged: tuple[bool, ...] = ()
+    """Whether the gate flagged the draft."""
 
 
 class ChainRow(Struct, frozen=True):
@@ -361,6 +372,8 @@ class ChainRow(Struct, frozen=True):
     """The replica on which it ended, from 0; null in runs of one process."""
     node: Annotated[str | None, column(otel="host.id")] = None
     """The cluster's id of the replica's machine; null as `replica` is."""
+    unverified_steps: Annotated[int, column("{step}")] = 0
+    """Number of steps by the draft that a gate let pass, which nothing verified."""
 
 
 class ProblemRow(Struct, frozen=True, kw_only=True):

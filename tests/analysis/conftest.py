@@ -59,6 +59,7 @@ def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:
         "steps": 4 * ones,
         "accepted": 3 * ones,
         "fallbacks": ones,
+        "unverified": 0 * ones,
         "thinking_s": 0.5 * np.array(latency),
         "kinds_s": {"drafting": 2 * ones, "verification": ones, "target": ones, "answer": ones},
         "option_mass": None,

@@ -147,6 +147,8 @@ def test_every_number(folder: Path) -> None:
         verified_steps=3,
         accepted_steps=2,
         fallback_steps=1,
+        unverified_steps=0,
+        unread_share=0.0,
         acceptance_rate=2 / 3,
         fallback_rate=1 / 3,
         thought_tokens=60,

@@ -14,7 +14,9 @@ from pipeline.session.prepare import load_plan
 from tests.support.graphs import NAMES
 from tests.support.paths import ROOT, SIM
 
-LOOPS = ("speccot", "speccot-decode", "specreason", "specreason-decode", "likelihood")
+LOOPS = ("speccot", "speccot-decode", "specreason", "specreason-decode", "likelihood", "gated")
+FIXED = ("routed", "triggered")
+"""Those that always speculate: their papers have no other mode."""
 DRAFT = {"kind": "draft", "engine": "draft", "max_tokens": 100}
 CHOOSE = {"kind": "choose", "engine": "target", "after": "draft"}
 FALLBACK = {"kind": "generate", "engine": "target", "unit": "step", "max_tokens": 99, "temperature": 0.1, "when": "verify.rejected"}
@@ -35,7 +37,7 @@ def compiled(speculate: str = "auto", before: dict[str, Any] | None = None, afte
 
 def test_every_bundled_graph_with_a_loop_that_drafts_can_be_switched() -> None:
     assert [name for name in NAMES if "speculate" in plan(name).params] == [name for name in NAMES if name in LOOPS]
-    assert {name: plan(name).speculate for name in NAMES} == {name: "always" if name in LOOPS else None for name in NAMES}
+    assert {name: plan(name).speculate for name in NAMES} == {name: "always" if name in (*LOOPS, *FIXED) else None for name in NAMES}
 
 
 @pytest.mark.parametrize("name", LOOPS)

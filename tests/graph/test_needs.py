@@ -10,7 +10,7 @@ from pipeline.graph.plan import Plan
 from pipeline.session.prepare import load_plan
 from tests.support.paths import ROOT, SIM
 
-EVERYTHING = ("continues", "options", "scoring", "marks", "interrupt", "seeds", "top_p", "top_k", "min_p")
+EVERYTHING = ("continues", "options", "scoring", "logprobs", "marks", "interrupt", "seeds", "top_p", "top_k", "min_p")
 
 
 def plan(graph: str, *settings: str) -> Plan:
@@ -38,6 +38,9 @@ STEPS, THOUGHTS = {"continues", "marks", "seeds"}, {"marks", "seeds"}
         ("specreason", (), {"draft": STEPS, "target": STEPS | {"options"}}),
         ("likelihood", (), {"draft": STEPS, "target": STEPS | {"scoring"}}),
         ("scot", ("top_p=1.0", "min_p=0.1"), {"draft": THOUGHTS | {"min_p"}, "target": THOUGHTS | {"min_p", "options"}}),
+        ("gated", (), {"draft": STEPS | {"logprobs"}, "target": STEPS | {"options"}}),
+        ("gated", ("speculate=never",), {"target": THOUGHTS}),
+        ("routed", (), {"draft": STEPS | {"logprobs"}, "target": STEPS}),
         ("self-consistency", (), {"draft": THOUGHTS, "target": THOUGHTS}),
     ],
     ids=lambda each: each if isinstance(each, str) else "-".join(each) if isinstance(each, tuple) else "",
@@ -72,6 +75,12 @@ def test_what_is_said_names_engine_stage_and_remedy(need: str, said: str) -> Non
         check_needs(plan("speccot", "top_k=20"), {"target": (need,)})
     assert str(caught.value).startswith(f"engine 'target': {said}")
     assert "\n" not in str(caught.value)
+
+
+def test_a_gate_needs_the_log_probabilities_of_the_draft_before_it() -> None:
+    said = "returns no log probabilities of what it writes, which stage `calm` needs; use an engine that returns them"
+    with pytest.raises(GraphError, match=f"^engine 'draft': {said}"):
+        check_needs(plan("triggered"), {"draft": ("logprobs",)})
 
 
 @pytest.mark.parametrize("need", ["seeds", "interrupt"])

@@ -22,7 +22,7 @@ from tests.support.runs import write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
 
-GRAPHS = ("speccot", "specreason", "likelihood", "scot", "best-of-n", "target")
+GRAPHS = ("speccot", "specreason", "likelihood", "scot", "best-of-n", "target", "gated", "routed", "triggered")
 PROBLEMS = 6
 CHAINS = 2 * PROBLEMS
 MOMENT = ("in_flight_engine", "in_flight_stage", "waiting_engine")
@@ -124,6 +124,27 @@ def test_another_threshold_answers_the_chains_that_go_the_recorded_way(
     assert {(failure.stage, failure.message.partition(": ")[0]) for failure in found} == {
         (stage, "needs text that was never generated") for stage in stages
     }
+
+
+@pytest.mark.parametrize("sure", [-1.5, -0.5])
+def test_another_threshold_of_a_gate_reads_the_recorded_log_probabilities(
+    recorded: Callable[[str], Path], tmp_path: Path, sure: float
+) -> None:
+    before, settings = recorded("gated"), (f"sure={sure}",)
+    truth = run(options(before.parent, "gated", settings=settings, output=tmp_path / "truth"))
+    result = replay(before, tmp_path / "guess", settings=settings)
+    answered, missing = said(result.folder), unanswered(result.folder)
+    assert answered
+    assert missing
+    assert {chain: said(truth.folder)[chain] for chain in answered} == answered
+    steps = {(row["chain_id"], row["step_index"]): row["gate_value"] for row in rows(truth.folder, "steps")}
+    for row in rows(result.folder, "steps"):
+        assert row["gate_value"] == steps[row["chain_id"], row["step_index"]]
+
+
+def test_a_gate_cannot_read_what_was_never_recorded(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="engine 'draft': returns no log probabilities of what it writes, which stage `gate` needs"):
+        replay(recorded("specreason"), tmp_path / "again", graph="gated")
 
 
 def test_fewer_problems_samples_and_candidates_need_no_new_text_as_far_as_they_go(recorded: Callable[[str], Path], tmp_path: Path) -> None:

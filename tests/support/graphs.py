@@ -13,6 +13,9 @@ NAMES = (
     "best-of-n",
     "target-steps",
     "guided-draft",
+    "gated",
+    "routed",
+    "triggered",
 )
 """Those of the papers."""
 OURS = {"cascade": "sim-4xh100-cascade", "self-consistency": "sim-2xh100"}
@@ -33,6 +36,9 @@ SEEN = {
     "best-of-n": ({"draft", "choose", "answer"}, {"accepted"}),
     "target-steps": ({"generate", "answer"}, {"written"}),
     "guided-draft": ({"generate", "answer"}, {"guidance", "written"}),
+    "gated": ({"generate", "draft", "score", "answer"}, {"accepted", "fallback", "unverified"}),
+    "routed": ({"generate", "draft", "answer"}, {"written", "unverified"}),
+    "triggered": ({"generate", "draft", "answer"}, {"first_steps", "unverified"}),
     "cascade": ({"generate", "draft", "choose", "answer"}, {"guidance", "accepted", "fallback"}),
     "self-consistency": ({"draft", "answer"}, {"accepted"}),
 }

@@ -97,10 +97,10 @@ class Difference(Figures):
     @cached_property
     def draft_share_change(self) -> Estimate:
         """Share of steps by the draft in this run, less that in the other."""
-        return gain(*self._paired["accepted", "steps"])
+        return gain(*self._paired["by_draft", "steps"])
 
 
-_STEPS = ("accepted", "fallbacks", "verified")
+_STEPS = ("by_draft", "fallbacks", "verified")
 Places = tuple[Array, Array]
 """Indices of the same problems in the arrays of two runs."""
 
@@ -186,7 +186,18 @@ class Compared(Figures):
     @cached_property
     def _sums(self) -> dict[str, Sums]:
         run = self.table
-        names = ("finished", "tokens", "thought_tokens", "answer_tokens", "latency_s", "steps", "accepted", "fallbacks", "verified")
+        names = (
+            "finished",
+            "tokens",
+            "thought_tokens",
+            "answer_tokens",
+            "latency_s",
+            "steps",
+            "by_draft",
+            "fallbacks",
+            "unverified",
+            "verified",
+        )
         roles = {f"output_tokens.{role}": tokens for role, tokens in run.output_tokens.items()}
         return sums({name: getattr(run, name) for name in names} | roles)
 
@@ -195,7 +206,8 @@ class Compared(Figures):
         """Sums of the details, which are read for them."""
         run, details = self.table, self.table.details
         thinking = sum((details.kinds_s[kind] for kind in THINKING), np.zeros(len(run.chains)))
-        drafted = details.texts["accepted"].tokens if "accepted" in details.texts else np.zeros(len(run.chains))
+        by_draft = (details.texts[kind].tokens for kind in ("accepted", "unverified") if kind in details.texts)
+        drafted = sum(by_draft, np.zeros(len(run.chains)))
         columns = {"finished": run.finished, "chains": run.chains, "thinking_s": details.thinking_s, "thinking": thinking}
         columns |= {"written": run.thought_tokens - drafted / np.maximum(run.chains, 1)} | details.kinds_s
         texts = {f"{kind}.{name}": getattr(text, name) for kind, text in details.texts.items() for name in text.__struct_fields__}
@@ -303,8 +315,15 @@ class Compared(Figures):
 
     @cached_property
     def draft_share(self) -> Estimate:
-        """Steps by the draft over all steps (SpecReason 5.2); a graph without drafts has no share, rather than a share of 0."""
-        return share(self._sums["accepted"], self._sums["steps"]) if self.table.verified.any() else NOTHING
+        """Steps by the draft, accepted or unverified, over all steps (SpecReason 5.2); a graph without drafts has no share, rather than a
+        share of 0."""
+        known = self.table.verified.any() or self.table.unverified.any()
+        return share(self._sums["by_draft"], self._sums["steps"]) if known else NOTHING
+
+    @cached_property
+    def unread_share(self) -> Estimate:
+        """Steps that a gate let pass, which nothing verified, over all steps; none where no gate let any pass."""
+        return share(self._sums["unverified"], self._sums["steps"]) if self.table.unverified.any() else NOTHING
 
     @cached_property
     def wall_time_s(self) -> float | None:

@@ -34,7 +34,7 @@ PROBLEMS = """
 SELECT problem_id, count(*) FILTER (finished) AS chains, count(counted) AS graded, count(*) FILTER (counted) AS "right",
        sum(chain_time_s) FILTER (finished) AS latency_s, sum(thought_tokens) FILTER (finished) AS thought_tokens,
        sum(steps) FILTER (finished) AS steps, sum(accepted_steps) FILTER (finished) AS accepted,
-       sum(fallback_steps) FILTER (finished) AS fallbacks
+       sum(fallback_steps) FILTER (finished) AS fallbacks, sum(unverified_steps) FILTER (finished) AS unverified
 FROM chains WHERE finished OR counted IS NOT NULL GROUP BY problem_id ORDER BY problem_id
 """
 TOKENS = """
@@ -168,6 +168,8 @@ class RunTable(Struct, frozen=True, kw_only=True, dict=True):
     """Steps of which a candidate was accepted."""
     fallbacks: Array
     """Steps that were written after all candidates were rejected."""
+    unverified: Array
+    """Steps by the draft that a gate let pass."""
     option_mass: OptionMass | None
     """Probability on the valid options of verifications; null without any that says."""
     reward_model: str | None
@@ -189,6 +191,11 @@ class RunTable(Struct, frozen=True, kw_only=True, dict=True):
     def verified(self) -> Array:
         """Steps that were verified."""
         return self.accepted + self.fallbacks
+
+    @property
+    def by_draft(self) -> Array:
+        """Steps by the draft, accepted or unverified."""
+        return self.accepted + self.unverified
 
     @property
     def lost(self) -> int:
@@ -295,7 +302,7 @@ def _read(members: Sequence[_Member]) -> RunTable:
         statistics = sample_statistics(db) if len(members) == 1 else _pooled_statistics(folders, found["graded"], found["right"])
     fields = members[0].fields | (_pooled(members) if len(members) > 1 else {})
     fields |= {name: found[name] for name in ("chains", "graded", "right")}
-    fields |= {name: found[name] / samples for name in ("latency_s", "thought_tokens", "steps", "accepted", "fallbacks")}
+    fields |= {name: found[name] / samples for name in ("latency_s", "thought_tokens", "steps", "accepted", "fallbacks", "unverified")}
     return RunTable(
         **fields,
         problem_ids=ids,

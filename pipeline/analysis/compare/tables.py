@@ -294,9 +294,10 @@ def pairs(c: Comparison) -> Table:
         ("time s", lambda run: number(run.latency_s)),
         ("fallback", lambda run: percent(run.fallback_rate)),
         ("steps by the draft", lambda run: percent(run.draft_share)),
+        ("of all unread", lambda run: percent(run.unread_share)),
     )
-    title = "Fallback of the pairs (SpecCoT table 3), and steps by the draft (SpecReason 5.2)"
-    return _of_runs(title, (run for run in c.runs if run.fallback_rate.value is not None), columns)
+    title = "Fallback of verified steps by pair (SpecCoT table 3), steps by the draft (SpecReason 5.2), and those that nothing verified"
+    return _of_runs(title, (run for run in c.runs if run.draft_share.value is not None), columns)
 
 
 def selection(c: Comparison) -> Table:

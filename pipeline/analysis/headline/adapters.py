@@ -33,7 +33,7 @@ def rejections(run: RunFile) -> str | None:
     """A notice that every verdict of a run rejected all candidates; None if one did not, or if there was none."""
     decisions = run.totals.decisions
     count, judges = decisions.get("fallback", 0), [node for node in run.plan.stages() if node.spec.judges and node.spec.may_reject]
-    if not count or not judges or decisions.get("accepted"):
+    if not count or not judges or decisions.get("accepted") or decisions.get("unverified"):
         return None
     unused = next(unused_adapters(run.plan), "no draft was used: was the verifier trained to choose, and does it fit the drafts?")
     return f"all candidates were rejected, 100 % of {count:,} verdicts at stage {judges[0].name}; {unused}"

@@ -175,6 +175,10 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Steps of which a candidate was accepted."""
     fallback_steps: int
     """Steps that were written after all candidates were rejected."""
+    unverified_steps: int
+    """Steps by the draft that a gate let pass: neither accepted nor rejected."""
+    unread_share: float | None
+    """Unverified over all steps, 0 to 1."""
     acceptance_rate: float | None
     """Accepted over verified steps, 0 to 1."""
     fallback_rate: float | None
@@ -182,7 +186,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     thought_tokens: int
     """Tokens of all committed steps."""
     draft_share: float | None
-    """Share of `thought_tokens` that are in accepted candidates, 0 to 1."""
+    """Share of `thought_tokens` that are in steps by the draft, accepted or unverified, 0 to 1."""
     draft_tokens: int
     """Tokens that were sampled for candidates, also where no step came of them."""
     wasted_draft_tokens: int

@@ -27,7 +27,7 @@ def limit(found: Summary) -> str | None:
 
 
 def _nothing_accepted(s: Summary) -> str | None:
-    if not s.verified_steps or s.accepted_steps:
+    if not s.verified_steps or s.accepted_steps or s.unverified_steps:
         return None
     remedy = next(iter(s.unused_adapters), "was the verifier trained to choose, and does it fit the drafts?")
     return f"nothing drafted was accepted, 100 % of {s.verified_steps:,} verdicts were rejections; {remedy}"

@@ -21,10 +21,10 @@ LENGTHS = """
 SELECT kind, tokens, count(*) AS count FROM (
     SELECT decision AS kind, len(step_token_ids) AS tokens FROM steps
     UNION ALL
-    SELECT if(decision = 'accepted', 'not_chosen', 'rejected'), tokens FROM (
-        SELECT decision, chosen_candidate, unnest(candidate_tokens) AS tokens, generate_subscripts(candidate_tokens, 1) - 1 AS place
+    SELECT if(chosen_candidate IS NOT NULL, 'not_chosen', 'rejected'), tokens FROM (
+        SELECT chosen_candidate, unnest(candidate_tokens) AS tokens, generate_subscripts(candidate_tokens, 1) - 1 AS place
         FROM steps)
-    WHERE decision <> 'accepted' OR place IS DISTINCT FROM chosen_candidate)
+    WHERE place IS DISTINCT FROM chosen_candidate)
 GROUP BY ALL ORDER BY kind
 """
 VERIFIED = """
@@ -99,7 +99,7 @@ class StepCounts(Struct, frozen=True, kw_only=True):
 
     lengths: dict[str, Array]
     """By kind of text, an array with the number of texts of each length in tokens (its index). A kind is the decision about a committed
-    step, or, of candidates, `rejected` where all of the step were, and `not_chosen` where another one was accepted."""
+    step, or, of candidates, `rejected` where none was committed, and `not_chosen` where another one was."""
     verified: Array
     """Number of verified steps, by step number."""
     accepted: Array

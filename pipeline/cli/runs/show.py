@@ -19,7 +19,14 @@ from pipeline.store.query import Query, check_readable
 from pipeline.store.read import check_folder
 from pipeline.store.run_file import RunFile
 
-STYLES = {"accepted": "green", "fallback": "yellow", "first_steps": "yellow", "guidance": "cyan", "interrupted": "magenta"}
+STYLES = {
+    "accepted": "green",
+    "unverified": "green",
+    "fallback": "yellow",
+    "first_steps": "yellow",
+    "guidance": "cyan",
+    "interrupted": "magenta",
+}
 """Colours of steps by their decision; the others, which an engine wrote without a choice, are blue."""
 VERDICTS = {"right": "bold green", "wrong": "bold red", "failed": "bold red"}
 
@@ -34,7 +41,8 @@ VERDICTS = {"right": "bold green", "wrong": "bold red", "failed": "bold red"}
 def show(run: Located, problem: str | None, attempt: int, candidates: bool, failed: bool, as_json: bool) -> None:
     """Show the summary of the run in folder RUN, or how it solved a problem, step by step; CHAIN is the problem_id.
 
-    Green: accepted draft step. Yellow: written by the target after it rejected all drafts. Cyan: guidance. Blue: no drafts involved.
+    Green: draft step, accepted or unverified. Yellow: written by the target after it rejected all drafts. Cyan: guidance. Blue: no drafts
+    involved.
     `pipeline resume RUN --retry-failed` solves failed chains again.
     """
     if as_json and problem is not None:
@@ -107,7 +115,7 @@ def _verdict(transcript: Transcript) -> tuple[str, str]:
 
 def _step(step: ShownStep, candidates: bool) -> Iterator[Text]:
     head = f"[{step.index}] {step.decision} · {step.engine} · {step.tokens} token{'' if step.tokens == 1 else 's'} · {step.time_s:.3g} s"
-    yield Text(" · ".join(filter(None, (head, step.verdict, "cut at its limit" if step.cut else ""))), "dim")
+    yield Text(" · ".join(filter(None, (head, *step.gates, step.verdict, "cut at its limit" if step.cut else ""))), "dim")
     yield Text(step.text.rstrip("\n"), STYLES.get(step.decision, "blue"))
     for number, each in enumerate(step.candidates, 1):
         if candidates and not each.chosen:

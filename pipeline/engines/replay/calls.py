@@ -63,6 +63,8 @@ class RecordedCalls:
         """Read the index of the calls in the folder `run`; raises `InputError` where its table cannot be read."""
         self._groups = RowGroups(run, "calls", tuple({*KEY_COLUMNS, *COLUMNS}))
         self._open: OrderedDict[int, dict[str, Value]] = OrderedDict()
+        self.measured: set[str] = set()
+        """The engines that were asked for log probabilities of what they wrote."""
         self._names, self._digests, self._places = self._index()
 
     def find(self, request: Request) -> RecordedCall:
@@ -90,6 +92,8 @@ class RecordedCalls:
                 names.append(hash(name))
                 digests.append(digest or 0)
                 places.append(-1 if error is not None else group << 32 | row)
+            of_engines = zip(*(self._groups.column(group, name) for name in ("engine", *MEASURED_IN.values())), strict=True)
+            self.measured |= {engine for engine, *found in of_engines if found[0]}
         order = np.argsort(np.array(names, np.int64), kind="stable")
         sorted_ = [np.array(each, np.int64)[order] for each in found]
         return sorted_[0], sorted_[1], sorted_[2]

@@ -197,7 +197,8 @@ async def open_replay(specs: Mapping[str, ReplaySpec]) -> AsyncIterator[Mapping[
     async with open_devices(devices, {role: sources[role] for role in devices}) as simulated:
         engines = {role: simulated[role] if role in devices else others[role] for role in specs}
         for role, spec in specs.items():
-            engines[role].facts |= _facts(role, spec, recordings[role])
+            measured = role in calls_of(Path(spec.run)).measured
+            engines[role].facts |= _facts(role, spec, recordings[role], measured=measured)
         try:
             yield engines
         finally:
@@ -205,15 +206,17 @@ async def open_replay(specs: Mapping[str, ReplaySpec]) -> AsyncIterator[Mapping[
                 await engine.aclose()
 
 
-def _facts(role: str, spec: ReplaySpec, recording: Recording) -> dict[str, Fact]:
-    """The facts (`Engine.facts`) about the replay; a simulated engine adds those about its device itself."""
+def _facts(role: str, spec: ReplaySpec, recording: Recording, *, measured: bool) -> dict[str, Fact]:
+    """The facts (`Engine.facts`) about the replay; a simulated engine adds those about its device itself. `measured`: whether log
+    probabilities of what it wrote were recorded."""
     then = recording.file.engine_facts.get(role, {})
     answers = "simulated" if then.get("answers") == "simulated" else "recorded"
     costs = "calibrated" if spec.costs_from is not None and Path(spec.costs_from).name == CALIBRATION else spec.costs
     facts: dict[str, Fact] = {"answers": answers, "replay": spec.run, "replayed_backend": recording.engine(role).backend, "costs": costs}
-    cannot: Any = then.get("cannot", ())
+    stated: Any = then.get("cannot", ())
     # A replay interrupts requests by itself, and what needs no seed was recorded.
-    return facts | {"cannot": tuple(need for need in cannot if need not in ("interrupt", "seeds"))}
+    cannot = [need for need in stated if need not in ("interrupt", "seeds", "logprobs")]
+    return facts | {"cannot": (*cannot, *(() if measured else ("logprobs",)))}
 
 
 def _tokenizer_of(role: str, spec: ReplaySpec) -> Tokenizer:

@@ -13,11 +13,13 @@ from pipeline.text import one_line
 GREY, LIGHT, RED, ORANGE, GREEN, BLUE, PURPLE = "#8a94a3", "#d5dae1", "#c8453c", "#e08a1e", "#2f9e6e", "#3573b9", "#8157b5"
 TEAL, PINK, BROWN, CYAN, SAND = "#1b998b", "#cf5f9b", "#8c6239", "#56aee0", "#c9b458"
 LIME = "#8fbf3f"
+MINT = "#9fd6ba"
 SERIES = (BLUE, TEAL, PURPLE, ORANGE, PINK, BROWN, CYAN, SAND)
 """Colours of names that have none of their own, in order."""
 DECISIONS = {
     "guidance": BLUE,
     "accepted": GREEN,
+    "unverified": MINT,
     "fallback": ORANGE,
     "first_steps": PURPLE,
     "written": TEAL,
@@ -29,6 +31,7 @@ DECISIONS = {
 WORDS = {
     "guidance": "guidance",
     "accepted": "accepted step",
+    "unverified": "step by the draft that nothing verified",
     "fallback": "fallback step",
     "first_steps": "first steps, without drafts",
     "written": "step written without a draft",

@@ -15,6 +15,7 @@ from pipeline.report.figures.style import (
     GREY,
     LIGHT,
     LIME,
+    MINT,
     ORANGE,
     PINK,
     PURPLE,
@@ -41,6 +42,7 @@ PATH = {
 """A label and a colour for each kind of segment (`latency.SEGMENTS`)."""
 TOKENS = {
     "committed": ("accepted draft", GREEN),
+    "unverified": ("draft, unread", MINT),
     "guidance": ("guidance", BLUE),
     "written": ("written without a draft", TEAL),
     "fallback": ("fallback", ORANGE),

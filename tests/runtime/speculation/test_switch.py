@@ -15,7 +15,7 @@ from tests.support.switching import AtTimes, solve_switched
 pytestmark = pytest.mark.slow  # whole runs
 
 COUNT = 3
-LOOPS = ("speccot", "speccot-decode", "specreason", "specreason-decode", "likelihood")
+LOOPS = ("speccot", "speccot-decode", "specreason", "specreason-decode", "likelihood", "gated")
 RACE = ("in_flight_engine", "in_flight_stage", "waiting_engine")
 """What calls of one moment met depends on the order in which they were sent."""
 
@@ -71,7 +71,7 @@ def test_a_chain_that_is_never_switched_off_is_asked_what_it_always_was(
 @pytest.mark.parametrize("graph", NAMES)
 def test_a_graph_whose_loop_drafts_nothing_has_no_modes(tmp_path: Path, graph: str) -> None:
     result = solve(tmp_path, "run", graph, input=write_problems(tmp_path, 1))
-    assert {mode for (mode,) in steps(result, "mode")} == ({"speculative"} if graph in LOOPS else {None})
+    assert {mode for (mode,) in steps(result, "mode")} == ({"speculative"} if graph in (*LOOPS, "routed", "triggered") else {None})
 
 
 def test_switching_on_keeps_what_was_written_and_finishes_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,179 @@
+"""`gate`: what it lets pass, what it flags, and what becomes of either."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from pipeline.analysis.summary import summarize
+from pipeline.confidence import Confidence
+from pipeline.engine import Completion
+from pipeline.graph.plan import Condition
+from pipeline.reasoning.chain import Chain, Outcome, Span
+from pipeline.session.prepare import load_plan
+from pipeline.stages.build import build_stages
+from pipeline.stages.gate import Gate, GateSpec
+from tests.support.paths import ROOT, SIM
+from tests.support.runs import rows, solve
+
+World = Callable[..., Any]
+MIDDLE = Confidence(mean=-0.5, min=-2.0, first_entropy=1.0, margin=0.5)
+SURE = Confidence(mean=-0.1, min=-0.4, first_entropy=0.2, margin=0.9)
+
+
+def gate(threshold: float, statistic: Any = "mean", **fields: Any) -> Gate:
+    return Gate("gate", GateSpec(threshold=threshold, statistic=statistic, **fields), {})
+
+
+def drafted(here: Any, *found: Confidence | None) -> tuple[Chain, tuple[Span, ...]]:
+    """A chain with a candidate for each of these confidences."""
+    chain = here.chain()
+    spans = tuple(structs.replace(here.span("draft", f"step {number}\n\n"), confidence=each) for number, each in enumerate(found))
+    chain.apply("draft", Outcome(candidates=spans))
+    return chain, spans
+
+
+@pytest.mark.parametrize(("statistic", "below", "above"), [("mean", -0.6, -0.4), ("min", -2.5, -1.5), ("margin", 0.4, 0.6)])
+def test_a_low_value_is_flagged_as_unsure_and_a_high_one_as_overconfident(world: World, statistic: str, below: float, above: float) -> None:
+    chain, _ = drafted(world(), MIDDLE)
+    value = getattr(MIDDLE, statistic)
+    for threshold, flags, flagged in (
+        (below, "unsure", False),
+        (above, "unsure", True),
+        (below, "overconfident", True),
+        (above, "overconfident", False),
+        (value, "unsure", False),
+        (value, "overconfident", False),
+    ):
+        outcome = gate(threshold, statistic, flags=flags).apply(chain, [])
+        assert outcome.reading is not None
+        assert (outcome.reading.flagged, outcome.reading.value, outcome.reading.candidate) == (flagged, value, 0)
+        assert (outcome.step is None) == flagged
+
+
+def test_of_an_entropy_it_is_the_other_way_round(world: World) -> None:
+    chain, _ = drafted(world(), MIDDLE)
+    found = [gate(threshold, "first_entropy").apply(chain, []).reading for threshold in (0.5, 1.5)]
+    assert [each and each.flagged for each in found] == [True, False]
+
+
+def test_the_surest_candidate_becomes_a_step_that_nothing_verified(world: World) -> None:
+    here = world()
+    chain, spans = drafted(here, MIDDLE, SURE)
+    step = chain.apply("gate", gate(-0.2).apply(chain, []))
+    assert step is not None
+    assert (step.span, step.decision, step.chosen, step.verdict, step.stage) == (spans[1], "unverified", 1, None, "gate")
+    assert step.readings["gate"].value == SURE.mean
+    assert chain.contexts["target"][-len(spans[1].ids) :].tolist() == list(spans[1].ids), "the target is shown it with its next prompt"
+    assert chain.candidates == ()
+
+
+def test_what_passes_without_accept_stays_a_candidate(world: World) -> None:
+    chain, spans = drafted(world(), SURE)
+    assert chain.apply("gate", gate(-0.2, accept=False).apply(chain, [])) is None
+    assert (chain.candidates, chain.readings["gate"].flagged) == (spans, False)
+
+
+def test_a_candidate_without_log_probabilities_and_withheld_ones_are_flagged(world: World) -> None:
+    here = world()
+    chain, _ = drafted(here, None)
+    reading = gate(-5.0).apply(chain, []).reading
+    assert reading is not None
+    assert (reading.flagged, reading.value, reading.candidate) == (True, None, None)
+    withheld = here.chain()
+    assert gate(-5.0).apply(withheld, []) == Outcome()
+    withheld.apply("draft", Outcome(withheld=True))
+    assert gate(-5.0).apply(withheld, []).reading == reading
+
+
+def test_a_step_that_the_thought_has_already_is_a_loop(world: World) -> None:
+    here = world()
+    chain = here.chain()
+    here.write(chain, "so\n\n", "again\n\n", "again\n\n")
+    for text, count in (("again\n\n", 2), ("again ", 2), ("so\n\n", 1), ("new\n\n", 0)):
+        chain.begin_round()
+        here.draft(chain, text)
+        reading = gate(2, "repeats").apply(chain, []).reading
+        assert reading is not None
+        assert (reading.value, reading.flagged) == (count, count == 2)
+
+
+def built(here: Any, graph: str) -> dict[str, Any]:
+    plan = load_plan(ROOT / f"graphs/{graph}.yaml", SIM)
+    return build_stages(plan, here.builders, graph)
+
+
+@pytest.mark.parametrize(("graph", "stage", "asks"), [("gated", "draft", True), ("routed", "glimpse", True), ("triggered", "draft", True)])
+def test_log_probabilities_are_asked_for_where_a_gate_reads_them(world: World, graph: str, stage: str, asks: bool) -> None:
+    here = world()
+    requests = built(here, graph)[stage].requests(here.chain())
+    assert [request.logprobs for request in requests] == [asks]
+
+
+@pytest.mark.parametrize("graph", ["speccot", "specreason", "likelihood"])
+def test_and_nowhere_else(world: World, graph: str) -> None:
+    here = world()
+    stages = built(here, graph)
+    assert not any(request.logprobs for stage in stages.values() for request in stage.requests(here.chain()))
+
+
+def test_a_routed_step_begins_with_the_token_that_was_looked_at(world: World) -> None:
+    here = world()
+    stages, chain = built(here, "routed"), here.chain()
+    [glimpse], [small], [large] = (stages[name].requests(chain) for name in ("glimpse", "small", "large"))
+    assert (small.seed, small.prompt_ids) == (glimpse.seed, glimpse.prompt_ids)
+    assert large.seed != glimpse.seed
+
+
+def test_who_writes_after_a_gate(world: World) -> None:
+    here = world()
+    stages = built(here, "routed")
+    for confidence, writer, decision, role in ((SURE, "small", "unverified", "draft"), (MIDDLE, "large", "written", "target")):
+        chain, _ = drafted(here, confidence)
+        assert chain.apply("route", stages["route"].apply(chain, [])) is None
+        said: Completion = here.said("It is 5.\n\n", role=role)
+        step = chain.apply(writer, stages[writer].apply(chain, [said]))
+        assert step is not None
+        assert (step.decision, step.chosen, step.verdict) == (decision, None, None)
+
+
+def test_a_condition_says_what_the_graph_says() -> None:
+    words = [Condition("a", accepted, is_gate).word for accepted in (True, False) for is_gate in (False, True)]
+    assert words == ["accepted", "passed", "rejected", "flagged"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("graph", "settings"), [("gated", ("sure=-1.8",)), ("routed", ("entropy=0.4",)), ("triggered", ("overconfident=-0.15", "loops=1"))]
+)
+def test_the_target_is_called_where_a_gate_flags_and_computes_what_it_has_not_read(
+    tmp_path: Path, graph: str, settings: tuple[str, ...]
+) -> None:
+    """The target's context lags behind by the steps that nobody read; its next call computes these, once, and none again."""
+    result = solve(tmp_path, graph=graph, settings=settings)
+    steps = rows(result, "steps")
+    decisions = Counter(row["decision"] for row in steps)
+    assert decisions["unverified"]
+    assert decisions["fallback" if graph == "gated" else "written"]
+    for row in steps:
+        flagged = any(row["gate_flagged"])
+        assert (row["decision"] == "unverified") == (bool(row["gate_stage"]) and not flagged)
+        assert (row["verify_kind"] is not None) == (flagged and graph == "gated")
+        for value, threshold, is_flagged in zip(row["gate_value"], row["gate_threshold"], row["gate_flagged"], strict=True):
+            assert value is not None
+            assert is_flagged == ((value < threshold) if graph == "gated" else (value > threshold))
+    of_target: dict[str, int] = {}
+    for call in sorted(rows(result, "calls"), key=lambda each: (each["chain_id"], each["call_index"])):
+        if call["engine"] == "target":
+            known = of_target.get(call["chain_id"], 0)
+            assert call["cached_input_tokens"] >= known - 1, "all that it read before"
+            assert call["recomputed_input_tokens"] == 0
+            of_target[call["chain_id"]] = call["input_tokens"] if call["kind"] != "score" else known
+    chains = rows(result, "chains")
+    assert sum(row["unverified_steps"] for row in chains) == decisions["unverified"]
+    found = summarize(result.folder)
+    assert found.unverified_steps == decisions["unverified"]
+    assert found.verified_steps == decisions["accepted"] + decisions["fallback"]
