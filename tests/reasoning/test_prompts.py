@@ -6,6 +6,7 @@ import pytest
 
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, RequestRefused
+from pipeline.graph.loader import load_prompts
 from pipeline.graph.prompts import (
     CHOOSE_INTRO,
     CHOOSE_PREFILL,
@@ -94,6 +95,20 @@ def test_r1_s_template_keeps_the_thought_in_a_verification(r1: PromptBuilder) ->
     assert (list(choice.ids[: len(context)]), decode(choice.ids)) == (context, said)
     score = r1.score(context, encode("Tom buys 2.\n\n"))
     assert decode(score.ids) == f"{asked}Tom buys 2.\n\n{R1_EOS}{R1_USER}{SCORE_QUESTION}{reply}{SCORE_PREFILL}"
+
+
+def test_a_short_question_says_nothing_but_the_candidates(tokenizer: HFTokenizer) -> None:
+    long, short = (PromptBuilder(tokenizer, load_prompts(name)) for name in ("default", "short"))
+    context = long.generation("Tom has 3 pens.")
+    step = tokenizer.encode("So 3.\n\n")
+    for ask, question, candidates in (
+        (lambda builder: builder.score(context, step), SCORE_QUESTION, ""),
+        (lambda builder: builder.choose(context, [step, step]), CHOOSE_QUESTION, CHOOSE_INTRO),
+    ):
+        asked, brief = ask(long), ask(short)
+        said = tokenizer.decode(asked.ids).replace(question, "").replace(candidates, "")
+        assert tokenizer.decode(brief.ids) == said
+        assert brief.option_ids == asked.option_ids
 
 
 def test_every_label_and_digit_is_one_token(tokenizer: HFTokenizer) -> None:
