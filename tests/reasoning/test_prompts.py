@@ -97,8 +97,8 @@ def test_r1_s_template_keeps_the_thought_in_a_verification(r1: PromptBuilder) ->
     assert decode(score.ids) == f"{asked}Tom buys 2.\n\n{R1_EOS}{R1_USER}{SCORE_QUESTION}{reply}{SCORE_PREFILL}"
 
 
-def test_a_short_question_says_nothing_but_the_candidates(tokenizer: HFTokenizer) -> None:
-    long, short = (PromptBuilder(tokenizer, load_prompts(name)) for name in ("default", "short"))
+def test_a_short_question_says_nothing_but_the_candidates(tokenizer: HFTokenizer, root: Path) -> None:
+    long, short = (PromptBuilder(tokenizer, load_prompts(root / f"graphs/prompts/{name}.yaml")) for name in ("default", "short"))
     context = long.generation("Tom has 3 pens.")
     step = tokenizer.encode("So 3.\n\n")
     for ask, question, candidates in (
