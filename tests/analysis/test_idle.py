@@ -10,19 +10,23 @@ from hypothesis import strategies as st
 from pipeline.analysis.time.idle import BY_ENGINE, occupancy_sums
 from pipeline.analysis.time.latency import ENGINE, QUEUE, RETRY, path_sums
 from pipeline.analysis.time.spans import Spans, gaps, open_at, open_time, together, union, while_open
+from pipeline.analysis.time.work import pieces
 from tests.support import reference_analyses as reference
 from tests.support.traces import ENGINES, STAGES, calls_of, lives_of, random_calls, random_lives, rules_of, times
 
 of_all_replicas = st.none() | st.tuples(times, times)
 
 
-@given(random_calls, random_lives, st.integers(1, 7), st.booleans(), of_all_replicas)
-def test_both_agree_with_the_references(rows: Any, lives: Any, bins: int, lockstep: bool, of_all: Any) -> None:
+@given(random_calls, random_lives, st.integers(1, 7), st.booleans(), of_all_replicas, st.integers(1, 30))
+def test_both_agree_with_the_references(rows: Any, lives: Any, bins: int, lockstep: bool, of_all: Any, most: int) -> None:
     chains, calls = lives_of(lives), calls_of(rows)
     rules = rules_of(bins, chains, lockstep=lockstep, of_all=of_all)
-    assert occupancy_sums(rules, chains, calls).tolist() == reference.occupancy_sums(rules, chains, calls).tolist()
+    assert occupancy_sums(rules, chains, calls, most).tolist() == reference.occupancy_sums(rules, chains, calls).tolist()
     total = reference.path_totals(calls, chains.start, chains.end, chains.status == 0, STAGES)
     assert path_sums(chains, calls, STAGES).tolist() == total.tolist()
+    some = list(pieces(chains, calls, most))
+    assert sum(len(few.end) for _, few in some) == len(calls.end)
+    assert sum(path_sums(*each, STAGES) for each in some).tolist() == total.tolist()
 
 
 @given(random_calls, random_lives, st.integers(1, 7))

@@ -21,7 +21,7 @@ import numpy as np
 
 from pipeline.analysis.arrays import Array
 from pipeline.analysis.time.spans import NONE, Spans, gaps, open_time, together, union, while_open
-from pipeline.analysis.time.work import OPEN, SLACK_NS, Calls, Lives
+from pipeline.analysis.time.work import OPEN, PIECE, SLACK_NS, Calls, Lives, pieces
 
 NOTHING_ADMITTED, RECOVERY, BARRIER, ORCHESTRATION, TAIL, OTHER_ENGINE, BUSY = range(7)
 """What an engine's time is spent on: a cause of idleness, see `occupancy.CAUSES`, or being busy."""
@@ -52,8 +52,8 @@ class IdleRules(NamedTuple):
     the tail."""
 
 
-def occupancy_sums(rules: IdleRules, chains: Lives, calls: Calls) -> Array:
-    """Nanoseconds in each bin, a row for each quantity: see `LIVE`."""
+def occupancy_sums(rules: IdleRules, chains: Lives, calls: Calls, piece: int = PIECE) -> Array:
+    """Nanoseconds in each bin, a row for each quantity: see `LIVE`. `piece`: see `pieces`."""
     lives, flying, waiting, held = Spans(chains.start, chains.end), list[Spans](), list[Spans](), list[Spans]()
     for engine in range(rules.engines):
         mine = calls.engine == engine
@@ -61,7 +61,8 @@ def occupancy_sums(rules: IdleRules, chains: Lives, calls: Calls) -> Array:
         flying.append(Spans(submit, calls.end[mine]))
         waiting.append(Spans(ready, submit))
         held.append(union(Spans(ready[again], submit[again])))
-    busy, due, coming = list(map(union, flying)), list(map(union, waiting)), _coming(rules.engines, chains, calls)
+    busy, due = list(map(union, flying)), list(map(union, waiting))
+    coming = [union(*each) for each in zip(*(_coming(rules.engines, *some) for some in pieces(chains, calls, piece)), strict=True)]
     overlap = while_open(together(*busy), 2, rules.engines)
     rows = [open_time(each, rules.edges) for each in (lives, overlap, *flying, *waiting)]
     first, last = int(rules.edges[0]), int(rules.edges[-1])

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from pipeline.analysis.arrays import Array
-from pipeline.analysis.time.work import FINISHED, SLACK_NS, Calls, Lives, RunTimes
+from pipeline.analysis.time.work import FINISHED, SLACK_NS, Calls, Lives, RunTimes, pieces
 from pipeline.store.query import Query
 
 COLUMNS = {
@@ -100,7 +100,7 @@ class CriticalPath(Struct, frozen=True, kw_only=True):
 
 def critical_path(work: RunTimes) -> CriticalPath:
     """The critical paths of a run."""
-    total = path_sums(work.lives, work.calls, len(work.stages))
+    total = sum(path_sums(*each, len(work.stages)) for each in pieces(work.lives, work.calls))
     names = [*work.stages, END]
     places = zip(*np.nonzero(total), strict=True)
     found = {(names[stage], SEGMENTS[segment]): float(total[stage, segment] / 1e9) for stage, segment in places}

@@ -10,8 +10,9 @@ there are, next to the tables of the run folder:
   its first call there was ready until its last one there ended, and from then on where it ended.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,8 @@ READY = "submit_unix_ns - (client_wait_s * 1e9)::BIGINT"
 """The SQL of the instant at which a call could have been sent, ns UTC."""
 FINISHED, LOST, OPEN = 0, 1, 2
 """The status of a chain: it came to its end; it failed or was cancelled; it has no row in the chains table (yet)."""
+PIECE = 1 << 19
+"""About how many calls are worked on at once, where that is done chain by chain."""
 SLACK_NS = 2
 """Ready times are differences of rounded numbers: calls of one chain whose ready times differ by so little were ready together, and one may
 end so much later than the next is ready."""
@@ -205,6 +208,16 @@ class RunTimes(Struct, frozen=True, kw_only=True, dict=True):
             for name in names:
                 columns[name] = columns[name][order]
         return columns
+
+
+def pieces(lives: Lives, calls: Calls, most: int = PIECE) -> Iterator[tuple[Lives, Calls]]:
+    """Some chains at a time with all of their calls, about `most` of these, so that what comes between takes little memory."""
+    so_far = np.cumsum(np.bincount(calls.chain, minlength=len(lives.start)))
+    cuts = np.searchsorted(so_far, np.arange(most, len(calls.end), most)).tolist()
+    for since, until in pairwise([0, *cuts, len(lives.start)]):
+        mine = (calls.chain >= since) & (calls.chain < until) if cuts else slice(None)
+        some = Calls(*(column[mine] for column in calls))
+        yield Lives(*(column[since:until] for column in lives)), some._replace(chain=some.chain - since)
 
 
 def read_work(db: Query) -> RunTimes:
