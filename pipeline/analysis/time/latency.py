@@ -100,7 +100,7 @@ class CriticalPath(Struct, frozen=True, kw_only=True):
 
 def critical_path(work: RunTimes) -> CriticalPath:
     """The critical paths of a run."""
-    total = sum(path_sums(*each, len(work.stages)) for each in pieces(work.lives, work.calls))
+    total = np.sum([path_sums(*each, len(work.stages)) for each in pieces(work.lives, work.calls)], axis=0)
     names = [*work.stages, END]
     places = zip(*np.nonzero(total), strict=True)
     found = {(names[stage], SEGMENTS[segment]): float(total[stage, segment] / 1e9) for stage, segment in places}
