@@ -86,7 +86,7 @@ def _rewards(draw: random.Random, step: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.fixture(params=range(8))
+@pytest.fixture(params=range(4))
 def given(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Rows]:
     """A run folder and its rows; every other run was killed, so that its rows are in write-ahead files."""
     rows = random_rows(request.param)

@@ -37,7 +37,8 @@ def test_a_template_beyond_its_limits_is_one_sentence_and_the_next_one_is_render
     tokenizer: HFTokenizer, monkeypatch: pytest.MonkeyPatch, source: str, why: str
 ) -> None:
     """In whatever thread."""
-    monkeypatch.setattr(module, "LIMIT_S", 0.1)
+    if "runs for" in why:  # a busy machine is no flaw of the others
+        monkeypatch.setattr(module, "LIMIT_S", 0.1)
     trace, failed = sys.gettrace(), list[str]()
 
     def work() -> None:

@@ -127,7 +127,7 @@ def test_what_a_command_writes_is_uploaded(store: ObjectServer, stored: str, pre
 
 @pytest.mark.slow
 def test_what_a_command_writes_and_cannot_upload_is_told(store: ObjectServer, stored: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.remote.object_store.RETRY_S", 0.1)
+    monkeypatch.setattr(ObjectStore.__init__, "__defaults__", (0.1,))  # seconds
     with way_to(store) as way:
         monkeypatch.setenv("AWS_ENDPOINT_URL", way.url)
         way.fault_after = lambda count: "error" if way.requests[-1].startswith("PUT") else ""

@@ -11,7 +11,7 @@ import pytest
 import pipeline
 from tests.support.runs import write_problems
 
-EVERY = 100
+EVERY = 50
 INSTANT = {
     "backend": "sim",
     "model": "instant",
@@ -42,7 +42,7 @@ def test_chains_that_are_over_are_forgotten(tmp_path: Path) -> None:
     """Of eight problems with many samples each: what is remembered about problems has its own bounds."""
     tracemalloc.start()
     try:
-        held = asyncio.run(_held(write_problems(tmp_path, 8), 200))
+        held = asyncio.run(_held(write_problems(tmp_path, 8), 100))
     finally:
         tracemalloc.stop()
     early, late = held[4:8], held[-5:-1]

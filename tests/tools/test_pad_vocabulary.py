@@ -36,7 +36,7 @@ def copied(folder: Path, **config: Any) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("torch_here")
 def test_a_padded_draft_writes_the_same_text(tool: Any, tmp_path: Path) -> None:
     """Under the torch engine: the tool's own problems, and others."""
     import anyio
