@@ -14,6 +14,7 @@ from pipeline.analysis.headline.figures import EngineSummary, StageSummary, Summ
 from pipeline.analysis.order import order_correlation
 from pipeline.analysis.quality.option_mass import option_mass, read_masses
 from pipeline.analysis.quality.samples import sample_statistics
+from pipeline.analysis.quality.step_counts import STEP_SUMS
 from pipeline.analysis.resources import EngineFacts, answers, devices_of, engine_facts
 from pipeline.analysis.simulated import of_engines
 from pipeline.analysis.time.timeline import Timeline, timeline
@@ -34,13 +35,15 @@ SELECT count(*) AS chains, count(DISTINCT input_row) AS problems, count(DISTINCT
 FROM chains
 """
 STEPS = """
-SELECT count(*) AS steps, count(verify_kind) AS verified_steps, count(*) FILTER (decision = 'accepted') AS accepted_steps,
-       count(*) FILTER (decision = 'fallback') AS fallback_steps, count(*) FILTER (decision = 'unverified') AS unverified_steps,
-       coalesce(sum(tokens), 0)::BIGINT AS thought_tokens,
-       coalesce(sum(tokens) FILTER (decision IN ('accepted', 'unverified')), 0)::BIGINT AS drafted_tokens,
-       coalesce(sum(tokens) FILTER (list_contains($finishing, stage)), 0)::BIGINT AS finishing_tokens,
-       coalesce(sum(draft_tokens - draft_tokens_wasted), 0)::BIGINT AS kept_draft_tokens
-FROM (SELECT *, len(step_token_ids) AS tokens FROM steps)
+SELECT coalesce(sum(steps), 0)::BIGINT AS steps, coalesce(sum(steps) FILTER (verify_kind IS NOT NULL), 0)::BIGINT AS verified_steps,
+       coalesce(sum(steps) FILTER (decision = 'accepted'), 0)::BIGINT AS accepted_steps,
+       coalesce(sum(steps) FILTER (decision = 'fallback'), 0)::BIGINT AS fallback_steps,
+       coalesce(sum(steps) FILTER (decision = 'unverified'), 0)::BIGINT AS unverified_steps,
+       coalesce(sum(steps * tokens), 0)::BIGINT AS thought_tokens,
+       coalesce(sum(steps * tokens) FILTER (decision IN ('accepted', 'unverified')), 0)::BIGINT AS drafted_tokens,
+       coalesce(sum(steps * tokens) FILTER (list_contains($finishing, stage)), 0)::BIGINT AS finishing_tokens,
+       coalesce(sum(kept_draft_tokens), 0)::BIGINT AS kept_draft_tokens
+FROM step_sums
 """
 CALLS = """
 SELECT coalesce(engine, '') AS engine, coalesce(stage, '') AS stage, count(*) AS calls, count(error_type) AS failed_calls,
@@ -136,6 +139,7 @@ def summarize(run: Path) -> Summary:
 def summarize_work(work: RunTimes) -> Summary:
     """The same of a run that is open."""
     db, file = work.db, work.run
+    db.execute(STEP_SUMS)
     chains, steps = db.row(CHAINS, _Chains), db.row(STEPS, _Steps, finishing=list(file.plan.finishing))
     calls, models, times = db.rows(CALLS, _Calls), db.rows(ANSWERED_BY, _Answered), timeline(work)
     wall_s, engines = _wall_s(file, chains), [each for each in calls if each.engine]
