@@ -25,9 +25,8 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.graph.plugins import engine_specs
-from pipeline.rewards.prompts import RewardPromptBuilder
+from pipeline.reasoning.reward_prompts import RewardPromptBuilder, Thought
 from pipeline.rewards.spec import load_reward_model
-from pipeline.rewards.steps import Thought
 
 MODELS = Path("pipeline/models")
 PRM = Path("graphs/rewards/prm-tiny.yaml")

@@ -15,8 +15,7 @@ from tiny_examples import NONE, Example
 from pipeline.engine import Tokenizer
 from pipeline.graph.prompts import DELIMITER, THINK_CLOSE
 from pipeline.reasoning.prompts import PromptBuilder
-from pipeline.rewards.prompts import RewardPromptBuilder
-from pipeline.rewards.steps import Thought
+from pipeline.reasoning.reward_prompts import RewardPromptBuilder, Thought
 
 GUIDANCE = 8
 GUIDED = 0.4

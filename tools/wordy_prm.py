@@ -26,7 +26,7 @@ from wordy_examples import MOST, WordyExamples
 
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.graph.plugins import engine_specs
-from pipeline.rewards.prompts import RewardPromptBuilder
+from pipeline.reasoning.reward_prompts import RewardPromptBuilder
 from pipeline.rewards.spec import load_reward_model
 
 DRAFT = Path("pipeline/models/wordy-draft")

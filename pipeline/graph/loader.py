@@ -8,13 +8,14 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.bundled import find_file
+from pipeline.bundled import FileKind, find_file
 from pipeline.errors import GraphError, UsageError, did_you_mean, nearest
 from pipeline.graph.compiler import compile_graph
 from pipeline.graph.document import Document, WrittenAt, read_setting, unknown_key
@@ -22,6 +23,7 @@ from pipeline.graph.needs import check_needs
 from pipeline.graph.plan import Plan
 from pipeline.graph.prompts import Prompts
 from pipeline.graph.prompts import flaws as flaws_in_prompts
+from pipeline.graph.rewards import fill_rewards
 from pipeline.graph.rules import flaws_in, speculation_flaw
 from pipeline.graph.spec import (
     NAME_PATTERN,
@@ -81,12 +83,16 @@ def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engin
     parts = ("stages", "sampling", "prompts", *(["engines"] if roles_file == path else []))  # those that may name params
     if "stages" not in broken:
         _check_params(document, parts)
-    for setting in settings:
-        name = setting.partition("=")[0]
-        part = name.partition(".")[0] if "." in name else PARAMS
-        if part not in broken and (roles_file is not None or part != "engines"):
+    of_engines = [setting for setting in settings if setting.startswith("engines.")]
+    for setting in (each for each in settings if each not in of_engines):
+        if (PARAMS if "." not in setting.partition("=")[0] else setting.partition(".")[0]) not in broken:
             with document.noted():
                 _apply(setting, document, variants)
+    below = [keys for _, keys in _stages_below(document.at(("stages",)), ("stages",))]
+    fill_rewards(document, below, kinds, partial(_said_file, graph=path, kind="reward model"))
+    for setting in of_engines if roles_file is not None else ():
+        with document.noted():
+            _apply(setting, document, variants)
     _fill_params(document, parts, known=PARAMS not in broken)
     plan = compile_graph(_decoded(document, path, roles_file, kinds, backends))
     check_needs(plan, {role: spec.cannot for role, spec in plan.engines.items()})
@@ -367,7 +373,7 @@ def _merge_prompts(document: Document, keys: Keys, path: Path, under: Mapping[st
     said = {} if said is None else {"like": said} if isinstance(said, str) else document.mapping(keys)
     try:
         if said and (name := said.pop("like", None)) is not None:
-            like = Document.read(_prompts_file(str(name), path))
+            like = Document.read(_said_file(str(name), path))
             _prompts(like, ())
             like.check()
             under = like.values
@@ -382,10 +388,10 @@ def _merge_prompts(document: Document, keys: Keys, path: Path, under: Mapping[st
     document.put(keys, {} if said is None else _merged(under, said))
 
 
-def _prompts_file(name: str, graph: Path) -> Path:
-    """The prompts file that `name` refers to: from a graph, a file next to it or a bundled one; from `--set`, also one in the working
+def _said_file(name: str, graph: Path, kind: FileKind = "prompts file") -> Path:
+    """The file of that `kind` that `name` refers to: from a graph, one next to it or a bundled one; from `--set`, also one in the working
     folder."""
-    file = find_file(name, "prompts file", beside=graph.parent)
+    file = find_file(name, kind, beside=graph.parent)
     return Path(name) if not file.exists() and Path(name).exists() else file
 
 
@@ -461,7 +467,7 @@ def anywhere(setting: str, graph: Path) -> str:
         if setting.startswith(PRESET):
             file = find_file(text, "preset")
         elif name.rpartition(".")[2] in ("prompts", "like"):
-            file = _prompts_file(text, graph)
+            file = _said_file(text, graph)
         else:
             return setting
         if file == Path(text):

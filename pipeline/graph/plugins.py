@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.errors import GraphError, UsageError, boundary
 from pipeline.graph.spec import EngineSpec, RepeatSpec, StageSpec, TrialSpec
 
-_STAGES = ("generate", "draft", "gate", "choose", "score", "likelihood", "vote", "trial", "answer")
+_STAGES = ("generate", "draft", "gate", "choose", "score", "likelihood", "reward", "vote", "trial", "answer")
 STAGE_KINDS = {kind: f"pipeline.stages.{kind}:KIND" for kind in _STAGES}
 ENGINE_SPECS = {
     "torch": "pipeline.engines.torch.spec:TorchSpec",

@@ -14,7 +14,7 @@ Stages = Mapping[str, StageSpec]
 CONDITIONS = sorted(set(UntilSpec.__struct_fields__) - {"every"}, key=[*UntilSpec.__annotations__, *EndSpec.__annotations__].index)
 """The stop conditions of a loop."""
 Flaw = tuple[Keys, str]
-JUDGES = "a `choose`, `score`, `likelihood` or `vote` stage"
+JUDGES = "a `choose`, `score`, `likelihood`, `reward` or `vote` stage"
 """How an error names the built-in stages that judge."""
 VERDICTS, READINGS = ("accepted", "rejected"), ("flagged", "passed")
 """What a condition may name of a judge, and of a gate."""
@@ -228,6 +228,8 @@ def _role_flaws(stages: Stages, engines: Mapping[str, EngineSpec | None] | None)
                 yield (name, "prompts"), "a `repeat` sends nothing to an engine; set the prompts on its stages"
         elif engines is None or spec.role is None:
             continue
+        elif (asker := reward_models(stages).get(spec.role)) is not None and not spec.rewards:
+            yield (name, "engine"), f"`{spec.role}` is the reward model that `{asker}` asks, which writes no text; name another engine"
         elif spec.role not in engines:
             yield (name, "engine"), f"no engine named `{spec.role}`; {did_you_mean(spec.role, engines)}"
         elif spec.adapter is not None and (engine := engines[spec.role]) is not None:
@@ -235,6 +237,15 @@ def _role_flaws(stages: Stages, engines: Mapping[str, EngineSpec | None] | None)
             if known is not None and spec.adapter not in known:
                 there = f"it has {', '.join(f'`{each}`' for each in known)}" if known else "its engines file lists none under `adapters`"
                 yield (name, "adapter"), f"the engine `{spec.role}` has no adapter named `{spec.adapter}`; {there}"
+
+
+def reward_models(stages: Stages) -> dict[str, str]:
+    """The roles of reward models, with a stage that asks each."""
+    found: dict[str, str] = {}
+    for name, spec in stages.items():
+        found |= reward_models(spec.stages) if isinstance(spec, RepeatSpec | Undecoded) else {}
+        found |= {spec.role: name} if spec.rewards and spec.role is not None else {}
+    return found
 
 
 def speculation_flaw(stages: Stages) -> Flaw | None:

@@ -57,6 +57,8 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     """Whether it flags candidates, or lets them pass, without a call to any engine."""
     writes: ClassVar[bool] = False
     """Whether it commits text to the thought without a verdict."""
+    rewards: ClassVar[bool] = False
+    """Whether its engine is a reward model, which writes no text."""
     answers: ClassVar[bool] = False
     """Whether it writes the answer that follows the thought."""
 

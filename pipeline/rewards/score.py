@@ -18,9 +18,10 @@ from pipeline.engine import Engine, Request
 from pipeline.engines.registry import open_engines, virtual_time
 from pipeline.errors import ChainError, GraphError, InputError, Interrupted, RunError
 from pipeline.graph.plugins import engine_specs
+from pipeline.graph.rewards import RewardSpec
 from pipeline.graph.spec import EngineSpec
-from pipeline.rewards.prompts import RewardPromptBuilder
-from pipeline.rewards.spec import RewardSpec, load_reward_model
+from pipeline.reasoning.reward_prompts import RewardPromptBuilder
+from pipeline.rewards.spec import load_reward_model
 from pipeline.rewards.steps import StepToScore, problem_texts, steps_to_score
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.retry import RetryingCaller

@@ -1,71 +1,11 @@
-"""The fields of a file for `pipeline score`: a process reward model's engine, and how it is asked about a step.
-
-Such a model is a causal language model that answers with one of two tokens, good or bad. It is asked in plain text with a
-tag after every step (Math-Shepherd, Wang et al. 2023), or in a chat of one turn a step (RLHFlow's). Models that put a
-number on each step with a head of their own, such as Qwen2.5-Math-PRM, answer with no token and are not covered.
-"""
+"""Loads the file of a reward model for `pipeline score`: a file and settings enter, a `RewardSpec` leaves."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
-
-from msgspec import Meta, Struct
 
 from pipeline.bundled import find_file
-from pipeline.errors import GraphError
-from pipeline.graph.document import Document, unknown_key
 from pipeline.graph.loader import Backends, apply_setting
-from pipeline.graph.spec import EngineSpec
-
-Text = Annotated[str, Meta(min_length=1)]
-
-
-class PromptSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form"):
-    """The fields of every form of prompt. In its texts `{problem}`, `{step}` and `{number}` (of the step, from 1) are filled in."""
-
-    good: Text = "+"
-    """The answer after a right step, one token of the model."""
-    bad: Text = "-"
-    """The answer after a wrong one, one token too."""
-    thought_end: str = ""
-    """Text put in place of the `</think>` that ends a thought; by default none, as reward models have not seen that token."""
-
-
-class TextPrompt(PromptSpec, frozen=True, kw_only=True, tag="text"):
-    """The problem, then all steps, each followed by a tag; the answer is the next token."""
-
-    begin: Text
-    """Everything before the first step, special tokens included, as text."""
-    step: Text
-    """One step, up to and including its tag."""
-    between: str = ""
-    """Text between a tag and the next step."""
-
-    def __post_init__(self) -> None:
-        _check_holds("begin", self.begin, "{problem}")
-        _check_holds("step", self.step, "{step}")
-
-
-class ChatPrompt(PromptSpec, frozen=True, kw_only=True, tag="chat"):
-    """A turn of the user for each step; the assistant's reply is the answer, and after earlier steps `good`."""
-
-    first: Text = "{problem} {step}"
-    """The user's first turn: problem and first step."""
-    step: Text = "{step}"
-    """Every later turn of the user."""
-
-    def __post_init__(self) -> None:
-        _check_holds("first", self.first, "{problem}", "{step}")
-        _check_holds("step", self.step, "{step}")
-
-
-class RewardSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A reward model, as a file for `--prm` describes it."""
-
-    reward: EngineSpec
-    """The engine that serves it."""
-    prompt: TextPrompt | ChatPrompt
-    """How it is asked about a step."""
+from pipeline.graph.rewards import FORMS, RewardSpec, read_reward_file
 
 
 def load_reward_model(path: Path, backends: Backends, settings: Sequence[str] = ()) -> RewardSpec:
@@ -73,25 +13,12 @@ def load_reward_model(path: Path, backends: Backends, settings: Sequence[str] = 
 
     `settings`: `engines.reward.NAME=VALUE`, as of `--set`.
     """
-    document = Document.read(find_file(path, "reward model"))
-    for key in ("reward", "prompt"):
-        if key not in document.values:
-            what = f"has no `{key}`; a file for --prm holds the engine `reward` and the `prompt` it is asked with"
-            raise GraphError(document.file, what)
-    for key in document.values.keys() - {"reward", "prompt"}:
-        document.flaw((), unknown_key(key, RewardSpec), key=key)
+    document = read_reward_file(find_file(path, "reward model"))
     for setting in settings:
         with document.noted():
             apply_setting(setting, document, ())
-    forms: dict[str, type[TextPrompt | ChatPrompt]] = {"text": TextPrompt, "chat": ChatPrompt}
-    reward, prompt = document.tagged(("reward",), "backend", backends), document.tagged(("prompt",), "form", forms)
+    reward, prompt = document.tagged(("reward",), "backend", backends), document.tagged(("prompt",), "form", FORMS)
     document.check()
     assert reward is not None
     assert prompt is not None
     return RewardSpec(reward=reward, prompt=prompt)
-
-
-def _check_holds(name: str, text: str, *needed: str) -> None:
-    """Raise a `ValueError` where a place is missing in `text`; decoding turns it into a `GraphError` that names the file."""
-    if missing := [each for each in needed if each not in text]:
-        raise ValueError(f"`{name}` is {text!r}, which lacks the placeholder {missing[0]}")

@@ -10,7 +10,7 @@ from msgspec import Struct
 from pipeline.data.problems import Problem, Problems
 from pipeline.errors import InputError
 from pipeline.graph.plan import Plan
-from pipeline.graph.prompts import DEFAULT_PROMPTS, Prompts
+from pipeline.reasoning.reward_prompts import Thought
 from pipeline.store.query import Query
 
 PLACE = ("problem_id", "chain_id", "sample_index", "step_index", "decision")
@@ -19,42 +19,6 @@ STEPS = f"""
     SELECT {", ".join(PLACE)}, source_engine, chosen_candidate, step_text, candidate_texts
     FROM steps ORDER BY chain_id, step_index
 """
-
-
-class Thought:
-    """The committed text of one chain, cut into steps. `thought_end` replaces the closing reasoning tag.
-
-    A step ends at the run's delimiter, mostly a blank line, whoever wrote its parts: guidance and the candidate that continues it are one
-    step.
-    """
-
-    def __init__(self, thought_end: str = "", said: Prompts = DEFAULT_PROMPTS) -> None:
-        """`said`: the prompts of the run, which name what ends a step and a thought."""
-        self.steps: list[str] = []
-        """The steps that the delimiter has ended, without it."""
-        self._begun = ""
-        self._thought_end, self._delimiter, self._mark = thought_end, said.delimiter, said.thought.close
-
-    def commit(self, text: str) -> None:
-        """Add `text` to the end of the thought."""
-        whole, self._begun = self._cut(self._begun + self._said(text))
-        self.steps += whole
-
-    def steps_of(self, text: str) -> list[str]:
-        """The steps that `text` would end or begin if it were committed; empty for a blank text."""
-        said = self._said(text)
-        whole, begun = self._cut(self._begun + said) if said else ([], "")
-        return [*whole, *([begun.strip()] if begun.strip() else [])]
-
-    def _said(self, text: str) -> str:
-        """The part of `text` that belongs to the thought, without the answer that may follow it."""
-        thought, mark, _ = text.partition(self._mark)
-        return thought + self._thought_end if mark else thought
-
-    def _cut(self, text: str) -> tuple[list[str], str]:
-        """The steps of `text` that the delimiter ends, and the text after the last of them."""
-        *whole, begun = text.split(self._delimiter)
-        return [step.strip() for step in whole if step.strip()], begun
 
 
 class StepText(Struct, frozen=True):

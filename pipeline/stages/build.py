@@ -1,13 +1,15 @@
 """The stages of a plan, ready to run: a plan, engines and their tokenizers enter, prompt builders and a `Stage` for each node leave."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from msgspec import structs
 
 from pipeline.engine import Engine, Interruptible, Tokenizer
 from pipeline.errors import GraphError, RequestRefused, boundary
 from pipeline.graph.plan import Condition, Plan
 from pipeline.graph.plugins import stage_kinds
-from pipeline.graph.prompts import Prompts
+from pipeline.graph.prompts import Marks, Prompts
 from pipeline.reasoning.prompts import PromptBuilder, builder_key, role_of
 from pipeline.stages.base import EngineStage, ShowingStage, Stage
 from pipeline.stages.draft import DraftStage
@@ -47,11 +49,15 @@ def builders_of(plan: Plan, tokenizers: Mapping[str, Tokenizer]) -> dict[str, Pr
     Raises `GraphError` for a tokenizer or a chat template that fails.
     """
     said = dict.fromkeys(tokenizers, plan.prompts)
+    judged = {str(node.spec.role) for node in plan.stages() if node.spec.rewards}
     for node in plan.stages():
         role = node.spec.role
         if node.spec.prompts is not None and role is not None and role in tokenizers:
             said[builder_key(role, node.name)] = node.spec.prompts
-    return {key: _builder(role_of(key), tokenizers[role_of(key)], prompts) for key, prompts in said.items()}
+    return {
+        key: _reward_builder(key, tokenizers[key], prompts) if key in judged else _builder(role_of(key), tokenizers[role_of(key)], prompts)
+        for key, prompts in said.items()
+    }
 
 
 def cannot_of(engine: Engine) -> frozenset[str]:
@@ -68,6 +74,29 @@ def flaw_in_contract(contract: type, thing: object) -> str | None:
         missing = ", ".join(f"`{name}`" for name in lacking)
         return f"has no {missing} (a {type(thing).__name__}); `pipeline.engine.{contract.__name__}` describes what it needs"
     return None
+
+
+class _Untemplated:
+    """A tokenizer without its chat template: a chat is its texts."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
+        return "".join(message["content"] for message in messages)
+
+
+def _reward_builder(role: str, tokenizer: Tokenizer, prompts: Prompts) -> PromptBuilder:
+    """A builder for a reward model, whose own prompts a stage builds; it counts how long the thought is for it. Such a model may have no
+    chat template and no reasoning tags."""
+    said = structs.replace(prompts, thought=Marks(), system=None, examples=())
+    try:
+        return _builder(role, tokenizer, said)
+    except GraphError:
+        return _builder(role, _Untemplated(tokenizer), said)
 
 
 def _builder(role: str, tokenizer: Tokenizer, prompts: Prompts) -> PromptBuilder:

@@ -9,8 +9,8 @@ from msgspec import inspect
 
 from pipeline.data.recipe import Recipe
 from pipeline.graph.plugins import engine_specs, stage_specs
+from pipeline.graph.rewards import RewardSpec
 from pipeline.graph.spec import GraphSpec
-from pipeline.rewards.spec import RewardSpec
 from pipeline.session.options import RunOptions
 
 WRITTEN = [GraphSpec, Recipe, RewardSpec, RunOptions, *stage_specs().values(), *engine_specs().values()]

@@ -1,22 +1,40 @@
 """Files of reward models: every one loads and fits the hardware it names, and every flaw is named with its place."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from pipeline.cli.author.diagnosis import load_roles
 from pipeline.engines.model_card import PUBLISHED
+from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.check import findings, look_up
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError
 from pipeline.graph.plugins import engine_specs
-from pipeline.rewards.spec import RewardSpec, load_reward_model
+from pipeline.graph.rewards import RewardSpec
+from pipeline.rewards.spec import load_reward_model
+from pipeline.session.prepare import load_plan
+from pipeline.stages.build import build_stages, builders_of
+from pipeline.stages.reward import RewardJudgeSpec
 from pipeline.system.machine import GIB, Gpu, Machine
+from tests.support.paths import ROOT
 
 FILES = sorted((Path(__file__).parent.parent.parent / "graphs/rewards").glob("*.yaml"))
 LARGE = [path for path in FILES if "24 GB" in path.read_text()]
 GOOD = 'reward: {backend: torch, model: m}\nprompt: {form: text, begin: "{problem}", step: "{step}"}\n'
+
+
+class Untemplated(SimTokenizer):
+    """A tokenizer as of Math-Shepherd's model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.special_ids = {}
+
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
+        raise GraphError("m: its chat template fails", "it has none")
 
 
 def load(folder: Path, content: str, *settings: str) -> RewardSpec:
@@ -57,7 +75,10 @@ def test_settings_reach_the_engine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("draft: {backend: torch, model: m}", "prm.yaml: has no `reward`; a file for --prm holds the engine `reward` and the `prompt`"),
+        (
+            "draft: {backend: torch, model: m}",
+            "prm.yaml: has no `reward`; the file of a reward model holds the engine `reward` and the `prompt`",
+        ),
         (GOOD + "draft: {backend: torch, model: m}", "prm.yaml, line 3: $: unknown key `draft`; known are `prompt`, `reward`"),
         (GOOD.replace("torch", "touch"), "$.reward.backend: unknown backend `touch`; did you mean `torch`?"),
         (GOOD.replace("model", "modle"), "$.reward: unknown key `modle`; did you mean `model`?"),
@@ -83,3 +104,21 @@ def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
         load(tmp_path, GOOD, "engines.prm.core=1")
     with pytest.raises(GraphError, match="unknown key `form`"):
         load(tmp_path, GOOD, "engines.reward.form=chat")
+
+
+def test_a_graph_takes_from_the_file_what_serves_the_model_and_how_it_is_asked(tmp_path: Path) -> None:
+    plan = load_plan(ROOT / "graphs/rsd.yaml", None, ("prm=prm-wordy", "engines.reward.max_in_flight=3"))
+    verify = next(node.spec for node in plan.stages() if node.name == "verify")
+    assert isinstance(verify, RewardJudgeSpec)
+    assert verify.prompt == load_reward_model(Path("prm-wordy"), engine_specs()).prompt
+    assert (plan.models["reward"], plan.engines["reward"].max_in_flight) == ("wordy-prm", 3)
+    with pytest.raises(GraphError, match=r"tiny\.yaml: has no `reward`; the file of a reward model"):
+        load_plan(ROOT / "graphs/rsd.yaml", None, (f"prm={ROOT / 'graphs/engines/tiny.yaml'}",))
+
+
+def test_a_reward_model_needs_neither_chat_template_nor_reasoning_tags() -> None:
+    plan = load_plan(ROOT / "graphs/rsd.yaml", None, ())
+    builders = builders_of(plan, {"draft": SimTokenizer(), "target": SimTokenizer(), "reward": Untemplated()})
+    assert "verify" in build_stages(plan, builders, "rsd")
+    context = builders["reward"].generation("How many?")
+    assert builders["reward"].tokenizer.decode(context).startswith("How many?")

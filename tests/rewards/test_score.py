@@ -26,9 +26,9 @@ from pipeline.errors import (
     RequestRefused,
     UsageError,
 )
-from pipeline.rewards.prompts import RewardPromptBuilder
+from pipeline.graph.rewards import TextPrompt
+from pipeline.reasoning.reward_prompts import RewardPromptBuilder
 from pipeline.rewards.score import QUALITY, MeanRewards, Reward, Scorer, ScoringResult, score_run
-from pipeline.rewards.spec import TextPrompt
 from pipeline.rewards.steps import StepText, StepToScore
 from pipeline.store.events import RewardRow
 from pipeline.store.query import Query

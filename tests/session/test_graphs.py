@@ -21,7 +21,20 @@ pytestmark = pytest.mark.slow  # whole runs
 ROOT = Path(__file__).parent.parent.parent
 PARAMS = (
     ("prompts",),
-    ("guidance_tokens", "threshold", "min_logprob", "method", "statistic", "sure", "candidates", "first_steps", "speculate", "adapter"),
+    (
+        "guidance_tokens",
+        "prm",
+        "threshold",
+        "min_logprob",
+        "min_reward",
+        "method",
+        "statistic",
+        "sure",
+        "candidates",
+        "first_steps",
+        "speculate",
+        "adapter",
+    ),
     ("temperature", "top_p", "top_k", "min_p"),
     ("draft_tokens", "step_tokens", "token_budget", "max_steps", "answer_boxed", "repeated", "answer_tokens", "budget"),
 )

@@ -18,7 +18,7 @@ NAMES = (
     "triggered",
 )
 """Those of the papers."""
-OURS = {"cascade": "sim-4xh100-cascade", "self-consistency": "sim-2xh100"}
+OURS = {"cascade": "sim-4xh100-cascade", "self-consistency": "sim-2xh100", "rsd": "sim-4xh100-rsd"}
 """Those of no paper that the papers compare, with simulated engines for each."""
 
 
@@ -33,6 +33,7 @@ SEEN = {
     "scot": ({"generate", "draft", "choose", "answer"}, {"accepted", "fallback"}),
     "specreason": ({"generate", "draft", "score", "answer"}, {"accepted", "fallback"}),
     "likelihood": ({"generate", "draft", "likelihood", "answer"}, {"accepted", "fallback"}),
+    "rsd": ({"generate", "draft", "reward", "answer"}, {"accepted", "fallback"}),
     "best-of-n": ({"draft", "choose", "answer"}, {"accepted"}),
     "target-steps": ({"generate", "answer"}, {"written"}),
     "guided-draft": ({"generate", "answer"}, {"guidance", "written"}),

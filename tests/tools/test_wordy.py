@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.graph.plugins import engine_specs
-from pipeline.rewards.prompts import RewardPromptBuilder
+from pipeline.reasoning.reward_prompts import RewardPromptBuilder
 from pipeline.rewards.spec import load_reward_model
 
 ROOT = Path(__file__).parents[2]

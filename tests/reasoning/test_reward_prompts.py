@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError
 from pipeline.graph.plugins import engine_specs
+from pipeline.graph.rewards import ChatPrompt, TextPrompt
 from pipeline.reasoning.prompts import PromptBuilder
-from pipeline.rewards.prompts import RewardPromptBuilder, text_of, turns
-from pipeline.rewards.spec import ChatPrompt, TextPrompt, load_reward_model
-from pipeline.rewards.steps import Thought
+from pipeline.reasoning.reward_prompts import RewardPromptBuilder, Thought, text_of, turns
+from pipeline.rewards.spec import load_reward_model
 from tests.support.chat_models import chat_model
 
 ROOT = Path(__file__).parent.parent.parent

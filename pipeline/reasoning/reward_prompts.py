@@ -1,4 +1,4 @@
-"""The prompts of a process reward model: a problem and the steps of a thought enter, token ids leave. Pure.
+"""The prompts of a process reward model: a problem and the text of a thought enter, its steps and token ids leave. Pure.
 
 A prompt is encoded whole, so that it has the tokens that the model was trained with; it begins with the prompt of the step before.
 Problems and steps are text in it: special tokens come from the reward model's file and its chat template alone.
@@ -10,10 +10,47 @@ from functools import cached_property, partial
 
 from pipeline.engine import Tokenizer
 from pipeline.errors import GraphError
+from pipeline.graph.prompts import DEFAULT_PROMPTS, Prompts
+from pipeline.graph.rewards import ChatPrompt, TextPrompt
 from pipeline.reasoning.template import Margins, parts_of, stripped_margins
-from pipeline.rewards.spec import ChatPrompt, TextPrompt
 
 _PLACE = re.compile(r"\{(problem|step|number)\}")
+
+
+class Thought:
+    """The committed text of one chain, cut into steps. `thought_end` replaces the closing reasoning tag.
+
+    A step ends at the run's delimiter, mostly a blank line, whoever wrote its parts: guidance and the candidate that continues it are one
+    step.
+    """
+
+    def __init__(self, thought_end: str = "", said: Prompts = DEFAULT_PROMPTS) -> None:
+        """`said`: the prompts of the run, which name what ends a step and a thought."""
+        self.steps: list[str] = []
+        """The steps that the delimiter has ended, without it."""
+        self._begun = ""
+        self._thought_end, self._delimiter, self._mark = thought_end, said.delimiter, said.thought.close
+
+    def commit(self, text: str) -> None:
+        """Add `text` to the end of the thought."""
+        whole, self._begun = self._cut(self._begun + self._said(text))
+        self.steps += whole
+
+    def steps_of(self, text: str) -> list[str]:
+        """The steps that `text` would end or begin if it were committed; empty for a blank text."""
+        said = self._said(text)
+        whole, begun = self._cut(self._begun + said) if said else ([], "")
+        return [*whole, *([begun.strip()] if begun.strip() else [])]
+
+    def _said(self, text: str) -> str:
+        """The part of `text` that belongs to the thought, without the answer that may follow it."""
+        thought, mark, _ = text.partition(self._mark)
+        return thought + self._thought_end if mark else thought
+
+    def _cut(self, text: str) -> tuple[list[str], str]:
+        """The steps of `text` that the delimiter ends, and the text after the last of them."""
+        *whole, begun = text.split(self._delimiter)
+        return [step.strip() for step in whole if step.strip()], begun
 
 
 class RewardPromptBuilder:

@@ -1,0 +1,128 @@
+"""A file of `graphs/rewards/`: a process reward model's engine, and how it is asked about a step.
+
+Such a model is a causal language model that answers with one of two tokens, good or bad. It is asked in plain text with a
+tag after every step (Math-Shepherd, Wang et al. 2023), or in a chat of one turn a step (RLHFlow's). Models that put a
+number on each step with a head of their own, such as Qwen2.5-Math-PRM, answer with no token and are not covered.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from pipeline.bundled import model_name
+from pipeline.errors import GraphError, UsageError
+from pipeline.graph.document import Document, unknown_key
+from pipeline.graph.spec import EngineSpec, StageSpec
+from pipeline.graph.yaml_file import Keys
+
+Text = Annotated[str, Meta(min_length=1)]
+
+
+class PromptSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form"):
+    """The fields of every form of prompt. In its texts `{problem}`, `{step}` and `{number}` (of the step, from 1) are filled in."""
+
+    good: Text = "+"
+    """The answer after a right step, one token of the model."""
+    bad: Text = "-"
+    """The answer after a wrong one, one token too."""
+    thought_end: str = ""
+    """Text put in place of the `</think>` that ends a thought; by default none, as reward models have not seen that token."""
+
+
+class TextPrompt(PromptSpec, frozen=True, kw_only=True, tag="text"):
+    """The problem, then all steps, each followed by a tag; the answer is the next token."""
+
+    begin: Text
+    """Everything before the first step, special tokens included, as text."""
+    step: Text
+    """One step, up to and including its tag."""
+    between: str = ""
+    """Text between a tag and the next step."""
+
+    def __post_init__(self) -> None:
+        _check_holds("begin", self.begin, "{problem}")
+        _check_holds("step", self.step, "{step}")
+
+
+class ChatPrompt(PromptSpec, frozen=True, kw_only=True, tag="chat"):
+    """A turn of the user for each step; the assistant's reply is the answer, and after earlier steps `good`."""
+
+    first: Text = "{problem} {step}"
+    """The user's first turn: problem and first step."""
+    step: Text = "{step}"
+    """Every later turn of the user."""
+
+    def __post_init__(self) -> None:
+        _check_holds("first", self.first, "{problem}", "{step}")
+        _check_holds("step", self.step, "{step}")
+
+
+class RewardSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A reward model, as a file for `--prm` describes it."""
+
+    reward: EngineSpec
+    """The engine that serves it."""
+    prompt: TextPrompt | ChatPrompt
+    """How it is asked about a step."""
+
+
+FORMS: dict[str, type[TextPrompt | ChatPrompt]] = {"text": TextPrompt, "chat": ChatPrompt}
+"""The forms of prompts, by their tags."""
+
+
+def read_reward_file(path: Path) -> Document:
+    """The document in the file of a reward model, which has an engine and a prompt; raises `GraphError` where it does not."""
+    document = Document.read(path)
+    for key in ("reward", "prompt"):
+        if key not in document.values:
+            raise GraphError(
+                document.file, f"has no `{key}`; the file of a reward model holds the engine `reward` and the `prompt` it is asked with"
+            )
+    for key in document.values.keys() - {"reward", "prompt"}:
+        document.flaw((), unknown_key(key, RewardSpec), key=key)
+    return document
+
+
+def fill_rewards(document: Document, stages: Iterable[Keys], kinds: Mapping[str, type[StageSpec]], find: Callable[[str], Path]) -> None:
+    """Write into each of the `stages` of a graph that asks a reward model, by their paths, what the file of that says, which `find` finds
+    by its name: how it is asked and, where the graph's engines have no such role, what serves it."""
+    params = document.at(("params",))
+    for keys in stages:
+        stage = document.at(keys)
+        kind, named = str(stage.get("kind")), stage.get("prm")
+        if not (kind in kinds and kinds[kind].rewards and isinstance(named, str)):
+            continue
+        prm = str(params.get(named[1:])) if named.startswith("$") else named
+        try:
+            file = read_reward_file(find(prm))
+            file.check()
+        except GraphError as error:
+            document.add(error)
+        except UsageError as error:
+            document.flaw((*keys, "prm"), str(error))
+        else:
+            _bind(document, keys, prm, file)
+
+
+def _bind(document: Document, keys: Keys, prm: str, file: Document) -> None:
+    """Write what the `file` of the reward model `prm` says into the stage at `keys`."""
+    stage = document.at(keys)
+    if stage.get("prompt") is None:
+        document.put((*keys, "prompt"), file.at(("prompt",)), file.origin(("prompt",)))
+    role, served = str(stage.get("engine")), file.at(("reward",))
+    there = document.at(("engines", role))
+    if there is None:
+        document.put(("engines", role), served, file.origin(("reward",)))
+        return
+    models = [model_name(str(each.get("model") or "")) for each in (served, there) if isinstance(each, dict)]
+    if len(models) == 2 and all(models) and models[0] != models[1]:
+        what = f"serves `{models[1]}`, not the reward model `{models[0]}` of `prm: {prm}`"
+        document.flaw(("engines", role), f"{what}; leave this role out, or set `prm` to the file of its model")
+
+
+def _check_holds(name: str, text: str, *needed: str) -> None:
+    """Raise a `ValueError` where a place is missing in `text`; decoding turns it into a `GraphError` that names the file."""
+    if missing := [each for each in needed if each not in text]:
+        raise ValueError(f"`{name}` is {text!r}, which lacks the placeholder {missing[0]}")

@@ -1,0 +1,93 @@
+"""`reward`: what a reward model is shown of a thought, and which candidate its answers accept."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipeline.graph.rewards import TextPrompt
+from pipeline.stages.reward import RewardJudgeSpec, RewardStage
+
+World = Callable[..., Any]
+PROMPT = TextPrompt(begin="{problem}\n", step="{step} so:", between="\n", thought_end="</think>")
+NO_END = TextPrompt(begin="{problem}\n", step="{step} so:")
+
+
+def stage(here: Any, prompt: TextPrompt = PROMPT, **fields: Any) -> RewardStage:
+    spec = RewardJudgeSpec(engine="target", prm="prm.yaml", prompt=prompt, **fields)
+    return RewardStage("verify", spec, here.builders)
+
+
+def test_each_distinct_candidate_is_shown_behind_the_whole_thought(world: World) -> None:
+    here = world(draft="shifted")
+    chain = here.chain()
+    here.write(chain, "Well, ", decision="guidance")
+    here.write(chain, "2 and 3.\n\n")
+    here.draft(chain, "So 5.\n\n", "So 6.\n\n", "So 5.\n\n")
+    judge = stage(here)
+    requests = judge.requests(chain)
+    decode = here.tokenizers["target"].decode
+    problem = chain.problem.told(here.builders["target"].prompts)
+    assert [decode(request.prompt_ids) for request in requests] == [f"{problem}\nWell, 2 and 3. so:\nSo {number}. so:" for number in (5, 6)]
+    plus, minus = (here.tokenizers["target"].encode(word)[0] for word in "+-")
+    assert {(request.option_ids, request.max_tokens) for request in requests} == {((plus, minus), 1)}
+    assert [request.request_id for request in requests] == ["p#0/2/verify/0.0", "p#0/2/verify/1.0"]
+    assert judge.spec.needs == {"options": True}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "threshold", "chosen"),
+    [([0.9], 0.7, 0), ([0.5], 0.5, 0), ([0.69], 0.7, None), ([0.8, 0.95, 0.9], 0.7, 1), ([0.2, 0.3], 0.7, None), ([0.1], 0.0, 0)],
+)
+def test_the_best_candidate_is_accepted_where_its_reward_reaches_the_threshold(
+    world: World, rewards: list[float], threshold: float, chosen: int | None
+) -> None:
+    here = world()
+    chain = here.chain()
+    here.draft(chain, *(f"So {number}.\n\n" for number in range(len(rewards))))
+    answers = [here.weighed(reward / 2, (1 - reward) / 2) for reward in rewards]
+    verdict = stage(here, threshold=threshold).apply(chain, answers).verdict
+    assert verdict is not None
+    assert (verdict.chosen, verdict.value, verdict.mass) == (chosen, pytest.approx(max(rewards)), pytest.approx(0.5))
+    assert (verdict.kind, verdict.threshold, verdict.distinct) == ("reward", threshold, len(rewards))
+    assert verdict.scale.is_share
+
+
+def test_a_text_of_several_steps_has_the_least_of_their_rewards(world: World) -> None:
+    here = world()
+    chain = here.chain()
+    here.draft(chain, "2 and 3.\n\nSo 5.\n\nSo it is.")
+    judge = stage(here)
+    assert len(judge.requests(chain)) == 3
+    verdict = judge.apply(chain, [here.weighed(reward, 1 - reward) for reward in (0.9, 0.6, 0.8)]).verdict
+    assert verdict is not None
+    assert (verdict.chosen, verdict.value) == (None, pytest.approx(0.6))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown"), [(PROMPT, ["2 and 3. so:\n</think> so:"]), (NO_END, ["2 and 3. so:"])], ids=["shown", "not shown"]
+)
+def test_a_step_that_closes_the_thought(world: World, prompt: TextPrompt, shown: list[str]) -> None:
+    here = world()
+    chain = here.chain()
+    here.write(chain, "2 and 3.\n\n")
+    here.draft(chain, "</think>")
+    judge = stage(here, prompt)
+    problem = chain.problem.told(here.builders["target"].prompts)
+    assert [here.tokenizers["target"].decode(each.prompt_ids).removeprefix(f"{problem}\n") for each in judge.requests(chain)] == shown
+    accepted = judge.apply(chain, [here.weighed(0.9, 0.1)]).verdict
+    assert accepted is not None
+    assert accepted.accepted
+
+
+def test_a_candidate_without_text_is_not_accepted_and_nothing_is_asked_without_candidates(world: World) -> None:
+    here = world()
+    chain = here.chain()
+    judge = stage(here, threshold=0.0)
+    assert judge.requests(chain) == []
+    assert judge.apply(chain, []).verdict is None
+    here.draft(chain, "\n\n")
+    assert judge.requests(chain) == []
+    verdict = judge.apply(chain, []).verdict
+    assert verdict is not None
+    assert not verdict.accepted
