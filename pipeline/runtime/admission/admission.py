@@ -2,7 +2,8 @@
 
 A chain comes back to its context at every step; where another's has taken its place by then, all of it is computed again. So a chain
 begins, or continues after a pause, only if it is expected to fit together with the growth of the others; and if the room runs out after
-all, the youngest pauses. At least one chain always runs. Decides synchronously; never waits.
+all, the youngest pauses. At least one chain always runs. A context counts as a whole, also where its engine has not read the last steps,
+because a gate let them pass: its next call computes them, and needs the room. Decides synchronously; never waits.
 """
 
 from bisect import bisect_left
