@@ -3,8 +3,9 @@
     python bench/calibration.py
 
 Published: the speeds of single models in SpecCoT's tables 1 and 4 give the two figures of the simulated A100s that are fitted,
-here again, and everything else that the papers print of these machines is simulated and set next to it, and so are printed speed-ups by
-token-level speculation (bench/token_level.py; `--token-level` writes that section alone). Measured here: with
+here again, and everything else that the papers print of these machines is simulated and set next to it. So are printed speed-ups by
+token-level speculation (bench/token_level.py), and how two processes shared a card (bench/sharing.py): `--sections` writes these two
+alone. Measured here: with
 --measured FOLDER, which `bench/scaling.py` leaves, simulated engines are fitted to two points of its sweep on the torch engine and
 predict the others, once with the recorded text and once with text of their own. Writes bench/calibration.md and
 bench/results/calibration.json.
@@ -22,6 +23,7 @@ from typing import Any
 import click
 import msgspec
 import numpy as np
+import sharing
 import token_level
 from figures import KEPT, RESULTS, ROOT, Results, begin, origin, page_digest, results_of
 from msgspec import Struct, structs
@@ -57,6 +59,8 @@ FITTED = ("speccot candidates=5, pipelined", (1, 64))
 RECORDED_AT = 8
 """Batch size of the runs whose text is replayed."""
 STATED = ("median_error", "own_text_error")
+OWN = (token_level.HEADING, sharing.HEADING)
+"""The sections that `--sections` writes."""
 Key = tuple[str, int]
 
 
@@ -319,12 +323,11 @@ def state(**errors: float) -> None:
         path.write_text(re.sub(rf"^{name.upper()} = .*$", f"{name.upper()} = {value:.2f}", path.read_text(), flags=re.MULTILINE))
 
 
-def write_token_level() -> None:
-    """Write results and section on token-level speculation again; the others stay."""
+def write_sections() -> None:
+    """Write results and sections on token-level speculation and on two processes on one card again; the others stay."""
     page, found = ROOT / "bench/calibration.md", results_of("calibration") | token_level.results()
-    before, _, rest = page.read_text().partition(token_level.HEADING)
-    after = rest.partition("\n## ")
-    page.write_text(before.rstrip("\n") + "\n\n" + token_level.section(found) + "\n" + ("\n## " + after[2] if after[1] else ""))
+    kept = [part for part in page.read_text().rstrip("\n").split("\n\n## ") if not f"## {part}".startswith(OWN)]
+    page.write_text("\n\n".join(["\n\n## ".join(kept), token_level.section(found), sharing.section()]) + "\n")
     found["measured"]["page"] = page_digest(page)
     (ROOT / RESULTS / "calibration.json").write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     state(token_level_error=found["token_level_error"])
@@ -432,11 +435,11 @@ def reading(ours: dict[str, dict[int, float]]) -> str:
 
 @click.command()
 @click.option("--measured", type=click.Path(path_type=Path), help="A sweep on real engines, as bench/scaling.py leaves it.")
-@click.option("--token-level", "only_token_level", is_flag=True, help="Write only the section on token-level speculation.")
-def main(measured: Path | None, only_token_level: bool) -> None:
+@click.option("--sections", is_flag=True, help="Write only the sections on token-level speculation and on two processes on one card.")
+def main(measured: Path | None, sections: bool) -> None:
     """Write bench/calibration.md."""
-    if only_token_level:
-        write_token_level()
+    if sections:
+        write_sections()
         return
     recording = begin(__file__)
     with tempfile.TemporaryDirectory(prefix="calibration-") as name:
@@ -450,7 +453,7 @@ def main(measured: Path | None, only_token_level: bool) -> None:
             "table_6": six,
             "reading": reading(ours),
         }
-        sections, errors = predicted(measured) if measured else ([], {})
+        predictions, errors = predicted(measured) if measured else ([], {})
         tokens = token_level.results()
         parts["stated"] = f" {sentence(**errors)}" if errors else ""
     result = {
@@ -462,7 +465,11 @@ def main(measured: Path | None, only_token_level: bool) -> None:
         "table_6_tokens_per_s": ours,
         "tables": [structs.asdict(parts[each]) for each in ("speeds", "systems", "table_6")],
     }
-    recording.write(ROOT / RESULTS / "calibration.json", result, "\n\n".join([*page(parts), token_level.section(tokens), *sections]) + "\n")
+    recording.write(
+        ROOT / RESULTS / "calibration.json",
+        result,
+        "\n\n".join([*page(parts), *predictions, token_level.section(tokens), sharing.section()]) + "\n",
+    )
     state(**errors, token_level_error=tokens["token_level_error"])
     click.echo(f"{parts['fit'][0]:.3g} of the bandwidth, {parts['fit'][1] * 1e3:.2f} ms")
 

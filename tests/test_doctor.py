@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -21,7 +22,7 @@ from pipeline.cli.author.diagnosis import (
     read_tokenizers,
 )
 from pipeline.engines.openai.spec import OpenAISpec
-from pipeline.engines.registry import MPS_GAIN, side_by_side, taking_turns
+from pipeline.engines.registry import MPS_GAIN, MPS_MEASURED, side_by_side, taking_turns
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.spec import TorchSpec
@@ -97,7 +98,8 @@ def test_engines_that_share_a_gpu_are_told_how(backend: str) -> None:
     [turns], [beside] = said(False), said(True)
     assert turns.startswith("draft and target share GPU 0 and take turns, because CUDA MPS is not running")
     assert "`nvidia-cuda-mps-control -d`" in turns
-    assert f"In simulation SpecReason was {MPS_GAIN[0]} to {MPS_GAIN[1]} times as fast" in turns
+    assert f"With it two decoding processes did {MPS_MEASURED[0]} to {MPS_MEASURED[1]} times as much on an H200" in turns
+    assert f"SpecReason was {MPS_GAIN[0]} to {MPS_GAIN[1]} times as fast" in turns
     assert beside.startswith("draft and target share GPU 0 under CUDA MPS: their kernels run side by side")
 
 
@@ -108,6 +110,17 @@ def test_what_mps_is_worth_is_what_was_simulated() -> None:
         rate / rates[machine.removesuffix("-mps"), kind, size] for (machine, kind, size), rate in rates.items() if machine.endswith("-mps")
     ]
     assert (round(min(several), 1), round(max(several), 1)) == MPS_GAIN
+
+
+def test_what_mps_was_worth_is_what_was_measured() -> None:
+    plain, mps = (json.loads((ROOT / f"bench/results/gpu-{name}.json").read_bytes())["together"] for name in ("interference", "mps"))
+
+    def kept(row: Any, alone: Any) -> float:
+        return sum(float(alone[role]["alone"]["mean_s"]) / float(row[role]["together"]["mean_s"]) for role in row)
+
+    graphs = [place for place, row in enumerate(plain) if all(each["mode"] == "graph" for each in row.values())]
+    gains = [kept(mps[place], plain[place]) / kept(plain[place], plain[place]) for place in graphs]
+    assert (round(min(gains), 1), round(max(gains), 1)) == MPS_MEASURED
 
 
 def test_a_model_without_weights_and_one_without_its_tokenizer_are_said(tmp_path: Path) -> None:

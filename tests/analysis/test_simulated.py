@@ -1,16 +1,31 @@
 """What stands beside simulated speeds is what was measured."""
 
 import json
+import sys
+
+import pytest
 
 from pipeline.analysis.resources import EngineFacts
 from pipeline.analysis.simulated import MEDIAN_ERROR, OWN_TEXT_ERROR, TOKEN_LEVEL_ERROR, of_facts, stated
 from tests.support.paths import ROOT
+
+sys.path.insert(0, str(ROOT / "bench"))
+import token_level
 
 
 def test_the_stated_errors_are_those_of_the_results_file() -> None:
     found = json.loads((ROOT / "bench/results/calibration.json").read_bytes())
     errors = (found[name] for name in ("median_error", "own_text_error", "token_level_error"))
     assert tuple(round(each, 2) for each in errors) == (MEDIAN_ERROR, OWN_TEXT_ERROR, TOKEN_LEVEL_ERROR)
+
+
+@pytest.mark.slow
+def test_the_error_of_token_level_speculation_is_what_its_anchors_give() -> None:
+    found = json.loads((ROOT / "bench/results/calibration.json").read_bytes())
+    again = token_level.results()
+    assert again["token_level_error"] == pytest.approx(found["token_level_error"], rel=1e-3)
+    assert again["token_level"]["anchors"] == len(token_level.ANCHORS) == found["token_level"]["anchors"]
+    assert again["token_level_error"] < again["token_level_roofline_error"] / 2
 
 
 def test_fitted_rates_have_their_own_error_beside_it() -> None:

@@ -27,8 +27,8 @@ class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sharing: Literal["time_slices", "kernels", "mps"] = "time_slices"
     """How engines that are busy at the same time share it. `time_slices`: whole iterations take turns, `overhead_s` included, so each of k
     engines runs at 1/k of its rate. `kernels`: only what computes excludes the others, and `overhead_s` overlaps. `mps`, as under CUDA MPS:
-    kernels overlap as well and share bandwidth and compute in proportion to what each uses alone. Which of the first two holds for
-    processes on one GPU without MPS is not known; that `time_slices` does is assumed."""
+    kernels overlap as well and share bandwidth and compute in proportion to what each uses alone. An H200 without MPS was as in
+    `time_slices`; under MPS a small model fared much worse than in `mps` (bench/calibration.md)."""
     sharing_efficiency: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Share of these rates that is reached while two or more engines are busy; to be measured."""
     fit_error: Annotated[float, Meta(ge=0)] | None = None
