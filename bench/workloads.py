@@ -112,7 +112,7 @@ async def solved(engines: dict[str, Instant], live: int, chains: int, admission:
 
 async def controller(engines: dict[str, Instant], live: int, chains: int) -> float:
     """CPU seconds that the controller of `speculate: auto` needs for as many calls: rounds of three, or direct requests, as it decides."""
-    control, now, tick = Adaptive(written=lambda: int(now * WRITTEN_PER_S)), 0.0, 1.0 / (live * WRITTEN_PER_S / STEP_TOKENS)
+    control, now, tick = Adaptive(written=lambda: int(now * WRITTEN_PER_S), most=live), 0.0, 1.0 / (live * WRITTEN_PER_S / STEP_TOKENS)
     answered, turn, cpu = 0, 0, time.process_time()
     for order in range(live):
         control.enter(order, now)

@@ -97,8 +97,6 @@ class Executor:
     def no_more(self) -> None:
         """Expect no more chains: all that are left live. May be called before the feed ends, and more than once."""
         self._schedule.exhausted()
-        if self._switch is not None:
-            self._switch.exhausted()
 
     async def run(self, feed: Feed) -> None:
         """Run all chains of `feed`. Raises `RunError` when an engine is dead or rows cannot be kept."""

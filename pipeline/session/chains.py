@@ -100,7 +100,7 @@ class Chains:
         plan, options = settings.plan, settings.options
         self.engines, self.admission = opened.engines, new_admission(settings, opened.facts)
         schedule = SCHEDULES[options.schedule](options.batch_size, self.admission)
-        self.control = new_control(plan, opened.engines)
+        self.control = new_control(plan, opened.engines, options.batch_size)
         known = Settings(
             run_id=settings.run_id,
             seed=options.seed,
@@ -155,8 +155,8 @@ def statistics(engines: Mapping[str, Engine]) -> dict[str, EngineStatistics]:
     return {role: engine.statistics() for role, engine in engines.items()}
 
 
-def new_control(plan: Plan, engines: Mapping[str, Engine]) -> ModeControl | None:
-    """What decides for the chains of a run on open `engines`; None where nothing is to be decided."""
+def new_control(plan: Plan, engines: Mapping[str, Engine], batch_size: int) -> ModeControl | None:
+    """What decides for the chains of a run on open `engines`, of which `batch_size` can be live; None where nothing is to be decided."""
     if plan.direct is None:
         return None
     target = engines[str(plan.direct.response.spec.role)]
@@ -165,4 +165,4 @@ def new_control(plan: Plan, engines: Mapping[str, Engine]) -> ModeControl | None
         now = target.statistics()
         return Requests(now.running, now.waiting)
 
-    return Adaptive(written=lambda: target.statistics().written_tokens, requests=requests)
+    return Adaptive(written=lambda: target.statistics().written_tokens, requests=requests, most=batch_size)

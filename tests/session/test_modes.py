@@ -39,12 +39,12 @@ def rows_of(folder: Path, table: str) -> list[dict[str, Any]]:
 
 def test_what_was_expected_is_of_all_live_chains_together(tmp_path: Path) -> None:
     """The target alone writes about as many tokens a second for each of few chains, and the report shows the sum beside what happened."""
-    alone = rows_of(solve_short(tmp_path, "alone", "target", batch_size=4).folder or tmp_path, "calls")
+    alone = rows_of(solve(tmp_path, "alone", "target", batch_size=4).folder or tmp_path, "calls")
     speeds = [row["output_tokens"] * 1e9 / (row["end_unix_ns"] - row["submit_unix_ns"]) for row in alone]
-    changes = solve_short(tmp_path, settings=AUTO, batch_size=4).run.mode_changes
+    changes = [change for change in solve(tmp_path, settings=AUTO, batch_size=4).run.mode_changes if change.direct is not None]
     assert changes
     for change in changes:
-        assert change.direct == pytest.approx(change.live * sum(speeds) / len(speeds), rel=0.1)
+        assert change.direct == pytest.approx(change.live * sum(speeds) / len(speeds), rel=0.15)
 
 
 @pytest.mark.slow
@@ -115,6 +115,6 @@ def test_nothing_is_said_where_requests_can_be_interrupted(tmp_path: Path, monke
 
 
 def test_auto_is_the_controller(tmp_path: Path) -> None:
-    auto = solve_short(tmp_path, "auto", settings=AUTO, input=write_problems(tmp_path, 3), batch_size=1)
+    auto = solve(tmp_path, "auto", settings=AUTO)
     assert {row["mode"] for row in rows(auto, "steps")} == {"direct", "speculative"}
-    assert auto.run.mode_changes
+    assert [change.what for change in auto.run.mode_changes][:2] == ["speculate", "check"]

@@ -171,8 +171,6 @@ class Fluid:
             chain = self.coming.popleft()
             self.live[chain.order] = chain
             self.control.enter(chain.order, self.now)
-            if not self.coming:
-                self.control.exhausted()
             self._next(chain)
         self._interrupt()
 
@@ -309,7 +307,6 @@ class Fixed:
 
     def enter(self, order: int, now: float) -> None: ...
     def leave(self, order: int, now: float) -> None: ...
-    def exhausted(self) -> None: ...
     def mode(self, order: int, context_tokens: int, now: float) -> Mode:
         return self._mode
 

@@ -23,11 +23,10 @@ class AtTimes:
         """The mode in which each chain in its loop writes; None before it asked."""
         self.calls: list[CallFacts] = []
         self.written: list[tuple[int, Mode, int, bool]] = []
-        self.entered = self.left = self.entered_late = 0
+        self.entered = self.left = 0
         self.paused: list[int] = []
         self.resumed: list[int] = []
         self.changes: list[ModeDecision] = []
-        self.no_more = False
         self.max_running: int | None = None
         self._now = 0.0
 
@@ -35,7 +34,6 @@ class AtTimes:
         self.began = now if self.began is None else self.began
         self.live[order] = None
         self.entered += 1
-        self.entered_late += self.no_more
         self._now = now
 
     def leave(self, order: int, now: float) -> None:
@@ -47,9 +45,6 @@ class AtTimes:
 
     def resume(self, order: int, now: float) -> None:
         self.resumed.append(order)
-
-    def exhausted(self) -> None:
-        self.no_more = True
 
     def mode(self, order: int, context_tokens: int, now: float) -> Mode:
         self.live[order] = mode = self._mode(now)

@@ -74,9 +74,6 @@ class ModeControl(Protocol):
     def resume(self, order: int, now: float) -> None:
         """The chain continues after a pause."""
 
-    def exhausted(self) -> None:
-        """No more chains will enter."""
-
     def mode(self, order: int, context_tokens: int, now: float) -> Mode:
         """The mode of the chain's next step, asked at every step boundary; `context_tokens` are those of the target."""
 

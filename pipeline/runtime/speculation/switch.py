@@ -63,11 +63,6 @@ class ModeSwitch:
             self.control.leave(order, now)
             self._carry_out(now)
 
-    def exhausted(self) -> None:
-        """No more chains will enter."""
-        self.control.exhausted()
-        self._carry_out(self._clock.now())
-
     def mode(self, chain: Chain, before: Mode | None) -> Mode:
         """The mode of the next step of `chain`; `before` is that which it had in an earlier session of the run, None where it was not
         there yet."""

@@ -1,11 +1,13 @@
 """The controller on virtual time: against the target alone in random worlds, in the tail, and what it may cost."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from pipeline.runtime.speculation.adaptive import MAX_CHANGES, Adaptive, Requests
+from pipeline.runtime.speculation.adaptive import MAX_CHANGES, NOTHING_KNOWN, Adaptive, Requests
+from pipeline.runtime.speculation.knowledge import Knowledge, RoundPace
 from tests.support.fluid import Fixed, Fluid, Surface, World, adverse_world, lengths
 
 SEEDS = range(64)
@@ -26,10 +28,10 @@ def world(batch: int, count: int, mean: float = 2000, sigma: float = 0.5, interf
     )
 
 
-def adaptive(of: World, counted: bool = True) -> tuple[float, Adaptive]:
+def adaptive(of: World, counted: bool = True, known: Knowledge = NOTHING_KNOWN) -> tuple[float, Adaptive]:
     """The makespan under the controller, and the controller."""
     fluid = Fluid(of, Fixed("direct"))
-    control = Adaptive(written=fluid.written if counted else lambda: None)
+    control = Adaptive(written=fluid.written if counted else lambda: None, known=known, most=of.batch)
     fluid.control = control
     return fluid.run(), control
 
@@ -42,64 +44,69 @@ def always(of: World) -> float:
     return Fluid(of, Fixed("speculative")).run()
 
 
+def decisions(control: Adaptive) -> list[str]:
+    return [change.what for change in control.changes]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS)
-def test_it_is_never_much_slower_than_the_target_alone(seed: int) -> None:
-    adverse = adverse_world(seed)
-    seconds, _ = adaptive(adverse)
-    assert alone(adverse) / seconds >= 0.97
+def test_it_is_seldom_much_slower_than_the_target_alone_and_never_where_it_knows() -> None:
+    """Of some 100 steps a few are lost before a hopeless draft is noticed; the next run on these engines does not lose them."""
+    cold, known = [], []
+    for adverse in map(adverse_world, SEEDS):
+        seconds, control = adaptive(adverse)
+        cold.append(alone(adverse) / seconds)
+        known.append(alone(adverse) / adaptive(adverse, known=control.knowledge)[0])
+    assert sum(ratio >= 0.97 for ratio in cold) >= 56
+    assert min(cold) >= 0.92
+    assert sum(ratio >= 0.97 for ratio in known) >= 62
+    assert min(known) >= 0.94
 
 
 @pytest.mark.parametrize(("batch", "count"), [(1, 3), (4, 8)])
 def test_it_is_nearly_as_fast_as_speculating_from_the_start_where_that_wins(batch: int, count: int) -> None:
     winning = world(batch, count)
-    seconds, _ = adaptive(winning)
+    seconds, control = adaptive(winning)
     assert always(winning) < alone(winning) / 1.5
-    assert always(winning) / seconds >= 0.95
+    assert always(winning) / seconds >= 0.97
+    assert decisions(control)[0] == "speculate"
 
 
 @pytest.mark.slow
-def test_it_goes_back_to_the_target_alone_where_rounds_only_lose() -> None:
+def test_where_rounds_only_lose_it_looks_once_and_the_next_run_does_not_begin_them() -> None:
     losing = world(16, 48, interference=1.0, acceptance=0.0)
     seconds, control = adaptive(losing)
-    assert alone(losing) / seconds >= 0.98
-    assert control.changes[-1].what in ("losing", "probed")
-
-
-@pytest.mark.slow
-def test_what_trials_cost_stays_within_the_account() -> None:
-    losing = world(8, 40, mean=6000, interference=1.0, acceptance=0.1)
-    seconds, control = adaptive(losing)
-    assert any(change.what == "losing" or change.what == "probed" for change in control.changes)
-    assert alone(losing) / seconds >= 0.98
+    assert alone(losing) / seconds >= 0.97
+    assert decisions(control)[:2] == ["speculate", "check"]
+    seconds, control = adaptive(losing, known=control.knowledge)
+    assert (alone(losing) / seconds, decisions(control)[0]) == (pytest.approx(1.0, abs=0.01), "direct")
 
 
 @pytest.mark.slow
 def test_speculation_ends_soon_after_drafts_become_useless() -> None:
     drifting = replace(world(8, 40), acceptance=lambda progress: 0.9 if progress < 0.4 else 0.0, interference=1.0)
     seconds, control = adaptive(drifting)
-    assert any(change.what == "losing" for change in control.changes)
-    assert alone(drifting) / seconds >= 0.99
+    assert decisions(control)[-1] == "losing"
+    assert alone(drifting) / seconds >= 0.98
 
 
 @pytest.mark.slow
 def test_the_tail_speculates_though_the_full_batch_does_not() -> None:
     """With all places taken the target computes at its limit; the last chains leave it idle."""
     busy = replace(world(64, 64, mean=3000, sigma=0.9), target=replace(TARGET, per_token=3e-4))
-    seconds, control = adaptive(busy)
-    speculating = [change for change in control.changes if change.what == "speculate"]
-    assert speculating[-1].live < 32
-    assert alone(busy) / seconds > 1.1
+    for known in (NOTHING_KNOWN, adaptive(busy)[1].knowledge):
+        seconds, control = adaptive(busy, known=known)
+        assert next(change.live for change in control.changes if change.what == "speculate" and change.live) <= 32
+        assert alone(busy) / seconds > 1.1
 
 
 @pytest.mark.slow
 def test_it_learns_from_interrupted_requests_where_nobody_counts_the_targets_tokens() -> None:
     winning = world(8, 24)
-    seconds, control = adaptive(winning, counted=False)
-    assert control.changes
-    assert always(winning) / seconds >= 0.8
+    assert always(winning) / adaptive(winning, counted=False)[0] >= 0.95
     losing = world(8, 24, interference=1.0, acceptance=0.0)
-    assert alone(losing) / adaptive(losing, counted=False)[0] >= 0.95
+    seconds, control = adaptive(losing, counted=False)
+    assert alone(losing) / seconds >= 0.95
+    assert control.knowledge.direct
 
 
 @pytest.mark.slow
@@ -108,54 +115,68 @@ def test_the_same_facts_give_the_same_decisions() -> None:
     (first, one), (second, two) = adaptive(some), adaptive(some)
     assert first == second
     assert list(one.changes) == list(two.changes)
+    assert one.knowledge == two.knowledge
+
+
+KNOWN_TO_LOSE = Knowledge(direct=(0.03, 0.0, 0.0), paces={0: RoundPace(0.05, 100, 64)})
 
 
 def test_events_at_one_moment_and_chains_without_a_step_do_no_harm() -> None:
-    control = Adaptive(written=lambda: 0)
+    control = Adaptive(written=lambda: 0, known=KNOWN_TO_LOSE, most=3)
     for order in range(3):
         control.enter(order, 1.0)
     assert control.mode(0, 100, 1.0) == "direct"
     control.wrote(0, "direct", 0, False, 1.0)
     control.leave(0, 1.0)
     control.leave(1, 1.0)
-    control.exhausted()
     assert list(control.interrupts(1.0)) == []
     control.leave(2, 1.0)
     assert list(control.interrupts(5.0)) == []
     assert control.wake() == math.inf
 
 
+@pytest.mark.parametrize(("pace", "mode"), [(0.025, "speculative"), (0.05, "direct")])
+def test_a_run_begins_as_it_is_known_to_be_faster_with_as_many_chains_as_it_will_have(pace: float, mode: str) -> None:
+    known = Knowledge(direct=(0.03, 0.0, 0.0), paces={6: RoundPace(pace, 1000, 64), 0: RoundPace(0.01, 1000, 64)}, draft_s=0.004)
+    control = Adaptive(known=known, most=64)
+    control.enter(0, 0.0)
+    assert control.mode(0, 100, 0.0) == mode
+
+
 def test_changes_are_bounded() -> None:
     assert Adaptive().changes.maxlen == MAX_CHANGES
 
 
-def looked_at(control: Adaptive, orders: range, until: float) -> None:
-    """Let `control` look whenever it wants to while chains `orders` write directly, and nothing else happens."""
-    for order in orders:
-        control.enter(order, 0.0)
-        control.mode(order, 100, 0.0)
-    while control.wake() < until:
-        control.interrupts(control.wake())
+class Watched:
+    """A controller that looks whenever it wants to while 64 chains write directly, and nothing else happens."""
+
+    def __init__(self, requests: Callable[[], Requests]) -> None:
+        self.now = 0.0
+        self.control = Adaptive(written=lambda: int(self.now * 500), requests=requests, known=KNOWN_TO_LOSE, most=64)
+        for order in range(64):
+            self.control.enter(order, 0.0)
+            assert self.control.mode(order, 100, 0.0) == "direct"
+
+    def look(self, until: float) -> int | None:
+        while self.control.wake() < until:
+            self.now = self.control.wake()
+            self.control.interrupts(self.now)
+        return self.control.max_running
 
 
 def test_requests_that_wait_at_the_target_say_how_many_chains_there_is_room_for() -> None:
     requests = Requests(running=16, waiting=48)
-    control = Adaptive(written=lambda: int(control.wake() * 500), requests=lambda: requests)
-    assert control.max_running is None
-    looked_at(control, range(64), 0.5)
-    assert control.max_running == 18
-    now = control.wake()
+    watched = Watched(lambda: requests)
+    assert watched.control.max_running is None
+    assert watched.look(until=1.0) == 18
     for order in range(18, 64):
-        control.pause(order, now)
+        watched.control.pause(order, watched.now)
     requests = Requests(running=17, waiting=0)
-    control.interrupts(now)
-    assert control.max_running == 20
-    control.resume(18, now)
-    assert control.mode(18, 100, now) == "direct"
+    assert watched.look(until=watched.control.wake() + 0.001) == 20
+    watched.control.resume(18, watched.now)
+    assert watched.control.mode(18, 100, watched.now) == "direct"
 
 
 def test_requests_that_wait_for_a_moment_only_say_nothing() -> None:
     waiting = iter([48, 0] * 1000)
-    control = Adaptive(written=lambda: int(control.wake() * 500), requests=lambda: Requests(16, next(waiting)))
-    looked_at(control, range(64), 0.5)
-    assert control.max_running is None
+    assert Watched(lambda: Requests(16, next(waiting))).look(until=1.0) is None
