@@ -16,7 +16,7 @@ from pipeline.session.run import run
 from tests.support.hanging_together import check_hangs_together
 from tests.support.killed import cut
 from tests.support.paths import ROOT, SIM
-from tests.support.runs import rows, solve_on, solve_short, write_problems
+from tests.support.runs import rows, solve, solve_on, write_problems
 from tests.support.switching import AtTimes, solve_switched
 
 AUTO = ("speculate=auto",)
