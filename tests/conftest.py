@@ -87,21 +87,15 @@ def _blank() -> Callable[..., Any]:
 
 
 @pytest.fixture(autouse=True)
-def _interrupts_as_before() -> Iterator[None]:
-    """No test leaves SIGINT ignored, which all processes that are started later would inherit."""
-    before = signal.getsignal(signal.SIGINT)
+def _as_before() -> Iterator[None]:
+    """No test leaves SIGINT ignored, which all processes that are started later would inherit, nor judges and graders that it made known in
+    this process."""
+    interrupts, known = signal.getsignal(signal.SIGINT), [registry.copy() for registry in REGISTRIES]
     yield
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-@pytest.fixture(autouse=True)
-def _kinds_as_before() -> Iterator[None]:
-    """Judges and graders that a test makes known in this process are unknown to later tests."""
-    before = [registry.copy() for registry in REGISTRIES]
-    yield
-    if any(registry != known for registry, known in zip(REGISTRIES, before, strict=True)):
-        for registry, known in zip(REGISTRIES, before, strict=True):
+    if known != [*REGISTRIES]:
+        for registry, before in zip(REGISTRIES, known, strict=True):
             registry.clear()
-            registry.update(known)
+            registry.update(before)
         graph_plugins.stage_kinds.cache_clear()
         grading_plugins.grader_names.cache_clear()
+    assert signal.getsignal(signal.SIGINT) is interrupts

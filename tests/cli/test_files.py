@@ -1,6 +1,7 @@
 """`pipeline init`, `list` and `graph schema`: what they write can be run, and what a schema allows is what the loader accepts."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,6 @@ def test_everything_bundled_is_listed_with_what_it_is(kind: str) -> None:
         assert {row["name"] for row in found} == set(bundled_files(catalog.FILES[kind]))
 
 
-SCHEMAS = {name: files.schema_of(name) for name in files.SCHEMAS}
 FILES = [
     *((path, "graph") for path in FOLDERS["graph"].glob("*.yaml")),
     *((path, "engines") for path in FOLDERS["engines file"].glob("*.yaml")),
@@ -68,8 +68,13 @@ FILES = [
 """The name of a training file ends with that of its task."""
 
 
+@cache
+def schema_of(name: str) -> Any:
+    return files.schema_of(name)
+
+
 def errors(value: Any, schema: str) -> list[str]:
-    validator = jsonschema.Draft202012Validator(SCHEMAS[schema])
+    validator = jsonschema.Draft202012Validator(schema_of(schema))
     return [f"{'/'.join(map(str, error.absolute_path))}: {error.message}" for error in validator.iter_errors(value)]
 
 
@@ -114,7 +119,7 @@ def test_an_error_in_a_stage_is_that_of_its_kind_alone(stage: dict[str, Any], sa
 
 def test_the_schemas_beside_the_graphs_are_these() -> None:
     """`pipeline graph schema NAME > graphs/schemas/NAME.json` writes them again."""
-    for name, schema in SCHEMAS.items():
+    for name, schema in ((each, schema_of(each)) for each in files.SCHEMAS):
         assert json.loads((ROOT / f"graphs/schemas/{name}.json").read_text()) == json.loads(json.dumps(schema)), name
     for path, name in FILES:
         first = path.read_text().splitlines()[0]
@@ -123,5 +128,5 @@ def test_the_schemas_beside_the_graphs_are_these() -> None:
 
 
 def test_keys_are_described() -> None:
-    described = SCHEMAS["graph"]["$defs"]["DraftSpec"]["properties"]
+    described = schema_of("graph")["$defs"]["DraftSpec"]["properties"]
     assert "context" in described["when"]["description"] or "verdict" in described["when"]["description"]
