@@ -10,7 +10,7 @@ bench/results/frontier.json, and from that bench/frontier.md and its charts (the
 """
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -28,6 +28,7 @@ from pipeline.sweep.plan import SweepOptions
 BUILD = ROOT / "build/frontier"
 GRAPH = "specreason"
 MACHINES = ("sim-2xh100", "sim-2xh100-mps", "sim-1xh200", "sim-1xh200-mps", "sim-2xa6000", "sim-2xa6000-mps")
+MPS = "-mps"
 LENGTHS = ("gsm8k", "math", "aime")
 SIZES = {16: (1, 2, 4), 64: (8, 16, 32), 384: (64, 128, 256)}
 """Batch sizes by the number of problems that they are measured with."""
@@ -164,6 +165,7 @@ def run_sweep(setup: Setup, repeats: int) -> list[Point]:
         batch_sizes=setup.batch_sizes,
         vary={"speculate": ("always", "auto")},
         repeats=repeats,
+        variants=() if setup.machine.endswith(MPS) else None,  # alone on a device, an engine is as fast as in time slices
         engines=() if setup.engines is None else (setup.engines,),
         settings=setup.settings,
         limit=setup.problems,
@@ -210,7 +212,15 @@ def measure(repeats: int, only: tuple[str, ...]) -> list[Cell]:
             continue
         points = run_sweep(setup, 1 if setup.simulated else repeats)
         found.setdefault((setup.machine, setup.lengths, setup.batch_sizes), (setup, []))[1].extend(points)
-    return [cell for setup, points in found.values() for cell in cells(setup, points)]
+    return [cell for setup, points in found.values() for cell in cells(setup, [*points, *_variants_in_time_slices(setup, found)])]
+
+
+def _variants_in_time_slices(setup: Setup, found: Mapping[object, tuple[Setup, list[Point]]]) -> list[Point]:
+    """Under MPS: the baselines with token-level speculation that were run in time slices."""
+    if not setup.machine.endswith(MPS):
+        return []
+    _, points = found.get((setup.machine.removesuffix(MPS), setup.lengths, setup.batch_sizes), (setup, []))
+    return [point for point in points if point.variant]
 
 
 # The page.
