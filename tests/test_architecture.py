@@ -78,9 +78,18 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+def statements(root: ast.AST) -> list[ast.AST]:
+    """`root` and the statements in it: a tenth of all nodes, in which every import, class and function is."""
+    found = [root]
+    for node in found:
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            found += getattr(node, part, ())
+    return found
+
+
 @cache
-def nodes_of(path: Path) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(tree_of(path)))
+def statements_of(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(statements(tree_of(path)))
 
 
 @cache
@@ -94,7 +103,7 @@ def place(path: Path) -> str:
 
 @cache
 def imports_of(path: Path) -> tuple[str, ...]:
-    return tuple(imports(nodes_of(path)))
+    return tuple(imports(statements_of(path)))
 
 
 def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
@@ -112,7 +121,7 @@ def level_of(name: str) -> int | None:
 
 def functions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for path in FILES:
-        for node in nodes_of(path):
+        for node in statements_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield path, node
 
@@ -157,7 +166,7 @@ def test_no_two_modules_import_each_other() -> None:
 
 
 def test_imports_are_absolute() -> None:
-    relative = [place(path) for path in FILES for node in nodes_of(path) if isinstance(node, ast.ImportFrom) and node.level]
+    relative = [place(path) for path in FILES for node in statements_of(path) if isinstance(node, ast.ImportFrom) and node.level]
     assert relative == []
 
 
@@ -174,7 +183,7 @@ def test_heavy_packages_stay_behind_their_doors() -> None:
 def test_no_function_imports_our_own_modules() -> None:
     wrong = []
     for path, node in functions():
-        inner = [name for name in imports(ast.walk(node)) if name.startswith("pipeline")]
+        inner = [name for name in imports(statements(node)) if name.startswith("pipeline")]
         if inner and place(path) not in WORKERS:
             wrong.append(f"{place(path)}: {node.name} imports {inner[0]}")
     assert wrong == []

@@ -211,6 +211,7 @@ def test_a_refusal_is_the_requests_where_the_replica_answers_a_small_one(code: i
     converse(1, conversation)
 
 
+@pytest.mark.slow  # in real time
 def test_calls_wait_for_a_server_that_is_restarted_and_no_longer() -> None:
     async def conversation(engine: OpenAIEngine, servers: Sequence[SmallServer]) -> None:
         [server] = servers

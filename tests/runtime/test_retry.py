@@ -284,6 +284,7 @@ STOPPED_S = 1.2
 HANGING = structs.replace(SPEC, timeout_s=None, hang_s=1.0)
 
 
+@pytest.mark.slow  # in real time
 @pytest.mark.parametrize(
     ("answer_s", "spec", "killed"),
     [
