@@ -18,9 +18,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -30,6 +31,7 @@ from xml.etree import ElementTree
 import click
 import pyarrow.parquet as pq
 from gpu_decoder import CONTEXT, SHAPES, config
+from gpu_packages import CARRIED, vllm_archive, wheels
 from msgspec import Struct, structs
 
 from pipeline.store.query import Query
@@ -37,17 +39,7 @@ from pipeline.store.query import Query
 ROOT = Path(__file__).parent.parent
 HOME, RESULTS = ROOT / "build/gpu_visit", ROOT / "bench/results"
 COMMAND = (sys.executable, "-c", "from pipeline.cli.main import main; main()")
-PIP = (sys.executable, "-m", "pip")
-PYTHON = "3.12"
-"""The version of Python on the machine."""
-CARRIED = """
-    msgspec duckdb httpx2 httpcore2 latex2sympy2-extended math-verify antlr4-python3-runtime
-""".split()
-"""Packages that the program or its tests need and that the machine lacks; it has torch, transformers, peft, pyarrow, pytest."""
-BROUGHT = re.compile(r"torch|triton|nvidia-|cuda-|transformers==|numpy==")
-"""Packages that vLLM asks for and that a machine with torch has, or has no use for: its own build of torch stays."""
-PART_BYTES = 60 << 20
-"""Size of the pieces in which a wheel is carried that is larger than one transfer."""
+ARCHIVE = "vllm-site.tar.xz"
 Cell: TypeAlias = tuple[str, int, int]
 """The mode of an iteration, its sequences, and the tokens computed of each."""
 SHARED: tuple[dict[str, Cell], ...] = (
@@ -129,62 +121,17 @@ def _commit() -> str | None:
 
 
 @main.command()
-@click.option("--vllm", help="Version of vLLM to carry as well, in pieces.")
-def prepare(vllm: str | None) -> None:
-    """Fetch the wheels that the machine lacks."""
-    wheels = HOME / "wheels"
-    wheels.mkdir(parents=True, exist_ok=True)
-    (wheels / "commit").write_text(_commit() or "")
-    _download(wheels, _pinned(CARRIED))
+@click.option("--vllm", is_flag=True, help="vLLM as well; making its archive takes a quarter of an hour.")
+def prepare(vllm: bool) -> None:
+    """Fetch what the machine lacks: build/gpu_visit/wheels, and build/gpu_visit/vllm, which is carried by itself."""
+    for folder in (HOME / "wheels", HOME / "vllm") if vllm else (HOME / "wheels",):
+        folder.mkdir(parents=True, exist_ok=True)
+    (HOME / "wheels/commit").write_text(_commit() or "")
+    wheels(HOME / "wheels")
     if vllm:
-        _download(HOME / "vllm", [each for each in _resolved(f"vllm=={vllm}") if not BROUGHT.match(each)])
-        for wheel in (HOME / "vllm").glob("vllm-*.whl"):
-            _split(wheel)
-    size = sum(path.stat().st_size for path in wheels.iterdir()) >> 20
-    click.echo(f"{len(list(wheels.iterdir()))} wheels, {size} MiB in {wheels}")
-
-
-def _pinned(names: Iterable[str]) -> list[str]:
-    """The packages in the versions that are installed here; those that are not are left out."""
-    found = []
-    for name in names:
-        try:
-            found.append(f"{name}=={distribution(name).version}")
-        except PackageNotFoundError:
-            click.echo(f"{name} is not installed here and is left out", err=True)
-    return found
-
-
-def _download(folder: Path, requirements: Sequence[str]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [*PIP, "download", "-qq", "--no-deps", *_platform()]
-    for requirement in requirements:
-        done = subprocess.run([*command, "--dest", str(folder), requirement], capture_output=True, text=True)
-        if done.returncode:
-            click.echo(f"{requirement}: {done.stderr.strip().splitlines()[-1:]}", err=True)
-
-
-def _resolved(requirement: str) -> list[str]:
-    """`requirement` and all that it needs, in the versions that pip would install there; of them only metadata are fetched."""
-    report = HOME / "resolved.json"
-    command = [*PIP, "install", "-qq", "--dry-run", "--ignore-installed", "--report", str(report), *_platform()]
-    subprocess.run([*command, "--target", str(HOME / "nowhere"), requirement], check=True)
-    found = (each["metadata"] for each in json.loads(report.read_text())["install"])
-    return [f"{each['name']}=={each['version']}" for each in found]
-
-
-def _platform() -> list[str]:
-    tags = (*(f"manylinux_2_{minor}" for minor in range(35, 4, -1)), "manylinux2014")
-    words = [word for tag in tags for word in ("--platform", f"{tag}_x86_64")]
-    return ["--only-binary=:all:", "--python-version", PYTHON, *words]
-
-
-def _split(wheel: Path) -> None:
-    """Cut `wheel` into pieces NAME.part00, NAME.part01, ..., and remove it."""
-    with wheel.open("rb") as whole:
-        for number, piece in enumerate(iter(lambda: whole.read(PART_BYTES), b"")):
-            wheel.with_name(f"{wheel.name}.part{number:02}").write_bytes(piece)
-    wheel.unlink()
+        vllm_archive(HOME / "vllm" / ARCHIVE, HOME)
+    for path in sorted(HOME.glob("wheels/*.whl")) + sorted(HOME.glob(f"vllm/{ARCHIVE}")):
+        click.echo(f"{path.stat().st_size >> 20:4} MiB {path.name}")
 
 
 @main.command()
@@ -359,6 +306,8 @@ class _Decoder:
 @click.option("--tokens", default=400, show_default=True, help="Token budget of a thought.")
 def cells(tiny: bool, backend: str, sharing: str, batch_sizes: str, tokens: int) -> None:
     """The target alone and SpecReason, with random weights of real shapes: throughput is real, text and answers are noise."""
+    if backend == "vllm":
+        _install_vllm()
     name = f"map-{backend}-{sharing}{'-tiny' if tiny else ''}"
     engines, out = HOME / f"{name}.yaml", HOME / name
     seqs = max(map(int, batch_sizes.split(",")))
@@ -403,7 +352,7 @@ def _shape_folder(role: str, tiny: bool) -> Path:
 
 @main.command()
 def vllm() -> None:
-    """Join and install the carried wheels of vLLM and of what it needs, then solve problems with it."""
+    """Unpack vLLM, then solve problems with it."""
     _install_vllm()
     out = HOME / "vllm-run"
     shutil.rmtree(out, ignore_errors=True)
@@ -425,15 +374,11 @@ def vllm_contract() -> None:
 
 
 def _install_vllm() -> None:
-    """Join the pieces of vLLM's wheel and install those of the carried wheels whose packages this interpreter lacks."""
-    for first in (HOME / "vllm").glob("*.part00"):
-        pieces = sorted(first.parent.glob(f"{first.name.removesuffix('00')}*"))
-        with first.with_suffix("").open("wb") as whole:
-            for piece in pieces:
-                whole.write(piece.read_bytes())
-    wheels = [wheel for wheel in (HOME / "vllm").glob("*.whl") if _lacks(wheel.name.partition("-")[0])]
-    if wheels:
-        subprocess.run([*PIP, "install", "-q", "--no-index", "--no-deps", *map(str, wheels)], check=True)
+    """Unpack the archive of vLLM beside the other packages that were brought, and let it do without what was not."""
+    os.environ |= dict.fromkeys(("VLLM_USE_FLASHINFER_SAMPLER", "VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM"), "0")
+    if (archive := HOME / "vllm" / ARCHIVE).exists() and _lacks("vllm"):
+        with tarfile.open(archive) as brought:
+            brought.extractall(HOME / "site", filter="data")
 
 
 def _lacks(name: str) -> bool:

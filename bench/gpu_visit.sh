@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
 # What is measured on a machine with a GPU that has torch and transformers and no network, in parts of under nine minutes each.
 #
-#   bash bench/gpu_visit.sh prepare [--vllm VERSION]    where packages can be had: their wheels go to build/gpu_visit
-#   bash bench/gpu_visit.sh [PART...]                   there; results go to bench/results/gpu-PART.json
+#   bash bench/gpu_visit.sh prepare [--vllm]    where packages can be had: they go to build/gpu_visit
+#   bash bench/gpu_visit.sh [PART...]           there; results go to bench/results/gpu-PART.json
 #
-# The parts, in the order in which they are done where none is named: what everything else depends on comes first, and vLLM, which
-# replaces packages, last. interference and mps: how two processes share the card, in time slices and under CUDA MPS. contract: the
+# The parts, in the order in which they are done where none is named: what everything else depends on comes first, and vLLM last. interference and mps: how two processes share the card, in time slices and under CUDA MPS. contract: the
 # torch engine's tests. runs: whole runs on it. map: cells of the frontier. vllm: a run on vLLM. vllm-contract: its tests.
 #
 # PYTHON names the interpreter that has torch, LIMIT the seconds that a part may take. OUT, where set, is a folder that gets a copy of the
