@@ -27,12 +27,13 @@ CARRIED = """
 VLLM = "0.24.0"
 """The version whose torch is the machine's (2.11.0)."""
 BESIDE_VLLM = """
-    pydantic==2.13.* pydantic_core==2.46.* fastapi==0.136.* starlette<1.4 openai<3 anthropic<1 mcp<2 cachetools<8 blake3 pyzmq msgspec
-    xgrammar apache-tvm-ffi llguidance<1.8 outlines_core==0.2.14 lark==1.2.2 diskcache==5.6.3 mistral_common compressed-tensors==0.17.0
-    loguru depyf==0.20.0 astor dill watchfiles cbor2 ijson pybase64 setproctitle openai-harmony jsonschema jsonschema-specifications referencing
-    rpds-py interegular python-json-logger partial-json-parser lm-format-enforcer==0.11.3 prometheus-fastapi-instrumentator
-    model-hosting-container-standards jmespath opentelemetry-api annotated-types typing-inspection jiter sniffio distro docstring-parser
-    python-multipart sse-starlette httpx-sse uvicorn pydantic-settings python-dotenv pyjwt pydantic-extra-types
+    pydantic==2.13.* pydantic_core==2.46.* fastapi==0.136.* starlette<1.4 openai<3 anthropic<1 mcp<2 cachetools<8 blake3 pyzmq
+    msgspec xgrammar apache-tvm-ffi llguidance<1.8 outlines_core==0.2.14 lark==1.2.2 diskcache==5.6.3 mistral_common
+    compressed-tensors==0.17.0 loguru depyf==0.20.0 astor dill watchfiles cbor2 ijson pybase64 setproctitle openai-harmony
+    jsonschema jsonschema-specifications referencing rpds-py interegular python-json-logger partial-json-parser
+    lm-format-enforcer==0.11.3 prometheus-fastapi-instrumentator model-hosting-container-standards jmespath opentelemetry-api
+    annotated-types typing-inspection jiter sniffio distro docstring-parser python-multipart sse-starlette httpx-sse uvicorn
+    pydantic-settings python-dotenv pyjwt pydantic-extra-types
 """.split()
 """What `VLLM` imports at its start and the machine lacks. FlashInfer, TileLang, CUTLASS and other kernels are left out."""
 UNUSED = (
