@@ -200,6 +200,7 @@ class FleetWork:
         self.admission = None
         self.ended: float | None = None
         self.mode_changes: tuple[ModeChange, ...] = ()
+        self.learnt = None  # each replica has learnt for itself
         self._feed = run.feed()
         self._queue = ChainQueue(state)
         self._unread = run.chains - len(state.over)

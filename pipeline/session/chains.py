@@ -22,6 +22,7 @@ from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.runtime.speculation.adaptive import Adaptive, Requests
+from pipeline.runtime.speculation.knowledge import NOTHING_KNOWN, Knowledge
 from pipeline.runtime.speculation.modes import ModeControl
 from pipeline.session.observer import Tell
 from pipeline.session.prepare import RunSettings
@@ -100,7 +101,7 @@ class Chains:
         plan, options = settings.plan, settings.options
         self.engines, self.admission = opened.engines, new_admission(settings, opened.facts)
         schedule = SCHEDULES[options.schedule](options.batch_size, self.admission)
-        self.control = new_control(plan, opened.engines, options.batch_size)
+        self.control = new_control(plan, opened.engines, options.max_live, settings.known)
         known = Settings(
             run_id=settings.run_id,
             seed=options.seed,
@@ -138,6 +139,11 @@ class Chains:
         )
 
     @property
+    def learnt(self) -> Knowledge | None:
+        """What is known by now about these engines and the loop; None where nothing decides."""
+        return None if self.control is None else self.control.knowledge
+
+    @property
     def pauses(self) -> int | None:
         """How often a chain had to pause; None where the batch size alone decides."""
         return None if self.admission is None else self.admission.pauses
@@ -155,8 +161,9 @@ def statistics(engines: Mapping[str, Engine]) -> dict[str, EngineStatistics]:
     return {role: engine.statistics() for role, engine in engines.items()}
 
 
-def new_control(plan: Plan, engines: Mapping[str, Engine], batch_size: int) -> ModeControl | None:
-    """What decides for the chains of a run on open `engines`, of which `batch_size` can be live; None where nothing is to be decided."""
+def new_control(plan: Plan, engines: Mapping[str, Engine], most: int, known: Knowledge = NOTHING_KNOWN) -> ModeControl | None:
+    """What decides for the chains of a run on open `engines`, of which `most` can be live, with what is `known` from earlier runs; None
+    where nothing is to be decided."""
     if plan.direct is None:
         return None
     target = engines[str(plan.direct.response.spec.role)]
@@ -165,4 +172,4 @@ def new_control(plan: Plan, engines: Mapping[str, Engine], batch_size: int) -> M
         now = target.statistics()
         return Requests(now.running, now.waiting)
 
-    return Adaptive(written=lambda: target.statistics().written_tokens, requests=requests, most=batch_size)
+    return Adaptive(written=lambda: target.statistics().written_tokens, requests=requests, known=known, most=most)

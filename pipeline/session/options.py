@@ -79,6 +79,10 @@ ADMISSION_HELP = (
 ORDER_HELP = "input, longest (longest expected first; holds all problems in memory) or longest:RUN (by reasoning length in an earlier run)."
 SHARE_HELP = "Exit with code 3 only if more than this share of the chains failed, 0 to 1."
 CLUSTER_HELP = "Solve on replicas of the engines on a Ray cluster: ray (RAY_ADDRESS, this machine's, or a new one) or ray://HOST:PORT."
+SPECULATE_HELP = (
+    "What speculate=auto begins with: cache (what the last run on these engines has learnt; not for simulated ones), nothing,"
+    " a run folder, or RUN:start (what that run began with)."
+)
 KEEP_HELP = "Keep a copy of the problems in the run folder, for report, export and resume."
 BASELINE_HELP = "Then solve the problems with the target alone as well, on the same engines, and compare."
 
@@ -92,6 +96,7 @@ BatchSize: TypeAlias = Annotated[int, about(BATCH_HELP, "Scheduling", "N", drift
 Schedule: TypeAlias = Annotated[ScheduleName, about(SCHEDULE_HELP, "Scheduling", "NAME", drift="allowed")]
 AdmissionKind: TypeAlias = Annotated[AdmissionName, about(ADMISSION_HELP, "Scheduling", "NAME", drift="allowed")]
 Order: TypeAlias = Annotated[str, about(ORDER_HELP, "Scheduling", "ORDER", drift="allowed")]
+SpeculateFrom: TypeAlias = Annotated[str, about(SPECULATE_HELP, "Scheduling", "cache|nothing|RUN")]
 Output: TypeAlias = Annotated[Path, about("Run folder, or its s3:// or gs:// URL.", "Output", "DIR", recorded=False)]
 KeepInput: TypeAlias = Annotated[bool, about(KEEP_HELP, "Output")]
 Baseline: TypeAlias = Annotated[bool, about(BASELINE_HELP, "Output")]
@@ -130,6 +135,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     schedule: Schedule = "pipelined"
     admission: AdmissionKind = "cache"
     order: Order = "input"
+    speculate_from: SpeculateFrom | None = None
     output: Output | None = None
     keep_input: KeepInput = True
     baseline: Baseline = False
@@ -211,6 +217,8 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
         files["engines"] = str(find_file(options.engines, "engines file").absolute())
     if (run := options.earlier_run) is not None:
         files["order"] = f"{LONGEST}:{run.absolute()}"
+    if options.speculate_from not in (None, "cache", "nothing"):
+        files["speculate_from"] = str(Path(options.speculate_from).absolute())
     recorded: dict[str, Any] = {name: storable(path) for name, path in files.items()}
     recorded["more_inputs"] = tuple(map(storable, more))
     recorded["settings"] = tuple(anywhere(setting, Path(files["graph"])) for setting in options.settings)
@@ -293,6 +301,7 @@ class RunKeywords(GraphKeywords, total=False):
     schedule: Schedule
     admission: AdmissionKind
     order: Order
+    speculate_from: SpeculateFrom | None
     keep_input: KeepInput
     baseline: Baseline
     fail_on_error: FailedShare

@@ -28,6 +28,8 @@ from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.admission.feed import InputFeed
 from pipeline.runtime.admission.order import InputOrder, IsOver, LongestFirst, StartOrder
 from pipeline.runtime.resume_state import ResumeState
+from pipeline.runtime.speculation.knowledge import NOTHING_KNOWN, Knowledge
+from pipeline.session.knowledge import begun_with, knowledge_of
 from pipeline.session.notices import strange_problems
 from pipeline.session.options import ABOUT, LONGEST, MAY_DRIFT, RunOptions, check_functions, check_resume, recorded_options
 from pipeline.session.resume import forget_mismatched, read_resume_state
@@ -56,6 +58,8 @@ class RunSettings(Struct, frozen=True, kw_only=True):
     options: RunOptions
     run_id: str
     virtual_time: bool
+    known: Knowledge = NOTHING_KNOWN
+    """What `speculate: auto` begins with."""
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
@@ -91,7 +95,13 @@ class Prepared(Struct, frozen=True, kw_only=True):
     @property
     def settings(self) -> RunSettings:
         """The part that each replica of the run has to know."""
-        return RunSettings(plan=self.plan, options=self.options, run_id=self.record.run_id, virtual_time=self.virtual_time)
+        return RunSettings(
+            plan=self.plan,
+            options=self.options,
+            run_id=self.record.run_id,
+            virtual_time=self.virtual_time,
+            known=knowledge_of(self.record.speculation),
+        )
 
     @property
     def session(self) -> Session:
@@ -328,6 +338,7 @@ def _new_record(
         ),
         virtual_time=virtual,
         depends_on_timing=plan.speculate == "auto",
+        speculation=begun_with(plan, options.speculate_from, virtual=virtual),
         versions=versions(),
         host=host(),
         command=[storable(argument) for argument in command],

@@ -30,7 +30,9 @@ from pipeline.runtime.lane import Lane
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink, Tee
+from pipeline.runtime.speculation.knowledge import Knowledge
 from pipeline.session.chains import Chains, Facts, OpenEngines, statistics, suited, unknown_caches
+from pipeline.session.knowledge import keep, with_learnt
 from pipeline.session.loop import Stop, in_loop, loop_clock
 from pipeline.session.notices import gpu_notices, notices, shortfall
 from pipeline.session.observer import Attend, Observer, ReplicaState, View
@@ -117,6 +119,10 @@ class ChainWork(Protocol):
     @property
     def mode_changes(self) -> tuple[ModeChange, ...]:
         """The decisions so far about which chains are speculated."""
+
+    @property
+    def learnt(self) -> Knowledge | None:
+        """What those that decide have learnt; None where none decides, or several do."""
 
     @property
     def pauses(self) -> int | None:
@@ -298,6 +304,7 @@ async def execute(run: Prepared, site: Site, observer: Observer, stop: Stop) -> 
         record = _ended_record(run, site, work, error, _graded(grading), clock.unix_ns(ended), time.process_time() - cpu)
         if run.folder is not None:
             record.write(run.folder)
+        keep(record.speculation, run.options.speculate_from, virtual=run.virtual_time)
     if work is None:
         raise Interrupted
     stop.over()
@@ -369,7 +376,8 @@ def _ended_record(
     totals = Totals() if work is None else _totals(work, graded, run.resume_state)
     changes = (*run.record.mode_changes, *(() if work is None else work.mode_changes))[-MAX_CHANGES:]
     failure = _sentence(error) if status == "failed" else None
-    record = structs.replace(run.record, status=status, error=failure, totals=totals, mode_changes=changes)
+    speculation = with_learnt(run.record.speculation, None if work is None else work.learnt)
+    record = structs.replace(run.record, status=status, error=failure, totals=totals, mode_changes=changes, speculation=speculation)
     return record.with_session(session)
 
 

@@ -166,6 +166,19 @@ class ModeChange(Struct, frozen=True, kw_only=True):
     """The same if none speculates."""
 
 
+class Speculation(Struct, frozen=True, kw_only=True):
+    """What a run with `speculate: auto` knew about its engines and its loop; both maps are a `runtime.speculation.knowledge.Knowledge`."""
+
+    digest: str
+    """Of the engines, the loop and how a GPU is shared."""
+    begun_from: str = ""
+    """The file, or the run, that `begun_with` is from; empty: it began with nothing."""
+    begun_with: dict[str, Any] = {}
+    """Empty: nothing was known."""
+    learnt: dict[str, Any] = {}
+    """What it knew in the end."""
+
+
 class RunFile(Struct, frozen=True, kw_only=True):
     """The content of `run.json`. Times are ns UTC; durations are seconds, summed over the sessions."""
 
@@ -193,6 +206,8 @@ class RunFile(Struct, frozen=True, kw_only=True):
     """Whether answers depend on when chains were switched between speculation and the target alone (`speculate: auto`)."""
     mode_changes: tuple[ModeChange, ...] = ()
     """The decisions about that of all sessions; of very many the last ones."""
+    speculation: Speculation | None = None
+    """What those decisions began with and what they have taught, in the last session; null where there were none to make."""
     versions: dict[str, str] = {}
     host: Host = Host()
     command: list[str] = []

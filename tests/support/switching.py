@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.runtime.speculation.knowledge import NOTHING_KNOWN
 from pipeline.runtime.speculation.modes import CallFacts, Mode, ModeDecision
 from pipeline.session import chains
 from pipeline.session.run import SessionResult
@@ -28,6 +29,7 @@ class AtTimes:
         self.resumed: list[int] = []
         self.changes: list[ModeDecision] = []
         self.max_running: int | None = None
+        self.knowledge = NOTHING_KNOWN
         self._now = 0.0
 
     def enter(self, order: int, now: float) -> None:

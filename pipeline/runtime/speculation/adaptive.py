@@ -33,7 +33,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from pipeline.runtime.speculation.direct_fit import SHORTEST_S, DirectFit
-from pipeline.runtime.speculation.knowledge import Knowledge, RoundPace
+from pipeline.runtime.speculation.knowledge import NOTHING_KNOWN, Knowledge, RoundPace
 from pipeline.runtime.speculation.live_chains import LiveChains
 from pipeline.runtime.speculation.modes import CallFacts, Mode, ModeDecision
 from pipeline.runtime.speculation.rounds import Acceptance, Rounds, bucket_of
@@ -41,7 +41,6 @@ from pipeline.runtime.speculation.tuning import TUNING
 
 MAX_CHANGES = 500
 """The number of decisions that `Adaptive.changes` keeps."""
-NOTHING_KNOWN = Knowledge()
 
 
 class Requests(NamedTuple):
@@ -72,7 +71,11 @@ class Adaptive:
         self._written, self._requests, self._most = written, requests, most
         self.changes: deque[ModeDecision] = deque(maxlen=MAX_CHANGES)
         """The last decisions, each named after the arrow that it takes."""
-        self._fit, self._paces, self._acceptance = DirectFit(known.direct), dict(known.paces), Acceptance(known.acceptance)
+        self._fit, self._paces, self._acceptance = (
+            DirectFit(known.direct),
+            {bucket_of(pace.chains): pace for pace in known.paces},
+            Acceptance(known.acceptance),
+        )
         self._draft_s = math.inf if known.draft_s is None else known.draft_s
         self._step_tokens = known.step_tokens
         self._drafting_s = self._writing_s = 0.0
@@ -100,7 +103,7 @@ class Adaptive:
         """What is known by now."""
         return Knowledge(
             direct=self._fit.weights,
-            paces=dict(sorted(self._paces.items())),
+            paces=tuple(pace for _, pace in sorted(self._paces.items())),
             draft_s=None if self._draft_s == math.inf else self._draft_s,
             step_tokens=self._step_tokens,
             acceptance=self._acceptance.share,
@@ -269,11 +272,11 @@ class Adaptive:
     def _learn(self, rounds: Rounds) -> None:
         """Let `rounds` correct the pace that is known."""
         context, before = self._chains.context, self._paces.get(rounds.bucket)
-        before = before or RoundPace(self._direct_s() / TUNING.prior_gain, context, TUNING.prior_rounds)
+        before = before or RoundPace(2**rounds.bucket, self._direct_s() / TUNING.prior_gain, context, TUNING.prior_rounds)
         share = rounds.count / (rounds.count + before.rounds)
         seconds = before.seconds ** (1 - share) * rounds.pace(self._acceptance.share) ** share
         context = before.context ** (1 - share) * context**share
-        self._paces[rounds.bucket] = RoundPace(seconds, context, min(before.rounds + rounds.count, TUNING.max_rounds))
+        self._paces[rounds.bucket] = RoundPace(2**rounds.bucket, seconds, context, min(before.rounds + rounds.count, TUNING.max_rounds))
 
     def _judge(self, now: float) -> None:
         """Decide, while rounds are under way, whether to end them."""

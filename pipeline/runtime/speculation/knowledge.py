@@ -6,6 +6,8 @@ from msgspec import Struct
 class RoundPace(Struct, frozen=True):
     """How fast rounds were with about so many chains."""
 
+    chains: int
+    """A power of two."""
     seconds: float
     """Per token of a chain."""
     context: float
@@ -19,10 +21,12 @@ class Knowledge(Struct, frozen=True, kw_only=True):
 
     direct: tuple[float, ...] = ()
     """Of an iteration of the target alone: seconds, seconds per token of context, seconds per sequence; empty: not known."""
-    paces: dict[int, RoundPace] = {}
-    """By the logarithm to base 2 of the number of live chains, rounded."""
+    paces: tuple[RoundPace, ...] = ()
     draft_s: float | None = None
     """Seconds per token of the fastest draft."""
     step_tokens: float = 50.0
     acceptance: float = 0.75
     """Share of the rounds in which a candidate is committed."""
+
+
+NOTHING_KNOWN = Knowledge()

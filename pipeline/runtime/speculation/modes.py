@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from pipeline.graph.spec import Purpose
+from pipeline.runtime.speculation.knowledge import Knowledge
 
 Mode = Literal["speculative", "direct"]
 """`speculative`: the body of the loop writes the next step; `direct`: the target writes on in one request, as it does alone."""
@@ -57,6 +58,10 @@ class ModeControl(Protocol):
     @property
     def changes(self) -> Iterable[ModeDecision]:
         """The decisions so far, oldest first, few enough for `run.json` to hold them."""
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """What is known by now, with which a later run can begin."""
 
     @property
     def max_running(self) -> int | None:

@@ -118,7 +118,7 @@ def test_the_same_facts_give_the_same_decisions() -> None:
     assert one.knowledge == two.knowledge
 
 
-KNOWN_TO_LOSE = Knowledge(direct=(0.03, 0.0, 0.0), paces={0: RoundPace(0.05, 100, 64)})
+KNOWN_TO_LOSE = Knowledge(direct=(0.03, 0.0, 0.0), paces=(RoundPace(1, 0.05, 100, 64),))
 
 
 def test_events_at_one_moment_and_chains_without_a_step_do_no_harm() -> None:
@@ -137,7 +137,7 @@ def test_events_at_one_moment_and_chains_without_a_step_do_no_harm() -> None:
 
 @pytest.mark.parametrize(("pace", "mode"), [(0.025, "speculative"), (0.05, "direct")])
 def test_a_run_begins_as_it_is_known_to_be_faster_with_as_many_chains_as_it_will_have(pace: float, mode: str) -> None:
-    known = Knowledge(direct=(0.03, 0.0, 0.0), paces={6: RoundPace(pace, 1000, 64), 0: RoundPace(0.01, 1000, 64)}, draft_s=0.004)
+    known = Knowledge(direct=(0.03, 0.0, 0.0), paces=(RoundPace(1, 0.01, 1000, 64), RoundPace(64, pace, 1000, 64)), draft_s=0.004)
     control = Adaptive(known=known, most=64)
     control.enter(0, 0.0)
     assert control.mode(0, 100, 0.0) == mode

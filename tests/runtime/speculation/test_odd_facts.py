@@ -22,7 +22,9 @@ class OddFacts:
         """The mode and the beginning of the step of each chain that goes on."""
         self.paused: dict[int, tuple[Mode, float]] = {}
         counts = self.draw.random() < 0.8
-        known = self.draw.choice([NOTHING_KNOWN, Knowledge(direct=(self.second, 0.0, 0.0), paces={2: RoundPace(2 * self.second, 100, 64)})])
+        known = self.draw.choice(
+            [NOTHING_KNOWN, Knowledge(direct=(self.second, 0.0, 0.0), paces=(RoundPace(4, 2 * self.second, 100, 64),))]
+        )
         self.control = Adaptive(written=lambda: self.counted if counts else None, requests=self.requests, known=known, most=4)
 
     def requests(self) -> Requests:
@@ -103,4 +105,4 @@ def test_whatever_the_facts_there_is_a_decision(most: int) -> None:
             assert math.isfinite(change.direct or 0.0)
             assert change.speculative is None or 0 <= change.speculative < math.inf
             assert 0 <= change.speculating <= change.live
-        assert all(math.isfinite(pace.seconds) and pace.seconds > 0 for pace in facts.control.knowledge.paces.values())
+        assert all(math.isfinite(pace.seconds) and pace.seconds > 0 for pace in facts.control.knowledge.paces)

@@ -1,0 +1,121 @@
+"""What `speculate: auto` has learnt in earlier runs: a plan and the option `speculate_from` enter, what a run begins with leaves.
+
+The last run on some engines with some loop leaves what it has learnt in a file of the cache folder, named after a digest of both. Who
+solves in virtual time begins with nothing unless told otherwise, so that equal simulated runs stay equal.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from pipeline.errors import UsageError
+from pipeline.files import new_file
+from pipeline.graph.plan import Plan, settings_of
+from pipeline.runtime.speculation.knowledge import Knowledge
+from pipeline.store.run_file import RunFile, Speculation
+from pipeline.system.machine import cuda_mps
+
+CACHE, NOTHING, START = "cache", "nothing", ":start"
+"""Values of `speculate_from`, and the end of one that names what a run began with in place of what it had learnt in the end."""
+
+
+def begun_with(plan: Plan, speculate_from: str | None, *, virtual: bool) -> Speculation | None:
+    """What a run of `plan` begins with; None where nothing is decided during it.
+
+    Raises `UsageError` where `speculate_from` names a run that knows nothing, or was of other engines or another loop.
+    """
+    if plan.direct is None:
+        if speculate_from not in (None, CACHE, NOTHING):
+            raise UsageError(f"--speculate-from {speculate_from}: this run decides nothing by it; add --set speculate=auto")
+        return None
+    digest, source = digest_of(plan), speculate_from or (NOTHING if virtual else CACHE)
+    if source == NOTHING:
+        return Speculation(digest=digest)
+    if source == CACHE:
+        file = file_of(digest)
+        return Speculation(digest=digest, begun_from=str(file), begun_with=_read(file))
+    folder, at_start = Path(source.removesuffix(START)), source.endswith(START)
+    known = RunFile.read(folder).speculation
+    if known is None or not (known.begun_with if at_start else known.learnt):
+        when = "began with nothing" if at_start and known is not None else "has learnt nothing about speculation"
+        raise UsageError(f"--speculate-from {source}: that run {when}; name a finished run with speculate=auto, or use `nothing`")
+    if known.digest != digest:
+        had = _difference(RunFile.read(folder).plan, plan)
+        raise UsageError(f"--speculate-from {source}: that run had {had}; name a run with the same, or use `nothing`")
+    return Speculation(digest=digest, begun_from=source, begun_with=known.begun_with if at_start else known.learnt)
+
+
+def digest_of(plan: Plan) -> str:
+    """A digest of all that the speed of speculation depends on: the engines, the stages of the loop, how a GPU is shared."""
+    return hashlib.sha256(msgspec.json.encode(_facts(plan), order="sorted")).hexdigest()[:32]
+
+
+def file_of(digest: str) -> Path:
+    """Where the cache keeps what is known about engines and a loop."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache / "speculative-pipeline" / "speculation" / f"{digest}.json"
+
+
+def knowledge_of(speculation: Speculation | None) -> Knowledge:
+    """What a run begins with, as its controller takes it."""
+    known = {} if speculation is None else speculation.begun_with
+    return msgspec.convert(known, Knowledge, strict=False) if known else Knowledge()
+
+
+def with_learnt(speculation: Speculation | None, learnt: Knowledge | None) -> Speculation | None:
+    """The same at the end of a run that has `learnt` that."""
+    if speculation is None or learnt is None:
+        return speculation
+    return structs.replace(speculation, learnt=msgspec.to_builtins(learnt))
+
+
+def keep(speculation: Speculation | None, speculate_from: str | None, *, virtual: bool) -> None:
+    """Leave what a run has learnt in the cache, unless it was to begin with nothing, was simulated and not to begin from there, or has not
+    seen the target alone. A cache that cannot be written is needed by no run, so that this says nothing."""
+    wanted = speculate_from == CACHE if virtual else speculate_from != NOTHING
+    if speculation is None or not wanted or not speculation.learnt.get("direct"):
+        return
+    with suppress(OSError):
+        file_of(speculation.digest).parent.mkdir(parents=True, exist_ok=True)
+        with new_file(file_of(speculation.digest)) as draft:
+            draft.write_bytes(msgspec.json.encode(speculation.learnt))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """What a file of the cache holds; empty where there is none, or one that another version has written."""
+    try:
+        raw = msgspec.json.decode(file.read_bytes())
+        msgspec.convert(raw, Knowledge, strict=False)
+    except (OSError, msgspec.DecodeError):
+        return {}
+    known: dict[str, Any] = raw
+    return known
+
+
+def _facts(plan: Plan) -> dict[str, Any]:
+    engines = {f"engines.{role}": settings_of(spec) for role, spec in plan.engines.items()}
+    stages = {f"stages.{stage.name}": settings_of(stage.spec) for stage in plan.repeated}
+    return dict(_flat("", engines | stages)) | {"CUDA MPS": cuda_mps()}
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(f"{name}.{key}" if name else key, inner)
+    else:
+        yield name, value
+
+
+def _difference(then: Plan, now: Plan) -> str:
+    """What one plan has that the other has not, as a clause after "had"."""
+    old, new = _facts(then), _facts(now)
+    name = next((each for each in sorted(old.keys() | new.keys()) if old.get(each) != new.get(each)), None)
+    if name is None:
+        return "another way of sharing its GPU"
+    return f"other engines or another loop: {name} was {old.get(name)}, is {new.get(name)}"
