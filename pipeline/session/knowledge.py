@@ -18,14 +18,14 @@ from pipeline.errors import UsageError
 from pipeline.files import new_file
 from pipeline.graph.plan import Plan, settings_of
 from pipeline.runtime.speculation.knowledge import Knowledge
-from pipeline.store.run_file import RunFile, Speculation
+from pipeline.store.run_file import RunFile, SpeculationRecord
 from pipeline.system.machine import cuda_mps
 
 CACHE, NOTHING, START = "cache", "nothing", ":start"
 """Values of `speculate_from`, and the end of one that names what a run began with in place of what it had learnt in the end."""
 
 
-def begun_with(plan: Plan, speculate_from: str | None, *, virtual: bool) -> Speculation | None:
+def begun_with(plan: Plan, speculate_from: str | None, *, virtual: bool) -> SpeculationRecord | None:
     """What a run of `plan` begins with; None where nothing is decided during it.
 
     Raises `UsageError` where `speculate_from` names a run that knows nothing, or was of other engines or another loop.
@@ -36,10 +36,10 @@ def begun_with(plan: Plan, speculate_from: str | None, *, virtual: bool) -> Spec
         return None
     digest, source = digest_of(plan), speculate_from or (NOTHING if virtual else CACHE)
     if source == NOTHING:
-        return Speculation(digest=digest)
+        return SpeculationRecord(digest=digest)
     if source == CACHE:
         file = file_of(digest)
-        return Speculation(digest=digest, begun_from=str(file), begun_with=_read(file))
+        return SpeculationRecord(digest=digest, begun_from=str(file), begun_with=_read(file))
     folder, at_start = Path(source.removesuffix(START)), source.endswith(START)
     known = RunFile.read(folder).speculation
     if known is None or not (known.begun_with if at_start else known.learnt):
@@ -48,7 +48,7 @@ def begun_with(plan: Plan, speculate_from: str | None, *, virtual: bool) -> Spec
     if known.digest != digest:
         had = _difference(RunFile.read(folder).plan, plan)
         raise UsageError(f"--speculate-from {source}: that run had {had}; name a run with the same, or use `nothing`")
-    return Speculation(digest=digest, begun_from=source, begun_with=known.begun_with if at_start else known.learnt)
+    return SpeculationRecord(digest=digest, begun_from=source, begun_with=known.begun_with if at_start else known.learnt)
 
 
 def digest_of(plan: Plan) -> str:
@@ -62,20 +62,20 @@ def file_of(digest: str) -> Path:
     return cache / "speculative-pipeline" / "speculation" / f"{digest}.json"
 
 
-def knowledge_of(speculation: Speculation | None) -> Knowledge:
+def knowledge_of(speculation: SpeculationRecord | None) -> Knowledge:
     """What a run begins with, as its controller takes it."""
     known = {} if speculation is None else speculation.begun_with
     return msgspec.convert(known, Knowledge, strict=False) if known else Knowledge()
 
 
-def with_learnt(speculation: Speculation | None, learnt: Knowledge | None) -> Speculation | None:
+def with_learnt(speculation: SpeculationRecord | None, learnt: Knowledge | None) -> SpeculationRecord | None:
     """The same at the end of a run that has `learnt` that."""
     if speculation is None or learnt is None:
         return speculation
     return structs.replace(speculation, learnt=msgspec.to_builtins(learnt))
 
 
-def keep(speculation: Speculation | None, speculate_from: str | None, *, virtual: bool) -> None:
+def keep(speculation: SpeculationRecord | None, speculate_from: str | None, *, virtual: bool) -> None:
     """Leave what a run has learnt in the cache, unless it was to begin with nothing, was simulated and not to begin from there, or has not
     seen the target alone. A cache that cannot be written is needed by no run, so that this says nothing."""
     wanted = speculate_from == CACHE if virtual else speculate_from != NOTHING

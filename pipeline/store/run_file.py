@@ -166,7 +166,7 @@ class ModeChange(Struct, frozen=True, kw_only=True):
     """The same if none speculates."""
 
 
-class Speculation(Struct, frozen=True, kw_only=True):
+class SpeculationRecord(Struct, frozen=True, kw_only=True):
     """What a run with `speculate: auto` knew about its engines and its loop; both maps are a `runtime.speculation.knowledge.Knowledge`."""
 
     digest: str
@@ -206,7 +206,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
     """Whether answers depend on when chains were switched between speculation and the target alone (`speculate: auto`)."""
     mode_changes: tuple[ModeChange, ...] = ()
     """The decisions about that of all sessions; of very many the last ones."""
-    speculation: Speculation | None = None
+    speculation: SpeculationRecord | None = None
     """What those decisions began with and what they have taught, in the last session; null where there were none to make."""
     versions: dict[str, str] = {}
     host: Host = Host()

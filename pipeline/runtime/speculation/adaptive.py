@@ -20,10 +20,11 @@ acceptance, the target's fit). That is what brings a run back to speculation as 
 What holds whenever no method runs: `_rounds` has the rounds since the window began, less the first one of each chain, for which both
 engines compute its context; `_observed_from` is None unless every live chain writes directly.
 
-Example: 64 thoughts at once, QwQ-32B and a draft of 1.5B in time slices on one H200, simulated. After 256 rounds `check`: all chains write
-directly at 3.7 s. The target alone takes 26 ms a token of a chain and rounds took 30, a gain of 0.87; direct mode stays. As chains end, the
-gain that is expected rises from 0.87 with 64 towards 2.3 with one, and passes 1.05 with 40 left: `speculate`. The run takes 470 s, the
-target alone 482, speculation throughout 525. The next run on these engines begins directly.
+Example: 384 thoughts with the lengths of MATH, 64 at once, QwQ-32B and a draft of 1.5B in time slices on one H200, simulated. After four
+rounds of each, at 7.9 s, `check`: the target alone takes 25 ms a token of a chain where rounds took 44, so direct mode stays. As the last
+chains end the gain that is expected rises: with 11 left, at 393 s, `speculate`, which loses there (`losing`), and with 5 left, at 432 s, once
+more, to the end at 470 s. The target alone takes 482 s, speculation throughout 525. The next run on these engines begins directly, and takes
+466 s.
 """
 
 import math
