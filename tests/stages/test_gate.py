@@ -147,7 +147,7 @@ def test_a_condition_says_what_the_graph_says() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("graph", "settings"), [("gated", ("sure=-1.8",)), ("routed", ("entropy=0.4",)), ("triggered", ("overconfident=-0.15", "loops=1"))]
+    ("graph", "settings"), [("gated", ("sure=-0.22",)), ("routed", ("entropy=0.4",)), ("triggered", ("overconfident=-0.15", "loops=1"))]
 )
 def test_the_target_is_called_where_a_gate_flags_and_computes_what_it_has_not_read(
     tmp_path: Path, graph: str, settings: tuple[str, ...]

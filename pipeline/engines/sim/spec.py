@@ -78,7 +78,7 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Probability that this engine judges a candidate correctly."""
     gate_auc: Annotated[float, Meta(ge=0.5, lt=1)] = 0.75
     """How well a gate tells correct from wrong steps of this engine by their log probabilities: the probability that of a correct and a
-    wrong one the correct one looks surer (the area under the ROC curve); 0.5: not at all. An assumption, measured nowhere. Surety is normal
+    wrong one the correct one looks surer (the area under the ROC curve); 0.5: not at all. The default is an assumption. Surety is normal
     with variance 1, and a correct step's mean is sqrt(2) times the normal quantile of this number above that of a wrong one's."""
     trial_auc: Annotated[float, Meta(ge=0.5, lt=1)] = 0.9
     """The same for answers that are asked for before the thought is over (`until.answer_confident`). Such an answer is right, unless
