@@ -33,7 +33,7 @@ from pipeline.runtime.speculation.modes import Mode
 from pipeline.runtime.speculation.switch import ModeSwitch
 from pipeline.session.resume import ANSWER, USAGE
 from pipeline.stages.build import build_stages, builders_of
-from pipeline.store.events import UNFINISHED
+from pipeline.store.events import MEASURED_IN, UNFINISHED, confidences
 from pipeline.store.kept_problems import kept_problems
 from pipeline.store.read import read_batches
 from pipeline.store.run_file import RunFile
@@ -43,7 +43,7 @@ LEARNER = "learner"
 WINDOW = 4096
 """Chains whose calls are in memory together; every window reads the tables once."""
 CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", "correct", "reference_answer", "grader")
-CALL = ("chain_id", "request_id", "error_type", "prompt_digest", "client_wait_s", *USAGE, *ANSWER)
+CALL = ("chain_id", "request_id", "error_type", "prompt_digest", "client_wait_s", *USAGE, *ANSWER, *MEASURED_IN.values())
 _NO_LIMIT = 2**31
 """A context length, in tokens, that no chain reaches."""
 
@@ -250,4 +250,5 @@ def _rows(run: Path, table: str, columns: Sequence[str], wanted: pa.Array) -> It
 def _call(row: Mapping[str, Any]) -> ResumedCall:
     usage = Usage(**{name: row[name] for name in USAGE})
     columns = ("request_id", "prompt_digest", *ANSWER)
-    return ResumedCall(usage=usage, wait_s=row["client_wait_s"], **{name: row[name] for name in columns})
+    known = confidences(row, len(row["output_token_ids"]))
+    return ResumedCall(usage=usage, wait_s=row["client_wait_s"], confidences=known, **{name: row[name] for name in columns})

@@ -119,6 +119,15 @@ def test_scores_are_right_on_one_side_of_the_threshold(tmp_path: Path) -> None:
     assert {len(row["options"]) for row in data} == {10}
 
 
+def test_a_gate_reads_what_was_recorded(tmp_path: Path) -> None:
+    result = solve(tmp_path, graph="gated", settings=("sure=-0.2",), input=write_problems(tmp_path, 4))
+    steps = rows(result, "steps")
+    assert "unverified" in {row["decision"] for row in steps}
+    _, data = written(tmp_path, result.folder, format="preference")
+    wanted = {(row["chain_id"], row["step_index"]) for row in steps if row["decision"] == "fallback"}
+    assert {(row["chain_id"], row["step_index"]) for row in data} == wanted != set()
+
+
 def test_rejected_drafts_beside_what_was_written(speccot: SessionResult, tmp_path: Path) -> None:
     result = speccot
     _, texts = written(tmp_path, result.folder, format="preference")
