@@ -44,7 +44,7 @@ and one states no answer, nobody knows. `rewards`: a candidate is right when the
 SOURCES: tuple[Source, ...] = get_args(Source)
 GOOD = 0.5
 """The least reward of a right candidate: more likely good than bad."""
-WHOLE = ("thought_closed", "answer_boxed")
+WHOLE = ("thought_closed", "answer_boxed", "answer_confident", "answer_stable")
 """The stop reasons of thoughts that were not cut."""
 GRAPHS = "export a run of graphs/scot.yaml, graphs/speccot.yaml or graphs/specreason.yaml"
 
