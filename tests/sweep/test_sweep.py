@@ -102,7 +102,7 @@ def test_graphs_need_not_have_the_same_params(tmp_path: Path) -> None:
         (
             {"vary": {"candidatez": ("1",)}},
             UsageError,
-            "--vary candidatez: speccot has no such param; there are adapter, answer_boxed, answer_tokens",
+            "--vary candidatez: speccot has no such param; there are adapter, answer_boxed, answer_confident",
         ),
         ({"vary": {"candidates": ("1", "1")}}, UsageError, "a value is named twice"),
         ({"vary": {"candidates": ("1", "x")}}, GraphError, "candidates"),
