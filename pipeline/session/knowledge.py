@@ -38,17 +38,19 @@ def begun_with(plan: Plan, speculate_from: str | None, *, virtual: bool) -> Spec
     if source == NOTHING:
         return SpeculationRecord(digest=digest)
     if source == CACHE:
-        file = file_of(digest)
-        return SpeculationRecord(digest=digest, begun_from=str(file), begun_with=_read(file))
+        known = _read(file_of(digest))
+        return SpeculationRecord(digest=digest, begun_from=str(file_of(digest)) if known else "", begun_with=known)
     folder, at_start = Path(source.removesuffix(START)), source.endswith(START)
-    known = RunFile.read(folder).speculation
-    if known is None or not (known.begun_with if at_start else known.learnt):
-        when = "began with nothing" if at_start and known is not None else "has learnt nothing about speculation"
+    then = RunFile.read(folder)
+    had = then.speculation
+    if had is None or not (had.begun_with if at_start else had.learnt):
+        when = "began with nothing" if at_start and had is not None else "has learnt nothing about speculation"
         raise UsageError(f"--speculate-from {source}: that run {when}; name a finished run with speculate=auto, or use `nothing`")
-    if known.digest != digest:
-        had = _difference(RunFile.read(folder).plan, plan)
-        raise UsageError(f"--speculate-from {source}: that run had {had}; name a run with the same, or use `nothing`")
-    return SpeculationRecord(digest=digest, begun_from=source, begun_with=known.begun_with if at_start else known.learnt)
+    if had.digest != digest:
+        raise UsageError(
+            f"--speculate-from {source}: that run had {_difference(then.plan, plan)}; name a run with the same, or use `nothing`"
+        )
+    return SpeculationRecord(digest=digest, begun_from=source, begun_with=had.begun_with if at_start else had.learnt)
 
 
 def digest_of(plan: Plan) -> str:
