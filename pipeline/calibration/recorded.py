@@ -38,16 +38,21 @@ ORDER BY submit_unix_ns, call_index
 """
 """The calls up to then, in the order in which they were sent."""
 STEPS = """
-WITH spoken AS (FROM steps WHERE NOT ($switched AND mode = 'direct')),  -- what the target wrote at a stretch is no step
+WITH spoken AS (
+    SELECT *, coalesce(len(candidate_tokens), 0) > 0 AND NOT (chosen_candidate IS NULL AND decision IN ('unverified', 'written')) AS drafted
+    FROM steps WHERE NOT ($switched AND mode = 'direct')  -- what the target wrote at a stretch is no step
+),
 written AS (
     SELECT source_engine AS role, len(step_token_ids) AS tokens FROM spoken
-    WHERE decision != 'guidance' AND coalesce(len(candidate_tokens), 0) = 0
+    WHERE decision != 'guidance' AND NOT drafted
     UNION ALL
     SELECT if(len(roles) = len(candidate_tokens), roles[place], coalesce(roles[1], source_engine)), candidate_tokens[place]
     FROM spoken, unnest(range(1, len(candidate_tokens) + 1)) AS each(place), (SELECT $drafters::VARCHAR[] AS roles)
+    WHERE drafted
 )
 """
-"""`written`: the tokens of each step that was no guidance, by the role that wrote it, or of its candidates; where their number is not that
+"""`written`: the tokens of each step that was no guidance, by the role that wrote it, or of its candidates, unless a gate only looked at
+these and another text was written; where their number is not that
 of the roles that draft, all are of the first of these."""
 VERDICTS = """
 SELECT count(verify_kind), count(*) FILTER (decision = 'accepted'), sum(len(candidate_tokens)) FILTER (verify_kind IS NOT NULL) FROM spoken

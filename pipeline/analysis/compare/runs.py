@@ -264,7 +264,8 @@ def _roles(plan: Plan) -> tuple[str, ...]:
     """Roles that write or answer, then those that judge alone, then those that draft."""
     purposes: dict[str, set[str]] = {role: set() for role in plan.engines}
     for node in plan.stages():
-        purposes.setdefault(str(node.spec.role), set()).add(node.spec.purpose)
+        if node.spec.role is not None:
+            purposes.setdefault(node.spec.role, set()).add(node.spec.purpose)
     return tuple(sorted(purposes, key=lambda role: ("draft" in purposes[role], purposes[role] <= {"judge"})))
 
 
