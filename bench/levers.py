@@ -1,0 +1,217 @@
+"""What does each lever do to accuracy, and what is it worth in speed? A short question, a gate, an early end, a judge by reward.
+
+    python bench/levers.py [--problems 500] [--samples 3]
+
+Accuracy is measured with both bundled pairs on the torch engine: every problem several times from different seeds, each lever against the
+same pair's target alone, intervals over problems. Speed is SIMULATED: MATH lengths, QwQ-32B and R1-Distill-Qwen-1.5B on two H100, with and
+without token-level speculation inside the target. Runs and sweeps are kept in build/levers and continued when it is started again. Writes
+bench/results/levers.json and bench/levers.md.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import over_target
+from figures import RESULTS, ROOT, Results, go_on, grid, percent
+from frontier import PATIENT, ROOMY
+from msgspec import Struct, structs
+from papers import ENGINES, PAIRS, Pair, score_steps
+from runs import make, swept, write_problems
+
+from pipeline.analysis.compare.figures import Compared
+from pipeline.analysis.compare.runs import read_runs
+from pipeline.analysis.points import Point
+from pipeline.session.options import RunOptions
+from pipeline.store.query import Query
+from pipeline.sweep.plan import SweepOptions
+
+BUILD = ROOT / "build/levers"
+WRONG = 0.5
+"""A step is wrong whose reward by the pair's own reward model is below this."""
+MACHINES = ("sim-2xh100-mps", "sim-2xh100")
+SIZES = {64: (8,), 384: (64, 128)}
+"""Batch sizes by the number of problems."""
+
+
+class Lever(Struct, frozen=True):
+    """A graph with settings."""
+
+    name: str
+    graph: str
+    settings: tuple[str, ...] = ()
+
+
+BASELINE = Lever("target alone", "target")
+LEVERS = (
+    BASELINE,
+    Lever("target alone, early end at 0.9", "target", ("answer_confident=0.9", "every=16")),
+    Lever("SpecReason", "specreason"),
+    Lever("SpecReason, short question", "specreason", ("prompts=short",)),
+    Lever("SpecReason, early end at 0.9", "specreason", ("answer_confident=0.9",)),
+    Lever("SpecCoT", "speccot"),
+    Lever("SpecCoT, short question", "speccot", ("prompts=short",)),
+    *(Lever(f"gate at {sure}", "gated", (f"sure={sure}",)) for sure in (-1.5, -0.7, -0.3)),
+    Lever("gate at -0.7, short question", "gated", ("sure=-0.7", "prompts=short")),
+    Lever("routed by first entropy", "routed"),
+    Lever("triggered", "triggered"),
+    Lever("judged by reward", "rsd"),
+)
+"""Those whose accuracy is measured."""
+SYSTEMS = (
+    Lever("SpecReason", "specreason"),
+    Lever("short question", "specreason", ("prompts=short",)),
+    Lever("gate", "gated"),
+    Lever("gate, short question", "gated", ("prompts=short",)),
+)
+"""Those whose speed is simulated, each alone and with EAGLE-3 inside the target."""
+
+
+def accuracy(problems: int, samples: int) -> Iterator[dict[str, Any]]:
+    """What each lever does to each pair's answers, against the same pair's target alone."""
+    for pair in PAIRS:
+        folders = []
+        for lever in LEVERS:
+            name = f"{pair.name}-{lever.name}".replace(" ", "_").replace(",", "").replace("/", "")
+            folders.append(BUILD / name)
+            make(_options(pair, lever, folders[-1], problems, samples), name)
+        tables = read_runs(folders)
+        for lever, folder, table in zip(LEVERS, folders, tables, strict=True):
+            figures = Compared(table, tables[0])
+            kept = {name: structs.asdict(getattr(figures, name)) for name in ("accuracy", "thought_tokens", "draft_share", "unread_share")}
+            gain = structs.asdict(figures.over_baseline.accuracy_gain)
+            yield {"pair": pair.name, "lever": lever.name, **kept, "gain": gain, "wrong_unread": wrong_unread(folder, pair)}
+
+
+def _options(pair: Pair, lever: Lever, folder: Path, problems: int, samples: int) -> RunOptions:
+    return RunOptions(
+        graph=ROOT / f"graphs/{lever.graph}.yaml",
+        input=pair.problems,
+        engines=ENGINES / f"{pair.engines}.yaml" if pair.engines else None,
+        settings=lever.settings,
+        limit=problems,
+        samples=samples,
+        batch_size=64,
+        output=folder,
+    )
+
+
+def wrong_unread(folder: Path, pair: Pair) -> float | None:
+    """Share of all steps that no judge read and that are wrong by the pair's reward model; None where no gate let any pass."""
+    with Query(folder) as query:
+        if not query.scalar("SELECT count(*) FROM steps WHERE decision = 'unverified'"):
+            return None
+    if flaw := score_steps(folder, pair.reward_model):
+        raise click.ClickException(flaw)
+    with Query(folder) as query:
+        return float(
+            query.scalar(
+                """
+                SELECT (SELECT count(*) FROM rewards WHERE selected AND decision = 'unverified' AND candidate_index IS NOT NULL AND reward < $wrong)
+                    / count(*) FROM steps""",
+                wrong=WRONG,
+            )
+        )
+
+
+def speed() -> Iterator[dict[str, Any]]:
+    """Problems a second of each system and of all baselines on each machine, by batch size."""
+    for machine in MACHINES:
+        for problems, sizes in SIZES.items():
+            for variant in ("", "eagle3"):
+                for lever in SYSTEMS:
+                    name = f"{machine}-{problems}-{variant or 'plain'}-{lever.name}".replace(" ", "_").replace(",", "")
+                    for point in swept(_sweep(name, machine, lever, variant, problems, sizes), name):
+                        yield _row(machine, lever, variant, point)
+
+
+def _sweep(name: str, machine: str, lever: Lever, variant: str, problems: int, sizes: tuple[int, ...]) -> SweepOptions:
+    lengths = tuple(f"engines.{role}.text.preset=math" for role in ("draft", "target"))
+    return SweepOptions(
+        graphs=(ROOT / f"graphs/{lever.graph}.yaml",),
+        input=write_problems(BUILD / f"problems-{problems}.parquet", problems),
+        batch_sizes=sizes,
+        repeats=1,
+        engines=(ENGINES / f"{machine}.yaml",),
+        variants=None if lever is SYSTEMS[0] and not variant else (),
+        settings=(*ROOMY, *PATIENT, *lengths, *lever.settings, *([f"variant={variant}"] if variant else [])),
+        limit=problems,
+        output=BUILD / name,
+        resume=True,
+    )
+
+
+def _row(machine: str, lever: Lever, variant: str, point: Point) -> dict[str, Any]:
+    system = point.variant or BASELINE.name if point.baseline else lever.name
+    return {
+        "machine": machine,
+        "system": system,
+        "inside": variant,
+        "baseline": point.baseline,
+        "batch_size": point.batch_size,
+        "problems_per_s": point.problems_per_s,
+        "accuracy": point.accuracy,
+    }
+
+
+# The page.
+
+
+INTRODUCTION = """\
+Accuracy is measured: each problem {samples} times by the bundled pairs, toy models on the torch engine. *Against the target* is the gain
+over the same pair's target alone, with its 95 % interval over problems; *unread* are steps that no judge read, over all steps, *unread and
+wrong* those of them whose reward by the pair's reward model is below {wrong}. Speed is **simulated**: MATH lengths on two H100, as times
+the target alone."""
+
+
+def page_of(results: Results) -> str:
+    """The whole page."""
+    sections = [
+        f"## Accuracy: the pair {pair}\n\n{_accuracies(results, pair)}" for pair in dict.fromkeys(r["pair"] for r in results["accuracy"])
+    ]
+    sections += [f"## Speed: {over_target.MACHINES.get(name, name)}, simulated\n\n{_speeds(results, name)}" for name in MACHINES]
+    introduction = INTRODUCTION.format(samples=results["samples"], wrong=WRONG)
+    return over_target.page("What each lever does", results, introduction, [], sections)
+
+
+def _accuracies(results: Results, pair: str) -> str:
+    columns = ("lever", "accuracy", "against the target", "tokens of thought", "by the draft", "unread", "unread and wrong")
+    rows = []
+    for row in (row for row in results["accuracy"] if row["pair"] == pair):
+        gain = row["gain"]
+        against = "-" if row["lever"] == BASELINE.name else f"{gain['value']:+.1%} ({gain['low']:+.1%} to {gain['high']:+.1%})"
+        shares = (percent(row[name]["value"]) for name in ("draft_share", "unread_share"))
+        tokens = f"{row['thought_tokens']['value']:.0f}"
+        rows.append((row["lever"], percent(row["accuracy"]["value"]), against, tokens, *shares, percent(row["wrong_unread"])))
+    return grid(columns, rows)
+
+
+def _speeds(results: Results, machine: str) -> str:
+    here = [row for row in results["speed"] if row["machine"] == machine]
+    sizes = sorted({row["batch_size"] for row in here})
+    alone = {row["batch_size"]: row["problems_per_s"] for row in here if row["system"] == BASELINE.name and not row["inside"]}
+    rows = []
+    for system, inside in dict.fromkeys((row["system"], row["inside"]) for row in here):
+        own = {row["batch_size"]: row for row in here if (row["system"], row["inside"]) == (system, inside)}
+        baseline = next(iter(own.values()))["baseline"]
+        if baseline and inside:
+            continue  # the target alone with token-level speculation is a baseline of the sweep without
+        label = f"*{system}*" if baseline else f"{system}, EAGLE-3 inside the target" if inside else system
+        rows.append((label, *(f"{own[size]['problems_per_s'] / alone[size]:.2f}" for size in sizes)))
+    return grid(("times the target alone; baselines in italics", *(f"batch size {size}" for size in sizes)), rows)
+
+
+@click.command()
+@click.option("--problems", default=500, show_default=True)
+@click.option("--samples", default=3, show_default=True, help="Of each problem.")
+def main(problems: int, samples: int) -> None:
+    """Run what is missing, and write the page."""
+    recording = go_on(__file__, BUILD)
+    results = {"bench": "levers", "problems": problems, "samples": samples}
+    results |= {"accuracy": list(accuracy(problems, samples)), "speed": list(speed())}
+    recording.write(ROOT / RESULTS / "levers.json", results, page_of(results | {"measured": recording.measured}))
+
+
+if __name__ == "__main__":
+    main()
