@@ -108,8 +108,9 @@ def wrong_unread(folder: Path, pair: Pair) -> float | None:
         return float(
             query.scalar(
                 """
-                SELECT (SELECT count(*) FROM rewards WHERE selected AND decision = 'unverified' AND candidate_index IS NOT NULL AND reward < $wrong)
-                    / count(*) FROM steps""",
+                SELECT (SELECT count(*) FROM rewards
+                        WHERE selected AND decision = 'unverified' AND candidate_index IS NOT NULL AND reward < $wrong) / count(*)
+                FROM steps""",
                 wrong=WRONG,
             )
         )
