@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 import claims  # noqa: E402
 import judging  # noqa: E402
+import levers  # noqa: E402
 import papers  # noqa: E402
 import runs as kept_runs  # noqa: E402
 
@@ -50,7 +51,8 @@ OF_NO_PAPER = {"cascade", "self-consistency"}
 
 
 def test_every_graph_of_a_paper_is_run_and_every_claim_takes_runs_that_are_made() -> None:
-    assert {job.graph for job in JOBS.values()} == {path.stem for path in (ROOT / "graphs").glob("*.yaml")} - OF_NO_PAPER
+    graphs = {job.graph for job in JOBS.values()} | {lever.graph for lever in levers.LEVERS}
+    assert graphs == {path.stem for path in (ROOT / "graphs").glob("*.yaml")} - OF_NO_PAPER
     assert {name for claim in claims.CLAIMS for name in claim.runs} <= JOBS.keys()
     for section in SECTIONS:
         assert len({(job.pair, job.needs_vllm, job.simulated) for job in section.jobs}) == 1, section.title
