@@ -46,7 +46,7 @@ class Lever(Struct, frozen=True):
 BASELINE = Lever("target alone", "target")
 LEVERS = (
     BASELINE,
-    Lever("target alone, early end at 0.9", "target", ("answer_confident=0.9", "every=16")),
+    Lever("target alone, early end at 0.9", "target", ("answer_confident=0.9", "every_tokens=16")),
     Lever("SpecReason", "specreason"),
     Lever("SpecReason, short question", "specreason", ("prompts=short",)),
     Lever("SpecReason, early end at 0.9", "specreason", ("answer_confident=0.9",)),

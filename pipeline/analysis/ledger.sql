@@ -15,7 +15,7 @@ told AS (
                 WHEN purpose = 'answer' THEN 'answer'
                 WHEN purpose = 'trial' THEN 'trial'
                 WHEN step_index = 0 THEN 'guidance'
-                WHEN unread THEN 'unverified'
+                WHEN unread AND step_index > first_steps THEN 'unverified'
                 WHEN falls_back AND step_index > first_steps THEN 'fallback'
                 ELSE 'written' END AS outcome
     FROM calls LEFT JOIN writers USING (stage) LEFT JOIN (SELECT chain_id, finished FROM chains) AS over USING (chain_id))

@@ -54,11 +54,6 @@ def exit_lines(loop: LoopNode) -> dict[str, str]:
     return {name: name if value is True else f"{name} {value:,}" for name, value in set_.items()} | {ALWAYS: ALWAYS}
 
 
-def trial_line(loop: LoopNode) -> str:
-    """How often the answer is asked for before the thought is over."""
-    return "every step" if loop.until.every == 1 else f"every {loop.until.every:,} steps"
-
-
 def verdict_count(counts: RunCounts, met: Condition) -> str:
     """How often, and in what share of its verdicts or findings, a stage did what this condition says."""
     stage = met.stage

@@ -19,7 +19,6 @@ from pipeline.drawing.captions import (
     rounds_a_chain,
     settings_line,
     shortened,
-    trial_line,
     verdict_count,
     with_share,
 )
@@ -135,7 +134,7 @@ class _Flowchart:
             self._direct(key, loop.direct, loop)
         if loop.trial is not None:
             trial = _key(loop.trial, loop.name)
-            self._connect([_Open(key, lines=(trial_line(loop),))], trial)
+            self._connect([_Open(key, lines=(loop.pace,))], trial)
             self._connect(self._node(loop.trial, loop.name), key, AGAIN)
         ended = ended_by(self._counts, loop) if self._counts and loop is self._plan.loops[-1] else {}
         return [_Open(key, lines=tuple(f"{reason} {count}" for reason, count in ended.items()) or ("until",), link=EXIT)]

@@ -14,7 +14,6 @@ from pipeline.drawing.captions import (
     rounds_a_chain,
     settings_line,
     shortened,
-    trial_line,
     verdict_count,
 )
 from pipeline.drawing.run import RunCounts
@@ -69,7 +68,7 @@ class _Tree:
         taken = ended_by(self._counts, loop) if self._counts and loop is self._plan.loops[-1] else {}
         until = _Line("until", below=tuple(_Line(f"{said:24} {taken.get(name, '')}".rstrip()) for name, said in exit_lines(loop).items()))
         title = ", ".join(filter(None, ("repeat", condition_line(loop.condition), turns)))
-        tried = () if loop.trial is None else (_Line(trial_line(loop), below=(self._stage(loop.trial, loop.body),)),)
+        tried = () if loop.trial is None else (_Line(loop.pace, below=(self._stage(loop.trial, loop.body),)),)
         if loop.direct is None:
             return _Line(f"↻ {loop.name}: {title}", below=(*self.block(loop.body), *tried, until))
         guidance, direct = loop.direct.guidance, (loop.direct.response, loop.direct.boundary)

@@ -138,7 +138,9 @@ def _end_of_response(stages: Stages, loop: UntilSpec) -> EndSpec | None:
     """When the target's response ends early: as the loop, in which it writes one step in at most so many tokens."""
     if not loop.tries:
         return None
-    every = loop.every * int(getattr(_fallback(stages), "max_tokens", 1))
+    # With `auto` the loop counts pieces as steps; with `never` there is no other loop, and the answer is asked for after each piece.
+    pieces = loop.every if _speculation(stages) == "never" else 1
+    every = pieces * int(getattr(_fallback(stages), "max_tokens", 1))
     return EndSpec(answer_confident=loop.answer_confident, answer_stable=loop.answer_stable, every=every)
 
 

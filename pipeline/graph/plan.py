@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from pipeline.bundled import BUNDLED, model_name
 from pipeline.graph.prompts import Prompts
-from pipeline.graph.rules import waits_for
+from pipeline.graph.rules import early_end, waits_for
 from pipeline.graph.spec import EngineSpec, Param, Purpose, Speculate, StageSpec, TrialSpec, UntilSpec
 
 S = TypeVar("S", bound=Struct)
@@ -58,6 +58,13 @@ class LoopNode(Struct, frozen=True, tag="loop", tag_field="node"):
     """What writes while the loop does not speculate; None: it always does."""
     trial: StageNode | None = None
     """What asks for the answer before the thought is over; None where `until` needs no such answer."""
+
+    @property
+    def pace(self) -> str:
+        """How often that is asked, in words: of a response that is written in pieces by its tokens, else by steps."""
+        pieces = [end.every for node in self.body.stages() if (end := early_end(node.spec)) is not None]
+        every, unit = (pieces[0], "token") if pieces else (self.until.every, "step")
+        return f"every {unit}" if every == 1 else f"every {every:,} {unit}s"
 
 
 class Direct(Struct, frozen=True):

@@ -83,7 +83,7 @@
 
   // Transcripts.
   const words = {
-    guidance: "guidance", accepted: "accepted", fallback: "fallback", first_steps: "first steps", written: "written",
+    guidance: "guidance", accepted: "accepted", unverified: "unverified", fallback: "fallback", first_steps: "first steps", written: "written",
     interrupted: "written by the target alone, interrupted",
     rejected: "rejected candidate", not_chosen: "candidate not chosen",
   };
@@ -93,22 +93,22 @@
     if (text === null) return;
     into.append(make("div", "label", label), written(text));
   };
-  const candidate = (each, number, accepted) => {
-    const kind = each.chosen ? "accepted" : accepted ? "not_chosen" : "rejected";
+  const candidate = (each, number, rejected) => {
+    const kind = each.chosen ? "accepted" : rejected ? "rejected" : "not_chosen";
     const box = make("div", `candidate ${kind}`);
     const head = make("div", "head");
     const odds = each.probability === null ? "" : `, ${percent(each.probability)}`;
-    head.append(make("b", "", each.chosen ? "chosen" : accepted ? "not chosen" : "rejected"), ` · candidate ${number + 1} · ${count(each.tokens, "token")}${odds}`);
+    head.append(make("b", "", each.chosen ? "chosen" : rejected ? "rejected" : "not chosen"), ` · candidate ${number + 1} · ${count(each.tokens, "token")}${odds}`);
     box.append(head, each.same_as === null ? written(each.text) : make("div", "facts", `the same as candidate ${each.same_as + 1}`));
     return box;
   };
   const candidates = (step) => {
-    const accepted = step.decision === "accepted";
+    const rejected = step.decision === "fallback";  // a gate rejects nothing
     const different = step.candidates.filter((each) => each.same_as === null).length;
     const some = make("details");
-    some.open = !accepted;
+    some.open = !step.candidates.some((each) => each.chosen);
     some.append(make("summary", "", `${step.candidates.length} drafted, ${different} different`));
-    step.candidates.forEach((each, number) => some.append(candidate(each, number, accepted)));
+    step.candidates.forEach((each, number) => some.append(candidate(each, number, rejected)));
     return some;
   };
   const stepBox = (step) => {
@@ -120,6 +120,7 @@
       ` · ${step.engine} · ${count(step.tokens, "token")} · ${step.time_s.toPrecision(3)} s${waited}`,
     );
     box.append(head, written(step.text));
+    step.gates.forEach((gate) => box.append(make("div", "head", gate)));
     if (step.verdict !== null) box.append(make("div", "head", step.verdict));
     if (step.candidates.length) box.append(candidates(step));
     return box;

@@ -106,7 +106,7 @@ def test_ten_lines_say_how_a_run_went() -> None:
     assert found.essential == "500 of 500 solved in 10.3 s: 48.5 problems/s, 99.6 % right"
     assert found.lines == [
         "accuracy     99.6 %    498 of 500, 95 % interval 98.6 to 99.9",
-        "drafting     95.9 %    of 2,154 drafted steps accepted, 76.2 % of the reasoning; 88 rewritten by the verifier",
+        "drafting     95.9 %    of 2,154 drafted steps accepted, 76.2 % of the reasoning; 88 rewritten by the target",
         "tokens       25.2 %    of 88,703 generated were kept: 2,168 kept tokens/s, 8,612 generated tokens/s; "
         "81.0 % of the drafted ones were discarded",
         "engines                target 99.7 % busy, draft 89.5 %",

@@ -11,7 +11,6 @@ from pipeline.graph.plan import encode_plan
 from pipeline.stages.draft import DraftSpec
 from pipeline.stages.generate import GenerateSpec
 from pipeline.store.events import StepRow
-from tests.support.graphs import SETTINGS
 from tests.support.rows import blank
 from tests.support.runs import solve
 from tests.support.traces import call, card, chain, plan_of, statistics, write
@@ -32,7 +31,7 @@ def lines(found: EngineLedger) -> dict[str, int]:
 
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_the_lines_are_what_the_engines_counted(tmp_path: Path, graph: str) -> None:
-    result = solve(tmp_path, graph=graph, settings=SETTINGS.get(graph, ()))
+    result = solve(tmp_path, graph=graph)
     found = ledger(result.folder)
     assert found.engines.keys() == result.run.engines.keys()
     for role, engine in found.engines.items():
@@ -134,6 +133,13 @@ def test_a_response_is_thought_and_answer(tmp_path: Path) -> None:
     rows = [chain("a", 0, 1, thought_tokens=30)]
     found = ledger(write(tmp_path, calls=calls, steps=[step(1, "written", "t", 30)], chains=rows, card=card(0, 1, graph=plan["graph"])))
     assert lines(found.engines["t"]) == {"written": 30, "answer": 19, "cut": 1}
+
+
+def test_the_first_steps_of_what_writes_behind_a_gate_are_read_by_nobody_else(tmp_path: Path) -> None:
+    calls = [answered("d", "write", index, 10, "\n\n", step_index=index, stage="by d") for index in (1, 2)]
+    steps = [step(index, decision, "d", 10) for index, decision in enumerate(("first_steps", "unverified"), 1)]
+    found = ledger(write(tmp_path, calls=calls, steps=steps, chains=[chain("a", 0, 2, thought_tokens=20)]))
+    assert lines(found.engines["d"]) == {"written": 10, "unverified": 10}
 
 
 def test_two_engines_that_draft(tmp_path: Path) -> None:

@@ -44,6 +44,15 @@ def test_exits_are_those_of_each_paper() -> None:
     ]
 
 
+def test_how_often_the_answer_is_asked_for_is_an_exit_of_steps_or_tokens() -> None:
+    ours, theirs = (rules(graph, "answer_stable=3") for graph in ("target-steps", "target"))
+    assert (ours.exits[-1], theirs.exits) == ("max_steps 256", ("answer_stable 3 every 64 tokens",))
+    assert "answer_stable 3 every step" in ours.exits
+    assert unlike(rules("target", "answer_stable=3", "every_tokens=9"), theirs) == [
+        "its thoughts also end at answer_stable 3 every 9 tokens, the baseline's at answer_stable 3 every 64 tokens"
+    ]
+
+
 def test_a_preset_makes_systems_alike() -> None:
     for preset in ("specreason", "speccot"):
         one, other = (rules(graph, f"preset={preset}", "answer_boxed=false", "repeated=0") for graph in ("specreason", "target-steps"))

@@ -40,16 +40,20 @@ def test_the_thought_of_a_whole_response_has_its_tokens_share_of_the_decode_time
     calls = [
         call("p#0", "target", 0, 0, 10, purpose="write", stage="response", output_tokens=100, decode_time_s=8.0),
         call("q#0", "target", 0, 2, 12, purpose="write", stage="response", output_tokens=50),
+        call("r#0", "target", 0, 0, 10, purpose="write", stage="response", output_tokens=60, decode_time_s=9.0),
+        call("r#0", "target", 10, 10, 20, purpose="write", stage="response", output_tokens=40, decode_time_s=8.0, step_index=2),
     ]
     steps = [
-        blank(StepRow, chain_id="p#0", stage="response", step_token_ids=tuple(range(75))),
-        blank(StepRow, chain_id="q#0", stage="response", step_token_ids=tuple(range(50))),
+        blank(StepRow, chain_id="p#0", stage="response", step_token_ids=tuple(range(75)), step_index=1),
+        blank(StepRow, chain_id="q#0", stage="response", step_token_ids=tuple(range(50)), step_index=1),
+        blank(StepRow, chain_id="r#0", stage="response", step_token_ids=tuple(range(60)), step_index=1),
+        blank(StepRow, chain_id="r#0", stage="response", step_token_ids=tuple(range(10)), step_index=2),
     ]
     plan = plan_of(response=GenerateSpec(engine="target", unit="response", max_tokens=100))
-    chains = [chain("p#0", 0, 10, problem_id="p"), chain("q#0", 0, 12, problem_id="q")]
+    chains = [chain(f"{name}#0", 0, end, problem_id=name) for name, end in (("p", 10), ("q", 12), ("r", 20))]
     found = read_thinking(Query(write(tmp_path, calls=calls, steps=steps, chains=chains)), plan)
-    assert [each.seconds for each in found] == pytest.approx([10 - 8 / 4, 12])
-    assert [each.answer for each in found] == pytest.approx([2, 0])
+    assert [each.seconds for each in found] == pytest.approx([10 - 8 / 4, 12, 20 - 8 * 3 / 4])
+    assert [each.answer for each in found] == pytest.approx([2, 0, 6])
 
 
 def test_a_run_without_calls_thinks_for_no_time(tmp_path: Path) -> None:

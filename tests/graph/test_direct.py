@@ -46,6 +46,14 @@ def test_never_is_the_plan_of_the_target_alone(name: str) -> None:
     assert (never.block, never.engines, never.speculate) == (target.block, target.engines, "never")
 
 
+@pytest.mark.parametrize(("speculate", "tokens"), [("never", 512), ("auto", 256)])
+def test_the_answer_is_asked_for_after_as_many_tokens_as_two_steps_have(speculate: str, tokens: int) -> None:
+    found = plan("specreason", f"speculate={speculate}", "answer_stable=2", "every=2")
+    pieces = [getattr(node.spec, "until", None) for node in found.stages() if node.name == "response"]
+    assert [end.every for end in pieces if end is not None] == [tokens]
+    assert [loop.until.every for loop in found.loops] == [512 // tokens], "rounds between two trials, of which each writes a piece"
+
+
 @pytest.mark.parametrize("name", LOOPS)
 def test_always_is_what_it_was(name: str) -> None:
     always, auto = plan(name), plan(name, "speculate=auto")

@@ -53,6 +53,15 @@ def alone(ran: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def routed(ran: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first two problems where a gate decides which model writes a step."""
+    folder = tmp_path_factory.mktemp("routed") / "routed"
+    engines, problems = ROOT / "graphs/engines/sim-2xh100.yaml", ran.parent / "problems.jsonl"
+    assert exit_code(RunOptions(graph=ROOT / "graphs/routed.yaml", engines=engines, input=problems, limit=2, output=folder)) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
 def replicas(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four replicas, of which the last one is slow and was lost once."""
     folder = tmp_path_factory.mktemp("replicas")

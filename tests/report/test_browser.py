@@ -157,6 +157,18 @@ def test_a_chain_opens_with_its_steps_in_their_colours(ran: Path, report: Opened
     report.check()
 
 
+def test_unverified_steps_show_what_the_gate_found_and_reject_nothing(opened: Callable[..., Opened], page_of: Any, routed: Path) -> None:
+    page = opened(page_of(routed))
+    for transcript in page.all(".transcript"):
+        transcript.query_selector("summary").click()
+        transcript.wait_for_selector(".told")
+    unread = page.all(".step.unverified")
+    assert unread
+    assert all("passed" in step.query_selector_all(".head")[1].inner_text() for step in unread)
+    assert all(step.query_selector(".candidate.not_chosen") and not step.query_selector(".candidate.rejected") for step in unread)
+    page.check()
+
+
 def test_chains_are_filtered_by_why_they_are_shown(report: Opened) -> None:
     report.page.click(".filter button[data-kind=failed]")
     seen = [each for each in report.all(".transcript") if each.is_visible()]

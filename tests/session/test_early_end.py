@@ -42,7 +42,7 @@ def test_thoughts_end_earlier_and_the_chains_say_why(tmp_path: Path, graph: str)
 def test_the_target_alone_is_asked_once_unless_it_may_end_early(tmp_path: Path) -> None:
     plain = solve(tmp_path, "plain", "target", input=write_problems(tmp_path, 3))
     assert [row["stage"] for row in rows(plain, "calls")] == ["response"] * 3
-    stable = solve(tmp_path, "stable", "target", input=tmp_path / "problems.jsonl", settings=("answer_stable=2", "every=50"))
+    stable = solve(tmp_path, "stable", "target", input=tmp_path / "problems.jsonl", settings=("answer_stable=2", "every_tokens=50"))
     calls = sorted((row["chain_id"], row["call_index"], row["stage"], row["output_tokens"]) for row in rows(stable, "calls"))
     pieces = [call for call in calls if call[2] == "response"]
     assert max(sampled for *_, sampled in pieces) == 50
@@ -57,7 +57,7 @@ def test_the_target_alone_is_asked_once_unless_it_may_end_early(tmp_path: Path) 
 def test_without_speculation_it_is_the_target_alone_that_ends_early(tmp_path: Path) -> None:
     settings = (CONFIDENT, "every=1", "step_tokens=64")
     never = solve(tmp_path, "never", "specreason", settings=(*settings, "speculate=never"))
-    target = solve(tmp_path, "target", "target", settings=(CONFIDENT, "every=64"))
+    target = solve(tmp_path, "target", "target", settings=(CONFIDENT, "every_tokens=64"))
     assert said(never) == said(target)
     auto = solve(tmp_path, "auto", "specreason", settings=(*settings, "speculate=auto"))
     assert "answer_confident" in {row["stop_reason"] for row in rows(auto, "chains")}

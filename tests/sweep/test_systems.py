@@ -92,6 +92,12 @@ def test_systems_that_are_held_to_other_rules_than_the_target_alone_are_named() 
     assert unequal_rules([*stepwise.values()]) == []
 
 
+def test_steps_between_two_trials_are_no_tokens_of_the_target_alone() -> None:
+    found = systems("sim-2xh100", graphs=(Path("specreason"),), settings=("answer_stable=2", "every=2"))
+    assert (found["target"].settings[:1], found["target"].plan.loops[0].pace) == (("answer_stable=2",), "every 64 tokens")
+    assert found["specreason"].plan.loops[0].pace == "every 2 steps"
+
+
 def test_what_the_user_sets_is_where_the_memory_is_added() -> None:
     found = systems("sim-2xh100", settings=("engines.target.kv_cache_tokens=100000", "engines.draft.kv_cache_tokens=1000", "candidates=2"))
     assert cache_tokens(found["speccot"]) == 100_000

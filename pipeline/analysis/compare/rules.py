@@ -155,8 +155,8 @@ def _exits(plan: Plan) -> Iterator[str]:
             if isinstance(node, LoopNode):
                 until = node.until
                 yield from ["answer_boxed"] if until.answer_boxed else []
-                yield from [f"answer_confident {until.answer_confident:g}"] if until.answer_confident is not None else []
-                yield from [f"answer_stable {until.answer_stable}"] if until.answer_stable is not None else []
+                yield from [f"answer_confident {until.answer_confident:g} {node.pace}"] if until.answer_confident is not None else []
+                yield from [f"answer_stable {until.answer_stable} {node.pace}"] if until.answer_stable is not None else []
                 yield from [f"repeated {until.repeated}"] if until.repeated else []
                 yield from [f"max_steps {until.max_steps:,}"] if until.max_steps else []
 

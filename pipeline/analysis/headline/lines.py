@@ -150,7 +150,7 @@ def _drafting(s: Summary) -> Iterator[Row]:
     if not s.verified_steps:
         return
     written = f", {_percent(s.draft_share)} of the reasoning" if s.draft_share is not None and not s.unverified_steps else ""
-    rewritten = f"; {s.fallback_steps:,} rewritten by the verifier" if s.fallback_steps else ""
+    rewritten = f"; {s.fallback_steps:,} rewritten by the target" if s.fallback_steps else ""
     drafted = "verified" if s.unverified_steps else "drafted"
     yield Row("drafting", _percent(s.acceptance_rate), f"of {s.verified_steps:,} {drafted} steps accepted{written}{rewritten}")
     if s.option_mass and s.option_mass.flagged:

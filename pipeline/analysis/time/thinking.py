@@ -58,14 +58,14 @@ def _merged(spans: str, keys: str) -> str:
 
 _THINKING = f"""
 WITH written AS (
-    SELECT chain_id, max(len(step_token_ids)) AS thought FROM steps WHERE list_contains($whole::VARCHAR[], stage) GROUP BY chain_id),
+    SELECT chain_id, step_index, len(step_token_ids) AS thought FROM steps WHERE list_contains($whole::VARCHAR[], stage)),
 timed AS (
     SELECT chain_id, {READY} AS since, end_unix_ns AS until,
            CASE purpose WHEN 'draft' THEN 'drafting' WHEN 'judge' THEN 'verification' WHEN 'answer' THEN 'answer' ELSE 'target' END AS kind,
            CASE WHEN list_contains($whole::VARCHAR[], stage) AND output_tokens > 0
                 THEN (coalesce(decode_time_s * 1e9, until - since) * (1 - least(coalesce(thought, 0) / output_tokens, 1)))::BIGINT
                 ELSE 0 END AS answering
-    FROM calls LEFT JOIN written USING (chain_id)),
+    FROM calls LEFT JOIN written USING (chain_id, step_index)),
 spans AS (
     SELECT chain_id, kind, since, until - answering AS until FROM timed
     UNION ALL
