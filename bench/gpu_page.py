@@ -1,12 +1,16 @@
 """The tables of bench/gpu.md, of the results files that `bench/gpu_visit.sh` brought home."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from figures import ROOT, Results, grid, results_of
+from figures import ROOT, Results, grid, percent, results_of
 
 ROLES = ("target", "draft")
+PARTS = ("interference", "mps", "runs", "vllm", "map-vllm-time_slices", "map-vllm-mps")
+"""The parts of a visit whose results are here."""
+PARAMETERS = 3.28e10
+"""Of the target, QwQ-32B."""
 
 
 def sharing(root: Path = ROOT) -> str:
@@ -14,7 +18,25 @@ def sharing(root: Path = ROOT) -> str:
     slices, mps = results_of("gpu-interference", root), results_of("gpu-mps", root)
     rows = list(map(_shared, slices["together"], mps["together"]))
     columns = ("target, draft", "alone, ms", "time slices, ms", "times as long", "speed kept", "MPS, ms", "times as long", "speed kept")
-    return f"{_origin(slices)}\n\n{grid(columns, rows)}"
+    slower = [
+        f"{role} {_pair((low * 1e3, high * 1e3))} ms"
+        for role in ROLES
+        for low, high in [_ends(mps[role]["alone"]["mean_s"] - plain[role]["alone"]["mean_s"] for plain, mps in _graphs(slices, mps))]
+    ]
+    alone = f"Alone under MPS an iteration took longer than alone without it, by (least / most): {', '.join(slower)}."
+    return f"{_origin(slices)}\n\n{grid(columns, rows)}\n\n{alone}"
+
+
+def _graphs(slices: Results, mps: Results) -> Iterator[tuple[Results, Results]]:
+    """The rows of both whose iterations are all CUDA graphs."""
+    for plain, under in zip(slices["together"], mps["together"], strict=True):
+        if all(plain[role]["mode"] == "graph" for role in ROLES):
+            yield plain, under
+
+
+def _ends(values: Iterable[float]) -> tuple[float, float]:
+    found = list(values)
+    return min(found), max(found)
 
 
 def _shared(slices: Results, mps: Results) -> list[str]:
@@ -35,7 +57,19 @@ def iterations(root: Path = ROOT) -> str:
         found = {(row["batch"], row["tokens"]): row["seconds"]["median_s"] * 1e3 for row in alone[role] if row["mode"] == "graph"}
         sizes = sorted({batch for batch, tokens in found if tokens == 8})
         rows += [[role, str(size), *(f"{found[size, tokens]:.1f}" for tokens in (1, 2, 4, 8))] for size in sizes]
-    return grid(("model", "sequences", "1 token", "2", "4", "8"), rows)
+    prompts = next(row for row in alone["target"] if (row["batch"], row["tokens"]) == (4, 512))
+    reached = 2 * PARAMETERS * 4 * 512 / prompts["seconds"]["median_s"] / 1e12
+    table = grid(("model", "sequences", "1 token", "2", "4", "8"), rows)
+    return f"{table}\n\nFour prompts of 512 tokens took the target as long as {reached:.0f} TFLOP/s would."
+
+
+def accuracy(root: Path = ROOT) -> str:
+    """The bundled pair's runs on both engines."""
+    torch, vllm = results_of("gpu-runs", root), results_of("gpu-vllm", root)
+    done = torch["runs"].items()
+    rows = [("torch", graph, percent(row["accuracy"]), str(row["chains"]), f"{row['problems_per_s']:.1f}") for graph, row in done]
+    rows.append(("vLLM", "speccot", percent(vllm["accuracy"]), "64", f"{vllm['problems_per_s']:.1f}"))
+    return grid(("engine", "graph", "accuracy", "problems", "problems/s"), rows)
 
 
 def runs(root: Path = ROOT) -> str:
@@ -81,4 +115,9 @@ def _origin(results: Results) -> str:
     return f"`bash bench/gpu_visit.sh` at commit {results['commit'][:7]}, {results['date']}; one {results['device']}, {about}:"
 
 
-VIEWS: Mapping[str, Callable[[Path], str]] = {"gpu-sharing": sharing, "gpu-iterations": iterations, "gpu-runs": runs}
+VIEWS: Mapping[str, Callable[[Path], str]] = {
+    "gpu-sharing": sharing,
+    "gpu-iterations": iterations,
+    "gpu-accuracy": accuracy,
+    "gpu-speeds": runs,
+}

@@ -17,6 +17,7 @@ from tests.support.runs import write_problems
 
 sys.path.insert(0, str(ROOT / "bench"))
 import figures
+import gpu_page
 import over_target
 import runs
 
@@ -65,11 +66,12 @@ def test_a_figure_that_is_typed_in_is_found(line: str) -> None:
 
 
 def test_every_results_file_is_declared_and_every_table_shown() -> None:
-    known = figures.declared()
+    known, views = figures.declared(), over_target.VIEWS.keys() | gpu_page.VIEWS.keys()
     shown = {name for doc in DOCS for name in figures.BLOCK.findall((ROOT / doc).read_text())}
-    assert {path.stem for path in (ROOT / figures.RESULTS).iterdir()} <= known.keys()
-    assert shown <= known.keys() | over_target.VIEWS.keys()
-    assert {name for name, figure in known.items() if not figure.page} | over_target.VIEWS.keys() <= shown
+    brought = {f"gpu-{part}" for part in gpu_page.PARTS}
+    assert {path.stem for path in (ROOT / figures.RESULTS).iterdir()} <= known.keys() | brought
+    assert shown <= known.keys() | views
+    assert {name for name, figure in known.items() if not figure.page} | views <= shown
     assert {figure.script for figure in known.values()} <= {path.stem for path in (ROOT / "bench").glob("*.py")}
 
 

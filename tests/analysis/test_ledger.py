@@ -11,6 +11,7 @@ from pipeline.graph.plan import encode_plan
 from pipeline.stages.draft import DraftSpec
 from pipeline.stages.generate import GenerateSpec
 from pipeline.store.events import StepRow
+from tests.support.graphs import SETTINGS
 from tests.support.rows import blank
 from tests.support.runs import solve
 from tests.support.traces import call, card, chain, plan_of, statistics, write
@@ -31,7 +32,7 @@ def lines(found: EngineLedger) -> dict[str, int]:
 
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_the_lines_are_what_the_engines_counted(tmp_path: Path, graph: str) -> None:
-    result = solve(tmp_path, graph=graph)
+    result = solve(tmp_path, graph=graph, settings=SETTINGS.get(graph, ()))
     found = ledger(result.folder)
     assert found.engines.keys() == result.run.engines.keys()
     for role, engine in found.engines.items():

@@ -173,7 +173,7 @@ def test_roles_are_those_of_the_graph(recorded: list[Path], tmp_path: Path) -> N
     """The same run with roles of other names tells the same of them."""
     graph, engines = tmp_path / "graph.yaml", tmp_path / "engines.yaml"
     graph.write_text(SPECCOT.read_text().replace("engine: draft", "engine: small").replace("engine: target", "engine: large"))
-    engines.write_text(SIM.read_text().replace("\ndraft:", "\nsmall:").replace("\ntarget:", "\nlarge:"))
+    engines.write_text(SIM.read_text().replace("\ndraft:", "\nsmall:").replace(" target:", " large:").replace("\ntarget:", "\nlarge:"))
     other = tmp_path / "other"
     run(RunOptions(graph=graph, engines=engines, input=write_problems(tmp_path, 24), batch_size=16, output=other))
     named, renamed = (read_lengths(folder, RunFile.read(folder).plan) for folder in (recorded[1], other))

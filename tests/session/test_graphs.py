@@ -12,7 +12,7 @@ from pipeline.engines.sim.text import sim_answer
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import load_plan
 from pipeline.session.run import run
-from tests.support.graphs import DECODE, NAMES, OURS, SEEN
+from tests.support.graphs import DECODE, NAMES, OURS, SEEN, SETTINGS
 from tests.support.paths import SIM
 from tests.support.runs import rows
 
@@ -89,7 +89,7 @@ def test_a_graph_with_token_level_speculation_differs_in_its_engines_alone(name:
 
 @pytest.mark.parametrize("name", [*NAMES, *OURS])
 def test_every_graph_runs_on_simulated_engines(tmp_path: Path, name: str) -> None:
-    result = solve(tmp_path, name)
+    result = solve(tmp_path, name, *SETTINGS.get(name, ()))
     kinds, decisions = SEEN[DECODE.get(name, name)]
     assert {row["kind"] for row in rows(result, "calls")} == kinds
     assert {row["decision"] for row in rows(result, "steps")} == decisions

@@ -126,7 +126,7 @@ def test_another_threshold_answers_the_chains_that_go_the_recorded_way(
     }
 
 
-@pytest.mark.parametrize("sure", [-0.15, -0.05])
+@pytest.mark.parametrize("sure", [-0.15, -0.12])
 def test_another_threshold_of_a_gate_reads_the_recorded_log_probabilities(
     recorded: Callable[[str], Path], tmp_path: Path, sure: float
 ) -> None:

@@ -22,6 +22,8 @@ OURS = {"cascade": "sim-4xh100-cascade", "self-consistency": "sim-2xh100", "rsd"
 """Those of no paper that the papers compare, with simulated engines for each."""
 
 
+SETTINGS = {"gated": ("sure=-0.2",)}
+"""Simulated drafts are less sure than those of the bundled pair, of which the graph's threshold is."""
 DECODE = {"speculative-decoding": "target", "speccot-decode": "speccot", "specreason-decode": "specreason"}
 """Graphs that differ from another in nothing but their engines."""
 

@@ -13,7 +13,7 @@ class Tuning(Struct, frozen=True, kw_only=True):
     returning: float = 1.05
     """The gain from which rounds are tried with a number of chains with which they never were."""
     sure: float = 1.25
-    """The estimated gain from which direct mode need not be looked at early; the estimate is off by a fifth at times."""
+    """The estimated gain from which direct mode need not be looked at early; the margin is for what the estimate leaves out."""
     few_chains: int = 8
     """Only with so few chains is there an estimate: verifications of more slow what the target writes beside them."""
     look_rounds: int = 4
