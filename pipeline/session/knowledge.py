@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from pipeline.errors import UsageError
+from pipeline.errors import InputError, UsageError, boundary
 from pipeline.files import new_file
 from pipeline.graph.plan import Plan, settings_of
 from pipeline.runtime.speculation.knowledge import Knowledge
-from pipeline.store.run_file import RunFile, SpeculationRecord
-from pipeline.system.machine import cuda_mps
+from pipeline.store.run_file import FILE, RunFile, SpeculationRecord, host
+from pipeline.system.machine import cuda_mps, gpus
 
 CACHE, NOTHING, START = "cache", "nothing", ":start"
 """Values of `speculate_from`, and the end of one that names what a run began with in place of what it had learnt in the end."""
@@ -34,12 +34,11 @@ def begun_with(plan: Plan, speculate_from: str | None, *, virtual: bool) -> Spec
         if speculate_from not in (None, CACHE, NOTHING):
             raise UsageError(f"--speculate-from {speculate_from}: this run decides nothing by it; add --set speculate=auto")
         return None
-    digest, source = digest_of(plan), speculate_from or (NOTHING if virtual else CACHE)
+    digest, source = digest_of(plan, virtual=virtual), speculate_from or (NOTHING if virtual else CACHE)
     if source == NOTHING:
         return SpeculationRecord(digest=digest)
     if source == CACHE:
-        known = _read(file_of(digest))
-        return SpeculationRecord(digest=digest, begun_from=str(file_of(digest)) if known else "", begun_with=known)
+        return _cached(digest)
     folder, at_start = Path(source.removesuffix(START)), source.endswith(START)
     then = RunFile.read(folder)
     had = then.speculation
@@ -50,16 +49,20 @@ def begun_with(plan: Plan, speculate_from: str | None, *, virtual: bool) -> Spec
         raise UsageError(
             f"--speculate-from {source}: that run had {_difference(then.plan, plan)}; name a run with the same, or use `nothing`"
         )
+    with boundary(InputError, f"{folder / FILE}: $.speculation", foreign=msgspec.ValidationError):
+        _checked(had.begun_with if at_start else had.learnt)
     return SpeculationRecord(digest=digest, begun_from=source, begun_with=had.begun_with if at_start else had.learnt)
 
 
-def digest_of(plan: Plan) -> str:
-    """A digest of all that the speed of speculation depends on: the engines, the stages of the loop, how a GPU is shared."""
-    return hashlib.sha256(msgspec.json.encode(_facts(plan), order="sorted")).hexdigest()[:32]
+def digest_of(plan: Plan, *, virtual: bool) -> str:
+    """A digest of all that the speed of speculation depends on: the engines, the stages of the loop and, unless time is `virtual`, this
+    machine and how its GPUs are shared: home folders are often shared by machines with different ones."""
+    facts = _facts(plan) if virtual else _facts(plan) | _machine()
+    return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:32]
 
 
 def file_of(digest: str) -> Path:
-    """Where the cache keeps what is known about engines and a loop."""
+    """Where the cache keeps what is known about engines and a loop; raises `RuntimeError` where the user has no home folder."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return cache / "speculative-pipeline" / "speculation" / f"{digest}.json"
 
@@ -67,7 +70,7 @@ def file_of(digest: str) -> Path:
 def knowledge_of(speculation: SpeculationRecord | None) -> Knowledge:
     """What a run begins with, as its controller takes it."""
     known = {} if speculation is None else speculation.begun_with
-    return msgspec.convert(known, Knowledge, strict=False) if known else Knowledge()
+    return _checked(known) if known else Knowledge()
 
 
 def with_learnt(speculation: SpeculationRecord | None, learnt: Knowledge | None) -> SpeculationRecord | None:
@@ -83,27 +86,37 @@ def keep(speculation: SpeculationRecord | None, speculate_from: str | None, *, v
     wanted = speculate_from == CACHE if virtual else speculate_from != NOTHING
     if speculation is None or not wanted or not speculation.learnt.get("direct"):
         return
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):
         file_of(speculation.digest).parent.mkdir(parents=True, exist_ok=True)
         with new_file(file_of(speculation.digest)) as draft:
             draft.write_bytes(msgspec.json.encode(speculation.learnt))
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """What a file of the cache holds; empty where there is none, or one that another version has written."""
+def _cached(digest: str) -> SpeculationRecord:
+    """What a run begins with from the cache: nothing where it holds no file on that, or one that another version has written or that
+    is damaged."""
     try:
+        file = file_of(digest)
         raw = msgspec.json.decode(file.read_bytes())
-        msgspec.convert(raw, Knowledge, strict=False)
-    except (OSError, msgspec.DecodeError):
-        return {}
-    known: dict[str, Any] = raw
-    return known
+        _checked(raw)
+    except (OSError, RuntimeError, msgspec.DecodeError):
+        return SpeculationRecord(digest=digest)
+    return SpeculationRecord(digest=digest, begun_from=str(file), begun_with=raw)
+
+
+def _checked(raw: Any) -> Knowledge:
+    """Knowledge as a file holds it; raises `msgspec.ValidationError`."""
+    return msgspec.convert(raw, Knowledge, strict=False)
 
 
 def _facts(plan: Plan) -> dict[str, Any]:
     engines = {f"engines.{role}": settings_of(spec) for role, spec in plan.engines.items()}
     stages = {f"stages.{stage.name}": settings_of(stage.spec) for stage in plan.repeated}
-    return dict(_flat("", engines | stages)) | {"CUDA MPS": cuda_mps()}
+    return dict(_flat("", engines | stages))
+
+
+def _machine() -> dict[str, Any]:
+    return {"processor": host().processor, "GPUs": sorted(gpu.name for gpu in gpus()), "CUDA MPS": cuda_mps()}
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -119,5 +132,5 @@ def _difference(then: Plan, now: Plan) -> str:
     old, new = _facts(then), _facts(now)
     name = next((each for each in sorted(old.keys() | new.keys()) if old.get(each) != new.get(each)), None)
     if name is None:
-        return "another way of sharing its GPU"
+        return "another machine, or another way of sharing its GPUs"
     return f"other engines or another loop: {name} was {old.get(name)}, is {new.get(name)}"

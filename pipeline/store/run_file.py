@@ -170,7 +170,7 @@ class SpeculationRecord(Struct, frozen=True, kw_only=True):
     """What a run with `speculate: auto` knew about its engines and its loop; both maps are a `runtime.speculation.knowledge.Knowledge`."""
 
     digest: str
-    """Of the engines, the loop and how a GPU is shared."""
+    """Of the engines, the loop and, where times are measured, the machine and how its GPUs are shared."""
     begun_from: str = ""
     """The file, or the run, that `begun_with` is from; empty: it began with nothing."""
     begun_with: dict[str, Any] = {}

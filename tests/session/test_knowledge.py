@@ -1,13 +1,20 @@
 """What `speculate: auto` learns in one run and begins the next one with: from a run, from the cache, and where that is refused."""
 
+import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from pipeline.errors import UsageError
+from pipeline.bundled import find_file
+from pipeline.errors import InputError, UsageError
 from pipeline.session import knowledge
+from pipeline.session.prepare import load_plan
 from pipeline.session.run import SessionResult
+from pipeline.store.run_file import Host
 from tests.support.runs import solve, write_problems
 
 AUTO = ("speculate=auto",)
@@ -62,13 +69,44 @@ def test_the_cache_keeps_what_runs_learn_by_engines_and_loop_but_simulated_ones_
     assert other.begun_with == {}
 
 
-def test_a_damaged_cache_is_no_knowledge(cache: Path, tmp_path: Path) -> None:
-    first = auto(tmp_path, "first", speculate_from="cache").run.speculation
-    assert first is not None
-    knowledge.file_of(first.digest).write_text('{"direct": "fast"}')
-    second = auto(tmp_path, "second", speculate_from="cache").run.speculation
-    assert second is not None
-    assert second.begun_with == {}
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"direct": "fast"}',
+        '{"direct": [1.0]}',
+        '{"direct": [-1, 0, 0]}',
+        '{"direct": [0.01, 0, 0], "paces": [{"chains": 4, "seconds": 0, "context": 100, "rounds": 5}]}',
+        '{"direct": [0.01, 0, 0], "draft_s": 0.001, "acceptance": 7}',
+        "",
+    ],
+)
+def test_a_damaged_cache_is_no_knowledge(cache: Path, tmp_path: Path, text: str) -> None:
+    plan = load_plan(find_file("speccot", "graph"), None, AUTO)
+    file = knowledge.file_of(knowledge.digest_of(plan, virtual=True))
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    found = knowledge.begun_with(plan, "cache", virtual=True)
+    assert found is not None
+    assert (found.begun_from, found.begun_with) == ("", {})
+
+
+def test_who_has_no_home_folder_begins_with_nothing_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)  # of no account, as in a container that runs as somebody
+    found = knowledge.begun_with(load_plan(find_file("speccot", "graph"), None, AUTO), "cache", virtual=True)
+    assert found is not None
+    assert found.begun_with == {}
+    knowledge.keep(structs.replace(found, learnt={"direct": [1.0, 0.0, 0.0]}), "cache", virtual=True)
+
+
+def test_measured_speeds_are_kept_by_machine_and_simulated_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Home folders are often shared by machines with different GPUs."""
+    plan = load_plan(find_file("speccot", "graph"), None, AUTO)
+    here = {virtual: knowledge.digest_of(plan, virtual=virtual) for virtual in (True, False)}
+    monkeypatch.setattr(knowledge, "host", lambda: Host(processor="another"))
+    assert knowledge.digest_of(plan, virtual=True) == here[True]
+    assert knowledge.digest_of(plan, virtual=False) != here[False]
 
 
 @pytest.mark.parametrize(
@@ -96,3 +134,13 @@ def test_what_was_learnt_elsewhere_is_refused_before_the_run(
 
 def test_the_target_alone_begins_with_nothing(tmp_path: Path) -> None:
     assert solve(tmp_path, graph="target", speculate_from="cache").run.speculation is None
+
+
+def test_what_a_damaged_run_file_knows_is_refused_in_a_sentence(learnt: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(learnt, damaged)
+    record = json.loads((damaged / "run.json").read_text())
+    record["speculation"]["learnt"]["direct"] = [1.0]
+    (damaged / "run.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match=r"run\.json: \$\.speculation"):
+        auto(tmp_path, "refused", speculate_from=str(damaged))
