@@ -60,6 +60,7 @@ COMMANDS = {
     },
     "Study": {
         "sweep": CommandEntry("measure throughput by batch size against the target alone", "study.sweep:sweep", solves=True),
+        "tune": CommandEntry("choose thresholds on a validation set", "study.tune:tune", solves=True),
         "calibrate": CommandEntry("fit the simulator to runs", "study.calibrate:calibrate"),
         "grade": CommandEntry("grade the answers of a run again", "study.grade:grade"),
         "score": CommandEntry("score the steps of a run with a reward model", "study.score:score"),

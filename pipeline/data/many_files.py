@@ -59,10 +59,10 @@ def files_among(where: str, names: Iterable[str]) -> list[str]:
         raise InputError(where, f"has files in several folders, {', '.join(folders[:10])}; choose one: {where.rstrip('/')}/{folders[0]}")
     splits: dict[str, int] = {}
     for name in found:
-        splits[_split(name)] = splits.get(_split(name), 0) + 1
+        splits[split_of(name)] = splits.get(split_of(name), 0) + 1
     if len(splits) > 1:
         told = ", ".join(f"{split or 'others'} ({count} {'file' if count == 1 else 'files'})" for split, count in sorted(splits.items()))
-        one = next(name for name in found if _split(name) in ("test", min(splits, key=lambda split: split != "test")))
+        one = next(name for name in found if split_of(name) in ("test", min(splits, key=lambda split: split != "test")))
         raise InputError(where, f"has files of several splits, {told}; choose one, as a file or a pattern: {where.rstrip('/')}/{one}")
     return found
 
@@ -74,7 +74,7 @@ def is_problems_file(name: str) -> bool:
     return bool(form_of(own)) and not hidden and own not in _ABOUT and not _CACHED.fullmatch(own)
 
 
-def _split(name: str) -> str:
+def split_of(name: str) -> str:
     """The split that a file is of, by its name; empty where that does not say."""
     found = _SPLIT.search(name.rpartition("/")[2].lower())
     return "" if found is None else "validation" if found[3] else str(found[found.lastindex or 0])

@@ -27,6 +27,8 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     order: Order = "input"
     vary: dict[str, tuple[str, ...]] = {}
     """Values of params that vary, by the param's name; every combination is a separate curve."""
+    choices: tuple[dict[str, str], ...] = ()
+    """Values of params, a curve for each of these choices, in place of those that `vary` gives."""
     repeats: int = 3
     """Runs of every point; simulated ones run once, because they would be equal."""
     baseline: Path | None = None
@@ -103,14 +105,17 @@ class PlannedPoint(Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """The name of its folder, which does not depend on the other points of the sweep."""
-        coordinates = self.coordinates
-        text = f"{coordinates.system} {coordinates.schedule} b{coordinates.batch_size} r{coordinates.repeat}"
-        return re.sub(r"[^\w.=+-]+", "_", text)
+        return folder_name(self.coordinates)
 
     @property
     def options(self) -> dict[str, Any]:
         """The options that its run does not share with the others."""
         return {"batch_size": self.coordinates.batch_size, "schedule": self.coordinates.schedule}
+
+
+def folder_name(of: Coordinates) -> str:
+    """The name of the folder of a point's run, in the folder `runs` of the sweep."""
+    return re.sub(r"[^\w.=+-]+", "_", f"{of.system} {of.schedule} b{of.batch_size} r{of.repeat}")
 
 
 def combinations(vary: Mapping[str, Sequence[str]], params: Mapping[str, object]) -> list[dict[str, str]]:

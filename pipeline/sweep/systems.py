@@ -101,7 +101,7 @@ def _on(file: Path | None, name: str, options: SweepOptions) -> list[SweepSystem
         _system(graph, file, name, options, choice)
         for graph, plan in plain
         if plan.digest != alone.plan.digest
-        for choice in combinations(options.vary, plan.params)
+        for choice in options.choices or combinations(options.vary, plan.params)
     ]
     engines = _shared(others if options.baseline_engines else [alone, *others])
     alone = _with_memory(alone, engines, options)

@@ -1,0 +1,62 @@
+"""A tuned graph in words and as a table: its outcome enters, sentences and a `Table` leave. Pure."""
+
+from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.tuned import Measured, Tuned, TunedSetting
+
+KNOWN = (
+    "Predicted speeds take each call to last as long as in the recorded run. `same path`: the share of chains that take the recorded path "
+    "to its end, so that their answers are known; the predicted accuracy is between all others wrong and all others right. `changed`: "
+    "decisions of a chain that differ from the recorded ones. `unread`: the share of drafted steps that a gate lets pass. Both are "
+    "estimated where a chain has left the recorded path."
+)
+HEADER = ("setting", "", "speed", "accuracy", "loss", "same path", "changed", "unread")
+
+
+def choice_of(found: Tuned) -> list[str]:
+    """What was chosen, and how sure that is; or why nothing was."""
+    runs = len(found.measured)
+    over = f"the target alone {_percent(found.target.accuracy)} of {found.problems} problems"
+    choice = found.choice
+    if choice is None or choice.measured is None:
+        said = f"No setting: none of the {runs} that were run has a loss whose interval lies below {_percent(found.max_loss)} ({over})."
+        more = f" About {found.would_do:,} problems would do if losses and spread stayed as they are." if found.would_do else ""
+        return [said + more]
+    loss, speed = choice.measured.loss, choice.measured.over_target
+    sentences = [
+        f"Chosen: {choice.label}: {_percent(choice.measured.accuracy)} right ({over}), loss {_percent(loss.value)}, 95 % interval "
+        f"{_percent(loss.low)} to {_percent(loss.high)}, wanted below {_percent(found.max_loss)}; {_times(speed)} "
+        "the speed of the target alone.",
+        f"{runs} settings were run: the chance that one passes that loses more is at most {runs * 2.5:g} %. What it does on new "
+        "problems a test set tells, once.",
+    ]
+    if speed is not None and speed < 1:
+        sentences.append("The target alone is faster than every setting that loses so little.")
+    return sentences
+
+
+def table_of(found: Tuned) -> Table:
+    """The settings that were run, and those of the others than which none is faster that changes fewer decisions."""
+    others = [each for each in found.settings if each.measured is None and each.frontier]
+    rows: list[tuple[str, ...]] = [("target", "measured", "1", _percent(found.target.accuracy), "", "", "", "")]
+    rows += [_row(each, each.measured) for each in found.measured]
+    rows += [_row(each, None) for each in others]
+    return Table("Settings", HEADER, tuple(rows))
+
+
+def _row(each: TunedSetting, measured: Measured | None) -> tuple[str, ...]:
+    known = (_percent(each.chains_known), "" if each.changed is None else f"{each.changed:.2f}", _percent(each.unread))
+    between = f"{_percent(each.accuracy_low)} to {_percent(each.accuracy_high)}"
+    if measured is None:
+        return (each.label, "predicted", _times(each.over_target), between, "", *known)
+    loss = f"{_percent(measured.loss.value)} [{_percent(measured.loss.low)}, {_percent(measured.loss.high)}]"
+    foretold = "" if each.recorded else f" (predicted {_times(each.over_target)})"
+    accuracy = _percent(measured.accuracy) + ("" if each.recorded else f" (predicted {between})")
+    return (each.label, "recorded" if each.recorded else "confirmed", _times(measured.over_target) + foretold, accuracy, loss, *known)
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}".replace("%", " %").replace("-0.0", "0.0")
+
+
+def _times(value: float | None) -> str:
+    return "?" if value is None else f"{value:.2f} times"

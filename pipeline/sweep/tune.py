@@ -1,0 +1,367 @@
+"""Tunes the params of a graph on a validation set: options enter; few runs, a preset and a curve of accuracy against speed leave.
+
+The target alone is run, and the graph once with the most careful values, for each number of candidates. What other values would do is
+read off that run (`predict`). Of those that lose least for their speed the fastest is sought by halving: each confirming run is of the
+middle one of those that are left, and what is faster is left where its loss is small enough, else what is slower. The loss is that of
+accuracy against the target alone, paired over the problems; small enough is a loss whose interval has its upper end below the wanted one.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, structs
+
+from pipeline.analysis.compare.figures import Difference
+from pipeline.analysis.compare.runs import read_run
+from pipeline.analysis.points import Point
+from pipeline.analysis.quality.estimates import NOTHING, Estimate
+from pipeline.analysis.quality.samples import wilson
+from pipeline.analysis.tuned import Measured, Tuned, TunedSetting
+from pipeline.data.many_files import open_files
+from pipeline.data.problems import Problem
+from pipeline.data.splits import why_a_test_set
+from pipeline.errors import GraphError, UsageError
+from pipeline.files import new_file
+from pipeline.graph.plan import Plan
+from pipeline.graph.spec import Param
+from pipeline.graph.yaml_file import setting
+from pipeline.session.observer import Attend, Observer
+from pipeline.session.options import RunOptions
+from pipeline.session.prepare import load_plan
+from pipeline.sweep.knobs import Knob, knobs_of, text_of
+from pipeline.sweep.plan import SweepOptions, folder_name
+from pipeline.sweep.predict import RecordedPaths
+from pipeline.sweep.sweep import Done, SweepResult, sweep
+
+PRESET = "preset.yaml"
+Values = dict[str, Param]
+
+
+class TuneOptions(Struct, frozen=True, kw_only=True):
+    """The options of `pipeline tune`."""
+
+    sweep: SweepOptions
+    """Those of its runs: one graph, one batch size, one repeat."""
+    max_loss: float
+    """The upper end of the interval of the loss has to be below it, 0 to 1."""
+    tune: tuple[str, ...] = ()
+    """`NAME` or `NAME=VALUE,...` of the params to tune; empty: all."""
+    confirm: int = 3
+    """Most confirming runs."""
+    name: str = ""
+    """What the user calls the input, where that is a URL."""
+    no_test_set: bool = False
+    """The input is no test set, whatever it is called."""
+
+
+class TuneResult(Struct, frozen=True, kw_only=True):
+    """How tuning ended."""
+
+    folder: Path
+    tuned: Tuned | None
+    """None where its runs did not come to their end."""
+    runs: SweepResult
+    preset: Path | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """As of a sweep; 1 where no setting loses little enough."""
+        code = self.runs.exit_code
+        return code or (0 if self.preset is not None else 1)
+
+
+def tune(options: TuneOptions, observer: Observer | None = None, done: Done | None = None, *, attend: Attend | None = None) -> TuneResult:
+    """Tune the graph. Errors in the options are raised before an engine starts; `observer`, `done` and `attend` as for `sweep`."""
+    observer = observer or Observer()
+    knobs = check(options, observer)
+    return _Tuning(options, knobs, _told_once(observer), done, attend).result()
+
+
+def check(options: TuneOptions, observer: Observer) -> list[Knob]:
+    """The knobs, after checking all that can be checked before the first run; raises `UsageError`, `InputError` and `GraphError`."""
+    own = options.sweep
+    if not options.no_test_set and (why := why_a_test_set(own.input, options.name)):
+        raise UsageError(
+            f"{options.name or own.input}: is a test set ({why}): what is tuned on it cannot be tested on it; give a validation split"
+            " of the same source, such as datasets/arith/validation.parquet or hf://OWNER/NAME/train, or --no-test-set if it is none"
+        )
+    [graph] = own.graphs
+    plan = load_plan(graph, _bound(own), own.settings)
+    knobs = knobs_of(graph, plan, options.tune)
+    if plan.speculate not in (None, "always"):
+        raise UsageError(
+            f"{plan.name}: speculate is {plan.speculate}: only a run that always speculates can be recorded; add --set speculate=always"
+        )
+    kept = [knob for knob in knobs if _is_possible(knob, graph, own, options, observer)]
+    if not kept:
+        raise UsageError(f"{plan.name}: nothing is left to tune")
+    _check_problems(options)
+    return kept
+
+
+def _is_possible(knob: Knob, graph: Path, own: SweepOptions, options: TuneOptions, observer: Observer) -> bool:
+    """Whether the graph takes the values of a knob; raises `GraphError` for a value out of range. An early end that was not asked for and
+    that an engine cannot do is left out."""
+    for value in (knob.careful, *knob.values):
+        try:
+            load_plan(graph, _bound(own), (*own.settings, setting(knob.param, value)))
+        except GraphError as error:
+            if knob.kind != "end" or options.tune:
+                raise
+            observer.tell(f"{knob.param} is not tuned: {error}")
+            return False
+    return True
+
+
+def _check_problems(options: TuneOptions) -> None:
+    """Raise `UsageError` where the problems cannot show that a loss is as small as wanted."""
+    own = options.sweep
+    problems = open_files(
+        (own.input,), own.columns, RunOptions(graph=own.graphs[0], input=own.input, limit=own.limit, random=own.random, seed=own.seed).part
+    )
+    problems.check()
+    graded = sum(isinstance(each, Problem) and each.answer is not None for each in problems)
+    where = options.name or own.input
+    if not graded:
+        raise UsageError(
+            f"{where}: no problem has a reference answer, so that no accuracy can be measured; --column answer=NAME names its column"
+        )
+    needed = fewest(options.max_loss)
+    if graded < needed:
+        raise UsageError(
+            f"--max-loss {options.max_loss:g}: {graded} problems cannot show it, as without a single loss the interval would reach to "
+            f"{wilson(0.0, graded).high:.3g}; {needed} would be the fewest, and more are needed where answers differ"
+        )
+
+
+def fewest(max_loss: float) -> int:
+    """The fewest problems whose interval lies below `max_loss` where no answer differs from the target's; see `estimates.gain`."""
+    found = max(1, math.floor((1 - max_loss) / max_loss * 3))
+    while wilson(0.0, found).high >= max_loss:
+        found += 1
+    return found
+
+
+def _bound(own: SweepOptions) -> Any:
+    return own.bound(next(iter(own.engines), None))
+
+
+def _told_once(observer: Observer) -> Observer:
+    """`observer`, told nothing twice: each part of the runs is a sweep, which says the same."""
+    told = set[str]()
+
+    def tell(sentence: str) -> None:
+        if sentence not in told:
+            told.add(sentence)
+            observer.tell(sentence)
+
+    return structs.replace(observer, tell=tell)
+
+
+class _Tuning:
+    """One call of `tune`: what was run and what is predicted so far."""
+
+    def __init__(self, options: TuneOptions, knobs: Sequence[Knob], observer: Observer, done: Done | None, attend: Attend | None) -> None:
+        self._options, self._knobs, self._observer = options, knobs, observer
+        self._done, self._attend = done, attend
+        self._settings: list[TunedSetting] = []
+
+    def result(self) -> TuneResult:
+        """Run, predict, confirm, choose and write."""
+        runs = self._run(self._recordings(), self._options.sweep)
+        if runs.error is not None:
+            return TuneResult(folder=runs.folder, tuned=None, runs=runs)
+        self._folder = runs.folder
+        self._target = next(point for point in runs.points if point.baseline)
+        self._take_measured(runs, recorded=True)
+        recorded, predicted, hopeful = list(self._settings), list[TunedSetting](), list[TunedSetting]()
+        for each in recorded:
+            said = self._predicted(each)
+            predicted += said
+            hopeful += faster(said) if self._passes(each) else ()
+        left = thinned(frontier(hopeful), self._options.confirm)
+        low, high = 0, len(left)
+        for _ in range(self._options.confirm):
+            if low >= high:
+                break
+            middle = (low + high) // 2
+            runs = self._run([left[middle].values], structs.replace(self._options.sweep, output=self._folder, resume=True))
+            if runs.error is not None:
+                return TuneResult(folder=runs.folder, tuned=None, runs=runs)
+            [confirmed] = self._take_measured(runs, predicted=left[middle])
+            low, high = (middle + 1, high) if self._passes(confirmed) else (low, middle)
+        tuned = self._tuned(predicted)
+        tuned.write(self._folder)
+        return TuneResult(folder=self._folder, tuned=tuned, runs=runs, preset=self._write_preset(tuned))
+
+    def _recordings(self) -> list[Values]:
+        """The values of the runs to be recorded: one for each number of candidates, of which no other run tells anything."""
+        many = [knob for knob in self._knobs if knob.kind == "candidates"]
+        careful = {knob.param: knob.careful for knob in self._knobs}
+        return [
+            {**careful, **dict(zip((knob.param for knob in many), values, strict=True))}
+            for values in product(*(knob.values for knob in many))
+        ]
+
+    def _run(self, choices: Sequence[Values], own: SweepOptions) -> SweepResult:
+        texts = tuple({name: text_of(value) for name, value in each.items()} for each in choices)
+        return sweep(structs.replace(own, choices=texts), self._observer, self._done, attend=self._attend)
+
+    def _take_measured(self, runs: SweepResult, predicted: TunedSetting | None = None, *, recorded: bool = False) -> list[TunedSetting]:
+        """The settings of the runs, compared with the target alone."""
+        found = []
+        for point in runs.points:
+            if not point.baseline:
+                base = predicted or TunedSetting(values=dict(point.params), recorded=recorded)
+                found.append(structs.replace(base, measured=self._measured(point)))
+        self._settings += found
+        return found
+
+    def _measured(self, point: Point) -> Measured:
+        folder, alone = (self._folder / "runs" / folder_name(each) for each in (point, self._target))
+        loss = Estimate(0.0, 0.0, 0.0) if point.baseline else negated(Difference(read_run(folder), read_run(alone)).accuracy_gain)
+        over = point.problems_per_s / self._target.problems_per_s if point.problems_per_s and self._target.problems_per_s else None
+        return Measured(
+            run=f"runs/{folder.name}", accuracy=point.accuracy, loss=loss, problems_per_s=point.problems_per_s, over_target=over
+        )
+
+    def _passes(self, tried: TunedSetting) -> bool:
+        loss = tried.measured.loss.high if tried.measured is not None else None
+        return loss is not None and loss < self._options.max_loss
+
+    def _predicted(self, recorded: TunedSetting) -> list[TunedSetting]:
+        """What a recorded run says of other values, its own first."""
+        assert recorded.measured is not None, "it was recorded"
+        recording = RecordedPaths(self._folder / recorded.measured.run, self._knobs, recorded.values)
+        return [self._prediction(recording, recorded, values) for values in self._grid(recording, recorded.values)]
+
+    def _grid(self, recording: RecordedPaths, recorded: Values) -> Iterator[Values]:
+        free = [knob for knob in self._knobs if knob.kind != "candidates"]
+        grids = [dict.fromkeys((recorded[knob.param], *recording.grid(knob))) for knob in free]
+        for choice in product(*grids):
+            yield {**recorded, **dict(zip((knob.param for knob in free), choice, strict=True))}
+
+    def _prediction(self, recording: RecordedPaths, recorded: TunedSetting, values: Values) -> TunedSetting:
+        said, _ = recording.predict(values)
+        fields = structs.asdict(said)
+        seconds, measured = fields.pop("chain_s"), recorded.measured
+        speed = measured.problems_per_s if measured is not None else None
+        speed = speed * recording.chain_s / seconds if seconds and speed else None
+        target = self._target.problems_per_s
+        return TunedSetting(
+            values=values,
+            recorded=values == recorded.values,
+            problems_per_s=speed,
+            over_target=speed / target if speed and target else None,
+            **fields,
+        )
+
+    def _tuned(self, predicted: Sequence[TunedSetting]) -> Tuned:
+        own = self._options.sweep
+        passed = sorted(filter(self._passes, self._settings), key=lambda each: -_speed(each.measured))
+        known = {repr(each.values): each for each in predicted}
+        measured = [
+            structs.replace(known[repr(each.values)], recorded=each.recorded, measured=each.measured)
+            if repr(each.values) in known
+            else each
+            for each in sorted(self._settings, key=lambda each: -_speed(each.measured))
+        ]
+        run = {repr(each.values) for each in measured}
+        best = {repr(each.values) for each in frontier(predicted)}
+        left = (structs.replace(each, frontier=repr(each.values) in best) for each in predicted if repr(each.values) not in run)
+        others = sorted(left, key=rank, reverse=True)
+        return Tuned(
+            graph=str(own.graphs[0]),
+            input=self._options.name or str(own.input),
+            problems=self._target.problems,
+            samples=own.samples,
+            batch_size=self._target.batch_size,
+            max_loss=self._options.max_loss,
+            simulated=self._target.answers == "simulated",
+            target=self._measured(self._target),
+            settings=(*measured, *others),
+            chosen=passed[0].values if passed else None,
+            would_do=None if passed else would_do(measured, self._options.max_loss, self._target.problems),
+        )
+
+    def _write_preset(self, tuned: Tuned) -> Path | None:
+        """Write the chosen values, and the user's own settings of params, as a preset."""
+        choice = tuned.choice
+        if choice is None or choice.measured is None:
+            return None
+        [graph] = self._options.sweep.graphs
+        plan: Plan = load_plan(
+            graph, _bound(self._options.sweep), (*self._options.sweep.settings, *(setting(*each) for each in choice.values.items()))
+        )
+        given = [each.partition("=")[0] for each in self._options.sweep.settings]
+        names = dict.fromkeys([*(name for name in given if name in plan.params), *choice.values])
+        loss = choice.measured.loss
+        lines = [
+            f"# {plan.name}, tuned on {tuned.input} ({tuned.problems} problems): the loss of accuracy against the target alone is",
+            f"# {loss.value:.4f}, 95 % interval {loss.low:.4f} to {loss.high:.4f}, wanted below {tuned.max_loss:g};",
+            f"# {len(tuned.measured)} settings were run.",
+            "set:",
+            *(f"  {name}: {text_of(plan.params[name])}" for name in names),
+        ]
+        with new_file(self._folder / PRESET) as draft:
+            draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return self._folder / PRESET
+
+
+def negated(gain: Estimate) -> Estimate:
+    """A loss from a gain."""
+    if gain.value is None or gain.low is None or gain.high is None:
+        return NOTHING
+    return Estimate(0.0 - gain.value, 0.0 - gain.high, 0.0 - gain.low)
+
+
+def rank(of: TunedSetting) -> float:
+    """By which predictions are put in order: their speed, or where none is predicted the share of steps that nobody reads."""
+    return of.over_target if of.over_target is not None else of.unread or 0.0
+
+
+def faster(predicted: Sequence[TunedSetting]) -> list[TunedSetting]:
+    """The predictions that are faster than the recorded run that they are from, which is the first of them."""
+    return [each for each in predicted[1:] if rank(each) > rank(predicted[0])]
+
+
+def frontier(predicted: Sequence[TunedSetting]) -> list[TunedSetting]:
+    """The predictions than which none is faster that changes no more decisions, the slowest first."""
+    least, found = math.inf, list[TunedSetting]()
+    for each in sorted(predicted, key=lambda each: (-rank(each), _changed(each))):
+        if _changed(each) < least:
+            least = _changed(each)
+            found.append(each)
+    return found[::-1]
+
+
+def thinned(found: Sequence[TunedSetting], runs: int) -> list[TunedSetting]:
+    """So many of these settings, from the first to the last, that halving them takes `runs` runs."""
+    most = 2**runs - 1
+    if len(found) <= most:
+        return list(found)
+    return [found[round(place * (len(found) - 1) / max(1, most - 1))] for place in range(most)]
+
+
+def _changed(each: TunedSetting) -> float:
+    return each.changed or 0.0
+
+
+def would_do(measured: Sequence[TunedSetting], max_loss: float, problems: int) -> int | None:
+    """So many problems that one of the settings would pass, if its loss and its spread stayed as they are; None where none would."""
+    needed = [
+        math.ceil(problems * ((each.measured.loss.high - each.measured.loss.value) / (max_loss - each.measured.loss.value)) ** 2) + 1
+        for each in measured
+        if each.measured is not None
+        and each.measured.loss.value is not None
+        and each.measured.loss.high is not None
+        and each.measured.loss.value < max_loss
+    ]
+    return min(needed, default=None)
+
+
+def _speed(measured: Measured | None) -> float:
+    return (measured.problems_per_s if measured is not None else None) or 0.0
