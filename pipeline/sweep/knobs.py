@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from pipeline.bundled import find_file
 from pipeline.errors import UsageError, did_you_mean
@@ -37,6 +37,8 @@ class Knob(Struct, frozen=True, kw_only=True):
     """The value with which a run is recorded: everything is read, the judge is as strict as it can be, the answer asked for to the end."""
     values: tuple[Param, ...] = ()
     """Values that are tried; empty: those that the recorded run suggests."""
+    beside: tuple[str, ...] = ()
+    """Other params of its stage, on which the value rests, such as the statistic of a gate."""
     sign: int = 1
     """Of a gate: 1 where a draft passes at or above the threshold, -1 where at or below."""
     commits: bool = True
@@ -75,9 +77,9 @@ def _found(filled: Mapping[tuple[str, ...], str], plan: Plan, specs: Mapping[str
     for name, spec in specs.items():
         threshold, candidates = filled.get((name, "threshold")), filled.get((name, "candidates"))
         if threshold and isinstance(spec, GateSpec) and spec.statistic != "repeats":
-            yield _gate(threshold, name, spec)
+            yield structs.replace(_gate(threshold, name, spec), beside=_beside(filled, name))
         elif threshold and spec.judges:
-            yield Knob(param=threshold, kind="judge", stage=name, careful=_greatest(spec))
+            yield Knob(param=threshold, kind="judge", stage=name, careful=_greatest(spec), beside=_beside(filled, name))
         if candidates and spec.drafted > 1:
             values = tuple(sorted({1, (1 + spec.drafted) // 2, spec.drafted}))
             yield Knob(param=candidates, kind="candidates", stage=name, careful=spec.drafted, values=values)
@@ -94,6 +96,10 @@ def _filled(value: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[
             yield from _filled(each, () if key == "stages" else (*above, key))
         elif isinstance(each, str) and re.fullmatch(PARAM_PATTERN, each):
             yield (*above, key), each[1:]
+
+
+def _beside(filled: Mapping[tuple[str, ...], str], name: str) -> tuple[str, ...]:
+    return tuple(param for (stage, *keys), param in filled.items() if stage == name and keys[0] in ("statistic", "method"))
 
 
 def _gate(param: str, name: str, spec: GateSpec) -> Knob:
@@ -133,7 +139,7 @@ def _with(knob: Knob, values: tuple[Param, ...]) -> Knob:
     changes: dict[str, Any] = {"values": values}
     if knob.kind in ("judge", "candidates") and all(isinstance(each, int | float) for each in values):
         changes["careful"] = max(float(each) if knob.kind == "judge" else each for each in values)  # type: ignore[arg-type, type-var]
-    return Knob(**{name: getattr(knob, name) for name in Knob.__struct_fields__} | changes)
+    return structs.replace(knob, **changes)
 
 
 def _check_alone(graph: str, chosen: Sequence[Knob]) -> None:

@@ -297,7 +297,8 @@ class _Tuning:
             graph, _bound(self._options.sweep), (*self._options.sweep.settings, *(setting(*each) for each in choice.values.items()))
         )
         given = [each.partition("=")[0] for each in self._options.sweep.settings]
-        names = dict.fromkeys([*(name for name in given if name in plan.params), *choice.values])
+        beside = [name for knob in self._knobs for name in knob.beside]
+        names = dict.fromkeys([*(name for name in given if name in plan.params), *beside, *choice.values])
         loss = choice.measured.loss
         lines = [
             f"# {plan.name}, tuned on {tuned.input} ({tuned.problems} problems): the loss of accuracy against the target alone is",

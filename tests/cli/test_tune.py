@@ -26,7 +26,18 @@ def test_the_outcome_is_printed_and_written(tmp_path: Path, capfd: pytest.Captur
         "--confirm",
         "1",
     ]
-    arguments += ["--set", "engines.*.text.steps_mean=4", "--batch-size", "4", "--output", str(folder)]
+    arguments += [
+        "--set",
+        "engines.*.text.steps_mean=4",
+        "--tune",
+        "sure",
+        "--tune",
+        "threshold",
+        "--batch-size",
+        "4",
+        "--output",
+        str(folder),
+    ]
     assert run_command([*arguments, "--no-test-set"]) == 0
     out, err = capfd.readouterr()
     assert "| target | measured | 1 |" in out

@@ -20,7 +20,11 @@ CHAINS = 24
 
 
 def solved(folder: Path, graph: str, values: dict[str, Param]) -> SessionResult:
-    settings = ("engines.*.text.steps_mean=4", *(setting(name, value) for name, value in values.items()))
+    settings = (
+        "engines.*.text.steps_mean=4",
+        *(("statistic=min",) if graph == "gated" else ()),
+        *(setting(name, value) for name, value in values.items()),
+    )
     name = "_".join(f"{value}" for value in values.values())
     return solve_short(folder, name, graph, settings, batch_size=4, input=write_problems(folder, CHAINS))
 
@@ -37,12 +41,12 @@ def careful(found: list[Knob]) -> dict[str, Param]:
 @pytest.mark.parametrize(
     ("graph", "wishes", "other"),
     [
-        ("gated", (), {"sure": -1.5, "threshold": 9.0}),
-        ("gated", (), {"sure": -2.5, "threshold": 6.0}),
+        ("gated", ("sure", "threshold"), {"sure": -1.5, "threshold": 9.0}),
+        ("gated", ("sure", "threshold"), {"sure": -2.5, "threshold": 6.0}),
         ("gated", ("sure",), {"sure": -1.0}),
         ("specreason", ("threshold",), {"threshold": 5.0}),
         ("specreason", ("answer_confident",), {"answer_confident": 0.7}),
-        ("triggered", (), {"overconfident": -0.5}),
+        ("triggered", ("overconfident",), {"overconfident": -0.5}),
     ],
 )
 def test_chains_on_the_recorded_path_are_those_of_the_run_itself(
@@ -72,7 +76,7 @@ def texts(chain: Any) -> list[str]:
 
 
 def test_the_recorded_values_change_nothing(tmp_path: Path) -> None:
-    found = knobs("gated")
+    found = knobs("gated", "sure", "threshold")
     recording = RecordedPaths(solved(tmp_path, "gated", careful(found)).folder, found, careful(found))
     prediction, left = recording.predict(careful(found))
     assert not left.any()
@@ -86,7 +90,7 @@ def test_the_recorded_values_change_nothing(tmp_path: Path) -> None:
 
 
 def test_who_writes_what_passes_wrote_nothing_in_the_recorded_run(tmp_path: Path) -> None:
-    found = knobs("routed")
+    found = knobs("routed", "entropy")
     recording = RecordedPaths(solved(tmp_path, "routed", careful(found)).folder, found, careful(found))
     prediction, left = recording.predict({"entropy": 100.0})
     assert prediction.chain_s is None

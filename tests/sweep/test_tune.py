@@ -19,9 +19,11 @@ from tests.support.runs import write_problems
 GATED, SPECCOT = ROOT / "graphs/gated.yaml", ROOT / "graphs/speccot.yaml"
 
 
-def options(folder: Path, *, max_loss: float = 0.5, tune: tuple[str, ...] = (), confirm: int = 2, **changes: Any) -> TuneOptions:
+def options(
+    folder: Path, *, max_loss: float = 0.5, tune: tuple[str, ...] = ("sure", "threshold"), confirm: int = 2, **changes: Any
+) -> TuneOptions:
     given: dict[str, Any] = {"graphs": (GATED,), "engines": (SIM,), "batch_sizes": (4,), "output": folder / "tuned", "workers": 1}
-    given |= {"variants": (), "repeats": 1, "settings": ("engines.*.text.steps_mean=4",)} | changes
+    given |= {"variants": (), "repeats": 1, "settings": ("engines.*.text.steps_mean=4", "statistic=min")} | changes
     more = {name: given.pop(name) for name in ("no_test_set",) if name in given}
     given.setdefault("input", folder / "problems.jsonl")
     if not given["input"].exists():
@@ -31,7 +33,7 @@ def options(folder: Path, *, max_loss: float = 0.5, tune: tuple[str, ...] = (), 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[TuneOptions, TuneResult]:
-    given = options(tmp_path_factory.mktemp("whole"), settings=("engines.*.text.steps_mean=4", "temperature=0.5"))
+    given = options(tmp_path_factory.mktemp("whole"), settings=("engines.*.text.steps_mean=4", "statistic=min", "temperature=0.5"))
     return given, tune(given)
 
 
@@ -60,7 +62,7 @@ def test_the_preset_has_the_chosen_values_and_the_users_own(whole: tuple[TuneOpt
     _, result = whole
     assert result.tuned is not None
     assert result.preset == result.folder / "preset.yaml"
-    assert load_preset(result.preset).set == {"temperature": 0.5, **(result.tuned.chosen or {})}
+    assert load_preset(result.preset).set == {"statistic": "min", "temperature": 0.5, "method": "greedy", **(result.tuned.chosen or {})}
     assert read_tuned(result.folder) == result.tuned
 
 
@@ -86,7 +88,7 @@ def test_no_setting_that_loses_too_much_is_chosen(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_each_number_of_candidates_is_recorded(tmp_path: Path) -> None:
-    result = tune(options(tmp_path, graphs=(SPECCOT,), tune=("candidates=1,2",), confirm=1))
+    result = tune(options(tmp_path, graphs=(SPECCOT,), settings=("engines.*.text.steps_mean=4",), tune=("candidates=1,2",), confirm=1))
     assert result.tuned is not None
     assert sorted(str(each.values) for each in result.tuned.measured) == ["{'candidates': 1}", "{'candidates': 2}"]
 
@@ -103,7 +105,7 @@ def test_each_number_of_candidates_is_recorded(tmp_path: Path) -> None:
         ({"tune": ("threshold=5,11",)}, GraphError, "threshold"),
         ({"tune": ("sure=0.5",)}, GraphError, "is 0.5, but `min` is a log probability, at most 0"),
         ({"settings": ("speculate=auto",)}, UsageError, "speculate is auto: only a run that always speculates can be recorded"),
-        ({"graphs": (ROOT / "graphs/target.yaml",)}, UsageError, "target: has no stage that verifies drafts and no gate"),
+        ({"graphs": (ROOT / "graphs/target.yaml",), "settings": ()}, UsageError, "target: has no stage that verifies drafts and no gate"),
         ({"columns": {"answer": "nothing"}}, Exception, "nothing"),
     ],
 )
