@@ -4,6 +4,7 @@
     python bench/gpu_visit.py mps             the same under a CUDA MPS daemon
     python bench/gpu_visit.py contract        the tests of the torch engine, on CUDA
     python bench/gpu_visit.py runs            whole runs of the bundled pair on CUDA, with their answers
+    python bench/gpu_visit.py engines         two engines, alone and together; --sharing mps: under MPS
     python bench/gpu_visit.py map             cells of bench/frontier.md with random weights of real shapes
     python bench/gpu_visit.py vllm            a run on vLLM's CUDA build, and what it says of itself
     python bench/gpu_visit.py vllm-contract   the tests of engine vllm, there
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from xml.etree import ElementTree
 
+import anyio
 import click
 import pyarrow.parquet as pq
 from gpu_decoder import CONTEXT, SHAPES, config
@@ -298,6 +300,36 @@ class _Decoder:
         return line.strip()
 
 
+@main.command()
+@click.option("--tiny", is_flag=True, help="Toy shapes.")
+@click.option("--backend", type=click.Choice(["torch", "vllm"]), default="vllm", show_default=True)
+@click.option("--sharing", type=click.Choice(["time_slices", "mps"]), default="time_slices", show_default=True)
+@click.option("--seconds", default=3.0, show_default=True, help="Of each load.")
+def engines(tiny: bool, backend: str, sharing: str, seconds: float) -> None:
+    """Tokens a second of two engines on the GPU, alone and together, with random weights of real shapes."""
+    import gpu_engines
+
+    name = f"engines-{backend}-{sharing}{'-tiny' if tiny else ''}"
+    file = _engines(name, backend, 64, tiny)
+    with _sharing(sharing) as environment:
+        os.environ.update(environment)  # the engines' processes inherit it
+        rows = anyio.run(gpu_engines.measure, file, seconds)
+    write(name, {"backend": backend, "sharing": sharing, "rows": rows})
+
+
+def _engines(name: str, backend: str, seqs: int, tiny: bool) -> Path:
+    """An engines file of both shapes without weights, for that many sequences at once."""
+    if backend == "vllm":
+        _install_vllm()
+    same = f"backend: {backend}, load_format: dummy, max_num_seqs: {seqs}, max_in_flight: {seqs}, max_model_len: 2048"
+    shares = {"target": 0.7, "draft": 0.15} if backend == "vllm" else {}
+    terms = {role: f", gpu_memory_utilization: {share}, max_num_batched_tokens: 2048, dtype: bfloat16" for role, share in shares.items()}
+    lines = [f"{role}: {{{same}{terms.get(role, '')}, model: {_shape_folder(role, tiny)}}}" for role in SHAPES]
+    path = HOME / f"{name}.yaml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
 @main.command("map")
 @click.option("--tiny", is_flag=True, help="Toy shapes.")
 @click.option("--backend", type=click.Choice(["torch", "vllm"]), default="torch", show_default=True)
@@ -306,16 +338,9 @@ class _Decoder:
 @click.option("--tokens", default=400, show_default=True, help="Token budget of a thought.")
 def cells(tiny: bool, backend: str, sharing: str, batch_sizes: str, tokens: int) -> None:
     """The target alone and SpecReason, with random weights of real shapes: throughput is real, text and answers are noise."""
-    if backend == "vllm":
-        _install_vllm()
     name = f"map-{backend}-{sharing}{'-tiny' if tiny else ''}"
-    engines, out = HOME / f"{name}.yaml", HOME / name
     seqs = max(map(int, batch_sizes.split(",")))
-    same = f"backend: {backend}, load_format: dummy, max_num_seqs: {seqs}, max_in_flight: {seqs}, max_model_len: 2048"
-    shares = {"target": 0.7, "draft": 0.15} if backend == "vllm" else {}
-    terms = {role: f", gpu_memory_utilization: {share}, max_num_batched_tokens: 2048, dtype: bfloat16" for role, share in shares.items()}
-    lines = [f"{role}: {{{same}{terms.get(role, '')}, model: {_shape_folder(role, tiny)}}}" for role in SHAPES]
-    engines.write_text("\n".join(lines) + "\n")
+    engines, out = _engines(name, backend, seqs, tiny), HOME / name
     shutil.rmtree(out, ignore_errors=True)
     settings = [word for each in (f"token_budget={tokens}", "step_tokens=50", "answer_tokens=8", "threshold=4") for word in ("--set", each)]
     command = ["sweep", "graphs/specreason.yaml", "--engines", str(engines), "--batch-size", batch_sizes, "--repeats", "1", *settings]
