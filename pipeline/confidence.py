@@ -30,7 +30,8 @@ class Confidence(Struct, frozen=True, kw_only=True):
     and all others, which have the mass r together, as one token. So it is at most r ln(V - k) too low, where V is the size of the
     vocabulary, and never too high."""
     margin: float
-    """Probability of the likeliest token less that of the next, 0 to 1: the mean over all tokens."""
+    """Probability of the likeliest token less that of the next, 0 to 1: the mean over all tokens. Where an engine names one token alone,
+    all others count as the next, so that it is never too high."""
 
     @property
     def flaw(self) -> str | None:
@@ -49,11 +50,16 @@ class Confidence(Struct, frozen=True, kw_only=True):
 
 def confidence_of(logprobs: Sequence[float], likeliest: Sequence[Sequence[float]]) -> Confidence | None:
     """The confidence of a text from the log probabilities of its sampled tokens, and of the likeliest tokens in each place, the likeliest
-    first, at least two of them; None of a text without tokens."""
+    first; None of a text without tokens."""
     if not logprobs:
         return None
-    margins = (math.exp(place[0]) - math.exp(place[1]) if len(place) > 1 else 1.0 for place in likeliest)
-    return Confidence(mean=fmean(logprobs), min=min(logprobs), first_entropy=_entropy(likeliest[0]), margin=fmean(margins))
+    margins = fmean(map(_margin, likeliest))
+    return Confidence(mean=fmean(logprobs), min=min(logprobs), first_entropy=_entropy(likeliest[0]), margin=margins)
+
+
+def _margin(likeliest: Sequence[float]) -> float:
+    first = math.exp(likeliest[0])
+    return first - math.exp(likeliest[1]) if len(likeliest) > 1 else max(0.0, 2 * first - 1)
 
 
 def _entropy(likeliest: Sequence[float]) -> float:

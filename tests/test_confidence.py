@@ -38,6 +38,12 @@ def test_a_sure_model_has_no_entropy_and_a_margin_of_one() -> None:
     assert found == Confidence(mean=0.0, min=0.0, first_entropy=0.0, margin=1.0)
 
 
+def test_beside_one_token_all_others_count_as_the_next() -> None:
+    found = confidence_of(logs(0.75, 0.25), [logs(0.75), logs(0.25)])
+    assert found is not None
+    assert found.margin == pytest.approx((0.5 + 0.0) / 2)
+
+
 @pytest.mark.parametrize(("field", "value"), [("mean", 0.5), ("min", math.nan), ("first_entropy", -0.5), ("margin", 1.5)])
 def test_numbers_that_no_text_has(field: str, value: float) -> None:
     numbers = {"mean": -1.0, "min": -2.0, "first_entropy": 1.0, "margin": 0.5}

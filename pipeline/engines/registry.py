@@ -66,8 +66,8 @@ def virtual_time(specs: Mapping[str, EngineSpec], where: str) -> bool:
     """True if these engines compute on a simulated clock; raises `GraphError` at `where` if some do and others do not."""
     virtual = {role: backend_of(spec).virtual_time for role, spec in specs.items()}
     if len(set(virtual.values())) > 1:
-        simulated = ", ".join(role for role, value in virtual.items() if value)
-        raise GraphError(where, f"{simulated} run on simulated time and the other engines do not; simulate all of them or none")
+        simulated, real = (", ".join(role for role, value in virtual.items() if value is each) for each in (True, False))
+        raise GraphError(where, f"engines on simulated time: {simulated}; on real time: {real}; simulate all of them or none")
     return all(virtual.values())
 
 

@@ -5,6 +5,7 @@ The folder is held before anything else about the run is checked, so that two pr
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -407,10 +408,20 @@ def _changes(article: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> It
 
 
 def check_replay(plan: Plan, options: RunOptions, fingerprint: Fingerprint) -> None:
-    """Raise `UsageError` where seed, columns, problems, samples or limit ask for what the recorded run was not asked."""
+    """Raise `UsageError` where seed, columns, problems, samples, limit or reward model ask for what the recorded run was not asked."""
     for run in dict.fromkeys(spec.run for spec in plan.engines.values() if isinstance(spec, ReplaySpec)):
-        if needed := next(needs(read_recording(run).file, options, fingerprint), None):
+        recording = read_recording(run).file
+        if needed := next(chain(needs(recording, options, fingerprint), _reward_models(plan, recording.plan)), None):
             raise UsageError(f"replay of {run} needs {needed}")
+
+
+def _reward_models(plan: Plan, then: Plan) -> Iterator[str]:
+    """What asks a recorded reward model as it was asked then, as clauses."""
+    ours, theirs = ({str(node.spec.role): node.spec for node in each.stages() if node.spec.rewards} for each in (plan, then))
+    for role in (role for role in ours if role in theirs):
+        if getattr(ours[role], "prompt", None) != getattr(theirs[role], "prompt", None):
+            prm = getattr(theirs[role], "prm", None)
+            yield f"--set prm={prm}: it asked its {role} with the prompt of that file"
 
 
 def needs(recording: RunFile, options: RunOptions, fingerprint: Fingerprint) -> Iterator[str]:

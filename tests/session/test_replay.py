@@ -240,6 +240,15 @@ def test_what_does_not_fit_the_recorded_run_is_refused_by_name(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_reward_model_is_asked_as_it_was(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+    engines = SIM.with_name("sim-4xh100-rsd.yaml")
+    whole = run(options(recorded("target").parent, "rsd", engines=engines, limit=2))
+    with pytest.raises(UsageError, match=r"needs --set prm=prm-rlhflow: it asked its reward with the prompt of that file"):
+        replay(whole.folder, tmp_path / "out", limit=2)
+    again = replay(whole.folder, tmp_path / "out", limit=2, settings=("prm=prm-rlhflow",))
+    assert said(again.folder) == said(whole.folder)
+
+
 def test_other_problems_and_more_of_them_are_refused(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"needs the recorded problems, .*problems\.jsonl \(SHA-256 \w+\.\.\.\); .* has different ones"):
         replay(recorded("speccot"), tmp_path / "out", input=write_problems(tmp_path, 9))
