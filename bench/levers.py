@@ -49,14 +49,15 @@ LEVERS = (
     Lever("target alone, early end at 0.9", "target", ("answer_confident=0.9", "every_tokens=16")),
     Lever("SpecReason", "specreason"),
     Lever("SpecReason, short question", "specreason", ("prompts=short",)),
-    Lever("SpecReason, early end at 0.9", "specreason", ("answer_confident=0.9",)),
+    Lever("SpecReason, early end at 0.99", "specreason", ("answer_confident=0.99",)),
     Lever("SpecCoT", "speccot"),
     Lever("SpecCoT, short question", "speccot", ("prompts=short",)),
-    *(Lever(f"gate at {sure}", "gated", (f"sure={sure}",)) for sure in (-0.2, -0.08, -0.03)),
-    Lever("gate at -0.08, short question", "gated", ("sure=-0.08", "prompts=short")),
+    *(Lever(f"gate at {sure}", "gated", (f"sure={sure}",)) for sure in (-0.16, -0.08, -0.02)),
+    Lever("gate at -0.02, short question", "gated", ("sure=-0.02", "prompts=short")),
     Lever("routed by first entropy", "routed"),
     Lever("triggered", "triggered"),
     Lever("judged by reward", "rsd"),
+    Lever("judged by reward, 3 candidates", "rsd", ("candidates=3",)),
 )
 """Those whose accuracy is measured."""
 SYSTEMS = (
