@@ -21,7 +21,7 @@ from pipeline.analysis.compare.written import as_csv, as_json
 from pipeline.analysis.quality.by_problem import Quality
 from pipeline.analysis.quality.samples import SampleStatistics
 from pipeline.analysis.quality.selection import ThoughtChoices
-from pipeline.analysis.resources import Resources
+from pipeline.analysis.resources import EngineFacts, Resources
 from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, UsageError
 from pipeline.session.options import RunOptions
@@ -161,6 +161,8 @@ def test_selection_quality_and_second_thoughts(table: Make) -> None:
 def test_what_is_simulated_is_called_so(table: Make) -> None:
     assert "Simulated runs: times are those of a simulated clock" in markdown(compare([table("target", ONES, simulated=True)]))
     assert "imulated" not in markdown(compare([table("target", ONES)]))
+    inside = structs.replace(table("target", ONES, simulated=True), facts={"target": EngineFacts(token_level=True)})
+    assert "Speed-ups by token-level speculation are off by" in markdown(compare([inside]))
 
 
 def test_names_stay_in_their_cells(table: Make) -> None:

@@ -25,7 +25,7 @@ def test_the_error_of_token_level_speculation_is_what_its_anchors_give() -> None
     again = token_level.results()
     assert again["token_level_error"] == pytest.approx(found["token_level_error"], rel=1e-3)
     assert again["token_level"]["anchors"] == len(token_level.ANCHORS) == found["token_level"]["anchors"]
-    assert again["token_level_error"] < again["token_level_roofline_error"] / 2
+    assert again["token_level_fitted_error"] < again["token_level_error"] < again["token_level_roofline_error"] / 1.5
 
 
 def test_fitted_rates_have_their_own_error_beside_it() -> None:

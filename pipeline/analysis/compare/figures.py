@@ -228,11 +228,6 @@ class Compared(Figures):
         return answers(self.table.facts.values()) if self.table.facts else "simulated" if self.table.simulated else None
 
     @cached_property
-    def fit_error(self) -> float | None:
-        """Of simulated engines with fitted rates: the greatest error of their calls' times, as the mean of |ln|."""
-        return max((each.fit_error for each in self.table.facts.values() if each.fit_error is not None), default=None)
-
-    @cached_property
     def problems(self) -> int:
         """The number of problems with a finished chain."""
         return int(self.table.finished.sum())

@@ -22,7 +22,7 @@ ASKED = ("system", "problem", "examples", "delimiter", "thought")
 """Those texts of the prompts that every system of a comparison has."""
 
 
-Kind = Literal["budget", "exits", "sampling", "prompts", "candidates", "text", "lengths", "models", "backends", "devices"]
+Kind = Literal["budget", "exits", "sampling", "prompts", "candidates", "text", "lengths", "models", "backends", "devices", "token_level"]
 DECIDED: tuple[Kind, ...] = ("budget", "exits", "sampling", "prompts", "text", "lengths")
 """Kinds of what decides which work a system has to do; the others are what it does it with."""
 ENGINE: Mapping[str, tuple[Kind, str]] = {
@@ -31,10 +31,13 @@ ENGINE: Mapping[str, tuple[Kind, str]] = {
     "text": ("text", "the simulated text of its {role} has {ours}, the baseline's {theirs}"),
     "max_model_len": ("lengths", "its {role} reads and writes at most {ours} tokens, the baseline's {theirs}"),
     "device": ("devices", "its {role} computes on {ours}, the baseline's on {theirs}"),
+    "token_level": ("token_level", "the token-level speculation of its {role} is {ours}, the baseline's {theirs}"),
     "devices": ("devices", "its {role} computes on the devices {ours}, the baseline's on {theirs}"),
     "tensor_parallel_size": ("devices", "its {role} is on {ours} devices, the baseline's on {theirs}"),
 }
 """Keys of engines that are compared where two systems have an engine of the same role, with what is said where they differ."""
+TOKEN_LEVEL = ("speculative", "speculative_config")
+"""Keys of engines that `token_level` stands for."""
 
 
 class Unlike(NamedTuple):
@@ -119,6 +122,8 @@ def _engine(settings: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: settings[name] for name in ENGINE if settings.get(name) is not None}
     if "model" in found:
         found["model"] = model_name(str(found["model"]))
+    for name in (each for each in TOKEN_LEVEL if each in settings):
+        found["token_level"] = settings[name] or "none"
     return found
 
 
@@ -131,8 +136,9 @@ def _unlike_engines(role: str, ours: Mapping[str, Any], theirs: Mapping[str, Any
 
 def _told(value: Any, other: Any) -> str:
     """A value as it is printed; of a mapping the values that are not those of the `other` one."""
-    if not isinstance(value, Mapping) or not isinstance(other, Mapping):
+    if not isinstance(value, Mapping):
         return f"{value:,}" if isinstance(value, int) else str(value)
+    other = other if isinstance(other, Mapping) else {}
     named = value.get("name") if value.get("name") != other.get("name") else None  # of a device, which says all
     return (
         str(named)

@@ -12,7 +12,7 @@ from pipeline.analysis.quality.estimates import NOTHING, Estimate
 from pipeline.analysis.quality.option_mass import FLAGGED, LOW
 from pipeline.analysis.quality.reward_agreement import BINS
 from pipeline.analysis.resources import of_answers
-from pipeline.analysis.simulated import stated
+from pipeline.analysis.simulated import of_facts
 
 INTERVALS = (
     "Brackets: 95% intervals. For an accuracy: Wilson's, or with several samples a problem, clustered by problem; for all "
@@ -75,7 +75,7 @@ def flag_lines(comparison: Comparison) -> str:
 def simulated(comparison: Comparison) -> str:
     """What is to be known of simulated runs, and how far their times may be off; empty where there are none."""
     runs = [run for run in comparison.runs if run.table.simulated]
-    return f"{SIMULATED} {stated(run.fit_error for run in runs)}" if runs else ""
+    return f"{SIMULATED} {of_facts([each for run in runs for each in run.table.facts.values()])}" if runs else ""
 
 
 def markdown(comparison: Comparison, first: Sequence[Table] = ()) -> str:
