@@ -1,6 +1,6 @@
 """`reward`: judges candidates by a process reward model, which rates the thought up to and including each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
@@ -36,6 +36,10 @@ class RewardJudgeSpec(StageSpec, frozen=True, kw_only=True, tag="reward"):
     @property
     def needs(self) -> Mapping[str, object]:
         return {"options": True}
+
+    def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
+        if self.prompts is not None:
+            yield "prompts", "a reward model is asked as the file `prm` says; set its `prompt`, or drop this"
 
 
 class RewardStage(EngineStage):
