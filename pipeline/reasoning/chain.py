@@ -322,6 +322,12 @@ class Chain:
         """End the loop for `reason`, the name of a stop condition."""
         self.stop_reason, self.budget = reason, None
 
+    @property
+    def took_draft(self) -> bool:
+        """Whether a judge accepted a candidate in this round, or no gate flagged any."""
+        passed = bool(self.readings) and not any(reading.flagged for reading in self.readings.values())
+        return passed or any(verdict.accepted for verdict in self.verdicts.values())
+
     def tries(self, until: UntilSpec) -> bool:
         """Whether the answer is to be asked for now, before the next step."""
         return until.tries and self.next_index - 1 - self.tried_at >= until.every

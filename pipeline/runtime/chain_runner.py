@@ -211,9 +211,7 @@ class ChainRunner:
         if mode == "speculative":
             await self._speculate(chain, loop, direct)
         if before is None:
-            accepted = any(verdict.accepted for verdict in chain.verdicts.values())
-            accepted = accepted or any(not reading.flagged for reading in chain.readings.values())
-            direct.switch.wrote(chain, mode, chain.thought_tokens - written, accepted)
+            direct.switch.wrote(chain, mode, chain.thought_tokens - written, chain.took_draft)
 
     async def _speculate(self, chain: Chain, loop: BoundLoop, direct: BoundDirect) -> None:
         """One round of the body; before the first step of the thought guidance."""
