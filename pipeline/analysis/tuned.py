@@ -65,6 +65,7 @@ class Tuned(Struct, frozen=True, kw_only=True):
     batch_size: int
     max_loss: float
     simulated: bool
+    """Whether all runs were on simulated engines."""
     target: Measured
     """The target alone."""
     settings: tuple[TunedSetting, ...]

@@ -40,7 +40,7 @@ def table_of(found: Tuned) -> Table:
     rows: list[tuple[str, ...]] = [("target", "measured", "1", _percent(found.target.accuracy), "", "", "", "")]
     rows += [_row(each, each.measured) for each in found.measured]
     rows += [_row(each, None) for each in others]
-    return Table("Settings", HEADER, tuple(rows))
+    return Table("Settings (simulated)" if found.simulated else "Settings", HEADER, tuple(rows))
 
 
 def _row(each: TunedSetting, measured: Measured | None) -> tuple[str, ...]:

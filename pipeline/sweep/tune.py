@@ -280,7 +280,7 @@ class _Tuning:
             samples=own.samples,
             batch_size=self._target.batch_size,
             max_loss=self._options.max_loss,
-            simulated=self._target.answers == "simulated",
+            simulated=self._target.simulated,
             target=self._measured(self._target),
             settings=(*measured, *others),
             chosen=passed[0].values if passed else None,

@@ -45,6 +45,7 @@ def test_the_outcome_is_printed_and_written(tmp_path: Path, capfd: pytest.Captur
     assert out.count("| confirmed |") == 1
     assert "| predicted |" in out
     assert "Chosen: " in out
+    assert "**Settings (simulated)**" in out
     assert "wanted below 50.0 %" in out
     assert f"preset: pipeline run gated --preset {folder}/preset.yaml" in err
     assert "accuracy" in (folder / "tune.html").read_text()

@@ -9,6 +9,7 @@ import click
 from msgspec import structs
 
 from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.compare.tables import SIMULATED
 from pipeline.analysis.compare.written import as_markdown
 from pipeline.analysis.points import Point
 from pipeline.analysis.tuned import Tuned
@@ -124,7 +125,7 @@ def tune(graph: Path, input_: Path, **options: Any) -> None:
 
 
 def _print_outcome(found: Tuned) -> None:
-    parts: list[str | Table] = [table_of(found), KNOWN, *choice_of(found)]
+    parts: list[str | Table] = [table_of(found), KNOWN, *([SIMULATED] if found.simulated else []), *choice_of(found)]
     if PlainConsole().is_terminal:
         print_parts(parts)
     else:
