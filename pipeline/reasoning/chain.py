@@ -323,6 +323,11 @@ class Chain:
         self.stop_reason, self.budget = reason, None
 
     @property
+    def answer_stands(self) -> bool:
+        """Whether the thought ended because a trial answer was sure or stable."""
+        return self.stop_reason in ("answer_confident", "answer_stable")
+
+    @property
     def took_draft(self) -> bool:
         """Whether a judge accepted a candidate in this round, or no gate flagged any."""
         passed = bool(self.readings) and not any(reading.flagged for reading in self.readings.values())

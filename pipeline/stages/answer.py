@@ -18,7 +18,7 @@ class AnswerSpec(SamplingSpec, frozen=True, kw_only=True, tag="answer"):
     """Maximum number of tokens of the answer."""
     budget: Literal["thought", "response"] = "thought"
     """What the token budget covers. `thought`: an unfinished thought is closed, and the answer has its own `max_tokens`. `response`:
-    thought and answer together; an unfinished thought has no answer."""
+    thought and answer together; an unfinished thought has no answer, unless it ended early because its answer stands."""
     token_budget: Tokens | None = None
     """With `budget: response`: maximum number of tokens of thought and answer together."""
 
@@ -50,7 +50,7 @@ class AnswerStage(EngineStage):
         spec = self.spec
         if spec.budget == "thought":
             return spec.max_tokens
-        return (spec.token_budget or 0) - chain.thought_tokens if chain.thought_closed else 0
+        return (spec.token_budget or 0) - chain.thought_tokens if chain.thought_closed or chain.answer_stands else 0
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         if not completions:
