@@ -28,7 +28,8 @@ Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", "correct", "reference_answer", "error_type", "error_stage")
 USAGE = ("input_tokens", "cached_input_tokens", "output_tokens")
 ANSWER = ("submit_unix_ns", "end_unix_ns", "output_token_ids", "finish_reason", "stop_reason", "option_logprobs", "scored_logprobs")
-CALL = ("chain_id", "engine", "error_type", "request_id", "prompt_digest", "client_wait_s", *USAGE, *ANSWER, *MEASURED_IN.values())
+RECORDED = ("chain_id", "error_type", "request_id", "prompt_digest", "client_wait_s", *USAGE, *ANSWER, *MEASURED_IN.values())
+CALL = ("engine", *RECORDED)
 FAILED = ("chain_id", "error_type")
 MISMATCH = ResumeMismatch.__name__
 
@@ -131,14 +132,19 @@ def _add_call(resumed: ResumedChain, row: Mapping[str, Any]) -> None:
     resumed.started_unix_ns = min(ready, resumed.started_unix_ns or ready)
     resumed.ended_unix_ns = max(row["end_unix_ns"], resumed.ended_unix_ns or 0)
     if row["error_type"] is None:
-        resumed.calls[row["request_id"]] = ResumedCall(
-            request_id=row["request_id"],
-            prompt_digest=row["prompt_digest"],
-            usage=Usage(**{name: row[name] for name in USAGE}),
-            wait_s=row["client_wait_s"],
-            confidences=confidences(row, len(row["output_token_ids"])),
-            **{name: row[name] for name in ANSWER},
-        )
+        resumed.calls[row["request_id"]] = recorded_call(row)
+
+
+def recorded_call(row: Mapping[str, Any]) -> ResumedCall:
+    """A call that was answered, from the columns `RECORDED`."""
+    return ResumedCall(
+        request_id=row["request_id"],
+        prompt_digest=row["prompt_digest"],
+        usage=Usage(**{name: row[name] for name in USAGE}),
+        wait_s=row["client_wait_s"],
+        confidences=confidences(row, len(row["output_token_ids"])),
+        **{name: row[name] for name in ANSWER},
+    )
 
 
 def _resumed(resume_state: ResumeState, row: Mapping[str, Any]) -> ResumedChain:

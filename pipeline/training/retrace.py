@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from pipeline.data.problems import Problem, open_problems
-from pipeline.engine import Completion, Request, Tokenizer, Usage
+from pipeline.engine import Completion, Request, Tokenizer
 from pipeline.engines.replay.recording import Recording, tokenizer_of
 from pipeline.engines.replay.spec import ReplaySpec
 from pipeline.errors import BadRow, InputError, NeverGenerated, PipelineError, RunError
@@ -31,9 +31,9 @@ from pipeline.runtime.resume_state import ResumedCall, ResumedChain
 from pipeline.runtime.schedule import Pipelined
 from pipeline.runtime.speculation.modes import Mode
 from pipeline.runtime.speculation.switch import ModeSwitch
-from pipeline.session.resume import ANSWER, USAGE
+from pipeline.session.resume import RECORDED, recorded_call
 from pipeline.stages.build import build_stages, builders_of
-from pipeline.store.events import MEASURED_IN, UNFINISHED, confidences
+from pipeline.store.events import UNFINISHED
 from pipeline.store.kept_problems import kept_problems
 from pipeline.store.read import read_batches
 from pipeline.store.run_file import RunFile
@@ -43,7 +43,6 @@ LEARNER = "learner"
 WINDOW = 4096
 """Chains whose calls are in memory together; every window reads the tables once."""
 CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", "correct", "reference_answer", "grader")
-CALL = ("chain_id", "request_id", "error_type", "prompt_digest", "client_wait_s", *USAGE, *ANSWER, *MEASURED_IN.values())
 _NO_LIMIT = 2**31
 """A context length, in tokens, that no chain reaches."""
 
@@ -147,9 +146,9 @@ class Retracer:
         for row in _rows(self.run, "steps", ["chain_id", "step_token_ids", "mode"], wanted):
             found[row["chain_id"]].steps.append(tuple(row["step_token_ids"]))
             found[row["chain_id"]].modes.append(row["mode"])
-        for row in _rows(self.run, "calls", CALL, wanted):
+        for row in _rows(self.run, "calls", RECORDED, wanted):
             if row["error_type"] is None:
-                found[row["chain_id"]].calls[row["request_id"]] = _call(row)
+                found[row["chain_id"]].calls[row["request_id"]] = recorded_call(row)
         return found
 
     def _retrace(self, problem: Problem, row: Mapping[str, Any], recorded: ResumedChain) -> RetracedChain | None:
@@ -245,10 +244,3 @@ async def _run(chain: Chain, record: _Record, block: BoundBlock) -> None:
 def _rows(run: Path, table: str, columns: Sequence[str], wanted: pa.Array) -> Iterator[dict[str, Any]]:
     for batch in read_batches(run, table, columns):
         yield from batch.filter(pc.is_in(batch.column("chain_id"), wanted)).to_pylist()
-
-
-def _call(row: Mapping[str, Any]) -> ResumedCall:
-    usage = Usage(**{name: row[name] for name in USAGE})
-    columns = ("request_id", "prompt_digest", *ANSWER)
-    known = confidences(row, len(row["output_token_ids"]))
-    return ResumedCall(usage=usage, wait_s=row["client_wait_s"], confidences=known, **{name: row[name] for name in columns})
