@@ -285,14 +285,24 @@ def test_what_is_printed() -> None:
         candidates=5000,
         requests=2000,
         wall_s=2.0,
-        quality={"accepted": MeanRewards("accepted", 1000, 0.5, 0.75), "all": MeanRewards("all", 1001, 0.25, None)},
+        quality={
+            each.decision: each
+            for each in (
+                MeanRewards("accepted", 1000, 0.5, 0.75),
+                MeanRewards("all", 1010, 0.25, None),
+                MeanRewards("unverified", 9, 0.5, 0.5),
+                MeanRewards("written", 1, 0.25, 0.75),
+            )
+        },
         errors={"ContextOverflow": 3},
         first_error="too long",
     )
     assert reward_lines(scored, "runs/r")[2:] == [
         "mean reward                     steps   drafted  committed",
-        "  drafted steps                 1,001    0.2500          -",
+        "  drafted steps                 1,010    0.2500          -",
         "  of these, one selected        1,000    0.5000     0.7500",
+        "  of these, unverified              9    0.5000     0.5000",
+        "  of these, flagged                 1    0.2500     0.7500",
         "texts without a reward: ContextOverflow 3; the first: too long",
         "rewards: runs/r/rewards/*.parquet",
     ]

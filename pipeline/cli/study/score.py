@@ -17,7 +17,13 @@ from pipeline.rewards.score import OnProgress, ScoringResult, score_run
 from pipeline.store.query import check_readable
 from pipeline.text import one_line
 
-_MEANS = {"all": "drafted steps", "accepted": "of these, one selected", "fallback": "of these, none: fallback"}
+_MEANS = {
+    "all": "drafted steps",
+    "accepted": "of these, one selected",
+    "fallback": "of these, none: fallback",
+    "unverified": "of these, unverified",
+    "written": "of these, flagged",
+}
 
 
 @command()
