@@ -91,6 +91,8 @@ class Adaptive:
         self._start, self._wake_at = math.nan, math.inf
         self._rounds, self._lost_before = Rounds(), False
         """Of the window, and True if the window before it lost."""
+        self._lost_with: set[int] = set()
+        """Numbers of live chains, as `bucket_of`, with which rounds were ended as losing."""
         self._to_skip = 0
         """Rounds that do not count yet."""
         self._ended: Rounds | None = None
@@ -248,7 +250,7 @@ class Adaptive:
             self._learn(self._ended)
             self._ended = None
         bucket = bucket_of(len(self._chains))
-        if self._gain(bucket) >= (TUNING.losing if bucket in self._paces else TUNING.returning):
+        if self._gain(bucket) >= (TUNING.losing if bucket in self._paces and bucket not in self._lost_with else TUNING.returning):
             self._switch(True, "speculate", now)
 
     # What rounds gain.
@@ -295,7 +297,8 @@ class Adaptive:
         )
         lost = gain < TUNING.losing
         if (early and most < TUNING.losing) or (whole and lost and self._lost_before and likely < 1):
-            self._end("losing", now)
+            self._lost_with.add(bucket_of(live))
+            self._end("losing", now, gain)
         elif whole:
             self._step_tokens = rounds.step_tokens
             self._learn(rounds)
@@ -314,23 +317,23 @@ class Adaptive:
         if count >= per_chain / TUNING.look_rounds * max(TUNING.look_rounds * live, TUNING.min_rounds) or (early and bound < 1):
             self._end("check", now)
 
-    def _end(self, what: str, now: float) -> None:
+    def _end(self, what: str, now: float, gain: float | None = None) -> None:
         self._ended = self._rounds
-        self._switch(False, what, now)
+        self._switch(False, what, now, gain)
 
-    def _switch(self, speculates: bool, what: str, now: float) -> None:
-        """Let all chains speculate from their next boundaries on, or none."""
+    def _switch(self, speculates: bool, what: str, now: float, gain: float | None = None) -> None:
+        """Let all chains speculate from their next boundaries on, or none, because of that `gain` where it is not the expected one."""
         self._speculates, self._observed_from, self._wake_at = speculates, None, math.inf
         self._rounds, self._lost_before, self._to_skip = Rounds(), False, len(self._chains)
-        self._log(what, now)
+        self._log(what, now, gain)
         if speculates:
             self._to_interrupt += self._chains.to_interrupt()
         else:
             self._observe_from(now)
 
-    def _log(self, what: str, now: float) -> None:
+    def _log(self, what: str, now: float, gain: float | None = None) -> None:
         live = len(self._chains)
         direct = live / self._direct_s() if live and self._fit.weights else None
-        speculative = None if direct is None else self._gain(bucket_of(live)) * direct
+        speculative = None if direct is None else (self._gain(bucket_of(live)) if gain is None else gain) * direct
         change = ModeDecision(time=now, what=what, speculating=live * self._speculates, live=live, speculative=speculative, direct=direct)
         self.changes.append(change)

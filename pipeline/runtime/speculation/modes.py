@@ -44,7 +44,8 @@ class ModeDecision(Struct, frozen=True, kw_only=True):
     live: int
     """Chains in their loop."""
     speculative: float | None
-    """Expected thought tokens a second of all live chains together, if as many speculate as was decided about; None: not known."""
+    """Expected thought tokens a second of all live chains together, if as many speculate as was decided about; where it ended because it
+    was slow, those that it had; None: not known."""
     direct: float | None
     """The same if none speculates."""
 

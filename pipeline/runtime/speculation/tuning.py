@@ -11,7 +11,8 @@ class Tuning(Struct, frozen=True, kw_only=True):
     losing: float = 0.97
     """Below this gain rounds lose. A switch costs each chain about half a step, so that a smaller loss is not worth one."""
     returning: float = 1.05
-    """The gain from which rounds are tried with a number of chains with which they never were."""
+    """The gain from which rounds are tried with a number of chains with which they never were, or lost before: where neither mode is
+    clearly faster, switching between them costs more than either."""
     sure: float = 1.25
     """The estimated gain from which direct mode need not be looked at early; the margin is for what the estimate leaves out."""
     few_chains: int = 8

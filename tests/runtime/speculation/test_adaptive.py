@@ -82,6 +82,17 @@ def test_where_rounds_only_lose_it_looks_once_and_the_next_run_does_not_begin_th
 
 
 @pytest.mark.slow
+def test_where_neither_mode_is_clearly_faster_it_does_not_go_to_and_fro() -> None:
+    tie = world(16, 64, mean=700, sigma=0.3, interference=1.0, acceptance=0.7)
+    seconds, control = adaptive(tie)
+    assert 0.85 < alone(tie) / always(tie) < 0.95
+    assert alone(tie) / seconds >= 0.98
+    lost = [change for change in control.changes if change.what == "losing"]
+    assert len({change.live for change in lost}) == len(lost) > 0
+    assert [change for change in lost if not (change.speculative or 0) < (change.direct or 0)] == []
+
+
+@pytest.mark.slow
 def test_speculation_ends_soon_after_drafts_become_useless() -> None:
     drifting = replace(world(8, 40), acceptance=lambda progress: 0.9 if progress < 0.4 else 0.0, interference=1.0)
     seconds, control = adaptive(drifting)
