@@ -89,8 +89,8 @@ def _rows(cells: Cells, mode: str) -> Iterator[Sequence[str]]:
 
 def _error() -> str:
     return (
-        "On a GPU only iterations and short runs were measured (`bench/gpu.md`), no such ratio; they show that simulated speeds under CUDA MPS "
-        "are too high: a draft suffers more beside a large model than the simulator has it. Simulated rows: on our measured points the "
+        "On a GPU only iterations and short runs were measured (`bench/gpu.md`), no such ratio; simulated speeds under CUDA MPS "
+        "are too high, as a draft suffers more beside a large model than simulated. Simulated rows: on our measured points the "
         f"simulator is off by a median of {OWN_TEXT_ERROR:.0%} with text of its own, as here, and of {MEDIAN_ERROR:.0%} with recorded text."
     )
 
