@@ -139,10 +139,12 @@ def _varied(alone: SweepSystem, variant: str, options: SweepOptions) -> SweepSys
 
 
 def _check_variants(options: SweepOptions, found: Sequence[SweepSystem]) -> None:
-    """Raise `UsageError` for a variant that no engines file has."""
-    missing = set(options.variants or ()) - {system.variant for system in found}
-    if missing:
-        raise UsageError(f"--variants {min(missing)}: no engines file has such a variant of the target alone")
+    """Raise `UsageError` for a variant that no engines file has, or beside one that all systems are to have."""
+    missing = min(set(options.variants or ()) - {system.variant for system in found}, default=None)
+    if missing is not None and (said := next((each for each in options.settings if each.startswith(VARIANT)), None)):
+        raise UsageError(f"--variants {missing}: --set {said} already says which variant all systems have; use one of the two")
+    if missing is not None:
+        raise UsageError(f"--variants {missing}: no engines file has such a variant of the target alone; see `variants` in it")
 
 
 def _baseline(options: SweepOptions) -> Path:

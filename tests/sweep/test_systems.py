@@ -71,6 +71,8 @@ def test_the_target_alone_with_each_variant_is_a_baseline_with_the_memory_that_t
 
 
 def test_a_variant_that_no_engines_file_has_is_refused() -> None:
+    with pytest.raises(UsageError, match="--variants ngram: --set variant=eagle3 already says which variant all systems have"):
+        systems("sim-2xh100", variants=("ngram",), settings=("variant=eagle3",))
     with pytest.raises(UsageError, match="--variants ngrams: no engines file has such a variant of the target alone"):
         systems("sim-2xh100", "sim-2xh100-own", variants=("ngram", "ngrams"))
 
