@@ -39,6 +39,8 @@ def begun_with(plan: Plan, speculate_from: str | None, *, virtual: bool) -> Spec
         return SpeculationRecord(digest=digest)
     if source == CACHE:
         return _cached(digest)
+    if "://" in source:
+        raise UsageError(f"--speculate-from {source}: a URL, where only a run folder of this machine can be used")
     folder, at_start = Path(source.removesuffix(START)), source.endswith(START)
     then = RunFile.read(folder)
     had = then.speculation

@@ -121,6 +121,7 @@ def test_measured_speeds_are_kept_by_machine_and_simulated_ones_are_not(monkeypa
         ((), "{run}", "this run decides nothing by it; add --set speculate=auto"),
         (AUTO, "{run}:start", "that run began with nothing; name a finished run with speculate=auto, or use `nothing`"),
         (AUTO, "{run}/nowhere", "run.json"),
+        (AUTO, "s3://bucket/run", "a URL, where only a run folder of this machine can be used"),
     ],
 )
 def test_what_was_learnt_elsewhere_is_refused_before_the_run(
