@@ -46,7 +46,8 @@ class Lever(Struct, frozen=True):
 BASELINE = Lever("target alone", "target")
 LEVERS = (
     BASELINE,
-    Lever("target alone, early end at 0.9", "target", ("answer_confident=0.9", "every_tokens=16")),
+    Lever("target alone, early end at 0.99", "target", ("answer_confident=0.99", "every_tokens=16")),
+    Lever("target alone, early end when stable", "target", ("answer_stable=3", "every_tokens=16")),
     Lever("SpecReason", "specreason"),
     Lever("SpecReason, short question", "specreason", ("prompts=short",)),
     Lever("SpecReason, early end at 0.99", "specreason", ("answer_confident=0.99",)),
