@@ -68,7 +68,10 @@ the faster of `always` and the target alone.
 Simulated thoughts have the lengths of GSM8K, MATH or AIME (`pipeline/engines/sim/lengths.py`). **Batch sizes are run with different
 numbers of problems**, so that a row is several curves, not one: with few problems one very long thought can be most of a run, and the
 target alone may solve fewer problems per second at a larger batch size. [scaling.md](scaling.md) has two of these machines with short
-thoughts, 384 problems at every batch size, and there speculation stops paying at smaller batch sizes."""
+thoughts, 384 problems at every batch size, and there speculation stops paying at smaller batch sizes.
+
+**Ratios under CUDA MPS are too high**: on a measured H200 a small draft took two to five times as long beside a large target, here it takes
+hardly longer ([calibration.md](calibration.md))."""
 
 BEST = """\
 *Best baseline*: the fastest of the target alone and the target with token-level speculation in its engine (`variants` of the engines file),
