@@ -25,8 +25,11 @@ CACHE, NOTHING, START = "cache", "nothing", ":start"
 """Values of `speculate_from`, and the end of one that names what a run began with in place of what it had learnt in the end."""
 
 
-def begun_with(plan: Plan, speculate_from: str | None, *, virtual: bool) -> SpeculationRecord | None:
-    """What a run of `plan` begins with; None where nothing is decided during it.
+def begun_with(
+    plan: Plan, speculate_from: str | None, *, virtual: bool, before: SpeculationRecord | None = None
+) -> SpeculationRecord | None:
+    """What a run of `plan` begins with; None where nothing is decided during it. `before` is the record of the session that it goes on
+    from, which holds what another run knew, whatever became of that one.
 
     Raises `UsageError` where `speculate_from` names a run that knows nothing, or was of other engines or another loop.
     """
@@ -39,6 +42,8 @@ def begun_with(plan: Plan, speculate_from: str | None, *, virtual: bool) -> Spec
         return SpeculationRecord(digest=digest)
     if source == CACHE:
         return _cached(digest)
+    if before is not None and before.digest == digest:
+        return structs.replace(before, learnt={})
     if "://" in source:
         raise UsageError(f"--speculate-from {source}: a URL, where only a run folder of this machine can be used")
     folder, at_start = Path(source.removesuffix(START)), source.endswith(START)
@@ -53,7 +58,8 @@ def begun_with(plan: Plan, speculate_from: str | None, *, virtual: bool) -> Spec
         )
     with boundary(InputError, f"{folder / FILE}: $.speculation", foreign=msgspec.ValidationError):
         _checked(had.begun_with if at_start else had.learnt)
-    return SpeculationRecord(digest=digest, begun_from=source, begun_with=had.begun_with if at_start else had.learnt)
+    named = f"{folder.absolute()}{START if at_start else ''}"
+    return SpeculationRecord(digest=digest, begun_from=named, begun_with=had.begun_with if at_start else had.learnt)
 
 
 def digest_of(plan: Plan, *, virtual: bool) -> str:

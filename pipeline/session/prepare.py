@@ -38,7 +38,7 @@ from pipeline.store.check import check_chains
 from pipeline.store.folder import hold_default, hold_output
 from pipeline.store.kept_problems import kept_problems
 from pipeline.store.query import Query
-from pipeline.store.run_file import FILE, RunFile, RunInput, Session, host, versions
+from pipeline.store.run_file import FILE, RunFile, RunInput, Session, SpeculationRecord, host, versions
 from pipeline.store.run_store import RunStore, new_folder_id
 from pipeline.text import storable
 
@@ -235,7 +235,8 @@ def prepare(
     check_replay(plan, options, fingerprint)
     virtual = virtual_time(plan.engines, str(options.graph)) if virtual is None else virtual
     run_id = plan.name if folder is None else folder.name
-    record = _new_record(options, plan, fingerprint, run_id, virtual=virtual, command=command)
+    speculation = begun_with(plan, options.speculate_from, virtual=virtual, before=None if old is None else old.speculation)
+    record = _new_record(options, plan, fingerprint, run_id, virtual=virtual, speculation=speculation, command=command)
     found = Prepared(
         options=options,
         plan=plan,
@@ -313,7 +314,14 @@ def _problems_of(options: RunOptions, folder: Path | None, old: RunFile | None) 
 
 
 def _new_record(
-    options: RunOptions, plan: Plan, fingerprint: Fingerprint, run_id: str, *, virtual: bool, command: Sequence[str]
+    options: RunOptions,
+    plan: Plan,
+    fingerprint: Fingerprint,
+    run_id: str,
+    *,
+    virtual: bool,
+    speculation: SpeculationRecord | None,
+    command: Sequence[str],
 ) -> RunFile:
     """The `run.json` of a new run, before its first session."""
     part, recorded = options.part, recorded_options(options)
@@ -339,7 +347,7 @@ def _new_record(
         ),
         virtual_time=virtual,
         depends_on_timing=plan.speculate == "auto",
-        speculation=begun_with(plan, options.speculate_from, virtual=virtual),
+        speculation=speculation,
         versions=versions(),
         host=host(),
         command=[storable(argument) for argument in command],

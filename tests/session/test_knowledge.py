@@ -14,7 +14,7 @@ from pipeline.errors import InputError, UsageError
 from pipeline.session import knowledge
 from pipeline.session.prepare import load_plan
 from pipeline.session.run import SessionResult
-from pipeline.store.run_file import Host
+from pipeline.store.run_file import Host, SpeculationRecord
 from tests.support.runs import solve, write_problems
 
 AUTO = ("speculate=auto",)
@@ -42,8 +42,11 @@ def auto(folder: Path, name: str, settings: tuple[str, ...] = AUTO, **options: A
     return solve(folder, name, settings=settings, batch_size=4, input=write_problems(folder, 24), **options)
 
 
-def test_a_run_begins_with_what_another_has_learnt_and_can_be_repeated(learnt: Path, tmp_path: Path) -> None:
-    second = auto(tmp_path, "second", speculate_from=str(learnt))
+def test_a_run_begins_with_what_another_has_learnt_and_can_be_repeated(
+    learnt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(learnt.parent)
+    second = auto(tmp_path, "second", speculate_from=learnt.name)
     assert second.run.speculation is not None
     assert second.run.speculation.begun_from == second.run.options["speculate_from"] == str(learnt)
     assert second.run.speculation.begun_with["direct"]
@@ -53,6 +56,15 @@ def test_a_run_begins_with_what_another_has_learnt_and_can_be_repeated(learnt: P
     assert [(change.what, change.live) for change in again.run.mode_changes] == [
         (change.what, change.live) for change in second.run.mode_changes
     ]
+
+
+def test_a_resumed_run_needs_no_folder_of_the_run_that_it_began_from() -> None:
+    plan = load_plan(find_file("speccot", "graph"), None, AUTO)
+    digest = knowledge.digest_of(plan, virtual=True)
+    before = SpeculationRecord(digest=digest, begun_from="gone", begun_with={"acceptance": 0.5}, learnt={"acceptance": 0.6})
+    assert knowledge.begun_with(plan, "gone", virtual=True, before=before) == structs.replace(before, learnt={})
+    with pytest.raises(InputError, match=r"gone/run\.json"):
+        knowledge.begun_with(plan, "gone", virtual=True, before=structs.replace(before, digest="of other engines"))
 
 
 def test_the_cache_keeps_what_runs_learn_by_engines_and_loop_but_simulated_ones_only_when_told(cache: Path, tmp_path: Path) -> None:
