@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from pipeline.confidence import Confidence
 from pipeline.engine import Candidate, Content, Request
-from pipeline.engines.sim.spec import SimSpec, SimTextSpec
+from pipeline.engines.sim.spec import SimTextSpec
 from pipeline.engines.sim.text import TextModel, sim_answer
 from pipeline.engines.sim.tokenizer import SPECIALS, VOCAB_SIZE, SimTokenizer
+from pipeline.graph.loader import load_engines
+from pipeline.graph.plugins import engine_specs
 from pipeline.graph.prompts import DEFAULT_PROMPTS, DELIMITER, LABELS, WORDINGS
 from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
 
@@ -247,7 +249,7 @@ def test_where_the_draw_is_shared_a_better_engine_is_right_wherever_a_worse_one_
 @pytest.mark.slow
 def test_more_candidates_are_rejected_less_often_but_some_steps_always_are() -> None:
     """With the figures of sim-2xh100.yaml; SpecCoT: figure 4b, and in section 4.4.2 about 8 % on GSM8K with 5."""
-    specs = msgspec.yaml.decode((ENGINES / "sim-2xh100.yaml").read_bytes(), type=dict[str, SimSpec])
+    specs: Any = load_engines(ENGINES / "sim-2xh100.yaml", engine_specs())
     rates = {}
     for candidates in (1, 2, 5, 10):
         draft, target = TextModel("d", specs["draft"].text), TextModel("t", specs["target"].text)
