@@ -68,7 +68,8 @@ def accuracy(root: Path = ROOT) -> str:
     torch, vllm = results_of("gpu-runs", root), results_of("gpu-vllm", root)
     done = torch["runs"].items()
     rows = [("torch", graph, percent(row["accuracy"]), str(row["chains"]), f"{row['problems_per_s']:.1f}") for graph, row in done]
-    rows.append(("vLLM", "speccot", percent(vllm["accuracy"]), "64", f"{vllm['problems_per_s']:.1f}"))
+    solved = round(vllm["wall_time_s"] * vllm["problems_per_s"])
+    rows.append(("vLLM", "speccot", percent(vllm["accuracy"]), str(solved), f"{vllm['problems_per_s']:.1f}"))
     return grid(("engine", "graph", "accuracy", "problems", "problems/s"), rows)
 
 
