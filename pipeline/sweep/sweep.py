@@ -211,8 +211,11 @@ async def run_side_by_side(prepared: PreparedSweep, points: Sequence[PlannedPoin
                 tasks.start_soon(take, place, planned)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in set(active_children()) - before:
+        mine = set(active_children()) - before
+        for process in mine:
             process.kill()
+        for process in mine:
+            process.join()
     if errors:
         raise errors[min(errors)]
 
