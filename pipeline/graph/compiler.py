@@ -63,7 +63,7 @@ def _node(name: str, spec: StageSpec, ranks: Iterator[int]) -> StageNode | LoopN
     condition = Condition(judge, verdict in ("accepted", "passed"), verdict in READINGS) if spec.when else None
     if isinstance(spec, RepeatSpec):
         return LoopNode(name, spec.until, _block(spec.stages, ranks), condition)
-    if isinstance(getattr(spec, "until", None), EndSpec) and early_end(spec) is None:
+    if getattr(spec, "until", None) == EndSpec():
         spec = structs.replace(spec, until=None)  # nothing is asked before the end: as if nothing were said
     return StageNode(name, spec, condition, next(ranks))
 
@@ -137,7 +137,7 @@ def _response(stages: Stages) -> StageSpec:
 def _end_of_response(stages: Stages, loop: UntilSpec) -> EndSpec | None:
     """When the target's response ends early: as the loop, in which it writes one step in at most so many tokens."""
     if not loop.tries:
-        return None
+        return None if loop.every == UntilSpec().every else EndSpec(every=loop.every)
     # With `auto` the loop counts pieces as steps; with `never` there is no other loop, and the answer is asked for after each piece.
     pieces = loop.every if _speculation(stages) == "never" else 1
     every = pieces * int(getattr(_fallback(stages), "max_tokens", 1))

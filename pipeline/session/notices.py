@@ -21,6 +21,7 @@ from pipeline.engines.replay.spec import ReplaySpec
 from pipeline.errors import NeverGenerated
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import broken_plugins
+from pipeline.graph.spec import EndSpec, UntilSpec
 from pipeline.graph.yaml_file import parse
 from pipeline.stages.choose import ChooseSpec
 from pipeline.stages.draft import DraftSpec
@@ -29,17 +30,20 @@ from pipeline.system.machine import gpus, look
 
 LOOKED_AT = 100
 """So many problems of a run are looked at, from its first on."""
+_EVERY = ("every", "every_tokens")
+"""Params of bundled graphs that say how often the answer is asked for before the end."""
 _FRONT_MATTER = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
 
 
 def notices(plan: Plan) -> list[str]:
     """Notices before the run: which foreign code runs, which plugins cannot be loaded, where replayed engines have their times from, which
-    drafts may not fit into the context of their judge, which adapters are used or are there for nothing."""
+    drafts may not fit into the context of their judge, which adapters and settings are used or are there for nothing."""
     return [
         *(f"warning: {each}" for each in broken_plugins()),
         *cautions(plan.engines),
         *announcements(plan),
         *_crowded(plan),
+        *_never_asked(plan),
         *used_adapters(plan),
         *unused_adapters(plan),
     ]
@@ -89,6 +93,17 @@ def _crowded(plan: Plan) -> Iterator[str]:
             what = f"{count} drafts may have {most:,} tokens, and the context of engine {spec.role!r} {length:,}"
             then = "are all rejected" if spec.reject else "fail with their chain"
             yield f"warning: {what}: those that do not fit next to the problem {then}; draft less, or set its max_model_len"
+
+
+def _never_asked(plan: Plan) -> Iterator[str]:
+    """A warning where `every` says how often an answer is asked for that nothing asks for."""
+    ends: dict[str, EndSpec] = {loop.name: loop.until for loop in plan.loops if loop.until.every != UntilSpec().every}
+    # The compiler leaves out the `until` of a response that says nothing.
+    ends |= {node.name: end for node in plan.stages() if isinstance(end := getattr(node.spec, "until", None), EndSpec)}
+    if (found := next((name for name, end in ends.items() if not end.tries), None)) is not None:
+        param = next((name for name in _EVERY if name in plan.params), "every")
+        what = "no answer is asked for before the end without `answer_confident` or `answer_stable`"
+        yield f"warning: stage {found}: `{param}` has no effect: {what}; set one of them, or leave it out"
 
 
 def strange_problems(plan: Plan, problems: Problems) -> Iterator[str]:
