@@ -1,7 +1,7 @@
 """Where in a row our columns are: `--column` mappings and the names that data sets use enter, the values of a row leave. A column of
 messages is a chat: the last message of the user and the chat before it leave."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -123,6 +123,8 @@ def _keys(name: str) -> Keys:
 
 MAX_MESSAGES = 64
 """Maximum number of messages of a chat: every length is a separate template, which is cut once."""
+TURNS = "an optional system message, then alternating user and assistant messages, ending with the user's"
+"""What a chat has to be."""
 
 
 def chat_of(name: str, value: Any) -> tuple[Message, ...] | None:
@@ -137,16 +139,20 @@ def chat_of(name: str, value: Any) -> tuple[Message, ...] | None:
         return None
     chat = tuple(_message(name, place, each) for place, each in enumerate(value))
     roles = [message.role for message in chat]
-    turns = roles[roles[0] == "system" :]
     if len(chat) > MAX_MESSAGES:
         raise Flaw(f"`{name}` has {len(chat)} messages, more than {MAX_MESSAGES}")
-    if turns[-1:] == ["assistant"]:
+    if roles[-1] == "assistant":
         remedy = f"end the chat with the user's, or map it: --column problem='{name}[{len(roles) - 2}].content'"
         raise Flaw(f"`{name}` ends with an assistant message; {remedy}")
-    if not turns or turns != ["user", "assistant"] * (len(turns) // 2) + ["user"]:
-        expected = "expected an optional system message, then alternating user and assistant messages, ending with the user's"
-        raise Flaw(f"`{name}` has messages by {', '.join(roles)}; {expected}")
+    if not takes_turns(roles):
+        raise Flaw(f"`{name}` has messages by {', '.join(roles)}; expected {TURNS}")
     return chat
+
+
+def takes_turns(roles: Sequence[str]) -> bool:
+    """Whether messages by these roles are `TURNS`."""
+    turns = [*(roles[1:] if roles and roles[0] == "system" else roles)]
+    return bool(turns) and turns == ["user", "assistant"] * (len(turns) // 2) + ["user"]
 
 
 def _message(name: str, place: int, message: Mapping[str, Any]) -> Message:

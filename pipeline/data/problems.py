@@ -19,6 +19,7 @@ from pipeline.data.columns import Columns, Fields, chat_of
 from pipeline.data.formats import open_source
 from pipeline.data.options import ProblemOptions, letter_of, options_of, shown_in, shuffled, ways_to_count, whole_number
 from pipeline.data.part import ALL, RowSample, RowSet
+from pipeline.data.requests.chat import ChainSettings
 from pipeline.data.rows import DAMAGE, Flaw, Record, Source, as_text, kind_of
 from pipeline.errors import BadRow, InputChanged, InputError, boundary, reason
 from pipeline.grading.answers import Kind
@@ -53,6 +54,8 @@ class Problem(Struct, frozen=True):
     """How the answer is to be graded; None where the row does not say, and the caller chooses."""
     history: tuple[Message, ...] = ()
     """The chat before the problem, whose last message of the user it is: a message of the system, turns of user and assistant."""
+    settings: ChainSettings = ChainSettings()
+    """What it says of its own chains."""
 
     def told(self, prompts: Prompts) -> str:
         """The problem as one text, with its options and what was said before it."""

@@ -192,6 +192,7 @@ class Chain:
         "readings",
         "repeats",
         "sample_index",
+        "sampling",
         "stop_reason",
         "thought",
         "thought_closed",
@@ -213,9 +214,12 @@ class Chain:
         limits: Mapping[str, int],
         mode: str | None = None,
     ) -> None:
-        """`mode`: in which its first steps are written, `speculative` or `direct`; None where nothing is drafted."""
+        """`mode`: in which its first steps are written, `speculative` or `direct`; None where nothing is drafted. `seed`: that of the run;
+        the problem may have its own."""
         self.problem, self.sample_index, self.order = problem, sample_index, order
         asked = problem.problem, problem.options, problem.history
+        self.sampling = problem.settings.sampling
+        """Fields of requests that sample text, in place of those of their stage."""
         self.content = Content(problem.problem)
         """What all its prompts are about."""
         self.chain_id = chain_id(problem.problem_id, sample_index)
@@ -254,17 +258,31 @@ class Chain:
         """How many such answers in a row were the same, and after how many steps the last one was asked for."""
         self._last = ""
         self._translator, self._limits = translator, limits
-        self._seed_prefix = f"{seed}\0{problem.problem_id}\0{sample_index}\0"
+        own = problem.settings.seed
+        self._seed_prefix = f"{seed}\0{problem.problem_id}\0{sample_index}\0" if own is None else f"{own}\0\0{sample_index}\0"
 
     def seed(self, stage: str) -> int:
         """63 random bits of (run seed, problem, sample, steps so far, stage): no neighbour changes them."""
         text = f"{self._seed_prefix}{len(self.thought)}\0{stage}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
+    def left_of_response(self, max_tokens: int) -> int:
+        """The lesser of `max_tokens` and what the problem's own limit leaves for the rest of the thought and the answer, at least 0."""
+        most = self.problem.settings.max_tokens
+        return max_tokens if most is None else max(0, min(max_tokens, most - self.thought_tokens))
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the problem's own limit leaves no token, for a step or for the answer."""
+        return not self.left_of_response(1)
+
     def room(self, max_tokens: int, key: str) -> int:
-        """The least of `max_tokens`, what is left of the thought's token budget, and what all contexts have room for next to an answer; at
-        least 1. `key`: of the context that is written on; another one may take more tokens for the same text, as it did so far."""
-        found = max_tokens if self.budget is None else min(max_tokens, self.budget - self.thought_tokens)
+        """The least of `max_tokens`, what is left of the problem's own limit and of the thought's token budget, and what all contexts have
+        room for next to an answer; at least 1. `key`: of the context that is written on; another one may take more tokens for the same
+        text, as it did so far."""
+        found = self.left_of_response(max_tokens)
+        if self.budget is not None:
+            found = min(found, self.budget - self.thought_tokens)
         for other, ids in self.contexts.items():
             left = self._limits[self._roles[other]] - len(ids) - ANSWER_RESERVE
             found = min(found, self.written(left, key, other))
@@ -342,6 +360,8 @@ class Chain:
         # An engine that ended its turn and then has nothing to say would go on saying nothing.
         if self.thought_closed and (until.thought_closed or not self.thought[-1].ids):
             return "thought_closed"
+        if self.is_spent:
+            return "max_tokens"
         if until.answer_boxed and has_boxed("".join(span.text for span in self.thought[-2:])):
             return "answer_boxed"
         if until.answer_confident is not None and self.trial is not None and self.trial.confidence >= until.answer_confident:

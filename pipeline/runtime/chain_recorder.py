@@ -210,6 +210,7 @@ class ChainRecorder:
                 end_unix_ns=self._clock.unix_ns(now),
                 expected_length=self._expected_length,
                 unverified_steps=self._unverified,
+                answer_cut=None if said is None else said.cut,
             )
         )
         if error is not None:

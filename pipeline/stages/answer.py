@@ -37,13 +37,15 @@ class AnswerStage(EngineStage):
 
     def requests(self, chain: Chain) -> list[Request]:
         begun = () if chain.answer is None else chain.translate(chain.answer, self.role)
-        max_tokens = self._room(chain) - len(begun)
+        max_tokens = chain.left_of_response(self._room(chain)) - len(begun)
         if max_tokens < 1:
             return []
         prompt: Sequence[int] = chain.contexts[self.context]
         if not self.close_ids or prompt[-1] != self.close_ids[0]:
             prompt = [*prompt, *self.builder.close_thought_ids]
-        return [self.request(chain, [*prompt, *begun] if begun else prompt, max_tokens, **self.sampling)]
+        return [
+            self.request(chain, [*prompt, *begun] if begun else prompt, max_tokens, stop=chain.problem.settings.stop, **self.sampled(chain))
+        ]
 
     def _room(self, chain: Chain) -> int:
         """Most tokens of the answer."""
@@ -56,10 +58,11 @@ class AnswerStage(EngineStage):
         if not completions:
             return Outcome()
         candidate = self.whole(completions[0].candidates[0])
+        cut = candidate.finish_reason == "length"
         if chain.answer is None:
-            return Outcome(answer=Span(self.role, candidate.ids, candidate.text))
+            return Outcome(answer=Span(self.role, candidate.ids, candidate.text, cut=cut))
         begun = tuple(chain.translate(chain.answer, self.role))
-        return Outcome(answer=Span(self.role, begun + candidate.ids, chain.answer.text + candidate.text))
+        return Outcome(answer=Span(self.role, begun + candidate.ids, chain.answer.text + candidate.text, cut=cut))
 
 
 KIND = StageKind(spec=AnswerSpec, build=AnswerStage)

@@ -87,6 +87,10 @@ class EngineStage:
         """Most stages suit every tokenizer."""
         return None
 
+    def sampled(self, chain: Chain) -> Mapping[str, Any]:
+        """How the stage samples text for `chain`, as fields of a `Request`."""
+        return {**self.sampling, **chain.sampling} if chain.sampling else self.sampling
+
     def request(
         self,
         chain: Chain,

@@ -58,13 +58,15 @@ class DraftStage(EngineStage):
                 stop=self.step_stop if spec.unit == "step" else (),
                 stop_ids=self.close_ids,
                 logprobs=self.logprobs,
-                **self.sampling,
+                **self.sampled(chain),
             )
         ]
 
     def _most(self, chain: Chain) -> int:
         """Most tokens of a candidate; 0 where the judges cannot be shown steps as long as the chain's are: its last ones are written
         without drafts, none of which is then paid for in vain."""
+        if chain.is_spent:
+            return 0
         most = chain.room(self.spec.max_tokens, self.context)
         if self.spec.unit == "thought":
             return most

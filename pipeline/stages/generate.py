@@ -64,13 +64,13 @@ class GenerateStage(EngineStage):
 
     def requests(self, chain: Chain) -> list[Request]:
         spec = self.spec
-        if not spec.max_tokens:
+        if not spec.max_tokens or chain.is_spent:
             return []
         stop = self.step_stop if spec.unit == "step" else ()
         stop_ids = () if spec.unit == "response" else self.close_ids
         most = min(spec.max_tokens, spec.until.every) if spec.until is not None and spec.until.tries else spec.max_tokens
         prompt = chain.contexts[self.context]
-        return [self.request(chain, prompt, chain.room(most, self.context), stop=stop, stop_ids=stop_ids, **self.sampling)]
+        return [self.request(chain, prompt, chain.room(most, self.context), stop=stop, stop_ids=stop_ids, **self.sampled(chain))]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         if not completions:
@@ -106,7 +106,7 @@ class GenerateStage(EngineStage):
         ids = answer.ids[:most]
         text = self.builder.tokenizer.decode(ids)
         cut = self.whole(Candidate(ids=ids, text=text, cumulative_logprob=None, finish_reason="length"))
-        return Span(self.role, cut.ids, cut.text)
+        return Span(self.role, cut.ids, cut.text, cut=True)
 
     def _split(self, candidate: Candidate) -> tuple[Span, Span | None]:
         """The thought and the answer of a response, as far as it came. Without `</think>` there is no answer, unless the model has no
@@ -123,7 +123,8 @@ class GenerateStage(EngineStage):
         closed = self.builder.tokenizer.decode(ids[:cut]).count(mark)  # the thought may spell it out before
         parts = text.split(mark)
         thought, answer = mark.join([*parts[:closed], ""]), mark.join(parts[closed:])
-        return Span(self.role, ids[:cut], thought, True), self._within(Span(self.role, ids[cut:], answer))
+        rest = Span(self.role, ids[cut:], answer, cut=candidate.finish_reason != "stop")
+        return Span(self.role, ids[:cut], thought, True), self._within(rest)
 
 
 KIND = StageKind(spec=GenerateSpec, build=GenerateStage)

@@ -374,6 +374,8 @@ class ChainRow(Struct, frozen=True):
     """The cluster's id of the replica's machine; null as `replica` is."""
     unverified_steps: Annotated[int, column("{step}")] = 0
     """Number of steps by the draft that a gate let pass, which nothing verified."""
+    answer_cut: bool | None = None
+    """Whether the text after the thought was cut at a token limit; null: there is none."""
 
 
 class ProblemRow(Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.data.requests.chat import ChainSettings
 from pipeline.graph.spec import UntilSpec
 from pipeline.reasoning.chain import ANSWER_RESERVE, Chain, Outcome, Verdict
 
@@ -266,3 +267,27 @@ def test_why_a_thought_ended_that_no_loop_ended(world: World, closes: bool, reas
     chain = here.chain()
     here.write(chain, "all of it", closes=closes)
     assert chain.default_stop_reason() == reason
+
+
+def test_a_problem_with_a_limit_of_its_own_ends_when_it_is_spent(world: World) -> None:
+    here = world()
+    chain = here.chain(own=ChainSettings(max_tokens=5))
+    chain.enter(UntilSpec(token_budget=9))
+    assert (chain.room(32, "target"), chain.is_spent, chain.exit(UntilSpec())) == (5, False, None)
+    here.write(chain, "123")
+    assert (chain.room(32, "target"), chain.left_of_response(1)) == (2, 1)
+    here.write(chain, "4567")
+    assert (chain.left_of_response(32), chain.is_spent, chain.exit(UntilSpec(repeated=1))) == (0, True, "max_tokens")
+    closed = here.chain(own=ChainSettings(max_tokens=1))
+    here.write(closed, "so</think>", closes=True)
+    assert closed.exit(UntilSpec(thought_closed=True)) == "thought_closed"
+
+
+def test_a_problem_with_a_seed_of_its_own_draws_the_same_whatever_its_name(world: World) -> None:
+    here = world()
+    own = ChainSettings(seed=7)
+    first, renamed, again, other = (
+        here.chain(name, sample, seed=seed, own=own) for name, sample, seed in (("p", 0, 0), ("q", 0, 1), ("p", 1, 0), ("p", 0, 0))
+    )
+    assert first.seed("draft") == renamed.seed("draft") == other.seed("draft")
+    assert again.seed("draft") != first.seed("draft") != here.chain("p", 0, seed=7).seed("draft")

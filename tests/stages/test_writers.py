@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.data.requests.chat import ChainSettings
 from pipeline.engine import Candidate, Completion, Request, Usage
 from pipeline.graph.spec import UntilSpec
 from pipeline.reasoning.chain import Outcome
@@ -309,3 +310,32 @@ def test_a_response_that_spells_out_the_end_of_its_thought_is_split_where_it_end
     outcome = generate(here, "response").apply(here.chain(), [completion])
     assert (outcome.step.text, outcome.answer.text) == ("I write </think> and </think>", "5 </think>")
     assert tokenizer.decode(outcome.step.ids) == outcome.step.text
+
+
+def test_what_a_problem_says_of_its_chains_takes_the_place_of_what_the_stages_say(world: World) -> None:
+    here = world()
+    chain = here.chain(own=ChainSettings(max_tokens=20, temperature=0.2, top_k=3, stop=("!",)))
+    stages = (draft(here, temperature=0.9, top_p=0.5), generate(here, "thought"), answer(here))
+    asked = [request for stage in stages for request in stage.requests(chain)]
+    assert [(each.temperature, each.top_p, each.top_k) for each in asked] == [(0.2, 0.5, 3), (0.2, 1.0, 3), (0.2, 1.0, 3)]
+    assert [each.max_tokens for each in asked] == [20, 20, 20]
+    assert [each.stop for each in asked] == [("\n\n",), (), ("!",)]
+    here.write(chain, "0123456789")
+    assert answer(here).requests(chain)[0].max_tokens == 10
+    here.write(chain, "0123456789")
+    assert [stage.requests(chain) for stage in stages] == [[], [], []]
+    assert answer(here).apply(chain, []) == Outcome()
+
+
+@pytest.mark.parametrize(("finish", "cut"), [("stop", False), ("length", True)])
+def test_an_answer_that_is_cut_is_marked(world: World, finish: Any, cut: bool) -> None:
+    here = world()
+    close = "</think>"
+    plain = answer(here).apply(here.chain(), [here.said("It is 5", role="target", finish=finish, stop=None)]).answer
+    whole = written(here, "response", f"so{close}It is 5", finish=finish, stop=None).answer
+    assert plain is not None
+    assert whole is not None
+    assert (plain.cut, whole.cut) == (cut, cut)
+    short = generate(here, "response", answer_tokens=2).apply(here.chain(), [here.said(f"so{close}It is 5", role="target", stop=None)])
+    assert short.answer is not None
+    assert short.answer.cut

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from pipeline.data.problems import Problem
+from pipeline.data.requests.chat import ChainSettings
 from pipeline.engine import Candidate, Completion, FinishReason, Tokenizer, Usage
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.engines.tokenizer import HFTokenizer
@@ -13,6 +14,8 @@ from pipeline.reasoning.chain import Chain, Outcome, Span, Step
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
 from tests.support.paths import ROOT
+
+DEFAULT = ChainSettings()
 
 
 class Shifted(SimTokenizer):
@@ -63,8 +66,10 @@ class World:
         self.builders = {role: PromptBuilder(tokenizer) for role, tokenizer in self.tokenizers.items()}
         self._limits = {"draft": limit, "target": limit}
 
-    def chain(self, problem_id: str = "p", sample_index: int = 0, *, seed: int = 0, order: int = 0) -> Chain:
-        problem = Problem(row=1, problem_id=problem_id, problem="Tom has 3 pens and buys 2. How many?", answer="5")
+    def chain(self, problem_id: str = "p", sample_index: int = 0, *, seed: int = 0, order: int = 0, own: ChainSettings = DEFAULT) -> Chain:
+        """`own`: what the problem says of its chains."""
+        asked = "Tom has 3 pens and buys 2. How many?"
+        problem = Problem(row=1, problem_id=problem_id, problem=asked, answer="5", settings=own)
         return Chain(problem, sample_index, order, seed, self.builders, TokenTranslator(self.tokenizers), self._limits)
 
     def span(self, role: str, text: str, closes: bool = False) -> Span:
