@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from pipeline.analysis.resources import devices_of, engine_facts, replica_count
 from pipeline.bundled import BUNDLED
 from pipeline.calibration.fit import Fit, fit_device
-from pipeline.calibration.recorded import read_calls, read_lengths, text_of
+from pipeline.calibration.recorded import Lengths, read_calls, read_lengths, text_of
 from pipeline.engines.model_card import DTYPE_BYTES
 from pipeline.engines.model_card import read_card as read_model_card
 from pipeline.engines.models import resolve
@@ -48,6 +48,8 @@ class Calibration(Struct, frozen=True, kw_only=True):
     """By the device's name."""
     calls: dict[str, int]
     """Number of calls that were fitted, by role."""
+    lengths: Lengths
+    """Of the first run."""
 
     @property
     def bad(self) -> dict[str, float]:
@@ -75,7 +77,11 @@ def calibrate(folders: Sequence[Path], max_calls: int = MAX_CALLS) -> Calibratio
     devices = {name: structs.replace(fit.device, fit_error=fit.error) for name, fit in fits.items()}
     fitted = {role: structs.replace(spec, device=devices[spec.device.name]) for role, spec in specs.items()}
     return Calibration(
-        runs=runs, specs=fitted, fits=fits, calls={role: sum(len(calls.get(role, ())) for calls in traces) for role in roles}
+        runs=runs,
+        specs=fitted,
+        fits=fits,
+        calls={role: sum(len(calls.get(role, ())) for calls in traces) for role in roles},
+        lengths=lengths,
     )
 
 
@@ -94,6 +100,23 @@ def fit_lines(found: Calibration) -> Iterator[str]:
         yield f"{device}: {calls}; {error}; simulated over recorded seconds: {ratios}"
 
 
+def not_known(found: Calibration) -> Iterator[str]:
+    """A sentence for each figure of the file that the first run does not tell."""
+    lengths = found.lengths
+    if (accepted := lengths.acceptance) is None:
+        yield "No step of the run was verified: how often drafts are right is not known, and is the simulator's default in the file."
+    elif lengths.unread:
+        read, total = lengths.verified, lengths.verified + lengths.unread
+        yield (
+            f"A gate let {lengths.unread:,} of {total:,} steps pass unread, and how many of these would have been accepted is not known. "
+            f"Of those that were read {accepted:.1%} were; of all {lengths.of_all:.1%} are taken to be, if a gate_auc of "
+            f"{lengths.gate_auc:g} is true, which is assumed; anything from {accepted * read / total:.1%} to "
+            f"{(accepted * read + lengths.unread) / total:.1%} is possible."
+        )
+    if lengths.gate_auc is not None:
+        yield "How sure simulated drafts look is not fitted: the same threshold of a gate lets another share of them pass."
+
+
 def _about(found: Calibration) -> Iterator[str]:
     first, host = found.runs[0], found.runs[0].host
     parts = (f", one of {count} replicas" if (count := replica_count(run)) > 1 else "" for run in found.runs)
@@ -102,9 +125,10 @@ def _about(found: Calibration) -> Iterator[str]:
     yield f"Simulated engines with rates fitted by `pipeline calibrate` to {names}, {on}."
     yield (
         "The rates of a device are those that explain the calls' times best, not a maker's; sizes are those of the models' files, "
-        "lengths and acceptance those of the run."
+        "lengths and, but for what is said below, acceptance those of the run."
     )
     yield from map(one_line, fit_lines(found))
+    yield from not_known(found)
 
 
 def _fields(spec: SimSpec) -> dict[str, Any]:

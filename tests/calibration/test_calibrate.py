@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import NormalDist
 
 import msgspec
 import numpy as np
@@ -12,11 +13,12 @@ import pytest
 
 from pipeline.analysis.resources import engine_facts
 from pipeline.analysis.summary import summarize
-from pipeline.calibration.calibrate import Calibration, calibrate, engines_file, fit_lines
+from pipeline.calibration.calibrate import Calibration, calibrate, engines_file, fit_lines, not_known
 from pipeline.calibration.fit import error_of, simulate
 from pipeline.calibration.recorded import (
     CORRELATION,
     TimedCall,
+    acceptance_of_all,
     accuracy_for,
     durations,
     read_calls,
@@ -190,6 +192,38 @@ def test_an_accuracy_gives_the_acceptance_that_it_is_for() -> None:
         assert wrong == pytest.approx(0.1, abs=1e-5)
     assert accuracy_for(1.0, 5) == 1.0
     assert accuracy_for(0.0, 5) == 0.0
+
+
+@pytest.mark.parametrize(("accuracy", "auc", "z"), [(0.8, 0.75, 0.1), (0.5, 0.9, 1.2), (0.8, 0.25, -0.5), (0.3, 0.5, 0.0)])
+def test_from_what_a_gate_flagged_follows_the_acceptance_of_all(accuracy: float, auc: float, z: float) -> None:
+    normal = NormalDist()
+    right = accuracy * normal.cdf(z - math.sqrt(2) * normal.inv_cdf(auc))
+    read = right + (1 - accuracy) * normal.cdf(z)
+    assert acceptance_of_all(right / read, 1 - read, auc) == pytest.approx(accuracy, abs=1e-6)
+
+
+def test_nothing_unread_is_the_acceptance_itself() -> None:
+    assert acceptance_of_all(0.4, 0.0, 0.75) == pytest.approx(0.4, abs=1e-6)
+    assert [acceptance_of_all(each, 0.5, 0.75) for each in (0.0, 1.0)] == pytest.approx([0.0, 1.0])
+
+
+def test_of_a_gated_run_the_acceptance_of_unread_steps_is_estimated_and_said_to_be(tmp_path: Path) -> None:
+    problems = write_problems(tmp_path, 60)
+    for name, settings in (("specreason", ()), ("gated", ("sure=-0.25",))):
+        options = {"settings": ("engines.*.text.step_accuracy=0.7", *settings), "engines": SIM, "input": problems, "batch_size": 16}
+        run(RunOptions(graph=ROOT / f"graphs/{name}.yaml", output=tmp_path / name, **options))
+    whole, gated = (read_lengths(tmp_path / name, RunFile.read(tmp_path / name).plan) for name in ("specreason", "gated"))
+    assert gated.unread > 100
+    assert whole.acceptance is not None
+    assert gated.acceptance is not None
+    assert gated.acceptance < whole.acceptance - 0.05
+    assert gated.of_all == pytest.approx(whole.acceptance, abs=0.04)
+    found = calibrate([tmp_path / "gated"], max_calls=30)
+    [unread, sure] = not_known(found)
+    assert unread in " ".join(line.removeprefix("# ") for line in engines_file(found).splitlines())
+    assert f"let {gated.unread:,} of {gated.unread + gated.verified:,} steps pass unread" in unread
+    assert "another share" in sure
+    assert not list(not_known(calibrate([tmp_path / "specreason"], max_calls=30)))
 
 
 def test_runs_of_other_engines_are_refused(recorded: list[Path], tmp_path: Path) -> None:

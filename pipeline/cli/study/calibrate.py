@@ -4,11 +4,11 @@ from pathlib import Path
 
 import click
 
-from pipeline.calibration.calibrate import MAX_CALLS, WORST_ERROR, engines_file, fit_lines
+from pipeline.calibration.calibrate import MAX_CALLS, WORST_ERROR, engines_file, fit_lines, not_known
 from pipeline.calibration.calibrate import calibrate as calibrated
 from pipeline.cli.commands import command, option
 from pipeline.cli.located import Located, RunFolder
-from pipeline.cli.terminal import print_line
+from pipeline.cli.terminal import print_line, print_notice
 from pipeline.errors import UsageError, reason
 from pipeline.files import new_file
 from pipeline.store.query import check_readable
@@ -49,4 +49,6 @@ def calibrate(runs: tuple[Located, ...], output: Path | None, max_calls: int, fo
             draft.write_text(engines_file(found), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--output {path}: cannot be written: {reason(error)}") from error
+    for sentence in not_known(found):
+        print_notice(sentence)
     print_line(f"engines file: {runs[0].name(path)}")
