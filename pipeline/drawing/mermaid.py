@@ -1,8 +1,9 @@
 """A plan as a Mermaid flowchart, which GitHub renders: a plan and the counts of a run enter, text leaves. All text is escaped.
 
-The plan is drawn level by level. Invariant: the open arrows are those that lead out of the levels drawn so far and have no head yet.
-Each of them leads to all stages of the next level; a stage under a condition takes only those of its verdict, and those of the other
-verdict stay open past it. A loop has a box of its own, its head, where each round begins and the stop conditions are checked.
+The plan is drawn level by level. Invariant: the open arrows are those that lead out of the levels drawn so far and have no head yet, each
+with the worlds in which a chain is there: what was decided until then. Each leads to all stages of the next level; a stage under a
+condition takes those worlds in which that holds, and the others stay open past it. A loop has a box of its own, its head, where each round
+begins and the stop conditions are checked.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from pipeline.drawing.captions import (
 )
 from pipeline.drawing.run import RunCounts
 from pipeline.graph.plan import Block, Condition, Direct, LoopNode, Plan, StageNode
+from pipeline.graph.spec import StageSpec
 from pipeline.text import one_line
 
 START, END = "problem", "end"
@@ -40,12 +42,33 @@ FORMULA_MARK, BROKEN_MARK = "$$", "$\u200b$"
 """What begins a formula, and the replacement that looks the same and does not."""
 
 
+class _World(Struct, frozen=True):
+    """What was decided on a way through a block."""
+
+    decided: frozenset[Condition] = frozenset()
+    """What judges and gates found; those that had no drafts to look at found nothing."""
+    pending: bool = False
+    """Whether there are drafts of which no step was made yet."""
+
+    def after(self, spec: StageSpec, name: str) -> Iterator["_World"]:
+        """The worlds that a stage makes of this one."""
+        if not (spec.judges or spec.gates):
+            yield structs.replace(self, pending=spec.drafts or (self.pending and not spec.writes))
+        elif not self.pending:
+            yield self
+        else:
+            for well in (True, False) if spec.gates or spec.may_reject else (True,):
+                commits = well and (spec.judges or spec.commits_passed)
+                yield _World(self.decided | {Condition(name, well, spec.gates)}, pending=not commits)
+
+
 class _Open(Struct, frozen=True):
     """An arrow that leads out of a box and has no head yet."""
 
     tail: str
-    guard: Condition | None = None
-    """The verdict on which it is taken; null where it always is."""
+    worlds: frozenset[_World] = frozenset({_World()})
+    guards: tuple[Condition, ...] = ()
+    """On what it is taken, where others lead out of the box too."""
     lines: tuple[str, ...] = ()
     link: str = NEXT
 
@@ -95,29 +118,30 @@ class _Flowchart:
         """Draw `block`, which the open arrows `ways` lead to; returns the open arrows that lead out of it."""
         for level in block.levels:
             out: list[_Open] = []
-            for node in level:
-                if node.condition is not None:
-                    taken, ways = _split(ways, node.condition)
-                    self._connect(taken, _key(node, loop))
-                    out += self._node(node, loop)
-            if always := [node for node in level if node.condition is None]:
-                for node in always:
-                    self._connect(ways, _key(node, loop))
-                    out += self._node(node, loop)
-                ways = []
-            ways = ways + out
+            idle: list[_Open] = []
+            for node in sorted(level, key=lambda node: node.condition is None):
+                taken, past = _split(ways, node)
+                self._connect(taken, _key(node, loop))
+                out += self._node(node, loop, taken)
+                if node.condition is None:
+                    idle += past
+                else:
+                    ways = past
+            ways = (ways if all(node.condition for node in level) else idle) + out
         return ways
 
-    def _node(self, node: StageNode | LoopNode, loop: str | None) -> list[_Open]:
+    def _node(self, node: StageNode | LoopNode, loop: str | None, ways: Sequence[_Open]) -> list[_Open]:
+        """Draw a node that `ways` lead to; returns the open arrows that lead out of it."""
+        worlds = frozenset(world for way in ways for world in way.worlds)
         if isinstance(node, LoopNode):
-            return self._loop(node)
+            return [structs.replace(way, worlds=worlds) for way in self._loop(node)]
         key, spec = _key(node, loop), node.spec
         title = " · ".join(filter(None, (node.name, spec.kind, spec.role)))
         lines = [title, *filter(None, (settings_line(spec), condition_line(node.condition))), *self._numbers(node.name)]
         self._box(key, lines, STAGE, loop)
         if spec.role is not None:
             self._of_role.setdefault(spec.role, []).append(self._id(key))
-        return [_Open(key)]
+        return [_Open(key, frozenset(each for world in worlds for each in world.after(spec, node.name)))]
 
     def _loop(self, loop: LoopNode) -> list[_Open]:
         """Draw the head and the body of a loop; returns the open arrow out of its head."""
@@ -135,7 +159,7 @@ class _Flowchart:
         if loop.trial is not None:
             trial = _key(loop.trial, loop.name)
             self._connect([_Open(key, lines=(loop.pace,))], trial)
-            self._connect(self._node(loop.trial, loop.name), key, AGAIN)
+            self._connect(self._node(loop.trial, loop.name, ()), key, AGAIN)
         ended = ended_by(self._counts, loop) if self._counts and loop is self._plan.loops[-1] else {}
         return [_Open(key, lines=tuple(f"{reason} {count}" for reason, count in ended.items()) or ("until",), link=EXIT)]
 
@@ -144,23 +168,23 @@ class _Flowchart:
         if direct.guidance is not None:
             first = next(node for node in loop.body.levels[0] if isinstance(node, StageNode))
             self._connect([_Open(key, lines=("first step",))], _key(direct.guidance, loop.name))
-            self._connect(self._node(direct.guidance, loop.name), _key(first, loop.name))
+            self._connect(self._node(direct.guidance, loop.name, ()), _key(first, loop.name))
         response, boundary = _key(direct.response, loop.name), _key(direct.boundary, loop.name)
         self._connect([_Open(key, lines=("direct",))], response)
-        self._connect(self._node(direct.response, loop.name), END)
+        self._connect(self._node(direct.response, loop.name, ()), END)
         self._connect([_Open(response, lines=("interrupted",))], boundary)
-        self._connect(self._node(direct.boundary, loop.name), key, AGAIN)
+        self._connect(self._node(direct.boundary, loop.name, ()), key, AGAIN)
 
-    def _connect(self, ways: list[_Open], head: str, link: str | None = None) -> None:
+    def _connect(self, ways: Sequence[_Open], head: str, link: str | None = None) -> None:
         for open_ in ways:
-            self._arrow(open_.tail, link or (NEXT if open_.guard else open_.link), (*open_.lines, *self._verdict(open_)), head)
+            self._arrow(open_.tail, link or (NEXT if open_.guards else open_.link), (*open_.lines, *self._verdicts(open_)), head)
 
-    def _verdict(self, open_: _Open) -> Iterator[str]:
-        if open_.guard is not None:
-            judge = "" if open_.tail.endswith(f"/{open_.guard.stage}") else f"{open_.guard.stage} "
-            yield f"{judge}{open_.guard.word}"
+    def _verdicts(self, open_: _Open) -> Iterator[str]:
+        for guard in open_.guards:
+            judge = "" if open_.tail.endswith(f"/{guard.stage}") else f"{guard.stage} "
+            yield f"{judge}{guard.word}"
             if self._counts:
-                yield verdict_count(self._counts, open_.guard)
+                yield verdict_count(self._counts, guard)
 
     def _numbers(self, stage: str) -> Iterator[str]:
         if self._counts is None:
@@ -186,18 +210,38 @@ def _key(node: StageNode | LoopNode, loop: str | None) -> str:
     return f"{loop or ''}/{node.name}"
 
 
-def _split(ways: list[_Open], condition: Condition) -> tuple[list[_Open], list[_Open]]:
-    """The open arrows that a stage under `condition` takes, and those that lead past it."""
-    other = structs.replace(condition, accepted=not condition.accepted)
+def _split(ways: Sequence[_Open], node: StageNode | LoopNode) -> tuple[list[_Open], list[_Open]]:
+    """The open arrows that `node` takes, those in whose worlds its condition is met, and those that lead past it, as they do past a judge
+    or a gate where no draft is pending."""
+    looks = isinstance(node, StageNode) and (node.spec.judges or node.spec.gates)
     taken: list[_Open] = []
     past: list[_Open] = []
-    for open_ in ways:
-        if open_.guard is not None and open_.guard.stage == condition.stage:
-            (taken if open_.guard == condition else past).append(open_)
-        else:
-            taken.append(_Open(open_.tail, condition, open_.lines, open_.link))
-            past.append(_Open(open_.tail, other, open_.lines, open_.link))
+    for way in ways:
+        met = frozenset(each for each in way.worlds if node.condition in (None, *each.decided) and (each.pending or not looks))
+        missed = way.worlds - met
+        ours, theirs = _reasons(met, missed, node.condition)
+        taken += [_guarded(way, met, ours)] if met else []
+        past += [_guarded(way, missed, theirs)] if missed else []
     return taken, past
+
+
+def _reasons(met: frozenset[_World], missed: frozenset[_World], first: Condition | None) -> tuple[Condition | None, Condition | None]:
+    """Something that was decided one way in all worlds that are `met` and the other way in all that are `missed`, if possible `first`; None
+    where it says nothing."""
+    if not (met and missed):
+        return None, None
+    common = frozenset.intersection(*(world.decided for world in met))
+    for reason in sorted(common, key=lambda each: (each != first, each.stage)):
+        opposite = structs.replace(reason, accepted=not reason.accepted)
+        if all(opposite in world.decided for world in missed):
+            return reason, opposite
+    return first, None
+
+
+def _guarded(way: _Open, worlds: frozenset[_World], guard: Condition | None) -> _Open:
+    """`way` in these `worlds` alone, for which the `guard` is the reason."""
+    guards = () if guard is None else (guard,)
+    return structs.replace(way, worlds=worlds, guards=(*(each for each in way.guards if not guard or each.stage != guard.stage), *guards))
 
 
 def _quoted(lines: Sequence[str]) -> str:

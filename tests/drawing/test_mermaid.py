@@ -9,7 +9,9 @@ import pytest
 
 from pipeline.drawing.mermaid import mermaid
 from pipeline.drawing.run import RunCounts, count_run, engines_of
+from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import Plan
+from pipeline.graph.plugins import engine_specs, stage_specs
 from tests.support.paths import ROOT
 from tests.support.plans import NASTY
 
@@ -65,6 +67,54 @@ def test_what_is_accepted_goes_past_a_stage_that_waits_for_a_rejection(plan: Loa
 
 def test_a_verdict_that_never_rejects_leads_one_way(plan: Load) -> None:
     assert ("verify", "answer", "") in ways(draw(plan("best-of-n")))
+
+
+def test_what_a_gate_lets_pass_goes_past_what_looks_at_drafts_after_it(plan: Load) -> None:
+    assert {each for each in ways(draw(plan("gated"))) if each[0] in ("gate", "verify", "fallback")} == {
+        ("gate", "verify", "flagged"),
+        ("gate", "reason", "passed"),
+        ("verify", "fallback", "rejected"),
+        ("verify", "reason", "accepted"),
+        ("fallback", "reason", ""),
+    }
+
+
+def test_of_two_gates_the_second_sees_only_what_the_first_leaves_to_it(plan: Load) -> None:
+    assert {each for each in ways(draw(plan("triggered"))) if each[0] in ("loop", "calm", "plan", "rescue")} == {
+        ("loop", "calm", "passed"),
+        ("loop", "rescue", "flagged"),
+        ("calm", "plan", "flagged"),
+        ("calm", "reason", "passed"),
+        ("plan", "reason", ""),
+        ("rescue", "reason", ""),
+    }
+
+
+TWO_GATES = {
+    "draft": {"kind": "draft", "engine": "draft", "unit": "step", "candidates": 1, "max_tokens": 64},
+    "one": {"kind": "gate", "after": "draft", "threshold": -0.1},
+    "two": {"kind": "gate", "after": "one", "statistic": "min", "threshold": -1.0},
+    "verify": {"kind": "score", "engine": "target", "after": "two", "when": "two.flagged"},
+    "fallback": {"kind": "generate", "engine": "target", "unit": "step", "after": "verify", "when": "verify.rejected", "max_tokens": 64},
+    "polish": {"kind": "generate", "engine": "target", "unit": "step", "after": "fallback", "when": "one.flagged", "max_tokens": 64},
+}
+
+
+def test_a_second_gate_without_a_condition_is_not_reached_where_the_first_made_a_step() -> None:
+    reason = {"kind": "repeat", "until": {"token_budget": 500}, "stages": TWO_GATES}
+    stages = {"reason": reason, "answer": {"kind": "answer", "engine": "target", "after": "reason"}}
+    graph = load_graph({"name": "mine", "stages": stages}, stage_specs(), engine_specs(), engines=ROOT / "graphs/engines/sim-2xh100.yaml")
+    assert {each for each in ways(draw(graph)) if each[0] not in ("problem", "reason", "answer")} == {
+        ("draft", "one", ""),
+        ("one", "two", "flagged"),
+        ("one", "reason", "passed"),
+        ("two", "verify", "flagged"),
+        ("two", "polish", "passed"),
+        ("verify", "fallback", "rejected"),
+        ("verify", "polish", "accepted"),
+        ("fallback", "polish", ""),
+        ("polish", "reason", ""),
+    }
 
 
 def test_the_first_steps_are_written_without_drafting(plan: Load) -> None:
