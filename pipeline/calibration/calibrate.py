@@ -31,7 +31,7 @@ WORST_ERROR = 0.5
 UNIT_RATES: dict[str, Any] = {"flops_per_s": 1e12, "bytes_per_s": 1e12, "overhead_s": 1e-3}
 """Rates of a device before the fit, which does not depend on them."""
 FIELDS = (
-    *("model", "max_in_flight", "device", "parameters", "bytes_per_parameter", "kv_bytes_per_token", "kv_cache_tokens"),
+    *("model", "max_in_flight", "device", "parameters", "bytes_per_parameter", "layers", "kv_bytes_per_token", "kv_cache_tokens"),
     *("max_num_seqs", "max_num_batched_tokens", "max_model_len", "adapters", "text"),
 )
 """The fields of an engine that the file has."""
@@ -187,12 +187,13 @@ def _size(folder: Path, role: str, given: Mapping[str, Any], facts: Mapping[str,
     value_bytes = DTYPE_BYTES.get(dtype, 2)
     weights = card.weights_bytes(dtype if dtype in DTYPE_BYTES else "bfloat16", given.get("quantization"))
     kv = card.kv_bytes_per_token(value_bytes)
-    if card.parameters is None or weights is None or kv is None:
+    if card.parameters is None or weights is None or kv is None or card.shape is None:
         where = f"{folder / 'run.json'}, engine {role!r}"
         raise InputError(where, f"the size of {given['model']!r} is not known on this machine; calibrate where its config.json is")
     return {
         "parameters": float(card.parameters),
         "bytes_per_parameter": weights / card.parameters,
+        "layers": card.shape.layers,
         "kv_bytes_per_token": float(kv),
         "max_model_len": card.max_model_len,
     }

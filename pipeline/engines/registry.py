@@ -101,8 +101,8 @@ def side_by_side(specs: Mapping[str, EngineSpec], machine: Machine) -> Iterator[
     """A sentence for each group of engines that share a GPU under CUDA MPS."""
     for shared in _shared(specs, machine) if machine.cuda_mps else ():
         yield (
-            f"{shared} under CUDA MPS: their kernels run side by side and share bandwidth and multipliers. Engines that are started with "
-            "another CUDA_MPS_PIPE_DIRECTORY would take turns"
+            f"{shared} under CUDA MPS: their kernels run side by side, and a small model's many short ones wait for a large model's long "
+            "ones. Engines that are started with another CUDA_MPS_PIPE_DIRECTORY would take turns"
         )
 
 

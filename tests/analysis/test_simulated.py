@@ -6,10 +6,11 @@ import sys
 import pytest
 
 from pipeline.analysis.resources import EngineFacts
-from pipeline.analysis.simulated import MEDIAN_ERROR, OWN_TEXT_ERROR, TOKEN_LEVEL_ERROR, of_facts, stated
+from pipeline.analysis.simulated import MEDIAN_ERROR, MPS_ERROR, OWN_TEXT_ERROR, TOKEN_LEVEL_ERROR, of_facts, stated
 from tests.support.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))
+import sharing
 import token_level
 
 
@@ -17,6 +18,20 @@ def test_the_stated_errors_are_those_of_the_results_file() -> None:
     found = json.loads((ROOT / "bench/results/calibration.json").read_bytes())
     errors = (found[name] for name in ("median_error", "own_text_error", "token_level_error"))
     assert tuple(round(each, 2) for each in errors) == (MEDIAN_ERROR, OWN_TEXT_ERROR, TOKEN_LEVEL_ERROR)
+
+
+def test_the_error_under_mps_is_that_of_the_measured_times_and_no_share_of_a_kernel_has_a_much_smaller_one() -> None:
+    error, _ = sharing.errors("mps")
+    assert round(error, 2) == MPS_ERROR
+    others = {wait: sharing.errors("mps", wait)[0] for wait in (0.0, 0.3, 0.5, 0.6, 0.8)}
+    assert min(others.values()) > error
+    assert others[0.0] > 9 * error
+
+
+def test_each_measured_time_under_mps_is_near_what_is_simulated() -> None:
+    for cell in sharing.cells("mps"):
+        if cell.engine_like:
+            assert cell.simulated == pytest.approx(cell.measured, rel=0.2)
 
 
 @pytest.mark.slow

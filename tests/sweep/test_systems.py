@@ -202,6 +202,12 @@ def test_points_on_the_same_engines_follow_each_other() -> None:
         (("sim-2xh100", "nothere"), {}, UsageError, "no engines file is named `nothere`"),
         (("sim-2xh100", "graphs/engines/sim-2xh100.yaml"), {}, UsageError, "--engines sim-2xh100: two engines files have this name"),
         (("sim-2xh100",), {"settings": ("engines.draft.device.sharing=mps",)}, GraphError, "`h100-0[+]1` is described in two ways"),
+        (
+            ("sim-2xh100",),
+            {"settings": ("engines.*.device.kernel_wait=0.3",)},
+            GraphError,
+            "`kernel_wait` is for `sharing: mps`, here it is",
+        ),
         (("sim-2xh100",), {"settings": ("engines.draft.device.sharing=mpx",)}, GraphError, "unknown value `mpx`; did you mean `mps`?"),
         (("sim-2xh100",), {"settings": ("engines.draft.device.sharing_efficiency=2",)}, GraphError, "expected `float` <= 1.0, got 2"),
     ],

@@ -1,8 +1,8 @@
 """How engines that are busy on one simulated device at the same time slow each other: work enters, times leave.
 
 Plain synchronous code. Work is measured in the seconds that it takes alone. `TimeSlices` is two processes on one GPU that take turns, whole
-iterations and their launches included. In `Concurrent` launches overlap with everything: its kernels run side by side, as under CUDA MPS,
-or exclude each other.
+iterations and their launches included. In `Concurrent` launches overlap with everything: its kernels run side by side and wait for each
+other, as under CUDA MPS, or exclude each other.
 """
 
 import math
@@ -57,7 +57,7 @@ def sharing_of(spec: SimDeviceSpec) -> Sharing:
     """The rule by which the engines of the device `spec` share it."""
     if spec.sharing == "time_slices":
         return TimeSlices(spec.sharing_efficiency)
-    return Concurrent(spec.sharing_efficiency, exclusive=spec.sharing == "kernels")
+    return Concurrent(spec.sharing_efficiency, spec.waits_for, exclusive=spec.sharing == "kernels")
 
 
 class TimeSlices:
@@ -124,7 +124,7 @@ class TimeSlices:
 
 
 class Use(Struct, frozen=True):
-    """What an engine takes of a device that it has to itself, as shares of its time."""
+    """What an engine takes of a device that it has to itself."""
 
     bandwidth: float
     """Memory traffic over what the device could move meanwhile, at most 1."""
@@ -132,38 +132,76 @@ class Use(Struct, frozen=True):
     """Arithmetic over what the device could compute meanwhile, at most 1."""
     overhead: float
     """Share of the time that is overhead, in which it takes nothing of the device."""
+    kernel_s: float = 0.0
+    """Mean seconds of a kernel: an iteration, its overhead included, over the layers of the model."""
 
     def exclusive(self) -> "Use":
         """The use of an engine whose kernels keep all others off the device: all of it, but in its overhead."""
         busy = max(1 - self.overhead, self.bandwidth, self.multipliers)  # the greatest of some iterations may be above their mean
-        return Use(busy, busy, self.overhead)
+        return Use(busy, busy, self.overhead, self.kernel_s)
 
     def slowdown(self, stretch: float) -> float:
         """How many seconds a second of its work takes where all of it but the overhead takes `stretch` times as long."""
         return 1 + (stretch - 1) * (1 - self.overhead)
 
+    def stretch_for(self, slowdown: float) -> float:
+        """The inverse of `slowdown`; infinite where all is overhead."""
+        return 1 + (slowdown - 1) / (1 - self.overhead) if self.overhead < 1 else math.inf
 
-def stretch(uses: Sequence[Use]) -> float:
+
+def slowdowns(uses: Sequence[Use], efficiency: float = 1.0, kernel_wait: float = 0.0) -> list[float]:
+    """How many seconds a second of each engine's work takes while all of them are busy, with the arguments of `Concurrent`.
+
+    An engine is as slow as its kernels wait (`waits`), or else as the bandwidth and the multipliers that the others leave make it
+    (`stretch`), over `efficiency`. Example: the kernels of two engines without overhead are 4 ms and 1 ms long, and wait for half of one
+    of the other. The first takes 1.125 times as long, as each of its kernels waits 0.5 ms, and the second 3 times. Together they do
+    1/1.125 + 1/3 = 1.22 seconds of work a second, and if each took all of the bandwidth alone, which leaves 1, the first would have to
+    take 1.5 times as long.
+    """
+    waiting = waits(uses, kernel_wait)
+    stretched = stretch(uses, waiting) / efficiency
+    return [max(use.slowdown(stretched), least) for use, least in zip(uses, waiting, strict=True)]
+
+
+def waits(uses: Sequence[Use], kernel_wait: float) -> list[float]:
+    """How many seconds a second of each engine's work takes where a kernel waits for the share `kernel_wait` of a kernel of every other
+    engine. With shares up to 1 engines do no less together than in turns."""
+    together = sum(use.kernel_s for use in uses)
+    return [1 + kernel_wait * (together - use.kernel_s) / use.kernel_s if use.kernel_s else 1.0 for use in uses]
+
+
+def stretch(uses: Sequence[Use], waiting: Sequence[float] | None = None) -> float:
     """How many times as long everything but overhead takes for engines that use a device together: the least number, at least 1, for
-    which they take no more than its bandwidth and its multipliers.
+    which they take no more than its bandwidth and its multipliers. One that is slower anyway, `waiting`, takes less of them.
 
     So each gets of both in proportion to what it would take alone, and overhead overlaps with the others' work. Example: two engines
     without overhead that each take all of the bandwidth are stretched 2 times; with an overhead of half their time, each takes half
     of the bandwidth alone, and nothing is stretched.
     """
-    return max(_fitting([(use.bandwidth, use) for use in uses]), _fitting([(use.multipliers, use) for use in uses]))
+    least = [1.0] * len(uses) if waiting is None else waiting
+    return max(_fitting([use.bandwidth for use in uses], uses, least), _fitting([use.multipliers for use in uses], uses, least))
 
 
-def _fitting(taken: Sequence[tuple[float, Use]]) -> float:
-    """The least stretch, at least 1, for which what is `taken` of one resource is no more than there is.
+def _fitting(shares: Sequence[float], uses: Sequence[Use], waiting: Sequence[float]) -> float:
+    """The least stretch, at least 1, for which the `shares` of one resource that engines take alone are no more than there is.
 
-    What is taken falls with the stretch, ever more slowly, so that Newton's steps from 1 approach it from below.
+    Up to some stretch an engine waits longer than it is stretched. Between these stretches what is taken falls ever more slowly, so that
+    Newton's steps approach the least one from below; no step goes past the next of them.
     """
+    turns = [use.stretch_for(slowdown) for use, slowdown in zip(uses, waiting, strict=True)]
     found = 1.0
-    while (above := sum(share / use.slowdown(found) for share, use in taken) - 1) > _EXACT:
-        slope = sum(share * (1 - use.overhead) / use.slowdown(found) ** 2 for share, use in taken)
-        found += above / slope
-    return found
+    while True:
+        taken = slope = 0.0
+        for share, use, slowdown, turn in zip(shares, uses, waiting, turns, strict=True):
+            if found < turn:
+                taken += share / slowdown
+            else:
+                taken += share / use.slowdown(found)
+                slope += share * (1 - use.overhead) / use.slowdown(found) ** 2
+        ahead = [turn for turn in turns if found < turn < math.inf]
+        if taken <= 1 + _EXACT or not (slope or ahead):
+            return found
+        found = min([found + (taken - 1) / slope, *ahead] if slope else ahead)
 
 
 class Pace(Struct):
@@ -178,7 +216,8 @@ class Pace(Struct):
 
 class Concurrent:
     """Engines that are busy at the same time share bandwidth and multipliers in proportion to what each takes alone (`stretch`); overhead
-    is not device time and overlaps. From two engines on, everything but overhead takes 1/`efficiency` times longer still.
+    is not device time and overlaps. From two engines on, everything but overhead takes 1/`efficiency` times longer still. A kernel waits
+    for the share `kernel_wait` of a kernel of each other engine (`waits`); of the two the slower counts (`slowdowns`).
 
     `exclusive`: a kernel has all of the device while it runs, however little of it it uses; only overhead overlaps. Example: two engines
     that spend half of their time on overhead do not slow each other, and two without any take twice as long.
@@ -188,8 +227,8 @@ class Concurrent:
     never take more than the device has. An engine alone is as fast as it would be under `TimeSlices`.
     """
 
-    def __init__(self, efficiency: float, exclusive: bool = False) -> None:
-        self._efficiency, self._exclusive = efficiency, exclusive
+    def __init__(self, efficiency: float, kernel_wait: float = 0.0, exclusive: bool = False) -> None:
+        self._efficiency, self._kernel_wait, self._exclusive = efficiency, kernel_wait, exclusive
         self._paces: dict[Scheduler, Pace] = {}
         """Of all engines; that of an idle one is without meaning."""
 
@@ -236,10 +275,10 @@ class Concurrent:
         alone = len(ahead) < 2
         pieces = {other: (Use(0, 0, 0), math.inf) if alone else _piece(other.forecast[0], reached) for other, reached in ahead.items()}
         uses = [use.exclusive() if self._exclusive else use for use, _ in pieces.values()]
-        stretched = 1.0 if alone else stretch(uses) / self._efficiency
-        for other, (use, until) in pieces.items():
+        slower = [1.0] * len(uses) if alone else slowdowns(uses, self._efficiency, self._kernel_wait)
+        for (other, (_, until)), slowdown in zip(pieces.items(), slower, strict=True):
             pace = self._paces[other]
-            pace.until, slowdown = until, 1.0 if alone else use.slowdown(stretched)
+            pace.until = until
             if slowdown != pace.slowdown:  # else a new beginning would only round
                 pace.work, pace.since, pace.slowdown = ahead[other], max(now, pace.since), slowdown
 
@@ -265,7 +304,7 @@ def _pieces(segment: Segment) -> Iterator[int]:
 
 
 def use_of(cost: Cost, begun: int, end: int) -> Use:
-    """The greatest use of a device in the iterations of `cost` from number `begun` up to `end`, and their overhead."""
+    """The greatest use of a device in the iterations of `cost` from number `begun` up to `end`, their overhead, and their mean kernel."""
     seconds = cost.duration(end) - cost.duration(begun)
     if not seconds:
         return Use(0.0, 0.0, 0.0)
@@ -275,6 +314,7 @@ def use_of(cost: Cost, begun: int, end: int) -> Use:
         bandwidth=last / cost.iteration_s(end - 1) if last else 0.0,
         multipliers=cost.compute / cost.iteration_s(begun) if cost.compute else 0.0,
         overhead=min(1.0, (end - begun) * cost.overhead / seconds),
+        kernel_s=seconds / ((end - begun) * cost.layers),
     )
 
 

@@ -12,6 +12,9 @@ from pipeline.graph.spec import AdapterName, Count, RestartableSpec, Tokens
 _DEFAULTS = {"steps": {"steps_mean": 12.0, "steps_sigma": 0.5}, "step_tokens": {"step_tokens_mean": 40.0, "step_tokens_sigma": 0.6}}
 """The keys of a length, and the values that hold where nothing else gives it; named as in `SimLengthsSpec`."""
 
+KERNEL_WAIT = 0.55
+"""The default of `kernel_wait`: what fits the measured times under CUDA MPS of `bench/results/gpu-*.json` best (`bench/sharing.py`)."""
+
 
 class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A simulated accelerator; engines that name the same device share it."""
@@ -27,12 +30,26 @@ class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sharing: Literal["time_slices", "kernels", "mps"] = "time_slices"
     """How engines that are busy at the same time share it. `time_slices`: whole iterations take turns, `overhead_s` included, so each of k
     engines runs at 1/k of its rate. `kernels`: only what computes excludes the others, and `overhead_s` overlaps. `mps`, as under CUDA MPS:
-    kernels overlap as well and share bandwidth and compute in proportion to what each uses alone. An H200 without MPS was as in
-    `time_slices`; under MPS a small model fared much worse than in `mps` (bench/calibration.md)."""
+    kernels overlap as well, wait for those of the other engines (`kernel_wait`), and together take no more than all of the bandwidth and
+    compute. bench/calibration.md has the error of each on a measured H200."""
     sharing_efficiency: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Share of these rates that is reached while two or more engines are busy; to be measured."""
+    """Share of these rates that is reached while two or more engines are busy; to be measured. Under `mps` it makes no wait longer."""
+    kernel_wait: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """Under `mps`, for what share of one kernel of each other busy engine a kernel waits, on average; 0: none waits, 1: they alternate.
+    An engine's kernels are as long as its iterations over its `layers`. Null: 0.55, fitted to two decoders without fused kernels on
+    one H200; two runs of vLLM there lie between 0.1 and 0.55 (bench/calibration.md)."""
     fit_error: Annotated[float, Meta(ge=0)] | None = None
     """How well `pipeline calibrate` could fit these rates: the mean of |ln| of simulated over recorded times of calls. Null: not fitted."""
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a `kernel_wait` that would not count."""
+        if self.kernel_wait is not None and self.sharing != "mps":
+            raise ValueError(f"`kernel_wait` is for `sharing: mps`, here it is `{self.sharing}`; drop it")
+
+    @property
+    def waits_for(self) -> float:
+        """The share of a kernel of another engine for which a kernel waits."""
+        return (KERNEL_WAIT if self.kernel_wait is None else self.kernel_wait) if self.sharing == "mps" else 0.0
 
 
 class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,6 +139,7 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
+Layers = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
 class SimSpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -147,6 +165,8 @@ class SimSpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Number of parameters of the drafting model; 0: proposing costs only `overhead_s`, as with n-grams."""
     bytes_per_parameter: Annotated[float, Meta(gt=0, le=1e15)] = 2.0
     """Bytes per parameter of the drafting model."""
+    layers: Layers | None = None
+    """Layers of the drafting model, an EAGLE head has one; null: as of a model with as many parameters."""
     kv_bytes_per_token: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
     """Bytes per token of the drafting model's KV cache; `kv_cache_tokens` must leave room for them."""
     overhead_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
@@ -185,6 +205,9 @@ class SimSpec(RestartableSpec, frozen=True, kw_only=True, tag="sim"):
     """Number of parameters; each costs 2 FLOP per token."""
     bytes_per_parameter: Annotated[float, Meta(gt=0, le=1e15)] = 2.0
     """Bytes per parameter."""
+    layers: Layers | None = None
+    """Layers of the model; null: as many as dense transformers with as many parameters have. They only count under `sharing: mps`, where
+    an iteration divides into as many kernels."""
     kv_bytes_per_token: Annotated[float, Meta(ge=0, le=1e12)]
     """Bytes per token of the KV cache, over all layers."""
     kv_cache_tokens: Annotated[int, Meta(ge=1, le=1_000_000_000_000)] = 1_000_000
