@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from pipeline.analysis.headline.adapters import unused_adapters
 from pipeline.analysis.headline.figures import EngineSummary, StageSummary, Summary
+from pipeline.analysis.headline.switching import switching
 from pipeline.analysis.order import order_correlation
 from pipeline.analysis.quality.option_mass import option_mass, read_masses
 from pipeline.analysis.quality.samples import sample_statistics
@@ -177,7 +178,7 @@ def summarize_work(work: RunTimes) -> Summary:
 
 
 def _decided(run: RunFile) -> dict[str, Any]:
-    """What was decided before the first chain; nothing where there is no `run.json`."""
+    """What `run.json` says of the run; nothing where there is no `run.json`."""
     if not run.plan.engines:
         return {}
     facts, plan = engine_facts(run), run.plan
@@ -196,6 +197,7 @@ def _decided(run: RunFile) -> dict[str, Any]:
         "answers": answers(facts.values()),
         "unused_adapters": tuple(unused_adapters(plan)),
         "take_turns": take_turns(run, facts),
+        "switching": switching(run),
     }
 
 
