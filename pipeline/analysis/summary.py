@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.analysis.headline.adapters import unused_adapters
+from pipeline.analysis.headline.costs import costs, left
 from pipeline.analysis.headline.figures import EngineSummary, StageSummary, Summary
 from pipeline.analysis.headline.switching import switching
 from pipeline.analysis.order import order_correlation
@@ -145,7 +146,8 @@ def summarize_work(work: RunTimes) -> Summary:
     calls, models, times = db.rows(CALLS, _Calls), db.rows(ANSWERED_BY, _Answered), timeline(work)
     wall_s, engines = _wall_s(file, chains), [each for each in calls if each.engine]
     tokens, drafted = (sum(getattr(each, name) for each in engines) for name in ("output_tokens", "draft_tokens"))
-    kept = _kept(file, chains, steps, calls)
+    kept, cost = _kept(file, chains, steps, calls), costs(file, {each.engine: _billed(each) for each in engines}, wall_s)
+    over = chains.done + chains.failed
     return Summary(
         run=db.folders[0].resolve().name,
         status=None if file.status == "unknown" else file.status,
@@ -156,6 +158,10 @@ def summarize_work(work: RunTimes) -> Summary:
         pauses=file.totals.pauses,
         order=file.order or None,
         order_correlation=order_correlation(db) if file.order not in ("", "input") else None,
+        cost=sum(cost.values()) if cost else None,
+        costs=cost,
+        used_up=file.budget.used_up if file.budget else "",
+        left=left(file, over, chains.cancelled, tokens, wall_s, cost),
         wall_time_s=wall_s,
         **_chain_figures(db, chains, wall_s),
         **_step_figures(steps, wall_s),
@@ -218,6 +224,11 @@ def _kept(run: RunFile, chains: _Chains, steps: _Steps, calls: Iterable[_Calls])
     if not run.plan.engines:
         return None
     return chains.thought_tokens + sum(each.output_tokens for each in calls if each.stage in run.plan.finishing) - steps.finishing_tokens
+
+
+def _billed(sums: _Calls) -> tuple[int, int, int]:
+    """Prompt tokens, those of them that were cached, and sampled tokens."""
+    return sums.input_tokens, sums.cached_input_tokens or 0, sums.output_tokens
 
 
 def _in_order(calls: Iterable[_Calls], run: RunFile) -> list[_Calls]:

@@ -35,12 +35,12 @@ from pipeline.cli.options import (
 from pipeline.cli.signals import restored_handlers, stop_on_signal
 from pipeline.cli.summary import print_about, print_summary
 from pipeline.cli.terminal import print_error, print_notice, printed
-from pipeline.errors import Interrupted, MissingExtra, UsageError
+from pipeline.errors import BudgetUsedUp, Interrupted, MissingExtra, UsageError
 from pipeline.remote.url import input_urls, is_url
 from pipeline.session.loop import rare_collection
 from pipeline.session.notices import shortfall
 from pipeline.session.observer import Observer
-from pipeline.session.options import RunOptions, resume_options
+from pipeline.session.options import MAY_DRIFT, RunOptions, resume_options
 from pipeline.session.run import SessionResult, Solve
 from pipeline.session.run import run as start
 from pipeline.store.kept_problems import TABLE as KEPT
@@ -60,7 +60,7 @@ take_over_option = option("--take-over", is_flag=True, help=TAKE_OVER_HELP, head
 @preset_option
 @run_options("samples", "seed", "batch_size", "schedule", "admission", "order", "speculate_from", "output", "keep_input", "baseline")
 @json_option
-@run_options("fail_on_error", "resume", "retry_failed", "allow_drift")
+@run_options("max_time", "max_tokens", "max_cost", "fail_on_error", "resume", "retry_failed", "allow_drift")
 @take_over_option
 @run_options("cluster", "replicas")
 @metrics_options
@@ -110,7 +110,7 @@ def run(
 )
 @run_options("batch_size", "schedule", "admission", "order", "baseline", unset=True)
 @json_option
-@run_options("fail_on_error", "retry_failed", unset=True)
+@run_options("max_time", "max_tokens", "max_cost", "fail_on_error", "retry_failed", unset=True)
 @take_over_option
 @run_options("cluster", "replicas", unset=True)
 @metrics_options
@@ -137,7 +137,7 @@ def resume(
     changes = {name: value for name, value in changed.items() if value is not None}
     options = resume_options(folder.path, retry_failed=retry_failed, fail_on_error=fail_on_error)
     planned = {} if "engines" in changes else options.planned_engines
-    options = structs.replace(options, **changes, planned_engines=planned, allow_drift=tuple(changes))
+    options = structs.replace(options, **changes, planned_engines=planned, allow_drift=tuple(set(changes) & set(MAY_DRIFT)))
     inputs = options.input_names if input_ is None else (input_,)
     if input_ is not None or (options.input_urls and not (folder.path / KEPT).is_dir()):
         first, *more = problems_of(*inputs)
@@ -203,6 +203,9 @@ def _print_end(result: SessionResult, folder: str) -> None:
     if (said := shortfall(result.run)) is not None:
         print_notice(said)
     if result.error is None:
+        return
+    if isinstance(result.error, BudgetUsedUp):
+        print_notice(f"{result.error}; to go on: pipeline resume {shlex.quote(folder)} with a greater budget")
         return
     if result.run.status == "failed":
         print_error(str(result.error))

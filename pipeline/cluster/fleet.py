@@ -19,8 +19,9 @@ from msgspec import structs
 from pipeline.cluster.chain_queue import ChainQueue
 from pipeline.cluster.fleet_member import FleetMember
 from pipeline.cluster.messages import OpenReplica, Orders, ReplicaLink, ReplicaReport
-from pipeline.engine import Engine, EngineStatistics
+from pipeline.engine import Engine, EngineStatistics, Usage
 from pipeline.errors import ReplicaLost, RunError, UsageError
+from pipeline.runtime.admission.feed import Feed
 from pipeline.runtime.clock import Clock, backoff_s
 from pipeline.runtime.lane import Lane
 from pipeline.runtime.progress import Progress
@@ -83,8 +84,8 @@ class Fleet:
         self._work: FleetWork | None = None
         """None until there is work; replicas start meanwhile."""
 
-    def work(self, run: Prepared, rows: RowSink, clock: Clock) -> "FleetWork":
-        self._work = FleetWork(self, run, rows, clock)
+    def work(self, run: Prepared, feed: Feed, rows: RowSink, clock: Clock) -> "FleetWork":
+        self._work = FleetWork(self, run, feed, rows, clock)
         return self._work
 
     def spent(self) -> dict[str, EngineStatistics]:
@@ -192,7 +193,7 @@ class Fleet:
 class FleetWork:
     """The `Work` of a fleet: its chains, dealt from one queue, and their rows."""
 
-    def __init__(self, fleet: Fleet, run: Prepared, rows: RowSink, clock: Clock) -> None:
+    def __init__(self, fleet: Fleet, run: Prepared, feed: Feed, rows: RowSink, clock: Clock) -> None:
         state = run.resume_state
         self.progress = Progress(run.plan, state)
         self.engines: Mapping[str, Engine] = {}
@@ -201,7 +202,7 @@ class FleetWork:
         self.ended: float | None = None
         self.mode_changes: tuple[ModeChange, ...] = ()
         self.learnt = None  # each replica has learnt for itself
-        self._feed = run.feed()
+        self._feed = feed
         self._queue = ChainQueue(state)
         self._unread = run.chains - len(state.over)
         """Chains of the input that are not in the queue yet."""
@@ -294,6 +295,7 @@ class FleetWork:
             self._queue.put_back(list(self._queue.names(member.number)))  # it has not begun them
         self.mode_changes = tuple(sorted((*self.mode_changes, *report.mode_changes), key=lambda change: change.unix_ns))
         self.progress.live = self._queue.handed
+        self.progress.changed()
 
     def lose(self, member: FleetMember) -> None:
         """Let the chains of a lost replica continue elsewhere."""
@@ -301,7 +303,8 @@ class FleetWork:
 
     def _call(self, member: FleetMember, row: CallRow) -> None:
         self._queue.call(row)
-        self.progress.sampled(row.engine, row.stage, row.output_tokens)
+        usage = Usage(input_tokens=row.input_tokens, cached_input_tokens=row.cached_input_tokens, output_tokens=row.output_tokens)
+        self.progress.sampled(row.engine, row.stage, usage)
         if row.response_model is not None and row.adapter is None:
             self.progress.answered(row.engine, row.request_model, row.response_model)
         member.output_tokens[row.engine] = member.output_tokens.get(row.engine, 0) + row.output_tokens
@@ -327,4 +330,5 @@ class FleetWork:
             progress.errors[row.error_type or "", row.error_stage or NO_STAGE] += 1
         else:
             progress.done += 1
+            progress.chains_s += row.chain_time_s
             self._feed.ended(start, row.thought_tokens)

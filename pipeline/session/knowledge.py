@@ -118,7 +118,7 @@ def _checked(raw: Any) -> Knowledge:
 
 
 def _facts(plan: Plan) -> dict[str, Any]:
-    engines = {f"engines.{role}": settings_of(spec) for role, spec in plan.engines.items()}
+    engines = {f"engines.{role}": settings_of(structs.replace(spec, price=None)) for role, spec in plan.engines.items()}
     stages = {f"stages.{stage.name}": settings_of(stage.spec) for stage in plan.repeated}
     return dict(_flat("", engines | stages))
 

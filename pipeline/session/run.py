@@ -20,10 +20,12 @@ from pipeline.analysis.headline.adapters import rejections
 from pipeline.engine import Engine, EngineStatistics
 from pipeline.engines.registry import open_engines
 from pipeline.engines.startup import listening
-from pipeline.errors import Interrupted, OutOfMemory, PipelineError, is_out_of_memory
+from pipeline.errors import BudgetUsedUp, Interrupted, OutOfMemory, PipelineError, is_out_of_memory
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.admission.admission import Admission
+from pipeline.runtime.admission.budget import Budget
+from pipeline.runtime.admission.feed import Feed
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.inline_grader import GradingStatistics, InlineGrader, open_inline_grader
 from pipeline.runtime.lane import Lane
@@ -31,6 +33,7 @@ from pipeline.runtime.progress import Progress
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink, Tee
 from pipeline.runtime.speculation.knowledge import Knowledge
+from pipeline.session.budget import new_budget
 from pipeline.session.chains import Chains, Facts, OpenEngines, statistics, suited, unknown_caches
 from pipeline.session.knowledge import keep, with_learnt
 from pipeline.session.loop import Stop, in_loop, loop_clock
@@ -39,6 +42,7 @@ from pipeline.session.observer import Attend, Observer, ReplicaState, View
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import Prepared, load_plan, prepared
 from pipeline.session.resume import drop_unfinished
+from pipeline.store.budget import BudgetRecord
 from pipeline.store.kept_problems import TABLE as KEPT
 from pipeline.store.kept_problems import keep_problems
 from pipeline.store.read import count_rows
@@ -76,7 +80,10 @@ class SessionResult(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """0: all chains finished, 1: the run could not continue, 3: more chains failed than `fail_on_error` allows, 130: interrupted."""
+        """0: all chains finished, 1: the run could not continue, 3: more chains failed than `fail_on_error` allows, 4: its budget is used
+        up, 130: interrupted."""
+        if isinstance(self.error, BudgetUsedUp):
+            return 4
         if self.run.status == "interrupted":
             return 130
         if self.run.status == "failed":
@@ -84,12 +91,14 @@ class SessionResult(Struct, frozen=True, kw_only=True):
         return 3 if failed_too_often(self.done, self.failed, self.fail_on_error) else 0
 
     @classmethod
-    def of_finished(cls, run: Prepared) -> "SessionResult":
-        """The result of resuming a run that is finished."""
+    def of_old(cls, run: Prepared) -> "SessionResult":
+        """The result of resuming a run that is finished, or whose budget is used up."""
         assert run.old is not None, "only what is there can be finished"
         totals, share = run.old.totals, run.options.fail_on_error
         done, failed = totals.chains_done, totals.chains_failed
-        return cls(folder=run.folder, run=run.old, done=done, failed=failed, nothing_to_do=True, fail_on_error=share)
+        error = BudgetUsedUp(run.used_up) if run.used_up else None
+        nothing = not run.used_up
+        return cls(folder=run.folder, run=run.old, done=done, failed=failed, error=error, nothing_to_do=nothing, fail_on_error=share)
 
 
 def failed_too_often(done: int, failed: int, share: float) -> bool:
@@ -138,8 +147,8 @@ class ChainWork(Protocol):
 class Site(Protocol):
     """Where the chains of a session are solved."""
 
-    def work(self, run: Prepared, rows: RowSink, clock: Clock) -> ChainWork:
-        """The chains of `run`, whose rows go into `rows`."""
+    def work(self, run: Prepared, feed: Feed, rows: RowSink, clock: Clock) -> ChainWork:
+        """The chains of `run`, as `feed` gives them, whose rows go into `rows`."""
 
     def spent(self) -> dict[str, EngineStatistics]:
         """The totals of the engines since the session began, by role."""
@@ -169,8 +178,8 @@ def run(
         observer.tell(sentence)
     # The replicas of a cluster share no simulated clock.
     with prepared(options, plan, virtual=None if options.cluster is None else False, command=command) as found:
-        if found.nothing_to_do:
-            return SessionResult.of_finished(found)
+        if found.nothing_to_do or found.used_up:
+            return SessionResult.of_old(found)
         observer.ready(found)
         for sentence in found.remarks:
             observer.tell(sentence)
@@ -232,8 +241,8 @@ class LocalEngines:
     def __init__(self, opened: OpenEngines) -> None:
         self._opened, self._before = opened, statistics(opened.engines)
 
-    def work(self, run: Prepared, rows: RowSink, clock: Clock) -> Chains:
-        return Chains(run.settings, self._opened, run.feed(), rows, clock, run.resume_state)
+    def work(self, run: Prepared, feed: Feed, rows: RowSink, clock: Clock) -> Chains:
+        return Chains(run.settings, self._opened, feed, rows, clock, run.resume_state)
 
     def spent(self) -> dict[str, EngineStatistics]:
         return {role: now.since(self._before[role]) for role, now in statistics(self._opened.engines).items()}
@@ -273,6 +282,7 @@ async def execute(run: Prepared, site: Site, observer: Observer, stop: Stop) -> 
     clock = Clock(run.session.started_unix_ns, loop_clock(run.virtual_time))
     work: ChainWork | None = None
     grading: InlineGrader | None = None
+    budget = _budget(run, clock)
     error: BaseException | None = Interrupted()
     try:
         with stop.guard():
@@ -280,12 +290,15 @@ async def execute(run: Prepared, site: Site, observer: Observer, stop: Stop) -> 
                 grading = rows
                 for sentence in unknown_caches(run.settings, run.record.engine_facts):
                     observer.tell(sentence)
-                work = site.work(run, rows, clock)
+                feed = run.feed() if budget is None else budget.feed(run.feed(), run.resume_state.chains)
+                work = site.work(run, feed, rows, clock)
                 work.progress.tell = observer.tell
                 stop.drained_by(work.drain)
                 with observer.watch(_view(run, site, work, clock, rows)):
-                    await work.run()
-            if work.exhausted:
+                    await _within(budget, work)
+            if budget is not None and budget.stopped and work.progress.over < run.chains:
+                error = BudgetUsedUp(budget.stopped)
+            elif work.exhausted:
                 await _check_input(run)
                 error = None
     except PipelineError as failure:
@@ -302,6 +315,7 @@ async def execute(run: Prepared, site: Site, observer: Observer, stop: Stop) -> 
     finally:
         ended = clock.now() if work is None or work.ended is None else work.ended
         record = _ended_record(run, site, work, error, _graded(grading), clock.unix_ns(ended), time.process_time() - cpu)
+        record = structs.replace(record, budget=_spent(record.budget, budget, error))
         if run.folder is not None:
             record.write(run.folder)
         keep(record.speculation, run.options.speculate_from, virtual=run.virtual_time)
@@ -311,6 +325,41 @@ async def execute(run: Prepared, site: Site, observer: Observer, stop: Stop) -> 
     assert error is None or isinstance(error, PipelineError)
     progress, share = work.progress, run.options.fail_on_error
     return SessionResult(folder=run.folder, run=record, done=progress.done, failed=progress.failed, error=error, fail_on_error=share)
+
+
+async def _within(budget: Budget | None, work: ChainWork) -> None:
+    """Solve until all chains are over, or what the budget allows."""
+    if budget is None:
+        await work.run()
+        return
+    budget.meter(work.progress)
+    with unwrapped():
+        async with anyio.create_task_group() as tasks:
+
+            async def end() -> None:
+                await budget.watch(work.lanes.values())
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(end)
+            await work.run()
+            tasks.cancel_scope.cancel()
+
+
+def _budget(run: Prepared, clock: Clock) -> Budget | None:
+    """The budget of the session that begins; None where the run has none."""
+    if run.record.budget is None:
+        return None
+    *earlier, this = run.record.sessions
+    limits, options = run.record.budget.limits, run.options
+    return new_budget(limits, run.plan, options.replicas, earlier, clock, virtual=run.virtual_time, startup_s=this.startup_s)
+
+
+def _spent(record: BudgetRecord | None, budget: Budget | None, error: BaseException | None) -> BudgetRecord | None:
+    """What `run.json` says of the budget at the end of the session."""
+    if record is None or budget is None or not budget.metered:
+        return record
+    used_up = error.what if isinstance(error, BudgetUsedUp) else ""
+    return structs.replace(record, spent=budget.spent, used_up=used_up)
 
 
 def _graded(grading: InlineGrader | None) -> GradingStatistics:
@@ -362,7 +411,7 @@ def _ended_record(
     cpu_s: float,
 ) -> RunFile:
     """The content of `run.json` at the end of the session; a run that was cancelled from outside is `interrupted`."""
-    stopped = isinstance(error, Interrupted) or (error is not None and not isinstance(error, Exception))
+    stopped = isinstance(error, Interrupted | BudgetUsedUp) or (error is not None and not isinstance(error, Exception))
     status: Status = "finished" if error is None else "interrupted" if stopped else "failed"
     session = structs.replace(
         run.session,

@@ -20,6 +20,7 @@ from pipeline.files import new_file, open_file
 from pipeline.graph.plan import Block, Plan, RecordedPlan, decode_plan, encode_plan, settings_of
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import DEFAULT_PROMPTS
+from pipeline.store.budget import BudgetRecord
 from pipeline.store.folder import check_still_held
 from pipeline.system.machine import core_count, cuda_mps, memory
 from pipeline.system.machine import versions as installed
@@ -208,6 +209,8 @@ class RunFile(Struct, frozen=True, kw_only=True):
     """The decisions about that of all sessions; of very many the last ones."""
     speculation: SpeculationRecord | None = None
     """What those decisions began with and what they have taught, in the last session; null where there were none to make."""
+    budget: BudgetRecord | None = None
+    """Null where there was none."""
     versions: dict[str, str] = {}
     host: Host = Host()
     command: list[str] = []

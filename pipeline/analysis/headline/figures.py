@@ -101,6 +101,21 @@ class Switching(Struct, frozen=True, kw_only=True):
     """How many decided, each for its own chains; 1 where the run has one process."""
 
 
+class Left(Struct, frozen=True, kw_only=True):
+    """What is left of a run that ended before its chains were over, and what it would take if its chains are as those so far. What is not
+    known is null."""
+
+    chains: int
+    begun: int
+    """Those of `chains` that continue from a recorded call."""
+    tokens: int | None = None
+    """Tokens that the engines would sample."""
+    time_s: float | None = None
+    """With the batch size, graph and engines that it had."""
+    cost: float | None = None
+    """Null also without prices."""
+
+
 class Summary(Struct, frozen=True, kw_only=True):
     """The figures of a run. A rate is null where its denominator is zero or not known."""
 
@@ -152,6 +167,14 @@ class Summary(Struct, frozen=True, kw_only=True):
     order_correlation: float | None = None
     """Spearman's rank correlation, -1 to 1, between what thoughts were expected to come to and what they came to, over the finished chains
     of each sample number, weighted by their numbers; null where the order is that of the input, or all lengths are equal."""
+    cost: float | None = None
+    """By the prices of the engines; null where they have none."""
+    costs: dict[str, float] = {}
+    """The same by role."""
+    used_up: str = ""
+    """Why its budget ended the run, as a clause; empty where it did not."""
+    left: Left | None = None
+    """Null where all chains are over."""
     wall_time_s: float | None
     """As in `run.json`; without one, from the first chain's start until the last one's end."""
     problems: int
