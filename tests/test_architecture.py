@@ -42,6 +42,7 @@ DOORS = {
     "jinja2": ["report/"],
     "perfetto": ["export/"],
     "opentelemetry": ["export/"],
+    "numba": ["analysis/quality/draws"],
     "scipy": ["calibration/"],
     "math_verify": ["grading/expressions"],
     "latex2sympy2_extended": ["grading/expressions"],

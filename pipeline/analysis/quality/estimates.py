@@ -2,7 +2,7 @@
 
 Differences and ratios use a percentile bootstrap over problems (Efron and Tibshirani 1993, chapter 13): samples of one
 problem are drawn together, and for two runs over the same problems the same problems are drawn. Every statistic here
-is a function of sums over problems, so that a draw is a vector of weights. The draws are seeded, so results repeat exactly.
+is a function of sums over problems, so that a draw is a vector of weights. The draws (`draws`) are always the same ones.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from pipeline.analysis.arrays import Array
+from pipeline.analysis.quality.draws import counts
 from pipeline.analysis.quality.samples import interval, wilson
 
 RESAMPLES = 2000
@@ -143,20 +144,18 @@ def outcomes(problem: Array, right: Array) -> Estimate:
 
 def _resample(table: Array) -> Array:
     """The sums of the columns of `table` in each draw, by draw and column."""
-    rows = max(1, min(RESAMPLES, MAX_WEIGHTS // max(1, len(table))))
+    problems = len(table)
+    rows = max(1, min(RESAMPLES, MAX_WEIGHTS // max(1, problems)))
     starts = range(0, RESAMPLES, rows)
     weights = _cached_weights if len(starts) == 1 else _weights
+    if len(starts) > 1:
+        weights(problems, 0, 1)  # whatever is compiled is compiled here, by one thread
     with ThreadPoolExecutor(min(MAX_THREADS, len(starts))) as pool:
-        return np.concatenate(list(pool.map(lambda start: weights(len(table), start, min(rows, RESAMPLES - start)) @ table, starts)))
+        return np.concatenate(list(pool.map(lambda start: weights(problems, start, min(rows, RESAMPLES - start)) @ table, starts)))
 
 
 def _weights(problems: int, start: int, rows: int) -> Array:
-    """How often each problem is in each of `rows` draws, the first of them number `start`."""
-    drawn = np.random.default_rng((0, start)).integers(0, problems, (rows, problems), np.int32)
-    weights = np.empty((rows, problems))
-    for place, row in enumerate(drawn):
-        weights[place] = np.bincount(row, minlength=problems)
-    return weights
+    return counts(problems, start, rows).astype(float)
 
 
 _cached_weights = lru_cache(maxsize=2)(_weights)
