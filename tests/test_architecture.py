@@ -24,7 +24,7 @@ LEVELS = [
     ["stages", "engines"],
     ["runtime", "analysis"],
     ["session", "rewards", "calibration", "report", "export", "drawing", "remote"],
-    ["sweep", "cluster", "training"],
+    ["sweep", "cluster", "training", "view"],
     ["api"],
     ["cli", "ray"],
 ]
@@ -40,6 +40,8 @@ DOORS = {
     "duckdb": ["store/query"],
     "plotly": ["report/"],
     "jinja2": ["report/"],
+    "starlette": ["view/"],
+    "uvicorn": ["view/"],
     "perfetto": ["export/"],
     "opentelemetry": ["export/"],
     "numba": ["analysis/quality/draws"],

@@ -53,6 +53,7 @@ COMMANDS = {
     "Look": {
         "runs": CommandEntry("list, delete, merge or check runs", inside=RUNS),
         "show": CommandEntry("show the summary of a run, or one chain step by step", "runs.show:show"),
+        "view": CommandEntry("show runs as pages in a browser, live", "runs.view:view"),
         "report": CommandEntry("write an HTML report on runs", "runs.report:report"),
         "compare": CommandEntry("compare the accuracy and speed of runs", "runs.compare:compare"),
         "query": CommandEntry("ask runs in SQL", "runs.query:query"),

@@ -186,6 +186,8 @@
   };
   document.querySelectorAll(".transcripts").forEach((place) => {
     const boxes = read(place.dataset.transcripts).map(transcriptBox);
-    place.append(filters(place, boxes), key(), ...boxes);
+    const one = boxes.length === 1;
+    if (one) boxes[0].open = true;
+    place.append(...(one ? [] : [filters(place, boxes)]), key(), ...boxes);
   });
 })();

@@ -54,18 +54,18 @@ class Section(Struct, frozen=True, kw_only=True):
 
 def page(title: str, sections: Sequence[Section]) -> str:
     """The HTML of a page with these sections."""
-    scripts = {"plotly": get_plotlyjs(), "script": _text("page.js")}
+    scripts = {"plotly": asset("plotly.js"), "script": asset("page.js")}
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_digest, scripts.values()))} 'unsafe-eval'; "
         "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    template = _environment().get_template("page.html")
+    template = environment().get_template("page.html")
     return template.render(
         title=title,
         sections=sections,
         generator=GENERATOR,
         policy=policy,
-        style=Markup(_text("page.css")),
+        style=Markup(asset("page.css")),
         **{name: Markup(text) for name, text in scripts.items()},
     )
 
@@ -105,14 +105,16 @@ def _digest(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def _text(name: str) -> str:
-    return (_HERE / name).read_text(encoding="utf-8")
+def asset(name: str) -> str:
+    """The text of a file that a page needs: `page.css`, `page.js` or `plotly.js`."""
+    return get_plotlyjs() if name == "plotly.js" else (_HERE / name).read_text(encoding="utf-8")
 
 
 @cache
-def _environment() -> Environment:
+def environment(*folders: Path) -> Environment:
+    """What renders the templates in `folders`, which may import `parts.html`; text is escaped, control characters are made visible."""
     environment = Environment(
-        autoescape=True, loader=FileSystemLoader(_HERE), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True, loader=FileSystemLoader([*folders, _HERE]), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"as_json": as_json, "plot_json": plot_json, "numeric": numeric, "prose": prose}
     environment.finalize = lambda value: sanitize(value) if type(value) is str else value

@@ -1,6 +1,7 @@
 """Queries over run folders: parts and write-ahead files are one view, whatever became of the run."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,49 @@ def test_rows_are_counted_in_calls_too(tmp_path: Path) -> None:
             {"stage": "draft", "n": 2},
         ]
     store.close()
+
+
+@pytest.fixture
+def locked(running: RunStore) -> Iterator[Query]:
+    running.close()
+    (running.folder.parent / "secret.csv").write_text("secret")
+    with Query(running.folder) as asked:
+        asked.lock()
+        yield asked
+
+
+def test_a_locked_query_reads_its_runs(locked: Query) -> None:
+    assert locked.select("SELECT count(*) FROM chains, steps").fetchall() == [(0,)]
+    assert locked.scalar("SELECT count(*) FROM chains") == 4
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "FROM '{folder}/secret.csv'",
+        "FROM read_text('{folder}/secret.csv')",
+        "FROM read_csv('{folder}/it''s [1]*/../secret.csv')",
+        "FROM glob('{folder}/*')",
+        "FROM read_blob('/proc/self/environ')",
+        "FROM parquet_metadata('{folder}/other.parquet')",
+        "FROM 'https://example.org/x.parquet'",
+        "FROM enable_logging(storage='file', storage_config={{'path': '{folder}/log'}})",
+        "SET enable_external_access = true",
+        "COPY chains TO '{folder}/out.csv'",
+        "ATTACH '{folder}/new.db'",
+        "INSTALL httpfs",
+    ],
+)
+def test_a_locked_query_reads_and_writes_nothing_else(locked: Query, sql: str) -> None:
+    folder = locked.folders[0].parent
+    before = sorted(folder.iterdir())
+    with pytest.raises(UsageError, match="SQL: "), locked.errors_of_sql(sql):
+        locked.select(sql.format(folder=folder)).fetchall()
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_query_that_takes_long_is_interrupted(locked: Query) -> None:
+    sql = "SELECT count(*) FROM range(100_000_000_000) AS many WHERE hash(range) % 7 = 1"
+    with pytest.raises(UsageError, match=r"not answered within 0\.1 s"), locked.errors_of_sql(sql), locked.at_most(0.1):
+        locked.select(sql).fetchall()
+    assert locked.scalar("SELECT count(*) FROM chains") == 4

@@ -1,18 +1,15 @@
 """`pipeline runs list|rm|merge|check`: run folders as a table, deleted, merged, or checked for what is wrong in them."""
 
-import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import click
 import msgspec
-from msgspec import Struct
 
 from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.progress import ACTIVE, state_of
+from pipeline.analysis.run_list import RunState, run_folders, run_state, size_of
 from pipeline.cli.commands import command, option
 from pipeline.cli.console import PlainConsole, print_table
 from pipeline.cli.located import LocalPath, Located, RunFolder, written_run
@@ -22,26 +19,7 @@ from pipeline.cluster.merge import merge as merged
 from pipeline.errors import InputError, RunFolderError, UsageError, boundary
 from pipeline.store.check import FolderExamination, examine
 from pipeline.store.folder import is_held
-from pipeline.store.run_file import FILE, RunFile
-
-
-class RunState(Struct, frozen=True, kw_only=True):
-    """A run folder in one line."""
-
-    folder: str
-    graph: str
-    models: str
-    state: str
-    """See `state_of`."""
-    chains: int
-    """Chains that are over."""
-    of: int
-    accuracy: float | None
-    """Share of right chains, 0 to 1; null without graded ones, and where models are simulated."""
-    problems_per_s: float | None
-    """Chains a second, over all sessions."""
-    bytes: int
-    """Size of the folder."""
+from pipeline.store.run_file import FILE
 
 
 @command()
@@ -53,7 +31,7 @@ def list_(folder: Path, as_json: bool) -> None:
         raise UsageError(
             f"{folder}: {'not a directory' if folder.exists() else 'no such directory'}; name the one that contains your run folders"
         )
-    found = list(_states(folder))
+    found = list(_listed(folder))
     if as_json:
         for state in found:
             print_line(msgspec.json.encode(state).decode())
@@ -76,7 +54,7 @@ def rm(folders: tuple[Path, ...], yes: bool) -> None:
         if is_held(folder):
             raise UsageError(f"{folder}: a process is at work in it; wait for its end")
     for folder in folders:
-        size = _size(folder)
+        size = size_of(folder)
         if yes or click.confirm(f"delete {folder}, {_bytes(size)}?"):
             with boundary(RunFolderError, f"{folder}: cannot be deleted", foreign=OSError):
                 shutil.rmtree(folder)
@@ -126,31 +104,12 @@ def _examined(found: FolderExamination, folder: str) -> list[str]:
     return [*lines, "sound" + (": its chains are checked once the process has ended" if found.held else "")]
 
 
-def _states(folder: Path) -> Iterator[RunState]:
-    there = [each.parent for each in folder.glob(f"*/{FILE}")]
-    for run in sorted(there, key=lambda each: (each / FILE).stat().st_mtime, reverse=True):
+def _listed(folder: Path) -> Iterator[RunState]:
+    for run in run_folders(folder, depth=1):
         try:
-            yield _state(run, RunFile.read(run))
+            yield run_state(run, run.name)
         except InputError as error:
             print_notice(str(error))
-
-
-def _state(folder: Path, run: RunFile) -> RunState:
-    simulated = any(spec.backend == "sim" for spec in run.plan.engines.values())
-    totals, seconds = run.totals, run.wall_time_s or 0.0
-    over = totals.chains_done + totals.chains_failed
-    state = state_of(folder, run)
-    return RunState(
-        folder=folder.name,
-        graph=run.plan.name,
-        models=", ".join(dict.fromkeys(Path(getattr(spec, "model", role)).name for role, spec in run.plan.engines.items())),
-        state=state,
-        chains=over,
-        of=run.input.rows * run.samples,
-        accuracy=totals.correct / totals.graded if totals.graded and not simulated else None,
-        problems_per_s=over / seconds if seconds and state not in ACTIVE else None,
-        bytes=_size(folder),
-    )
 
 
 def _cells(state: RunState) -> Iterator[str]:
@@ -158,16 +117,6 @@ def _cells(state: RunState) -> Iterator[str]:
     yield "-" if state.accuracy is None else f"{state.accuracy:.1%}"
     yield "-" if state.problems_per_s is None else f"{state.problems_per_s:.3g}"
     yield _bytes(state.bytes)
-
-
-def _size(folder: Path) -> int:
-    """Bytes of all files in a folder, from which a run may take files meanwhile."""
-    size = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with suppress(FileNotFoundError):
-                size += os.lstat(Path(place, name)).st_size
-    return size
 
 
 def _bytes(size: float) -> str:

@@ -12,11 +12,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.analysis.progress import ACTIVE, RunProgress, run_progress
+from pipeline.analysis.progress import ACTIVE, RecentRates, RunProgress, duration, run_progress
 from pipeline.analysis.resources import of_answers
 from pipeline.cli.commands import command, option
 from pipeline.cli.console import PlainConsole
-from pipeline.cli.live import RecentRates, duration
 from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.options import json_option
 from pipeline.cli.terminal import print_line, print_page

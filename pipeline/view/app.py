@@ -1,0 +1,118 @@
+"""The pages of `pipeline view`: requests enter, HTML leaves. Only a shelf of runs is read, nothing is written.
+
+Every page is made here, from templates that escape all text of runs; a page's own scripts are the only ones that its policy lets run.
+Requests must name this machine as their host, so that no other site's name, made to mean this machine, reads anything (DNS rebinding).
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from pipeline.analysis.compare.cells import plain, plain_percent
+from pipeline.analysis.progress import ACTIVE, duration
+from pipeline.errors import PipelineError
+from pipeline.report import page as report_page
+from pipeline.view.pages import PAGES, Page, age, bytes_of
+from pipeline.view.shelf import Shelf
+
+HOSTS = ["127.0.0.1", "localhost", "[::1]"]
+"""Names of this machine, by which a page may be asked for."""
+_HERE = Path(__file__).parent
+STATIC = {
+    "page.css": "text/css",
+    "view.css": "text/css",
+    "page.js": "text/javascript",
+    "view.js": "text/javascript",
+    "plotly.js": "text/javascript",
+}
+"""The files that pages ask for, and their types."""
+HEADERS = {
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cache-Control": "no-store",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'{more}; style-src 'self' 'unsafe-inline'; img-src data: blob:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""The content security policy of a page; plotly makes functions of text."""
+
+
+def view_app(shelf: Shelf) -> Starlette:
+    """The application that shows the runs of a shelf."""
+    routes = [Route("/static/{name}", _static), *(Route(path, _shown(shelf, make)) for path, make in PAGES.items())]
+    handlers: Mapping[Any, Any] = {HTTPException: _not_found, PipelineError: _refused(shelf)}
+    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)], exception_handlers=handlers)
+
+
+def _shown(shelf: Shelf, make: Callable[[Shelf, Request], Page]) -> Callable[[Request], Response]:
+    """What answers a request with the page that `make` makes; in a thread, as pages ask queries."""
+    return lambda request: _rendered(shelf, make(shelf, request))
+
+
+def _rendered(shelf: Shelf, page: Page, status: int = 200) -> Response:
+    if page.html is not None:
+        return HTMLResponse(page.html, status, HEADERS)  # a report brings its own policy
+    text = _template(page.template).render(
+        **page.values, title=page.title, root=str(shelf.folder), plots=page.plots, active=page.active, here=page.here
+    )
+    policy = POLICY.format(more=" 'unsafe-eval'" if page.plots else "")
+    return HTMLResponse(text, status, HEADERS | {"Content-Security-Policy": policy})
+
+
+def _refused(shelf: Shelf) -> Callable[[Request, Exception], Response]:
+    def answer(request: Request, error: Exception) -> Response:
+        page = Page("error.html", "Cannot be shown", {"said": str(error).splitlines()})
+        return _rendered(shelf, page, 400)
+
+    return answer
+
+
+def _not_found(request: Request, error: HTTPException) -> Response:
+    return Response(f"{error.detail}\n", error.status_code, HEADERS, "text/plain")
+
+
+def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in STATIC:
+        raise HTTPException(404)
+    return Response(_static_text(name), 200, HEADERS | {"Cache-Control": "max-age=86400"}, STATIC[name])
+
+
+@cache
+def _static_text(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8") if name.startswith("view.") else report_page.asset(name)
+
+
+def static_url(name: str) -> str:
+    """The URL of one of the files of pages, another one where its text is another one."""
+    return f"/static/{name}?{hashlib.sha256(_static_text(name).encode()).hexdigest()[:12]}"
+
+
+def url(path: str, **params: Any) -> str:
+    """The URL of a page: `path` with parameters, a list as several of its name; those that are empty are left out."""
+    given = {name: value for name, value in params.items() if value not in (None, "", [])}
+    return f"{path}?{urlencode(given, doseq=True)}" if given else path
+
+
+@cache
+def _template(name: str) -> Any:
+    environment = report_page.environment(_HERE / "templates")
+    environment.globals |= {"static_url": static_url, "url": url}
+    environment.filters |= {"plain": plain, "percent": plain_percent, "bytes": bytes_of, "age": age, "duration": duration}
+    environment.tests["active"] = lambda state: state in ACTIVE
+    return environment.get_template(name)

@@ -1,0 +1,143 @@
+"""What each page shows: a shelf and the parameters of a URL enter, a template with its values leaves."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Struct
+from starlette.requests import Request
+
+from pipeline.analysis import summary_tables
+from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.headline.baseline import summary_of
+from pipeline.analysis.headline.lines import headline
+from pipeline.analysis.progress import ACTIVE
+from pipeline.analysis.time.work import read_work
+from pipeline.errors import UsageError
+from pipeline.report.report import report
+from pipeline.report.run_sections import ReportOptions, decisions, engine_setup, notices
+from pipeline.report.transcripts import Transcript, read_transcripts
+from pipeline.store.query import Query
+from pipeline.store.run_file import RunFile
+from pipeline.view.chains import ORDER_WORDS, PAGE, VERDICTS, AskedChains, chain_page, neighbours
+from pipeline.view.shelf import Shelf
+
+
+class Page(Struct, frozen=True):
+    """A page to show."""
+
+    template: str
+    title: str
+    values: Mapping[str, Any] = {}
+    plots: bool = False
+    """Whether it draws."""
+    active: bool = False
+    """Whether a run that it shows goes on, so that it is asked for again and again."""
+    here: str = ""
+    """The run that it is about."""
+    html: str | None = None
+    """The whole page, of one that has no template."""
+
+
+def runs_page(shelf: Shelf, request: Request) -> Page:
+    """The list of runs."""
+    runs = shelf.runs()
+    active = any(each.state is not None and each.state.state in ACTIVE for each in runs)
+    return Page("runs.html", "Runs", {"runs": runs}, active=active)
+
+
+def run_page(shelf: Shelf, request: Request) -> Page:
+    """A run: its line, its figures, and a page of its chains."""
+    name, asked = _run_of(request), AskedChains.of(request.query_params)
+    listed = shelf.listed(name)
+    if listed.state is None:
+        raise UsageError(listed.flaw)
+    run = RunFile.read(shelf.folder_of(name))
+    with shelf.query(name) as db:
+        found = chain_page(db, asked)
+    values = {"run": name, "state": listed.state, "found": found, "asked": asked, "orders": ORDER_WORDS, "verdicts": VERDICTS}
+    values |= {"per_page": PAGE, "setup": [decisions(run), engine_setup(run)], "notices": notices(run), "others": _others(shelf, name)}
+    return Page("run.html", name, values, active=listed.state.state in ACTIVE, here=name)
+
+
+def figures_page(shelf: Shelf, request: Request) -> Page:
+    """The summary of a run as `pipeline show` prints it; a part of its page, as it takes longer."""
+    name = _run_of(request)
+    folder = shelf.folder_of(name)
+    with shelf.query(name, of_user=True) as db:
+        found = summary_of(folder, read_work(db))
+    told = headline(found)
+    head = Table(told.head, ("", "", ""), tuple((row.name, row.figure, row.text) for row in told.rows))
+    tables = [head, summary_tables.facts(found), summary_tables.engines(found), summary_tables.stages(found)]
+    return Page("figures.html", f"Figures of {name}", {"run": name, "tables": tables, "about": told.about}, here=name)
+
+
+def report_of(shelf: Shelf, request: Request) -> Page:
+    """The report on a run, made anew."""
+    name = _run_of(request)
+    return Page("", name, html=report([shelf.folder_of(name)], ReportOptions()))
+
+
+def chain_of(shelf: Shelf, request: Request) -> Page:
+    """A chain step by step, with the way to those before and after it in the list that it was chosen from."""
+    name, chain, asked = _run_of(request), _given(request, "chain"), AskedChains.of(request.query_params)
+    folder = shelf.folder_of(name)
+    with shelf.query(name) as db:
+        transcript = _transcript(db, RunFile.read(folder), name, chain)
+        place = neighbours(db, asked, chain)
+        [(problem, row)] = db.stream("SELECT problem_id, input_row FROM chains WHERE chain_id = $chain LIMIT 1", chain=chain)
+        samples = [each for (each,) in db.stream("SELECT DISTINCT chain_id FROM chains WHERE input_row = $row ORDER BY 1", row=row)]
+    values = {"run": name, "chain": chain, "transcript": transcript, "place": place, "asked": asked, "problem": problem}
+    values |= {"samples": samples, "others": _others(shelf, name)}
+    return Page("chain.html", f"{chain} of {name}", values, here=name)
+
+
+def _transcript(db: Query, run: RunFile, name: str, chain: str) -> Transcript:
+    """A chain in full; raises `UsageError` where the run has no such chain yet."""
+    if not db.scalar("SELECT count(*) FROM chains WHERE chain_id = $chain", chain=chain):
+        raise UsageError(f"{name}: no chain {chain!r} that has ended")
+    [transcript] = read_transcripts(db, run, {chain: ()}).transcripts
+    return transcript
+
+
+def _others(shelf: Shelf, name: str) -> list[str]:
+    return [each for each in shelf.folders() if each != name]
+
+
+def _run_of(request: Request) -> str:
+    return _given(request, "run")
+
+
+def _given(request: Request, name: str) -> str:
+    """A parameter of the URL; raises `UsageError` where it is missing."""
+    if not (value := request.query_params.get(name)):
+        raise UsageError(f"{request.url.path}: the parameter `{name}` is missing")
+    return value
+
+
+def age(unix_ns: int) -> str:
+    """How long ago that was, such as `3 h`; empty for 0."""
+    seconds = max(0.0, time.time() - unix_ns / 1e9)
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit}" if unix_ns else ""
+    return "now" if unix_ns else ""
+
+
+def bytes_of(size: float) -> str:
+    """A size with three digits and its unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+PAGES: dict[str, Callable[[Shelf, Request], Page]] = {
+    "/": runs_page,
+    "/run": run_page,
+    "/figures": figures_page,
+    "/report": report_of,
+    "/chain": chain_of,
+}
+"""The pages by their paths."""

@@ -1,0 +1,155 @@
+"""The pages of `pipeline view` as a browser gets them: what they list, find and refuse."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pyarrow.parquet as pq
+import pytest
+from starlette.testclient import TestClient
+
+from pipeline.store.events import ChainRow
+from pipeline.store.run_store import RunStore
+from pipeline.view.app import view_app
+from pipeline.view.shelf import Shelf
+from tests.support.rows import blank
+from tests.support.shown_runs import HOSTILE
+
+
+@pytest.fixture(scope="module")
+def client(runs: Path) -> TestClient:
+    return TestClient(view_app(Shelf(runs)), base_url="http://127.0.0.1:8642")
+
+
+def page(client: TestClient, path: str, status: int = 200, **params: Any) -> str:
+    answer = client.get(path, params=params)
+    assert answer.status_code == status, answer.text
+    return answer.text
+
+
+def cells(html: str, column: str) -> list[str]:
+    """What stands in a column of the list."""
+    html = html.rpartition('class="list"')[2]
+    [names] = re.findall(r"<thead>(.*?)</thead>", html, re.S)
+    place = [re.sub(r"<.*?>", "", name) for name in re.findall(r"<th[ >].*?</th>", names, re.S)].index(column)
+    rows = re.findall(r"<tr>(.*?)</tr>", html.split("<tbody", 1)[1].split("</tbody>", 1)[0], re.S)
+    texts = [[re.sub(r"\s*<.*?>\s*", "", cell) for cell in re.findall(r"<t[hd][ >].*?</t[hd]>", row, re.S)] for row in rows]
+    return [row[place] for row in texts]
+
+
+def chains_of(runs: Path, name: str = "speccot") -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(runs / name / "chains").to_pylist()
+    return rows
+
+
+def test_every_run_is_listed_and_a_damaged_one_says_why(client: TestClient) -> None:
+    html = page(client, "/")
+    assert sorted(cells(html, "run")) == ["alone", "damaged", "speccot", "sweep/&lt;b&gt;run", "unreadable"]
+    assert "unreadable/run.json" in html
+    assert "damaged" in page(client, "/run", 400, run="damaged")
+    assert html.count('<td colspan="8" class="flaw">') == 1
+    assert 'class="flaw"' in page(client, "/").split(">damaged<")[1], "what was met when it was opened is told in the list"
+    assert "<b>" not in html
+
+
+@pytest.mark.parametrize("order", ["rejected", "longest", "slowest"])
+def test_chains_are_ordered(client: TestClient, runs: Path, order: str) -> None:
+    column = {"rejected": "fallback_steps", "longest": "thought_tokens", "slowest": "chain_time_s"}[order]
+    rows = sorted(chains_of(runs), key=lambda row: (-row[column], row["input_row"]))
+    assert cells(page(client, "/run", run="speccot", order=order), "chain") == [row["chain_id"] for row in rows]
+
+
+def test_chains_are_found_by_verdict_problem_answer_and_id(client: TestClient, runs: Path) -> None:
+    rows = chains_of(runs)
+    wrong = {row["chain_id"] for row in rows if row["correct"] is False}
+    html = page(client, "/run", run="speccot", verdict="wrong")
+    assert set(cells(html, "chain")) == wrong
+    assert f"wrong {len(wrong)}" in html
+    assert cells(page(client, "/run", run="speccot", verdict="failed"), "chain") == ["(row 21)#0"]
+    assert cells(page(client, "/run", run="speccot", search="IS 7 +"), "chain") == ["p7#0"]
+    assert "p3#0" in cells(page(client, "/run", run="speccot", search="P3#"), "chain")
+    answer = next(row["answer"] for row in rows if row["answer"])
+    found = cells(page(client, "/run", run="speccot", search=answer), "answer")
+    assert answer in found
+    assert len(found) < len(rows)
+    assert "No chain is like that" in page(client, "/run", run="speccot", search="100%_")
+
+
+def test_a_chain_has_its_steps_and_its_neighbours_in_the_list(client: TestClient, runs: Path) -> None:
+    rows = sorted(chains_of(runs), key=lambda row: (-row["fallback_steps"], row["input_row"]))
+    names = [row["chain_id"] for row in rows]
+    html = page(client, "/chain", run="speccot", chain=names[1], order="rejected")
+    links = {rel: parse_qs(urlsplit(url.replace("&amp;", "&")).query) for rel, url in re.findall(r'rel="(prev|next)" href="(.*?)"', html)}
+    assert {rel: found["chain"][0] for rel, found in links.items()} == {"prev": names[0], "next": names[2]}
+    assert links["next"]["order"] == ["rejected"]
+    [transcript] = json.loads(re.findall(r'<script type="application/json" id="one">(.*?)</script>', html, re.S)[0])
+    steps = [row for row in pq.read_table(runs / "speccot" / "steps").to_pylist() if row["chain_id"] == names[1]]
+    assert [step["text"] for step in transcript["steps"]] == [row["step_text"] for row in steps]
+
+
+def test_figures_and_report_of_a_run(client: TestClient) -> None:
+    assert "of the drafted ones were discarded" in page(client, "/figures", run="speccot")
+    report = client.get("/report", params={"run": "speccot"})
+    assert "Chains over time" in report.text
+    assert "Content-Security-Policy" not in report.headers, "it brings its own"
+
+
+def test_hostile_names_lead_to_their_chains(client: TestClient) -> None:
+    html = page(client, "/run", run="sweep/<b>run")
+    assert "<img" not in html
+    assert "<script>window" not in html
+    assert cells(html, "chain")
+    assert "\\u202e" in page(client, "/chain", run="sweep/<b>run", chain=f"p3#0{HOSTILE}")
+
+
+@pytest.mark.parametrize(
+    ("path", "params", "said"),
+    [
+        ("/run", {"run": "specot"}, "no run &#39;specot&#39;; did you mean `speccot`?"),
+        ("/run", {"run": "../runs/speccot"}, "no run"),
+        ("/run", {}, "the parameter `run` is missing"),
+        ("/chain", {"run": "speccot", "chain": "p99#0"}, "no chain &#39;p99#0&#39; that has ended"),
+    ],
+)
+def test_what_is_not_there_is_said_in_a_sentence(client: TestClient, path: str, params: dict[str, str], said: str) -> None:
+    assert said in page(client, path, 400, **params)
+
+
+def test_a_page_for_another_host_is_refused_and_each_has_its_policy(client: TestClient) -> None:
+    for host in ("evil.example", "127.0.0.1.evil.example", "evil.example:8642"):
+        assert client.get("/", headers={"Host": host}).status_code == 400
+    for host in ("localhost:1234", "127.0.0.1", "[::1]:8642"):
+        assert client.get("/", headers={"Host": host}).status_code == 200
+    answer = client.get("/", headers={"Host": "localhost:1234"})
+    assert "default-src 'none'; script-src 'self';" in answer.headers["Content-Security-Policy"]
+    assert client.get("/static/../app.py").status_code == client.get("/nothing").status_code == 404
+    assert client.post("/").status_code == 405
+
+
+@pytest.fixture
+def store(tmp_path: Path, runs: Path) -> RunStore:
+    """The store of a run that has begun, without a row."""
+    (tmp_path / "live").mkdir()
+    shutil.copy(runs / "speccot" / "run.json", tmp_path / "live")
+    return RunStore(tmp_path / "live")
+
+
+def test_a_run_that_goes_on_is_read_as_it_is_now(store: RunStore, tmp_path: Path) -> None:
+    client = TestClient(view_app(Shelf(tmp_path)), base_url="http://localhost")
+    for count in (1, 2):
+        store.append("chains", [blank(ChainRow, chain_id=f"p{count}#0", stop_reason="end", input_row=count)])
+        assert len(cells(page(client, "/run", run="live"), "chain")) == count
+    store.close()
+
+
+def test_many_chains_have_pages(store: RunStore) -> None:
+    store.append("chains", [blank(ChainRow, chain_id=f"p{i}#0", stop_reason="end", input_row=i) for i in range(1, 121)])
+    store.close()
+    client = TestClient(view_app(Shelf(store.folder)), base_url="http://localhost")
+    assert cells(page(client, "/run", run="live", page=2), "chain")[0] == "p51#0"
+    last = page(client, "/run", run="live", page=99)
+    assert cells(last, "chain") == [f"p{i}#0" for i in range(101, 121)]
+    assert "101 to 120 of 120" in last
