@@ -67,7 +67,7 @@ def run_progress(folder: Path) -> RunProgress:
     return RunProgress(
         run=folder.resolve().name,
         state=state_of(folder, run),
-        chains=run.input.rows * run.samples,
+        chains=run.chains,
         done=done,
         failed=failed,
         graded=graded,

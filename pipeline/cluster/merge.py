@@ -73,16 +73,16 @@ def in_order(found: Mapping[Path, RunFile]) -> list[Path]:
 def _check_chains(found: Mapping[Path, RunFile]) -> None:
     """Raise `UsageError` where a chain of an input row is missing in its shard, or is there twice."""
     everywhere = []
+    samples = max(file.samples for file in found.values())
     for run, file in found.items():
-        there = _places(run, file.samples)
-        expected = file.input.rows * file.samples
+        there, expected = _places(run, samples), file.chains
         if len(np.unique(there)) < expected:
             lacking = expected - len(np.unique(there))
             raise UsageError(f"{run}: {lacking:,} of its {expected:,} chains are missing; `pipeline runs check {run}` says more")
         everywhere.append(there)
     rows, counts = np.unique(np.concatenate(everywhere), return_counts=True)
     if counts.max(initial=0) > 1:
-        row = int(rows[counts.argmax()]) // next(iter(found.values())).samples + 1
+        row = int(rows[counts.argmax()]) // samples + 1
         raise UsageError(f"input row {row} is in more than one shard")
 
 
@@ -99,11 +99,12 @@ def merged_run(files: Sequence[RunFile], run_id: str) -> RunFile:
     """The `run.json` of the run that these shards are, in their order."""
     first = files[0]
     sessions = tuple(_sessions([session for file in files for session in file.sessions]))
-    rows, bad = sum(file.input.rows for file in files), sum(file.input.bad_rows for file in files)
+    rows, bad, chains = (sum(each) for each in zip(*((file.input.rows, file.input.bad_rows, file.chains) for file in files), strict=True))
     record = structs.replace(
         first,
         run_id=run_id,
-        input=structs.replace(first.input, shard=None, rows=rows, bad_rows=bad),
+        samples=max(file.samples for file in files),
+        input=structs.replace(first.input, shard=None, rows=rows, bad_rows=bad, chains=chains),
         options={name: value for name, value in first.options.items() if name != "shard"},
         mode_changes=tuple(sorted((change for file in files for change in file.mode_changes), key=lambda change: change.unix_ns)),
         totals=_totals([file.totals for file in files]),

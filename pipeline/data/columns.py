@@ -1,14 +1,11 @@
-"""Where in a row our columns are: `--column` mappings and the names that data sets use enter, the values of a row leave. A column of
-messages is a chat: the last message of the user and the chat before it leave."""
+"""Where in a row our columns are: `--column` mappings and the names that data sets use enter, the values of a row leave."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import msgspec
-
-from pipeline.data.rows import Flaw, Keys, keys_of, kind_of, value_at
+from pipeline.data.requests.batch import KEYS, is_request
+from pipeline.data.rows import Keys, keys_of, value_at
 from pipeline.errors import InputError, did_you_mean
-from pipeline.graph.prompts import Message
 
 COLUMNS = ("problem", "answer", "problem_id", "options", "grader")
 """Our names of the columns. Only `problem` must be in a file, and every column that `--column` maps."""
@@ -51,7 +48,7 @@ class Columns:
     def wanted(self) -> tuple[str, ...]:
         """All columns of a file that may be needed."""
         tops = (str(keys[0]) for keys in self._keys.values())
-        return tuple(dict.fromkeys([*self._keys, *tops]))
+        return tuple(dict.fromkeys([*self._keys, *tops, *(() if "problem" in self.mapped else KEYS)]))
 
     def name(self, ours: str) -> str:
         """What a column is called in messages."""
@@ -103,7 +100,7 @@ class Columns:
 
     def _lacking(self, known: Mapping[str, None]) -> Iterator[tuple[str, str]]:
         for ours in COLUMNS:
-            if ours != "problem" and ours not in self.mapped:
+            if ours not in self.mapped and (ours != "problem" or is_request(known)):
                 continue
             whole, *parts = self._names[ours]
             if not self._has(whole, known):
@@ -119,47 +116,3 @@ def _keys(name: str) -> Keys:
         return keys_of(name)
     except ValueError:
         return (name,)
-
-
-MAX_MESSAGES = 64
-"""Maximum number of messages of a chat: every length is a separate template, which is cut once."""
-TURNS = "an optional system message, then alternating user and assistant messages, ending with the user's"
-"""What a chat has to be."""
-
-
-def chat_of(name: str, value: Any) -> tuple[Message, ...] | None:
-    """The messages in a column: an array of objects with `role` and `content`, or one as JSON; None for what is no such thing. Raises
-    `Flaw` for a chat that does not end with a problem."""
-    if isinstance(value, str) and value.startswith("[{") and '"role"' in value:
-        try:
-            value = msgspec.json.decode(value)
-        except msgspec.DecodeError:
-            return None
-    if not isinstance(value, list) or not value or not all(isinstance(each, Mapping) and "role" in each for each in value):
-        return None
-    chat = tuple(_message(name, place, each) for place, each in enumerate(value))
-    roles = [message.role for message in chat]
-    if len(chat) > MAX_MESSAGES:
-        raise Flaw(f"`{name}` has {len(chat)} messages, more than {MAX_MESSAGES}")
-    if roles[-1] == "assistant":
-        remedy = f"end the chat with the user's, or map it: --column problem='{name}[{len(roles) - 2}].content'"
-        raise Flaw(f"`{name}` ends with an assistant message; {remedy}")
-    if not takes_turns(roles):
-        raise Flaw(f"`{name}` has messages by {', '.join(roles)}; expected {TURNS}")
-    return chat
-
-
-def takes_turns(roles: Sequence[str]) -> bool:
-    """Whether messages by these roles are `TURNS`."""
-    turns = [*(roles[1:] if roles and roles[0] == "system" else roles)]
-    return bool(turns) and turns == ["user", "assistant"] * (len(turns) // 2) + ["user"]
-
-
-def _message(name: str, place: int, message: Mapping[str, Any]) -> Message:
-    role, content = message["role"], message.get("content")
-    role = "system" if role == "developer" else role
-    if isinstance(content, list) and content and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str) or not content.strip():
-        raise Flaw(f"the `content` of `{name}[{place}]` is {'empty' if not content else kind_of(content)}, expected text")
-    return Message(str(role), content)

@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
-from pipeline.data.columns import Columns, Fields, chat_of
+from pipeline.data.chat import chat_of
+from pipeline.data.columns import Columns, Fields
 from pipeline.data.formats import open_source
 from pipeline.data.options import ProblemOptions, letter_of, options_of, shown_in, shuffled, ways_to_count, whole_number
 from pipeline.data.part import ALL, RowSample, RowSet
+from pipeline.data.requests.batch import custom_id_of, is_request, read_request
 from pipeline.data.requests.chat import ChainSettings
+from pipeline.data.requests.errors import ApiError
 from pipeline.data.rows import DAMAGE, Flaw, Record, Source, as_text, kind_of
 from pipeline.errors import BadRow, InputChanged, InputError, boundary, reason
 from pipeline.grading.answers import Kind
@@ -74,6 +77,16 @@ class Fingerprint(Struct, frozen=True):
     """Rows that were asked for, bad ones included."""
     bad_rows: int
     """Those of them that hold no problem."""
+    own_rows: int = 0
+    """Those of them that say how many samples they want."""
+    own_samples: int = 0
+    """How many these want together."""
+    own_most: int = 0
+    """The most that one of them wants."""
+
+    def chains(self, samples: int) -> int:
+        """The number of chains where all other problems have that many samples."""
+        return (self.rows - self.own_rows) * samples + self.own_samples
 
 
 class Problems:
@@ -96,6 +109,8 @@ class Problems:
         """Clauses about columns that are used without being mapped, and other choices made."""
         self._ways: frozenset[str] | None = None
         self._taken: set[str] = set()
+        self._doubled: dict[int, tuple[str, int]] = {}
+        """The rows of requests whose `custom_id` an earlier row has, with it and that row; known after `check`."""
         self._drawn: frozenset[int] | None = None
         """The numbers of the rows of a sample, after its first row was asked for."""
         self._items_before, self._sha256_before = array("q"), ""
@@ -103,12 +118,12 @@ class Problems:
 
     def check(self) -> Fingerprint:
         """Read all rows once; raise `InputError` for any fault of the file as a whole: format, columns, repeated ids."""
-        before, source = self._version(), self._open()
-        seen = _Seen()
-        for item in self._items(source):
-            seen.add(item)
+        before, source, seen = self._version(), *self._read()
+        if self._requests and (twice := duplicates(self._ids, np.frombuffer(seen.hashes, np.int64), None)):
+            self._doubled = {again: (name, row) for name, row, again in twice}
+            source, seen = self._read()
         self._check_columns(source.names)
-        if seen.bad and seen.bad == seen.rows and self._part.shard is None:
+        if seen.bad and seen.bad == seen.rows and self._part.shard is None and not self._requests:
             raise InputError(str(self.path), f"no row holds a problem; {seen.flaws}")
         if not seen.rows:
             shard = self._part.shard
@@ -122,7 +137,19 @@ class Problems:
         self._items_before, self._version_before, self._sha256_before = seen.items, before, sha256
         self.graders = frozenset(seen.graders)
         self.remarks = (*self.origin, *(f"{self.path}: {clause}" for clause in self._clauses(source, seen)))
-        return Fingerprint(sha256, seen.rows, seen.bad)
+        return Fingerprint(sha256, seen.rows, seen.bad, seen.own_rows, seen.own_samples, seen.own_most)
+
+    def _read(self) -> tuple[Source, "_Seen"]:
+        """The file, read once, and what was seen of its rows."""
+        source, seen = self._open(), _Seen()
+        for item in self._items(source):
+            seen.add(item)
+        return source, seen
+
+    @property
+    def _requests(self) -> bool:
+        """Whether lines of an OpenAI batch were met."""
+        return "requests" in self._chosen
 
     def _taken_twice(self, twice: Sequence[tuple[str, int, int]], seen: "_Seen") -> InputError:
         """The error of ids that occur twice, which tells the other flaws of the file too."""
@@ -142,7 +169,8 @@ class Problems:
             )
             yield f"{rows} no `{self._columns.name('problem_id')}`: {called} (row {first})"
         if seen.bad:
-            yield f"{seen.bad:,} of {seen.rows:,} rows hold no problem and will fail: {seen.flaws}"
+            what = "are refused" if self._requests else "hold no problem and will fail"
+            yield f"{seen.bad:,} of {seen.rows:,} rows {what}: {seen.flaws}"
 
     def unchanged(self) -> Iterator[Problem | BadRow]:
         """The items that `check` read, read anew; raises `InputChanged` in place of the first that is another one."""
@@ -193,10 +221,16 @@ class Problems:
         try:
             for row, record in self._asked_for(source, self._columns.wanted):
                 item = self._item(row, record)
-                if shard is None or shard.holds(f"(row {row})" if _nameless(item) else item.problem_id):
+                if shard is None or shard.holds(self._shown(item)):
                     yield item
         except DAMAGE as error:
             raise InputError(f"{self.path}, after row {row}", reason(error)) from error
+
+    def _shown(self, item: Problem | BadRow) -> str:
+        """By what the shard of an item is decided: its name in the file, where it has one."""
+        if item.row in self._doubled:
+            return self._doubled[item.row][0]
+        return f"(row {item.row})" if _nameless(item) else item.problem_id
 
     def _asked_for(self, source: Source, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
         records = source.records(wanted)
@@ -217,6 +251,8 @@ class Problems:
         try:
             if isinstance(record, Flaw):
                 raise record
+            if "problem" not in self._columns.mapped and is_request(record):
+                return self._request(row, record)
             fields = self._columns.of(record)
             history, text = self._problem(fields)
             grader = self._grader(fields)
@@ -226,6 +262,21 @@ class Problems:
             return Problem(row, self._id(row, fields), text, answer or self._answer(fields), options, grader, history)
         except Flaw as flaw:
             return BadRow(str(self.path), row, str(flaw), self._row_name(row))
+
+    def _request(self, row: int, record: Mapping[str, Any]) -> Problem | BadRow:
+        """The problem in a line of an OpenAI batch, or why that is refused. Raises `Flaw`."""
+        self._chosen["requests"] = "its rows are requests of an OpenAI batch"
+        if row in self._doubled:
+            name, first = self._doubled[row]
+            return BadRow(str(self.path), row, f"`custom_id` {name!r} is taken by row {first} already", self._row_name(row))
+        name = custom_id_of(record) or self._row_name(row)
+        try:
+            asked = read_request(record)
+        except ApiError as error:
+            return BadRow(str(self.path), row, error.message, name)
+        fields = self._columns.of(record)
+        grader, answer = self._grader(fields), self._answer(fields)
+        return Problem(row, name, asked.problem, answer, grader=grader, history=asked.history, settings=asked.settings)
 
     def _row_name(self, row: int) -> str:
         """The name in the run of a row that has none: `(row 7)`, with a suffix if another problem of the file has that name."""
@@ -329,7 +380,7 @@ class Problems:
             raise InputError(str(self.path), what)
 
     def _ids(self) -> Iterator[tuple[int, str]]:
-        return ((item.row, item.problem_id) for item in self if isinstance(item, Problem) and not _nameless(item))
+        return ((item.row, item.problem_id) for item in self if not _nameless(item))
 
     def _version(self) -> tuple[int, ...]:
         """What differs after the file was written, or another one took its name; empty where it cannot be seen."""
@@ -349,6 +400,7 @@ class _Seen:
 
     def __init__(self) -> None:
         self.rows = self.bad = self.nameless = self.first_nameless = 0
+        self.own_rows = self.own_samples = self.own_most = 0
         self.hashes, self.items = array("q"), array("q")
         self.taken: set[str] = set()
         """Ids that rows without one might have been called by."""
@@ -362,16 +414,23 @@ class _Seen:
         if isinstance(item, BadRow):
             self.bad += 1
             self._first_bad = [*self._first_bad, item][:MAX_TOLD]
-            return
-        if item.grader is not None:
-            self.graders.add(item.grader)
-        if _nameless(item):
-            self.nameless += 1
-            self.first_nameless = self.first_nameless or item.row
         else:
+            self._add_problem(item)
+        if not _nameless(item):
             self.hashes.append(hash(item.problem_id))
             if item.problem_id.startswith("(row "):
                 self.taken.add(item.problem_id)
+
+    def _add_problem(self, item: Problem) -> None:
+        if item.grader is not None:
+            self.graders.add(item.grader)
+        if (samples := item.settings.samples) is not None:
+            self.own_rows += 1
+            self.own_samples += samples
+            self.own_most = max(self.own_most, samples)
+        if _nameless(item):
+            self.nameless += 1
+            self.first_nameless = self.first_nameless or item.row
 
     @property
     def flaws(self) -> str:
@@ -381,8 +440,10 @@ class _Seen:
         return "; ".join([*told, *([f"and {more:,} more"] if more else [])])
 
 
-def duplicates(ids: Callable[[], Iterable[tuple[int, str]]], hashes: "np.ndarray[Any, np.dtype[np.int64]]") -> list[tuple[str, int, int]]:
-    """The first ids that occur twice, each with its two rows. `hashes` are the 64-bit hashes of all ids.
+def duplicates(
+    ids: Callable[[], Iterable[tuple[int, str]]], hashes: "np.ndarray[Any, np.dtype[np.int64]]", most: int | None = MAX_TOLD
+) -> list[tuple[str, int, int]]:
+    """The first `most` ids that occur twice, or all, each with its two rows. `hashes` are the 64-bit hashes of all ids.
 
     The `ids` themselves are read again only when a hash repeats, and only those whose hash repeats are kept in memory.
     """
@@ -394,7 +455,7 @@ def duplicates(ids: Callable[[], Iterable[tuple[int, str]]], hashes: "np.ndarray
         for row, problem_id in (ids() if repeated else ())
         if hash(problem_id) in repeated and rows.setdefault(problem_id, row) != row
     )
-    return list(islice(again, MAX_TOLD))
+    return list(islice(again, most))
 
 
 def _nameless(item: Problem | BadRow) -> bool:

@@ -27,7 +27,7 @@ from pipeline.graph.plan import Plan, StageNode, settings_of
 from pipeline.graph.plugins import engine_specs, registered_alone, stage_specs
 from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.admission.feed import InputFeed
-from pipeline.runtime.admission.order import InputOrder, IsOver, LongestFirst, StartOrder
+from pipeline.runtime.admission.order import InputOrder, IsOver, LongestFirst, SampleCounts, StartOrder
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.speculation.knowledge import NOTHING_KNOWN, Knowledge
 from pipeline.session.budget import check_budget, limits_of, spent_before
@@ -95,7 +95,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     @property
     def chains(self) -> int:
         """The number of chains of the run."""
-        return self.fingerprint.rows * self.options.samples
+        return self.record.chains
 
     @property
     def settings(self) -> RunSettings:
@@ -115,7 +115,8 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
     def feed(self) -> InputFeed:
         """The chains of the run in their order."""
-        order = start_order(self.options.order, self.options.samples, self.resume_state.is_over, self.earlier_thoughts)
+        samples = SampleCounts(self.options.samples, self.record.samples)
+        order = start_order(self.options.order, samples, self.resume_state.is_over, self.earlier_thoughts)
         return InputFeed(self.problems.unchanged(), order, threads=not self.virtual_time)
 
     def problem_rows(self) -> dict[int, Mapping[str, Any]]:
@@ -259,7 +260,8 @@ def prepare(
 
 def _taken_up(run: Prepared, folder: Path, old: RunFile) -> Prepared:
     """The run with what earlier sessions left in its folder; write-ahead files are made parts first."""
-    run = structs.replace(run, record=structs.replace(run.record, folder_id=old.folder_id))
+    most = max(run.record.samples, old.samples)  # of a problem that a limit leaves out now as well
+    run = structs.replace(run, record=structs.replace(run.record, folder_id=old.folder_id, samples=most))
     check_drift(folder, old, run.record, run.options.allow_drift)
     check_chains(folder)
     if is_over(old, run.options):
@@ -267,7 +269,7 @@ def _taken_up(run: Prepared, folder: Path, old: RunFile) -> Prepared:
     rewritten = RunStore(folder).recover()
     if run.options.retry_failed:
         rewritten += forget_mismatched(folder, old)
-    state = read_resume_state(folder, run.options.samples, run.options.retry_failed)
+    state = read_resume_state(folder, most, run.options.retry_failed)
     sessions = _ended_sessions(old, state.last_call_unix_ns)
     used_up, spent = spent_before(run.options, run.plan, sessions, state, virtual=run.virtual_time)
     budget = None if run.record.budget is None or spent is None else structs.replace(run.record.budget, spent=spent, used_up=used_up)
@@ -305,7 +307,7 @@ def is_over(old: RunFile, options: RunOptions) -> bool:
     """True if the run `old` is finished, with every chain of its input, and `options` ask for no more."""
     if old.status != "finished" or old.input.part != options.part or (options.retry_failed and old.totals.chains_failed):
         return False
-    return old.totals.chains >= old.input.rows * old.samples
+    return old.totals.chains >= old.chains
 
 
 def _problems_of(options: RunOptions, folder: Path | None, old: RunFile | None) -> Problems:
@@ -343,7 +345,7 @@ def _new_record(
         admission=options.admission,
         order=recorded["order"],
         batch_size=options.batch_size,
-        samples=options.samples,
+        samples=max(options.samples, fingerprint.own_most),
         seed=options.seed,
         input=RunInput(
             file=storable(options.input_names[0]),
@@ -351,7 +353,10 @@ def _new_record(
             limit=options.limit,
             sample=part.sample,
             shard=part.shard,
-            **structs.asdict(fingerprint),
+            sha256=fingerprint.sha256,
+            rows=fingerprint.rows,
+            bad_rows=fingerprint.bad_rows,
+            chains=fingerprint.chains(options.samples),
         ),
         virtual_time=virtual,
         depends_on_timing=plan.speculate == "auto",
@@ -452,7 +457,7 @@ def needs(recording: RunFile, options: RunOptions, fingerprint: Fingerprint) -> 
         yield columns or f"no --column: it was recorded without {', '.join(options.columns)}"
     if fingerprint.sha256 != then.sha256:
         yield f"the recorded problems, {then.file} (SHA-256 {then.sha256[:12]}...); {options.input} has different ones"
-    if options.samples > recording.samples:
+    if max(options.samples, fingerprint.own_most) > recording.samples:
         yield f"--samples {recording.samples} or less"
     asked = options.part
     if then.shard is not None and asked.shard != then.shard:
@@ -480,7 +485,7 @@ def earlier_thoughts(order: str) -> Thoughts:
     return found
 
 
-def start_order(order: str, samples: int, is_over: IsOver, earlier: Thoughts) -> StartOrder:
+def start_order(order: str, samples: SampleCounts, is_over: IsOver, earlier: Thoughts) -> StartOrder:
     """What decides which chain begins next; `earlier` are the `earlier_thoughts` of `order`."""
     return InputOrder(samples, is_over) if order == "input" else LongestFirst(samples, is_over, earlier)
 

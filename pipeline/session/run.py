@@ -378,7 +378,7 @@ def _view(run: Prepared, site: Site, work: ChainWork, clock: Clock, rows: Inline
         plan=run.plan,
         folder=run.folder,
         chains=run.chains,
-        samples=run.options.samples,
+        samples=run.record.samples,
         schedule=run.options.schedule,
         batch_size=run.options.batch_size,
         virtual_time=run.virtual_time,

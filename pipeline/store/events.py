@@ -399,6 +399,8 @@ class ProblemRow(Struct, frozen=True, kw_only=True):
     """Why the row has no problem; null: it has one."""
     input: str | None
     """The whole row as a JSON object, by the column names of the file; null if it cannot be read."""
+    settings: str | None = None
+    """What the row says of its own chains, as a JSON object; null: nothing."""
 
 
 class RewardRow(Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ import msgspec
 
 from pipeline.data.part import ALL
 from pipeline.data.problems import Problem, Problems, open_problems
+from pipeline.data.requests.chat import ChainSettings
 from pipeline.data.rows import Flaw, Record, Source
 from pipeline.errors import BadRow, InputError
 from pipeline.graph.prompts import Message
@@ -22,8 +23,9 @@ from pipeline.store.run_store import RunStore
 TABLE = "problems"
 AT_ONCE = 512
 """Rows that are written together."""
-COLUMNS = ("input_row", "problem_id", "problem", "reference_answer", "options", "grader", "history", "flaw")
+COLUMNS = ("input_row", "problem_id", "problem", "reference_answer", "options", "grader", "history", "flaw", "settings")
 _HISTORY = msgspec.json.Decoder(tuple[Message, ...])
+_SETTINGS = msgspec.json.Decoder(ChainSettings)
 _RECORD = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -91,6 +93,7 @@ class KeptProblems(Problems):
             tuple(record["options"]),
             record["grader"],
             _HISTORY.decode(record["history"]) if record["history"] else (),
+            _SETTINGS.decode(record.get("settings") or "{}"),
         )
 
     def with_records(self) -> Iterator[tuple[Problem | BadRow, Record]]:
@@ -150,6 +153,7 @@ def _row(item: Problem | BadRow, record: Record) -> ProblemRow:
         history=msgspec.json.encode(item.history).decode() if item.history else None,
         flaw=None,
         input=kept,
+        settings=msgspec.json.encode(item.settings).decode() if item.settings != ChainSettings() else None,
     )
 
 

@@ -69,6 +69,8 @@ class RunInput(Struct, frozen=True, kw_only=True):
     rows: Count
     """Rows that were asked for, bad ones included."""
     bad_rows: Count = 0
+    chains: Count | None = None
+    """Chains of these rows, which may say themselves how many they have; null in older runs: all have as many."""
 
     @property
     def part(self) -> RowSet:
@@ -199,6 +201,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
     """`input`, `longest` or `longest:RUN`."""
     batch_size: Count
     samples: Count
+    """Chains of a problem; where the problems of the input say that themselves, the most of any."""
     seed: int
     input: RunInput
     virtual_time: bool
@@ -275,6 +278,16 @@ class RunFile(Struct, frozen=True, kw_only=True):
         """Replace `run.json` in `folder`; raises `RunFolderError`."""
         check_still_held(folder)
         _write(folder, self.encode())
+
+    @property
+    def chains(self) -> int:
+        """The number of chains of its input."""
+        return self.input.rows * self.samples if self.input.chains is None else self.input.chains
+
+    @property
+    def mean_samples(self) -> float:
+        """The mean number of chains of a problem."""
+        return self.chains / self.input.rows if self.input.rows else self.samples
 
     @property
     def graph(self) -> str:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.data.columns import chat_of
+from pipeline.data.chat import chat_of
 from pipeline.data.problems import Problem, open_problems
 from pipeline.data.rows import Flaw
 from pipeline.drawing.prompt import problem_in, shown_prompt

@@ -19,7 +19,7 @@ from pipeline.engines.registry import open_engines
 from pipeline.errors import EngineDead, EngineUnavailable
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.admission.feed import InputFeed
-from pipeline.runtime.admission.order import InputOrder, Start
+from pipeline.runtime.admission.order import InputOrder, SampleCounts, Start
 from pipeline.runtime.clock import LONGEST_BACKOFF_S, Clock, backoff_s
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.schedule import SCHEDULES
@@ -124,7 +124,7 @@ async def execute(
     folder: Path, graph: Path, schedule: str = "pipelined", draft: Callable[[Engine], Any] = healthy, settings: tuple[str, ...] = ()
 ) -> Executor:
     async with opened_executor(folder, graph, schedule, draft, settings) as executor:
-        await executor.run(InputFeed(problems(), InputOrder(1, lambda order: False), threads=False))
+        await executor.run(InputFeed(problems(), InputOrder(SampleCounts(1, 1), lambda order: False), threads=False))
     return executor
 
 

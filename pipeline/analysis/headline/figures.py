@@ -133,8 +133,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Roles that draft."""
     planned: int | None = None
     """Chains of the run, those that have not started included."""
-    samples_planned: int = 1
-    """Samples of each problem."""
+    problems_planned: int | None = None
+    """Problems of the run; null where each has one chain."""
     schedule: str | None = None
     resumable: bool = True
     """Whether the command line can resume it: not where its graph or its engines were given as values in Python."""

@@ -63,16 +63,17 @@ def _commands(s: Summary, place: str) -> tuple[tuple[str, str], ...]:
     )
 
 
-def about(graph: str, chains: int, samples: int, models: Mapping[str, str], batch_size: int | None, *, toy: bool) -> str:
+def about(graph: str, problems: int, chains: int, models: Mapping[str, str], batch_size: int | None, *, toy: bool) -> str:
     """What is solved with what, in one line."""
-    counted = f"{chains // samples:,} problem{'s' * (chains // samples != 1)}" + (f" with {samples} samples each" if samples > 1 else "")
+    counted = f"{problems:,} problem{'s' * (problems != 1)}" + (f", {chains:,} samples" if chains != problems else "")
     named = ", ".join(role if role == model else f"{role} {model}" for role, model in models.items()) + (" (toy models)" if toy else "")
     return ", ".join(filter(None, (f"{graph}: {counted}", named, f"up to {batch_size:,} at once" if batch_size else "")))
 
 
 def _about(s: Summary) -> str:
     chains = s.chains if s.planned is None else s.planned
-    return about(s.graph or s.run, chains, max(1, s.samples_planned), s.models, s.batch_size, toy=s.has_toy_models)
+    problems = chains if s.problems_planned is None else s.problems_planned
+    return about(s.graph or s.run, problems, chains, s.models, s.batch_size, toy=s.has_toy_models)
 
 
 def _head(s: Summary) -> str:

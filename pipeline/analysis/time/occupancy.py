@@ -279,7 +279,7 @@ def _figures(work: RunTimes, mine: Occupancy, chains: _ReplicaChains, nodes: Seq
         nodes=tuple(dict.fromkeys(known)),
         chains=chains.chains,
         done=chains.done,
-        problems_per_s=chains.done / max(work.run.samples, 1) / span_s if span_s else None,
+        problems_per_s=chains.done / max(work.run.mean_samples, 1) / span_s if span_s else None,
         engines=engines,
         idle_share={cause: _mean_share([each.idle_s[cause] for each in engines.values()], span_s) for cause in CAUSES},
         busy_share=_mean_share([each.total_busy_s for each in mine.engines.values()], span_s),

@@ -15,6 +15,7 @@ from pipeline.cli.terminal import print_line, print_notice, print_page
 from pipeline.errors import MissingExtra, RunFolderError, UsageError, boundary
 from pipeline.export.answers import Answers
 from pipeline.export.answers_file import Form, form_of, write_batches, write_rows
+from pipeline.export.openai_batch import errors_file, write_batch_files
 from pipeline.export.output import check_output
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
@@ -26,7 +27,8 @@ from pipeline.training.write import write_training_data
 
 FILES = {"perfetto": "trace.pftrace", "otlp": "trace.otlp.jsonl.gz"}
 """The kinds of such exports, and the default name of each one's file in the run folder."""
-KINDS = ("answers", *ROWS, *FORMATS, *FILES)
+BATCH = "openai-batch"
+KINDS = ("answers", BATCH, *ROWS, *FORMATS, *FILES)
 IN_ROWS = ("answers", *ROWS, *FORMATS)
 ONLY_WITH: dict[str, tuple[str, ...]] = {
     "form": IN_ROWS,
@@ -100,6 +102,8 @@ def export(runs: tuple[Located, ...], output: Path | None, kind: str, form: Form
     answers: one row for each problem, in the order of the input: all input columns, the answer and whether it is correct; with several
     samples also their votes, and the answer is the majority's. Input columns with conflicting names get the prefix input_.
 
+    openai-batch: the output file of the OpenAI batch API, and beside it FILE.errors.jsonl with the requests that failed or were refused.
+
     calls, steps, chains, rewards, problems: a table of the trace, also while the run is running.
 
     sft, selection, preference: training data of one RUN or several. sft has what the chains wrote, as prompt and completion; selection
@@ -120,6 +124,9 @@ def export(runs: tuple[Located, ...], output: Path | None, kind: str, form: Form
         _export_spans(kind, runs[0], output, overwrite, options["endpoint"], options["texts"])
         return
     assert output is not None
+    if kind == BATCH:
+        _export_batch(folders[0], output, overwrite)
+        return
     if str(output) == "-":
         for row in _rows(folders[0], kind, options["thoughts"]):
             print_page(msgspec.json.encode(row, enc_hook=str))
@@ -150,7 +157,7 @@ def _check(kind: str, runs: Sequence[Path], output: Path | None, options: dict[s
         raise UsageError(f"--as {kind}: one RUN at a time; several only with --as {_any_of(tuple(FORMATS))}")
     if output is None and kind not in FILES:
         raise UsageError(f"--as {kind}: name the file with -o FILE")
-    if str(output) == "-" and (kind in (*FORMATS, *FILES) or options["form"] not in (None, "jsonl")):
+    if str(output) == "-" and (kind in (BATCH, *FORMATS, *FILES) or options["form"] not in (None, "jsonl")):
         raise UsageError("-o -: only JSON lines of answers or of a table can be printed; name a file")
     if options["endpoint"] is not None and output is not None:
         raise UsageError("--endpoint and --output: give only one of them")
@@ -169,6 +176,16 @@ def _rows(run: Path, kind: str, thoughts: bool) -> Iterator[dict[str, Any]]:
     else:
         for batch in read_whole(run, kind):
             yield from batch.to_pylist()
+
+
+def _export_batch(run: Path, output: Path, overwrite: bool) -> None:
+    errors = errors_file(output)
+    for file in (output, errors):
+        check_output(file, overwrite)
+    with boundary(RunFolderError, str(output), foreign=OSError):
+        written = write_batch_files(run, output)
+    print_line(f"{output}: {written.answered:,} answered")
+    print_line(f"{errors}: {written.errors:,} {'error' if written.errors == 1 else 'errors'}")
 
 
 def _export_training_data(runs: Sequence[Path], output: Path, form: Form, kind: str, options: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from pipeline.data.columns import MAX_MESSAGES, TURNS, takes_turns
+from pipeline.data.chat import MAX_MESSAGES, TURNS, takes_turns
 from pipeline.data.requests.errors import ApiError
 from pipeline.data.rows import kind_of
 from pipeline.graph.prompts import Message

@@ -6,7 +6,6 @@ its place in the input. Decides synchronously; never waits.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import product
 from typing import NamedTuple
 
 from pipeline.data.problems import Problem
@@ -28,9 +27,22 @@ class Start(NamedTuple):
     """By what it was chosen: see `LongestFirst`; None in the order of the input."""
 
 
-def place(item: Item, sample_index: int, samples: int) -> int:
-    """The place of a chain in the input: rows first, samples of a row next."""
-    return (item.row - 1) * samples + sample_index
+class SampleCounts(NamedTuple):
+    """How many chains a problem has."""
+
+    each: int
+    """Of a problem that does not say it."""
+    most: int
+    """Of any problem."""
+
+    def of(self, item: Item) -> int:
+        """The number of chains of `item`."""
+        own = item.settings.samples if isinstance(item, Problem) else None
+        return self.each if own is None else own
+
+    def place(self, item: Item, sample_index: int) -> int:
+        """The place of a chain in the input: rows first, samples of a row next, with room for those of every row."""
+        return (item.row - 1) * self.most + sample_index
 
 
 class InputOrder:
@@ -39,7 +51,7 @@ class InputOrder:
     reads_all = False
     """True if all problems must be added before the first chain is taken."""
 
-    def __init__(self, samples: int, is_over: IsOver) -> None:
+    def __init__(self, samples: SampleCounts, is_over: IsOver) -> None:
         self._samples, self._is_over = samples, is_over
         self._starts: deque[Iterator[Start]] = deque()
 
@@ -59,10 +71,11 @@ class InputOrder:
         """A chain was finished with a thought of that many tokens, which makes no difference here."""
 
     def _of(self, items: Sequence[Item]) -> Iterator[Start]:
-        for item, sample_index in product(items, range(self._samples)):
-            order = place(item, sample_index, self._samples)
-            if not self._is_over(order):
-                yield Start(item, sample_index, order)
+        for item in items:
+            for sample_index in range(self._samples.of(item)):
+                order = self._samples.place(item, sample_index)
+                if not self._is_over(order):
+                    yield Start(item, sample_index, order)
 
 
 class LongestFirst:
@@ -76,7 +89,7 @@ class LongestFirst:
 
     reads_all = True
 
-    def __init__(self, samples: int, is_over: IsOver, earlier: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, samples: SampleCounts, is_over: IsOver, earlier: Mapping[str, Sequence[int]]) -> None:
         """`earlier`: tokens of the thoughts of an earlier run, by `problem_id`."""
         self._samples, self._is_over = samples, is_over
         self._problems: list[Item] = []
@@ -92,14 +105,14 @@ class LongestFirst:
 
     def take(self) -> Start | None:
         """The chain that begins next; None once all have begun."""
-        while not self._starts and self._begun < self._samples:
+        while not self._starts and self._begun < self._samples.most:
             self._starts.extend(self._in_order(self._begun))
             self._begun += 1
         return self._starts.popleft() if self._starts else None
 
     def ended(self, start: Start, thought_tokens: int) -> None:
         """A chain was finished with a thought of that many tokens."""
-        if start.sample_index + 1 < self._samples:
+        if start.sample_index + 1 < self._samples.of(start.item):
             self._thoughts.setdefault(start.item.problem_id, []).append(thought_tokens)
 
     def _in_order(self, sample_index: int) -> list[Start]:
@@ -109,8 +122,8 @@ class LongestFirst:
         by_text = not sample_index and not self._has_earlier
         found = []
         for item in self._problems:
-            order, text = place(item, sample_index, self._samples), _characters(item)
-            if not self._is_over(order):
+            order, text = self._samples.place(item, sample_index), _characters(item)
+            if sample_index < self._samples.of(item) and not self._is_over(order):
                 expected = float(text) if by_text else means.get(item.problem_id, mean)
                 found.append((-expected, -text, Start(item, sample_index, order, expected)))
         return [start for _, _, start in sorted(found, key=lambda each: each[:2])]

@@ -1,0 +1,188 @@
+"""The answers of a run as the OpenAI batch API gives them: a run folder enters, an output file and an error file leave.
+
+Every problem has one line in one of them, in the order of the input: its answer where all of its chains finished, else why not. One window
+of problems is in memory at a time.
+"""
+
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from itertools import groupby, islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from pipeline.data.problems import Problem
+from pipeline.data.requests.batch import custom_id_of, refusal_of
+from pipeline.data.requests.errors import ApiError, ErrorBody, error_of
+from pipeline.data.requests.reply import ChainReply, ChatCompletion, completion
+from pipeline.data.rows import Flaw, Record
+from pipeline.errors import BadRow
+from pipeline.export.output import whole_file
+from pipeline.store.events import UNFINISHED
+from pipeline.store.kept_problems import solved_problems
+from pipeline.store.query import Query
+from pipeline.store.run_file import RunFile
+
+WINDOW = 1024
+"""Problems whose answers are in memory together."""
+CHAINS = """
+SELECT input_row, chain_id, answer_text, answer_cut, thought_tokens, engines, input_tokens, output_tokens, stop_reason, error_type,
+    error_message, start_unix_ns, end_unix_ns
+FROM chains ORDER BY input_row, sample_index"""
+THOUGHTS = """
+SELECT chain_id, string_agg(step_text, '' ORDER BY step_index) FROM steps
+WHERE end_unix_ns BETWEEN $begin AND $end AND chain_id IN (SELECT unnest($chains::VARCHAR[])) GROUP BY chain_id"""
+Row = dict[str, Any]
+
+
+class BatchResponse(Struct, frozen=True):
+    """What a request was answered."""
+
+    status_code: int
+    request_id: str
+    body: ChatCompletion | ErrorBody
+
+
+class BatchFailure(Struct, frozen=True):
+    """Why a request was not answered."""
+
+    code: str
+    message: str
+
+
+class BatchLine(Struct, frozen=True):
+    """A line of an output file or an error file."""
+
+    id: str
+    custom_id: str
+    response: BatchResponse | None
+    error: BatchFailure | None
+
+
+class BatchCounts(NamedTuple):
+    """The lines of both files."""
+
+    answered: int
+    errors: int
+
+
+UNANSWERED = BatchFailure("batch_expired", "the run ended before this request was finished; `pipeline resume` continues it")
+
+
+class _Asked(NamedTuple):
+    """A row of the input, with the rows of its chains."""
+
+    item: Problem | BadRow
+    record: Record
+    chains: Sequence[Row]
+
+
+def errors_file(output: Path) -> Path:
+    """The error file that stands beside an output file: `out.errors.jsonl`."""
+    ends = next((end for end in (".jsonl.gz", ".ndjson.gz") if output.name.endswith(end)), output.suffix)
+    return output.with_name(f"{output.name.removesuffix(ends)}.errors{ends}")
+
+
+def write_batch_files(run: Path, output: Path) -> BatchCounts:
+    """Write the answers of the run in a folder to `output`, and what was not answered to its `errors_file`.
+
+    Raises `InputError` where the run cannot be read, or its input is gone and was not kept, `OSError` where a file cannot be written; then
+    neither is left.
+    """
+    record = RunFile.read(run)
+    with whole_file(errors_file(output)) as errors, whole_file(output) as answers, Query(run) as db:
+        return _write(record, _windows(run, record, db), answers, errors)
+
+
+def _write(record: RunFile, windows: Iterator[list[_Asked]], answers: BinaryIO, errors: BinaryIO) -> BatchCounts:
+    written, encode = [0, 0], msgspec.json.encode
+    for window in windows:
+        for asked in window:
+            line = _line(record, asked)
+            failed = line.response is None or line.response.status_code != 200
+            (errors if failed else answers).write(encode(line) + b"\n")
+            written[failed] += 1
+    return BatchCounts(*written)
+
+
+def _windows(run: Path, record: RunFile, db: Query) -> Iterator[list[_Asked]]:
+    chains = (chain for batch in db.batches(CHAINS) for chain in batch.to_pylist())
+    grouped = groupby(chains, key=itemgetter("input_row"))
+    asked = _asked(solved_problems(run, record.input).with_records(), grouped)
+    while window := list(islice(asked, WINDOW)):
+        _add_thoughts(run, [chain for each in window for chain in each.chains])
+        yield window
+
+
+def _asked(problems: Iterator[tuple[Problem | BadRow, Record]], grouped: Iterator[tuple[int, Iterator[Row]]]) -> Iterator[_Asked]:
+    row, chains = next(grouped, (None, iter(())))
+    for item, record in problems:
+        mine: list[Row] = []
+        if row == item.row:
+            mine = list(chains)
+            row, chains = next(grouped, (None, iter(())))
+        yield _Asked(item, record, mine)
+
+
+def _add_thoughts(run: Path, chains: Sequence[Row]) -> None:
+    """Give each chain the text of its thought. The times bound the steps that have to be looked at."""
+    texts: dict[str, str] = {}
+    if done := [chain for chain in chains if chain["stop_reason"] not in UNFINISHED]:
+        begin, end = min(chain["start_unix_ns"] for chain in done), max(chain["end_unix_ns"] for chain in done)
+        with Query(run) as db:
+            texts = dict(db.stream(THOUGHTS, begin=begin, end=end, chains=[chain["chain_id"] for chain in done]))
+    for chain in chains:
+        chain["thought"] = texts.get(chain["chain_id"], "")
+
+
+def _line(run: RunFile, asked: _Asked) -> BatchLine:
+    item, samples = asked.item, _samples(run, asked.item)
+    name = blake2b(f"{run.folder_id}\0{item.row}".encode(), digest_size=12).hexdigest()
+    failed = next((chain for chain in asked.chains if chain["stop_reason"] == "error"), None)
+    if isinstance(item, BadRow):
+        return _error_line(name, _named(asked), refusal_of(asked.record, item.what))
+    if failed is not None:
+        return _error_line(name, item.problem_id, error_of(failed["error_type"], failed["error_message"] or ""))
+    done = [chain for chain in asked.chains if chain["stop_reason"] not in UNFINISHED]
+    if len(done) < samples:
+        return BatchLine(f"batch_req_{name}", item.problem_id, None, UNANSWERED)
+    body = completion(
+        [_reply(chain) for chain in done],
+        name=f"chatcmpl-{name}",
+        created=max(chain["end_unix_ns"] for chain in done) // 10**9,
+        model=run.plan.name,
+        stop=item.settings.stop,
+    )
+    return BatchLine(f"batch_req_{name}", item.problem_id, BatchResponse(200, name, body), None)
+
+
+def _samples(run: RunFile, item: Problem | BadRow) -> int:
+    """The number of chains of a problem."""
+    own = item.settings.samples if isinstance(item, Problem) else None
+    each: int = run.options.get("samples", run.samples)
+    return each if own is None else own
+
+
+def _error_line(name: str, custom_id: str, error: ApiError) -> BatchLine:
+    return BatchLine(f"batch_req_{name}", custom_id, BatchResponse(error.status, name, error.body), None)
+
+
+def _named(asked: _Asked) -> str:
+    """The `custom_id` of a line that is refused; where it has none, the name of its row in the run."""
+    own = None if isinstance(asked.record, Flaw) else custom_id_of(asked.record)
+    return own or asked.item.problem_id
+
+
+def _reply(chain: Row) -> ChainReply:
+    read, written = (dict(zip(chain["engines"], chain[name], strict=True)) for name in ("input_tokens", "output_tokens"))
+    return ChainReply(
+        thought=chain["thought"],
+        answer=chain["answer_text"],
+        cut=chain["answer_cut"],
+        thought_tokens=chain["thought_tokens"],
+        input_tokens=read,
+        output_tokens=written,
+    )
