@@ -74,7 +74,7 @@ def run_state(folder: Path, name: str) -> RunState:
         state=state,
         chains=done + failed,
         failed=failed,
-        of=run.input.rows * run.samples,
+        of=run.chains,
         graded=graded,
         accuracy=correct / graded if graded and not simulated else None,
         problems_per_s=(done + failed) / seconds if seconds and state not in ACTIVE else None,

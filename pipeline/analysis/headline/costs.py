@@ -17,7 +17,7 @@ def costs(run: RunFile, tokens: Mapping[str, tuple[int, int, int]], wall_s: floa
 def left(run: RunFile, over: int, begun: int, tokens: int, wall_s: float | None, spent: Mapping[str, float]) -> Left | None:
     """What is left of a run of which `over` chains are over and `begun` more have begun, which sampled that many `tokens` together: as much
     for each chain as so far, where one that has begun counts as half. None where nothing is left, or the run is not known."""
-    planned = run.input.rows * run.samples
+    planned = run.chains
     chains = planned - over
     if not run.plan.engines or chains <= 0 or run.status in ("running", "starting"):
         return None
