@@ -20,7 +20,7 @@ class Measured(Struct, frozen=True, kw_only=True):
     """Its folder, from that of `tune.json`."""
     accuracy: float | None
     loss: Estimate
-    """Accuracy of the target alone less that of this run, paired over the problems, with a 95 % interval."""
+    """Accuracy of the target alone less that of this run, paired over the problems; its interval is one of `Tuned.tests`."""
     problems_per_s: float | None
     over_target: float | None
     """`problems_per_s` over that of the target alone."""
@@ -64,6 +64,8 @@ class Tuned(Struct, frozen=True, kw_only=True):
     samples: int
     batch_size: int
     max_loss: float
+    tests: int
+    """So many intervals of losses hold together in 95 % of cases: one for each run that the search may make."""
     simulated: bool
     """Whether all runs were on simulated engines."""
     target: Measured

@@ -17,16 +17,19 @@ def choice_of(found: Tuned) -> list[str]:
     runs = len(found.measured)
     over = f"the target alone {_percent(found.target.accuracy)} of {found.problems} problems"
     choice = found.choice
+    if (found.target.accuracy or 0.0) <= found.max_loss:
+        right = f"the target alone is right in {_percent(found.target.accuracy)} of {found.problems} problems"
+        return [f"No setting: {right}, so that none could lose {_percent(found.max_loss)}."]
     if choice is None or choice.measured is None:
         said = f"No setting: none of the {runs} that were run has a loss whose interval lies below {_percent(found.max_loss)} ({over})."
         more = f" About {found.would_do:,} problems would do if losses and spread stayed as they are." if found.would_do else ""
         return [said + more]
     loss, speed = choice.measured.loss, choice.measured.over_target
     sentences = [
-        f"Chosen: {choice.label}: {_percent(choice.measured.accuracy)} right ({over}), loss {_percent(loss.value)}, 95 % interval "
+        f"Chosen: {choice.label}: {_percent(choice.measured.accuracy)} right ({over}), loss {_percent(loss.value)}, interval "
         f"{_percent(loss.low)} to {_percent(loss.high)}, wanted below {_percent(found.max_loss)}; {_times(speed)} "
         "the speed of the target alone.",
-        f"{runs} settings were run: the chance that one passes that loses more is at most {runs * 2.5:g} %. What it does on new "
+        f"The intervals of {found.tests} runs hold together in 95 % of cases, {runs} settings were run. What the chosen one does on new "
         "problems a test set tells, once.",
     ]
     if speed is not None and speed < 1:

@@ -8,7 +8,7 @@ from pipeline.report.page import Figure, Section, page
 
 NAME = "tune.html"
 NOTE = (
-    "Points: runs, with the 95 % interval of their loss against the target alone (line; dotted: the wanted loss). Rings: predicted from "
+    "Points: runs, with the interval of their loss against the target alone (line; dotted: the wanted loss). Rings: predicted from "
     "the recorded run; their bars reach from every chain that leaves the recorded path wrong to every such chain right."
 )
 

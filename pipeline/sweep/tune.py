@@ -4,6 +4,9 @@ The target alone is run, and the graph once with the most careful values, for ea
 read off that run (`predict`). Of those that lose least for their speed the fastest is sought by halving: each confirming run is of the
 middle one of those that are left, and what is faster is left where its loss is small enough, else what is slower. The loss is that of
 accuracy against the target alone, paired over the problems; small enough is a loss whose interval has its upper end below the wanted one.
+The intervals hold for all runs together, so that choosing the fastest that passes does not make them worse. Where no faster setting loses
+less than a slower one, halving runs at most one setting a level that loses too much before one of them passes wrongly: so many intervals
+as there are levels and recorded runs.
 """
 
 import math
@@ -12,13 +15,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from msgspec import Struct, structs
 
 from pipeline.analysis.compare.figures import Difference
 from pipeline.analysis.compare.runs import read_run
 from pipeline.analysis.points import Point
-from pipeline.analysis.quality.estimates import NOTHING, Estimate
-from pipeline.analysis.quality.samples import wilson
+from pipeline.analysis.quality.estimates import Estimate
+from pipeline.analysis.quality.paired import loss, normal_bound
 from pipeline.analysis.tuned import Measured, Tuned, TunedSetting
 from pipeline.data.many_files import open_files
 from pipeline.data.problems import Problem
@@ -98,7 +102,7 @@ def check(options: TuneOptions, observer: Observer) -> list[Knob]:
     kept = [knob for knob in knobs if _is_possible(knob, graph, own, options, observer)]
     if not kept:
         raise UsageError(f"{plan.name}: nothing is left to tune")
-    _check_problems(options)
+    _check_problems(options, tests_of(kept, options.confirm))
     return kept
 
 
@@ -116,8 +120,13 @@ def _is_possible(knob: Knob, graph: Path, own: SweepOptions, options: TuneOption
     return True
 
 
-def _check_problems(options: TuneOptions) -> None:
-    """Raise `UsageError` where the problems cannot show that a loss is as small as wanted."""
+def tests_of(knobs: Sequence[Knob], confirm: int) -> int:
+    """How many runs' losses are looked at, at most."""
+    return math.prod(len(knob.values) for knob in knobs if knob.kind == "candidates") + confirm
+
+
+def _check_problems(options: TuneOptions, tests: int) -> None:
+    """Raise `UsageError` where the problems cannot show that a loss is as small as wanted, in so many runs."""
     own = options.sweep
     problems = open_files(
         (own.input,), own.columns, RunOptions(graph=own.graphs[0], input=own.input, limit=own.limit, random=own.random, seed=own.seed).part
@@ -129,20 +138,18 @@ def _check_problems(options: TuneOptions) -> None:
         raise UsageError(
             f"{where}: no problem has a reference answer, so that no accuracy can be measured; --column answer=NAME names its column"
         )
-    needed = fewest(options.max_loss)
+    needed = fewest(options.max_loss, tests)
     if graded < needed:
+        reach = loss(np.zeros(graded), tests).high
         raise UsageError(
-            f"--max-loss {options.max_loss:g}: {graded} problems cannot show it, as without a single loss the interval would reach to "
-            f"{wilson(0.0, graded).high:.3g}; {needed} would be the fewest, and more are needed where answers differ"
+            f"--max-loss {options.max_loss:g}: {graded} problems cannot show it, as without a single loss the interval (for {tests} runs "
+            f"together) would reach to {reach:.3g}; {needed} would be the fewest, and more are needed where answers differ"
         )
 
 
-def fewest(max_loss: float) -> int:
-    """The fewest problems whose interval lies below `max_loss` where no answer differs from the target's; see `estimates.gain`."""
-    found = max(1, math.floor((1 - max_loss) / max_loss * 3))
-    while wilson(0.0, found).high >= max_loss:
-        found += 1
-    return found
+def fewest(max_loss: float, tests: int = 1) -> int:
+    """The fewest problems whose interval lies below `max_loss` where no answer differs from the target's; see `paired.loss`."""
+    return math.floor(normal_bound(tests) ** 2 * (1 - max_loss) / max_loss) + 1
 
 
 def _bound(own: SweepOptions) -> Any:
@@ -167,6 +174,7 @@ class _Tuning:
     def __init__(self, options: TuneOptions, knobs: Sequence[Knob], observer: Observer, done: Done | None, attend: Attend | None) -> None:
         self._options, self._knobs, self._observer = options, knobs, observer
         self._done, self._attend = done, attend
+        self._tests = tests_of(knobs, options.confirm)
         self._settings: list[TunedSetting] = []
 
     def result(self) -> TuneResult:
@@ -222,15 +230,15 @@ class _Tuning:
 
     def _measured(self, point: Point) -> Measured:
         folder, alone = (self._folder / "runs" / folder_name(each) for each in (point, self._target))
-        loss = Estimate(0.0, 0.0, 0.0) if point.baseline else negated(Difference(read_run(folder), read_run(alone)).accuracy_gain)
+        lost = Estimate(0.0, 0.0, 0.0) if point.baseline else loss(Difference(read_run(folder), read_run(alone)).losses(), self._tests)
         over = point.problems_per_s / self._target.problems_per_s if point.problems_per_s and self._target.problems_per_s else None
         return Measured(
-            run=f"runs/{folder.name}", accuracy=point.accuracy, loss=loss, problems_per_s=point.problems_per_s, over_target=over
+            run=f"runs/{folder.name}", accuracy=point.accuracy, loss=lost, problems_per_s=point.problems_per_s, over_target=over
         )
 
     def _passes(self, tried: TunedSetting) -> bool:
-        loss = tried.measured.loss.high if tried.measured is not None else None
-        return loss is not None and loss < self._options.max_loss
+        lost, most = tried.measured.loss.high if tried.measured is not None else None, self._options.max_loss
+        return lost is not None and lost < most < (self._target.accuracy or 0.0)  # who is never right loses nothing
 
     def _predicted(self, recorded: TunedSetting) -> list[TunedSetting]:
         """What a recorded run says of other values, its own first."""
@@ -280,6 +288,7 @@ class _Tuning:
             samples=own.samples,
             batch_size=self._target.batch_size,
             max_loss=self._options.max_loss,
+            tests=self._tests,
             simulated=self._target.simulated,
             target=self._measured(self._target),
             settings=(*measured, *others),
@@ -299,24 +308,17 @@ class _Tuning:
         given = [each.partition("=")[0] for each in self._options.sweep.settings]
         beside = [name for knob in self._knobs for name in knob.beside]
         names = dict.fromkeys([*(name for name in given if name in plan.params), *beside, *choice.values])
-        loss = choice.measured.loss
+        lost = choice.measured.loss
         lines = [
             f"# {plan.name}, tuned on {tuned.input} ({tuned.problems} problems): the loss of accuracy against the target alone is",
-            f"# {loss.value:.4f}, 95 % interval {loss.low:.4f} to {loss.high:.4f}, wanted below {tuned.max_loss:g};",
-            f"# {len(tuned.measured)} settings were run.",
+            f"# {lost.value:.4f}, {lost.low:.4f} to {lost.high:.4f} with 95 % confidence in {tuned.tests} runs together, wanted below",
+            f"# {tuned.max_loss:g}; {len(tuned.measured)} settings were run.",
             "set:",
             *(f"  {name}: {text_of(plan.params[name])}" for name in names),
         ]
         with new_file(self._folder / PRESET) as draft:
             draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
         return self._folder / PRESET
-
-
-def negated(gain: Estimate) -> Estimate:
-    """A loss from a gain."""
-    if gain.value is None or gain.low is None or gain.high is None:
-        return NOTHING
-    return Estimate(0.0 - gain.value, 0.0 - gain.high, 0.0 - gain.low)
 
 
 def rank(of: TunedSetting) -> float:
@@ -344,7 +346,9 @@ def thinned(found: Sequence[TunedSetting], runs: int) -> list[TunedSetting]:
     most = 2**runs - 1
     if len(found) <= most:
         return list(found)
-    return [found[round(place * (len(found) - 1) / max(1, most - 1))] for place in range(most)]
+    if most == 1:
+        return [found[len(found) // 2]]
+    return [found[round(place * (len(found) - 1) / (most - 1))] for place in range(most)]
 
 
 def _changed(each: TunedSetting) -> float:

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from pipeline.cli.main import run_command
 from pipeline.cli.study.tune import tune
-from tests.support.paths import ROOT, SIM
+from tests.support.paths import SIM
 from tests.support.runs import write_problems
 
 
@@ -51,18 +51,6 @@ def test_the_outcome_is_printed_and_written(tmp_path: Path, capfd: pytest.Captur
     assert "accuracy" in (folder / "tune.html").read_text()
     again = ["run", "gated", "--preset", str(folder / "preset.yaml"), "--engines", str(SIM), "--input", str(tmp_path / "problems.jsonl")]
     assert run_command([*again, "--limit", "2", "--output", str(tmp_path / "run"), "--quiet"]) == 0
-
-
-@pytest.mark.torch
-@pytest.mark.slow
-@pytest.mark.usefixtures("torch_here")
-def test_the_bundled_pair_is_tuned(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    problems = str(ROOT / "datasets/arith/validation.parquet")
-    arguments = ["tune", "gated", "--input", problems, "--limit", "24", "--max-loss", "40%", "--tune", "sure", "--confirm", "1"]
-    assert run_command([*arguments, "--output", str(tmp_path / "tuned")]) in (0, 1)
-    out, _ = capfd.readouterr()
-    assert "| sure=0.0 | recorded |" in out
-    assert "simulated" not in out.lower()
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,12 @@ class Difference(Figures):
         pair = _PairedSums(self._run, self._base, every, ("right", "graded"))
         return gain(*pair["right", "graded"])
 
+    def losses(self) -> Array:
+        """The share of right samples in the other run less that in this one, for each problem that is graded in both."""
+        ours, theirs = _common(self._run, self._base, self._run.graded, self._base.graded)
+        run, base = self._run, self._base
+        return np.asarray(base.right[theirs] / base.graded[theirs] - run.right[ours] / run.graded[ours])
+
     @cached_property
     def token_change(self) -> Estimate:
         """Relative change of committed tokens: -0.5 is half as many (SpecCoT 4.2)."""

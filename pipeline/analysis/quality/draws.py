@@ -56,9 +56,10 @@ def compiled() -> Counter:
     from numba import njit
 
     try:
-        return njit(_count, nogil=True, cache=True)
+        found: Counter = njit(_count, nogil=True, cache=True)
     except RuntimeError:  # neither can be
-        return njit(_count, nogil=True)
+        found = njit(_count, nogil=True)
+    return found
 
 
 def _count(states: Array, problems: int) -> Array:
