@@ -25,12 +25,15 @@ from pipeline.store.parts import readable
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 
+THE_TARGET = "the target alone"
+"""What the baseline is called where it has no variant."""
+
 
 class Coordinates(Struct, frozen=True, kw_only=True):
     """What tells one point of a sweep from the others: all settings that vary."""
 
     system: str
-    """The graph's name and the params that were varied: `speccot candidates=5`."""
+    """The graph's name, the variant of the engines file and the params that were varied: `target eagle3`, `speccot candidates=5`."""
     graph: str
     params: dict[str, Param] = {}
     """Values of the params that were varied."""
@@ -41,7 +44,7 @@ class Coordinates(Struct, frozen=True, kw_only=True):
     baseline: bool = False
     """Whether this is a run of the target alone, with which the others are compared."""
     variant: str = ""
-    """Of a run of the target alone: the variant of the engines file, such as token-level speculation; empty: none."""
+    """The variant of the engines file, such as token-level speculation; empty: none."""
     engines: str = ""
     """Name of the engines file where the sweep has several, else empty; `system` ends in ` on NAME` then."""
     unlike: tuple[str, ...] = ()
@@ -234,11 +237,21 @@ def curves(points: Iterable[Point]) -> dict[str, dict[int, list[Point]]]:
 
 def baselines(found: Mapping[str, dict[int, list[Point]]]) -> dict[str, str]:
     """For each of the curves `found` by `curves` that is not of the target alone, the name of the one that is, on the same engines file
-    where there are several; the first curve where none is. Variants of the target alone are compared with it as well."""
+    where there are several; the first curve where none is. Variants of the target alone are compared with it as well, unless every
+    baseline of that file is one."""
     first = _first_points(found)
-    alone = [name for name, point in first.items() if point.baseline and not point.variant] or list(first)[:1]
-    beside = {first[name].engines: name for name in alone}
+    every = sorted((name for name, point in first.items() if point.baseline), key=lambda name: bool(first[name].variant))
+    beside: dict[str, str] = {}
+    for name in every:
+        beside.setdefault(first[name].engines, name)
+    alone = list(beside.values()) or list(first)[:1]
     return {name: beside.get(point.engines, alone[0]) for name, point in first.items() if name not in alone}
+
+
+def called(name: str, found: Mapping[str, dict[int, list[Point]]]) -> str:
+    """What a baseline is called in a sentence: the name of its curve where that is more than the target alone."""
+    first = next(iter(found[name].values()))[0]
+    return name if first.variant or not first.baseline else THE_TARGET
 
 
 def best_baselines(found: Mapping[str, dict[int, list[Point]]]) -> dict[str, dict[int, str]]:
@@ -279,12 +292,12 @@ class Crossing(Struct, frozen=True, kw_only=True):
     """The batch size at which the ratio of medians is 1, interpolated between two measured ones on logarithmic axes; None where
     `faster` or `slower` is empty."""
 
-    @property
-    def sentence(self) -> str:
-        """The comparison as an English clause: where the curve is faster, slower or not told apart, and where the curves cross."""
+    def sentence(self, baseline: str = THE_TARGET) -> str:
+        """The comparison as an English clause: where the curve is faster, slower or not told apart from the `baseline`, and where the
+        curves cross."""
         unsure = [size for size in self.ratios if size not in (*self.faster, *self.slower)]
         said = {"faster than": self.faster, "slower than": self.slower, "not told apart from": unsure}
-        parts = [f"{how} the target alone at {_sizes(sizes)}" for how, sizes in said.items() if sizes]
+        parts = [f"{how} {baseline} at {_sizes(sizes)}" for how, sizes in said.items() if sizes]
         return ", ".join(parts) + (f"; the curves cross near batch size {self.at:.3g}" if self.at is not None else "")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.analysis.compare.cells import Table, plain, plain_percent, times
-from pipeline.analysis.points import Point, Spread, baselines, best_baselines, crossing, curves, spread
+from pipeline.analysis.points import Point, Spread, baselines, best_baselines, called, crossing, curves, spread
 from pipeline.analysis.resources import of_answers, shortfall
 from pipeline.analysis.simulated import of_facts
 
@@ -11,7 +11,7 @@ Curves = dict[str, dict[int, list[Point]]]
 COLUMNS = (
     "batch size",
     "problems/s",
-    "of target alone",
+    "of {}",
     "before the tail",
     "tail s",
     "chain p50 s",
@@ -32,7 +32,7 @@ def sweep_tables(points: Sequence[Point]) -> tuple[Table, ...]:
     engines files where there are several."""
     found = curves(points)
     against = baselines(found)
-    best = best_baselines(found) if _has_variants(found) else {}
+    best = best_baselines(found) if _several_baselines(found, against) else {}
     notes = [NOTE, *[""] * len(found)]
     tables = (_curve(name, found, against.get(name, name), best.get(name, {}), note) for name, note in zip(found, notes, strict=False))
     return (*tables, *_table_6(found, against), *_placements(found, against))
@@ -43,18 +43,23 @@ def crossings(points: Sequence[Point]) -> list[str]:
     speed there, and for each whose baseline lacked some of its hardware; and how far simulated speeds may be off."""
     found = curves(points)
     against = baselines(found)
-    compared = ((name, crossing(found[name], found[alone])) for name, alone in against.items())
-    said = [f"{name}: {where.sentence}{_unlike(found[name])}." for name, where in compared if where is not None]
-    return [*said, *_over_best(found), *_failures(found), *_shortfalls(found, against), *_simulated(points)]
+    compared = ((name, called(alone, found), crossing(found[name], found[alone])) for name, alone in against.items())
+    said = [f"{name}: {where.sentence(alone)}{_unlike(found[name])}." for name, alone, where in compared if where is not None]
+    return [*said, *_over_best(found, against), *_failures(found), *_shortfalls(found, against), *_simulated(points)]
 
 
-def _has_variants(found: Curves) -> bool:
-    return any(point.variant for curve in found.values() for points in curve.values() for point in points)
+def _several_baselines(found: Curves, against: Mapping[str, str]) -> bool:
+    """Whether there is another baseline beside that of an engines file, as a variant of the target alone is."""
+    return any(_is_baseline(found[name]) for name in against)
 
 
-def _over_best(found: Curves) -> Iterator[str]:
+def _is_baseline(curve: Mapping[int, Sequence[Point]]) -> bool:
+    return any(point.baseline for points in curve.values() for point in points)
+
+
+def _over_best(found: Curves, against: Mapping[str, str]) -> Iterator[str]:
     """Where there are several baselines, a sentence for each curve: its throughput over that of the best one at each batch size."""
-    for name, best in best_baselines(found).items() if _has_variants(found) else ():
+    for name, best in best_baselines(found).items() if _several_baselines(found, against) else ():
         over = {size: ratio for size, alone in best.items() if (ratio := _over(found, name, alone, size)) is not None}
         clauses = [f"{ratio.median:.2f} at batch size {size} ({best[size]})" for size, ratio in over.items()]
         if clauses:
@@ -99,10 +104,16 @@ def _curve(name: str, found: Curves, alone: str, best: Mapping[int, str], note: 
     over = crossing(curve, found[alone])
     ratios = over.ratios if over else {}
     rows = tuple((str(size), *_cells(points, ratios.get(size))) for size, points in curve.items())
+    columns = tuple(column.format(_short(alone, found)) for column in COLUMNS)
     if not best:
-        return Table(_titled(name, curve), COLUMNS, rows, note)
+        return Table(_titled(name, curve), columns, rows, note)
     over_best = [f"{ranged(_over(found, name, best[size], size))} ({best[size]})" if size in best else "-" for size in curve]
-    return Table(_titled(name, curve), (*COLUMNS, BEST), tuple((*row, cell) for row, cell in zip(rows, over_best, strict=True)), note)
+    return Table(_titled(name, curve), (*columns, BEST), tuple((*row, cell) for row, cell in zip(rows, over_best, strict=True)), note)
+
+
+def _short(alone: str, found: Curves) -> str:
+    """What a baseline is called at the head of a column."""
+    return called(alone, found).removeprefix("the ")
 
 
 def _titled(name: str, curve: dict[int, list[Point]]) -> str:
@@ -143,7 +154,7 @@ def _table_6(found: Curves, against: Mapping[str, str]) -> Iterator[Table]:
     """SpecCoT's table 6 for each curve of a system: wall time, tokens/s, and speed-up over the smallest batch size and the target alone."""
     for name, baseline in against.items():
         curve, alone = found[name], found[baseline]
-        if any(point.variant for points in curve.values() for point in points):
+        if _is_baseline(curve):
             continue
         walls = {size: spread(point.timed_s for point in points) for size, points in curve.items()}
         first = _median(walls[min(walls)])
@@ -159,7 +170,7 @@ def _table_6(found: Curves, against: Mapping[str, str]) -> Iterator[Table]:
             for size, points in curve.items()
         )
         if len(rows) > 1:
-            columns = ("batch size", "wall time s", "generated tokens/s", "kept tokens/s", "speed-up", "over target alone")
+            columns = ("batch size", "wall time s", "generated tokens/s", "kept tokens/s", "speed-up", f"over {_short(baseline, found)}")
             yield Table(f"{_titled(name, curve)}: in the form of SpecCoT's table 6", columns, rows)
 
 
@@ -176,7 +187,8 @@ def _placements(found: Curves, against: Mapping[str, str]) -> Iterator[Table]:
             alike.setdefault((system, size), []).append((*cells, *over))
     if len({points[0].engines for name in against for points in found[name].values()}) > 1:
         rows = tuple((system, str(size), *cells) for (system, size), each in sorted(alike.items()) for cells in each)
-        columns = ("system", "batch size", "engines", "problems/s", "of target alone", "of the best target alone")
+        target = "target with the variant" if any(called(alone, found) == alone for alone in against.values()) else "target alone"
+        columns = ("system", "batch size", "engines", "problems/s", f"of {target}", f"of the best {target}")
         yield Table("The same system on different engines", columns, rows)
 
 

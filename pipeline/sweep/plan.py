@@ -83,14 +83,15 @@ class SweepSystem(Struct, frozen=True, kw_only=True):
     baseline: bool
     """True if this is the target alone, with which the others are compared."""
     variant: str = ""
-    """The variant of the engines file with which the target alone runs; empty: none."""
+    """The variant of the engines file with which it runs, as each variant that is a baseline does, and all systems where `--set` says
+    so; empty: none."""
     unlike: tuple[str, ...] = ()
     """What is not as it is for the target alone, as clauses."""
 
     @property
     def label(self) -> str:
-        """The graph's name, the params that vary, and the engines file where there are several: `speccot candidates=5 on sim-2xh100`; the
-        target alone has its variant in place of params."""
+        """The graph's name, the variant of the engines file, the params that vary, and the engines file where there are several: `target
+        eagle3`, `speccot candidates=5 on sim-2xh100`."""
         place = ["on", self.placement] if self.placement else []
         variant = [self.variant] if self.variant else []
         return " ".join([self.plan.name, *variant, *(f"{name}={value}" for name, value in self.varied.items()), *place])

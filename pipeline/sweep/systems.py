@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec import structs
 
 from pipeline.analysis.compare.rules import differences, imposed, rules_of
+from pipeline.analysis.points import THE_TARGET
 from pipeline.bundled import find_file
 from pipeline.engines.registry import by_backend, virtual_time
 from pipeline.engines.replay.recording import PREFIX, bindings
@@ -53,7 +54,11 @@ def baselines(systems: Sequence[SweepSystem]) -> list[str]:
 
 
 def only_the_target(systems: Sequence[SweepSystem], options: SweepOptions) -> list[str]:
-    """A notice where token-level speculation is not among the baselines, though the user did not leave it out."""
+    """A notice where the target without token-level speculation is not among the baselines, and where the target with it is not though the
+    user did not leave it out."""
+    if (variant := _set_variant(options)) is not None:
+        remedy = "to set them against the target without it leave that out"
+        return [f"--set {VARIANT}{variant}: every system has that variant of its engines file, the baseline too; {remedy}"]
     if options.variants is not None or any(system.variant for system in systems):
         return []
     return ["the only baseline is the target alone: the engines have no `variants` with token-level speculation (guides/token-speculation)"]
@@ -61,12 +66,16 @@ def only_the_target(systems: Sequence[SweepSystem], options: SweepOptions) -> li
 
 def unequal_rules(systems: Sequence[SweepSystem]) -> list[str]:
     """A warning for each system that differs from the target alone in more than its graph."""
-    return [f"warning: {system.label} against the target alone: {'; '.join(system.unlike)}" for system in systems if system.unlike]
+    return [f"warning: {each.label} against {_named(_alone(each, systems))}: {'; '.join(each.unlike)}" for each in systems if each.unlike]
+
+
+def _named(alone: SweepSystem) -> str:
+    return alone.label if alone.variant else THE_TARGET
 
 
 def _alone(system: SweepSystem, systems: Sequence[SweepSystem]) -> SweepSystem:
     """The target alone that a system is compared with: that on the same engines file, else the one for all."""
-    alone = [each for each in systems if each.baseline and not each.variant]
+    alone = [each for each in systems if each.baseline]  # of each engines file first that without a variant
     return next((each for each in alone if each.engines_file == system.engines_file), alone[0])
 
 
@@ -124,7 +133,7 @@ def _targets(file: Path | None, name: str, options: SweepOptions) -> list[SweepS
     """The target alone on an engines file, and each of its variants that the sweep asks for and that changes an engine of it."""
     graph, bound = _baseline(options), options.bound(file)
     alone = _system(graph, file, name, options, baseline=True)
-    if isinstance(bound, dict) or str(file).startswith(PREFIX) or any(each.startswith(VARIANT) for each in options.settings):
+    if isinstance(bound, dict) or str(file).startswith(PREFIX) or _set_variant(options) is not None:
         return [alone]
     known = [variant for variant, roles in variants_of(graph, bound).items() if roles & set(alone.engines)]
     chosen = [each for each in known if options.variants is None or each in options.variants]
@@ -140,11 +149,25 @@ def _varied(alone: SweepSystem, variant: str, options: SweepOptions) -> SweepSys
 
 def _check_variants(options: SweepOptions, found: Sequence[SweepSystem]) -> None:
     """Raise `UsageError` for a variant that no engines file has, or beside one that all systems are to have."""
+    if options.variants and (given := _set_variant(options)) is not None:
+        what = f"--set {VARIANT}{given} already says which variant all systems have"
+        raise UsageError(f"--variants {','.join(options.variants)}: {what}; use one of the two")
     missing = min(set(options.variants or ()) - {system.variant for system in found}, default=None)
-    if missing is not None and (said := next((each for each in options.settings if each.startswith(VARIANT)), None)):
-        raise UsageError(f"--variants {missing}: --set {said} already says which variant all systems have; use one of the two")
     if missing is not None:
         raise UsageError(f"--variants {missing}: no engines file has such a variant of the target alone; see `variants` in it")
+
+
+def _set_variant(options: SweepOptions) -> str | None:
+    """The variant that `--set variant=` gives all systems; None where it gives none."""
+    return next((each.removeprefix(VARIANT) for each in options.settings if each.startswith(VARIANT)), None)
+
+
+def _variant(plan: Plan, graph: Path, file: Path | None, options: SweepOptions) -> str:
+    """That variant where it changes an engine of `plan`, else nothing."""
+    bound, variant = options.bound(file), _set_variant(options)
+    if variant is None or isinstance(bound, dict):
+        return ""
+    return variant if variants_of(graph, bound).get(variant, frozenset()) & plan.engines.keys() else ""
 
 
 def _baseline(options: SweepOptions) -> Path:
@@ -182,6 +205,7 @@ def _system(
         plan=plan,
         varied={param: plan.params[param] for param in choice},
         baseline=baseline,
+        variant=_variant(plan, graph, file, options),
         engines=plan.engines,
     )
 

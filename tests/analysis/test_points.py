@@ -107,7 +107,7 @@ def test_the_crossing_lies_between_the_sizes_around_it() -> None:
     assert {size: ratio.median for size, ratio in where.ratios.items()} == {1: 2.0, 4: 2.0, 16: 0.5}
     assert (where.faster, where.slower) == ((1, 4), (16,))
     assert where.at == pytest.approx(8.0)  # halfway between 4 and 16 on a logarithmic axis
-    assert where.sentence == (
+    assert where.sentence() == (
         "faster than the target alone at batch sizes 1, 4, slower than the target alone at batch size 16; "
         "the curves cross near batch size 8"
     )
@@ -119,7 +119,7 @@ def test_repeats_that_overlap_tell_nothing_apart() -> None:
     where = crossing(found["speccot, pipelined"], found["target"])
     assert where is not None
     assert (where.faster, where.slower, where.at) == ((), (), None)
-    assert where.sentence == "not told apart from the target alone at batch size 8"
+    assert where.sentence() == "not told apart from the target alone at batch size 8"
     assert where.ratios[8].median == 1.0
 
 
@@ -194,6 +194,21 @@ def test_the_best_baseline_is_the_fastest_at_each_batch_size_and_is_named() -> N
         "speccot, pipelined over the best baseline: 0.75 at batch size 1 (target eagle3), 1.50 at batch size 8 (target)."
     )
     assert sweep_tables([each for each in found if not each.variant])[0].columns[-1] == "busy"
+
+
+def test_where_every_system_has_a_variant_the_baseline_is_called_so() -> None:
+    eagle = {"variant": "eagle3"}
+    found = [point(4.0, 1, system="speccot eagle3", **eagle), point(8.0, 8, system="speccot eagle3", **eagle)]
+    found += [point(rate, size, system="target eagle3", baseline=True, **eagle) for size, rate in ((1, 2.0), (8, 16.0))]
+    assert baselines(curves(found)) == {"speccot eagle3, pipelined": "target eagle3"}
+    target, ours, table_6 = sweep_tables(found)
+    assert (target.title, ours.title) == ("target eagle3", "speccot eagle3, pipelined")
+    assert ours.columns[2] == "of target eagle3"
+    assert (ours.columns[-1], table_6.columns[-1]) == ("busy", "over target eagle3")
+    assert crossings(found) == [
+        "speccot eagle3, pipelined: faster than target eagle3 at batch size 1, slower than target eagle3 at batch size 8; "
+        "the curves cross near batch size 2.83."
+    ]
 
 
 def test_what_the_baseline_lacked_is_said_once() -> None:

@@ -64,8 +64,9 @@ def test_the_target_alone_with_each_variant_is_a_baseline_with_the_memory_that_t
     assert target.speculative is None
     assert list(systems("sim-2xh100", variants=("ngram",))) == ["target", "target ngram", "speccot"]
     set_by_hand = systems("sim-2xh100", variants=None, settings=("variant=ngram",))
-    assert list(set_by_hand) == ["target", "speccot"]
-    assert set_by_hand["speccot"].engines["target"].speculative is not None  # type: ignore[attr-defined]
+    assert list(set_by_hand) == ["target ngram", "speccot ngram"]
+    assert set_by_hand["speccot ngram"].engines["target"].speculative is not None  # type: ignore[attr-defined]
+    assert unequal_rules([*set_by_hand.values()])[0].startswith("warning: speccot ngram against target ngram: ")
     names = ("sim-2xh100", "sim-2xh100-own")
     assert [label for label in systems(*names, variants=("eagle3",)) if "eagle3" in label] == ["target eagle3 on sim-2xh100"]
     assert [label for label in systems(*names, variants=("ngram",), baseline_engines=Path("sim-1xh200")) if "ngram" in label] == [
@@ -81,9 +82,16 @@ def test_a_variant_that_no_engines_file_has_is_refused() -> None:
 
 
 def test_that_the_target_alone_is_the_only_baseline_is_said_unless_the_user_wants_it_so() -> None:
-    for engines, variants, expected in (("sim-2xh100-own", None, 1), ("sim-2xh100-own", (), 0), ("sim-2xh100", None, 0)):
-        options = SweepOptions(graphs=(SPECCOT,), input=Path("p.csv"), batch_sizes=(1,), engines=(Path(engines),), variants=variants)
-        assert len(only_the_target(read_systems(options), options)) == expected
+    for engines, variants, settings, expected in (
+        ("sim-2xh100-own", None, (), "the only baseline is the target alone"),
+        ("sim-2xh100-own", (), (), None),
+        ("sim-2xh100", None, (), None),
+        ("sim-2xh100", None, ("variant=eagle3",), "--set variant=eagle3: every system has that variant"),
+    ):
+        given: dict[str, Any] = {"engines": (Path(engines),), "variants": variants, "settings": settings}
+        options = SweepOptions(graphs=(SPECCOT,), input=Path("p.csv"), batch_sizes=(1,), **given)
+        said = only_the_target(read_systems(options), options)
+        assert [each.startswith(expected or "nothing") for each in said] == [True] * (expected is not None)
 
 
 def test_systems_that_are_held_to_other_rules_than_the_target_alone_are_named() -> None:

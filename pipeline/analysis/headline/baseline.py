@@ -16,6 +16,7 @@ from pipeline.analysis.progress import ACTIVE, state_of
 from pipeline.analysis.summary import summarize, summarize_work
 from pipeline.analysis.time.work import RunTimes
 from pipeline.errors import InputError, UsageError
+from pipeline.graph.variants import VARIANT
 from pipeline.store.run_file import FILE, RunFile
 
 SUFFIX = "-target"
@@ -41,7 +42,8 @@ def read_baseline(run: Path, stop_reasons: Collection[str]) -> Baseline | None:
     folder = baseline_folder(run)
     if not (folder / FILE).is_file():
         return None
-    state = state_of(folder, RunFile.read_known(folder))
+    file = RunFile.read_known(folder)
+    state = state_of(folder, file)
     if state != "finished":
         return Baseline(run=folder.name, status=state)
     try:
@@ -55,6 +57,7 @@ def read_baseline(run: Path, stop_reasons: Collection[str]) -> Baseline | None:
     return Baseline(
         run=folder.name,
         status=state,
+        variant=next((each.removeprefix(VARIANT) for each in file.options.get("settings", ()) if each.startswith(VARIANT)), ""),
         problems_per_s=base_rate,
         kept_tokens_per_s=theirs.kept_tokens_per_s,
         accuracy=theirs.accuracy.value,

@@ -11,7 +11,7 @@ from operator import attrgetter
 import plotly.graph_objects as go
 
 from pipeline.analysis.compare.compare import Comparison
-from pipeline.analysis.points import Point, Spread, baselines, crossing, curves, spread
+from pipeline.analysis.points import Point, Spread, baselines, called, crossing, curves, spread
 from pipeline.analysis.quality.estimates import Estimate
 from pipeline.analysis.resources import of_answers
 from pipeline.report.figures.style import SERIES, axes, bars_to, drawn, layout
@@ -54,7 +54,7 @@ def sweep_figures(points: Sequence[Point]) -> Iterator[Figure]:
     found = curves(points)
     yield Figure("Throughput by batch size", throughput(found))
     if len(found) > 1:
-        yield Figure("Speed-up over the target alone", over_target(found), "Above 1 the system is faster; rings mark break-even points.")
+        yield Figure(f"Speed-up over {_baseline(found)}", over_target(found), "Above 1 the system is faster; rings mark break-even points.")
     if any(point.chain_p50_s is not None for point in points):
         yield Figure("Chain latency", latency(found), "p50; the thin line is p90.")
     roles = sorted({role for point in points for role in point.busy_share})
@@ -81,7 +81,7 @@ def throughput(found: dict[str, Curve]) -> go.Figure:
 
 def over_target(found: dict[str, Curve]) -> go.Figure:
     """Throughput of each curve over the target's at the same batch size, with rings where it passes 1."""
-    figure = _empty("speed-up over the target alone")
+    figure = _empty(f"speed-up over {_baseline(found)}")
     figure.add_hline(y=1, line={"color": INK, "width": 2})
     for (other, alone), colour in zip(baselines(found).items(), cycle(SERIES), strict=False):
         where = crossing(found[other], found[alone])
@@ -93,6 +93,12 @@ def over_target(found: dict[str, Curve]) -> go.Figure:
             said = "break-even near batch size %{x:.3~g}<extra></extra>"
             figure.add_scatter(x=[where.at], y=[1], mode="markers", marker=ring, showlegend=False, hovertemplate=said)
     return _sized(_logarithmic(figure), found)
+
+
+def _baseline(found: dict[str, Curve]) -> str:
+    """What the others are compared with: the target alone, where it is not each file's own target with a variant."""
+    names = {called(alone, found) for alone in baselines(found).values()}
+    return names.pop() if len(names) == 1 else "the target on the same engines"
 
 
 def latency(found: dict[str, Curve]) -> go.Figure:
