@@ -15,6 +15,10 @@ from pipeline.stages.base import EngineStage, StageKind
 from pipeline.stages.choose import probabilities
 
 SCALE = Scale("reward", 0.0, 1.0)
+_STEP = "x"
+"""Stands for a step, to count what a prompt adds to it."""
+_FAR = 4096
+"""Tokens that no step has."""
 
 
 class RewardJudgeSpec(StageSpec, frozen=True, kw_only=True, tag="reward"):
@@ -60,6 +64,8 @@ class RewardStage(EngineStage):
         self._builder = RewardPromptBuilder(self.builder.tokenizer, spec.prompt, spec.prm)
         self._said = next((each.prompts for key, each in builders.items() if role_of(key) != self.role), self.builder.prompts)
         """The prompts of the graph, which say what ends a step and a thought."""
+        self._added = len(self._builder.ids("", [_STEP, _STEP]))
+        """Tokens that a prompt adds to a step, at most."""
 
     def requests(self, chain: Chain) -> list[Request]:
         problem, requests = chain.problem.told(self._said), []
@@ -70,6 +76,14 @@ class RewardStage(EngineStage):
                 judged = ((max(0, len(ids) - long), len(ids)), (0, 0))
                 requests.append(self.request(chain, ids, 1, part=f"/{i}.{j}", option_ids=self._builder.option_ids, judged=judged))
         return requests
+
+    def room_for(self, chain: Chain, candidates: int) -> int:
+        """Each candidate has a prompt of its own. What the thought's bytes leave room for is enough where it is `_FAR` more than a step."""
+        problem, steps = chain.problem.told(self._said), self._thought(chain).steps
+        most = len(problem.encode()) + sum(len(step.encode()) + self._added for step in steps) + self._added
+        if (room := chain.left(self.role, most)) > _FAR:
+            return room
+        return chain.left(self.role, len(self._builder.ids(problem, [*steps, _STEP]))) - 1
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         if not chain.candidates:
@@ -96,16 +110,19 @@ class RewardStage(EngineStage):
 
     def _asked(self, chain: Chain) -> dict[int, list[list[str]]]:
         """For each distinct candidate, by its index: the steps of the thought up to and including each of its own."""
-        thought = Thought(self._prompt.thought_end, self._said)
-        for span in chain.thought:
-            thought.commit(span.text)
-        asked = {}
+        thought, asked = self._thought(chain), {}
         for i in chain.distinct_candidates():
             candidate = chain.candidates[i]
             own = thought.steps_of(candidate.text)
             closes = candidate.closes and not own and bool(thought.steps)
             asked[i] = [thought.steps] if closes else [[*thought.steps, *own[: j + 1]] for j in range(len(own))]
         return asked
+
+    def _thought(self, chain: Chain) -> Thought:
+        thought = Thought(self._prompt.thought_end, self._said)
+        for span in chain.thought:
+            thought.commit(span.text)
+        return thought
 
 
 KIND = StageKind(spec=RewardJudgeSpec, build=RewardStage)

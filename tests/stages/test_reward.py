@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from pipeline.graph.rewards import TextPrompt
+from pipeline.stages.base import TOO_LONG, ShowingStage
+from pipeline.stages.draft import DraftSpec, DraftStage
 from pipeline.stages.reward import RewardJudgeSpec, RewardStage
 
 World = Callable[..., Any]
@@ -91,3 +93,43 @@ def test_a_candidate_without_text_is_not_accepted_and_nothing_is_asked_without_c
     verdict = judge.apply(chain, []).verdict
     assert verdict is not None
     assert not verdict.accepted
+
+
+TAGGED = TextPrompt(begin="{problem} ", step="Step {number}: {step} so", between="\n")
+
+
+@pytest.mark.parametrize("draft", ["sim", "tiny"])
+@pytest.mark.parametrize("prompt", [TAGGED, TextPrompt(begin="{problem}\n", step="{step}\n\n")], ids=["tagged", "plain"])
+@pytest.mark.parametrize("steps", [0, 1, 12])
+def test_a_candidate_that_takes_the_room_there_is_still_fits(world: World, draft: str, prompt: TextPrompt, steps: int) -> None:
+    here = world(draft=draft, target=draft, limit=4000)
+    chain = here.chain()
+    for number in range(steps):
+        here.write(chain, f"Then {number} and {number}.\n\n")
+    judge = stage(here, prompt)
+    room = judge.room_for(chain, candidates=4)
+    here.draft(chain, "and 7")
+    [request] = judge.requests(chain)
+    asked = len(request.prompt_ids) - len(here.tokenizers["target"].encode("and 7"))
+    slack = chain.left("target", asked) - 1 - room
+    assert 0 <= slack <= 3
+    far = world(draft=draft, target=draft, limit=100_000)
+    chain = far.chain()
+    far.write(chain, *(f"Then {number} and {number}.\n\n" for number in range(steps)))
+    assert 4096 < stage(far, prompt).room_for(chain, 4) <= room + 96_000, "told by bytes, which are no fewer than tokens"
+
+
+def test_what_its_reward_model_cannot_be_shown_is_not_drafted(world: World) -> None:
+    here = world(limit=1000)
+    chain, judge = here.chain(), stage(here, TAGGED)
+    drafter = DraftStage("draft", DraftSpec(engine="draft", candidates=2, max_tokens=64), here.builders)
+    while judge.room_for(chain, 2) >= chain.mean_step:
+        here.write(chain, "Then 23 and 42.\n\n")
+    assert drafter.requests(chain), "its own context has room"
+    assert isinstance(judge, ShowingStage)
+    drafter.judges = (judge,)
+    assert drafter.requests(chain) == []
+    chain.apply("draft", drafter.apply(chain, []))
+    verdict = judge.apply(chain, []).verdict
+    assert verdict is not None
+    assert (verdict.accepted, verdict.label) == (False, TOO_LONG)
