@@ -18,6 +18,7 @@ PipelineError
 │   └── ExportError       an export could not be delivered
 └── ChainError            one chain failed; it is recorded as such and the others continue (exit code 3)
     ├── BadRow            an input row that holds no problem
+    ├── Withdrawn         whoever asked for the chain no longer wants it
     ├── NeverGenerated    a replayed chain needs text that its recorded run does not hold
     ├── EngineUnavailable an engine is temporarily unavailable
     │   └── BadCompletion     an engine's reply is not a valid answer to its request
@@ -188,6 +189,14 @@ class BadRow(ChainError):
         super().__init__(f"{where}, row {row}: {what}")
         self.where, self.row, self.what = where, row, what
         self.problem_id = problem_id or f"(row {row})"
+
+
+class Withdrawn(ChainError):
+    """Whoever asked for the chain no longer wants it, for the reason `why`."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
 
 
 class NeverGenerated(ChainError):

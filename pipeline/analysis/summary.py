@@ -196,7 +196,7 @@ def _decided(run: RunFile) -> dict[str, Any]:
         "planned": run.chains,
         "problems_planned": None if run.chains == run.input.rows else run.input.rows,
         "schedule": run.schedule or None,
-        "resumable": not run.options.get("in_memory"),
+        "resumable": not (run.options.get("in_memory") or run.input.served),
         "startup_s": run.startup_s,
         "simulated": run.virtual_time,
         "simulator": of_engines(facts.values()) if run.virtual_time else "",

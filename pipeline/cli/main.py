@@ -42,6 +42,7 @@ COMMANDS = {
     "Solve": {
         "run": CommandEntry("solve a data set", "run:run", solves=True),
         "resume": CommandEntry("resume a stopped run", "run:resume", solves=True),
+        "serve": CommandEntry("serve a graph at an endpoint of the OpenAI API", "serve:serve", solves=True),
         "watch": CommandEntry("watch a run", "runs.watch:watch"),
     },
     "Author": {

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from msgspec import structs
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pipeline.engine import EngineStatistics
 from pipeline.errors import UsageError, reason
+from pipeline.serve.desk import Desk
 from pipeline.session.observer import SOLVING, Observer, View
 
 Value = int | float | None
@@ -93,6 +94,30 @@ class RunMetrics(Collector):
             live.add_metric(named, state.live)
             ended.add_metric(named, state.done)
         yield from (solving, live, ended)
+
+
+class RequestMetrics(Collector):
+    """The metrics of the requests at a server's desk."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def collect(self) -> Iterator[Metric]:
+        desk = self._desk
+        yield GaugeMetricFamily(
+            "pipeline:requests_waiting", "Chains of requests that have not begun, without those of batches.", desk.waiting
+        )
+        yield CounterMetricFamily("pipeline:requests_taken", "Requests that were taken.", desk.taken)
+        yield CounterMetricFamily("pipeline:requests_refused", "Requests that were refused because too many waited.", desk.refused)
+
+
+def served_metrics(view: View | None, desk: Desk) -> tuple[bytes, str]:
+    """What Prometheus reads of a server, and its media type; of the run nothing while there is no `view` of it yet."""
+    registry = CollectorRegistry()
+    registry.register(RequestMetrics(desk))
+    if view is not None:
+        registry.register(RunMetrics(structs.replace(view, chains=desk.chains)))
+    return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
 def _by_label(name: str, what: str, label: str, counts: Mapping[str, int]) -> Metric:

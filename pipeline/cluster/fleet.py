@@ -29,7 +29,8 @@ from pipeline.runtime.resume_state import NO_STAGE
 from pipeline.runtime.rows import RowSink
 from pipeline.session.loop import Stop
 from pipeline.session.observer import Attend, Observer, ReplicaState, Tell
-from pipeline.session.prepare import Prepared, check_replicas
+from pipeline.session.options import check_replicas
+from pipeline.session.prepare import Prepared
 from pipeline.session.run import SessionResult, attended, begin, execute
 from pipeline.store.events import CallRow, ChainRow
 from pipeline.store.run_file import ModeChange, Replica

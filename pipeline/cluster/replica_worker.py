@@ -5,7 +5,6 @@ its rows go is different. It writes nothing to disk.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -17,6 +16,7 @@ from pipeline.engines.startup import Listener
 from pipeline.errors import PipelineError, UsageError
 from pipeline.graph.spec import EngineSpec
 from pipeline.reasoning.chain import chain_id
+from pipeline.runtime.admission.feed import Arrivals
 from pipeline.runtime.admission.order import Start
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.resume_state import ResumeState
@@ -36,38 +36,6 @@ MAX_ROWS = 8192
 """No new chain starts while this many rows are not reported."""
 AHEAD = 8
 """A replica keeps one chain waiting for every `AHEAD` chains of its batch size, at least one, so that a place is filled at once."""
-
-
-class HandedChains:
-    """The `Feed` of a replica: chains in the order in which they were handed out."""
-
-    def __init__(self, state: ResumeState) -> None:
-        """`state` gets what is recorded of each of them."""
-        self._state, self._starts, self._news = state, deque[Start](), anyio.Event()
-        self.asked = False
-        """The executor waits for a chain, so that it would begin at once."""
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def add(self, chain: Assignment) -> None:
-        """Add a chain."""
-        if chain.resumed is not None:
-            self._state.chains[chain_id(chain.item.problem_id, chain.sample_index)] = chain.resumed
-        self._starts.append(Start(chain.item, chain.sample_index, chain.order, chain.expected_length))
-        self._news.set()
-
-    async def next(self) -> Start | None:
-        """Waits until a chain is there; the feed has no end of its own."""
-        self.asked = True
-        while not self._starts:
-            self._news = anyio.Event()
-            await self._news.wait()
-        self.asked = False
-        return self._starts.popleft()
-
-    def ended(self, start: Start, thought_tokens: int) -> None:
-        """The driver sees it in the row."""
 
 
 class Outbox:
@@ -113,7 +81,7 @@ class ReplicaWorker:
         self._dated = False
         """The clock was set to the driver's time, by the first orders that brought chains; before them nothing is dated."""
         self._state = ResumeState()
-        self._feed, self._outbox = HandedChains(self._state), Outbox(self._tell)
+        self._feed, self._outbox = Arrivals(), Outbox(self._tell)
         self._chains: Chains | None = None
         self._news, self._scope = anyio.Event(), anyio.CancelScope()
         self._phase = ""
@@ -163,10 +131,16 @@ class ReplicaWorker:
             self._clock.set(orders.unix_ns)
             self._dated = True
         for chain in orders.chains:
-            self._feed.add(chain)
+            self._hand(chain)
         self._no_more |= orders.no_more
         self._end = orders.end or self._end
         self._follow()
+
+    def _hand(self, chain: Assignment) -> None:
+        """Let a chain that was handed out wait, with what is recorded of it."""
+        if chain.resumed is not None:
+            self._state.chains[chain_id(chain.item.problem_id, chain.sample_index)] = chain.resumed
+        self._feed.add(Start(chain.item, chain.sample_index, chain.order, chain.expected_length))
 
     def _follow(self) -> None:
         """Let the executor know what was ordered, as soon as there is one."""

@@ -16,8 +16,8 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.data.formats import records_of
-from pipeline.data.part import RowSet
-from pipeline.data.problems import Problem, Problems
+from pipeline.data.part import ALL, RowSet
+from pipeline.data.problems import Fingerprint, Problem, Problems
 from pipeline.data.rows import Flaw, Record, Source, as_text, plain
 from pipeline.data.text_files import JsonLines
 from pipeline.errors import InputError, RunFolderError, boundary
@@ -88,6 +88,22 @@ class ProblemList(Problems):
 
     def _sha256(self) -> str:
         return hashlib.sha256(self._content).hexdigest()
+
+
+class RequestedProblems(Problems):
+    """The problems of a run that are requests, and come while it goes on: none at first."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("requests"), {}, ALL)
+
+    def check(self) -> Fingerprint:
+        return Fingerprint(hashlib.sha256(b"").hexdigest(), 0, 0)
+
+    def _open(self) -> Source:
+        return EncodedLines([])
+
+    def _version(self) -> tuple[int, ...]:
+        return ()
 
 
 class EncodedLines(JsonLines):

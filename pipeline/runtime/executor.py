@@ -155,7 +155,7 @@ class Executor:
             seed, limits = self._settings.seed, self._limits
             chain = Chain(item, start.sample_index, start.order, seed, self._openings, self._translator, limits, self._mode)
             runner.begin(chain)
-            await runner.block(chain, self._block)
+            await self._run_block(runner, chain, start)
             if runner.overflow is not None and not chain.thought:
                 raise runner.overflow  # not even the problem fits
             runner.record.end(chain, chain.stop_reason or chain.default_stop_reason())
@@ -165,3 +165,13 @@ class Executor:
             raise
         except Exception as error:  # whatever one chain meets, the others go on
             runner.record.end(runner.chain, "error", error, runner.stage)
+
+    async def _run_block(self, runner: ChainRunner, chain: Chain, start: Start) -> None:
+        """Run the plan; raises `Withdrawn` where the chain was ended by whoever asked for it."""
+        if (withdrawal := start.withdrawal) is None:
+            await runner.block(chain, self._block)
+            return
+        with withdrawal.scope:
+            await runner.block(chain, self._block)
+        if withdrawal.scope.cancelled_caught:
+            raise withdrawal.error

@@ -38,6 +38,8 @@ engine that the caller has opened and will close."""
 Input: TypeAlias = str | Path | Sequence[Path] | Iterable[str | Mapping[str, Any] | Problem] | Frame
 """Problems: a file, folder or pattern by path or URL, `hf://OWNER/NAME`, or several paths; or the texts of problems; or mappings with
 `problem` and, where known, `answer`, `problem_id`, `options`, `grader`; or a table with such columns, of pandas, polars or Arrow."""
+_LOADED = ("vllm", "torch")
+"""Backends whose engines were chosen for the GPUs of this machine."""
 LONGEST = "longest"
 """The value of `order` by which the longest problems are first; after a colon the run folder that says how long."""
 
@@ -162,6 +164,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     """The judges of the graph that only the process which started the run knows."""
     graders: tuple[str, ...] = ()
     """The graders of the problems that only the process which started the run knows."""
+    served: bool = False
+    """The problems are requests to a server; `input` only names them."""
 
     @property
     def bound_engines(self) -> Path | dict[str, dict[str, Any]] | None:
@@ -218,7 +222,7 @@ MAY_DRIFT = ("engines", *(name for name, known in ABOUT.items() if known.drift =
 def recorded_options(options: RunOptions) -> dict[str, Any]:
     """The options as `run.json` holds them: with absolute paths, so that the run can be resumed from any working folder."""
     urls = options.input_urls or ("",) * len(options.inputs)
-    first, *more = (url or str(path.absolute()) for url, path in zip(urls, options.inputs, strict=True))
+    first, *more = (url or str(path if options.served else path.absolute()) for url, path in zip(urls, options.inputs, strict=True))
     files = {"graph": str(options.graph), "input": first}
     if "graph" not in options.in_memory:
         files["graph"] = str(find_file(options.graph, "graph").absolute())
@@ -252,6 +256,8 @@ def resume_options(
     if options.in_memory:
         what = f"was started from Python with {' and '.join(options.in_memory)} that are in no file"
         raise InputError(str(folder), f"{what}; continue with pipeline.solve(..., output={str(folder)!r}, resume=True)")
+    if options.served:
+        raise InputError(str(folder), f"is the run of a server; continue with `pipeline serve {options.graph} --output {folder} --resume`")
     check_functions(folder, kept)
     if input_file is not None:
         options = structs.replace(options, input=input_file, more_inputs=(), input_urls=())
@@ -276,6 +282,16 @@ def check_resume(options: RunOptions) -> None:
         raise UsageError("--resume: name the run folder with --output")
     if (options.retry_failed or options.allow_drift) and not options.resume:
         raise UsageError(f"--{'retry-failed' if options.retry_failed else 'allow-drift'}: only when a run is resumed; add --resume")
+
+
+def check_replicas(options: RunOptions) -> None:
+    """Raise `UsageError` if options need all chains in one process, or engines on this machine."""
+    if options.schedule == "lockstep":
+        raise UsageError("--schedule lockstep cannot be combined with --cluster: it synchronises all chains in one process; use pipelined")
+    if any(fields.get("backend") in _LOADED for fields in options.planned_engines.values()):
+        what = "chooses engines for the GPUs of this machine, but replicas run on others"
+        write = "pipeline doctor GRAPH --as 4xH100-80GB --model ... -o engines.yaml"
+        raise UsageError(f"--model: {what}; write an engines file with `{write}` and pass it with --engines")
 
 
 class GraphKeywords(TypedDict, total=False):

@@ -26,14 +26,14 @@ from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import Plan, StageNode, settings_of
 from pipeline.graph.plugins import engine_specs, registered_alone, stage_specs
 from pipeline.graph.spec import EngineSpec
-from pipeline.runtime.admission.feed import InputFeed
-from pipeline.runtime.admission.order import InputOrder, IsOver, LongestFirst, SampleCounts, StartOrder
+from pipeline.runtime.admission.feed import Arrivals, Feed, InputFeed
+from pipeline.runtime.admission.order import SampleCounts, start_order
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.speculation.knowledge import NOTHING_KNOWN, Knowledge
 from pipeline.session.budget import check_budget, limits_of, spent_before
 from pipeline.session.knowledge import begun_with, knowledge_of
 from pipeline.session.notices import strange_problems
-from pipeline.session.options import ABOUT, LONGEST, MAY_DRIFT, RunOptions, check_functions, check_resume, recorded_options
+from pipeline.session.options import ABOUT, LONGEST, MAY_DRIFT, RunOptions, check_functions, check_replicas, check_resume, recorded_options
 from pipeline.session.resume import forget_mismatched, read_resume_state
 from pipeline.store.budget import BudgetRecord
 from pipeline.store.check import check_chains
@@ -50,8 +50,6 @@ RUNS = Path("runs")
 
 Thoughts = Mapping[str, Sequence[int]]
 """Tokens of the finished thoughts of an earlier run, by `problem_id`."""
-_LOADED = ("vllm", "torch")
-"""Backends whose engines were chosen for the GPUs of this machine."""
 
 
 class RunSettings(Struct, frozen=True, kw_only=True):
@@ -91,6 +89,8 @@ class Prepared(Struct, frozen=True, kw_only=True):
     """The run is to be resumed and is finished already; then its folder is not held."""
     used_up: str = ""
     """Which limit of its budget the earlier sessions have reached, as a clause; empty: none."""
+    arrivals: Arrivals | None = None
+    """The chains of a run whose problems are requests that come while it goes on; None: they are those of `problems`."""
 
     @property
     def chains(self) -> int:
@@ -113,8 +113,10 @@ class Prepared(Struct, frozen=True, kw_only=True):
         """The session that is carried out, once it has begun."""
         return self.record.sessions[-1]
 
-    def feed(self) -> InputFeed:
+    def feed(self) -> Feed:
         """The chains of the run in their order."""
+        if self.arrivals is not None:
+            return self.arrivals
         samples = SampleCounts(self.options.samples, self.record.samples)
         order = start_order(self.options.order, samples, self.resume_state.is_over, self.earlier_thoughts)
         return InputFeed(self.problems.unchanged(), order, threads=not self.virtual_time)
@@ -269,7 +271,7 @@ def _taken_up(run: Prepared, folder: Path, old: RunFile) -> Prepared:
     rewritten = RunStore(folder).recover()
     if run.options.retry_failed:
         rewritten += forget_mismatched(folder, old)
-    state = read_resume_state(folder, most, run.options.retry_failed)
+    state = read_resume_state(folder, None if run.options.served else most, run.options.retry_failed)
     sessions = _ended_sessions(old, state.last_call_unix_ns)
     used_up, spent = spent_before(run.options, run.plan, sessions, state, virtual=run.virtual_time)
     budget = None if run.record.budget is None or spent is None else structs.replace(run.record.budget, spent=spent, used_up=used_up)
@@ -305,7 +307,8 @@ def _old_run(folder: Path) -> RunFile | None:
 
 def is_over(old: RunFile, options: RunOptions) -> bool:
     """True if the run `old` is finished, with every chain of its input, and `options` ask for no more."""
-    if old.status != "finished" or old.input.part != options.part or (options.retry_failed and old.totals.chains_failed):
+    more = old.input.served or (options.retry_failed and old.totals.chains_failed)
+    if more or old.status != "finished" or old.input.part != options.part:
         return False
     return old.totals.chains >= old.chains
 
@@ -353,6 +356,7 @@ def _new_record(
             limit=options.limit,
             sample=part.sample,
             shard=part.shard,
+            served=options.served,
             sha256=fingerprint.sha256,
             rows=fingerprint.rows,
             bad_rows=fingerprint.bad_rows,
@@ -483,18 +487,3 @@ def earlier_thoughts(order: str) -> Thoughts:
     if not found:
         raise UsageError(f"--order {order}: there is no finished chain in {run}; name the folder of a run that has some")
     return found
-
-
-def start_order(order: str, samples: SampleCounts, is_over: IsOver, earlier: Thoughts) -> StartOrder:
-    """What decides which chain begins next; `earlier` are the `earlier_thoughts` of `order`."""
-    return InputOrder(samples, is_over) if order == "input" else LongestFirst(samples, is_over, earlier)
-
-
-def check_replicas(options: RunOptions) -> None:
-    """Raise `UsageError` if options need all chains in one process, or engines on this machine."""
-    if options.schedule == "lockstep":
-        raise UsageError("--schedule lockstep cannot be combined with --cluster: it synchronises all chains in one process; use pipelined")
-    if any(fields.get("backend") in _LOADED for fields in options.planned_engines.values()):
-        what = "chooses engines for the GPUs of this machine, but replicas run on others"
-        write = "pipeline doctor GRAPH --as 4xH100-80GB --model ... -o engines.yaml"
-        raise UsageError(f"--model: {what}; write an engines file with `{write}` and pass it with --engines")

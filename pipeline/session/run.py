@@ -6,7 +6,7 @@ argument of the process is read: the command line and the Python API do what eac
 """
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.budget import Budget
 from pipeline.runtime.admission.feed import Feed
+from pipeline.runtime.admission.order import Start
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.inline_grader import GradingStatistics, InlineGrader, open_inline_grader
 from pipeline.runtime.lane import Lane
@@ -43,10 +44,11 @@ from pipeline.session.options import RunOptions
 from pipeline.session.prepare import Prepared, load_plan, prepared
 from pipeline.session.resume import drop_unfinished
 from pipeline.store.budget import BudgetRecord
+from pipeline.store.events import TABLES, ProblemRow
 from pipeline.store.kept_problems import TABLE as KEPT
-from pipeline.store.kept_problems import keep_problems
+from pipeline.store.kept_problems import keep_problems, kept_rows, problem_row
 from pipeline.store.read import count_rows
-from pipeline.store.recorder import WRITE_EVERY_S, open_recorder
+from pipeline.store.recorder import WRITE_EVERY_S, Recorder, open_recorder
 from pipeline.store.run_file import ModeChange, Replica, RunFile, Session, Status, Totals, versions
 from pipeline.store.run_store import RunStore
 from pipeline.system.tasks import unwrapped
@@ -271,7 +273,7 @@ def begin(run: Prepared, facts: Facts, startup_s: float) -> Prepared:
     record = structs.replace(record, sessions=(*record.sessions, session), engine_facts=stated).with_session(session)
     if run.folder is not None:
         record.write(run.folder)
-        if run.options.keep_input and count_rows(run.folder, KEPT) != run.fingerprint.rows:
+        if run.options.keep_input and run.arrivals is None and count_rows(run.folder, KEPT) != run.fingerprint.rows:
             keep_problems(run.folder, run.problems)
     return structs.replace(run, record=record)
 
@@ -427,6 +429,9 @@ def _ended_record(
     failure = _sentence(error) if status == "failed" else None
     speculation = with_learnt(run.record.speculation, None if work is None else work.learnt)
     record = structs.replace(run.record, status=status, error=failure, totals=totals, mode_changes=changes, speculation=speculation)
+    if run.arrivals is not None:
+        rows, chains = (0 if run.folder is None else count_rows(run.folder, table) for table in (KEPT, "chains"))
+        record = structs.replace(record, input=structs.replace(record.input, rows=rows, chains=chains))
     return record.with_session(session)
 
 
@@ -438,10 +443,20 @@ async def _open_rows(run: Prepared, sink: RowSink | None) -> AsyncIterator[Inlin
     with Grader() if virtual else Grader(default_workers(), nice=BESIDE_ENGINES) as grader:
         async with AsyncExitStack() as stack:
             if run.folder is not None:
-                store = RunStore(run.folder, sync_every_s=WRITE_EVERY_S if virtual else 0.0)
-                sinks.insert(0, await stack.enter_async_context(open_recorder(store, virtual=virtual)))
+                tables: Mapping[str, type[Struct]] = TABLES if run.arrivals is None else {KEPT: ProblemRow, **TABLES}
+                store = RunStore(run.folder, tables, sync_every_s=WRITE_EVERY_S if virtual else 0.0)
+                recorder = await stack.enter_async_context(open_recorder(store, virtual=virtual))
+                sinks.insert(0, recorder)
+                if run.arrivals is not None:
+                    run.arrivals.taken = partial(_keep_problem, recorder, kept_rows(run.folder))
             target = sinks[0] if len(sinks) == 1 else Tee(*sinks)
             yield await stack.enter_async_context(open_inline_grader(target, grader, virtual, run.problem_rows()))
+
+
+def _keep_problem(recorder: Recorder, kept: Collection[int], start: Start) -> None:
+    """Record the problem of a chain that begins, unless it is another chain's, or among the rows that an earlier session has `kept`."""
+    if start.sample_index == 0 and start.item.row not in kept:
+        recorder.problem(problem_row(start.item, start.record or {}))
 
 
 def _sentence(error: BaseException | None) -> str:

@@ -15,7 +15,7 @@ from anyio import CancelScope, Event, to_thread
 from msgspec import Struct
 
 from pipeline.errors import RunFolderError
-from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.events import CallRow, ChainRow, ProblemRow, StepRow
 from pipeline.store.run_store import RunStore
 
 WRITE_EVERY_S = 1.0
@@ -44,6 +44,7 @@ class Recorder:
 
     def __init__(self, store: RunStore, virtual: bool) -> None:
         self._store, self._virtual = store, virtual
+        self._problems: list[ProblemRow] = []
         self._calls: list[CallRow] = []
         self._steps: list[StepRow] = []
         self._chains: list[ChainRow] = []
@@ -55,6 +56,11 @@ class Recorder:
         self._shield = CancelScope()
         self._any_waiting, self._enough_waiting, self._drained = Event(), Event(), Event()
         self._writing = anyio.Lock()
+
+    def problem(self, row: ProblemRow) -> None:
+        """Record one problem that came while the run went on; the store must have the table."""
+        self._problems.append(row)
+        self._count()
 
     def call(self, row: CallRow) -> None:
         """Record one engine request."""
@@ -77,6 +83,10 @@ class Recorder:
             await self._drained.wait()
         if self.error:
             raise self.error
+
+    async def flush(self) -> None:
+        """Write all rows that wait; raises `RunFolderError`."""
+        await self._drain()
 
     def statistics(self) -> RecorderStatistics:
         """Counts of rows since the start."""
@@ -130,13 +140,14 @@ class Recorder:
 
     def _take(self) -> dict[str, Sequence[Struct]]:
         rows: dict[str, Sequence[Struct]] = {"calls": self._calls, "steps": self._steps, "chains": self._chains}
-        self._calls, self._steps, self._chains = [], [], []
+        rows = {"problems": self._problems, **rows} if self._problems else rows
+        self._problems, self._calls, self._steps, self._chains = [], [], [], []
         self._being_written, self._waiting = self._waiting, 0
         self._any_waiting, self._enough_waiting = Event(), Event()
         return rows
 
     def _store_rows(self, rows: dict[str, Sequence[Struct]]) -> None:
-        """Append calls, then steps, then chains. After a write that failed nothing more is written, so that no table gets ahead of the
+        """Append problems, calls, steps, then chains. After a write that failed nothing more is written, so that no table gets ahead of the
         calls that its rows rest on."""
         if self.error is not None:
             return

@@ -71,6 +71,8 @@ class RunInput(Struct, frozen=True, kw_only=True):
     bad_rows: Count = 0
     chains: Count | None = None
     """Chains of these rows, which may say themselves how many they have; null in older runs: all have as many."""
+    served: bool = False
+    """The problems are requests to a server, which came while it ran; `rows` is known at the end of a session."""
 
     @property
     def part(self) -> RowSet:

@@ -75,6 +75,11 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     usage: ChatUsage
 
 
+def without_mark(text: str, mark: str) -> str:
+    """A step, or a whole thought, without the tag that closes it, which is none of its words."""
+    return text.removesuffix(mark)
+
+
 def completion(replies: Sequence[ChainReply], *, name: str, created: int, model: str, stop: Sequence[str] = ()) -> ChatCompletion:
     """The answer that consists of these `replies`, a choice each. `name` is its id, `created` when it was there in seconds since 1970,
     `model` what wrote it; the answers end at the texts of `stop`."""

@@ -6,14 +6,31 @@ its place in the input. Decides synchronously; never waits.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import anyio
 
 from pipeline.data.problems import Problem
-from pipeline.errors import BadRow
+from pipeline.errors import BadRow, Withdrawn
 
 Item = Problem | BadRow
 IsOver = Callable[[int], bool]
 """Says whether the chain at a place of the run's order was finished in an earlier session."""
+
+
+class Withdrawal:
+    """Ends a chain before its time, whoever asked for it."""
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope()
+        """That in which the chain runs."""
+        self.error = Withdrawn("")
+        """With what it ends."""
+
+    def withdraw(self, why: str) -> None:
+        """End the chain, or let it end as soon as it begins."""
+        self.error = Withdrawn(why)
+        self.scope.cancel()
 
 
 class Start(NamedTuple):
@@ -25,6 +42,10 @@ class Start(NamedTuple):
     """Its `place` in the input."""
     expected_length: float | None = None
     """By what it was chosen: see `LongestFirst`; None in the order of the input."""
+    withdrawal: Withdrawal | None = None
+    """What may end it early; None: nothing but the end of the run."""
+    record: Mapping[str, Any] | None = None
+    """The whole row of its problem, where that is a request and in no file."""
 
 
 class SampleCounts(NamedTuple):
@@ -131,6 +152,11 @@ class LongestFirst:
 
 StartOrder = InputOrder | LongestFirst
 """Decides which chain begins next."""
+
+
+def start_order(order: str, samples: SampleCounts, is_over: IsOver, earlier: Mapping[str, Sequence[int]]) -> StartOrder:
+    """What decides which chain begins next, by the option `order`; `earlier` are the thoughts of the run that it may name."""
+    return InputOrder(samples, is_over) if order == "input" else LongestFirst(samples, is_over, earlier)
 
 
 def _characters(item: Item) -> int:

@@ -1,0 +1,191 @@
+"""A run whose problems are requests: options and bounds enter, chains are solved as clients ask for them, and the run leaves as any other.
+
+The server is a task in the event loop of the run. Simulated engines take the time that they simulate: a clock that jumps when nothing is
+left to do would jump over what is still on its way to the server.
+"""
+
+import resource
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from typing import Any
+
+import anyio
+import uvicorn
+from msgspec import Struct, structs
+
+from pipeline.data.in_memory import RequestedProblems
+from pipeline.errors import UsageError, reason
+from pipeline.runtime.admission.feed import Arrivals
+from pipeline.runtime.rows import Tee
+from pipeline.serve.app import Phase, ServerSelf, new_app
+from pipeline.serve.completions import ChatEndpoint
+from pipeline.serve.desk import Desk
+from pipeline.serve.limits import ServeLimits
+from pipeline.session.loop import Stop, in_loop
+from pipeline.session.notices import gpu_notices, notices
+from pipeline.session.observer import Attend, Observer, View
+from pipeline.session.options import RunOptions
+from pipeline.session.prepare import Prepared, load_plan, prepared
+from pipeline.session.run import SessionResult, solve
+from pipeline.store.kept_problems import kept_rows
+from pipeline.system.tasks import unwrapped
+
+BACKLOG = 4096
+"""Connections that wait to be taken, as far as the system allows."""
+MOST_FILES = 65_536
+"""Connections and other files that may be open, as far as the system allows."""
+LEAVE_S = 5
+"""Most seconds in which connections end when the server does."""
+STOPPING = "the server is being stopped"
+Metrics = Callable[[View | None, Desk], tuple[bytes, str]]
+"""What Prometheus reads of a run and its requests, and its media type; there is no view while the engines start."""
+
+
+class Address(Struct, frozen=True):
+    """Where a server listens, and who may ask."""
+
+    host: str
+    port: int
+    """0: any that is free."""
+    key: str | None = None
+    """The API key that clients have to send; None: none."""
+
+
+class GraphServer:
+    """One server over one run, from its start to its end, in an event loop."""
+
+    def __init__(self, run: Prepared, limits: ServeLimits, address: Address, listener: socket.socket, metrics: Metrics) -> None:
+        self._arrivals, self._listener = Arrivals(), listener
+        self._run = structs.replace(run, arrivals=self._arrivals)
+        self._view: View | None = None
+        self.desk = Desk(self._arrivals, limits, run.plan.prompts.thought.close, next_row(run))
+        own = ServerSelf(run.plan.name, lambda: self.phase, lambda: metrics(self._view, self.desk))
+        app = new_app(own, ChatEndpoint(self.desk, limits, own.model), address.key)
+        settings: dict[str, Any] = {"lifespan": "off", "log_config": None, "access_log": False, "ws": "none", "server_header": False}
+        self._uvicorn = _QuietServer(uvicorn.Config(app, backlog=BACKLOG, timeout_graceful_shutdown=LEAVE_S, **settings))
+
+    @property
+    def phase(self) -> Phase:
+        """Whether requests are taken, or why not."""
+        if self.desk.closed is not None:
+            return "stopping"
+        return "starting" if self._view is None else "serving"
+
+    async def solve(self, observer: Observer, attend: Attend) -> SessionResult:
+        """Answer clients until the run is stopped; raises what keeps its engines from opening."""
+        sink = self.desk if observer.sink is None else Tee(observer.sink, self.desk)
+        watched = structs.replace(observer, sink=sink, watch=partial(self._watching, observer))
+
+        async def attend_server(stop: Stop, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+            await attend(_ServerStop(self, stop), task_status=task_status)
+
+        result: SessionResult | None = None
+        with unwrapped():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._answer)
+                try:
+                    result = await solve(self._run, watched, attend=attend_server)
+                finally:
+                    self.desk.close(STOPPING)
+                    self._uvicorn.should_exit = True
+        assert result is not None, "nothing here cancels the run"
+        return result
+
+    def drain(self, drain_run: Callable[[], bool]) -> bool:
+        """Take no more requests, and let the run end with the chains that are live; False where none could begin."""
+        if self._view is None:
+            return False
+        self.desk.close(STOPPING)
+        self._arrivals.close()
+        return True
+
+    async def _answer(self) -> None:
+        """Answer clients, until a moment after the run has ended, however that was."""
+        with anyio.CancelScope(shield=True):
+            await self._uvicorn.serve(sockets=[self._listener])
+
+    @contextmanager
+    def _watching(self, observer: Observer, view: View) -> Iterator[None]:
+        """Take requests while the body runs, which `observer` watches."""
+        self._view = view
+        host, port = self._listener.getsockname()[:2]
+        observer.tell(f"serving {view.plan.name} at http://{f'[{host}]' if ':' in host else host}:{port}/v1")
+        with observer.watch(view):
+            yield
+
+
+class _ServerStop(Stop):
+    """Stops the run of a server: its clients first."""
+
+    def __init__(self, server: GraphServer, stop: Stop) -> None:
+        super().__init__()
+        self._server, self._stop = server, stop
+
+    def drain(self) -> bool:
+        return self._server.drain(self._stop.drain)
+
+    def abort(self) -> None:
+        self._server.desk.close(STOPPING)
+        self._stop.abort()
+
+
+class _QuietServer(uvicorn.Server):
+    """A server that leaves signals to the run."""
+
+    def capture_signals(self) -> Any:
+        return nullcontext()
+
+
+def serve(
+    options: RunOptions,
+    limits: ServeLimits,
+    address: Address,
+    observer: Observer,
+    *,
+    attend: Attend,
+    metrics: Metrics,
+    command: Sequence[str] = (),
+) -> SessionResult:
+    """Serve the graph of `options` at `address` until `attend` stops it, or an engine is lost. Raises `UsageError` before an engine starts.
+
+    Not for use in a running event loop.
+    """
+    plan = load_plan(options.graph, options.bound_engines, options.settings)
+    for sentence in (*notices(plan), *gpu_notices(plan)):
+        observer.tell(sentence)
+    with listening(address) as listener, prepared(options, plan, RequestedProblems(), virtual=False, command=command) as run:
+        if run.old is not None and not run.old.input.served:
+            raise UsageError(f"{run.folder}: is a run over {run.old.input.file}, not a server's; give another folder with --output")
+        observer.ready(run)
+        for sentence in run.remarks:
+            observer.tell(sentence)
+
+        async def solve_in_loop() -> SessionResult:
+            return await GraphServer(run, limits, address, listener, metrics).solve(observer, attend)
+
+        return in_loop(solve_in_loop, virtual=False)
+
+
+def next_row(run: Prepared) -> int:
+    """The number of the first request of this session."""
+    kept = [] if run.folder is None or run.old is None else kept_rows(run.folder)
+    return max(kept, default=0) + 1
+
+
+@contextmanager
+def listening(address: Address) -> Iterator[socket.socket]:
+    """A socket that listens, closed at the end; raises `UsageError`. As many files may be open as the system allows."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        listener = socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise UsageError(f"--port {address.port}: cannot listen on {address.host}: {reason(error)}") from error
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (max(soft, MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)), hard)
+        )
+    with listener:
+        yield listener

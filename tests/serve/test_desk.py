@@ -1,0 +1,100 @@
+"""The desk of a server alone: which chains begin first, what is refused, and who hears of what."""
+
+import anyio
+import pytest
+
+from pipeline.data.requests.chat import AskedChat, ChainSettings
+from pipeline.data.requests.errors import ApiError
+from pipeline.data.requests.reply import ChainReply
+from pipeline.runtime.admission.feed import Arrivals
+from pipeline.serve.desk import CommittedStep, Desk, Ended, Event, Overloaded
+from pipeline.serve.limits import ServeLimits
+from pipeline.store.events import ChainRow, StepRow
+from tests.support.rows import blank
+
+pytestmark = pytest.mark.anyio
+
+
+def chat(samples: int | None = None) -> AskedChat:
+    return AskedChat(model="m", problem="What?", settings=ChainSettings(samples=samples))
+
+
+async def test_batches_begin_only_while_no_request_waits() -> None:
+    arrivals = Arrivals()
+    desk = Desk(arrivals, ServeLimits(), "</think>")
+    desk.submit("batch", desk.reserve(1), chat(), {}, [0], lambda event: None, spare=True)
+    desk.ask("one", chat(2), {}, lambda event: None)
+    starts = [await arrivals.next() for _ in range(3)]
+    assert [(start.item.problem_id, start.sample_index, start.order) for start in starts if start] == [
+        ("one", 0, 1),
+        ("one", 1, 2),
+        ("batch", 0, 0),
+    ]
+
+
+async def test_what_waits_is_bounded_and_a_withdrawn_request_makes_room() -> None:
+    arrivals = Arrivals()
+    desk = Desk(arrivals, ServeLimits(max_queue=2), "</think>")
+    ticket = desk.ask("one", chat(2), {}, lambda event: None)
+    with pytest.raises(Overloaded, match="2 requests wait already"):
+        desk.ask("two", chat(), {}, lambda event: None)
+    desk.withdraw(ticket, "gone")
+    desk.ask("three", chat(), {}, lambda event: None)
+    assert (desk.waiting, desk.live, desk.taken, desk.refused) == (1, 0, 2, 1)
+
+
+async def test_whoever_asked_hears_the_steps_of_its_chains_and_their_ends() -> None:
+    arrivals, heard = Arrivals(), list[Event]()
+    desk = Desk(arrivals, ServeLimits(), "</think>")
+    desk.ask("one", chat(2), {}, heard.append)
+    for _ in range(2):
+        await arrivals.next()
+    desk.step(blank(StepRow, chain_id="one#1", step_text="So 5.</think>"))
+    desk.chain(
+        blank(
+            ChainRow,
+            chain_id="one#1",
+            stop_reason="thought_closed",
+            answer_text="5",
+            engines=("target",),
+            input_tokens=(3,),
+            output_tokens=(2,),
+        )
+    )
+    desk.chain(blank(ChainRow, chain_id="one#0", stop_reason="error", error_type="ContextOverflow", error_message="too long"))
+    step, done, failed = heard
+    assert step == CommittedStep(1, "So 5.")
+    assert isinstance(done, Ended)
+    assert isinstance(done.outcome, ChainReply)
+    assert (done.index, done.outcome.thought, done.outcome.answer, done.outcome.output_tokens) == (1, "So 5.", "5", {"target": 2})
+    assert isinstance(failed, Ended)
+    assert isinstance(failed.outcome, ApiError)
+    assert (failed.outcome.code, failed.outcome.status) == ("context_length_exceeded", 400)
+
+
+async def test_a_desk_that_closes_gives_up_what_waits_and_takes_no_more() -> None:
+    arrivals, heard = Arrivals(), list[Event]()
+    desk = Desk(arrivals, ServeLimits(), "</think>")
+    desk.ask("one", chat(), {}, heard.append)
+    desk.close("the end")
+    arrivals.close()
+    [ended] = heard
+    assert isinstance(ended, Ended)
+    assert isinstance(ended.outcome, ApiError)
+    assert (ended.outcome.message, ended.outcome.status) == ("the end", 503)
+    assert await arrivals.next() is None
+    with pytest.raises(ApiError, match="the end"):
+        desk.ask("two", chat(), {}, heard.append)
+
+
+async def test_a_chain_that_is_withdrawn_runs_no_further() -> None:
+    arrivals = Arrivals()
+    desk = Desk(arrivals, ServeLimits(), "</think>")
+    ticket = desk.ask("one", chat(), {}, lambda event: None)
+    start = await arrivals.next()
+    assert start is not None
+    assert start.withdrawal is not None
+    desk.withdraw(ticket, "gone")
+    with start.withdrawal.scope:
+        await anyio.sleep_forever()
+    assert str(start.withdrawal.error) == "gone"
