@@ -11,7 +11,7 @@ PAGE = 50
 EXCERPT = 160
 """Characters of a problem, and of an answer, in the list."""
 VERDICTS = ("right", "wrong", "failed", "cancelled", "not graded")
-_VERDICT = """
+VERDICT = """
 CASE WHEN stop_reason = 'error' THEN 'failed' WHEN stop_reason = 'cancelled' THEN 'cancelled' WHEN correct IS NULL THEN 'not graded'
      WHEN correct THEN 'right' ELSE 'wrong' END"""
 ORDERS = {
@@ -30,7 +30,7 @@ ORDER_WORDS = {
     "latest": "latest",
 }
 _FOUND = f"""
-    SELECT *, {_VERDICT} AS verdict FROM chains
+    SELECT *, {VERDICT} AS verdict FROM chains
     WHERE ($search = '' OR contains(lower(chain_id), lower($search)) OR contains(lower(answer), lower($search))
            OR input_row IN (SELECT input_row FROM problems WHERE contains(lower(problem), lower($search))))"""
 _COUNTS = f"SELECT verdict, count(*) AS count FROM ({_FOUND}) GROUP BY verdict"
@@ -50,6 +50,12 @@ WITH listed AS (
 SELECT before, after, place, count FROM listed WHERE chain_id = $chain"""
 
 
+def page_number(given: Mapping[str, str]) -> int:
+    """The page that a URL asks for, from 1; 1 where it names none."""
+    page = given.get("page", "")
+    return max(1, int(page)) if page.isascii() and page.isdecimal() and len(page) < 10 else 1
+
+
 class AskedChains(Struct, frozen=True, kw_only=True):
     """Which chains are asked for, in which order, from a URL; what is no verdict or order is the default."""
 
@@ -63,12 +69,12 @@ class AskedChains(Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "AskedChains":
         """What the parameters of a URL ask for."""
-        verdict, order, page = given.get("verdict", ""), given.get("order", ""), given.get("page", "")
+        verdict, order = given.get("verdict", ""), given.get("order", "")
         return cls(
             verdict=verdict if verdict in VERDICTS else "",
             order=order if order in ORDERS else "input",
             search=given.get("search", "").strip(),
-            page=min(int(page), 10**9) if page.isdecimal() and page.isascii() and len(page) < 12 and int(page) else 1,
+            page=page_number(given),
         )
 
     def params(self, **others: object) -> dict[str, object]:

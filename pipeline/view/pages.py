@@ -1,5 +1,6 @@
 """What each page shows: a shelf and the parameters of a URL enter, a template with its values leaves."""
 
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,13 +15,16 @@ from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.progress import ACTIVE
 from pipeline.analysis.time.work import read_work
 from pipeline.errors import UsageError
+from pipeline.report.figures.result import KINDS
 from pipeline.report.report import report
 from pipeline.report.run_sections import ReportOptions, decisions, engine_setup, notices
 from pipeline.report.transcripts import Transcript, read_transcripts
-from pipeline.store.query import Query
+from pipeline.store.query import TABLES, Query, columns_of_view
 from pipeline.store.run_file import RunFile
 from pipeline.view.chains import ORDER_WORDS, PAGE, VERDICTS, AskedChains, chain_page, neighbours
+from pipeline.view.pairs import GROUPS, PAIR_ORDERS, AskedPairs, pair_page
 from pipeline.view.shelf import Shelf
+from pipeline.view.sql import EXAMPLES, sql_answer
 
 
 class Page(Struct, frozen=True):
@@ -53,11 +57,13 @@ def run_page(shelf: Shelf, request: Request) -> Page:
     if listed.state is None:
         raise UsageError(listed.flaw)
     run = RunFile.read(shelf.folder_of(name))
+    active = listed.state.state in ACTIVE
     with shelf.query(name) as db:
         found = chain_page(db, asked)
+        live = shelf.live.look(shelf.folder_of(name), db, run) if active else None
     values = {"run": name, "state": listed.state, "found": found, "asked": asked, "orders": ORDER_WORDS, "verdicts": VERDICTS}
     values |= {"per_page": PAGE, "setup": [decisions(run), engine_setup(run)], "notices": notices(run), "others": _others(shelf, name)}
-    return Page("run.html", name, values, active=listed.state.state in ACTIVE, here=name)
+    return Page("run.html", name, values | {"live": live}, active=active, here=name)
 
 
 def figures_page(shelf: Shelf, request: Request) -> Page:
@@ -75,6 +81,8 @@ def figures_page(shelf: Shelf, request: Request) -> Page:
 def report_of(shelf: Shelf, request: Request) -> Page:
     """The report on a run, made anew."""
     name = _run_of(request)
+    if _from_elsewhere(request):
+        raise UsageError(f"the report of {name} takes a while to make: it is made from the page of the run alone")
     return Page("", name, html=report([shelf.folder_of(name)], ReportOptions()))
 
 
@@ -90,6 +98,58 @@ def chain_of(shelf: Shelf, request: Request) -> Page:
     values = {"run": name, "chain": chain, "transcript": transcript, "place": place, "asked": asked, "problem": problem}
     values |= {"samples": samples, "others": _others(shelf, name)}
     return Page("chain.html", f"{chain} of {name}", values, here=name)
+
+
+def pair_of(shelf: Shelf, request: Request) -> Page:
+    """Two runs: the chains that both have or, of one chain, both transcripts."""
+    names, asked, chain = request.query_params.getlist("run"), AskedPairs.of(request.query_params), request.query_params.get("chain")
+    if len(set(names)) != 2 or len(names) != 2:
+        raise UsageError(f"{request.url.path}: {len(set(names))} runs; two are shown side by side")
+    cards = [RunFile.read(shelf.folder_of(name)) for name in names]
+    values: dict[str, Any] = {"runs": names, "asked": asked, "groups": GROUPS, "orders": PAIR_ORDERS, "per_page": PAGE, "chain": chain}
+    values |= {"same": cards[0].input.sha256 == cards[1].input.sha256, "states": [shelf.listed(name).state for name in names]}
+    if chain is None:
+        with shelf.query(*names) as db:
+            return Page("pair.html", " and ".join(names), values | {"found": pair_page(db, asked)})
+    transcripts = []
+    for name, run in zip(names, cards, strict=True):
+        with shelf.query(name) as db:
+            transcripts.append(_transcript(db, run, name, chain))
+    return Page("pair.html", f"{chain} of {' and '.join(names)}", values | {"transcripts": transcripts})
+
+
+def sql_page(shelf: Shelf, request: Request) -> Page:
+    """A query over runs, with its result; one that comes from another site's page is shown, and not asked."""
+    given = request.query_params
+    names, sql, draw = given.getlist("run"), given.get("sql", "").strip(), given.get("draw", "")
+    values: dict[str, Any] = {
+        "chosen": names,
+        "names": list(shelf.folders()),
+        "sql": sql,
+        "draw": draw,
+        "kinds": KINDS,
+        "examples": EXAMPLES,
+    }
+    values |= {"columns": {table: columns_of_view(table) for table in TABLES}, "answer": None, "flaw": "", "command": ""}
+    if sql and names and _from_elsewhere(request):
+        values["flaw"] = "This query comes from another site: read it before you run it."
+    elif sql and names:
+        paths = [str(shelf.folder_of(name)) for name in names]
+        values["command"] = shlex.join(["pipeline", "query", *paths, sql, "-o", "result.csv"])
+        try:
+            with shelf.query(*names, of_user=True) as db:
+                values["answer"] = sql_answer(db, sql, draw)
+        except UsageError as error:
+            values["flaw"] = str(error)
+    elif sql:
+        values["flaw"] = "Choose a run to ask."
+    answer = values["answer"]
+    return Page("sql.html", "SQL", values, plots=answer is not None and answer.figure is not None, here=names[0] if len(names) == 1 else "")
+
+
+def _from_elsewhere(request: Request) -> bool:
+    """Whether a page of another site made the browser ask."""
+    return request.headers.get("sec-fetch-site") == "cross-site"
 
 
 def _transcript(db: Query, run: RunFile, name: str, chain: str) -> Transcript:
@@ -139,5 +199,7 @@ PAGES: dict[str, Callable[[Shelf, Request], Page]] = {
     "/figures": figures_page,
     "/report": report_of,
     "/chain": chain_of,
+    "/pair": pair_of,
+    "/sql": sql_page,
 }
 """The pages by their paths."""

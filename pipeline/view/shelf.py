@@ -18,6 +18,7 @@ from pipeline.analysis.run_list import RunState, run_folders, run_state
 from pipeline.errors import InputError, UsageError, did_you_mean
 from pipeline.store.query import TABLES, Query
 from pipeline.store.run_file import FILE
+from pipeline.view.live import LiveRuns
 
 DEPTH = 3
 """How many levels down runs are looked for: those of a sweep are in `SWEEP/runs`."""
@@ -52,7 +53,7 @@ class Shelf:
     """The runs in `folder`, or the one that it is. Methods may be called from any thread."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.live = folder, LiveRuns()
         self._lock = Lock()
         self._slots: dict[tuple[Path | str, ...], _Slot] = {}
         self._flaws: dict[str, tuple[object, str]] = {}

@@ -85,6 +85,7 @@
 
   // Keys: / searches, j and k or arrows turn pages and chains.
   document.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && event.target.matches("textarea")) event.target.form.requestSubmit();
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
     const goes = { j: "next", ArrowRight: "next", k: "prev", ArrowLeft: "prev" }[event.key];
     if (goes && !event.target.closest(".plot, .wide")) document.querySelector(`a[rel=${goes}]`)?.click();

@@ -1,0 +1,103 @@
+"""How a run goes on: its folder, open for queries, enters at every look; counts and rates since earlier looks leave."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+
+from msgspec import Struct
+
+from pipeline.analysis.progress import RecentRates, RunProgress, run_progress
+from pipeline.store.query import Query
+from pipeline.store.run_file import RunFile
+
+BINS = 60
+"""Slices that the time since the session began is divided into."""
+_MODES = """
+SELECT coalesce(mode, '') AS mode, count(*) AS chains FROM (
+    SELECT chain_id, arg_max(mode, step_index) AS mode FROM steps
+    WHERE end_unix_ns >= $since AND chain_id NOT IN (SELECT chain_id FROM chains WHERE stop_reason <> 'cancelled')
+    GROUP BY chain_id)
+GROUP BY ALL ORDER BY mode DESC"""
+_ENGINES = """
+SELECT engine AS role, arg_max(in_flight_engine, submit_unix_ns) AS in_flight, arg_max(waiting_engine, submit_unix_ns) AS waiting,
+       sum(output_tokens)::BIGINT AS tokens
+FROM calls GROUP BY engine ORDER BY min(submit_unix_ns)"""
+_ENDED = """
+WITH ended AS (SELECT end_unix_ns - $since AS after_ns FROM chains WHERE end_unix_ns >= $since),
+span AS (SELECT greatest(max(after_ns), 1) AS length_ns FROM ended)
+SELECT least(after_ns * $bins // length_ns, $bins - 1)::BIGINT AS bin, count(*) AS chains FROM ended, span GROUP BY bin"""
+
+
+class ModeCount(Struct, frozen=True):
+    """Chains in flight by the mode of their last step."""
+
+    mode: str
+    """`speculative` or `direct`; empty where the graph has but one way."""
+    chains: int
+
+
+class LiveEngine(Struct, frozen=True):
+    """What an engine does."""
+
+    role: str
+    in_flight: int
+    """Requests at it when the latest of its answered calls was sent."""
+    waiting: int
+    """Those in the client queue at that moment."""
+    tokens: int
+    """Tokens that it has sampled."""
+
+
+class LiveRun(Struct, frozen=True, kw_only=True):
+    """A run that goes on, as its folder tells."""
+
+    progress: RunProgress
+    modes: list[ModeCount]
+    """Chains that have committed a step in this session and have not ended."""
+    engines: list[LiveEngine]
+    per_s: dict[str, float | None]
+    """By how much `over`, `steps` and `tokens ROLE` grow a second; null before the second look."""
+    ended: list[float]
+    """Chains that ended in each of `BINS` slices of the session, over the most of any."""
+
+    @property
+    def in_flight(self) -> int:
+        """Chains that have begun and have not ended."""
+        return sum(each.chains for each in self.modes)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the end at the present rate; None where that is not known."""
+        rate = self.per_s["over"]
+        return (self.progress.chains - self.progress.over) / rate if rate else None
+
+
+class _Slice(Struct, frozen=True):
+    bin: int
+    chains: int
+
+
+class LiveRuns:
+    """The rates of runs that somebody looks at, by their folders. Methods may be called from any thread."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """`now` is the clock, in seconds."""
+        self._now, self._lock = now, Lock()
+        self._rates: dict[Path, RecentRates] = {}
+
+    def look(self, folder: Path, db: Query, run: RunFile) -> LiveRun:
+        """The run in `folder`, which is open as `db`, at this moment. Raises `InputError` where it cannot be read."""
+        since = run.sessions[-1].started_unix_ns if run.sessions else run.started_unix_ns
+        progress, engines = run_progress(folder), db.rows(_ENGINES, LiveEngine)
+        counts = {"over": float(progress.over), "steps": float(progress.steps)}
+        counts |= {f"tokens {each.role}": float(each.tokens) for each in engines}
+        with self._lock:
+            rates = self._rates.setdefault(folder, RecentRates("over"))
+            rates.look(self._now(), counts)
+            per_s = {name: rates.per_s(name) for name in counts}
+        found = {each.bin: each.chains for each in db.rows(_ENDED, _Slice, since=since, bins=BINS)}
+        most = max(found.values(), default=1)
+        ended = [found.get(place, 0) / most for place in range(BINS)]
+        modes = db.rows(_MODES, ModeCount, since=since)
+        return LiveRun(progress=progress, modes=modes, engines=engines, per_s=per_s, ended=ended)
