@@ -13,6 +13,8 @@ from pipeline.store.run_file import RunFile
 
 BINS = 60
 """Slices that the time since the session began is divided into."""
+RECENT_NS = 60_000_000_000
+"""How long before the latest call of the run the latest one of an engine may have ended that still tells what it does."""
 _MODES = """
 SELECT coalesce(mode, '') AS mode, count(*) AS chains FROM (
     SELECT chain_id, arg_max(mode, step_index) AS mode FROM steps
@@ -20,8 +22,10 @@ SELECT coalesce(mode, '') AS mode, count(*) AS chains FROM (
     GROUP BY chain_id)
 GROUP BY ALL ORDER BY mode DESC"""
 _ENGINES = """
-SELECT engine AS role, arg_max(in_flight_engine, submit_unix_ns) AS in_flight, arg_max(waiting_engine, submit_unix_ns) AS waiting,
-       sum(output_tokens)::BIGINT AS tokens
+SELECT engine AS role, sum(output_tokens)::BIGINT AS tokens,
+       CASE WHEN max(end_unix_ns) >= (SELECT max(end_unix_ns) FROM calls) - $recent THEN arg_max(in_flight_engine, submit_unix_ns) END
+           AS in_flight,
+       arg_max(waiting_engine, submit_unix_ns) AS waiting
 FROM calls GROUP BY engine ORDER BY min(submit_unix_ns)"""
 _ENDED = """
 WITH ended AS (SELECT end_unix_ns - $since AS after_ns FROM chains WHERE end_unix_ns >= $since),
@@ -41,12 +45,12 @@ class LiveEngine(Struct, frozen=True):
     """What an engine does."""
 
     role: str
-    in_flight: int
-    """Requests at it when the latest of its answered calls was sent."""
-    waiting: int
-    """Those in the client queue at that moment."""
     tokens: int
     """Tokens that it has sampled."""
+    in_flight: int | None
+    """Requests at it when the latest of its answered calls was sent; null where it has answered none of late."""
+    waiting: int
+    """Those in the client queue at that moment."""
 
 
 class LiveRun(Struct, frozen=True, kw_only=True):
@@ -63,7 +67,7 @@ class LiveRun(Struct, frozen=True, kw_only=True):
 
     @property
     def in_flight(self) -> int:
-        """Chains that have begun and have not ended."""
+        """Chains that have committed a step and have not ended: at least so many are in flight."""
         return sum(each.chains for each in self.modes)
 
     @property
@@ -89,7 +93,7 @@ class LiveRuns:
     def look(self, folder: Path, db: Query, run: RunFile) -> LiveRun:
         """The run in `folder`, which is open as `db`, at this moment. Raises `InputError` where it cannot be read."""
         since = run.sessions[-1].started_unix_ns if run.sessions else run.started_unix_ns
-        progress, engines = run_progress(folder), db.rows(_ENGINES, LiveEngine)
+        progress, engines = run_progress(folder), db.rows(_ENGINES, LiveEngine, recent=RECENT_NS)
         counts = {"over": float(progress.over), "steps": float(progress.steps)}
         counts |= {f"tokens {each.role}": float(each.tokens) for each in engines}
         with self._lock:

@@ -96,5 +96,5 @@
   });
 
   counted();
-  if (document.querySelector("[data-live]")) setTimeout(look, "active" in document.body.dataset ? EVERY_MS : IDLE_MS);
+  if ("active" in document.body.dataset || document.getElementById("runs")) setTimeout(look, "active" in document.body.dataset ? EVERY_MS : IDLE_MS);
 })();

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -33,7 +34,8 @@ def page(client: TestClient, path: str, status: int = 200, **params: Any) -> str
 def cells(html: str, column: str) -> list[str]:
     """What stands in a column of the list."""
     html = html.rpartition('class="list"')[2]
-    [names] = re.findall(r"<thead>(.*?)</thead>", html, re.S)
+    [names] = re.findall(r"<thead>.*?<tr>([^\0]*?)</tr>\s*</thead>", html.replace("</tr>\n<tr>", "</tr><tr>"), re.S)
+    names = names.rpartition("<tr>")[2]
     place = [re.sub(r"<.*?>", "", name) for name in re.findall(r"<th[ >].*?</th>", names, re.S)].index(column)
     rows = re.findall(r"<tr>(.*?)</tr>", html.split("<tbody", 1)[1].split("</tbody>", 1)[0], re.S)
     texts = [[re.sub(r"\s*<.*?>\s*", "", cell) for cell in re.findall(r"<t[hd][ >].*?</t[hd]>", row, re.S)] for row in rows]
@@ -153,3 +155,67 @@ def test_many_chains_have_pages(store: RunStore) -> None:
     last = page(client, "/run", run="live", page=99)
     assert cells(last, "chain") == [f"p{i}#0" for i in range(101, 121)]
     assert "101 to 120 of 120" in last
+
+
+def test_two_runs_are_side_by_side_by_chain(client: TestClient, runs: Path) -> None:
+    ours, theirs = ({row["chain_id"]: row for row in chains_of(runs, name)} for name in ("speccot", "alone"))
+    html = page(client, "/pair", run=["speccot", "alone"], order="time")
+    gaps = {name: ours[name]["chain_time_s"] - theirs[name]["chain_time_s"] for name in ours}
+    assert cells(html, "chain") == sorted(ours, key=lambda name: (-gaps[name], ours[name]["input_row"]))
+    right = [name for name in ours if ours[name]["correct"] and not theirs[name]["correct"]]
+    assert f"only the first right {len(right)}" in html
+    assert "different inputs" not in html
+    one = page(client, "/pair", run=["speccot", "alone"], chain="p3#0")
+    texts = re.findall(r'<script type="application/json" id="side-\d">(.*?)</script>', one, re.S)
+    assert [json.loads(text)[0]["chain_id"] for text in texts] == ["p3#0", "p3#0"]
+    assert "two are shown side by side" in page(client, "/pair", 400, run="speccot")
+    assert "no chain &#39;p99#0&#39;" in page(client, "/pair", 400, run=["speccot", "alone"], chain="p99#0")
+
+
+def test_sql_is_answered_with_a_table_and_a_figure(client: TestClient, runs: Path) -> None:
+    sql = "SELECT decision, count(*) AS n FROM steps GROUP BY decision ORDER BY n"
+    html = page(client, "/sql", run="speccot", sql=sql, draw="bars")
+    decisions = Counter(row["decision"] for row in pq.read_table(runs / "speccot" / "steps").to_pylist())
+    assert dict(zip(cells(html, "decision"), map(int, cells(html, "n")), strict=True)) == decisions
+    assert '"type":"bar"' in html
+    assert "Nothing to draw" in page(client, "/sql", run="speccot", sql="SELECT decision FROM steps", draw="lines")
+    both = page(client, "/sql", run=["speccot", "alone"], sql="SELECT run, count(*) AS n FROM chains GROUP BY run ORDER BY run")
+    assert (cells(both, "run"), cells(both, "n")) == (["alone", "speccot"], ["21", "21"])
+    assert cells(page(client, "/sql", run="alone", sql="SELECT graph FROM runs"), "graph") == ["target"]
+    many = page(client, "/sql", run="speccot", sql="SELECT range AS n FROM range(5000)")
+    assert len(cells(many, "n")) == 1000
+    assert "Only the first 1,000 rows" in many
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("FROM stepz", "no table `stepz`; did you mean `steps`?"),
+        ("DROP VIEW steps", "DROP statements are not allowed"),
+        ("FROM read_text('/etc/passwd')", "disabled by configuration"),
+        ("SET lock_configuration = false", "SET statements are not allowed"),
+        ("SELECT 1; SELECT 2", "2 statements; expected one query"),
+        ("SELECT '</script><img src=x>' FROM nothing", "no table `nothing`"),
+    ],
+)
+def test_what_is_wrong_with_sql_is_said(client: TestClient, sql: str, said: str) -> None:
+    html = page(client, "/sql", run="speccot", sql=sql)
+    assert said in html
+    assert "<img" not in html
+
+
+def test_sql_that_takes_long_is_interrupted(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.view.sql.SECONDS", 0.2)
+    assert "not answered within 0.2 s" in page(
+        client, "/sql", run="speccot", sql="SELECT count(*) FROM range(100_000_000_000) t WHERE hash(t) = 1"
+    )
+    assert cells(page(client, "/sql", run="speccot", sql="SELECT count(*) AS n FROM chains"), "n") == ["21"]
+
+
+def test_another_site_cannot_make_a_query_run(client: TestClient) -> None:
+    asked = {"run": "speccot", "sql": "SELECT count(*) AS n FROM chains"}
+    for site, runs in (("cross-site", False), ("same-origin", True), ("none", True)):
+        answer = client.get("/sql", params=asked, headers={"Sec-Fetch-Site": site})
+        assert ("table class" in answer.text) == runs
+        assert asked["sql"] in answer.text
+    assert client.get("/report", params=asked, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 400
