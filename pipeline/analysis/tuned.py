@@ -45,6 +45,7 @@ class TunedSetting(Struct, frozen=True, kw_only=True):
     accepted: float | None = None
     accuracy_low: float | None = None
     accuracy_high: float | None = None
+    accuracy_tried: float | None = None
     frontier: bool = False
     """Whether no other prediction is faster and changes fewer decisions."""
     measured: Measured | None = None

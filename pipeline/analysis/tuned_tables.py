@@ -5,9 +5,10 @@ from pipeline.analysis.tuned import Measured, Tuned, TunedSetting
 
 KNOWN = (
     "Predicted speeds take each call to last as long as in the recorded run. `same path`: the share of chains that take the recorded path "
-    "to its end, so that their answers are known; the predicted accuracy is between all others wrong and all others right. `changed`: "
-    "decisions of a chain that differ from the recorded ones. `unread`: the share of drafted steps that a gate lets pass. Both are "
-    "estimated where a chain has left the recorded path."
+    "to its end, so that their answers are known; the predicted accuracy is between all others wrong and all others right. `as tried`: the "
+    "accuracy of the recorded run if its thoughts ended as early, with the answers that were asked for there. `changed`: decisions of a "
+    "chain that differ from the recorded ones. `unread`: the share of drafted steps that a gate lets pass. Both are estimated where a "
+    "chain has left the recorded path."
 )
 HEADER = ("setting", "", "speed", "accuracy", "loss", "same path", "changed", "unread")
 
@@ -48,7 +49,8 @@ def table_of(found: Tuned) -> Table:
 
 def _row(each: TunedSetting, measured: Measured | None) -> tuple[str, ...]:
     known = (_percent(each.chains_known), "" if each.changed is None else f"{each.changed:.2f}", _percent(each.unread))
-    between = f"{_percent(each.accuracy_low)} to {_percent(each.accuracy_high)}"
+    tried = "" if each.accuracy_tried is None else f", as tried {_percent(each.accuracy_tried)}"
+    between = f"{_percent(each.accuracy_low)} to {_percent(each.accuracy_high)}{tried}"
     if measured is None:
         return (each.label, "predicted", _times(each.over_target), between, "", *known)
     loss = f"{_percent(measured.loss.value)} [{_percent(measured.loss.low)}, {_percent(measured.loss.high)}]"

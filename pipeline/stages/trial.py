@@ -34,11 +34,15 @@ class TrialStage(EngineStage):
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         [candidate] = completions[0].candidates
-        text = self.builder.prompts.trial + candidate.text
-        whole = text.strip() if candidate.finish_reason == "stop" else None
-        answer = boxed(text) or (None if "\\boxed" in text else whole) or None
+        answer = answer_in(self.builder.prompts.trial + candidate.text, candidate.finish_reason)
         sure = candidate.confidence
         return Outcome(trial=Trial(answer, 0.0 if answer is None or sure is None else math.exp(sure.mean)))
+
+
+def answer_in(text: str, finish_reason: str) -> str | None:
+    """The answer in what was written, its given beginning included: what is in its box, else all of it if it came to its end."""
+    whole = text.strip() if finish_reason == "stop" else None
+    return boxed(text) or (None if "\\boxed" in text else whole) or None
 
 
 KIND = StageKind(spec=TrialSpec, build=TrialStage)

@@ -41,8 +41,18 @@ class Knob(Struct, frozen=True, kw_only=True):
     """Other params of its stage, on which the value rests, such as the statistic of a gate."""
     sign: int = 1
     """Of a gate: 1 where a draft passes at or above the threshold, -1 where at or below."""
-    commits: bool = True
-    """Of a gate: whether what passes becomes a step."""
+    careless: Param = None
+    """Of a gate whose drafts do not become steps: the value with which all pass, so that others write all; null of any other knob."""
+
+    @property
+    def commits(self) -> bool:
+        """Of a gate: whether what passes becomes a step."""
+        return self.careless is None
+
+    @property
+    def tried(self) -> tuple[Param, ...]:
+        """Every value that is known before the first run."""
+        return (self.careful, *self.values, *(() if self.commits else (self.careless,)))
 
 
 def knobs_of(graph: Path, plan: Plan, wishes: Sequence[str] = ()) -> list[Knob]:
@@ -107,8 +117,9 @@ def _gate(param: str, name: str, spec: GateSpec) -> Knob:
     low, high, _ = RANGES[spec.statistic]
     rises = spec.statistic != "first_entropy"
     passes_above = rises == (spec.flags == "unsure")
-    careful = max(-FAR, min(FAR, high if passes_above else low))
-    return Knob(param=param, kind="gate", stage=name, careful=careful, sign=1 if passes_above else -1, commits=spec.accept)
+    careful, careless = (max(-FAR, min(FAR, bound)) for bound in ((high, low) if passes_above else (low, high)))
+    sign = 1 if passes_above else -1
+    return Knob(param=param, kind="gate", stage=name, careful=careful, sign=sign, careless=None if spec.accept else careless)
 
 
 def _greatest(spec: StageSpec) -> float:

@@ -16,7 +16,9 @@ from pipeline.analysis.arrays import Array
 from pipeline.graph.spec import Param
 from pipeline.store.query import Query
 from pipeline.sweep.knobs import Knob
+from pipeline.sweep.trials import TrialAnswer, trial_answers
 
+NOT_TRIED = TrialAnswer(-1.0, math.nan)
 GRID = 10
 """Most values of a threshold that are tried, where the user names none."""
 CHAINS = """
@@ -25,18 +27,17 @@ SELECT chain_id, counted, finished, chain_time_s FROM chains WHERE finished OR c
 STEPS = """
 WITH spans AS (
     SELECT chain_id, step_index - (purpose = 'trial')::INT AS step_index, purpose,
-           (max(end_unix_ns) - min(submit_unix_ns - client_wait_s * 1e9)) / 1e9 AS s,
-           max(exp(logprob_mean[1])) FILTER (purpose = 'trial' AND finish_reason[1] = 'stop') AS sure
+           (max(end_unix_ns) - min(submit_unix_ns - client_wait_s * 1e9)) / 1e9 AS s
     FROM calls WHERE purpose <> 'answer' GROUP BY chain_id, calls.step_index, purpose, stage),
 costs AS (
     SELECT chain_id, step_index, sum(s) FILTER (purpose = 'draft') AS draft_s, sum(s) FILTER (purpose = 'judge') AS judge_s,
-           sum(s) FILTER (purpose IN ('write', 'guide')) AS write_s, sum(s) FILTER (purpose = 'trial') AS trial_s, max(sure) AS sure
+           sum(s) FILTER (purpose IN ('write', 'guide')) AS write_s, sum(s) FILTER (purpose = 'trial') AS trial_s
     FROM spans GROUP BY chain_id, step_index)
-SELECT chain_id, decision IN ('accepted', 'unverified') AS drafted,
+SELECT chain_id, step_index, decision IN ('accepted', 'unverified') AS drafted,
        verify_stage IS NOT NULL AND (verify_stage = $judge OR $judge = '') AS judged,
        score_value AS score,
        list_contains(gate_stage, $gate) AS gated, gate_value[list_position(gate_stage, $gate)] AS gate,
-       coalesce(draft_s, 0.0) AS draft_s, judge_s, write_s, coalesce(trial_s, 0.0) AS trial_s, sure
+       coalesce(draft_s, 0.0) AS draft_s, judge_s, write_s, coalesce(trial_s, 0.0) AS trial_s
 FROM steps LEFT JOIN costs USING (chain_id, step_index)
 WHERE chain_id IN (SELECT chain_id FROM chains WHERE finished) ORDER BY chain_id, step_index
 """
@@ -64,6 +65,9 @@ class Prediction(Struct, frozen=True, kw_only=True):
     """Accuracy if every chain that leaves the recorded path is wrong."""
     accuracy_high: float | None
     """Accuracy if every such chain is right."""
+    accuracy_tried: float | None
+    """Accuracy of the recorded run if its thoughts ended as early as with these values, by the trial answers there: what the early end does
+    by itself. Null where none ends earlier, where the recorded run ended some that would go on, and where an answer cannot be graded."""
     chain_s: float | None
     """Mean seconds of a chain, if each call takes as long as in the recorded run; null where calls are made that it has none of."""
 
@@ -84,7 +88,9 @@ class RecordedPaths:
         self._chain = np.array([numbers[chain] for chain in rows["chain_id"].tolist()], np.int64)
         self._drafted, self._judged, self._gated = (rows[name].astype(bool) for name in ("drafted", "judged", "gated"))
         self._scores, self._gates = _filled(rows["score"]), _filled(rows["gate"])
-        self._sure = _filled(rows["sure"])
+        tried, places = trial_answers(folder), zip(rows["chain_id"].tolist(), rows["step_index"].tolist(), strict=True)
+        trials = [tried.get(place, NOT_TRIED) for place in places]
+        self._sure, self._tried = np.array([each.sure for each in trials]), np.array([each.correct for each in trials])
         self._draft_s, self._trial_s = _filled(rows["draft_s"], 0.0), _filled(rows["trial_s"], 0.0)
         self._judge_s, self._write_s = _filled(rows["judge_s"]), _filled(rows["write_s"])
         spent = self._draft_s + self._trial_s + np.nan_to_num(self._judge_s) + np.nan_to_num(self._write_s)
@@ -110,8 +116,16 @@ class RecordedPaths:
         down = math.floor if knob.sign > 0 else math.ceil
         return tuple(dict.fromkeys(down(float(value) * 1e4) / 1e4 for value in chosen))
 
-    def predict(self, choice: Mapping[str, Param]) -> tuple[Prediction, Array]:
-        """What these values of the params would have done, and by chain whether it leaves the recorded path."""
+    @property
+    def write_s(self) -> float:
+        """Mean seconds in which a step was written that a gate or a judge had decided about."""
+        return _mean(self._write_s[self._gated | self._judged])
+
+    def predict(self, choice: Mapping[str, Param], passed_s: float | None = None) -> tuple[Prediction, Array]:
+        """What these values of the params would have done, and by chain whether it leaves the recorded path.
+
+        `passed_s` is the mean time in which a step is written that passes a gate, where the gate does not make the draft that step.
+        """
         passes, accepts, differs, ends = self._decided(choice)
         free = self._gated | self._judged
         chain, steps = self._chain, np.arange(len(self._chain))
@@ -126,7 +140,7 @@ class RecordedPaths:
         unread = met & passes & free
         read = met & free & ~passes & self._judged
         rejected = self._judged & ~accepts
-        wrong = float(np.nansum(np.where(left, 0.0, self._correct)))
+        right = float(np.nansum(np.where(left, 0.0, self._correct)))
         counted = np.isfinite(self._correct)
         graded = int(counted.sum())
         return Prediction(
@@ -137,10 +151,21 @@ class RecordedPaths:
             unread_known=_share(unread & known, known & free) if self._gated.any() else None,
             unread_rejected=_share(unread & rejected, unread) if self._judged.any() else None,
             accepted=_share(read & accepts, read),
-            accuracy_low=wrong / graded if graded else None,
-            accuracy_high=(wrong + int((left & counted).sum())) / graded if graded else None,
-            chain_s=self._seconds(choice, passes, accepts, met),
+            accuracy_low=right / graded if graded else None,
+            accuracy_high=(right + int((left & counted).sum())) / graded if graded else None,
+            accuracy_tried=None if longer.any() else self._as_tried(early, first_end),
+            chain_s=self._seconds(choice, passes, accepts, met, passed_s),
         ), left
+
+    def _as_tried(self, early: Array, first_end: Array) -> float | None:
+        """`Prediction.accuracy_tried`; `early` marks the chains that end earlier."""
+        counted = np.isfinite(self._correct)
+        if not (early & counted).any():
+            return None
+        answers = self._correct.copy()
+        answers[early] = self._tried[first_end[early]]
+        found = float(answers[counted].mean())
+        return found if math.isfinite(found) else None
 
     def _decided(self, choice: Mapping[str, Param]) -> tuple[Array, Array, Array, Array]:
         """By step: whether a gate lets its draft pass, a judge accepts it, either differs from what was recorded, the thought ends."""
@@ -160,13 +185,14 @@ class RecordedPaths:
         """By step: whether the answer that was asked for after it is sure enough to end the thought."""
         end = self._knobs.get("end")
         sure = None if end is None else choice[end.param]
-        return np.zeros(len(self._chain), bool) if sure is None else np.nan_to_num(self._sure, nan=-1.0) >= _number(sure)
+        return np.zeros(len(self._chain), bool) if sure is None else self._sure >= _number(sure)
 
-    def _seconds(self, choice: Mapping[str, Param], passes: Array, accepts: Array, met: Array) -> float | None:
+    def _seconds(self, choice: Mapping[str, Param], passes: Array, accepts: Array, met: Array, passed_s: float | None) -> float | None:
         """Mean seconds of a finished chain: those of the calls that are made, each as long as recorded, or as the recorded ones are on
         average where this step has none."""
         gate, end = self._knobs.get("gate"), self._knobs.get("end")
-        if gate is not None and not gate.commits and (passes & met).any():
+        routed = passes if gate is not None and not gate.commits else np.zeros_like(passes)
+        if passed_s is None and (routed & met).any():
             return None  # who writes then wrote nothing in the recorded run
         judges, writes = self._judged & ~passes, self._judged & ~passes & ~accepts
         if (writes & met & np.isnan(self._write_s)).any() and np.isnan(self._write_s[self._judged]).all():
@@ -175,6 +201,7 @@ class RecordedPaths:
         fixed = ~(self._gated | self._judged)
         cost = self._draft_s + np.where(judges | fixed, np.nan_to_num(self._judge_s), 0.0)
         cost += np.where(writes, write_s, np.where(fixed | self._gated & ~self._judged & ~passes, np.nan_to_num(self._write_s), 0.0))
+        cost += np.where(routed, passed_s or 0.0, 0.0)
         if end is None or choice[end.param] is not None:
             cost += self._trial_s
         whole = self._per_chain(np.where(met, cost, 0.0)) + self._rest_s

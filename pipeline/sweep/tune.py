@@ -1,7 +1,8 @@
 """Tunes the params of a graph on a validation set: options enter; few runs, a preset and a curve of accuracy against speed leave.
 
 The target alone is run, and the graph once with the most careful values, for each number of candidates. What other values would do is
-read off that run (`predict`). Of those that lose least for their speed the fastest is sought by halving: each confirming run is of the
+read off that run (`predict`). Where a gate does not make its drafts steps, but lets others write, a run in which it lets all pass tells how
+long these take. Of those that lose least for their speed the fastest is sought by halving: each confirming run is of the
 middle one of those that are left, and what is faster is left where its loss is small enough, else what is slower. The loss is that of
 accuracy against the target alone, paired over the problems; small enough is a loss whose interval has its upper end below the wanted one.
 The intervals hold for all runs together, so that choosing the fastest that passes does not make them worse. Where no faster setting loses
@@ -109,7 +110,7 @@ def check(options: TuneOptions, observer: Observer) -> list[Knob]:
 def _is_possible(knob: Knob, graph: Path, own: SweepOptions, options: TuneOptions, observer: Observer) -> bool:
     """Whether the graph takes the values of a knob; raises `GraphError` for a value out of range. An early end that was not asked for and
     that an engine cannot do is left out."""
-    for value in (knob.careful, *knob.values):
+    for value in knob.tried:
         try:
             load_plan(graph, _bound(own), (*own.settings, setting(knob.param, value)))
         except GraphError as error:
@@ -122,7 +123,8 @@ def _is_possible(knob: Knob, graph: Path, own: SweepOptions, options: TuneOption
 
 def tests_of(knobs: Sequence[Knob], confirm: int) -> int:
     """How many runs' losses are looked at, at most."""
-    return math.prod(len(knob.values) for knob in knobs if knob.kind == "candidates") + confirm
+    recorded = math.prod(len(knob.values) for knob in knobs if knob.kind == "candidates")
+    return recorded * (2 if any(not knob.commits for knob in knobs) else 1) + confirm
 
 
 def _check_problems(options: TuneOptions, tests: int) -> None:
@@ -179,17 +181,18 @@ class _Tuning:
 
     def result(self) -> TuneResult:
         """Run, predict, confirm, choose and write."""
-        runs = self._run(self._recordings(), self._options.sweep)
+        careful = self._recordings()
+        runs = self._run([*careful, *filter(None, map(self._beside, careful))], self._options.sweep)
         if runs.error is not None:
             return TuneResult(folder=runs.folder, tuned=None, runs=runs)
         self._folder = runs.folder
         self._target = next(point for point in runs.points if point.baseline)
-        self._take_measured(runs, recorded=True)
-        recorded, predicted, hopeful = list(self._settings), list[TunedSetting](), list[TunedSetting]()
+        recorded = [each for each in self._take_measured(runs, recorded=careful) if each.recorded]
+        predicted, hopeful = list[TunedSetting](), list[TunedSetting]()
         for each in recorded:
             said = self._predicted(each)
             predicted += said
-            hopeful += faster(said) if self._passes(each) else ()
+            hopeful += filter(self._may_pass, faster(said)) if self._passes(each) else ()
         left = thinned(frontier(hopeful), self._options.confirm)
         low, high = 0, len(left)
         for _ in range(self._options.confirm):
@@ -214,16 +217,23 @@ class _Tuning:
             for values in product(*(knob.values for knob in many))
         ]
 
+    def _beside(self, recorded: Values) -> Values | None:
+        """The values of a second run to be recorded, in which others write every step; None where what a gate lets pass is the step."""
+        gates = {knob.param: knob.careless for knob in self._knobs if not knob.commits}
+        return {**recorded, **gates} if gates else None
+
     def _run(self, choices: Sequence[Values], own: SweepOptions) -> SweepResult:
         texts = tuple({name: text_of(value) for name, value in each.items()} for each in choices)
         return sweep(structs.replace(own, choices=texts), self._observer, self._done, attend=self._attend)
 
-    def _take_measured(self, runs: SweepResult, predicted: TunedSetting | None = None, *, recorded: bool = False) -> list[TunedSetting]:
+    def _take_measured(
+        self, runs: SweepResult, predicted: TunedSetting | None = None, recorded: Sequence[Values] = ()
+    ) -> list[TunedSetting]:
         """The settings of the runs, compared with the target alone."""
         found = []
         for point in runs.points:
             if not point.baseline:
-                base = predicted or TunedSetting(values=dict(point.params), recorded=recorded)
+                base = predicted or TunedSetting(values=dict(point.params), recorded=dict(point.params) in recorded)
                 found.append(structs.replace(base, measured=self._measured(point)))
         self._settings += found
         return found
@@ -240,20 +250,29 @@ class _Tuning:
         lost, most = tried.measured.loss.high if tried.measured is not None else None, self._options.max_loss
         return lost is not None and lost < most < (self._target.accuracy or 0.0)  # who is never right loses nothing
 
+    def _may_pass(self, predicted: TunedSetting) -> bool:
+        """Whether a run is worth it: not where the trial answers of the early end lose too much by themselves."""
+        tried = predicted.accuracy_tried
+        return tried is None or (self._target.accuracy or 0.0) - tried < self._options.max_loss
+
     def _predicted(self, recorded: TunedSetting) -> list[TunedSetting]:
         """What a recorded run says of other values, its own first."""
         assert recorded.measured is not None, "it was recorded"
         recording = RecordedPaths(self._folder / recorded.measured.run, self._knobs, recorded.values)
-        return [self._prediction(recording, recorded, values) for values in self._grid(recording, recorded.values)]
+        beside = next((each for each in self._settings if each.values == self._beside(recorded.values)), None)
+        passed_s = None
+        if beside is not None and beside.measured is not None:
+            passed_s = RecordedPaths(self._folder / beside.measured.run, self._knobs, beside.values).write_s
+        return [self._prediction(recording, recorded, values, passed_s) for values in self._grid(recording, recorded.values)]
 
     def _grid(self, recording: RecordedPaths, recorded: Values) -> Iterator[Values]:
         free = [knob for knob in self._knobs if knob.kind != "candidates"]
-        grids = [dict.fromkeys((recorded[knob.param], *recording.grid(knob))) for knob in free]
+        grids = [dict.fromkeys((recorded[knob.param], *recording.grid(knob), *knob.tried)) for knob in free]
         for choice in product(*grids):
             yield {**recorded, **dict(zip((knob.param for knob in free), choice, strict=True))}
 
-    def _prediction(self, recording: RecordedPaths, recorded: TunedSetting, values: Values) -> TunedSetting:
-        said, _ = recording.predict(values)
+    def _prediction(self, recording: RecordedPaths, recorded: TunedSetting, values: Values, passed_s: float | None) -> TunedSetting:
+        said, _ = recording.predict(values, passed_s)
         fields = structs.asdict(said)
         seconds, measured = fields.pop("chain_s"), recorded.measured
         speed = measured.problems_per_s if measured is not None else None

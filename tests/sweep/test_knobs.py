@@ -30,6 +30,13 @@ def test_params_and_their_most_careful_values(name: str, expected: list[tuple[st
     assert [(knob.param, knob.kind, knob.careful) for knob in found] == expected
 
 
+def test_a_gate_whose_drafts_are_no_steps_has_a_value_that_lets_all_pass() -> None:
+    [route, *_] = knobs_of(graph("routed"), load_plan(graph("routed"), SIM))
+    assert (route.careful, route.careless, route.commits) == (0.0, 1000.0, False)
+    [calm, *_] = knobs_of(graph("triggered"), load_plan(graph("triggered"), SIM))
+    assert (calm.careless, calm.commits) == (None, True)
+
+
 def test_candidates_of_the_grid_are_each_a_run() -> None:
     [knob] = knobs_of(graph("speccot"), load_plan(graph("speccot"), SIM), ("candidates",))
     assert knob.values == (1, 3, 5)

@@ -67,6 +67,11 @@ def test_chains_on_the_recorded_path_are_those_of_the_run_itself(
     assert prediction.accuracy_low is not None
     assert prediction.accuracy_high is not None
     assert prediction.accuracy_low <= right <= prediction.accuracy_high
+    if "answer_confident" in other:
+        assert prediction.accuracy_tried == pytest.approx(right, abs=0.05)
+        assert prediction.accuracy_low < (prediction.accuracy_tried or 0.0) < prediction.accuracy_high
+    else:
+        assert prediction.accuracy_tried is None
     seconds = sum(row["chain_time_s"] for row in rows(real, "chains")) / CHAINS
     assert prediction.chain_s == pytest.approx(seconds, rel=0.35)
 
@@ -89,10 +94,17 @@ def test_the_recorded_values_change_nothing(tmp_path: Path) -> None:
     assert shares[0] == 1.0
 
 
-def test_who_writes_what_passes_wrote_nothing_in_the_recorded_run(tmp_path: Path) -> None:
+def test_who_writes_what_passes_takes_the_time_of_a_run_in_which_all_does(tmp_path: Path) -> None:
     found = knobs("routed", "entropy")
+    [gate] = found
+    least: dict[str, Param] = {"entropy": gate.careless}
     recording = RecordedPaths(solved(tmp_path, "routed", careful(found)).folder, found, careful(found))
-    prediction, left = recording.predict({"entropy": 100.0})
-    assert prediction.chain_s is None
+    prediction, left = recording.predict(least)
+    assert prediction.chain_s is None, "it wrote nothing in the recorded run"
     assert prediction.unread == 1.0
     assert left.all()
+    other = RecordedPaths(solved(tmp_path, "routed", least).folder, found, least)
+    assert recording.predict(least, other.write_s)[0].chain_s == pytest.approx(other.chain_s, rel=0.35)
+    half = sorted(value for value in recording.grid(gate) if isinstance(value, float))[5]
+    between = recording.predict({"entropy": half}, other.write_s)[0].chain_s
+    assert other.chain_s < (between or 0.0) < recording.chain_s

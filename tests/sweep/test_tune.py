@@ -97,6 +97,22 @@ def test_where_the_target_is_never_right_nothing_is_chosen(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_a_router_and_an_early_end_have_speeds_and_answers_without_a_run_of_each(tmp_path: Path) -> None:
+    routed, end = (ROOT / "graphs/routed.yaml",), "answer_confident=null,0.6"
+    result = tune(options(tmp_path, graphs=routed, settings=("engines.*.text.steps_mean=4",), tune=("entropy=0.3", end), confirm=1))
+    tuned = result.tuned
+    assert tuned is not None
+    assert tuned.tests == 3
+    assert [each.values for each in tuned.measured if each.recorded] == [{"entropy": 0.0, "answer_confident": 1.0}]
+    assert {"entropy": 1000.0, "answer_confident": 1.0} in [each.values for each in tuned.measured], "it times the draft"
+    assert all(each.over_target is not None for each in tuned.settings)
+    early = [each for each in tuned.settings if each.values["answer_confident"] == 0.6]
+    assert len({each.accuracy_tried for each in early}) == 1, "by the early end alone"
+    assert (tuned.target.accuracy or 0.0) - (early[0].accuracy_tried or 0.0) > 0.5, "so that none of them is worth a run"
+    assert all(each.measured is None for each in early)
+
+
+@pytest.mark.slow
 def test_each_number_of_candidates_is_recorded(tmp_path: Path) -> None:
     result = tune(options(tmp_path, graphs=(SPECCOT,), settings=("engines.*.text.steps_mean=4",), tune=("candidates=1,2",), confirm=1))
     assert result.tuned is not None
