@@ -100,7 +100,7 @@ def read_calls(run: Path, max_calls: int) -> dict[str, list[TimedCall]]:
             calls = found.setdefault(engine, [])
             if len(calls) == max_calls:
                 break
-            calls.append(TimedCall(stage, sent_s, took_s, prompt, cached, _lengths(lengths, written)))
+            calls.append(TimedCall(stage, sent_s, took_s, prompt, cached, written_lengths(lengths, written)))
     if not found:
         raise InputError(str(run), "has no answered call, so there is nothing to calibrate with")
     if timeless := [role for role, calls in found.items() if not any(call.duration_s >= RESOLUTION_S for call in calls)]:
@@ -124,7 +124,7 @@ def undisturbed(calls: Mapping[str, Sequence[TimedCall]]) -> dict[str, Array]:
     return found
 
 
-def _lengths(written: Sequence[int], sampled: int) -> tuple[int, ...]:
+def written_lengths(written: Sequence[int], sampled: int) -> tuple[int, ...]:
     """Tokens of each candidate. Those sampled beyond the `written` ones are end-of-sequence tokens, which go to the shortest first."""
     lengths = [max(each, 1) for each in written] or [1]
     for place in np.argsort(lengths, kind="stable")[: max(0, sampled - sum(lengths))]:

@@ -52,6 +52,8 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     """The sweep's folder; by default `sweeps/GRAPH-TIME`."""
     fail_on_error: FailedShare = 0.0
     """The sweep counts as failed (exit code 3) only if a larger share of all its chains failed."""
+    warm_up: int = 32
+    """Problems that every system solves on real engines before the first point."""
     resume: bool = False
     """Go on with the sweep in `output`: points that are finished are not run again."""
     workers: int | None = None

@@ -24,9 +24,6 @@ from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepSystem, planned
 from pipeline.sweep.systems import all_virtual
 from pipeline.system.machine import core_count
 
-WARM_UP_PROBLEMS = 32
-"""Problems that every system solves before the first point."""
-
 Keep = Callable[[PlannedPoint, Point], object]
 """Called with each point when it is finished."""
 
@@ -131,8 +128,9 @@ class SweepRunner:
         prepared = self._prepared
         if prepared.virtual_time:
             return
-        self._observer.tell(f"warming up with {WARM_UP_PROBLEMS} problems")
-        limit, batch_size = min(WARM_UP_PROBLEMS, prepared.options.limit or WARM_UP_PROBLEMS), max(prepared.options.batch_sizes)
+        most = prepared.options.warm_up
+        self._observer.tell(f"warming up with {most} problems")
+        limit, batch_size = min(most, prepared.options.limit or most), max(prepared.options.batch_sizes)
         with TemporaryDirectory(prefix="warm-up-", dir=prepared.folder) as folder:
             for system in {each.system.label: each.system for each in part}.values():
                 run = prepared.run_of(system, Path(folder) / system.plan.digest[:16], limit=limit, random=None, batch_size=batch_size)

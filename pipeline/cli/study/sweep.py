@@ -72,6 +72,14 @@ def _variants(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     return None if value is None else () if value == "none" else Listed(click.STRING).convert(value, param, ctx)
 
 
+vary_option = option(
+    "--vary",
+    multiple=True,
+    callback=_vary,
+    metavar="NAME=VALUE,...",
+    help="Values of a param: candidates=1,2,5. May be repeated.",
+    heading="Prompting",
+)
 models_option, scheduling_option = headed("Models"), headed("Scheduling")
 
 
@@ -107,14 +115,7 @@ models_option, scheduling_option = headed("Models"), headed("Scheduling")
 )
 @settings_option
 @preset_option
-@option(
-    "--vary",
-    multiple=True,
-    callback=_vary,
-    metavar="NAME=VALUE,...",
-    help="Values of a param: candidates=1,2,5. May be repeated.",
-    heading="Prompting",
-)
+@vary_option
 @run_options("samples", "seed")
 @scheduling_option(
     "--batch-size",
