@@ -4,6 +4,7 @@ engines file that `pipeline run --engines` takes.
 Devices are taken from `run.json`, the sizes of models from their files; only rates are fitted.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -102,6 +103,11 @@ def fit_lines(found: Calibration) -> Iterator[str]:
 
 def not_known(found: Calibration) -> Iterator[str]:
     """A sentence for each figure of the file that the first run does not tell."""
+    shared = Counter(spec.device.name for spec in found.specs.values())
+    for device in {spec.device.name: spec.device for spec in found.specs.values()}.values():
+        if device.sharing == "mps" and shared[device.name] > 1:
+            said = f"`kernel_wait` of {device.name} is {device.waits_for:g}"
+            yield f"How long kernels waited for each other under CUDA MPS is not fitted: {said}."
     lengths = found.lengths
     if (accepted := lengths.acceptance) is None:
         yield "No step of the run was verified: how often drafts are right is not known, and is the simulator's default in the file."

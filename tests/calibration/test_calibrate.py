@@ -251,6 +251,29 @@ def test_a_model_that_is_not_here_has_no_size(recorded: list[Path], tmp_path: Pa
         calibrate([copy])
 
 
+def test_sizes_and_layers_are_those_of_the_models_files(recorded: list[Path], tmp_path: Path) -> None:
+    card = msgspec.json.decode((recorded[1] / "run.json").read_bytes())
+    for role in card["engines"]:
+        card["engines"][role] = {"backend": "torch", "model": f"bundled:tiny-{role}", "max_in_flight": 4, "max_num_seqs": 4}
+    shutil.copytree(recorded[1], tmp_path / "copy")
+    (tmp_path / "copy/run.json").write_bytes(msgspec.json.encode(card))
+    found = calibrate([tmp_path / "copy"], max_calls=20)
+    for role, spec in found.specs.items():
+        config = json.loads((ROOT / f"pipeline/models/tiny-{role}/config.json").read_bytes())
+        assert spec.layers == config["num_hidden_layers"]
+    assert engines_file(found).count("layers: ") == 2
+
+
+def test_that_waits_under_mps_are_not_fitted_is_said(fitted: Calibration) -> None:
+    assert not any("kernel_wait" in each for each in not_known(fitted))
+    specs = {
+        role: msgspec.structs.replace(spec, device=msgspec.structs.replace(spec.device, sharing="mps"))
+        for role, spec in fitted.specs.items()
+    }
+    [said] = not_known(msgspec.structs.replace(fitted, specs=specs))
+    assert said.endswith("is not fitted: `kernel_wait` of h100-0+1 is 0.55.")
+
+
 def test_a_run_whose_calls_took_no_time_is_refused(tmp_path: Path) -> None:
     instant = ROOT / "graphs/engines/sim-instant.yaml"
     run(RunOptions(graph=SPECCOT, engines=instant, input=write_problems(tmp_path, 2), output=tmp_path / "out"))
