@@ -55,23 +55,36 @@ class Ticket(Struct, frozen=True, kw_only=True):
     starts: tuple[Start, ...]
 
 
+class EarlierChains(Struct, frozen=True, kw_only=True):
+    """What earlier sessions of the run left."""
+
+    next_row: int = 1
+    """The number after those of all requests."""
+    is_over: Callable[[int], bool] = lambda order: False
+    """Whether the chain at this place is over."""
+    texts: Mapping[str, Sequence[str]] = {}
+    """The steps of the chains that had begun and go on, by `chain_id`."""
+
+
 class _OpenChain:
     """A chain that is not over."""
 
-    __slots__ = ("index", "listener", "spare", "texts")
+    __slots__ = ("index", "listener", "texts")
 
-    def __init__(self, index: int, listener: Listener, spare: bool) -> None:
-        self.index, self.listener, self.spare = index, listener, spare
-        self.texts: list[str] = []
-        """Its steps; of a spare chain none, as its reply is read from the run folder."""
+    def __init__(self, index: int, listener: Listener, texts: list[str]) -> None:
+        self.index, self.listener = index, listener
+        self.texts = texts
+        """Its steps."""
 
 
 class Desk:
     """Hands the requests of clients to the run, of whose rows it is a `pipeline.runtime.rows.RowSink`."""
 
-    def __init__(self, arrivals: Arrivals, limits: ServeLimits, mark: str, next_row: int = 1) -> None:
-        """`mark`: the tag that closes a thought; `next_row`: the number of the next request, after those of earlier sessions."""
-        self._arrivals, self._limits, self._mark, self._next_row = arrivals, limits, mark, next_row
+    def __init__(self, arrivals: Arrivals, limits: ServeLimits, mark: str, earlier: EarlierChains | None = None) -> None:
+        """`mark`: the tag that closes a thought; `earlier`: the chains of earlier sessions of the run."""
+        self._arrivals, self._limits, self._mark, self._earlier = arrivals, limits, mark, earlier or EarlierChains()
+        self._next_row = self._earlier.next_row
+        self.is_over = self._earlier.is_over
         self._open: dict[str, _OpenChain] = {}
         """By `chain_id`."""
         self._ends = deque[float](maxlen=RECENT)
@@ -84,6 +97,15 @@ class Desk:
     def waiting(self) -> int:
         """Chains of requests that have not begun; those of batches do not count."""
         return self._arrivals.first
+
+    @property
+    def waiting_spare(self) -> int:
+        """Chains of batches that have not begun."""
+        return self._arrivals.spare
+
+    def keep_free(self, row: int) -> None:
+        """Give no request a number below `row`."""
+        self._next_row = max(self._next_row, row)
 
     @property
     def live(self) -> int:
@@ -124,7 +146,9 @@ class Desk:
         starts = tuple(Start(problem, index, row - 1 + index, withdrawal=Withdrawal(), record=record) for index in indices)
         self.chains += len(starts)
         for start in starts:
-            self._open[chain_id(name, start.sample_index)] = _OpenChain(start.sample_index, listener, spare)
+            known = chain_id(name, start.sample_index)
+            texts = [without_mark(text, self._mark) for text in self._earlier.texts.get(known, ())]
+            self._open[known] = _OpenChain(start.sample_index, listener, texts)
             self._arrivals.add(start, spare=spare)
         return Ticket(name=name, starts=starts)
 
@@ -159,7 +183,7 @@ class Desk:
     def step(self, row: StepRow) -> None:
         """Tell whoever waits of a committed step."""
         chain = self._open.get(row.chain_id)
-        if chain is not None and not chain.spare:
+        if chain is not None:
             text = without_mark(row.step_text, self._mark)
             chain.texts.append(text)
             chain.listener(CommittedStep(chain.index, text))

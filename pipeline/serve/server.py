@@ -16,12 +16,14 @@ import uvicorn
 from msgspec import Struct, structs
 
 from pipeline.data.in_memory import RequestedProblems
+from pipeline.data.requests.chat import MAX_SAMPLES
 from pipeline.errors import UsageError, reason
 from pipeline.runtime.admission.feed import Arrivals
 from pipeline.runtime.rows import Tee
 from pipeline.serve.app import Phase, ServerSelf, new_app
+from pipeline.serve.batches import BatchDesk
 from pipeline.serve.completions import ChatEndpoint
-from pipeline.serve.desk import Desk
+from pipeline.serve.desk import Desk, EarlierChains
 from pipeline.serve.limits import ServeLimits
 from pipeline.session.loop import Stop, in_loop
 from pipeline.session.notices import gpu_notices, notices
@@ -30,6 +32,7 @@ from pipeline.session.options import RunOptions
 from pipeline.session.prepare import Prepared, load_plan, prepared
 from pipeline.session.run import SessionResult, solve
 from pipeline.store.kept_problems import kept_rows
+from pipeline.store.read import read_batches
 from pipeline.system.tasks import unwrapped
 
 BACKLOG = 4096
@@ -60,9 +63,13 @@ class GraphServer:
         self._arrivals, self._listener = Arrivals(), listener
         self._run = structs.replace(run, arrivals=self._arrivals)
         self._view: View | None = None
-        self.desk = Desk(self._arrivals, limits, run.plan.prompts.thought.close, next_row(run))
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self.desk = Desk(self._arrivals, limits, run.plan.prompts.thought.close, earlier_chains(run))
+        assert run.folder is not None, "a server writes a run folder"
+        self._batches = BatchDesk(run.folder, self.desk, limits, run.plan.name)
+        self.desk.keep_free(self._batches.next_row)
         own = ServerSelf(run.plan.name, lambda: self.phase, lambda: metrics(self._view, self.desk))
-        app = new_app(own, ChatEndpoint(self.desk, limits, own.model), address.key)
+        app = new_app(own, ChatEndpoint(self.desk, limits, own.model), address.key, self._batches.routes)
         settings: dict[str, Any] = {"lifespan": "off", "log_config": None, "access_log": False, "ws": "none", "server_header": False}
         self._uvicorn = _QuietServer(uvicorn.Config(app, backlog=BACKLOG, timeout_graceful_shutdown=LEAVE_S, **settings))
 
@@ -84,11 +91,13 @@ class GraphServer:
         result: SessionResult | None = None
         with unwrapped():
             async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
                 tasks.start_soon(self._answer)
                 try:
                     result = await solve(self._run, watched, attend=attend_server)
                 finally:
                     self.desk.close(STOPPING)
+                    self._batches.stop()
                     self._uvicorn.should_exit = True
         assert result is not None, "nothing here cancels the run"
         return result
@@ -98,6 +107,8 @@ class GraphServer:
         if self._view is None:
             return False
         self.desk.close(STOPPING)
+        if self._batches.unfinished:
+            return drain_run()
         self._arrivals.close()
         return True
 
@@ -110,6 +121,8 @@ class GraphServer:
     def _watching(self, observer: Observer, view: View) -> Iterator[None]:
         """Take requests while the body runs, which `observer` watches."""
         self._view = view
+        assert self._tasks is not None, "the server runs while its run does"
+        self._batches.begin(self._tasks)
         host, port = self._listener.getsockname()[:2]
         observer.tell(f"serving {view.plan.name} at http://{f'[{host}]' if ':' in host else host}:{port}/v1")
         with observer.watch(view):
@@ -168,10 +181,20 @@ def serve(
         return in_loop(solve_in_loop, virtual=False)
 
 
-def next_row(run: Prepared) -> int:
-    """The number of the first request of this session."""
-    kept = [] if run.folder is None or run.old is None else kept_rows(run.folder)
-    return max(kept, default=0) + 1
+def earlier_chains(run: Prepared) -> EarlierChains:
+    """What earlier sessions of the run left."""
+    if run.folder is None or run.old is None:
+        return EarlierChains()
+    texts: dict[str, list[tuple[int, str]]] = {name: [] for name in run.resume_state.chains}
+    for batch in read_batches(run.folder, "steps", ("chain_id", "step_index", "step_text")):
+        for row in batch.to_pylist():
+            if row["chain_id"] in texts:
+                texts[row["chain_id"]].append((row["step_index"], row["step_text"]))
+    return EarlierChains(
+        next_row=max(kept_rows(run.folder), default=0) + MAX_SAMPLES + 1,
+        is_over=run.resume_state.is_over,
+        texts={name: [text for _, text in sorted(steps)] for name, steps in texts.items()},
+    )
 
 
 @contextmanager

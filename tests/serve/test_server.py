@@ -145,6 +145,6 @@ def test_a_server_continues_the_run_of_another_and_of_no_other_run(tmp_path: Pat
     for resume in (False, True):
         with serving(folder, resume=resume) as server:
             server.client().chat.completions.create(model="speccot", messages=ASKED)
-    assert [row["input_row"] for row in chains_of(folder)] == [1, 2]
+    assert len({row["input_row"] for row in chains_of(folder)}) == 2
     assert server.result is not None
     assert (len(server.result.run.sessions), server.result.run.totals.chains_done) == (2, 2)

@@ -1,0 +1,395 @@
+"""`/v1/files` and `/v1/batches` of a server: files of requests enter, and output and error files leave, all of them in the run folder.
+
+The chains of a batch begin only while no other request waits. An answer is written into the output file as soon as it is there, so that a
+batch which is resumed asks for the others only; a chain that had begun goes on from its last answered call.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import anyio
+import anyio.abc
+import msgspec
+from msgspec import Struct
+from starlette.datastructures import UploadFile
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from pipeline.data.requests.batch import ENDPOINT, read_request
+from pipeline.data.requests.chat import AskedChat
+from pipeline.data.requests.errors import ApiError
+from pipeline.data.requests.reply import ChainReply, ChatCompletion, completion
+from pipeline.files import new_file
+from pipeline.serve.completions import check_model
+from pipeline.serve.desk import Desk, Ended, Event
+from pipeline.serve.limits import ServeLimits, bounded
+
+AHEAD = 256
+"""Chains of batches that wait at most."""
+PIECE = 1 << 20
+"""Bytes of a file that are copied at a time."""
+OPEN = ("in_progress", "cancelling")
+"""States of a batch that is not over."""
+
+
+class StoredFile(Struct, frozen=True, kw_only=True):
+    """A file of a client, or for one."""
+
+    id: str
+    object: str = "file"
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    status: str = "processed"
+
+
+class RequestCounts(Struct):
+    """The requests of a batch."""
+
+    total: int
+    completed: int = 0
+    failed: int = 0
+
+
+class BatchState(Struct, kw_only=True):
+    """A batch, as clients are told of it and as it is kept in the run folder."""
+
+    id: str
+    object: str = "batch"
+    endpoint: str = ENDPOINT
+    input_file_id: str
+    completion_window: str
+    status: str = "in_progress"
+    created_at: int
+    in_progress_at: int
+    completed_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    errors: None = None
+    metadata: dict[str, str] | None = None
+    request_counts: RequestCounts
+    first_row: int
+    """The number of its first request in the run."""
+    rows: int
+    """How many numbers it has: one a chain."""
+
+
+class _AskedBatch(Struct, forbid_unknown_fields=False):
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+
+
+class BatchDesk:
+    """The files and the batches of one server, in its run folder."""
+
+    def __init__(self, folder: Path, desk: Desk, limits: ServeLimits, model: str) -> None:
+        self._files, self._batches = folder / "files", folder / "batches"
+        self._desk, self._limits, self._model = desk, limits, model
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._room, self._stopped = asyncio.Event(), False
+        found = self._batches.glob("*.json") if self._batches.is_dir() else ()
+        kept = (msgspec.json.decode(path.read_bytes(), type=BatchState) for path in found)
+        self._known = {batch.id: batch for batch in sorted(kept, key=lambda batch: batch.first_row)}
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a batch is not over."""
+        return any(batch.status in OPEN for batch in self._known.values())
+
+    @property
+    def next_row(self) -> int:
+        """The number after those of all batches."""
+        return max((batch.first_row + batch.rows for batch in self._known.values()), default=1)
+
+    def begin(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Carry out the batches that are not over, and those that come, as tasks of this group."""
+        self._tasks = tasks
+        for batch in self._known.values():
+            if batch.status in OPEN:
+                tasks.start_soon(self._carry_out, batch)
+
+    @property
+    def routes(self) -> list[Route]:
+        """What clients may ask for."""
+        return [
+            Route("/v1/files", self._upload, methods=["POST"]),
+            Route("/v1/files", self._list_files),
+            Route("/v1/files/{id}", self._file),
+            Route("/v1/files/{id}/content", self._content),
+            Route("/v1/batches", self._create, methods=["POST"]),
+            Route("/v1/batches", self._list_batches),
+            Route("/v1/batches/{id}", self._batch),
+            Route("/v1/batches/{id}/cancel", self._cancel, methods=["POST"]),
+        ]
+
+    async def _upload(self, request: Request) -> Response:
+        async with Request(request.scope, bounded(request.receive, self._limits.max_file_bytes)).form() as form:
+            file = form.get("file")
+            if not isinstance(file, UploadFile):
+                raise ApiError("missing required parameter `file`", "file", "missing_required_parameter")
+            if form.get("purpose") != "batch":
+                raise ApiError(f"`purpose` is {form.get('purpose')!r}; only 'batch' is supported", "purpose", "invalid_value")
+            name, size = f"file-{secrets.token_hex(12)}", 0
+            self._files.mkdir(exist_ok=True)
+            with (self._files / f"{name}.jsonl").open("wb") as kept:
+                while piece := await file.read(PIECE):
+                    kept.write(piece)
+                    size += len(piece)
+        return _json(self._keep_file(name, size, file.filename or name, "batch"))
+
+    def _keep_file(self, name: str, size: int, filename: str, purpose: str) -> StoredFile:
+        stored = StoredFile(id=name, bytes=size, created_at=int(time.time()), filename=filename, purpose=purpose)
+        _write(self._files / f"{name}.json", stored)
+        return stored
+
+    def _stored(self, name: str) -> StoredFile:
+        path = self._files / f"{name}.json"
+        if not name.startswith("file-") or not name.removeprefix("file-").isalnum() or not path.is_file():
+            raise ApiError(f"there is no file {name!r}", "id", "not_found", status=404)
+        return msgspec.json.decode(path.read_bytes(), type=StoredFile)
+
+    async def _list_files(self, request: Request) -> Response:
+        found = [msgspec.json.decode(path.read_bytes(), type=StoredFile) for path in sorted(self._files.glob("*.json"))]
+        return _json({"object": "list", "data": found, "has_more": False})
+
+    async def _file(self, request: Request) -> Response:
+        return _json(self._stored(request.path_params["id"]))
+
+    async def _content(self, request: Request) -> Response:
+        stored = self._stored(request.path_params["id"])
+        return FileResponse(self._files / f"{stored.id}.jsonl", media_type="application/octet-stream")
+
+    async def _create(self, request: Request) -> Response:
+        body = await Request(request.scope, bounded(request.receive, self._limits.max_body_bytes)).body()
+        try:
+            asked = msgspec.json.decode(body, type=_AskedBatch)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ApiError(f"the body is no request for a batch: {error}", code="invalid_value") from error
+        if asked.endpoint != ENDPOINT:
+            raise ApiError(f"`endpoint` is {asked.endpoint!r}; only {ENDPOINT!r} is supported", "endpoint", "invalid_value")
+        if self._desk.closed is not None or self._tasks is None:
+            raise ApiError("the engines are starting or the server is being stopped", code="service_unavailable", status=503)
+        self._stored(asked.input_file_id)
+        lines = [*self._lines(asked.input_file_id)]
+        if not lines:
+            raise ApiError("the file has no lines", "input_file_id", "empty_file")
+        rows, now = sum(_samples(line) for _, line in lines), int(time.time())
+        batch = BatchState(
+            id=f"batch_{secrets.token_hex(12)}",
+            input_file_id=asked.input_file_id,
+            completion_window=asked.completion_window,
+            created_at=now,
+            in_progress_at=now,
+            metadata=asked.metadata,
+            request_counts=RequestCounts(len(lines)),
+            first_row=self._desk.reserve(rows),
+            rows=rows,
+        )
+        self._known[batch.id] = batch
+        self._keep(batch)
+        self._tasks.start_soon(self._carry_out, batch)
+        return _json(batch)
+
+    def _of(self, request: Request) -> BatchState:
+        batch = self._known.get(name := request.path_params["id"])
+        if batch is None:
+            raise ApiError(f"there is no batch {name!r}", "id", "not_found", status=404)
+        return batch
+
+    async def _batch(self, request: Request) -> Response:
+        return _json(self._of(request))
+
+    async def _list_batches(self, request: Request) -> Response:
+        return _json({"object": "list", "data": [*self._known.values()][::-1], "has_more": False})
+
+    async def _cancel(self, request: Request) -> Response:
+        """What has begun is finished; the rest is not begun."""
+        batch = self._of(request)
+        if batch.status == "in_progress":
+            batch.status, batch.cancelling_at = "cancelling", int(time.time())
+            self._keep(batch)
+        return _json(batch)
+
+    def _keep(self, batch: BatchState) -> None:
+        self._batches.mkdir(exist_ok=True)
+        _write(self._batches / f"{batch.id}.json", batch)
+
+    def _lines(self, name: str) -> Iterator[tuple[str, AskedChat | ApiError]]:
+        """The lines of a file of requests: their ids, and what is asked or why it is refused."""
+        seen: set[str] = set()
+        with (self._files / f"{name}.jsonl").open("rb") as file:
+            for number, content in enumerate(file, 1):
+                if content.strip():
+                    yield _line(number, content, seen, self._model)
+
+    async def _carry_out(self, batch: BatchState) -> None:
+        """Ask for the lines that have no answer yet, and end the batch when all have one."""
+        work = _BatchWork(batch, self._files, self._desk, self._wake)
+        row = batch.first_row
+        try:
+            for custom_id, asked in self._lines(batch.input_file_id):
+                first, row = row, row + _samples(asked)
+                if batch.status == "cancelling" or self._desk.closed is not None:
+                    break
+                if work.is_answered(custom_id, asked):
+                    continue
+                while self._desk.waiting_spare >= AHEAD and self._desk.closed is None:
+                    self._room.clear()
+                    await self._room.wait()
+                if self._desk.closed is None:
+                    work.ask(first, custom_id, asked)
+            while work.open and not self._stopped:
+                self._room.clear()
+                await self._room.wait()
+        finally:
+            work.close()
+        if self._desk.closed is None:
+            batch.status = "cancelled" if batch.status == "cancelling" else "completed"
+            setattr(batch, f"{batch.status}_at", int(time.time()))
+            batch.output_file_id = self._ended_file(work.output, f"{batch.id}_output.jsonl")
+            batch.error_file_id = self._ended_file(work.errors, f"{batch.id}_error.jsonl")
+        self._keep(batch)
+
+    def _ended_file(self, path: Path, filename: str) -> str | None:
+        """The id of a file that was written, None where it is empty."""
+        size = path.stat().st_size
+        return self._keep_file(path.stem, size, filename, "batch_output").id if size else None
+
+    def stop(self) -> None:
+        """The run is over: what has no answer yet gets none in this session."""
+        self._stopped = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._room.set()
+
+
+class _BatchWork:
+    """The lines of one batch while they are answered."""
+
+    def __init__(self, batch: BatchState, files: Path, desk: Desk, changed: Callable[[], object]) -> None:
+        self._batch, self._desk, self._changed = batch, desk, changed
+        name = batch.id.removeprefix("batch_")
+        self.output, self.errors = files / f"file-{name}o.jsonl", files / f"file-{name}e.jsonl"
+        self._counts = batch.request_counts
+        self._counts.completed, self._counts.failed = 0, 0
+        self._answered: set[str] = set()
+        for path, failed in ((self.output, False), (self.errors, True)):
+            self._answered |= self._read(path, failed=failed)
+        self._out, self._err = self.output.open("ab"), self.errors.open("ab")
+        self.open = 0
+        """Requests that have been asked and are not answered."""
+
+    def _read(self, path: Path, *, failed: bool) -> set[str]:
+        """The lines that an earlier session has written; a torn end goes."""
+        content = path.read_bytes() if path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:
+            path.write_bytes(whole)
+        found = [msgspec.json.decode(line)["id"] for line in whole.splitlines()]
+        if failed:
+            self._counts.failed = len(found)
+        else:
+            self._counts.completed = len(found)
+        return set(found)
+
+    def is_answered(self, custom_id: str, asked: AskedChat | ApiError) -> bool:
+        """Whether a line needs nothing more; one that is refused gets its error here."""
+        name = self._name(custom_id)
+        if name not in self._answered and isinstance(asked, ApiError):
+            self._write(custom_id, asked)
+        return name in self._answered or isinstance(asked, ApiError)
+
+    def ask(self, row: int, custom_id: str, asked: AskedChat | ApiError) -> None:
+        """Let the chains of a line wait."""
+        assert isinstance(asked, AskedChat), "a line that is refused is answered"
+        count, replies = asked.settings.samples or 1, dict[int, ChainReply | ApiError]()
+        record = {"custom_id": custom_id, "batch": self._batch.id}
+        self.open += 1
+        name = self._name(custom_id)
+        if any(self._desk.is_over(row - 1 + index) for index in range(count)):  # and its line was not written: it is asked anew
+            row = self._desk.reserve(count)
+            name += f"~{row}"
+        self._desk.submit(name, row, asked, record, range(count), partial(self._heard, custom_id, asked, count, replies), spare=True)
+
+    def _heard(self, custom_id: str, asked: AskedChat, count: int, replies: dict[int, ChainReply | ApiError], event: Event) -> None:
+        if not isinstance(event, Ended):
+            return
+        replies[event.index] = event.outcome
+        if len(replies) < count:
+            return
+        self.open -= 1
+        failed = next((each for each in replies.values() if isinstance(each, ApiError)), None)
+        if failed is None or failed.status != 503:  # the server ends: the line is asked again when it is resumed
+            told = [each for _, each in sorted(replies.items()) if isinstance(each, ChainReply)]
+            self._write(custom_id, failed or self._completion(asked, told))
+        self._changed()
+
+    def _completion(self, asked: AskedChat, replies: list[ChainReply]) -> ChatCompletion:
+        name = f"chatcmpl-{secrets.token_hex(12)}"
+        return completion(replies, name=name, created=int(time.time()), model=asked.model, stop=asked.settings.stop)
+
+    def _write(self, custom_id: str, found: ChatCompletion | ApiError) -> None:
+        """Write the line of a request that is answered or refused."""
+        failed = isinstance(found, ApiError)
+        status, content = (found.status, found.body) if isinstance(found, ApiError) else (200, found)
+        body = {"status_code": status, "request_id": self._name(custom_id), "body": content}
+        file: BinaryIO = self._err if failed else self._out
+        line = {"id": self._name(custom_id), "custom_id": custom_id, "response": body, "error": None}
+        file.write(msgspec.json.encode(line) + b"\n")
+        file.flush()
+        self._counts.failed += failed
+        self._counts.completed += not failed
+
+    def _name(self, custom_id: str) -> str:
+        return f"{self._batch.id}:{custom_id}"
+
+    def close(self) -> None:
+        """Close the files."""
+        self._out.close()
+        self._err.close()
+
+
+def _line(number: int, content: bytes, seen: set[str], model: str) -> tuple[str, AskedChat | ApiError]:
+    name = f"(line {number})"
+    try:
+        record: Any = msgspec.json.decode(content)
+        if not isinstance(record, Mapping):
+            raise ApiError("the line is no JSON object", code="invalid_json_line")
+        given = record.get("custom_id")
+        if isinstance(given, str) and given in seen:
+            raise ApiError(f"`custom_id` {given!r} is that of an earlier line", "custom_id", "duplicate_custom_id")
+        asked = read_request(record)
+        name = str(given)
+        seen.add(name)
+        check_model(asked.model, model)
+        return name, asked
+    except ApiError as error:
+        return name, error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return name, ApiError(f"the line is not JSON: {error}", code="invalid_json_line")
+
+
+def _samples(asked: AskedChat | ApiError) -> int:
+    return 1 if isinstance(asked, ApiError) else asked.settings.samples or 1
+
+
+def _write(path: Path, content: Struct) -> None:
+    """Write a file whole or not at all."""
+    with new_file(path) as draft:
+        draft.write_bytes(msgspec.json.encode(content))
+
+
+def _json(content: Any) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
