@@ -18,6 +18,7 @@ from msgspec import Struct
 from pipeline.data.formats import records_of
 from pipeline.data.part import ALL, RowSet
 from pipeline.data.problems import Fingerprint, Problem, Problems
+from pipeline.data.requests.chat import ChainSettings
 from pipeline.data.rows import Flaw, Record, Source, as_text, plain
 from pipeline.data.text_files import JsonLines
 from pipeline.errors import InputError, RunFolderError, boundary
@@ -125,7 +126,7 @@ def _line(row: int, problem: Mapping[str, Any] | Problem | Flaw, wanted: frozens
     if not isinstance(problem, Mapping | Struct):
         what = f"expected a problem's text or a mapping with the key `problem`, got `{type(problem).__name__}`"
         raise InputError(f"problems, item {row}", what)
-    fields = dict(problem) if isinstance(problem, Mapping) else msgspec.to_builtins(problem)
+    fields = dict(problem) if isinstance(problem, Mapping) else _fields(row, problem)
     try:
         found = {name: _as_in_a_file(name, value) if name in wanted else _beside(value) for name, value in fields.items()}
         return msgspec.json.encode(found, enc_hook=plain)
@@ -135,6 +136,17 @@ def _line(row: int, problem: Mapping[str, Any] | Problem | Flaw, wanted: frozens
         return Flaw("contains a lone surrogate, which is not a character")
     except (TypeError, ValueError, RecursionError) as error:
         return Flaw(f"cannot be written as JSON: {error}")
+
+
+def _fields(row: int, problem: Problem) -> dict[str, Any]:
+    """The fields of a `Problem` as columns have them; raises `InputError` where no column has one of them."""
+    if problem.settings != ChainSettings():
+        what = "has settings of its own, which only a request can say; give it as a line of an OpenAI batch"
+        raise InputError(f"problems, item {row}", f"{what}: a mapping with custom_id, method, url and body")
+    fields: dict[str, Any] = msgspec.to_builtins(problem)
+    if problem.history:
+        fields["problem"] = [*fields["history"], {"role": "user", "content": problem.problem}]
+    return fields
 
 
 def _as_in_a_file(name: str, value: Any) -> Any:

@@ -155,6 +155,7 @@ def _line(run: RunFile, asked: _Asked) -> BatchLine:
         created=max(chain["end_unix_ns"] for chain in done) // 10**9,
         model=run.plan.name,
         stop=item.settings.stop,
+        close=run.plan.prompts.thought.close,
     )
     return BatchLine(f"batch_req_{name}", item.problem_id, BatchResponse(200, name, body), None)
 

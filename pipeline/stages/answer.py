@@ -43,9 +43,9 @@ class AnswerStage(EngineStage):
         prompt: Sequence[int] = chain.contexts[self.context]
         if not self.close_ids or prompt[-1] != self.close_ids[0]:
             prompt = [*prompt, *self.builder.close_thought_ids]
-        return [
-            self.request(chain, [*prompt, *begun] if begun else prompt, max_tokens, stop=chain.problem.settings.stop, **self.sampled(chain))
-        ]
+        # What is blank alone may be what an answer begins with; whoever shows the answer ends it there.
+        stop = tuple(text for text in chain.problem.settings.stop if text.strip())
+        return [self.request(chain, [*prompt, *begun] if begun else prompt, max_tokens, stop=stop, **self.sampled(chain))]
 
     def _room(self, chain: Chain) -> int:
         """Most tokens of the answer."""

@@ -57,6 +57,8 @@ def test_training_data_of_a_run(source: Path, tmp_path: Path) -> None:
 def test_options_that_do_not_fit_what_is_exported(source: Path, tmp_path: Path) -> None:
     for options, says in (
         (("--as", "sft", "-o", "-"), "-o -: only JSON lines of answers or of a table can be printed; name a file"),
+        (("--as", "openai-batch", "-o", "-"), "-o -: only JSON lines of answers or of a table can be printed; name a file"),
+        (("--as", "openai-batch", "--thoughts", "-o", "a.jsonl"), "--thoughts: only with --as answers, not --as openai-batch"),
         (("--format", "csv", "-o", "-"), "-o -: only JSON lines of answers or of a table can be printed; name a file"),
         ((), "--as answers: name the file with -o FILE"),
         (("--as", "sft", "--thoughts", "-o", "data.jsonl"), "--thoughts: only with --as answers, not --as sft"),

@@ -8,11 +8,15 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
 from pipeline.data.in_memory import ProblemList, is_frame, rows_of
 from pipeline.data.part import ALL
 from pipeline.data.problems import Problem
-from pipeline.errors import BadRow
+from pipeline.data.requests.chat import ChainSettings
+from pipeline.errors import BadRow, InputError
+from pipeline.graph.prompts import Message
+from tests.support.requests import request
 
 COLUMNS = {"problem": ["1+1?", "2+2?"], "answer": [np.float32(0.3), np.float32(4)]}
 
@@ -40,6 +44,14 @@ FRAMES = [pd.DataFrame(COLUMNS), pd.DataFrame(COLUMNS, dtype=object), pa.table(C
 def test_a_data_frame_gives_the_problems_of_its_rows(frame: Any) -> None:
     assert is_frame(frame)
     assert list(ProblemList(rows_of(frame), {}, ALL)) == [Problem(1, "1", "1+1?", "0.3"), Problem(2, "2", "2+2?", "4")]
+
+
+def test_requests_and_chats_given_as_values_keep_what_they_say() -> None:
+    chat = Problem(1, "a", "2+2?", None, history=(Message("user", "1+1?"), Message("assistant", "2")))
+    asked = Problem(1, "b", "2+2?", None, settings=ChainSettings(max_tokens=9))
+    assert list(ProblemList([chat, request("b", max_tokens=9)], {}, ALL)) == [chat, structs.replace(asked, row=2)]
+    with pytest.raises(InputError, match="problems, item 1: has settings of its own, which only a request can say"):
+        ProblemList([asked], {}, ALL)
 
 
 @pytest.mark.parametrize("other", [[], {}, iter([]), "text", 5, None])

@@ -314,7 +314,7 @@ def test_a_response_that_spells_out_the_end_of_its_thought_is_split_where_it_end
 
 def test_what_a_problem_says_of_its_chains_takes_the_place_of_what_the_stages_say(world: World) -> None:
     here = world()
-    chain = here.chain(own=ChainSettings(max_tokens=20, temperature=0.2, top_k=3, stop=("!",)))
+    chain = here.chain(own=ChainSettings(max_tokens=20, temperature=0.2, top_k=3, stop=("!", "\n")))
     stages = (draft(here, temperature=0.9, top_p=0.5), generate(here, "thought"), answer(here))
     asked = [request for stage in stages for request in stage.requests(chain)]
     assert [(each.temperature, each.top_p, each.top_k) for each in asked] == [(0.2, 0.5, 3), (0.2, 1.0, 3), (0.2, 1.0, 3)]

@@ -5,13 +5,16 @@ from typing import Literal
 
 from msgspec import Struct
 
+from pipeline.graph.prompts import THINK_CLOSE
+
 
 class ChainReply(Struct, frozen=True, kw_only=True):
     """What one finished chain wrote, and what it took."""
 
     thought: str
+    """As the engines wrote it, with the reasoning tag that closes it."""
     answer: str | None
-    """None where it came to none."""
+    """What follows the thought; None where it came to none."""
     cut: bool | None
     """Whether the answer ended at a token limit; None where that is not recorded."""
     thought_tokens: int
@@ -80,14 +83,16 @@ def without_mark(text: str, mark: str) -> str:
     return text.removesuffix(mark)
 
 
-def completion(replies: Sequence[ChainReply], *, name: str, created: int, model: str, stop: Sequence[str] = ()) -> ChatCompletion:
+def completion(
+    replies: Sequence[ChainReply], *, name: str, created: int, model: str, stop: Sequence[str] = (), close: str = THINK_CLOSE
+) -> ChatCompletion:
     """The answer that consists of these `replies`, a choice each. `name` is its id, `created` when it was there in seconds since 1970,
-    `model` what wrote it; the answers end at the texts of `stop`."""
+    `model` what wrote it; the answers end at the texts of `stop`, and `close` is the closing reasoning tag."""
     return ChatCompletion(
         id=name,
         created=created,
         model=model,
-        choices=[_choice(index, reply, stop) for index, reply in enumerate(replies)],
+        choices=[_choice(index, reply, stop, close) for index, reply in enumerate(replies)],
         usage=usage_of(replies),
     )
 
@@ -100,8 +105,9 @@ def usage_of(replies: Sequence[ChainReply]) -> ChatUsage:
     return ChatUsage(read, written, read + written, ReasoningTokens(sum(reply.thought_tokens for reply in replies)), by_role)
 
 
-def until_stop(text: str, stop: Sequence[str]) -> str:
-    """`text` up to the first of the texts `stop` in it."""
+def content_of(answer: str, stop: Sequence[str] = ()) -> str:
+    """The text after a thought up to the first of the texts `stop` in it, without the blank lines between both."""
+    text = answer.lstrip("\n")
     return text[: min((place for each in stop if (place := text.find(each)) >= 0), default=len(text))]
 
 
@@ -110,8 +116,9 @@ def _role_usage(pairs: Sequence[tuple[int, int]]) -> RoleUsage:
     return RoleUsage(read, written, read + written)
 
 
-def _choice(index: int, reply: ChainReply, stop: Sequence[str]) -> ReplyChoice:
+def _choice(index: int, reply: ChainReply, stop: Sequence[str], close: str) -> ReplyChoice:
     """A choice; it stopped where the answer has an end of its own, or one of the texts `stop`."""
-    answer = None if reply.answer is None else until_stop(reply.answer, stop)
-    whole = answer is not None and (not reply.cut or answer != reply.answer)
-    return ReplyChoice(index, ReplyMessage("assistant", answer, reply.thought or None), "stop" if whole else "length")
+    answer = None if reply.answer is None else content_of(reply.answer, stop)
+    whole = answer is not None and (not reply.cut or answer != content_of(reply.answer or ""))
+    thought = without_mark(reply.thought, close) or None
+    return ReplyChoice(index, ReplyMessage("assistant", answer, thought), "stop" if whole else "length")

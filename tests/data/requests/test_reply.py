@@ -8,8 +8,8 @@ import pytest
 from pipeline.data.requests.reply import ChainReply, completion
 
 REPLY: dict[str, Any] = {
-    "thought": "2 and 2",
-    "answer": "It is 4.\nOr 5.",
+    "thought": "2 and 2</think>",
+    "answer": "\n\nIt is 4.\nOr 5.",
     "cut": False,
     "thought_tokens": 3,
     "input_tokens": {"draft": 10, "target": 20},
@@ -21,7 +21,7 @@ TWO = completion([ChainReply(**REPLY), ChainReply(**REPLY)], name="chatcmpl-1", 
 
 
 def test_the_choices_of_several_chains_and_their_tokens() -> None:
-    message = {"role": "assistant", "content": REPLY["answer"], "reasoning_content": "2 and 2", "refusal": None}
+    message = {"role": "assistant", "content": "It is 4.\nOr 5.", "reasoning_content": "2 and 2", "refusal": None}
     assert msgspec.to_builtins(TWO) == {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -55,10 +55,11 @@ def test_the_types_of_the_openai_package_read_it() -> None:
     ("changes", "stop", "content", "reason"),
     [
         ({}, ("\n",), "It is 4.", "stop"),
-        ({"cut": True}, (), REPLY["answer"], "length"),
+        ({"cut": True}, (), "It is 4.\nOr 5.", "length"),
         ({"cut": True}, ("5", "4"), "It is ", "stop"),
         ({"cut": None, "answer": None}, ("x",), None, "length"),
-        ({"answer": ""}, (), "", "stop"),
+        ({"answer": "\n\n"}, (), "", "stop"),
+        ({"answer": "5\n\nQ: 6"}, ("\n\n",), "5", "stop"),
     ],
 )
 def test_why_an_answer_ended(changes: dict[str, Any], stop: tuple[str, ...], content: str | None, reason: str) -> None:
