@@ -6,8 +6,7 @@ of problems is in memory at a time.
 
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from itertools import groupby, islice
-from operator import itemgetter
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -31,7 +30,7 @@ WINDOW = 1024
 CHAINS = """
 SELECT input_row, chain_id, answer_text, answer_cut, thought_tokens, engines, input_tokens, output_tokens, stop_reason, error_type,
     error_message, start_unix_ns, end_unix_ns
-FROM chains ORDER BY input_row, sample_index"""
+FROM chains WHERE input_row BETWEEN $first AND $last ORDER BY input_row, sample_index"""
 THOUGHTS = """
 SELECT chain_id, string_agg(step_text, '' ORDER BY step_index) FROM steps
 WHERE end_unix_ns BETWEEN $begin AND $end AND chain_id IN (SELECT unnest($chains::VARCHAR[])) GROUP BY chain_id"""
@@ -109,31 +108,21 @@ def _write(record: RunFile, windows: Iterator[list[_Asked]], answers: BinaryIO, 
 
 
 def _windows(run: Path, record: RunFile, db: Query) -> Iterator[list[_Asked]]:
-    chains = (chain for batch in db.batches(CHAINS) for chain in batch.to_pylist())
-    grouped = groupby(chains, key=itemgetter("input_row"))
-    asked = _asked(solved_problems(run, record.input).with_records(), grouped)
-    while window := list(islice(asked, WINDOW)):
-        _add_thoughts(run, [chain for each in window for chain in each.chains])
-        yield window
+    items = solved_problems(run, record.input).with_records()
+    while window := list(islice(items, WINDOW)):
+        chains: dict[int, list[Row]] = {}
+        for chain in db.arrow(CHAINS, first=window[0][0].row, last=window[-1][0].row).to_pylist():
+            chains.setdefault(chain["input_row"], []).append(chain)
+        _add_thoughts(db, [chain for mine in chains.values() for chain in mine])
+        yield [_Asked(item, record, chains.get(item.row, [])) for item, record in window]
 
 
-def _asked(problems: Iterator[tuple[Problem | BadRow, Record]], grouped: Iterator[tuple[int, Iterator[Row]]]) -> Iterator[_Asked]:
-    row, chains = next(grouped, (None, iter(())))
-    for item, record in problems:
-        mine: list[Row] = []
-        if row == item.row:
-            mine = list(chains)
-            row, chains = next(grouped, (None, iter(())))
-        yield _Asked(item, record, mine)
-
-
-def _add_thoughts(run: Path, chains: Sequence[Row]) -> None:
+def _add_thoughts(db: Query, chains: Sequence[Row]) -> None:
     """Give each chain the text of its thought. The times bound the steps that have to be looked at."""
     texts: dict[str, str] = {}
     if done := [chain for chain in chains if chain["stop_reason"] not in UNFINISHED]:
         begin, end = min(chain["start_unix_ns"] for chain in done), max(chain["end_unix_ns"] for chain in done)
-        with Query(run) as db:
-            texts = dict(db.stream(THOUGHTS, begin=begin, end=end, chains=[chain["chain_id"] for chain in done]))
+        texts = dict(db.stream(THOUGHTS, begin=begin, end=end, chains=[chain["chain_id"] for chain in done]))
     for chain in chains:
         chain["thought"] = texts.get(chain["chain_id"], "")
 

@@ -74,7 +74,7 @@ def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:
     values |= fields
     details = Details(**{name: values.pop(name) for name in Details.__struct_fields__})
     values = {"roles": tuple(sorted(values["engines"], reverse=True)), "reward_model": details.quality and details.quality.model} | values
-    return RunTable(**values, read=lambda: details)
+    return RunTable(**{"lost": values["failed"]} | values, read=lambda: details)
 
 
 @pytest.fixture(name="table")

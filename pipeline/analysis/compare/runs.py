@@ -49,6 +49,7 @@ WHERE list_contains($finishing, stage) GROUP BY problem
 """Tokens of the thoughts within whole responses."""
 ENDS = """
 SELECT run, count(*) FILTER (finished) AS finished, count(*) FILTER (stop_reason = 'error') AS failed,
+       count(*) FILTER (stop_reason = 'error' AND error_type <> 'BadRow') AS lost,
        count(*) FILTER (stop_reason = 'cancelled') AS cancelled
 FROM chains GROUP BY run
 """
@@ -68,6 +69,7 @@ class _Ends(Struct, frozen=True):
     run: str
     finished: int
     failed: int
+    lost: int
     cancelled: int
 
 
@@ -146,6 +148,8 @@ class RunTable(Struct, frozen=True, kw_only=True, dict=True):
     """Problems with a chain that finished or counts as wrong. Sorted, each once."""
     failed: int
     """Chains that failed: wrong in `graded`, in no other of the arrays."""
+    lost: int
+    """Those whose rows held problems: what an engine worked for them is in the wall time."""
     cancelled: int = 0
     """Chains that were cancelled; they are in none of the arrays."""
     chains: Array
@@ -196,11 +200,6 @@ class RunTable(Struct, frozen=True, kw_only=True, dict=True):
     def by_draft(self) -> Array:
         """Steps by the draft, accepted or unverified."""
         return self.accepted + self.unverified
-
-    @property
-    def lost(self) -> int:
-        """Chains that failed although their rows held problems: what an engine worked for them is in the wall time."""
-        return max(0, self.failed - self.input.bad_rows * self.samples * max(1, len(self.pooled)))
 
     @property
     def finished(self) -> Array:
@@ -276,7 +275,7 @@ def _pools(members: Sequence[_Member]) -> list[list[_Member]]:
         names = db.names
     groups: dict[Any, list[_Member]] = {}
     for member, name in zip(members, names, strict=True):
-        problems = {key: value for key, value in structs.asdict(member.run.input).items() if key not in ("file", "bad_rows")}
+        problems = {key: value for key, value in structs.asdict(member.run.input).items() if key not in ("file", "bad_rows", "chains")}
         key = (*(repr(member.fields[each]) for each in ALIKE), repr(problems), models.get(name))
         group = groups.setdefault(key, [])
         if any(member.run.seed == other.run.seed for other in group):
@@ -308,6 +307,7 @@ def _read(members: Sequence[_Member]) -> RunTable:
         **fields,
         problem_ids=ids,
         failed=sum(each.failed for each in ends),
+        lost=sum(each.lost for each in ends),
         cancelled=sum(each.cancelled for each in ends),
         sample_statistics=statistics,
         answer_tokens=answer / samples,
@@ -321,7 +321,7 @@ def _read(members: Sequence[_Member]) -> RunTable:
 def _ends(db: Query) -> list[_Ends]:
     found = {each.run: each for each in db.rows(ENDS, _Ends)}
     for folder, name in zip(db.folders, db.names, strict=True):
-        ends = found.get(name, _Ends(name, 0, 0, 0))
+        ends = found.get(name, _Ends(name, 0, 0, 0, 0))
         if not ends.finished:
             lost = ends.failed + ends.cancelled
             unfinished = f"; {lost} failed or were cancelled" if lost else ""
