@@ -13,8 +13,11 @@ from pipeline.data.many_files import open_files
 from pipeline.data.part import RowSet, Shard
 from pipeline.data.problems import Fingerprint, Problem, open_problems
 from pipeline.data.requests.chat import ChainSettings
+from pipeline.drawing.prompt import problem_in, shown_prompt
 from pipeline.errors import BadRow, InputError
-from pipeline.graph.prompts import Message
+from pipeline.graph.prompts import DEFAULT_PROMPTS, Message
+from pipeline.session.prepare import load_plan
+from tests.support.paths import ROOT, SIM
 from tests.support.requests import REFUSED, request, write_batch
 
 LINES = [
@@ -92,3 +95,15 @@ def test_of_doubled_names_only_the_first_row_counts_in_any_file_and_shard(tmp_pa
 def test_other_files_without_problems_are_refused_as_before(tmp_path: Path, lines: list[dict[str, Any]]) -> None:
     with pytest.raises(InputError, match="no column `problem`"):
         open_problems(write_batch(tmp_path / "p.jsonl", lines)).check()
+
+
+def test_the_chat_before_the_last_message_is_in_the_prompts_of_both_engines(tmp_path: Path) -> None:
+    chat = [
+        {"role": role, "content": said} for role, said in (("system", "Be brief."), ("user", "1+1?"), ("assistant", "2"), ("user", "2+2?"))
+    ]
+    asked = problem_in(open_problems(write_batch(tmp_path / "batch.jsonl", [request("a", messages=chat)])), 1)
+    plan = load_plan(ROOT / "graphs/speccot.yaml", SIM)
+    begin = f"<|user|>Be brief.<|user|>1+1?<|assistant|>2<|end|><|user|>{DEFAULT_PROMPTS.asked('2+2?')}<|assistant|>"
+    shown = [shown_prompt(plan, "speccot", node.name, asked) for node in plan.stages()]
+    assert {each.role for each in shown} == {"draft", "target"}
+    assert [each.stage for each in shown if not each.text.startswith(begin)] == []
