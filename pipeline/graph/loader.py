@@ -37,7 +37,7 @@ from pipeline.graph.spec import (
     StageSpec,
     Undecoded,
 )
-from pipeline.graph.variants import VARIANT, Variants, apply_variant, take_variants
+from pipeline.graph.variants import VARIANT, Variants, apply_variant, check_one, take_variants
 from pipeline.graph.yaml_file import Keys
 from pipeline.text import storable
 
@@ -83,6 +83,8 @@ def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engin
     parts = ("stages", "sampling", "prompts", *(["engines"] if roles_file == path else []))  # those that may name params
     if "stages" not in broken:
         _check_params(document, parts)
+    if "variant" not in document.values[PARAMS]:
+        check_one(settings)
     of_engines = [setting for setting in settings if setting.startswith("engines.")]
     for setting in (each for each in settings if each not in of_engines):
         if (PARAMS if "." not in setting.partition("=")[0] else setting.partition(".")[0]) not in broken:
@@ -409,6 +411,7 @@ def load_engines(path: Path, backends: Backends, settings: Sequence[str] = ()) -
     document.values.pop(PARAMS, None)
     variants = take_variants(document)
     _check_names(document, (), "a role")
+    check_one(settings)
     for setting in settings:
         with document.noted():
             if setting.startswith(VARIANT):

@@ -2,6 +2,7 @@
 and applied where a setting names one. Pure.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from pipeline.errors import GraphError, did_you_mean
@@ -34,6 +35,13 @@ def take_variants(engines: Document) -> Variants:
         ]
     engines.values.pop(VARIANTS, None)
     return found
+
+
+def check_one(settings: Sequence[str]) -> None:
+    """Raise `GraphError` where several of `settings` name variants: their values would mix."""
+    named = list(dict.fromkeys(each for each in settings if each.startswith(VARIANT)))
+    if len(named) > 1:
+        raise GraphError(f"--set {named[1]}", f"--set {named[0]} names another variant, and a run has one; drop one of them")
 
 
 def apply_variant(setting: str, document: Document, engines: Keys, variants: Variants) -> None:

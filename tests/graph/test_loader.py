@@ -128,6 +128,16 @@ def test_variants_that_are_wrong(tmp_path: Path, variants: str, setting: str | N
             load(path, () if setting is None else (setting,))
 
 
+def test_two_variants_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "engines.yaml"
+    path.write_text(PLAIN.read_text() + VARIED)
+    settings = ("variant=ngram", "variant=draft-model")
+    for load in (lambda: load_plan(Path("speccot"), path, settings), lambda: load_engines(path, engine_specs(), settings)):
+        with pytest.raises(GraphError, match=r"--set variant=draft-model: --set variant=ngram names another variant, and a run has one"):
+            load()
+    assert load_plan(Path("speccot"), path, settings[:1] * 2)
+
+
 def test_names_of_roles_and_what_they_hold_are_checked_in_a_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "engines.yaml"
     for content, message in (
