@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.calibration.calibrate import calibrate
+from pipeline.calibration.calibrate import WORST_ERROR, calibrate
 from pipeline.data.many_files import open_files
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import InputError, UsageError, boundary
@@ -282,6 +282,8 @@ def _sources(options: PlanOptions, specs: Mapping[str, Mapping[str, SimSpec]], *
         return {"lengths": lengths, "rates": rates, "tokens": "as the lengths", "accuracy": "unknown: answers are simulated"}
     errors = {spec.device.name: spec.device.fit_error for each in specs.values() for spec in each.values()}
     said = ", ".join(f"calls of {name} are off by {error:.0%} on average" for name, error in errors.items() if error is not None)
+    worst = max((error for error in errors.values() if error is not None), default=0.0)
+    said += "; too far off to rely on: repeat the pilot without other load" if worst > WORST_ERROR else ""
     return {
         "lengths": f"measured: the pilot's {options.pilot} problems",
         "rates": f"calibrated: fitted to the pilot; {said}",
