@@ -3,16 +3,19 @@
 import json
 import re
 import shutil
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 
 from pipeline.store.events import ChainRow
+from pipeline.store.parts import write_part
 from pipeline.store.run_store import RunStore
 from pipeline.view.app import view_app
 from pipeline.view.shelf import Shelf
@@ -219,3 +222,26 @@ def test_another_site_cannot_make_a_query_run(client: TestClient) -> None:
         assert ("table class" in answer.text) == runs
         assert asked["sql"] in answer.text
     assert client.get("/report", params=asked, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 400
+
+
+@pytest.mark.slow
+def test_a_run_of_100_000_chains_opens_in_two_seconds(runs: Path, tmp_path: Path) -> None:
+    """Processor time is measured, which is longer than the wait on an idle machine and does not depend on what else runs."""
+    folder = tmp_path / "long"
+    folder.mkdir()
+    shutil.copy(runs / "speccot" / "run.json", folder)
+    for table, counts in (("chains", ("steps", "calls")), ("problems", ())):
+        (folder / table).mkdir()
+        rows = pq.read_table(runs / "speccot" / table)
+        many = pa.concat_tables([rows] * (100_000 // len(rows) + 1)).slice(0, 100_000).combine_chunks()
+        for name in ("input_row", *counts):
+            values = pa.array(range(1, 100_001) if name == "input_row" else [0] * 100_000, pa.int64())
+            many = many.set_column(many.schema.get_field_index(name), rows.schema.field(name), values)
+        write_part(folder / table / "part-00000.parquet", many)
+    client = TestClient(view_app(Shelf(folder)), base_url="http://localhost")
+    page(client, "/run", run="long", search="nothing is like this")  # what is loaded once, modules and templates, is loaded
+    for asked in ({}, {"order": "rejected"}, {"search": "is 7 +"}, {"page": 1500}):
+        began = time.process_time()
+        html = page(TestClient(view_app(Shelf(folder)), base_url="http://localhost"), "/run", run="long", **asked)
+        assert time.process_time() - began < 2, asked
+        assert len(cells(html, "chain")) == 50
