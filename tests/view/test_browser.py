@@ -16,6 +16,7 @@ from pipeline.store.folder import hold
 from pipeline.store.run_store import RunStore
 from pipeline.view.app import view_app
 from pipeline.view.shelf import Shelf
+from tests.support.patience import HANGS_S
 from tests.support.rows import blank
 from tests.support.shown_runs import HOSTILE, SHOWN
 
@@ -69,6 +70,7 @@ def opened(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
     def open_page(path: str, width: int = 1400, scheme: str = "light") -> Any:
         contexts.append(browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme))
         page = contexts[-1].new_page()
+        page.set_default_timeout(1000 * HANGS_S)
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("console", lambda message: said.append(message.text) if "GL Driver Message" not in message.text else None)
         page.on("request", lambda request: asked.append(request.url))
