@@ -179,9 +179,10 @@ def test_roles_are_those_of_the_graph(recorded: list[Path], tmp_path: Path) -> N
     other = tmp_path / "other"
     run(RunOptions(graph=graph, engines=engines, input=write_problems(tmp_path, 24), batch_size=16, output=other))
     named, renamed = (read_lengths(folder, RunFile.read(folder).plan) for folder in (recorded[1], other))
-    assert renamed.step_tokens == {"small": named.step_tokens["draft"]}
-    assert text_of("small", renamed) == text_of("draft", named)
-    assert text_of("large", renamed) == text_of("target", named)
+    assert list(renamed.step_tokens) == ["small"]
+    for role, was in (("small", "draft"), ("large", "target")):
+        text, expected = (msgspec.to_builtins(text_of(name, lengths)) for name, lengths in ((role, renamed), (was, named)))
+        assert text == pytest.approx(expected)  # a database's sums differ in the last digit with the order of its threads
     assert text_of("small", renamed).step_accuracy < 1.0
 
 
