@@ -2,11 +2,12 @@
 
 import hmac
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pipeline.data.requests.errors import ApiError
 from pipeline.serve.completions import URL, ChatEndpoint, check_model
 from pipeline.serve.errors import api_error, error_response, http_error, unexpected_error
+from pipeline.system.local_web import is_foreign, is_named
 
 Phase = Literal["starting", "serving", "stopping"]
 
@@ -30,27 +32,42 @@ class ServerSelf(NamedTuple):
     """What Prometheus reads, and its media type."""
 
 
-class OnlyWithKey:
-    """The application, whose URLs below `/v1` are only for those who have the key."""
+class Access(NamedTuple):
+    """Who may ask."""
 
-    def __init__(self, app: ASGIApp, key: str | None) -> None:
-        """`key`: None lets everybody in."""
-        self._app = app
-        self._expected = None if key is None else f"Bearer {key}".encode()
+    key: str | None = None
+    """What clients have to send to ask for a URL below `/v1`; None: nothing."""
+    names: Collection[str] | None = ()
+    """Names, besides `localhost` and addresses, by which the server may be asked for; None: any."""
+
+
+class Guarded:
+    """The application, for those who may ask: no web page of another site, and below `/v1` only who has the key."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._names = app, access.names
+        self._expected = None if access.key is None else f"Bearer {access.key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith("/v1") and not self._may(scope):
+        refusal = self._refusal(Headers(scope=scope), scope["path"]) if scope["type"] == "http" else None
+        await (self._app if refusal is None else error_response(refusal))(scope, receive, send)
+
+    def _refusal(self, headers: Headers, path: str) -> ApiError | None:
+        if self._names is not None and not is_named(headers, self._names):
+            what = (
+                f"the server is not known as {headers.get('host', '')!r}; ask by its address, or start it with a key, then any name will do"
+            )
+            return ApiError(what, code="wrong_host", status=403)
+        if is_foreign(headers):
+            return ApiError("a web page of another site sent this request; only programs may", code="cross_site", status=403)
+        given = headers.get("authorization", "").encode("latin-1")
+        if path.startswith("/v1") and self._expected is not None and not hmac.compare_digest(given, self._expected):
             what = "wrong API key; send that of the server as `Authorization: Bearer KEY`"
-            await error_response(ApiError(what, code="invalid_api_key", status=401))(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _may(self, scope: Scope) -> bool:
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        return self._expected is None or hmac.compare_digest(given, self._expected)
+            return ApiError(what, code="invalid_api_key", status=401)
+        return None
 
 
-def new_app(own: ServerSelf, chat: ChatEndpoint, key: str | None, more: Sequence[Route] = ()) -> Starlette:
+def new_app(own: ServerSelf, chat: ChatEndpoint, access: Access, more: Sequence[Route] = ()) -> Starlette:
     """The application that answers chat completions by `chat`, and has `more` routes."""
     created = int(time.time())
     model = {"id": own.model, "object": "model", "created": created, "owned_by": "pipeline"}
@@ -84,7 +101,7 @@ def new_app(own: ServerSelf, chat: ChatEndpoint, key: str | None, more: Sequence
             Route(URL, completions, methods=["POST"]),
             *more,
         ],
-        middleware=[Middleware(OnlyWithKey, key=key)],
+        middleware=[Middleware(Guarded, access=access)],
         exception_handlers={ApiError: api_error, HTTPException: http_error, Exception: unexpected_error},
     )
 

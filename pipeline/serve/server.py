@@ -17,10 +17,10 @@ from msgspec import Struct, structs
 
 from pipeline.data.in_memory import RequestedProblems
 from pipeline.data.requests.chat import MAX_SAMPLES
-from pipeline.errors import UsageError, reason
+from pipeline.errors import UsageError
 from pipeline.runtime.admission.feed import Arrivals
 from pipeline.runtime.rows import Tee
-from pipeline.serve.app import Phase, ServerSelf, new_app
+from pipeline.serve.app import Access, Phase, ServerSelf, new_app
 from pipeline.serve.batches import BatchDesk
 from pipeline.serve.completions import ChatEndpoint
 from pipeline.serve.desk import Desk, EarlierChains
@@ -33,6 +33,7 @@ from pipeline.session.prepare import Prepared, load_plan, prepared
 from pipeline.session.run import SessionResult, solve
 from pipeline.store.kept_problems import kept_rows
 from pipeline.store.read import read_batches
+from pipeline.system.local_web import listening
 from pipeline.system.tasks import unwrapped
 
 BACKLOG = 4096
@@ -69,7 +70,7 @@ class GraphServer:
         self._batches = BatchDesk(run.folder, self.desk, limits, run.plan.name)
         self.desk.keep_free(self._batches.next_row)
         own = ServerSelf(run.plan.name, lambda: self.phase, lambda: metrics(self._view, self.desk))
-        app = new_app(own, ChatEndpoint(self.desk, limits, own.model), address.key, self._batches.routes)
+        app = new_app(own, ChatEndpoint(self.desk, limits, own.model), access_to(address), self._batches.routes)
         settings: dict[str, Any] = {"lifespan": "off", "log_config": None, "access_log": False, "ws": "none", "server_header": False}
         self._uvicorn = _QuietServer(uvicorn.Config(app, backlog=BACKLOG, timeout_graceful_shutdown=LEAVE_S, **settings))
 
@@ -168,7 +169,11 @@ def serve(
     plan = load_plan(options.graph, options.bound_engines, options.settings)
     for sentence in (*notices(plan), *gpu_notices(plan)):
         observer.tell(sentence)
-    with listening(address) as listener, prepared(options, plan, RequestedProblems(), virtual=False, command=command) as run:
+    allow_files()
+    with (
+        listening(address.host, address.port, BACKLOG) as listener,
+        prepared(options, plan, RequestedProblems(), virtual=False, command=command) as run,
+    ):
         if run.old is not None and not run.old.input.served:
             raise UsageError(f"{run.folder}: is a run over {run.old.input.file}, not a server's; give another folder with --output")
         observer.ready(run)
@@ -197,18 +202,16 @@ def earlier_chains(run: Prepared) -> EarlierChains:
     )
 
 
-@contextmanager
-def listening(address: Address) -> Iterator[socket.socket]:
-    """A socket that listens, closed at the end; raises `UsageError`. As many files may be open as the system allows."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    try:
-        listener = socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise UsageError(f"--port {address.port}: cannot listen on {address.host}: {reason(error)}") from error
+def access_to(address: Address) -> Access:
+    """Who may ask at an address. With a key any name will do: a page of another site has none."""
+    names = (address.host.lower(), socket.gethostname().lower())
+    return Access(address.key, names if address.key is None else None)
+
+
+def allow_files() -> None:
+    """Let as many connections and other files be open as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(
             resource.RLIMIT_NOFILE, (max(soft, MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)), hard)
         )
-    with listener:
-        yield listener

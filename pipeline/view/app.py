@@ -12,22 +12,22 @@ from typing import Any
 from urllib.parse import urlencode
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipeline.analysis.compare.cells import plain, plain_percent
 from pipeline.analysis.progress import ACTIVE, duration
 from pipeline.errors import PipelineError
 from pipeline.report import page as report_page
+from pipeline.system.local_web import is_named
 from pipeline.view.pages import PAGES, Page, age, bytes_of
 from pipeline.view.shelf import Shelf
 
-HOSTS = ["127.0.0.1", "localhost", "[::1]"]
-"""Names of this machine, by which a page may be asked for."""
 _HERE = Path(__file__).parent
 STATIC = {
     "page.css": "text/css",
@@ -56,7 +56,20 @@ def view_app(shelf: Shelf) -> Starlette:
     """The application that shows the runs of a shelf."""
     routes = [Route("/static/{name}", _static), *(Route(path, _shown(shelf, make)) for path, make in PAGES.items())]
     handlers: Mapping[Any, Any] = {HTTPException: _not_found, PipelineError: _refused(shelf)}
-    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)], exception_handlers=handlers)
+    return Starlette(routes=routes, middleware=[Middleware(OnlyThisMachine)], exception_handlers=handlers)
+
+
+class OnlyThisMachine:
+    """The application, for requests that name this machine."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if is_named(Headers(scope=scope), ()):
+            await self._app(scope, receive, send)
+        else:
+            await Response("Ask for these pages at 127.0.0.1 or localhost.\n", 400, HEADERS, "text/plain")(scope, receive, send)
 
 
 def _shown(shelf: Shelf, make: Callable[[Shelf, Request], Page]) -> Callable[[Request], Response]:

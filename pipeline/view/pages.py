@@ -21,6 +21,7 @@ from pipeline.report.run_sections import ReportOptions, decisions, engine_setup,
 from pipeline.report.transcripts import Transcript, read_transcripts
 from pipeline.store.query import TABLES, Query, columns_of_view
 from pipeline.store.run_file import RunFile
+from pipeline.system.local_web import is_foreign
 from pipeline.view.chains import ORDER_WORDS, PAGE, VERDICTS, AskedChains, chain_page, neighbours
 from pipeline.view.pairs import GROUPS, PAIR_ORDERS, AskedPairs, pair_page
 from pipeline.view.shelf import Shelf
@@ -81,7 +82,7 @@ def figures_page(shelf: Shelf, request: Request) -> Page:
 def report_of(shelf: Shelf, request: Request) -> Page:
     """The report on a run, made anew."""
     name = _run_of(request)
-    if _from_elsewhere(request):
+    if is_foreign(request.headers):
         raise UsageError(f"the report of {name} takes a while to make: it is made from the page of the run alone")
     return Page("", name, html=report([shelf.folder_of(name)], ReportOptions()))
 
@@ -131,7 +132,7 @@ def sql_page(shelf: Shelf, request: Request) -> Page:
         "examples": EXAMPLES,
     }
     values |= {"columns": {table: columns_of_view(table) for table in TABLES}, "answer": None, "flaw": "", "command": ""}
-    if sql and names and _from_elsewhere(request):
+    if sql and names and is_foreign(request.headers):
         values["flaw"] = "This query comes from another site: read it before you run it."
     elif sql and names:
         paths = [str(shelf.folder_of(name)) for name in names]
@@ -145,11 +146,6 @@ def sql_page(shelf: Shelf, request: Request) -> Page:
         values["flaw"] = "Choose a run to ask."
     answer = values["answer"]
     return Page("sql.html", "SQL", values, plots=answer is not None and answer.figure is not None, here=names[0] if len(names) == 1 else "")
-
-
-def _from_elsewhere(request: Request) -> bool:
-    """Whether a page of another site made the browser ask."""
-    return request.headers.get("sec-fetch-site") == "cross-site"
 
 
 def _transcript(db: Query, run: RunFile, name: str, chain: str) -> Transcript:

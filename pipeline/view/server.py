@@ -1,12 +1,12 @@
 """The server of `pipeline view`: a folder enters, pages are served on this machine until the process is interrupted."""
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
 
-from pipeline.errors import UsageError, reason
+from pipeline.errors import UsageError
+from pipeline.system.local_web import listening
 from pipeline.view.app import view_app
 from pipeline.view.shelf import Shelf
 
@@ -24,22 +24,10 @@ def serve_view(folder: Path, port: int, opened: Callable[[str], None]) -> None:
         raise UsageError(f"{folder}: {what}; name the one that contains your run folders")
     if not shelf.folders():
         raise UsageError(f"{folder}: contains no runs; name the folder that contains your run folders")
-    with _listening(port) as listener:
+    with listening(HOST, port) as listener:
         config = uvicorn.Config(view_app(shelf), log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
         opened(f"http://{HOST}:{listener.getsockname()[1]}/")
         try:
             uvicorn.Server(config).run(sockets=[listener])
         finally:
             shelf.close()
-
-
-def _listening(port: int) -> socket.socket:
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((HOST, port))
-        listener.listen(64)
-    except OSError as error:
-        listener.close()
-        raise UsageError(f"--port {port}: cannot listen on {HOST}: {reason(error)}; choose another one, or 0 for any free one") from error
-    return listener

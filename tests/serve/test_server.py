@@ -90,6 +90,23 @@ def test_urls_that_are_none_are_told_in_the_form_of_the_api(server: Serving) -> 
     assert httpx.post(f"{server.url}/chat/completions", content=b"{").json()["error"]["code"] == "invalid_json"
 
 
+def test_a_web_page_of_another_site_cannot_ask(server: Serving) -> None:
+    port = server.url.removesuffix("/v1").rpartition(":")[2]
+    for headers in (
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Host": f"evil.example:{port}"},
+        {"Host": f"0.0.0.0:{port}"},
+    ):
+        refused = httpx.post(f"{server.url}/files", files={"file": b"{}"}, data={"purpose": "batch"}, headers=headers)
+        assert refused.status_code == 403
+        assert refused.json()["error"]["code"] == ("wrong_host" if "Host" in headers else "cross_site")
+    for headers in ({"Host": f"localhost:{port}"}, {"Host": f"[::1]:{port}"}, {"Origin": server.url.removesuffix("/v1")}):
+        assert httpx.get(f"{server.url}/models", headers=headers).status_code == 200
+
+
 def test_models_health_and_metrics_say_what_is_served(server: Serving) -> None:
     client, root = server.client(), server.url.removesuffix("/v1")
     assert [model.id for model in client.models.list()] == ["speccot"]
@@ -107,6 +124,8 @@ def test_a_key_of_the_environment_is_asked_for(tmp_path: Path) -> None:
         with pytest.raises(openai.AuthenticationError, match="wrong API key"):
             server.client("guess").models.list()
         assert [model.id for model in server.client("secret").models.list()] == ["speccot"]
+        named = {"Host": "gpu.example", "Authorization": "Bearer secret"}
+        assert httpx.get(f"{server.url}/models", headers=named).status_code == 200
         assert httpx.get(f"{server.url.removesuffix('/v1')}/health").status_code == 200
 
 
