@@ -337,8 +337,8 @@ class _BatchWork:
         self._changed()
 
     def _completion(self, asked: AskedChat, replies: list[ChainReply]) -> ChatCompletion:
-        name = f"chatcmpl-{secrets.token_hex(12)}"
-        return completion(replies, name=name, created=int(time.time()), model=asked.model, stop=asked.settings.stop)
+        name, now = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
+        return completion(replies, name=name, created=now, model=asked.model, stop=asked.settings.stop, close=self._desk.mark)
 
     def _write(self, custom_id: str, found: ChatCompletion | ApiError) -> None:
         """Write the line of a request that is answered or refused."""

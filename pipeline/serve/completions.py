@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from pipeline.data.requests.chat import AskedChat, read_chat
 from pipeline.data.requests.errors import ApiError
-from pipeline.data.requests.reply import ChainReply, ChatCompletion, ChatUsage, completion, usage_of
+from pipeline.data.requests.reply import ChainReply, ChatCompletion, ChatUsage, completion, usage_of, without_mark
 from pipeline.serve.desk import CommittedStep, Desk, Ended, Event
 from pipeline.serve.errors import error_response
 from pipeline.serve.limits import SLOW_S, ServeLimits, bounded
@@ -94,6 +94,7 @@ class AskedReply:
         self._events = asyncio.Queue[Event]()
         record = {"custom_id": self.name, "method": "POST", "url": URL, "body": Raw(body)}
         self._replies: dict[int, ChainReply] = {}
+        self._held: dict[int, str] = {}
         self._why = "the client closed the connection"
         self._ticket = desk.ask(self.name, chat, record, self._events.put_nowait)
 
@@ -122,8 +123,15 @@ class AskedReply:
 
     def completion(self, replies: list[ChainReply]) -> ChatCompletion:
         """The answer that consists of these replies."""
-        chat = self.chat
-        return completion(replies, name=self.name, created=self.created, model=chat.model, stop=chat.settings.stop)
+        chat, close = self.chat, self._desk.mark
+        return completion(replies, name=self.name, created=self.created, model=chat.model, stop=chat.settings.stop, close=close)
+
+    def said(self, step: CommittedStep) -> str:
+        """What a step adds to the thought. A closing tag is held back until another step shows that it did not close the thought."""
+        text = self._held.pop(step.index, "") + step.text
+        shown = without_mark(text, self._desk.mark)
+        self._held[step.index] = text[len(shown) :]
+        return shown
 
     @property
     def usage(self) -> ChatUsage:
@@ -179,7 +187,8 @@ class StreamedReply(Response):
 
     def _pieces(self, event: Event) -> list[PieceChoice]:
         if isinstance(event, CommittedStep):
-            return [PieceChoice(event.index, Delta(reasoning_content=event.text))]
+            text = self._asked.said(event)
+            return [PieceChoice(event.index, Delta(reasoning_content=text))] if text else []
         assert isinstance(event.outcome, ChainReply), "a chain that failed ends the stream"
         [choice] = self._asked.completion([event.outcome]).choices
         said = [] if choice.message.content is None else [PieceChoice(event.index, Delta(content=choice.message.content))]

@@ -14,7 +14,7 @@ from msgspec import Struct
 from pipeline.data.problems import Problem
 from pipeline.data.requests.chat import AskedChat
 from pipeline.data.requests.errors import ApiError, error_of
-from pipeline.data.requests.reply import ChainReply, without_mark
+from pipeline.data.requests.reply import ChainReply
 from pipeline.reasoning.chain import chain_id
 from pipeline.runtime.admission.feed import Arrivals
 from pipeline.runtime.admission.order import Start, Withdrawal
@@ -33,6 +33,7 @@ class CommittedStep(Struct, frozen=True):
     index: int
     """Number of the chain, from 0: the index of its choice."""
     text: str
+    """The tag that closes the thought is at the end of its last step."""
 
 
 class Ended(Struct, frozen=True):
@@ -81,8 +82,10 @@ class Desk:
     """Hands the requests of clients to the run, of whose rows it is a `pipeline.runtime.rows.RowSink`."""
 
     def __init__(self, arrivals: Arrivals, limits: ServeLimits, mark: str, earlier: EarlierChains | None = None) -> None:
-        """`mark`: the tag that closes a thought; `earlier`: the chains of earlier sessions of the run."""
-        self._arrivals, self._limits, self._mark, self._earlier = arrivals, limits, mark, earlier or EarlierChains()
+        """`earlier`: the chains of earlier sessions of the run."""
+        self._arrivals, self._limits, self._earlier = arrivals, limits, earlier or EarlierChains()
+        self.mark = mark
+        """The tag that closes a thought."""
         self._next_row = self._earlier.next_row
         self.is_over = self._earlier.is_over
         self._open: dict[str, _OpenChain] = {}
@@ -147,8 +150,7 @@ class Desk:
         self.chains += len(starts)
         for start in starts:
             known = chain_id(name, start.sample_index)
-            texts = [without_mark(text, self._mark) for text in self._earlier.texts.get(known, ())]
-            self._open[known] = _OpenChain(start.sample_index, listener, texts)
+            self._open[known] = _OpenChain(start.sample_index, listener, [*self._earlier.texts.get(known, ())])
             self._arrivals.add(start, spare=spare)
         return Ticket(name=name, starts=starts)
 
@@ -184,9 +186,8 @@ class Desk:
         """Tell whoever waits of a committed step."""
         chain = self._open.get(row.chain_id)
         if chain is not None:
-            text = without_mark(row.step_text, self._mark)
-            chain.texts.append(text)
-            chain.listener(CommittedStep(chain.index, text))
+            chain.texts.append(row.step_text)
+            chain.listener(CommittedStep(chain.index, row.step_text))
 
     def chain(self, row: ChainRow) -> None:
         """Tell whoever waits that a chain is over."""

@@ -63,10 +63,10 @@ async def test_whoever_asked_hears_the_steps_of_its_chains_and_their_ends() -> N
     )
     desk.chain(blank(ChainRow, chain_id="one#0", stop_reason="error", error_type="ContextOverflow", error_message="too long"))
     step, done, failed = heard
-    assert step == CommittedStep(1, "So 5.")
+    assert step == CommittedStep(1, "So 5.</think>")
     assert isinstance(done, Ended)
     assert isinstance(done.outcome, ChainReply)
-    assert (done.index, done.outcome.thought, done.outcome.answer, done.outcome.output_tokens) == (1, "So 5.", "5", {"target": 2})
+    assert (done.index, done.outcome.thought, done.outcome.answer, done.outcome.output_tokens) == (1, "So 5.</think>", "5", {"target": 2})
     assert isinstance(failed, Ended)
     assert isinstance(failed.outcome, ApiError)
     assert (failed.outcome.code, failed.outcome.status) == ("context_length_exceeded", 400)

@@ -1,0 +1,73 @@
+"""Chat completions of a graph whose models have reasoning tags of their own: a stream says what the whole reply does."""
+
+import json
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from pipeline.reasoning.chain import chain_id
+from pipeline.runtime.admission.feed import Arrivals
+from pipeline.serve.completions import URL, ChatEndpoint
+from pipeline.serve.desk import Desk
+from pipeline.serve.limits import ServeLimits
+from pipeline.store.events import ChainRow, StepRow
+from tests.support.rows import blank
+
+pytestmark = pytest.mark.anyio
+CLOSE = "[/reason]"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def answer(steps: tuple[str, ...], said: str, **more: Any) -> httpx.Response:
+    """The response to a request whose chain has these steps and answers what is `said`."""
+    arrivals = Arrivals()
+    desk = Desk(arrivals, ServeLimits(), CLOSE)
+
+    async def solve() -> None:
+        start = await arrivals.next()
+        assert start is not None
+        name = chain_id(start.item.problem_id, start.sample_index)
+        for text in steps:
+            desk.step(blank(StepRow, chain_id=name, step_text=text))
+        desk.chain(blank(ChainRow, chain_id=name, stop_reason="thought_closed", answer_text=said))
+
+    endpoint = ChatEndpoint(desk, ServeLimits(), "m")
+    app = Starlette(routes=[Route(URL, endpoint.__call__, methods=["POST"])])
+    body = {"model": "m", "messages": [{"role": "user", "content": "What?"}], **more}
+    async with (
+        anyio.create_task_group() as tasks,
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client,
+    ):
+        tasks.start_soon(solve)
+        return await client.post(URL, json=body)
+
+
+@pytest.mark.parametrize(
+    ("steps", "thought"),
+    [
+        (("Two ", f"and three.{CLOSE}"), "Two and three."),
+        (("Two.", CLOSE), "Two."),
+        (("Two ", "and"), "Two and"),
+        ((f"One {CLOSE}", f"or two.{CLOSE}"), f"One {CLOSE}or two."),
+        (("It is</think>",), "It is</think>"),
+        ((CLOSE,), None),
+    ],
+)
+async def test_a_thought_ends_before_the_closing_tag_of_the_graph(steps: tuple[str, ...], thought: str | None) -> None:
+    [whole] = (await answer(steps, "\n\nIt is 5.\n\nDone", stop=["\n\n"])).json()["choices"]
+    assert whole["message"]["reasoning_content"] == thought
+    assert whole["message"]["content"] == "It is 5."
+    streamed = await answer(steps, "\n\nIt is 5.\n\nDone", stop=["\n\n"], stream=True)
+    *pieces, done = (line.removeprefix("data: ") for line in streamed.text.split("\n\n") if line)
+    deltas = [json.loads(piece)["choices"][0]["delta"] for piece in pieces]
+    assert done == "[DONE]"
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == (thought or "")
+    assert "".join(delta.get("content", "") for delta in deltas) == "It is 5."
