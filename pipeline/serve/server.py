@@ -17,7 +17,6 @@ from msgspec import Struct, structs
 
 from pipeline.data.in_memory import RequestedProblems
 from pipeline.data.requests.chat import MAX_SAMPLES
-from pipeline.errors import UsageError
 from pipeline.runtime.admission.feed import Arrivals
 from pipeline.runtime.rows import Tee
 from pipeline.serve.app import Access, Phase, ServerSelf, new_app
@@ -174,8 +173,6 @@ def serve(
         listening(address.host, address.port, BACKLOG) as listener,
         prepared(options, plan, RequestedProblems(), virtual=False, command=command) as run,
     ):
-        if run.old is not None and not run.old.input.served:
-            raise UsageError(f"{run.folder}: is a run over {run.old.input.file}, not a server's; give another folder with --output")
         observer.ready(run)
         for sentence in run.remarks:
             observer.tell(sentence)

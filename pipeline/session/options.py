@@ -250,14 +250,14 @@ def resume_options(
 
     Raises `InputError` where there is no such run.
     """
-    kept = RunFile.read(folder).options
+    record = RunFile.read(folder)
+    kept = record.options
     with boundary(InputError, f"{folder / 'run.json'}: $.options", foreign=msgspec.ValidationError):
         options = msgspec.convert(kept, RunOptions, dec_hook=lambda kind, value: kind(value))
     if options.in_memory:
         what = f"was started from Python with {' and '.join(options.in_memory)} that are in no file"
         raise InputError(str(folder), f"{what}; continue with pipeline.solve(..., output={str(folder)!r}, resume=True)")
-    if options.served:
-        raise InputError(str(folder), f"is the run of a server; continue with `pipeline serve {options.graph} --output {folder} --resume`")
+    check_served(folder, record, served=False)
     check_functions(folder, kept)
     if input_file is not None:
         options = structs.replace(options, input=input_file, more_inputs=(), input_urls=())
@@ -272,6 +272,14 @@ def check_functions(folder: Path, recorded: Mapping[str, Any]) -> None:
     if unknown:
         what = f"was started from Python with {' and '.join(unknown)}, not known here; continue in Python, where they are defined, with"
         raise InputError(str(folder), f"{what} pipeline.solve(..., output={str(folder)!r}, resume=True)")
+
+
+def check_served(folder: Path, old: RunFile, *, served: bool) -> None:
+    """Raise `UsageError` where a server, if `served`, is to continue the `old` run over a file, or something else that of a server."""
+    if served and not old.input.served:
+        raise UsageError(f"{folder}: is a run over {old.input.file}, not a server's; give the server another folder with --output")
+    if old.input.served and not served:
+        raise UsageError(f"{folder}: is the run of a server; continue with `pipeline serve {old.graph_file} --output {folder} --resume`")
 
 
 def check_resume(options: RunOptions) -> None:

@@ -33,7 +33,17 @@ from pipeline.runtime.speculation.knowledge import NOTHING_KNOWN, Knowledge
 from pipeline.session.budget import check_budget, limits_of, spent_before
 from pipeline.session.knowledge import begun_with, knowledge_of
 from pipeline.session.notices import strange_problems
-from pipeline.session.options import ABOUT, LONGEST, MAY_DRIFT, RunOptions, check_functions, check_replicas, check_resume, recorded_options
+from pipeline.session.options import (
+    ABOUT,
+    LONGEST,
+    MAY_DRIFT,
+    RunOptions,
+    check_functions,
+    check_replicas,
+    check_resume,
+    check_served,
+    recorded_options,
+)
 from pipeline.session.resume import forget_mismatched, read_resume_state
 from pipeline.store.budget import BudgetRecord
 from pipeline.store.check import check_chains
@@ -233,6 +243,7 @@ def prepare(
     if options.cluster is not None:
         check_replicas(options)
     if folder is not None and old is not None:
+        check_served(folder, old, served=options.served)
         check_functions(folder, old.options)
     fingerprint = problems.check() if fingerprint is None else fingerprint
     options = structs.replace(
