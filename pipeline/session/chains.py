@@ -26,7 +26,7 @@ from pipeline.runtime.speculation.knowledge import NOTHING_KNOWN, Knowledge
 from pipeline.runtime.speculation.modes import ModeControl
 from pipeline.session.observer import Tell
 from pipeline.session.prepare import RunSettings
-from pipeline.stages.base import Stage
+from pipeline.stages.base import EngineStage, Stage
 from pipeline.stages.build import build_stages, builders_of, cannot_of, flaw_in_contract
 from pipeline.store.run_file import ModeChange
 
@@ -72,6 +72,10 @@ async def suited(settings: RunSettings, engines: Mapping[str, Engine], tell: Tel
         tell(sentence)
     builders = builders_of(plan, {role: engine.tokenizer for role, engine in engines.items()})
     stages = build_stages(plan, builders, str(settings.options.graph))
+    writing = [stage for stage in stages.values() if isinstance(stage, EngineStage) and stage.sampling]
+    unsupported = {name: stage.role for stage in reversed(writing) for name in stage.sampling if name in cannot[stage.role]}
+    for stage in writing:
+        stage.unsupported = unsupported
     return OpenEngines(engines=engines, builders=builders, stages=stages, notices=tuple(said))
 
 

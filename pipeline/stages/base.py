@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from msgspec import Struct, structs
 
 from pipeline.engine import Candidate, Completion, Content, Request
+from pipeline.errors import RequestRefused
 from pipeline.graph.spec import SamplingSpec, StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Span, Verdict
 from pipeline.reasoning.prompts import PromptBuilder, builder_key, openings
@@ -82,14 +83,24 @@ class EngineStage:
         self.close_ids = () if self.builder.think_close_id is None else (self.builder.think_close_id,)
         self.step_stop = (self.builder.prompts.delimiter,)
         self.sampling: Mapping[str, Any] = spec.sampling if isinstance(spec, SamplingSpec) else {}
+        self.unsupported: Mapping[str, str] = {}
+        """Sampling parameters that an engine of a writing stage, this one or another, does not support, with its role. A graph that sets
+        one is refused as a whole, a problem by the first stage that writes; filled in where engines are open."""
 
     def check(self, candidates: int) -> str | None:
         """Most stages suit every tokenizer."""
         return None
 
     def sampled(self, chain: Chain) -> Mapping[str, Any]:
-        """How the stage samples text for `chain`, as fields of a `Request`."""
-        return {**self.sampling, **chain.sampling} if chain.sampling else self.sampling
+        """How the stage samples text for `chain`, as fields of a `Request`. Raises `RequestRefused` for what the problem asks of an engine
+        that cannot do it."""
+        if not chain.sampling:
+            return self.sampling
+        for name, value in chain.sampling.items():
+            if name in self.unsupported and value != self.sampling.get(name):
+                what = f"engine {self.unsupported[name]!r} does not support `{name}`, which this problem sets to {value}; leave it out"
+                raise RequestRefused(what)
+        return {**self.sampling, **chain.sampling}
 
     def request(
         self,

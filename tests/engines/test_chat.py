@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from pipeline.engine import Request
 from pipeline.engines.openai.chat_messages import FINAL, ChatTokenizer, Message, asked_of, candidate_of, option_in
@@ -14,6 +15,8 @@ from pipeline.graph.prompts import THINK_CLOSE
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 from tests.support.paths import ROOT
+from tests.support.requests import request as batch_line
+from tests.support.requests import write_batch
 from tests.support.runs import rows, write_problems
 from tests.support.small_server import VLLM, Reply, SmallServer, chat_reply, refusal, said, small_server
 
@@ -201,3 +204,16 @@ def test_a_server_that_rejects_what_a_run_sends_is_told_before_it(server: SmallS
     with pytest.raises(GraphError, match=r"rejects a small chat with 'wise' \(status 400\): no seed; max_tokens_key, send_sampling"):
         run(options(tmp_path, "target", server))
     assert run(options(tmp_path, "target", server, send_sampling=False)).done == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fields", "refused"), [({}, ["few"]), ({"send_sampling": False}, ["few", "cold"])])
+def test_a_request_for_sampling_that_no_chat_has_is_refused(
+    server: SmallServer, tmp_path: Path, fields: dict[str, Any], refused: list[str]
+) -> None:
+    asked = [batch_line("plain"), batch_line("few", top_k=5), batch_line("cold", temperature=0), batch_line("all", top_k=-1, top_p=1)]
+    usual = options(tmp_path, "target", server, **fields)
+    result = run(structs.replace(usual, input=write_batch(tmp_path / "batch.jsonl", asked), fail_on_error=1.0))
+    errors = {row["problem_id"]: row["error_message"] for row in rows(result, "chains") if row["error_type"] == "RequestRefused"}
+    assert (list(errors), result.done) == (refused, 4 - len(refused))
+    assert errors["few"] == "engine 'target' does not support `top_k`, which this problem sets to 5; leave it out"

@@ -123,4 +123,12 @@ class ChatSpec(ServedSpec, frozen=True, kw_only=True, tag="chat"):
     @property
     def cannot(self) -> tuple[str, ...]:
         """A verdict is read from a reply, not from log probabilities of the options."""
-        return ("continues", "scoring", "logprobs", "top_k", "min_p", "interrupt", *(() if self.send_sampling else ("top_p", "seeds")))
+        return (
+            "continues",
+            "scoring",
+            "logprobs",
+            "top_k",
+            "min_p",
+            "interrupt",
+            *(() if self.send_sampling else ("temperature", "top_p", "seeds")),
+        )
