@@ -4,9 +4,10 @@
 
 The map is SIMULATED: machines x lengths of thoughts x batch sizes, each cell the target alone, SpecReason with `always`, and `auto`, with
 more than one seed where thoughts are short and a run ends with the longest of them. The other setups are measured: the bundled pair and an
-inflated target on the torch engine, and vLLM's CPU engine, repeats interleaved, so many problems that a run takes some seconds. Each
-sweep is kept in build/frontier/NAME and continued when it is started again, so that finished points are not run twice. Writes
-bench/results/frontier.json, and from that bench/frontier.md and its charts (they need Chromium, which kaleido drives).
+inflated target on the torch engine, and vLLM's CPU engine, one system after the other in each repeat, so many chains that the target alone
+takes a minute. Then `auto` once more with what its first run has learnt. Each sweep and run is kept in build/frontier/NAME and continued
+when it is started again, so that nothing finished is run twice. Writes bench/results/frontier.json, and from that bench/frontier.md and
+its charts (they need Chromium, which kaleido drives).
 """
 
 import statistics
@@ -20,11 +21,13 @@ import click
 import over_target
 from figures import RESULTS, ROOT, Results, go_on, grid, results_of
 from msgspec import Struct, structs
-from runs import ARITH, say, swept, write_problems
+from runs import ARITH, make, say, swept, write_problems
 
-from pipeline.analysis.points import Point
+from pipeline.analysis.points import Point, point_of_run
 from pipeline.engines.sim.spec import KERNEL_WAIT
-from pipeline.sweep.plan import SweepOptions
+from pipeline.sweep.plan import PlannedPoint, SweepOptions, planned_points
+from pipeline.sweep.points import run_options
+from pipeline.sweep.systems import read_systems
 
 BUILD = ROOT / "build/frontier"
 GRAPH = "specreason"
@@ -38,12 +41,12 @@ ROOMY = ("token_budget=30720", "max_steps=1000")
 PATIENT = tuple(f"engines.{role}.timeout_s=1000000" for role in ("draft", "target"))
 """A direct request writes a whole thought, and may wait at the engine before: on slow machines that takes hours of simulated time."""
 SEEDS = {"gsm8k": 3, "math": 1, "aime": 1}
-MEASURED_PROBLEMS = {
-    "torch": {1: 64, 8: 250, 32: 500, 128: 500},
-    "torch-inflated": {1: 12, 8: 48, 32: 128, 128: 256},
-    "vllm": {1: 64, 8: 250, 32: 500, 128: 500},
+MEASURED = {
+    "torch": {1: (350, 1), 8: (500, 5), 32: (500, 8), 128: (500, 11)},
+    "torch-inflated": {1: (30, 1), 8: (140, 1), 32: (256, 1), 128: (320, 1)},
+    "vllm": {1: (330, 1), 8: (500, 4), 32: (500, 9), 128: (500, 11)},
 }
-"""By machine and batch size."""
+"""Problems and samples by machine and batch size: so many that the target alone takes a minute."""
 
 PICTURES = Path(__file__).parent / "frontier"
 AIM_OVER_TARGET, AIM_OVER_BOTH = 0.98, 0.95
@@ -64,7 +67,7 @@ INTRODUCTION = """\
 SpecReason with `speculate: always` and with `speculate: auto`, pipelined and admitted by cache. Each figure is throughput (problems per
 second until the last one ends) over that of the *target-only baseline*: the target alone at the same batch size, on the same problems and
 hardware, on simulated machines and vLLM with the draft's memory added to its cache. Above 1 is faster. *Of the better one*: `auto` over
-the faster of `always` and the target alone.
+the faster of `always` and the target alone. *Second run*: it begins with what the first has learnt (`--speculate-from`).
 
 Simulated thoughts have the lengths of GSM8K, MATH or AIME (`pipeline/engines/sim/lengths.py`). **Batch sizes are run with different
 numbers of problems**, so that a row is several curves, not one: with few problems one very long thought can be most of a run, and the
@@ -86,6 +89,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     batch_sizes: tuple[int, ...]
     problems: int
     simulated: bool
+    samples: int = 1
     seed: int = 0
     engines: Path | None = None
     settings: tuple[str, ...] = ()
@@ -104,8 +108,11 @@ class Cell(Struct, frozen=True, kw_only=True):
     target: float
     always: float
     auto: float
+    """Of a run that begins with no knowledge."""
+    second: float
+    """Of `auto` in runs that begin with what the run before has learnt."""
     low: float
-    """Of `auto` over the target alone: the minimum over all pairs of repeats."""
+    """Of `second` over the target alone: the minimum over all pairs of repeats."""
     best: float
     """Of the best baseline: the target alone, or with token-level speculation in its engine."""
     best_name: str
@@ -136,13 +143,14 @@ def measured_setups() -> Iterator[Setup]:
         ("torch-inflated", ROOT / "build/inflated.yaml", wide),
         ("vllm", ROOT / "graphs/engines/tiny-vllm.yaml", ()),
     ):
-        for size, problems in MEASURED_PROBLEMS[name].items():
+        for size, (problems, samples) in MEASURED[name].items():
             yield Setup(
                 name=f"{name}-{size}",
                 machine=name,
                 lengths="arith",
                 batch_sizes=(size,),
                 problems=problems,
+                samples=samples,
                 engines=engines,
                 settings=settings,
                 simulated=False,
@@ -158,23 +166,63 @@ def missing(setup: Setup) -> str | None:
     return None
 
 
-def run_sweep(setup: Setup, repeats: int) -> list[Point]:
-    """All points of one setup, those of earlier starts included."""
-    options = SweepOptions(
+def options_of(setup: Setup) -> SweepOptions:
+    """The sweep of one setup."""
+    return SweepOptions(
         graphs=(ROOT / f"graphs/{GRAPH}.yaml",),
         input=write_problems(BUILD / f"problems-{setup.problems}.parquet", setup.problems) if setup.simulated else ARITH,
         batch_sizes=setup.batch_sizes,
         vary={"speculate": ("always", "auto")},
-        repeats=repeats,
         variants=() if setup.machine.endswith(MPS) else None,  # alone on a device, an engine is as fast as in time slices
         engines=() if setup.engines is None else (setup.engines,),
         settings=setup.settings,
         limit=setup.problems,
+        samples=setup.samples,
         seed=setup.seed,
         output=BUILD / setup.name,
         resume=True,
     )
-    return swept(options, setup.name)
+
+
+def simulated_points(setup: Setup) -> list[Point]:
+    """A sweep, and for each point with `auto` a second run, of repeat 1, that begins with what the first has learnt."""
+    options = options_of(setup)
+    points = swept(options, setup.name)
+    systems = read_systems(options)
+    for planned in planned_points(systems, options, 1):
+        if planned.coordinates.params.get("speculate") == "auto":
+            first = BUILD / setup.name / "runs" / planned.name
+            points.append(_run(setup, options, planned, 1, first))
+    return points
+
+
+def measured_points(setup: Setup, repeats: int) -> list[Point]:
+    """In every repeat each system that has not been measured, once, and the target alone and `auto`; repeats of the latter begin with what
+    the one before has learnt."""
+    options, points = options_of(setup), []
+    before: Path | None = None
+    for repeat in range(repeats):
+        for planned in planned_points(read_systems(options), options, 1):
+            decides = planned.coordinates.params.get("speculate") == "auto"
+            if repeat and not decides and (planned.system.variant or not planned.coordinates.baseline):
+                continue
+            points.append(_run(setup, options, planned, repeat, before if decides else None))
+            if decides:
+                before = _folder(setup, planned, repeat)
+    return points
+
+
+def _run(setup: Setup, options: SweepOptions, planned: PlannedPoint, repeat: int, known: Path | None) -> Point:
+    """The point of a run that is made unless it is there; `known`: the run whose knowledge it begins with."""
+    folder = _folder(setup, planned, repeat)
+    given = {"speculate_from": str(known)} if known else {}
+    make(run_options(options, planned.system, folder, **planned.options, **given), f"{setup.name} {folder.name}")
+    coordinates = structs.replace(planned.coordinates, repeat=repeat)
+    return point_of_run(folder, coordinates, simulated=setup.simulated, cpu_s=None, cache_kept=False)
+
+
+def _folder(setup: Setup, planned: PlannedPoint, repeat: int) -> Path:
+    return BUILD / setup.name / "repeats" / f"{planned.name}-{repeat}"
 
 
 def cells(setup: Setup, points: Sequence[Point]) -> Iterator[Cell]:
@@ -182,25 +230,26 @@ def cells(setup: Setup, points: Sequence[Point]) -> Iterator[Cell]:
     together = statistics.harmonic_mean if setup.simulated else statistics.median
     for size in setup.batch_sizes:
         here = [point for point in points if point.batch_size == size]
-        baselines: dict[str, list[Any]] = {}
+        found: dict[str, list[Any]] = {}
         for point in here:
-            if point.baseline:
-                baselines.setdefault(point.variant or "target", []).append(point.problems_per_s)
-        alone, rates = baselines["target"], {name: together(values) for name, values in baselines.items()}
-        always, auto = ([each.problems_per_s for each in here if each.params.get("speculate") == mode] for mode in ("always", "auto"))
+            mode = str(point.params.get("speculate", point.variant or "target"))
+            found.setdefault("second" if mode == "auto" and point.repeat else mode, []).append(point.problems_per_s)
+        rates = {name: together(values) for name, values in found.items()}
+        best = max(rates.keys() - {"always", "auto", "second"}, key=rates.__getitem__)
         yield Cell(
             machine=setup.machine,
             lengths=setup.lengths,
             batch_size=size,
-            problems=setup.problems,
+            problems=setup.problems * setup.samples,
             seeds=SEEDS.get(setup.lengths, 1),
             simulated=setup.simulated,
-            target=together(alone),
-            always=together(always),
-            auto=together(auto),
-            low=min(auto) / max(alone),
-            best=max(rates.values()),
-            best_name=max(rates, key=rates.__getitem__),
+            target=rates["target"],
+            always=rates["always"],
+            auto=rates["auto"],
+            second=rates["second"],
+            low=min(found["second"]) / max(found["target"]),
+            best=rates[best],
+            best_name=best,
         )
 
 
@@ -211,7 +260,7 @@ def measure(repeats: int, only: tuple[str, ...]) -> list[Cell]:
         if lack := missing(setup):
             say(f"{setup.name}: left out, {lack}")
             continue
-        points = run_sweep(setup, 1 if setup.simulated else repeats)
+        points = simulated_points(setup) if setup.simulated else measured_points(setup, repeats)
         found.setdefault((setup.machine, setup.lengths, setup.batch_sizes), (setup, []))[1].extend(points)
     return [cell for setup, points in found.values() for cell in cells(setup, [*points, *_variants_in_time_slices(setup, found)])]
 
@@ -227,36 +276,40 @@ def _variants_in_time_slices(setup: Setup, found: Mapping[object, tuple[Setup, l
 # The page.
 
 
-def over_alone(cell: Results) -> float:
-    """`auto` over the target alone."""
-    return float(cell["auto"] / cell["target"])
+def over_alone(cell: Results, mode: str = "auto") -> float:
+    """`auto`, or `second`, over the target alone."""
+    return float(cell[mode] / cell["target"])
 
 
-def over_both(cell: Results) -> float:
-    """`auto` over the faster of `always` and the target alone."""
-    return float(cell["auto"] / max(cell["always"], cell["target"]))
+def over_both(cell: Results, mode: str = "auto") -> float:
+    """`auto`, or `second`, over the faster of `always` and the target alone."""
+    return float(cell[mode] / max(cell["always"], cell["target"]))
+
+
+RUNS = {"auto": "`auto`", "second": "the second run with `auto`"}
 
 
 def verdict(cells: Sequence[Results]) -> Iterator[str]:
     """A line for each aim: where it is met, and where not."""
     simulated = [cell for cell in cells if cell["simulated"]]
-    if compared := [cell for cell in cells if "best" in cell]:
-        for mode in ("always", "auto"):
-            won = sum(cell[mode] >= cell["best"] for cell in compared)
-            yield f"- `{mode}` is at least as fast as the best baseline, token-level ones included, in {won} of {len(compared)} cells."
+    for mode in ("always", "auto"):
+        won = sum(cell[mode] >= cell["best"] for cell in cells)
+        yield f"- `{mode}` is at least as fast as the best baseline, token-level ones included, in {won} of {len(cells)} cells."
     for name, aim, ratio in (
         ("the target alone", AIM_OVER_TARGET, over_alone),
         ("the faster of `always` and the target alone", AIM_OVER_BOTH, over_both),
     ):
-        if simulated:
-            lowest = min(simulated, key=ratio)
-            reached = sum(ratio(cell) >= aim for cell in simulated)
+        for mode, which in RUNS.items():
+            lowest = min(simulated, key=lambda cell: ratio(cell, mode))
+            reached = sum(ratio(cell, mode) >= aim for cell in simulated)
             where = f"{NAMES[lowest['lengths']]}, {lowest['machine']}, batch size {lowest['batch_size']}"
             share = f"{reached} of {len(simulated)} cells"
-            yield f"- Simulated: `auto` reaches {aim} of {name} in {share}; minimum {ratio(lowest):.2f} ({where})."
+            yield f"- Simulated: {which} reaches {aim} of {name} in {share}; minimum {ratio(lowest, mode):.2f} ({where})."
     for machine in dict.fromkeys(cell["machine"] for cell in cells if not cell["simulated"]):
-        ratios = ", ".join(f"{over_alone(cell):.2f} at {cell['batch_size']}" for cell in cells if cell["machine"] == machine)
-        yield f"- Measured, {machine}: `auto` over the target alone {ratios} (aim: {MEASURED_AIM})."
+        here = [cell for cell in cells if cell["machine"] == machine]
+        for mode, which in RUNS.items():
+            ratios = ", ".join(f"{over_alone(cell, mode):.2f} at {cell['batch_size']}" for cell in here)
+            yield f"- Measured, {machine}: {which} over the target alone {ratios}{f' (aim: {MEASURED_AIM})' if mode == 'second' else ''}."
 
 
 def rows(cells: Sequence[Results]) -> Iterator[tuple[str, ...]]:
@@ -264,16 +317,16 @@ def rows(cells: Sequence[Results]) -> Iterator[tuple[str, ...]]:
     name = NAMES[cells[0]["lengths"]]
     yield (f"*{name}: target alone, problems/s*", *(f"*{cell['target']:.3g}*" for cell in cells))
     yield (f"{name}: always", *(f"{cell['always'] / cell['target']:.2f}" for cell in cells))
-    yield (f"{name}: auto", *(f"{over_alone(cell):.2f}" for cell in cells))
-    yield (f"{name}: auto, of the better one", *(f"{over_both(cell):.2f}" for cell in cells))
-    if all("best" in cell for cell in cells):
-        yield (f"{name}: best baseline", *(f"{cell['best_name']} {cell['best'] / cell['target']:.2f}" for cell in cells))
-        yield (f"{name}: always, of the best baseline", *(f"{cell['always'] / cell['best']:.2f}" for cell in cells))
-        yield (f"{name}: auto, of the best baseline", *(f"{cell['auto'] / cell['best']:.2f}" for cell in cells))
+    for mode, named in (("auto", "auto"), ("second", "auto, second run")):
+        yield (f"{name}: {named}", *(f"{over_alone(cell, mode):.2f}" for cell in cells))
+        yield (f"{name}: {named}, of the better one", *(f"{over_both(cell, mode):.2f}" for cell in cells))
+    yield (f"{name}: best baseline", *(f"{cell['best_name']} {cell['best'] / cell['target']:.2f}" for cell in cells))
+    yield (f"{name}: always, of the best baseline", *(f"{cell['always'] / cell['best']:.2f}" for cell in cells))
+    yield (f"{name}: auto, of the best baseline", *(f"{cell['auto'] / cell['best']:.2f}" for cell in cells))
 
 
 def ratios(cells: Sequence[Results]) -> str:
-    """A column for each batch size, four rows for each length of text."""
+    """A column for each batch size, a group of rows for each length of text."""
     groups = [[cell for cell in cells if cell["lengths"] == kind] for kind in dict.fromkeys(cell["lengths"] for cell in cells)]
     seeds = [f"{NAMES[group[0]['lengths']]}: {group[0]['seeds']} times as many" for group in groups if group[0]["seeds"] > 1]
     counts = (" ".join(["problems", *(f"({each})" for each in seeds)]), *(str(cell["problems"]) for cell in groups[0]))
@@ -294,7 +347,7 @@ def page_of(results: Results) -> str:
         ]
         parts.append(ratios(here))
     sharing = f"{over_target.under_mps(results)} How far that is from what was measured: [calibration.md](calibration.md)."
-    introduction = "\n\n".join([INTRODUCTION, sharing, *([BEST] if any("best" in cell for cell in cells) else [])])
+    introduction = "\n\n".join([INTRODUCTION, sharing, BEST])
     return over_target.page("Where `speculate: auto` is faster than the target alone", results, introduction, verdict(cells), parts)
 
 
