@@ -74,12 +74,12 @@ def chart(panels: Mapping[str, Mapping[str, Line]], path: Path, dashed: str) -> 
 def frontier(root: Path = ROOT) -> Cells:
     """The cells, with `always` and `auto` as ratios to the target alone."""
     cells: Cells = results_of("frontier", root)["cells"]
-    return [cell | {mode: cell[mode] / cell["target"] for mode in ("always", "auto")} for cell in cells]
+    return [cell | {mode: cell[mode] and cell[mode] / cell["target"] for mode in ("always", "auto")} for cell in cells]
 
 
 def _ratio(cells: Cells, machine: str, lengths: str, size: int, mode: str = "always") -> str:
     found = [cell for cell in cells if (cell["machine"], cell["lengths"], cell["batch_size"]) == (machine, lengths, size)]
-    return f"{found[0][mode]:.2f}" if found else "-"
+    return f"{found[0][mode]:.2f}" if found and found[0][mode] else "-"
 
 
 def _rows(cells: Cells, mode: str) -> Iterator[Sequence[str]]:
@@ -89,11 +89,6 @@ def _rows(cells: Cells, mode: str) -> Iterator[Sequence[str]]:
 
 def under_mps(results: Results) -> str:
     """A remark about simulated speeds under CUDA MPS, by the rule with which they were simulated."""
-    if "kernel_wait" not in results:
-        return (
-            "Simulated speeds under CUDA MPS are too high: in these no kernel waits for one of the other model, as they do by the rule "
-            "that the simulator has now."
-        )
     return (
         f"Under CUDA MPS a kernel is simulated to wait for {results['kernel_wait']:g} of one of the other model: fitted to PyTorch's "
         f"decoders on one H200 (off by {MPS_ERROR:.0%} there), not to vLLM, whose two runs it does not describe well."
