@@ -9,11 +9,13 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import msgspec
 from msgspec import Struct
 from starlette.datastructures import UploadFile
@@ -21,13 +23,14 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from pipeline.data.requests.batch import ENDPOINT, read_request
+from pipeline.data.requests.batch import ENDPOINT, custom_id_of, read_request
 from pipeline.data.requests.chat import AskedChat
 from pipeline.data.requests.errors import ApiError
 from pipeline.data.requests.reply import ChainReply, ChatCompletion, completion
 from pipeline.files import new_file
 from pipeline.serve.completions import check_model
 from pipeline.serve.desk import Desk, Ended, Event
+from pipeline.serve.earlier import earlier_outcomes
 from pipeline.serve.limits import ServeLimits, bounded
 
 AHEAD = 256
@@ -94,7 +97,7 @@ class BatchDesk:
     """The files and the batches of one server, in its run folder."""
 
     def __init__(self, folder: Path, desk: Desk, limits: ServeLimits, model: str) -> None:
-        self._files, self._batches = folder / "files", folder / "batches"
+        self._folder, self._files, self._batches = folder, folder / "files", folder / "batches"
         self._desk, self._limits, self._model = desk, limits, model
         self._tasks: anyio.abc.TaskGroup | None = None
         self._room, self._stopped = asyncio.Event(), False
@@ -117,7 +120,7 @@ class BatchDesk:
         self._tasks = tasks
         for batch in self._known.values():
             if batch.status in OPEN:
-                tasks.start_soon(self._carry_out, batch)
+                tasks.start_soon(partial(self._carry_out, batch, resumed=True))
 
     @property
     def routes(self) -> list[Route]:
@@ -178,13 +181,13 @@ class BatchDesk:
             raise ApiError(f"the body is no request for a batch: {error}", code="invalid_value") from error
         if asked.endpoint != ENDPOINT:
             raise ApiError(f"`endpoint` is {asked.endpoint!r}; only {ENDPOINT!r} is supported", "endpoint", "invalid_value")
-        if self._desk.closed is not None or self._tasks is None:
-            raise ApiError("the engines are starting or the server is being stopped", code="service_unavailable", status=503)
         self._stored(asked.input_file_id)
-        lines = [*self._lines(asked.input_file_id)]
+        lines, rows = await anyio.to_thread.run_sync(self._counted, asked.input_file_id)
         if not lines:
             raise ApiError("the file has no lines", "input_file_id", "empty_file")
-        rows, now = sum(_samples(line) for _, line in lines), int(time.time())
+        if self._desk.closed is not None or self._tasks is None:
+            raise ApiError("the engines are starting or the server is being stopped", code="service_unavailable", status=503)
+        now = int(time.time())
         batch = BatchState(
             id=f"batch_{secrets.token_hex(12)}",
             input_file_id=asked.input_file_id,
@@ -192,7 +195,7 @@ class BatchDesk:
             created_at=now,
             in_progress_at=now,
             metadata=asked.metadata,
-            request_counts=RequestCounts(len(lines)),
+            request_counts=RequestCounts(lines),
             first_row=self._desk.reserve(rows),
             rows=rows,
         )
@@ -225,33 +228,29 @@ class BatchDesk:
         self._batches.mkdir(exist_ok=True)
         _write(self._batches / f"{batch.id}.json", batch)
 
-    def _lines(self, name: str) -> Iterator[tuple[str, AskedChat | ApiError]]:
-        """The lines of a file of requests: their ids, and what is asked or why it is refused."""
+    def _counted(self, name: str) -> tuple[int, int]:
+        """How many lines a file of requests has, and how many chains they ask for."""
+        lines = rows = 0
+        for line in self._lines(name):
+            lines, rows = lines + 1, rows + line.chains
+        return lines, rows
+
+    def _lines(self, name: str) -> Iterator["_Line"]:
+        """The lines of a file of requests."""
         seen: set[str] = set()
         with (self._files / f"{name}.jsonl").open("rb") as file:
             for number, content in enumerate(file, 1):
                 if content.strip():
                     yield _line(number, content, seen, self._model)
 
-    async def _carry_out(self, batch: BatchState) -> None:
+    async def _carry_out(self, batch: BatchState, *, resumed: bool = False) -> None:
         """Ask for the lines that have no answer yet, and end the batch when all have one."""
-        work = _BatchWork(batch, self._files, self._desk, self._wake)
-        row = batch.first_row
+        work = await anyio.to_thread.run_sync(partial(_BatchWork, batch, self._folder, self._desk, self._wake, resumed=resumed))
         try:
-            for custom_id, asked in self._lines(batch.input_file_id):
-                first, row = row, row + _samples(asked)
-                if batch.status == "cancelling" or self._desk.closed is not None:
-                    break
-                if work.is_answered(custom_id, asked):
-                    continue
-                while self._desk.waiting_spare >= AHEAD and self._desk.closed is None:
-                    self._room.clear()
-                    await self._room.wait()
-                if self._desk.closed is None:
-                    work.ask(first, custom_id, asked)
-            while work.open and not self._stopped:
-                self._room.clear()
-                await self._room.wait()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(work.write)
+                await self._ask(batch, work)
+                work.finish()
         finally:
             work.close()
         if self._desk.closed is None:
@@ -260,6 +259,26 @@ class BatchDesk:
             batch.output_file_id = self._ended_file(work.output, f"{batch.id}_output.jsonl")
             batch.error_file_id = self._ended_file(work.errors, f"{batch.id}_error.jsonl")
         self._keep(batch)
+
+    async def _ask(self, batch: BatchState, work: "_BatchWork") -> None:
+        """Ask for all lines while there is room, and wait for their answers."""
+        lines, row = self._lines(batch.input_file_id), batch.first_row
+        while not self._ends(batch) and (piece := await anyio.to_thread.run_sync(lambda: list(islice(lines, AHEAD)))):
+            for line in piece:
+                while self._desk.waiting_spare >= AHEAD and self._desk.closed is None:
+                    self._room.clear()
+                    await self._room.wait()
+                if self._ends(batch):
+                    break
+                work.ask(row, line)
+                row += line.chains
+        while work.open and not self._stopped:
+            self._room.clear()
+            await self._room.wait()
+
+    def _ends(self, batch: BatchState) -> bool:
+        """Whether no more lines of a batch are to be asked for."""
+        return batch.status == "cancelling" or self._desk.closed is not None
 
     def _ended_file(self, path: Path, filename: str) -> str | None:
         """The id of a file that was written, None where it is empty."""
@@ -275,85 +294,118 @@ class BatchDesk:
         self._room.set()
 
 
-class _BatchWork:
-    """The lines of one batch while they are answered."""
+class _Line(NamedTuple):
+    """A line of a file of requests."""
 
-    def __init__(self, batch: BatchState, files: Path, desk: Desk, changed: Callable[[], object]) -> None:
+    number: int
+    """From 1."""
+    custom_id: str
+    """Where the line has none, one that tells its number."""
+    asked: AskedChat | ApiError
+    """What is asked, or why it is refused."""
+
+    @property
+    def chains(self) -> int:
+        """How many chains it asks for; a line that is refused has the number of one."""
+        return 1 if isinstance(self.asked, ApiError) else self.asked.settings.samples or 1
+
+
+class _AskedLine(NamedTuple):
+    """A line whose chains are asked for."""
+
+    name: str
+    line: _Line
+    chat: AskedChat
+    replies: dict[int, ChainReply | ApiError]
+    """How its chains ended, by number."""
+
+
+class _BatchWork:
+    """The lines of one batch while they are answered. An answer is written when its chains are on disk, so that no kill can part them."""
+
+    def __init__(self, batch: BatchState, folder: Path, desk: Desk, changed: Callable[[], object], *, resumed: bool) -> None:
+        """Reads what earlier sessions left of a batch that is `resumed`."""
         self._batch, self._desk, self._changed = batch, desk, changed
-        name = batch.id.removeprefix("batch_")
+        name, files = batch.id.removeprefix("batch_"), folder / "files"
         self.output, self.errors = files / f"file-{name}o.jsonl", files / f"file-{name}e.jsonl"
+        done, failed = _written(self.output), _written(self.errors)
+        self._answered = {*done, *failed}
         self._counts = batch.request_counts
-        self._counts.completed, self._counts.failed = 0, 0
-        self._answered: set[str] = set()
-        for path, failed in ((self.output, False), (self.errors, True)):
-            self._answered |= self._read(path, failed=failed)
+        self._counts.completed, self._counts.failed = len(done), len(failed)
+        self._earlier = earlier_outcomes(folder, f"{batch.id}:", self._answered) if resumed else {}
         self._out, self._err = self.output.open("ab"), self.errors.open("ab")
+        self._unwritten = list[tuple[str, str, ChatCompletion | ApiError]]()
+        self._news, self._finished = asyncio.Event(), False
         self.open = 0
         """Requests that have been asked and are not answered."""
 
-    def _read(self, path: Path, *, failed: bool) -> set[str]:
-        """The lines that an earlier session has written; a torn end goes."""
-        content = path.read_bytes() if path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:
-            path.write_bytes(whole)
-        found = [msgspec.json.decode(line)["id"] for line in whole.splitlines()]
-        if failed:
-            self._counts.failed = len(found)
-        else:
-            self._counts.completed = len(found)
-        return set(found)
-
-    def is_answered(self, custom_id: str, asked: AskedChat | ApiError) -> bool:
-        """Whether a line needs nothing more; one that is refused gets its error here."""
-        name = self._name(custom_id)
-        if name not in self._answered and isinstance(asked, ApiError):
-            self._write(custom_id, asked)
-        return name in self._answered or isinstance(asked, ApiError)
-
-    def ask(self, row: int, custom_id: str, asked: AskedChat | ApiError) -> None:
-        """Let the chains of a line wait."""
-        assert isinstance(asked, AskedChat), "a line that is refused is answered"
-        count, replies = asked.settings.samples or 1, dict[int, ChainReply | ApiError]()
-        record = {"custom_id": custom_id, "batch": self._batch.id}
+    def ask(self, row: int, line: _Line) -> None:
+        """Let the chains of a line wait that are not over, `row` being its number; one that is refused gets its error."""
+        name = f"{self._batch.id}:{line.custom_id}"
+        if isinstance(line.asked, ApiError):
+            name = f"{self._batch.id}#{line.number}"  # its `custom_id` may be another line's
+        if name in self._answered:
+            return
+        if isinstance(line.asked, ApiError):
+            self._tell(name, line.custom_id, line.asked)
+            return
+        asked = _AskedLine(name, line, line.asked, self._earlier.pop(name, {}))
         self.open += 1
-        name = self._name(custom_id)
-        if any(self._desk.is_over(row - 1 + index) for index in range(count)):  # and its line was not written: it is asked anew
-            row = self._desk.reserve(count)
-            name += f"~{row}"
-        self._desk.submit(name, row, asked, record, range(count), partial(self._heard, custom_id, asked, count, replies), spare=True)
+        record = {"custom_id": line.custom_id, "batch": self._batch.id}
+        left = [index for index in range(line.chains) if index not in asked.replies]
+        self._desk.submit(name, row, line.asked, record, left, partial(self._heard, asked), spare=True)
+        if not left:
+            self._end(asked)
 
-    def _heard(self, custom_id: str, asked: AskedChat, count: int, replies: dict[int, ChainReply | ApiError], event: Event) -> None:
+    def _heard(self, asked: _AskedLine, event: Event) -> None:
         if not isinstance(event, Ended):
             return
-        replies[event.index] = event.outcome
-        if len(replies) < count:
-            return
+        asked.replies[event.index] = event.outcome
+        if len(asked.replies) == asked.line.chains:
+            self._end(asked)
+
+    def _end(self, asked: _AskedLine) -> None:
         self.open -= 1
-        failed = next((each for each in replies.values() if isinstance(each, ApiError)), None)
+        failed = next((each for each in asked.replies.values() if isinstance(each, ApiError)), None)
         if failed is None or failed.status != 503:  # the server ends: the line is asked again when it is resumed
-            told = [each for _, each in sorted(replies.items()) if isinstance(each, ChainReply)]
-            self._write(custom_id, failed or self._completion(asked, told))
+            told = [each for _, each in sorted(asked.replies.items()) if isinstance(each, ChainReply)]
+            self._tell(asked.name, asked.line.custom_id, failed or self._completion(asked.chat, told))
         self._changed()
 
     def _completion(self, asked: AskedChat, replies: list[ChainReply]) -> ChatCompletion:
         name, now = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
         return completion(replies, name=name, created=now, model=asked.model, stop=asked.settings.stop, close=self._desk.mark)
 
-    def _write(self, custom_id: str, found: ChatCompletion | ApiError) -> None:
+    def _tell(self, name: str, custom_id: str, found: ChatCompletion | ApiError) -> None:
+        self._unwritten.append((name, custom_id, found))
+        self._news.set()
+
+    async def write(self) -> None:
+        """Write lines as they are answered, until the last was."""
+        while self._unwritten or not self._finished:
+            self._news.clear()
+            if not self._unwritten:
+                await self._news.wait()
+            answers, self._unwritten = self._unwritten, []
+            if await self._desk.on_disk():
+                for each in answers:
+                    self._write(*each)
+
+    def finish(self) -> None:
+        """No more lines will be answered."""
+        self._finished = True
+        self._news.set()
+
+    def _write(self, name: str, custom_id: str, found: ChatCompletion | ApiError) -> None:
         """Write the line of a request that is answered or refused."""
         failed = isinstance(found, ApiError)
         status, content = (found.status, found.body) if isinstance(found, ApiError) else (200, found)
-        body = {"status_code": status, "request_id": self._name(custom_id), "body": content}
+        body = {"status_code": status, "request_id": name, "body": content}
         file: BinaryIO = self._err if failed else self._out
-        line = {"id": self._name(custom_id), "custom_id": custom_id, "response": body, "error": None}
-        file.write(msgspec.json.encode(line) + b"\n")
+        file.write(msgspec.json.encode({"id": name, "custom_id": custom_id, "response": body, "error": None}) + b"\n")
         file.flush()
         self._counts.failed += failed
         self._counts.completed += not failed
-
-    def _name(self, custom_id: str) -> str:
-        return f"{self._batch.id}:{custom_id}"
 
     def close(self) -> None:
         """Close the files."""
@@ -361,28 +413,42 @@ class _BatchWork:
         self._err.close()
 
 
-def _line(number: int, content: bytes, seen: set[str], model: str) -> tuple[str, AskedChat | ApiError]:
+class _WrittenLine(Struct):
+    id: str
+
+
+def _written(path: Path) -> list[str]:
+    """The ids of the lines that an earlier session has written; a torn end goes."""
+    if not path.exists():
+        return []
+    found, size = list[str](), 0
+    with path.open("r+b") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            found.append(msgspec.json.decode(line, type=_WrittenLine).id)
+            size += len(line)
+        file.truncate(size)
+    return found
+
+
+def _line(number: int, content: bytes, seen: set[str], model: str) -> _Line:
     name = f"(line {number})"
     try:
         record: Any = msgspec.json.decode(content)
         if not isinstance(record, Mapping):
             raise ApiError("the line is no JSON object", code="invalid_json_line")
-        given = record.get("custom_id")
-        if isinstance(given, str) and given in seen:
-            raise ApiError(f"`custom_id` {given!r} is that of an earlier line", "custom_id", "duplicate_custom_id")
+        name = custom_id_of(record) or name
+        if name in seen:
+            raise ApiError(f"`custom_id` {name!r} is that of an earlier line", "custom_id", "duplicate_custom_id")
         asked = read_request(record)
-        name = str(given)
         seen.add(name)
         check_model(asked.model, model)
-        return name, asked
+        return _Line(number, name, asked)
     except ApiError as error:
-        return name, error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return name, ApiError(f"the line is not JSON: {error}", code="invalid_json_line")
-
-
-def _samples(asked: AskedChat | ApiError) -> int:
-    return 1 if isinstance(asked, ApiError) else asked.settings.samples or 1
+        return _Line(number, name, error)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return _Line(number, name, ApiError(f"the line is not JSON: {error}", code="invalid_json_line"))
 
 
 def _write(path: Path, content: Struct) -> None:

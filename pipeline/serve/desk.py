@@ -61,8 +61,6 @@ class EarlierChains(Struct, frozen=True, kw_only=True):
 
     next_row: int = 1
     """The number after those of all requests."""
-    is_over: Callable[[int], bool] = lambda order: False
-    """Whether the chain at this place is over."""
     texts: Mapping[str, Sequence[str]] = {}
     """The steps of the chains that had begun and go on, by `chain_id`."""
 
@@ -87,7 +85,6 @@ class Desk:
         self.mark = mark
         """The tag that closes a thought."""
         self._next_row = self._earlier.next_row
-        self.is_over = self._earlier.is_over
         self._open: dict[str, _OpenChain] = {}
         """By `chain_id`."""
         self._ends = deque[float](maxlen=RECENT)
@@ -105,6 +102,10 @@ class Desk:
     def waiting_spare(self) -> int:
         """Chains of batches that have not begun."""
         return self._arrivals.spare
+
+    async def on_disk(self) -> bool:
+        """Wait until the rows of all chains that are over are on disk; False where they cannot be written."""
+        return await self._arrivals.on_disk()
 
     def keep_free(self, row: int) -> None:
         """Give no request a number below `row`."""

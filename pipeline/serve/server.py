@@ -16,13 +16,13 @@ import uvicorn
 from msgspec import Struct, structs
 
 from pipeline.data.in_memory import RequestedProblems
-from pipeline.data.requests.chat import MAX_SAMPLES
 from pipeline.runtime.admission.feed import Arrivals
 from pipeline.runtime.rows import Tee
 from pipeline.serve.app import Access, Phase, ServerSelf, new_app
 from pipeline.serve.batches import BatchDesk
 from pipeline.serve.completions import ChatEndpoint
-from pipeline.serve.desk import Desk, EarlierChains
+from pipeline.serve.desk import Desk
+from pipeline.serve.earlier import earlier_chains
 from pipeline.serve.limits import ServeLimits
 from pipeline.session.loop import Stop, in_loop
 from pipeline.session.notices import gpu_notices, notices
@@ -30,8 +30,6 @@ from pipeline.session.observer import Attend, Observer, View
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import Prepared, load_plan, prepared
 from pipeline.session.run import SessionResult, solve
-from pipeline.store.kept_problems import kept_rows
-from pipeline.store.read import read_batches
 from pipeline.system.local_web import listening
 from pipeline.system.tasks import unwrapped
 
@@ -181,22 +179,6 @@ def serve(
             return await GraphServer(run, limits, address, listener, metrics).solve(observer, attend)
 
         return in_loop(solve_in_loop, virtual=False)
-
-
-def earlier_chains(run: Prepared) -> EarlierChains:
-    """What earlier sessions of the run left."""
-    if run.folder is None or run.old is None:
-        return EarlierChains()
-    texts: dict[str, list[tuple[int, str]]] = {name: [] for name in run.resume_state.chains}
-    for batch in read_batches(run.folder, "steps", ("chain_id", "step_index", "step_text")):
-        for row in batch.to_pylist():
-            if row["chain_id"] in texts:
-                texts[row["chain_id"]].append((row["step_index"], row["step_text"]))
-    return EarlierChains(
-        next_row=max(kept_rows(run.folder), default=0) + MAX_SAMPLES + 1,
-        is_over=run.resume_state.is_over,
-        texts={name: [text for _, text in sorted(steps)] for name, steps in texts.items()},
-    )
 
 
 def access_to(address: Address) -> Access:

@@ -449,6 +449,7 @@ async def _open_rows(run: Prepared, sink: RowSink | None) -> AsyncIterator[Inlin
                 sinks.insert(0, recorder)
                 if run.arrivals is not None:
                     run.arrivals.taken = partial(_keep_problem, recorder, kept_rows(run.folder))
+                    run.arrivals.on_disk = recorder.on_disk
             target = sinks[0] if len(sinks) == 1 else Tee(*sinks)
             yield await stack.enter_async_context(open_inline_grader(target, grader, virtual, run.problem_rows()))
 

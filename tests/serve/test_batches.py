@@ -1,12 +1,14 @@
 """Batches of a server, through the `openai` package: answered, refused line by line, cancelled, and resumed with their server."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from pipeline.store.read import read_batches
 from tests.support.runs import chains_of
 from tests.support.serving import Serving, serving
 
@@ -72,6 +74,42 @@ def test_a_batch_goes_on_with_its_server_and_answers_each_line_once(tmp_path: Pa
     said = {name: each["body"]["choices"][0]["message"] for name, each in answers.items()}
     assert said == {name: each["body"]["choices"][0]["message"] for name, each in expected.items()}
     assert len({row["chain_id"] for row in chains_of(folder)}) == len(chains_of(folder)) == 16
+
+
+def test_a_kill_parts_no_answer_from_its_chain_and_asks_for_none_again(tmp_path: Path) -> None:
+    """A copy of the folder is what a kill would leave: the answers first, as whatever they rest on has to be on disk before."""
+    asked = b"".join(line(number, n=1 + number % 2, max_tokens=60 + 20 * (number % 5), seed=1) for number in range(16))
+    folder, left = tmp_path / "run", tmp_path / "left"
+    with serving(folder, LONG, engines="sim-2xh100", batch_size=4) as server:
+        batch = ordered(server, asked)
+        while server.client().batches.retrieve(batch.id).request_counts.completed < 6:
+            pass
+        shutil.copytree(folder / "files", left / "files")
+        shutil.copytree(folder, left, dirs_exist_ok=True, ignore=shutil.ignore_patterns("files", "*.lock"))
+    [output] = (left / "files").glob("*o.jsonl")
+    written = [json.loads(each)["id"] for each in output.read_text().splitlines()]
+    on_disk = {row["problem_id"] for part in read_batches(left, "chains", ("problem_id",)) for row in part.to_pylist()}
+    assert len(written) >= 6
+    assert on_disk.issuperset(written)
+    kept = b"".join(output.read_bytes().splitlines(keepends=True)[:3])
+    output.write_bytes(kept + b'{"id": "torn')
+    with serving(left, LONG, engines="sim-2xh100", batch_size=4, resume=True) as server:
+        ended = over(server, batch.id)
+        assert (ended.status, ended.request_counts.completed) == ("completed", 16)
+        answers = lines(server, ended.output_file_id)
+    assert [len(answers[f"q{number}"]["body"]["choices"]) for number in range(16)] == [1, 2] * 8
+    assert output.read_bytes().startswith(kept)
+    chains = chains_of(left)
+    assert len({row["chain_id"] for row in chains}) == len(chains) == 24
+    assert {row["problem_id"] for row in chains} == {f"{batch.id}:q{number}" for number in range(16)}
+
+
+def test_refused_lines_have_their_names_and_hide_no_other_line(tmp_path: Path) -> None:
+    with serving(tmp_path / "run") as server:
+        named = line(2).replace(b'"q2"', b'"(line 1)"')
+        batch = over(server, ordered(server, b"{\n" + named + line(3, tools=[{"type": "function"}]) + line(4) + line(4)).id)
+        assert set(lines(server, batch.output_file_id)) == {"(line 1)", "q4"}
+        assert set(lines(server, batch.error_file_id)) == {"(line 1)", "q3", "q4"}
 
 
 def test_what_is_no_batch_is_refused(tmp_path: Path) -> None:

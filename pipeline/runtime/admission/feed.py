@@ -1,7 +1,7 @@
 """Feeds of an executor: problems of an input in their order, or chains that come during the run, from a driver or from clients."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import islice
 from typing import Protocol
 
@@ -65,6 +65,8 @@ class Arrivals:
         """The executor waits for a chain, so that it would begin at once."""
         self.taken: Callable[[Start], object] = _ignore
         """Called with each chain that begins, before it does."""
+        self.on_disk: Callable[[], Awaitable[bool]] = _kept
+        """Waits until all rows of the run so far are on disk; False where they cannot be written."""
 
     def __len__(self) -> int:
         return len(self._first) + len(self._spare)
@@ -119,3 +121,7 @@ class Arrivals:
 
 def _ignore(start: Start) -> None:
     return None
+
+
+async def _kept() -> bool:
+    return True
