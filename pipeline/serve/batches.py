@@ -235,7 +235,7 @@ class BatchDesk:
             lines, rows = lines + 1, rows + line.chains
         return lines, rows
 
-    def _lines(self, name: str) -> Iterator["_Line"]:
+    def _lines(self, name: str) -> Iterator["_NumberedLine"]:
         """The lines of a file of requests."""
         seen: set[str] = set()
         with (self._files / f"{name}.jsonl").open("rb") as file:
@@ -294,7 +294,7 @@ class BatchDesk:
         self._room.set()
 
 
-class _Line(NamedTuple):
+class _NumberedLine(NamedTuple):
     """A line of a file of requests."""
 
     number: int
@@ -314,7 +314,7 @@ class _AskedLine(NamedTuple):
     """A line whose chains are asked for."""
 
     name: str
-    line: _Line
+    line: _NumberedLine
     chat: AskedChat
     replies: dict[int, ChainReply | ApiError]
     """How its chains ended, by number."""
@@ -339,7 +339,7 @@ class _BatchWork:
         self.open = 0
         """Requests that have been asked and are not answered."""
 
-    def ask(self, row: int, line: _Line) -> None:
+    def ask(self, row: int, line: _NumberedLine) -> None:
         """Let the chains of a line wait that are not over, `row` being its number; one that is refused gets its error."""
         name = f"{self._batch.id}:{line.custom_id}"
         if isinstance(line.asked, ApiError):
@@ -432,7 +432,7 @@ def _written(path: Path) -> list[str]:
     return found
 
 
-def _line(number: int, content: bytes, seen: set[str], model: str) -> _Line:
+def _line(number: int, content: bytes, seen: set[str], model: str) -> _NumberedLine:
     name = f"(line {number})"
     try:
         record: Any = msgspec.json.decode(content)
@@ -444,11 +444,11 @@ def _line(number: int, content: bytes, seen: set[str], model: str) -> _Line:
         asked = read_request(record)
         seen.add(name)
         check_model(asked.model, model)
-        return _Line(number, name, asked)
+        return _NumberedLine(number, name, asked)
     except ApiError as error:
-        return _Line(number, name, error)
+        return _NumberedLine(number, name, error)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return _Line(number, name, ApiError(f"the line is not JSON: {error}", code="invalid_json_line"))
+        return _NumberedLine(number, name, ApiError(f"the line is not JSON: {error}", code="invalid_json_line"))
 
 
 def _write(path: Path, content: Struct) -> None:
