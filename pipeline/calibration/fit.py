@@ -22,7 +22,9 @@ from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import MissingExtra
 
 EVALUATIONS = 150
-"""The maximum number of simulations of all calls in one fit, those of the grid aside."""
+"""The maximum number of simulations of all calls in the last search of a fit."""
+STARTS, TRIED = 3, 50
+"""Searches that begin from the best points of the grid, because one often ends in a local minimum, and the most simulations in each."""
 Calls: TypeAlias = "Mapping[str, Sequence[TimedCall]]"
 """The calls of one run, by role."""
 
@@ -64,22 +66,26 @@ class RecordedCache(PrefixCache):
 def fit_device(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> Fit:
     """Fit the rates of the device that the engines `specs` share; `traces` are their calls in one or several runs.
 
-    Searches with Nelder and Mead's method over the logarithms of the three rates, from the best point of a coarse grid.
+    Searches with Nelder and Mead's method over the logarithms of the three rates, shortly from each of the best points of a coarse grid,
+    then from the best that was found.
     """
-    optimize = _scipy()
+    minimize = _scipy().minimize
 
     def error_at(point: Array) -> float:
         return error_of(_with_rates(specs, point), traces)
 
-    start = min(_grid(specs, traces), key=error_at)
-    options = {
-        "maxfev": EVALUATIONS,
-        "xatol": 0.005,
-        "fatol": 1e-4,
-        "initial_simplex": np.vstack([start, *(start + 0.7 * np.eye(len(start)))]),
-    }
-    found = optimize.minimize(error_at, start, method="Nelder-Mead", options=options)
-    best = _with_rates(specs, found.x)
+    def search(start: Array, size: float, most: int) -> Any:
+        options = {
+            "maxfev": most,
+            "xatol": 0.005,
+            "fatol": 1e-4,
+            "initial_simplex": np.vstack([start, *(start + size * np.eye(len(start)))]),
+        }
+        return minimize(error_at, start, method="Nelder-Mead", options=options)
+
+    starts = sorted(_grid(specs, traces), key=error_at)[:STARTS]
+    tried = min((search(start, 0.7, TRIED) for start in starts), key=lambda each: each.fun)
+    best = _with_rates(specs, search(tried.x, 0.2, EVALUATIONS).x)
     return Fit(next(iter(best.values())).device, error_of(best, traces), _by_stage(best, traces))
 
 
@@ -131,7 +137,7 @@ def _grid(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> list[Array]:
     iteration_s = float(np.mean(quick))
     largest = max(spec.parameters for spec in specs.values())
     weights = max(spec.parameters * spec.bytes_per_parameter for spec in specs.values())
-    shares = product((0.03, 0.3, 3.0), (0.2, 1.0), (0.1, 0.5, 1.0))
+    shares = product((0.003, 0.03, 0.3, 3.0), (0.2, 1.0), (0.1, 0.5, 1.0))
     return [np.log([largest / a / iteration_s, weights / b / iteration_s, iteration_s * c]) for a, b, c in shares]
 
 

@@ -38,14 +38,13 @@ class Pilot(Struct, frozen=True, kw_only=True):
     """What was recorded of one system."""
 
     chains: tuple[PilotChain, ...]
-    walls: Mapping[int, tuple[float, frozenset[str]]] = {}
-    """Of each of its runs, by the batch size: the seconds that it took, and its problems."""
+    walls: Mapping[int, tuple[float, tuple[PilotChain, ...]]] = {}
+    """Of each of its runs, by the batch size: the seconds that it took, and its chains, which may differ from those of another run."""
 
     def corrections(self, specs: Mapping[str, SimSpec]) -> dict[int, float]:
         """Recorded over simulated seconds of its own runs, by their batch size."""
         found = {}
-        for batch_size, (wall_s, problems) in self.walls.items():
-            chains = [chain for chain in self.chains if chain.problem in problems]
+        for batch_size, (wall_s, chains) in self.walls.items():
             simulated = ClosedLoop(specs, chains, batch_size).run().seconds
             found[batch_size] = wall_s / simulated if simulated else 1.0
         return found
@@ -88,7 +87,7 @@ def estimate(pilot: Pilot, specs: Mapping[str, SimSpec], batch_size: int, count:
 
 def bound(pilot: Pilot, specs: Mapping[str, SimSpec], batch_size: int, count: int, corrected: float) -> float:
     """Seconds that such a run takes at least."""
-    return corrected * bound_s(specs, pilot.chains, batch_size) * max(1.0, count / len(pilot.chains))
+    return corrected * bound_s(specs, pilot.chains, batch_size, count / len(pilot.chains))
 
 
 def interval(chains: Sequence[PilotChain], specs: Mapping[str, SimSpec], count: int) -> tuple[float, float]:

@@ -156,9 +156,10 @@ def _share(device: SimDevice, spec: SimSpec) -> Share:
     return device.join(scheduler)
 
 
-def bound_s(specs: Mapping[str, SimSpec], chains: Sequence[PilotChain], batch_size: int) -> float:
+def bound_s(specs: Mapping[str, SimSpec], chains: Sequence[PilotChain], batch_size: int, times: float = 1.0) -> float:
     """Seconds that the chains take at least, in closed form: the arithmetic of all tokens, the weights that are read once for each token of
-    the longest candidate and shared by at most `batch_size` chains, and the longest chain alone."""
+    the longest candidate and shared by at most `batch_size` chains, and the longest chain alone. Of a run with the work of `times` these
+    chains: its longest chain is taken to be as theirs."""
     work = dict.fromkeys(specs, 0.0)
     longest = 0.0
     for role, spec in specs.items():
@@ -167,7 +168,7 @@ def bound_s(specs: Mapping[str, SimSpec], chains: Sequence[PilotChain], batch_si
         iteration_s = spec.parameters * spec.bytes_per_parameter / device.bytes_per_s + device.overhead_s
         serial = [sum(max((max(c.lengths) for c in level if c.role == role), default=0) for level in each.levels) for each in chains]
         tokens = sum(prompt - cached + sampled for prompt, cached, sampled in (each.tokens(role) for each in chains))
-        work[role] = max(tokens * 2 * spec.parameters / device.flops_per_s, sum(serial) / faster * iteration_s / batch_size)
+        work[role] = times * max(tokens * 2 * spec.parameters / device.flops_per_s, sum(serial) / faster * iteration_s / batch_size)
         longest = max(longest, max(serial, default=0) / faster * iteration_s)
     shared: dict[str, list[float]] = {}
     for role, spec in specs.items():

@@ -88,6 +88,8 @@ class PlanFile(Struct, frozen=True, kw_only=True):
     """Where each kind of figure is from: measured, calibrated or assumed."""
     corrections: dict[str, dict[int, float]]
     """By system and batch size, seconds of the pilot over those that are simulated for it."""
+    fit_errors: dict[str, float] = {}
+    """By device, how far the times of calls are off with the rates that were fitted, as the mean of |ln|; empty where none were."""
     accuracy: dict[str, tuple[int, int]] = {}
     """By system, right and graded chains of the pilot; empty where answers are simulated."""
     configurations: tuple[Configuration, ...]
@@ -125,13 +127,16 @@ def make_plan(options: PlanOptions, observer: Observer, *, attend: Attend | None
         for each in _bounded(system, known[system.label], specs[system.label], corrections[system.label], chains, options, virtual=virtual)
     ]
     planned = tuple(_simulated(found, systems, known, specs, corrections, chains, options))
+    devices = [spec.device for each in specs.values() for spec in each.values()]
+    fit_errors = {} if virtual else {device.name: device.fit_error for device in devices if device.fit_error is not None}
     plan = PlanFile(
         input=str(options.sweep.input),
         chains=chains,
         pilot=options.pilot,
         simulated_pilot=virtual,
-        sources=_sources(options, specs, virtual=virtual),
+        sources=_sources(options, specs, fit_errors, virtual=virtual),
         corrections=corrections,
+        fit_errors=fit_errors,
         accuracy={} if virtual else {label: _graded(runs) for label, runs in pilots.items()},
         configurations=planned,
     )
@@ -168,10 +173,7 @@ def _recorded(runs: Sequence[Path]) -> Pilot:
     """The chains of the pilot's first run, in the order of the input, and how long its runs took."""
     read = {folder: read_chains(folder) for folder in runs}
     files = {folder: RunFile.read(folder) for folder in runs}
-    walls = {
-        files[folder].batch_size: (files[folder].wall_time_s or 0.0, frozenset(chain.problem for chain in chains))
-        for folder, chains in read.items()
-    }
+    walls = {files[folder].batch_size: (files[folder].wall_time_s or 0.0, tuple(chains)) for folder, chains in read.items()}
     return Pilot(chains=tuple(read[runs[0]]), walls=walls)
 
 
@@ -271,7 +273,9 @@ def cost_of(
     return engines + seconds / 3600 * (machine or 0.0)
 
 
-def _sources(options: PlanOptions, specs: Mapping[str, Mapping[str, SimSpec]], *, virtual: bool) -> dict[str, str]:
+def _sources(
+    options: PlanOptions, specs: Mapping[str, Mapping[str, SimSpec]], fit_errors: Mapping[str, float], *, virtual: bool
+) -> dict[str, str]:
     """Where the figures are from."""
     if virtual:
         rates = options.rates or "assumed: those of the engines file"
@@ -280,9 +284,8 @@ def _sources(options: PlanOptions, specs: Mapping[str, Mapping[str, SimSpec]], *
         remedy = "the simulator's own; --set 'engines.*.text.preset=math' or text.lengths=RUN give others"
         lengths = f"assumed: lengths {known or remedy}; acceptance that of the simulated texts"
         return {"lengths": lengths, "rates": rates, "tokens": "as the lengths", "accuracy": "unknown: answers are simulated"}
-    errors = {spec.device.name: spec.device.fit_error for each in specs.values() for spec in each.values()}
-    said = ", ".join(f"calls of {name} are off by {error:.0%} on average" for name, error in errors.items() if error is not None)
-    worst = max((error for error in errors.values() if error is not None), default=0.0)
+    said = ", ".join(f"calls of {name} are off by {error:.0%} on average" for name, error in fit_errors.items())
+    worst = max(fit_errors.values(), default=0.0)
     said += "; too far off to rely on: repeat the pilot without other load" if worst > WORST_ERROR else ""
     return {
         "lengths": f"measured: the pilot's {options.pilot} problems",

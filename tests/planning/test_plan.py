@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from pipeline.calibration.calibrate import calibrate
 from pipeline.cli.main import run_command
+from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import UsageError
 from pipeline.graph.spec import Price
 from pipeline.planning.chains import PilotChain, read_chains
 from pipeline.planning.check import check
-from pipeline.planning.estimate import Pilot, correction, drawn, estimate, interval
+from pipeline.planning.estimate import Pilot, bound, correction, drawn, estimate, interval
 from pipeline.planning.loop import ClosedLoop, bound_s
 from pipeline.planning.plan import PlanFile, PlanOptions, cost_of, make_plan
 from pipeline.session.observer import Observer
@@ -53,6 +55,29 @@ def test_a_longer_run_goes_on_at_the_pace_of_a_shorter_one(recorded: dict[int, S
     assert found.low_s < found.seconds < found.high_s
     assert found.fixed_s + 240 * found.chain_s == pytest.approx(found.seconds)
     assert estimate(pilot, specs, 8, 240, 2.0).seconds == pytest.approx(2 * found.seconds)
+
+
+def test_a_longer_run_has_no_longer_chain(recorded: dict[int, SessionResult]) -> None:
+    specs, chains = parts(recorded[8])
+    many = drawn(chains, 480)
+    assert bound(Pilot(chains=tuple(chains)), specs, 480, 480, 1.0) <= ClosedLoop(specs, many, 480).run().seconds
+
+
+def test_a_run_is_corrected_by_its_own_chains(recorded: dict[int, SessionResult]) -> None:
+    specs, chains = parts(recorded[8])
+    own = parts(recorded[2])[1]
+    pilot = Pilot(chains=tuple(chains[:3]), walls={2: (recorded[2].run.wall_time_s or 0.0, tuple(own))})
+    assert pilot.corrections(specs)[2] == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.slow
+def test_the_rates_of_a_pilot_are_found_again(recorded: dict[int, SessionResult]) -> None:
+    runs = [recorded[size].folder for size in (8, 2)]
+    [fit] = calibrate([run for run in runs if run is not None], 100).fits.values()
+    assert fit.error < 0.1
+    true = recorded[8].run.plan.engines["target"]
+    assert isinstance(true, SimSpec)
+    assert fit.device.bytes_per_s == pytest.approx(true.device.bytes_per_s, rel=0.1)
 
 
 def test_a_small_cache_lets_chains_wait(recorded: dict[int, SessionResult]) -> None:
