@@ -363,19 +363,23 @@ def page_of(results: Results) -> str:
     return over_target.page("Where `speculate: auto` is faster than the target alone", results, introduction, verdict(cells), parts)
 
 
+LINES = {"auto": "auto", "always": "always", "best baseline": "best"}
+"""Of the charts, and what of a cell they show."""
+
+
 def draw(results: Results) -> None:
     """The chart of each machine, a panel for each length of text; a line is interrupted where the number of problems changes."""
     for machine in dict.fromkeys(cell["machine"] for cell in results["cells"]):
         panels: dict[str, dict[str, dict[float, float | None]]] = {}
         before: Results = {}
         for cell in (cell for cell in results["cells"] if cell["machine"] == machine):
-            lines = panels.setdefault(NAMES[cell["lengths"]], {"auto": {}, "always": {}})
-            for mode, line in lines.items():
-                if cell[mode] is None:
+            lines = panels.setdefault(NAMES[cell["lengths"]], {name: {} for name in LINES})
+            for name, line in lines.items():
+                if (rate := cell[LINES[name]]) is None:
                     continue
                 if line and cell["simulated"] and cell["problems"] != before["problems"]:
                     line[(before["batch_size"] * cell["batch_size"]) ** 0.5] = None
-                line[cell["batch_size"]] = cell[mode] / cell["target"]
+                line[cell["batch_size"]] = rate / cell["target"]
             before = cell
         over_target.chart(panels, PICTURES / f"{machine}.png", dashed="always")
 
