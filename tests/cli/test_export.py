@@ -58,6 +58,7 @@ def test_options_that_do_not_fit_what_is_exported(source: Path, tmp_path: Path) 
     for options, says in (
         (("--as", "sft", "-o", "-"), "-o -: only JSON lines of answers or of a table can be printed; name a file"),
         (("--as", "openai-batch", "-o", "-"), "-o -: only JSON lines of answers or of a table can be printed; name a file"),
+        (("--as", "openai-batch", "-o", "a.csv"), "a.csv: the batch API's files are JSON lines; name it .jsonl or .jsonl.gz"),
         (("--as", "openai-batch", "--thoughts", "-o", "a.jsonl"), "--thoughts: only with --as answers, not --as openai-batch"),
         (("--format", "csv", "-o", "-"), "-o -: only JSON lines of answers or of a table can be printed; name a file"),
         ((), "--as answers: name the file with -o FILE"),

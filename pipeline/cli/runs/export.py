@@ -159,6 +159,8 @@ def _check(kind: str, runs: Sequence[Path], output: Path | None, options: dict[s
         raise UsageError(f"--as {kind}: name the file with -o FILE")
     if str(output) == "-" and (kind in (BATCH, *FORMATS, *FILES) or options["form"] not in (None, "jsonl")):
         raise UsageError("-o -: only JSON lines of answers or of a table can be printed; name a file")
+    if kind == BATCH and output is not None and output.name.lower().removesuffix(".gz").endswith((".csv", ".parquet")):
+        raise UsageError(f"{output}: the batch API's files are JSON lines; name it .jsonl or .jsonl.gz")
     if options["endpoint"] is not None and output is not None:
         raise UsageError("--endpoint and --output: give only one of them")
     if options["engine"] and options["model"]:
