@@ -280,3 +280,10 @@ def test_the_time_between_sessions_does_not_count_and_a_session_that_begins_leav
 def test_nothing_is_said_where_nothing_was_decided_or_recorded() -> None:
     assert line() is None
     assert switching(structs.replace(UNKNOWN, started_unix_ns=1, mode_changes=(START,))) is None
+
+
+@pytest.mark.parametrize(("planned", "said"), [(1000, "2"), (700, "up to 2")])
+def test_of_problems_that_say_how_many_samples_they_have_the_most_is_told(planned: int, said: str) -> None:
+    found = headline(summary(planned=planned, problems_planned=500, samples=2, pass_at={1: 0.5, 2: 0.6}, majority_accuracy=0.5))
+    assert f"chains ({said} samples a problem)" in found.head
+    assert next(row.figure for row in found.rows if row.name == "samples") == said

@@ -78,13 +78,19 @@ def _about(s: Summary) -> str:
 
 def _head(s: Summary) -> str:
     planned = s.chains if s.planned is None else s.planned
-    chains = "" if s.samples < 2 else f" chains ({s.samples} samples a problem)"
+    chains = "" if s.samples < 2 else f" chains ({_samples(s)} samples a problem)"
     state = "" if s.status in (None, "finished") else f"{'budget used up' if s.used_up else s.status}: "
     said = f"{state}{s.done:,} of {planned:,}{chains} solved"
     if not s.wall_time_s:
         return said
     rate = "" if s.problems_per_s is None else f": {_number(s.problems_per_s)} problems/s"
     return f"{said} in {_seconds(s.wall_time_s)}{' of simulated time' if s.simulated else ''}{rate}"
+
+
+def _samples(s: Summary) -> str:
+    """How many samples a problem has; of problems that say it themselves the most."""
+    even = None in (s.planned, s.problems_planned) or s.planned == s.samples * (s.problems_planned or 0)
+    return f"{s.samples}" if even else f"up to {s.samples}"
 
 
 def _failed(s: Summary) -> Iterator[Row]:
@@ -119,7 +125,7 @@ def _accuracy(s: Summary) -> Iterator[Row]:
         yield Row("grading", "", _grading_errors(s))
     if s.samples > 1:
         powers = ", ".join(f"pass@{k} {_percent(share)}" for k, share in s.pass_at.items())
-        yield Row("samples", f"{s.samples}", f"{powers}; majority vote {_percent(s.majority_accuracy)}")
+        yield Row("samples", _samples(s), f"{powers}; majority vote {_percent(s.majority_accuracy)}")
 
 
 def _restarts(s: Summary) -> str:
