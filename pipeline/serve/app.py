@@ -10,14 +10,14 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipeline.data.requests.errors import ApiError
 from pipeline.serve.completions import URL, ChatEndpoint, check_model
-from pipeline.serve.errors import api_error, error_response, http_error, unexpected_error
+from pipeline.serve.errors import api_error, error_response, http_error, nobody_there, unexpected_error
 from pipeline.system.local_web import is_foreign, is_named
 
 Phase = Literal["starting", "serving", "stopping"]
@@ -102,7 +102,7 @@ def new_app(own: ServerSelf, chat: ChatEndpoint, access: Access, more: Sequence[
             *more,
         ],
         middleware=[Middleware(Guarded, access=access)],
-        exception_handlers={ApiError: api_error, HTTPException: http_error, Exception: unexpected_error},
+        exception_handlers={ApiError: api_error, ClientDisconnect: nobody_there, HTTPException: http_error, Exception: unexpected_error},
     )
 
 

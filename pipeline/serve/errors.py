@@ -36,6 +36,11 @@ async def http_error(request: Request, error: Exception) -> Response:
     return error_response(ApiError(error.detail, status=error.status_code))
 
 
+async def nobody_there(request: Request, error: Exception) -> Response:
+    """The response to a client that has left in the middle of its body, which reaches nobody."""
+    return error_response(ApiError("the body ends too early", status=400))
+
+
 async def unexpected_error(request: Request, error: Exception) -> Response:
     """The response where this program fails; the error goes on to the log."""
     return error_response(ApiError("the server failed; see its log", status=500, kind="server_error"))
