@@ -50,7 +50,7 @@ def refusal_of(record: Record, what: str) -> ApiError:
     """Why a row is refused of which the run says that it holds no problem, for the reason `what`."""
     if isinstance(record, Flaw):
         return ApiError(what, code="invalid_json_line")
-    if not is_request(record):
+    if "problem" in record or not (is_request(record) or "custom_id" in record):
         return ApiError(what)
     try:
         read_request(record)

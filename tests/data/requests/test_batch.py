@@ -12,6 +12,7 @@ import pytest
 from pipeline.data.many_files import open_files
 from pipeline.data.part import RowSet, Shard
 from pipeline.data.problems import Fingerprint, Problem, open_problems
+from pipeline.data.requests.batch import refusal_of
 from pipeline.data.requests.chat import ChainSettings
 from pipeline.drawing.prompt import problem_in, shown_prompt
 from pipeline.errors import BadRow, InputError
@@ -69,6 +70,12 @@ def test_lines_that_are_refused_stop_nothing(tmp_path: Path) -> None:
     assert [each.problem_id for each in refused] == names
     assert isinstance(refused[doubled], BadRow)
     assert refused[doubled].what == "`custom_id` 'first' is taken by row 1 already"
+
+
+def test_a_line_with_little_more_than_a_name_is_told_what_it_lacks() -> None:
+    lacking = refusal_of({"custom_id": "a", "method": "POST"}, "has no `problem`")
+    assert (lacking.message, lacking.code) == ("the line has no `url`", "missing_required_parameter")
+    assert refusal_of({"custom_id": "a", "problem": ""}, "`problem` is empty").message == "`problem` is empty"
 
 
 def test_a_batch_of_refused_lines_alone_is_a_batch(tmp_path: Path) -> None:
