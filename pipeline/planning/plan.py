@@ -195,7 +195,7 @@ def _count(options: PlanOptions, system: SweepSystem) -> int:
     """Chains of the whole run."""
     sweep_options = options.sweep
     part = run_options(sweep_options, system, options.folder).part
-    return open_files((sweep_options.input,), sweep_options.columns, part).check().rows * sweep_options.samples
+    return open_files((sweep_options.input,), sweep_options.columns, part).check().chains(sweep_options.samples)
 
 
 def _bounded(

@@ -20,6 +20,7 @@ from pipeline.session.observer import Observer
 from pipeline.session.run import SessionResult
 from pipeline.sweep.plan import SweepOptions
 from tests.support.paths import ROOT, SIM
+from tests.support.requests import request, write_batch
 from tests.support.runs import solve_short, write_problems
 
 SHORT = ("engines.*.text.steps_mean=4",)
@@ -111,8 +112,8 @@ def test_tokens_and_hours_cost() -> None:
     assert cost_of(counted, {"draft": None}, None, 1800.0) is None
 
 
-def planned(folder: Path, **options: Any) -> PlanFile:
-    problems = write_problems(folder, 60)
+def planned(folder: Path, problems: Path | None = None, **options: Any) -> PlanFile:
+    problems = problems or write_problems(folder, 60)
     given = SweepOptions(
         graphs=(ROOT / "graphs/speccot.yaml",), input=problems, engines=(SIM,), batch_sizes=(1, 8), settings=SHORT, variants=(), workers=1
     )
@@ -142,6 +143,12 @@ def test_a_plan_is_beside_the_run_that_it_predicted(tmp_path: Path) -> None:
     assert other.folder is not None
     with pytest.raises(UsageError, match="the plan has no prediction of speccot at batch size 3"):
         check(plan, other.folder)
+
+
+@pytest.mark.slow
+def test_requests_that_say_how_many_chains_they_have_are_planned_with_as_many(tmp_path: Path) -> None:
+    lines = [request(f"p{k}", f"{k}+{k}?", **({"n": 3} if k % 2 else {})) for k in range(40)]
+    assert planned(tmp_path, write_batch(tmp_path / "batch.jsonl", lines)).chains == 80
 
 
 @pytest.mark.slow
