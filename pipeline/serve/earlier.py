@@ -36,7 +36,7 @@ def earlier_outcomes(folder: Path, batch: str, answered: Container[str]) -> dict
     texts = _texts(folder, {row.chain_id for row in rows})
     found: dict[str, dict[int, ChainReply | ApiError]] = {}
     for row in rows:
-        found.setdefault(row.problem_id, {})[row.sample_index] = outcome_of(row, "".join(texts[row.chain_id]))
+        found.setdefault(row.problem_id, {})[row.sample_index] = outcome_of(row, "".join(texts.get(row.chain_id, ())))
     return found
 
 

@@ -104,6 +104,25 @@ def test_a_kill_parts_no_answer_from_its_chain_and_asks_for_none_again(tmp_path:
     assert {row["problem_id"] for row in chains} == {f"{batch.id}:q{number}" for number in range(16)}
 
 
+def test_a_chain_that_failed_before_its_first_step_is_told_after_a_kill(tmp_path: Path) -> None:
+    body = {"model": "speccot", "messages": [{"role": "user", "content": "one two " * 40_000}]}
+    long = json.dumps({"custom_id": "long", "method": "POST", "url": "/v1/chat/completions", "body": body}).encode() + b"\n"
+    folder, slow = tmp_path / "run", line(1, max_tokens=400)
+    with serving(folder, LONG, engines="sim-2xh100", batch_size=1) as server:
+        batch = ordered(server, long + slow + b"".join(map(line, range(2, 30))))
+        while not server.client().batches.retrieve(batch.id).request_counts.failed:
+            pass
+    [errors] = (folder / "files").glob("*e.jsonl")
+    told = json.loads(errors.read_bytes())
+    errors.write_bytes(b"")
+    with serving(folder, LONG, engines="sim-2xh100", batch_size=1, resume=True) as server:
+        while not (counts := server.client().batches.retrieve(batch.id).request_counts).failed:
+            pass
+    assert counts.failed == 1
+    assert json.loads(errors.read_bytes()) == told
+    assert told["response"]["body"]["error"]["code"] == "context_length_exceeded"
+
+
 def test_refused_lines_have_their_names_and_hide_no_other_line(tmp_path: Path) -> None:
     with serving(tmp_path / "run") as server:
         named = line(2).replace(b'"q2"', b'"(line 1)"')
