@@ -1,5 +1,6 @@
 """Plans on simulated engines: what is predicted from a pilot is what a run then takes, and nothing that is discarded would be the best."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from msgspec import structs
 
 from pipeline.calibration.calibrate import calibrate
 from pipeline.cli.main import run_command
+from pipeline.cli.study.plan import write_choice
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import UsageError
 from pipeline.graph.spec import Price
@@ -175,10 +177,15 @@ def test_the_command_writes_what_the_run_needs_and_uses_a_pilot_again(tmp_path: 
     assert run_command([*command, "-o", str(out), "--quiet"]) == 0
     assert pilots == {path.name: path.stat().st_mtime_ns for path in (out / "pilot-b4/runs").iterdir()}
     run = next(line for line in said.splitlines() if line.startswith("run "))
-    assert run_command([*run.split()[2:], "--output", str(tmp_path / "run"), "--quiet"]) == 0
+    assert run_command([*shlex.split(run)[2:], "--output", str(tmp_path / "run"), "--quiet"]) == 0
     capsys.readouterr()
     assert run_command(["plan", str(out), "--check", str(tmp_path / "run")]) == 0
     assert "seconds" in capsys.readouterr().out
+    found = PlanFile.read(out)
+    shared = structs.replace(found, configurations=tuple(each for each in found.configurations if each.sharing == "mps"))
+    run = write_choice(shared, out, {}, SweepOptions(graphs=(), input=problems, batch_sizes=(4,)))
+    assert run_command([*shlex.split(run)[1:], "--output", str(tmp_path / "shared"), "--quiet"]) == 0
+    assert check(shared, tmp_path / "shared")[0] == shared.best, "it shares the device as planned"
 
 
 @pytest.mark.parametrize(

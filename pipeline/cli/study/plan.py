@@ -88,7 +88,7 @@ def plan(graphs: tuple[Path, ...], input_: Path | None, checked: Path | None, ou
     observer = Observer(starting=live.show_starts, tell=print_notice)
     with restored_handlers(), rare_collection():
         found = make_plan(chosen, observer, attend=stop_at_first_signal)
-    command = _write(found, folder, planned, given)
+    command = write_choice(found, folder, planned, given)
     _print(found)
     print_line(f"plan      {folder / FILE}")
     print_line(f"run       {command}")
@@ -118,7 +118,7 @@ def _engines(graphs: tuple[Path, ...], options: Mapping[str, Any]) -> tuple[dict
     return planned, found | {"planned_engines": engines, "settings": own["settings"]}, rates
 
 
-def _write(found: PlanFile, folder: Path, planned: Mapping[str, Any], given: SweepOptions) -> str:
+def write_choice(found: PlanFile, folder: Path, planned: Mapping[str, Any], given: SweepOptions) -> str:
     """Write engines and settings of the best configuration; the command that runs it."""
     best = found.best
     parts = ["pipeline", "run", best.graph, "--input", found.input, "--batch-size", str(best.batch_size)]
@@ -132,6 +132,8 @@ def _write(found: PlanFile, folder: Path, planned: Mapping[str, Any], given: Swe
         "set:\n" + "".join(f"  {name}: {written(value)}\n" for name, value in own.items()) if own else "set: {}\n"
     )
     engine_settings = [each for each in best.settings if each.startswith(("engines.", "variant=")) and not (planned and ".text." in each)]
+    if best.sharing and not planned:
+        engine_settings.append(f"engines.*.device.sharing={best.sharing}")
     parts += [*(["--preset", str(folder / "preset.yaml")] if own else []), *(part for each in engine_settings for part in ("--set", each))]
     parts += [] if given.samples == 1 else ["--samples", str(given.samples)]
     parts += [] if given.limit is None else ["--limit", str(given.limit)]
