@@ -5,7 +5,7 @@ from pathlib import Path
 
 import uvicorn
 
-from pipeline.errors import UsageError
+from pipeline.errors import Interrupted, UsageError
 from pipeline.system.local_web import listening
 from pipeline.view.app import view_app
 from pipeline.view.shelf import Shelf
@@ -16,7 +16,7 @@ HOST = "127.0.0.1"
 def serve_view(folder: Path, port: int, opened: Callable[[str], None]) -> None:
     """Serve the runs in `folder` on a port of 127.0.0.1, 0 for a free one; `opened` is told the URL when it can be asked for.
 
-    Raises `UsageError` where `folder` holds no runs, or the port cannot be listened on.
+    Raises `UsageError` where `folder` holds no runs, or the port cannot be listened on, and `Interrupted` at Ctrl-C.
     """
     shelf = Shelf(folder)
     if not folder.is_dir():
@@ -29,5 +29,7 @@ def serve_view(folder: Path, port: int, opened: Callable[[str], None]) -> None:
         opened(f"http://{HOST}:{listener.getsockname()[1]}/")
         try:
             uvicorn.Server(config).run(sockets=[listener])
+        except KeyboardInterrupt:  # raised again by uvicorn once it has ended in order
+            raise Interrupted from None
         finally:
             shelf.close()
