@@ -34,7 +34,7 @@ def test_an_export_is_in_the_run_folder_and_not_overwritten(run_folder: Path, ki
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--as", "jaeger"), "--as: 'jaeger' is not one of 'answers', 'calls', "),
+        (("--as", "jaeger"), "--as: 'jaeger' is not one of 'answers', 'openai-batch', 'calls', "),
         (("--as", "perfetto", "--texts"), "--texts: only with --as otlp, not --as perfetto"),
         (("--endpoint", "http://x"), "--endpoint: only with --as otlp, not --as answers"),
         (("--as", "otlp", "--format", "csv"), "--format: only with --as answers, calls, steps, chains, rewards, problems, sft, "),
