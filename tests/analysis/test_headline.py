@@ -10,7 +10,7 @@ from pipeline.analysis.compare.compare import compare
 from pipeline.analysis.compare.runs import read_run
 from pipeline.analysis.headline.baseline import baseline_folder, summary_of
 from pipeline.analysis.headline.figures import Baseline, EngineSummary, Summary
-from pipeline.analysis.headline.limits import limit
+from pipeline.analysis.headline.limits import limit, percent
 from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.headline.switching import switching
 from pipeline.analysis.quality.estimates import Estimate
@@ -148,6 +148,7 @@ def test_failures_are_told_first_with_their_share() -> None:
     assert found["failed"] == "0.6 % 3 of 500 chains: 2 RequestRefused, 1 BadRow; for example: too long"
     assert rows(failed=1, chains=1_000_000, errors={"BadRow": 1})["failed"].startswith("0.0001 % 1 of 1,000,000 chains")
     assert rows(accuracy=0.9999, correct=9999, graded=10_000)["accuracy"].startswith("99.99 % 9,999 of 10,000")
+    assert (percent(1 - 1e-9, 1), percent(1e-9)) == ("> 99.99 %", "< 0.01 %")
     assert headline(summary(status="interrupted", done=120, chains=120)).head.startswith("interrupted: 120 of 500 solved in 10.3 s")
 
 

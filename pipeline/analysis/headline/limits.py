@@ -15,10 +15,13 @@ ALIKE = 0.03
 
 
 def percent(share: float, digits: int = 0) -> str:
-    """A share as `99.8 %`: with as many digits, from `digits` on, as it takes for only all to be 100 % and only nothing 0 %."""
+    """A share as `99.8 %`: with as many digits, from `digits` on, as it takes for only all to be 100 % and only nothing 0 %; `> 99.99 %`
+    or `< 0.01 %` where four do not suffice."""
     exact = 100 * share
-    enough = next((each for each in range(digits, 4) if exact in (0, 100) or 0 < round(exact, each) < 100), 4)
-    return f"{exact:.{enough}f} %"
+    for enough in range(digits, 5):
+        if exact in (0, 100) or 0 < round(exact, enough) < 100:
+            return f"{exact:.{enough}f} %"
+    return "> 99.99 %" if exact > 50 else "< 0.01 %"
 
 
 def limit(found: Summary) -> str | None:
