@@ -67,7 +67,7 @@ docs: .venv/ready
 bench-parent: .venv/ready
 	$(BIN)/python bench/against_parent.py
 
-# Before a release: all figures of the docs, measured again and written there, in about six hours on a machine that does nothing else.
+# Before a release: all figures of the docs, measured again and written there, in about nine hours on a machine that does nothing else.
 release-figures: .venv/vllm build/inflated.yaml
 	rm -rf build/scaling build/frontier build/papers build/training
 	$(BIN)/python bench/figures.py
