@@ -1,6 +1,5 @@
 """Pages as a browser shows them: nothing is asked of a network, every plot is drawn, chains open, hostile text stays text."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,6 @@ import pytest
 from tests.support.points import POINTS, sweep_folder
 
 pytestmark = pytest.mark.browser
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-SOFTWARE_GL = ["--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--disable-gpu-compositing"]
-"""WebGL without a GPU, and only for what is drawn with it."""
 MARKS = "place => place._fullData.map((trace) => (trace.visible === true ? trace._length : null))"
 """Points of each trace that is not switched off."""
 COLOURED = """async (place) => {
@@ -30,17 +26,6 @@ COLOURED = """async (place) => {
   return coloured;
 }"""
 """Dots of the drawn picture that are no grey."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium on PATH")
-    with api.sync_playwright() as play:
-        started = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *SOFTWARE_GL])
-        yield started
-        started.close()
 
 
 class Opened:

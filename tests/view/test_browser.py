@@ -21,8 +21,6 @@ from tests.support.rows import blank
 from tests.support.shown_runs import HOSTILE, SHOWN
 
 pytestmark = pytest.mark.browser
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-SOFTWARE_GL = ["--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--disable-gpu-compositing"]
 STEP_TIMES = "SELECT step_index, run, avg(step_time_s) AS s FROM steps GROUP BY ALL ORDER BY ALL"
 SQL = f"/sql?run=speccot&run=alone&draw=lines&sql={quote(STEP_TIMES)}"
 PATHS = (
@@ -49,17 +47,6 @@ def address(runs: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
         thread.join()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium on PATH")
-    with api.sync_playwright() as play:
-        started = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *SOFTWARE_GL])
-        yield started
-        started.close()
 
 
 @pytest.fixture
