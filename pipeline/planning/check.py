@@ -56,9 +56,11 @@ def check(plan: PlanFile, run: Path) -> tuple[Configuration, list[Checked]]:
 
 
 def _like(plan: PlanFile, run: RunFile) -> Iterator[Configuration]:
-    """The simulated configurations of the graph, params, batch size and sharing of a run."""
+    """The simulated configurations of the graph, params, batch size, sharing and split of the memory of a run."""
     sharings = {getattr(getattr(spec, "device", None), "sharing", "") for spec in run.plan.engines.values()}
+    caches = {role: getattr(spec, "kv_cache_tokens", 0) for role, spec in run.plan.engines.items()}
     for each in plan.configurations:
         same = each.system.split()[0] == run.plan.name and each.params == run.plan.params and each.batch_size == run.batch_size
-        if same and each.estimate is not None and (not each.sharing or each.sharing in sharings):
+        split = all(caches.get(role, size) in (size, 0) for role, size in each.caches.items())
+        if same and split and each.estimate is not None and (not each.sharing or each.sharing in sharings):
             yield each

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.planning.chains import PilotChain, mean_tokens
@@ -17,6 +17,8 @@ ROUNDS = 3
 FEWEST = 48
 """Chains that are simulated at least."""
 RESAMPLES = 400
+CACHE = "KV cache"
+"""`ExpectedRun.limited_by` where chains wait for room."""
 BUSY = 0.9
 """From this share of the time on an engine counts as busy all the time."""
 
@@ -85,6 +87,21 @@ def estimate(pilot: Pilot, specs: Mapping[str, SimSpec], batch_size: int, count:
     )
 
 
+def split_by_use(chains: Sequence[PilotChain], specs: Mapping[str, SimSpec]) -> dict[str, SimSpec]:
+    """`specs` with the memory of the caches of each device, as much as it is together, divided so that they are full with equally many
+    chains; those of a device stay as they are where one would not hold the longest context."""
+    found = dict(specs)
+    for device in dict.fromkeys(spec.device.name for spec in specs.values()):
+        here = {role: spec for role, spec in specs.items() if spec.device.name == device}
+        peaks = {role: [chain.peak(role) for chain in chains] for role in here}
+        whole = sum(spec.kv_cache_tokens * spec.kv_bytes_per_token for spec in here.values())
+        of_a_chain = sum(sum(peaks[role]) / len(chains) * spec.kv_bytes_per_token for role, spec in here.items())
+        caches = {role: int(whole / of_a_chain * sum(peaks[role]) / len(chains)) if of_a_chain else 0 for role in here}
+        if all(caches[role] >= max(1, spec.max_model_len, *peaks[role]) for role, spec in here.items()):
+            found |= {role: structs.replace(spec, kv_cache_tokens=caches[role]) for role, spec in here.items()}
+    return found
+
+
 def bound(pilot: Pilot, specs: Mapping[str, SimSpec], batch_size: int, count: int, corrected: float) -> float:
     """Seconds that such a run takes at least."""
     return corrected * bound_s(specs, pilot.chains, batch_size, count / len(pilot.chains))
@@ -112,7 +129,7 @@ def tokens(pilot: Pilot, count: int) -> dict[str, tuple[int, int, int]]:
 
 def _limit(busy: Mapping[str, float], batch_size: int, count: int, *, waited: bool) -> str:
     if waited:
-        return "KV cache"
+        return CACHE
     role = max(busy, key=lambda each: busy[each])
     if busy[role] < BUSY:
         return "few problems" if count <= 2 * batch_size else "batch size"

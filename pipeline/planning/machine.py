@@ -1,6 +1,7 @@
 """Simulated engines for a machine that nobody has measured: planned vLLM engines and their memory enter, engines with the rates of data
 sheets leave."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,20 @@ def simulated(engines: Mapping[str, Mapping[str, Any]], memory: Sequence[MemoryR
     return {
         role: _fields(role, fields, [row for row in memory if row.role == role], groups[role], name) for role, fields in engines.items()
     }
+
+
+def resplit(
+    engines: Mapping[str, Mapping[str, Any]], as_simulated: Mapping[str, Mapping[str, Any]], caches: Mapping[str, int], machine: Machine
+) -> dict[str, dict[str, Any]]:
+    """Planned vLLM engines whose `gpu_memory_utilization` gives their caches these tokens instead of those of `as_simulated`."""
+    found = {role: dict(fields) for role, fields in engines.items()}
+    gpu_bytes = machine.gpus[0].memory_bytes or math.inf
+    for role, size in caches.items():
+        fields = as_simulated[role]
+        gpus = len(str(fields["device"]["name"]).split("+"))
+        more = (size - fields["kv_cache_tokens"]) * fields["kv_bytes_per_token"] / (gpus * gpu_bytes)
+        found[role]["gpu_memory_utilization"] = math.floor(1000 * (found[role]["gpu_memory_utilization"] + more)) / 1000
+    return found
 
 
 def _groups(devices: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:

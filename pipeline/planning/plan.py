@@ -19,7 +19,7 @@ from pipeline.errors import InputError, UsageError, boundary
 from pipeline.files import new_file
 from pipeline.graph.spec import Param, Price
 from pipeline.planning.chains import read_chains
-from pipeline.planning.estimate import ExpectedRun, Pilot, bound, correction, estimate, tokens
+from pipeline.planning.estimate import CACHE, ExpectedRun, Pilot, bound, correction, estimate, split_by_use, tokens
 from pipeline.session.observer import Attend, Observer
 from pipeline.store.run_file import RunFile
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepSystem, planned_points
@@ -35,6 +35,8 @@ WARM_UP = 4
 HOPELESS = 1.5
 """A configuration whose bound is this many times the best simulated time is not simulated."""
 SHARINGS = ("time_slices", "mps")
+RESPLIT = 0.99
+"""Another split of the memory is chosen where it takes less than this share of the time."""
 
 
 class PlanOptions(Struct, frozen=True, kw_only=True):
@@ -62,6 +64,8 @@ class Configuration(Struct, frozen=True, kw_only=True):
     batch_size: int
     sharing: str = ""
     """How simulated engines share a device; empty: nothing is shared, or as it was in the pilot."""
+    caches: dict[str, int] = {}
+    """Tokens of each cache, where another split of the memory is faster than the given one; empty: the given one."""
     at_least_s: float
     """The bound."""
     estimate: ExpectedRun | None = None
@@ -73,8 +77,9 @@ class Configuration(Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """System, batch size and sharing."""
-        return f"{self.system}, batch size {self.batch_size}{f', {self.sharing}' if self.sharing else ''}"
+        """System, batch size, sharing and split of the memory."""
+        split = ", memory split by use" if self.caches else ""
+        return f"{self.system}, batch size {self.batch_size}{f', {self.sharing}' if self.sharing else ''}{split}"
 
 
 class PlanFile(Struct, frozen=True, kw_only=True):
@@ -126,7 +131,7 @@ def make_plan(options: PlanOptions, observer: Observer, *, attend: Attend | None
         for system in systems
         for each in _bounded(system, known[system.label], specs[system.label], corrections[system.label], chains, options, virtual=virtual)
     ]
-    planned = tuple(_simulated(found, systems, known, specs, corrections, chains, options))
+    planned = tuple(_simulated(found, systems, known, specs, corrections, chains, options, virtual=virtual))
     devices = [spec.device for each in specs.values() for spec in each.values()]
     fit_errors = {} if virtual else {device.name: device.fit_error for device in devices if device.fit_error is not None}
     plan = PlanFile(
@@ -238,6 +243,8 @@ def _simulated(
     corrections: Mapping[str, Mapping[int, float]],
     chains: int,
     options: PlanOptions,
+    *,
+    virtual: bool,
 ) -> list[Configuration]:
     """All configurations, those with the least bound simulated first, the best first."""
     prices = {system.label: {role: spec.price for role, spec in system.plan.engines.items()} for system in systems}
@@ -249,10 +256,16 @@ def _simulated(
             continue
         label, pilot = each.system, pilots[each.system]
         corrected = correction(corrections[label], each.batch_size)
-        expected = estimate(pilot, _sharing(specs[label], each.sharing), each.batch_size, chains, corrected)
+        shared, caches = _sharing(specs[label], each.sharing), dict[str, int]()
+        expected = estimate(pilot, shared, each.batch_size, chains, corrected)
+        if virtual and expected.limited_by == CACHE:
+            split = split_by_use(pilot.chains, shared)
+            again = estimate(pilot, split, each.batch_size, chains, corrected)
+            if again.seconds < RESPLIT * expected.seconds:
+                expected, caches = again, {role: spec.kv_cache_tokens for role, spec in split.items()}
         counted = tokens(pilot, chains)
         cost = cost_of(counted, prices[label], options.price, expected.seconds)
-        done.append(structs.replace(each, estimate=expected, tokens=counted, cost=cost))
+        done.append(structs.replace(each, caches=caches, estimate=expected, tokens=counted, cost=cost))
         best_s = min(best_s, expected.seconds)
     return sorted(done, key=_rank)
 

@@ -10,13 +10,15 @@ from msgspec import structs
 from pipeline.calibration.calibrate import calibrate
 from pipeline.cli.main import run_command
 from pipeline.cli.study.plan import write_choice
+from pipeline.engines.placement.machines import machine_named
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import UsageError
 from pipeline.graph.spec import Price
 from pipeline.planning.chains import PilotChain, read_chains
 from pipeline.planning.check import check
-from pipeline.planning.estimate import Pilot, bound, correction, drawn, estimate, interval
+from pipeline.planning.estimate import Pilot, bound, correction, drawn, estimate, interval, split_by_use
 from pipeline.planning.loop import ClosedLoop, bound_s
+from pipeline.planning.machine import resplit
 from pipeline.planning.plan import PlanFile, PlanOptions, cost_of, make_plan
 from pipeline.session.observer import Observer
 from pipeline.session.run import SessionResult
@@ -90,6 +92,32 @@ def test_a_small_cache_lets_chains_wait(recorded: dict[int, SessionResult]) -> N
     free, tight = (ClosedLoop(each, chains, 8).run() for each in (specs, small))
     assert (free.waited, tight.waited) == (False, True)
     assert tight.seconds > free.seconds
+
+
+def test_a_memory_split_by_use_fills_both_caches_with_as_many_chains(recorded: dict[int, SessionResult]) -> None:
+    specs, chains = parts(recorded[8])
+    most = {role: max(chain.peak(role) for chain in chains) for role in specs}
+    small = {role: structs.replace(spec, max_model_len=16, kv_cache_tokens=most[role] * (2 if role == "target" else 60)) for role, spec in specs.items()}
+    split = split_by_use(chains, small)
+    whole, other = (sum(spec.kv_cache_tokens * spec.kv_bytes_per_token for spec in each.values()) for each in (small, split))
+    assert other == pytest.approx(whole, rel=0.001)
+    places = [spec.kv_cache_tokens / sum(chain.peak(role) for chain in chains) for role, spec in split.items()]
+    assert places == pytest.approx([places[0]] * len(places), rel=0.01)
+    assert ClosedLoop(split, chains, 8).run().seconds < ClosedLoop(small, chains, 8).run().seconds
+
+
+def test_a_split_of_the_memory_is_what_the_engines_then_get() -> None:
+    machine = machine_named("1xH100-80GB")
+    asked = {role: {"gpu_memory_utilization": share} for role, share in (("target", 0.8), ("draft", 0.15))}
+    known = {
+        role: {"device": {"name": "0"}, "kv_cache_tokens": 100_000, "kv_bytes_per_token": size}
+        for role, size in (("target", 262_144.0), ("draft", 28_672.0))
+    }
+    found = resplit(asked, known, {"target": 110_000, "draft": 8_572}, machine)
+    gpu_bytes = machine.gpus[0].memory_bytes or 0
+    more = 10_000 * 262_144 / gpu_bytes
+    assert found["target"]["gpu_memory_utilization"] == pytest.approx(0.8 + more, abs=0.001)
+    assert found["draft"]["gpu_memory_utilization"] == pytest.approx(0.15 - more, abs=0.001)
 
 
 def test_more_problems_narrow_the_interval(recorded: dict[int, SessionResult]) -> None:

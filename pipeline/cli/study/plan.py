@@ -31,7 +31,7 @@ from pipeline.engines.placement.machines import described, machine_named
 from pipeline.errors import UsageError
 from pipeline.graph.yaml_file import engines_text, written
 from pipeline.planning.check import check
-from pipeline.planning.machine import simulated
+from pipeline.planning.machine import resplit, simulated
 from pipeline.planning.plan import FILE, Configuration, PlanFile, PlanOptions, make_plan, preset_of
 from pipeline.session.loop import rare_collection
 from pipeline.session.observer import Observer
@@ -88,6 +88,8 @@ def plan(graphs: tuple[Path, ...], input_: Path | None, checked: Path | None, ou
     observer = Observer(starting=live.show_starts, tell=print_notice)
     with restored_handlers(), rare_collection():
         found = make_plan(chosen, observer, attend=stop_at_first_signal)
+    if planned and found.best.caches:
+        planned = resplit(planned, given.planned_engines, found.best.caches, machine_named(options["named"]))
     command = write_choice(found, folder, planned, given)
     _print(found)
     print_line(f"plan      {folder / FILE}")
@@ -134,6 +136,8 @@ def write_choice(found: PlanFile, folder: Path, planned: Mapping[str, Any], give
     engine_settings = [each for each in best.settings if each.startswith(("engines.", "variant=")) and not (planned and ".text." in each)]
     if best.sharing and not planned:
         engine_settings.append(f"engines.*.device.sharing={best.sharing}")
+    if not planned:
+        engine_settings += [f"engines.{role}.kv_cache_tokens={size}" for role, size in best.caches.items()]
     parts += [*(["--preset", str(folder / "preset.yaml")] if own else []), *(part for each in engine_settings for part in ("--set", each))]
     parts += [] if given.samples == 1 else ["--samples", str(given.samples)]
     parts += [] if given.limit is None else ["--limit", str(given.limit)]
