@@ -97,12 +97,13 @@ def test_a_small_cache_lets_chains_wait(recorded: dict[int, SessionResult]) -> N
 def test_a_memory_split_by_use_fills_both_caches_with_as_many_chains(recorded: dict[int, SessionResult]) -> None:
     specs, chains = parts(recorded[8])
     most = {role: max(chain.peak(role) for chain in chains) for role in specs}
-    small = {role: structs.replace(spec, max_model_len=16, kv_cache_tokens=most[role] * (2 if role == "target" else 60)) for role, spec in specs.items()}
+    places = {"target": 2, "draft": 60}
+    small = {role: structs.replace(spec, max_model_len=16, kv_cache_tokens=most[role] * places[role]) for role, spec in specs.items()}
     split = split_by_use(chains, small)
     whole, other = (sum(spec.kv_cache_tokens * spec.kv_bytes_per_token for spec in each.values()) for each in (small, split))
     assert other == pytest.approx(whole, rel=0.001)
-    places = [spec.kv_cache_tokens / sum(chain.peak(role) for chain in chains) for role, spec in split.items()]
-    assert places == pytest.approx([places[0]] * len(places), rel=0.01)
+    shares = [spec.kv_cache_tokens / sum(chain.peak(role) for chain in chains) for role, spec in split.items()]
+    assert shares == pytest.approx([shares[0]] * len(shares), rel=0.01)
     assert ClosedLoop(split, chains, 8).run().seconds < ClosedLoop(small, chains, 8).run().seconds
 
 
