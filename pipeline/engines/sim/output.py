@@ -1,4 +1,5 @@
-"""The answer of a simulated engine without the time that it takes, whole or cut by an interruption, and how sure it is of that. Pure."""
+"""The answer of a simulated engine without the time that it takes, whole or cut by a stop or an interruption, and how sure it is of that,
+or of candidates that it judges. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -8,9 +9,14 @@ from statistics import NormalDist
 from msgspec import Struct, structs
 
 from pipeline.confidence import Confidence
-from pipeline.engine import Candidate, Tokenizer
+from pipeline.engine import Candidate, FinishReason, Request, Tokenizer
+from pipeline.engines.sim.tokenizer import END, SimTokenizer
+from pipeline.graph.prompts import DELIMITER
 
 _NORMAL = NormalDist()
+_TOKENIZER = SimTokenizer()
+_END = _TOKENIZER.special_ids[END]
+(_BLANK_LINE,), (_LINE,) = _TOKENIZER.encode(DELIMITER), _TOKENIZER.encode("\n")
 _MEAN, _MIN, _ENTROPY = 0.3, 2.4, 0.6
 """The doubt of a step as nats of its mean log probability, of its least one, and of the entropy of its first token, where z is 0: round
 figures, measured nowhere."""
@@ -70,11 +76,67 @@ def simulated_confidence(auc: float, right: bool, uniform: float, doubt: float =
     of them separates right steps from wrong ones equally well: with u = exp(-z / 2), times `doubt`, the mean is -0.3 u, the least log
     probability -2.4 u, the entropy of the first token 0.6 u, the margin exp(-0.3 u).
     """
-    z = _NORMAL.inv_cdf(min(max(uniform, 1e-12), 1 - 1e-12)) + (_shift(auc) if right else 0.0)
+    z = normal_of(uniform) + (_shift(auc) if right else 0.0)
     doubt *= math.exp(-z / 2)
     return Confidence(mean=-_MEAN * doubt, min=-_MIN * doubt, first_entropy=_ENTROPY * doubt, margin=math.exp(-_MEAN * doubt))
+
+
+def judged_score(auc: float, right: bool, own: float, common: float, correlation: float) -> float:
+    """The score of a candidate, 0 in the middle between the means of `right` and wrong ones (`SimTextSpec`). Of the variance of its noise,
+    which is 1, the share `correlation` is by the number `common` of [0, 1), which all candidates of a step have, the rest by `own`."""
+    noise = math.sqrt(correlation) * normal_of(common) + math.sqrt(1 - correlation) * normal_of(own)
+    return noise + (_shift(auc) / 2 if right else -_shift(auc) / 2)
+
+
+def digit_of(score: float) -> int:
+    """The rating, 0 to 9, of a candidate with this `judged_score`: 7 and more above the middle."""
+    return 7 + min(int(score), 2) if score > 0 else 6 - min(int(-2 * score), 6)
+
+
+def normal_of(uniform: float) -> float:
+    """The standard normal number of which `uniform` is the quantile."""
+    return _NORMAL.inv_cdf(min(max(uniform, 1e-12), 1 - 1e-12))
 
 
 @lru_cache(maxsize=64)
 def _shift(auc: float) -> float:
     return math.sqrt(2) * _NORMAL.inv_cdf(auc)
+
+
+def written(ids: tuple[int, ...], text: str, limit: int, request: Request) -> Candidate:
+    """`ids`, whose text is `text`, as a candidate, cut at `limit` and at the first stop of the request; its log probability is -0.25 to
+    -0.75 nat a token."""
+    count, reason = _stopped(ids[:limit], request)
+    kept = ids[:count]
+    ended = reason is None and count < limit and ids[count : count + 1] == (_END,)
+    finish: FinishReason = "length" if reason is None and not ended else "stop"
+    logprob = -(count + ended) * (0.25 + hash(kept) % 1024 / 2048)
+    text = text if count == len(ids) else _TOKENIZER.decode(kept)
+    return Candidate(ids=kept, text=text, cumulative_logprob=logprob, finish_reason=finish, stop_reason=reason)
+
+
+def _stopped(ids: tuple[int, ...], request: Request) -> tuple[int, str | int | None]:
+    """How many of `ids` are left when they are cut at the request's first stop, and the stop reason."""
+    found: list[tuple[int, str | int | None]] = [(ids.index(token) + 1, token) for token in request.stop_ids if token in ids]
+    if _END in ids and _END not in request.stop_ids:
+        found.append((ids.index(_END), None))
+    for stop in request.stop:
+        if stop == DELIMITER and _LINE not in ids:
+            found += [(ids.index(_BLANK_LINE) + 1, stop)] if _BLANK_LINE in ids else []
+        else:
+            found += _completed(ids, stop)
+    return min(found, key=lambda item: item[0], default=(len(ids), None))
+
+
+def _completed(ids: tuple[int, ...], stop: str) -> list[tuple[int, str | int | None]]:
+    """How many of `ids` it takes to complete the first `stop` in their text, with that stop; empty where it is not there."""
+    raw = _TOKENIZER.decode(ids).encode("utf-8", "replace")
+    position = raw.find(stop.encode())
+    if position < 0:
+        return []
+    ends, total = position + len(stop.encode()), 0
+    for count, size in enumerate(_TOKENIZER.sizes(ids), 1):
+        total += size
+        if total >= ends:
+            return [(count, stop)]
+    return []

@@ -3,10 +3,11 @@
 A prompt enters, and what the model would write leaves; nothing here knows of time. Like a language model it keeps no
 state: every step ends in a marker such as `; step 3 of 12 ok`, and the next step reads it at the prompt's tail. A step
 of which the prompt holds the beginning is written on, where it would be this model's. The marker's last word says
-whether the step is right (`ok`), wrong (`no`), or right after an earlier wrong one (`eh`); the boxed answer is right if
-the last step says `ok`. The draws depend on the model's name, the seed, the candidate's number, the problem and the
-step alone; at temperature 0 on neither seed nor number. Whether a step is right depends for some steps on the problem
-and the step alone (`SimTextSpec`).
+whether the step is right (`ok`), wrong (`no`), or right after an earlier wrong one that nothing mended (`eh`); the boxed
+answer is right if the last step says `ok`. After a step that covers no ground (`verbosity`) the thought is to have one
+step more. The draws depend on the model's name, the seed, the candidate's number, the problem and the step alone; at
+temperature 0 on neither seed nor number. Whether a step is right depends for some steps on the problem and the step
+alone (`SimTextSpec`).
 
 With measured lengths a step has exactly the tokens that were drawn, which may be fewer than that marker needs. It then ends in a
 marker of three tokens, such as `aacaam ok`: three letters are the step's number in base 26, three that of all steps.
@@ -20,14 +21,13 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from random import Random
-from statistics import NormalDist
 from typing import Protocol
 
 from msgspec import Struct, structs
 
-from pipeline.engine import Candidate, Content, FinishReason, Request, Tokenizer, packed
+from pipeline.engine import Candidate, Content, Request, Tokenizer, packed
 from pipeline.engines.sim.difficulty import chances
-from pipeline.engines.sim.output import TRIAL_DOUBT, Output, simulated_confidence
+from pipeline.engines.sim.output import TRIAL_DOUBT, Output, digit_of, judged_score, normal_of, simulated_confidence, written
 from pipeline.engines.sim.spec import SimSpec, SimTextSpec
 from pipeline.engines.sim.tokenizer import ASSISTANT, END, USER, VOCAB_SIZE, SimTokenizer
 from pipeline.graph.prompts import DEFAULT_PROMPTS, DELIMITER, THINK_CLOSE, THINK_OPEN
@@ -46,8 +46,9 @@ _ANCHORS = _VERDICTS | {_OPEN, _ASSISTANT, _USER}
 _MARKER = re.compile(r"; step (\d+) of (\d+) (ok|no|eh)$")
 _SHORT_MARKER = re.compile(r"([a-z]{3})([a-z]{3}) (ok|no|eh)$")
 _MARKER_REACH = 20
+_MARK = _encode("; step")[0]
+"""The first token of a marker that is not a short one; no other text has it."""
 _LAST_STOP_IDS = frozenset((_CLOSE, _END))
-_NORMAL = NormalDist()
 _BOX = tuple(_encode(DEFAULT_PROMPTS.trial))
 _WORDS = "so the sum and this gives that we get two terms if each value is set by half then all parts add up as they must".split()
 
@@ -85,7 +86,7 @@ class ThoughtState(Struct, frozen=True):
     done: int
     """Steps that are written."""
     total: int
-    """Steps that the whole thought will have."""
+    """Steps that the whole thought will have, if all that are left cover ground."""
     all_right: bool
     """True if no step so far was wrong."""
     closed: bool
@@ -98,11 +99,6 @@ class ThoughtState(Struct, frozen=True):
     """True if the last step is written but for the blank line that ends it."""
 
     @property
-    def share(self) -> float:
-        """The share of the steps that is written."""
-        return self.done / self.total
-
-    @property
     def asked_early(self) -> bool:
         """True if its answer is asked for, and begun, before all steps are written."""
         return self.closed and self.done < self.total and self.begun == _BOX
@@ -112,7 +108,7 @@ class ThoughtState(Struct, frozen=True):
 def _problem(text: str) -> SimProblem:
     digest = blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
     answer, steps = struct.unpack("<QQ", digest)
-    return SimProblem(digest.hex(), str(1 + answer % 999), _normal((steps >> 11) * 2.0**-53))
+    return SimProblem(digest.hex(), str(1 + answer % 999), normal_of((steps >> 11) * 2.0**-53))
 
 
 def sim_answer(problem: str) -> str:
@@ -161,12 +157,10 @@ def _number(letters: str) -> int:
     return first * 676 + second * 26 + third
 
 
+_MOST = 26**3 - 1
+"""The greatest number in three letters."""
 SHORTEST_STEP = 4
 """Tokens of the shortest simulated step where lengths are measured ones; where fewer were drawn it has these."""
-
-
-def _normal(uniform: float) -> float:
-    return _NORMAL.inv_cdf(min(max(uniform, 1e-12), 1 - 1e-12))
 
 
 def _draws(key: str) -> tuple[float, float, float, float]:
@@ -217,6 +211,37 @@ def _verdict(prompt: Sequence[int], end: int) -> int | None:
     return None
 
 
+def _last_marker(ids: tuple[int, ...]) -> tuple[int, int, str] | None:
+    """The last marker in `ids`, as `_progress` gives it."""
+    end = len(ids)
+    while end and ids[end - 1] not in _VERDICTS:
+        end -= 1
+    reach = ids[max(0, end - _MARKER_REACH) : end]
+    return _marked(reach[reach.index(_MARK) :] if _MARK in reach else reach[-3:])
+
+
+@lru_cache(maxsize=KEPT)
+def _marked(marker: tuple[int, ...]) -> tuple[int, int, str] | None:
+    return _progress(_TOKENIZER.decode(marker))
+
+
+def _is_sound(ids: tuple[int, ...]) -> bool:
+    """True if a step, or a thought, holds no error that it does not mend itself."""
+    return _NO not in ids or next(token for token in reversed(ids) if token in _VERDICTS) == _OK
+
+
+def _worth(shown: Sequence[tuple[int, ...]]) -> list[tuple[bool, bool]]:
+    """What each candidate is worth to the thought, the more important first: whether it mends an error that another right one leaves
+    standing, and whether it covers ground, which is known of single next steps. All are equal where nobody repairs or is verbose."""
+    marks = [_last_marker(ids) for ids in shown]
+    if len({mark[1] for mark in marks if mark}) < 2 and not any(mark and mark[2] == "eh" for mark in marks):
+        return [(False, False)] * len(shown)
+    standing = any(mark and mark[2] == "eh" and _NO not in ids for mark, ids in zip(marks, shown, strict=True))
+    single = len({mark[0] for mark in marks if mark}) == 1
+    least = min((mark[1] for mark in marks if mark), default=0)
+    return [(standing and bool(mark) and mark[2] == "ok", not (single and mark and mark[1] > least)) for mark in marks]
+
+
 def _ending(tail: tuple[int, ...]) -> tuple[bool, bool, tuple[int, ...]]:
     """Of what stands after the last step, or after the beginning of the thought: whether the thought is closed, whether the blank line
     after that is there, and what is written of the next step or of the answer."""
@@ -262,10 +287,10 @@ class TextModel:
         last = _LAST_STOP_IDS.issuperset(request.stop_ids) and all(stop == DELIMITER for stop in request.stop)
         ends = {*request.stop_ids, *([_BLANK_LINE] if request.stop else [])} if last else set()
         keys = [f"{self.name}/{0 if greedy else request.seed}/{0 if greedy else j}" for j in range(request.n)]
-        written = [_written(self._text(state, key, limit, ends), limit, request) for key in keys]
+        candidates = [written(*self._text(state, key, limit, ends), limit, request) for key in keys]
         if not request.logprobs:
-            return written
-        return [self._sure(each, state, key, ends) for each, key in zip(written, keys, strict=True)]
+            return candidates
+        return [self._sure(each, state, key, ends) for each, key in zip(candidates, keys, strict=True)]
 
     def _sure(self, candidate: Candidate, state: ThoughtState, key: str, ends: set[int]) -> Candidate:
         """`candidate` with its confidence, which depends on its step as a whole, however early it is cut: a step can be known by its first
@@ -278,7 +303,7 @@ class TextModel:
             right, sure = text.startswith(f"{state.problem.answer}}}"), _draws(f"{self.name}/{problem}/trial")[0]
             found = simulated_confidence(self.spec.trial_auc, right, sure, TRIAL_DOUBT)
         else:
-            found = simulated_confidence(self.spec.gate_auc, _NO not in whole, _draws(f"{key}/{problem}/{state.done + 1}/sure")[0])
+            found = simulated_confidence(self.spec.gate_auc, _is_sound(whole), _draws(f"{key}/{problem}/{state.done + 1}/sure")[0])
         return structs.replace(candidate, cumulative_logprob=found.mean * (len(candidate.ids) + candidate.ended), confidence=found)
 
     def choose(self, request: Request, prompt: Sequence[int]) -> tuple[int, tuple[float, ...]]:
@@ -286,14 +311,14 @@ class TextModel:
         prompt, options = packed(prompt), len(request.option_ids)
         judged = request.content.judged if request.content else ()
         if len(judged) == options:
-            shown = [tuple(prompt[start:end]) for start, end in judged]
-            right = (place for place, ids in enumerate(shown) if ids and self._judges_right(_NO not in ids, ids))
-            chosen = next(right, judged.index((0, 0)) if (0, 0) in judged else 0)
+            best = self._best(request, [tuple(prompt[start:end]) for start, end in judged])
+            chosen = best if best is not None else judged.index((0, 0)) if (0, 0) in judged else 0
         elif judged:
             [(start, end)] = judged
             step = tuple(prompt[max(start, end - 32) : end])
+            opinion = self._opinion(_verdict(prompt, end) != _NO, step, self._shared(request, [step]))
             spread = int(_draws(f"{self.name}/score/{hash(step)}")[0] * 1000)
-            chosen = 7 + spread % 3 if self._judges_right(_verdict(prompt, end) != _NO, step) else spread % 7
+            chosen = digit_of(opinion) if self.spec.judge_auc is not None else 7 + spread % 3 if opinion > 0 else spread % 7
         else:
             chosen = int(_draws(f"{self.name}/option/{hash(tuple(prompt[-64:]))}")[0] * options)
         chosen = min(chosen, options - 1)
@@ -301,7 +326,7 @@ class TextModel:
 
     def score(self, prompt: Sequence[int], scored: tuple[int, ...]) -> tuple[float, ...]:
         """Log probability of each of the `scored` ids after `prompt`: likelier in a right step than in a wrong one."""
-        mean = 0.35 if self._judges_right(_NO not in scored, scored) else 1.1
+        mean = 0.35 if self._opinion(_is_sound(scored), scored) > 0 else 1.1
         shift = hash((tuple(prompt[-8:]), scored)) % 97
         return tuple(-mean * (0.5 + ((token ^ (position + shift)) * 40503 % 1024) / 1024) for position, token in enumerate(scored))
 
@@ -323,10 +348,32 @@ class TextModel:
             return own < self._chances[int(common * len(self._chances))]
         return (common if share < self.spec.step_correlation else own) < self.spec.step_accuracy
 
-    def _judges_right(self, right: bool, ids: tuple[int, ...]) -> bool:
-        """The verifier's opinion of a step: `right`, which is the truth, or its opposite where the verifier is mistaken."""
-        mistaken = _draws(f"{self.name}/judge/{hash(ids)}")[0] >= self.spec.verifier_accuracy
-        return right != mistaken
+    def _best(self, request: Request, shown: Sequence[tuple[int, ...]]) -> int | None:
+        """The place of the best of the candidates `shown`, of which the empty ones are none; None where none is judged right."""
+        worth, shared = _worth(shown), self._shared(request, shown)
+        places = sorted((place for place, ids in enumerate(shown) if ids), key=worth.__getitem__, reverse=True)
+        opinions = ((place, self._opinion(_is_sound(shown[place]), shown[place], shared)) for place in places)
+        taken = ((place, opinion) for place, opinion in opinions if opinion > 0)
+        if self.spec.judge_auc is None:
+            return next((place for place, _ in taken), None)
+        return max(taken, key=lambda each: (worth[each[0]], each[1]), default=(None, 0.0))[0]
+
+    def _opinion(self, right: bool, ids: tuple[int, ...], shared: str | None = None) -> float:
+        """What the verifier thinks of a candidate that is `right` or not: above 0 if it takes it for right. `shared` is the key of the draw
+        that it has in common with others; None: it has none."""
+        own = _draws(f"{self.name}/judge/{hash(ids)}")[0]
+        if self.spec.judge_auc is not None:
+            common, correlation = (0.5, 0.0) if shared is None else (_draws(shared)[0], self.spec.step_correlation)
+            return judged_score(self.spec.judge_auc, right, own, common, correlation)
+        assert self.spec.verifier_accuracy is not None, "filled in where `judge_auc` is not set"
+        return 1.0 if right == (own < self.spec.verifier_accuracy) else -1.0
+
+    def _shared(self, request: Request, shown: Sequence[tuple[int, ...]]) -> str | None:
+        """The key of what the scores of the candidates of a step have in common: the problem, and the step that the first one states."""
+        if self.spec.judge_auc is None or request.content is None:
+            return None
+        step = next((mark[0] for mark in map(_last_marker, shown) if mark), 0)
+        return f"{self.name}/{_problem(_asked(request.content.problem)).key}/{step}/judge"
 
     def _text(self, state: ThoughtState, key: str, limit: int, ends: set[int]) -> Piece:
         """What the model writes: at least `limit` tokens, or less where a piece ends in one of `ends` or the response is over."""
@@ -342,7 +389,8 @@ class TextModel:
     def _rest(self, state: ThoughtState, key: str) -> Iterator[Piece]:
         """The pieces of `_pieces` without what is written of them already; all of them where that was written in other words."""
         if state.problem and state.asked_early:
-            number = self._number_said(state.problem, f"{key}/{state.problem.key}/trial/{state.done}", state.all_right, state.share)
+            trial = f"{key}/{state.problem.key}/trial/{state.done}"
+            number = self._number_said(state.problem, trial, state.all_right, state.done, state.total)
             yield from (_piece(f"{number}}}."), _piece(END))
             return
         begun, pieces = state.begun, self._pieces(state, key)
@@ -366,42 +414,47 @@ class TextModel:
                 yield _padded(_piece(DELIMITER), self._tokens(length), place)
         if state.lacks_delimiter:
             yield _piece(DELIMITER)
-        while step < state.total and not state.closed:
+        total, spec = state.total, self.spec
+        while step < total and not state.closed:
             step += 1
-            length, place, own, _ = _draws(f"{key}/{problem.key}/{step}")
+            place_key = f"{key}/{problem.key}/{step}"
+            length, place, own, ground = _draws(place_key)
             right = self._is_right(problem, step, own)
-            word = "no" if not right else "ok" if all_right else "eh"
-            all_right = all_right and right
-            yield self._ended(step, state.total, word, self._tokens(length), place)
+            mends = right and not all_right and spec.repair > 0 and _draws(f"{place_key}/repair")[0] < spec.repair
+            all_right = right and (all_right or mends)
+            total += ground * spec.verbosity >= 1
+            word = "ok" if all_right else "eh" if right else "no"
+            yield self._ended(step, total, word, self._tokens(length), place)
         if not (state.closed or state.done < state.total):
             yield _piece(THINK_CLOSE)
         if not state.has_blank_line:
             yield _piece(DELIMITER)
-        yield self._answer(problem, f"{key}/{problem.key}/answer", all_right, step / state.total)
+        yield self._answer(problem, f"{key}/{problem.key}/answer", all_right, step, total)
         yield _piece(END)
 
     def _tokens(self, uniform: float) -> int:
         """The number of tokens of a step, unless its marker alone needs more."""
-        return round(self._step.at(_normal(uniform)))
+        return round(self._step.at(normal_of(uniform)))
 
     def _ended(self, step: int, total: int, word: str, tokens: int, place: float) -> Piece:
         """A step of `tokens` tokens; where lengths are those of `SimTextSpec` its marker may make it longer."""
         marker = _marker(step, total, word)
-        if self.spec.measured and tokens < len(marker[0]):
+        if self.spec.measured and tokens < len(marker[0]) and total <= _MOST:
             marker = _short_marker(step, total, word)
         return _padded(marker, tokens, place)
 
-    def _answer(self, problem: SimProblem, key: str, all_right: bool, share: float) -> Piece:
-        """The boxed answer of a thought of which that `share` is done."""
-        number = self._number_said(problem, key, all_right, share)
+    def _answer(self, problem: SimProblem, key: str, all_right: bool, done: int, total: int) -> Piece:
+        """The boxed answer of a thought of which `done` of `total` steps are written."""
+        number = self._number_said(problem, key, all_right, done, total)
         place = _draws(key)[1]
         return _padded(_piece(f"; so it is \\boxed{{{number}}}."), self.spec.answer_tokens, place)
 
-    def _number_said(self, problem: SimProblem, key: str, all_right: bool, share: float) -> str:
-        """The answer: right if no step was wrong and, for a thought cut off, if the answer stands after the `share` of its steps that is
-        done: after which one it does is uniform over the problems."""
-        stands = _draws(f"{self.name}/{problem.key}/stands")[0]
-        if all_right and stands < share:
+    def _number_said(self, problem: SimProblem, key: str, all_right: bool, done: int, total: int) -> str:
+        """The answer: right if no error stands and, for a thought cut off, if the answer stands after the share of its ground that is
+        covered: after which one it does is uniform over the problems."""
+        ground = self._steps(problem)
+        share = done / total if total <= ground else 1 - (total - done) / ground
+        if all_right and _draws(f"{self.name}/{problem.key}/stands")[0] < share:
             return problem.answer
         return str(1 + (int(problem.answer) + int(_draws(key)[2] * 997)) % 999)
 
@@ -433,44 +486,5 @@ class SeededText:
             ids = (request.option_ids[chosen],)
             option = Candidate(ids=ids, text=self.tokenizer.decode(ids), cumulative_logprob=logprobs[chosen], finish_reason="length")
             return Output((option,), (1,), option_logprobs=logprobs)
-        written = self._model.write(request, prompt, min(request.max_tokens, max_model_len - len(prompt)))
-        return Output(tuple(written), tuple(len(candidate.ids) + candidate.ended for candidate in written))
-
-
-def _written(whole: Piece, limit: int, request: Request) -> Candidate:
-    """`whole` as a candidate, cut at `limit` and at the first stop of the request; its log probability is -0.25 to -0.75 nat a token."""
-    ids = whole[0][:limit]
-    count, reason = _stopped(ids, request)
-    kept = ids[:count]
-    text = whole[1] if len(kept) == len(whole[0]) else _TOKENIZER.decode(kept)
-    ended = reason is None and ids[count : count + 1] == (_END,)
-    finish: FinishReason = "length" if reason is None and not ended else "stop"
-    logprob = -(count + ended) * (0.25 + hash(kept) % 1024 / 2048)
-    return Candidate(ids=kept, text=text, cumulative_logprob=logprob, finish_reason=finish, stop_reason=reason)
-
-
-def _stopped(ids: tuple[int, ...], request: Request) -> tuple[int, str | int | None]:
-    """How many of `ids` are left when they are cut at the request's first stop, and the stop reason."""
-    found: list[tuple[int, str | int | None]] = [(ids.index(token) + 1, token) for token in request.stop_ids if token in ids]
-    if _END in ids and _END not in request.stop_ids:
-        found.append((ids.index(_END), None))
-    for stop in request.stop:
-        if stop == DELIMITER and _LINE not in ids:
-            found += [(ids.index(_BLANK_LINE) + 1, stop)] if _BLANK_LINE in ids else []
-        else:
-            found += _completed(ids, stop)
-    return min(found, key=lambda item: item[0], default=(len(ids), None))
-
-
-def _completed(ids: tuple[int, ...], stop: str) -> list[tuple[int, str | int | None]]:
-    """How many of `ids` it takes to complete the first `stop` in their text, with that stop; empty where it is not there."""
-    raw = _TOKENIZER.decode(ids).encode("utf-8", "replace")
-    position = raw.find(stop.encode())
-    if position < 0:
-        return []
-    ends, total = position + len(stop.encode()), 0
-    for count, size in enumerate(_TOKENIZER.sizes(ids), 1):
-        total += size
-        if total >= ends:
-            return [(count, stop)]
-    return []
+        candidates = self._model.write(request, prompt, min(request.max_tokens, max_model_len - len(prompt)))
+        return Output(tuple(candidates), tuple(len(candidate.ids) + candidate.ended for candidate in candidates))
