@@ -142,7 +142,7 @@ def test_a_thought_too_long_for_three_letters_states_its_length_in_digits() -> N
 
 
 def asked(prompt: OptionPrompt, number: int = 0) -> Request:
-    content = Content(problem(number), prompt.judged)
+    content = Content(problem(number), tuple(prompt.judged))
     return Request(request_id="r", prompt_ids=prompt.ids, max_tokens=1, option_ids=prompt.option_ids, content=content)
 
 

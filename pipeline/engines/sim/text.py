@@ -239,7 +239,7 @@ def _worth(shown: Sequence[tuple[int, ...]]) -> list[tuple[bool, bool]]:
     standing = any(mark and mark[2] == "eh" and _NO not in ids for mark, ids in zip(marks, shown, strict=True))
     single = len({mark[0] for mark in marks if mark}) == 1
     least = min((mark[1] for mark in marks if mark), default=0)
-    return [(standing and bool(mark) and mark[2] == "ok", not (single and mark and mark[1] > least)) for mark in marks]
+    return [(standing and mark is not None and mark[2] == "ok", not (single and mark and mark[1] > least)) for mark in marks]
 
 
 def _ending(tail: tuple[int, ...]) -> tuple[bool, bool, tuple[int, ...]]:
