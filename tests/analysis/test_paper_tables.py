@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.papers import bundled_tables, by_data_set, paper_table, read_layout
@@ -62,6 +63,16 @@ def test_a_system_is_compared_with_the_target_of_its_own_model(table: Make) -> N
         ("large + small", "3"),
         ("huge + small", "4"),
     ]
+
+
+def test_speed_ups_are_taken_apart_by_data_set(table: Make) -> None:
+    """The run over amc23 writes 25 tokens, not 50 as its target does."""
+    short = runs_over(table, "amc23", 8.0)
+    short[1] = structs.replace(short[1], thought_tokens=np.full(2, 15.0))
+    found = paper_table(TABLES["speed-up"], [*runs_over(table, "gsm8k", 6.0), *short])
+    assert column(found, "system") == ["speccot"]
+    assert [column(found, f"gsm8k, {name}") for name in ("r", "= tokens", "x rate")] == [["3"], ["1"], ["3"]]
+    assert [column(found, f"amc23, {name}") for name in ("r", "= tokens", "x rate")] == [["4"], ["2"], ["2"]]
 
 
 def test_a_setting_that_the_table_does_not_name_makes_rows(table: Make) -> None:

@@ -211,6 +211,15 @@ def test_where_every_system_has_a_variant_the_baseline_is_called_so() -> None:
     ]
 
 
+def test_a_ratio_of_throughputs_is_shorter_text_times_tokens_per_second() -> None:
+    """Of two repeats one keeps 25 tokens a problem and one 20, the target alone 50."""
+    ours = [point(4.0, 8, kept_tokens_per_s=100.0), point(5.0, 8, repeat=1, kept_tokens_per_s=100.0)]
+    rows = sweep_tables([*ours, point(1.0, 8, system="target", kept_tokens_per_s=50.0)])[1].rows
+    assert rows[0][2:5] == ("4.5 [4, 5]", "2.22 [2, 2.5]", "2")
+    unknown = [*ours, point(1.0, 8, system="target", kept_tokens_per_s=None)]
+    assert sweep_tables(unknown)[1].rows[0][2:5] == ("4.5 [4, 5]", "-", "-")
+
+
 def test_what_the_baseline_lacked_is_said_once() -> None:
     two = {role: EngineFacts(answers="simulated", devices=(role,), flops_per_s=1e12) for role in ("draft", "target")}
     points = [point(2.0, 1, facts=two), point(3.0, 1, system="scot", facts=two)]

@@ -8,6 +8,7 @@ from pipeline.analysis.compare.tables import accuracy, flag_lines, pair, pooled_
 
 NOTE = (
     "times as fast: problems/s over the baseline's; speed-up: time of a problem of the baseline over that of the run, problem by problem. "
+    "It is tokens, how many times shorter the text is, times rate, how many times as many kept tokens a problem gets per second. "
     "Brackets: 95% intervals."
 )
 ALONE = "Nothing to compare with: name a second run over the same problems; for a baseline, solve them with `pipeline run target`."
@@ -27,11 +28,14 @@ def _table(c: Comparison) -> Table:
         row = (run.run, *([run.dataset] if several else []), system(run), pair(run), str(run.table.batch_size), accuracy(run))
         row = (*row, plain(speeds[run.run]), plain(run.kept_tokens_per_s))
         if run.run == base:
-            rows.append((*row, "baseline" if len(c.runs) > 1 else "-", "-"))
+            rows.append((*row, "baseline" if len(c.runs) > 1 else "-", "-", "-", "-"))
         else:
-            rows.append((*row, times(speeds[run.run], speeds[base]), number(run.over_baseline.speed_up)))
+            over = run.over_baseline
+            factors = map(number, (over.speed_up, over.token_factor, over.rate_factor))
+            rows.append((*row, times(speeds[run.run], speeds[base]), *factors))
     data = ("data",) if several else ()
-    columns = ("run", *data, "system", "models", "batch", "accuracy", "problems/s", "kept tokens/s", "times as fast", "speed-up")
+    speed = ("problems/s", "kept tokens/s", "times as fast", "speed-up", "= tokens", "x rate")
+    columns = ("run", *data, "system", "models", "batch", "accuracy", *speed)
     return Table("Accuracy and speed", columns, tuple(rows), NOTE)
 
 

@@ -90,6 +90,17 @@ class Difference(Figures):
         return ratio(*self._paired["latency_s",][::-1])
 
     @cached_property
+    def token_factor(self) -> Estimate:
+        """The part of `speed_up` that is shorter text: committed tokens of the other over those of this run."""
+        return ratio(*self._paired["tokens",][::-1])
+
+    @cached_property
+    def rate_factor(self) -> Estimate:
+        """The part of `speed_up` that is speed: committed tokens per second of latency in this run over those in the other. The product of
+        both factors is `speed_up`."""
+        return estimate(lambda tokens, s, base, base_s: tokens / s / (base / base_s), *self._paired["tokens", "latency_s"])
+
+    @cached_property
     def thinking_speed_up(self) -> Estimate:
         """The same of the thinking stage alone: the speed-up of SCoT table 1."""
         ours, theirs = self._both

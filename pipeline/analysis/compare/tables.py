@@ -22,6 +22,11 @@ SIMULATED = (
     "Simulated runs: times are those of a simulated clock, and answers are right only as far as the references are simulated too; "
     "a replay's answers are those of the recorded run."
 )
+FACTORS = (
+    "r = tokens x rate. tokens: the baseline's committed tokens over the run's, above 1 where its text is shorter; rate: its committed tokens "
+    "per second of a problem's latency over the baseline's. At batch sizes above 1 a latency includes waiting for other problems."
+)
+"""What the two factors of a speed-up are."""
 LENGTHS = ("drafted", "longest", "accepted", "rejected", "fallback")
 REFLECTIVE = ("drafted", "accepted", "fallback")
 Column = tuple[str, Callable[[Compared], str]]
@@ -125,8 +130,10 @@ def systems(c: Comparison) -> Table:
         _over(c, "change", lambda over: over.token_change),
         ("latency s", lambda run: number(run.latency_s)),
         _over(c, "r", lambda over: over.speed_up, number),
+        _over(c, "= tokens", lambda over: over.token_factor, number),
+        _over(c, "x rate", lambda over: over.rate_factor, number),
     )
-    return _of_runs(title, c.runs, columns)
+    return _of_runs(title, c.runs, columns, FACTORS)
 
 
 def tokens(c: Comparison) -> Table:
