@@ -33,7 +33,7 @@ class PreparedData(Struct, frozen=True, kw_only=True):
     origin: str
     rows: int
     left_out: int
-    """Rows that the recipe's `only` excludes."""
+    """Rows that the recipe's `only` and `first` exclude."""
     digest: str
     mismatch: str | None
     """How rows or digest differ from the recipe, which is accepted only with `allow_mismatch`; None where they do not."""
@@ -107,7 +107,7 @@ def _records(source: Source, path: Path, columns: tuple[str, ...]) -> Iterator[t
 
 
 def _read(recipe: Recipe, published: _Published) -> tuple[list[CanonicalRow], int]:
-    """The rows made by the recipe, and how many rows it leaves out; raises `InputError` that names the wrong rows."""
+    """The rows made by the recipe, and how many others there are; raises `InputError` that names the wrong rows."""
     reader, left_out = RowReader(recipe, published.names), 0
     rows: dict[str, CanonicalRow] = {}
     numbers: dict[str, int] = {}
@@ -116,7 +116,7 @@ def _read(recipe: Recipe, published: _Published) -> tuple[list[CanonicalRow], in
         try:
             if isinstance(record, Flaw):
                 raise record
-            if not reader.wanted(record):
+            if not reader.wanted(record) or len(rows) == recipe.first:
                 left_out += 1
                 continue
             row = reader.read(number, record)

@@ -99,8 +99,11 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     only: dict[str, tuple[str | int | bool | None, ...]] = {}
     """Accepted values by path: rows with other values are left out, rows without the column are kept."""
 
+    first: Rows | None = None
+    """How many rows to take, from the first on, not counting those left out by `only`; null: all."""
+
     rows: Rows | None = None
-    """Expected number of rows, not counting those left out by `only`; null: unknown."""
+    """Expected number of rows, not counting those left out by `only` and `first`; null: unknown."""
     digest: str | None = None
     """Expected digest of the prepared rows; null: unknown."""
 

@@ -31,6 +31,8 @@ from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 
 PUBLISHED = ["aime24", "amc23", "college_math", "gaokao2023en", "gsm8k", "math500", "olympiadbench"]
+FIRST_500 = {"college_math-500": 2818, "gsm8k-500": 1319, "olympiadbench-500": 675}
+"""Recipes of the first rows of a published set, with how many it has."""
 TINY = {"title": "Tiny", "license": "ours", "citation": "ours", "problem": "q", "answer": "a", "grader": "math"}
 
 Write = Callable[[str, Any], Path]
@@ -83,6 +85,18 @@ def test_a_published_set_holds_what_its_recipe_says(shared: Path, tmp_path: Path
     assert {row["grader"] for row in rows} == {recipe.grader}
     assert len({row["problem_id"] for row in rows}) == len(rows)
     assert pq.read_schema(output).metadata[b"license"].decode() == recipe.license
+
+
+@pytest.mark.parametrize("name", FIRST_500)
+def test_a_subset_is_the_first_rows_of_the_published_set(shared: Path, tmp_path: Path, name: str) -> None:
+    whole = name.removesuffix("-500")
+    recipe, part = find_recipe(name), tmp_path / "part.parquet"
+    prepared = prepare(recipe, str(shared / "data" / f"{whole}.jsonl"), part)
+    assert (prepared.rows, prepared.left_out) == (500, FIRST_500[name] - 500)
+    assert (prepared.digest, prepared.checked) == (recipe.digest, True)
+    known = prepared_rows(shared, tmp_path, whole)[:500]
+    assert [(row["problem"], row["answer"]) for row in rows_of(part)] == [(row["problem"], row["answer"]) for row in known]
+    assert all(row["problem_id"].startswith(f"{name}-") for row in rows_of(part))
 
 
 def solve(root: Path, problems: Path, folder: Path, limit: int) -> None:
