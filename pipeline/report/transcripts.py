@@ -230,10 +230,10 @@ def _verdict(row: Mapping[str, Any]) -> str | None:
         return None
     scale, label, threshold = scale_of(row), row["score_label"], row["threshold"]
     said = []
-    if threshold is None and row["score_of_candidates"]:
-        said.append(
-            "none of the candidates" if row["chosen_candidate"] is None else f"candidate {label} of {row['num_distinct_candidates']}"
-        )
+    by_label = row["verify_kind"] == "choose" and threshold is not None  # which may name a candidate that was rejected
+    if row["score_of_candidates"] and (threshold is None or by_label):
+        none = label == row["score_options"][0] if by_label else row["chosen_candidate"] is None
+        said.append("none of the candidates" if none else f"candidate {label} of {row['num_distinct_candidates']}")
     elif threshold is None and label:
         said.append(label)
     value = f"{row['score_value']:.1%}" if scale.is_share else f"{row['score_value']:.3g}"

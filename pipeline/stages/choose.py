@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from msgspec import structs
+from msgspec import Meta, structs
 
 from pipeline.engine import Completion, Request
 from pipeline.graph.spec import Name, StageSpec
@@ -17,7 +17,7 @@ SCALE = Scale("probability of the chosen option", 0.0, 1.0)
 
 
 class ChooseSpec(StageSpec, frozen=True, kw_only=True, tag="choose"):
-    """Accept the candidate that one token names, or reject all (SpecCoT eq. 4, SCoT eq. 3)."""
+    """Accept the candidate that one token names, if its probability reaches `threshold`, or reject all (SpecCoT eq. 4, SCoT eq. 3)."""
 
     engine: Name
     """The role that judges."""
@@ -25,6 +25,9 @@ class ChooseSpec(StageSpec, frozen=True, kw_only=True, tag="choose"):
     """What the candidates are, and so which prompt is used: next steps, or whole thoughts (SCoT 3.4)."""
     reject: bool = True
     """`false`: one of the candidates is always accepted (best of N; SCoT 4.3, without error correction)."""
+    threshold: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    """Minimum probability of the chosen candidate among the options; below it all are rejected. 0: the likeliest option decides, as in the
+    papers (SpecCoT 3.1 speaks of a quality threshold and states none)."""
 
     judges: ClassVar[bool] = True
 
@@ -37,6 +40,9 @@ class ChooseSpec(StageSpec, frozen=True, kw_only=True, tag="choose"):
         return self.reject
 
     def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
+        if self.threshold and not self.reject:
+            what = f"is {self.threshold:g}, below which all are rejected, but `reject: false` always accepts one; drop one of the two"
+            yield "threshold", what
         for name, draft in before.items():
             if isinstance(draft, DraftSpec) and draft.unit != self.unit:
                 yield "unit", f"asks for the best {self.unit} and `{name}` drafts a {draft.unit}; set `unit: {draft.unit}`"
@@ -45,7 +51,8 @@ class ChooseSpec(StageSpec, frozen=True, kw_only=True, tag="choose"):
 class ChooseStage(EngineStage):
     """Takes the option of highest probability: one of the candidates, or `0` for none (SpecCoT 3.4, eq. 4; SCoT 3.4, eq. 3).
 
-    Where the stage may not reject, 0 is no option and the question does not mention it (SCoT 4.3). Identical candidates are
+    A chosen candidate whose probability is below the threshold is rejected with the others, and still named by the verdict's label. Where
+    the stage may not reject, 0 is no option and the question does not mention it (SCoT 4.3). Identical candidates are
     shown once. Where there are no candidates nothing is asked and no verdict given. Candidates that do not fit into the engine's
     context together are all rejected where the stage may reject, without a call.
     """
@@ -120,9 +127,10 @@ class ChooseStage(EngineStage):
         best = max(range(len(probs)), key=probs.__getitem__)
         named = options.labels if options.none is None else (options.all[options.none], *options.labels)
         place = best - (options.none is not None)
+        accepted = place >= 0 and probs[best] >= self.spec.threshold
         verdict = Verdict(
             kind="choose",
-            chosen=distinct[place] if place >= 0 else None,
+            chosen=distinct[place] if accepted else None,
             label=named[best],
             value=max(probs),
             scale=SCALE,
@@ -130,6 +138,7 @@ class ChooseStage(EngineStage):
             of_candidates=True,
             probs=probs,
             mass=mass,
+            threshold=self.spec.threshold or None,
             distinct=len(distinct),
         )
         return Outcome(verdict=verdict)

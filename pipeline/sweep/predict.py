@@ -35,7 +35,7 @@ costs AS (
     FROM spans GROUP BY chain_id, step_index)
 SELECT chain_id, step_index, decision IN ('accepted', 'unverified') AS drafted,
        verify_stage IS NOT NULL AND (verify_stage = $judge OR $judge = '') AS judged,
-       score_value AS score,
+       CASE WHEN verify_kind <> 'choose' OR list_position(score_options, score_label) > 1 THEN score_value END AS score,
        list_contains(gate_stage, $gate) AS gated, gate_value[list_position(gate_stage, $gate)] AS gate,
        coalesce(draft_s, 0.0) AS draft_s, judge_s, write_s, coalesce(trial_s, 0.0) AS trial_s
 FROM steps LEFT JOIN costs USING (chain_id, step_index)

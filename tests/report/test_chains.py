@@ -148,6 +148,16 @@ def test_options_are_told_only_where_the_trace_tells_them(
             "choose: candidate 2 of 4, 50.0%",
         ),
         (
+            CHOOSE,
+            {"score_label": "2", "score_options": ("0", "1", "2"), "chosen_candidate": None, "num_distinct_candidates": 2, "threshold": 0.8},
+            "choose: candidate 2 of 2, 50.0% against a threshold of 0.8",
+        ),
+        (
+            CHOOSE,
+            {"score_label": "0", "score_options": ("0", "1", "2"), "chosen_candidate": None, "num_distinct_candidates": 2, "threshold": 0.8},
+            "choose: none of the candidates, 50.0% against a threshold of 0.8",
+        ),
+        (
             SCORE,
             {"score_value": 6.0, "score_label": "6", "threshold": 7.0, "score_mass": 0.5, "score_probs": [0.1] * 10},
             "score: 6 against a threshold of 7 (50.0% probability on valid options)",

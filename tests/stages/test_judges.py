@@ -71,6 +71,28 @@ def test_the_likeliest_option_is_mapped_back_to_the_first_drafted(world: World, 
     assert verdict.mass == pytest.approx(0.9)
 
 
+@pytest.mark.parametrize(
+    ("weights", "threshold", "chosen", "label"),
+    [
+        ((0.2, 0.1, 0.7), 0.7, 2, "2"),  # reached
+        ((0.2, 0.1, 0.7), 0.71, None, "2"),
+        ((0.1, 0.1, 0.3), 0.59, 2, "2"),  # of the options alone
+        ((0.9, 0.0, 0.1), 0.5, None, "0"),  # that none is right is no candidate
+        ((0.2, 0.1, 0.7), 1.0, None, "2"),
+    ],
+)
+def test_a_chosen_candidate_must_reach_the_threshold(
+    world: World, weights: Any, threshold: float, chosen: int | None, label: str
+) -> None:
+    here = world()
+    chain = here.chain()
+    here.draft(chain, "a\n\n", "a\n\n", "b\n\n")
+    verdict = choose(here, threshold=threshold).apply(chain, [here.weighed(*weights)]).verdict
+    assert (verdict.chosen, verdict.label, verdict.threshold) == (chosen, label, threshold)
+    assert verdict.value == pytest.approx(max(weights) / sum(weights))
+    assert choose(here).apply(chain, [here.weighed(*weights)]).verdict.threshold is None
+
+
 def test_an_accepted_choice_is_committed_by_the_chain(world: World) -> None:
     here = world()
     chain = here.chain()

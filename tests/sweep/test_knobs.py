@@ -22,7 +22,8 @@ def graph(name: str) -> Path:
         ("triggered", [("overconfident", "gate", -1000.0), ("answer_confident", "end", 1.0)]),
         ("specreason", [("threshold", "judge", 9.0), ("answer_confident", "end", 1.0)]),
         ("likelihood", [("min_logprob", "judge", 0.0), ("answer_confident", "end", 1.0)]),
-        ("speccot", [("candidates", "candidates", 5), ("answer_confident", "end", 1.0)]),
+        ("speccot", [("candidates", "candidates", 5), ("min_probability", "judge", 1.0), ("answer_confident", "end", 1.0)]),
+        ("scot", [("candidates", "candidates", 5), ("min_probability", "judge", 1.0)]),
     ],
 )
 def test_params_and_their_most_careful_values(name: str, expected: list[tuple[str, str, object]]) -> None:

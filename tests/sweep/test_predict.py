@@ -47,6 +47,7 @@ def careful(found: list[Knob]) -> dict[str, Param]:
         ("specreason", ("threshold",), {"threshold": 5.0}),
         ("specreason", ("answer_confident",), {"answer_confident": 0.7}),
         ("triggered", ("overconfident",), {"overconfident": -0.5}),
+        ("speccot", ("min_probability=0,0.9",), {"min_probability": 0.0}),
     ],
 )
 def test_chains_on_the_recorded_path_are_those_of_the_run_itself(
