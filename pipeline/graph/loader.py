@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.bundled import FileKind, find_file
+from pipeline.bundled import find_file
 from pipeline.errors import GraphError, UsageError, did_you_mean, nearest
 from pipeline.graph.compiler import compile_graph
 from pipeline.graph.document import Document, WrittenAt, read_setting, unknown_key
 from pipeline.graph.needs import check_needs
 from pipeline.graph.plan import Plan
+from pipeline.graph.prompt_files import check_prompts, choose_prompts, fill_prompts, said_file
 from pipeline.graph.prompts import Prompts
-from pipeline.graph.prompts import flaws as flaws_in_prompts
 from pipeline.graph.rewards import fill_rewards
 from pipeline.graph.rules import flaws_in, speculation_flaw
 from pipeline.graph.spec import (
@@ -91,7 +91,7 @@ def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engin
             with document.noted():
                 _apply(setting, document, variants)
     below = [keys for _, keys in _stages_below(document.at(("stages",)), ("stages",))]
-    fill_rewards(document, below, kinds, partial(_said_file, graph=path, kind="reward model"))
+    fill_rewards(document, below, kinds, partial(said_file, graph=path, kind="reward model"))
     for setting in of_engines if roles_file is not None else ():
         with document.noted():
             _apply(setting, document, variants)
@@ -265,7 +265,9 @@ def _decoded(document: Document, path: Path, roles_file: Path | None, kinds: Kin
     if isinstance(name := document.at(("name",)), str) and not re.fullmatch(NAME_PATTERN, name):
         document.flaw(("name",), _bad_name(name, "a graph"))
     engines = _engines(document, ("engines",), backends, (roles_file or path).parent)
-    prompts = _fill_prompts(document, path)
+    below = [keys for _, keys in _stages_below(document.at(("stages",)), ("stages",))]
+    choose_prompts(document, below, kinds, engines, (PARAMS, "prompts"))
+    prompts = fill_prompts(document, below, path)
     _fill_sampling(document, kinds)
     stages = _stages(document, ("stages",), kinds, prompts)
     spec = document.decode((), GraphSpec, {"engines": {}, "stages": {}, "prompts": {}})
@@ -326,7 +328,7 @@ def _stage(document: Document, keys: Keys, kinds: Kinds, prompts: Prompts | None
         after = [after] if isinstance(after, str) else after if isinstance(after, list) else []
         return Undecoded(of=kind, after=tuple(each for each in after if isinstance(each, str)), stages=body, **named)
     if spec.prompts is not None and prompts is not None:
-        _check_prompts(document, (*keys, "prompts"), spec.prompts)
+        check_prompts(document, (*keys, "prompts"), spec.prompts)
         if spec.prompts.thought != prompts.thought:
             what = "all stages of a graph share one pair of reasoning tags; set it in the graph's `prompts`"
             document.flaw((*keys, "prompts", "thought"), what)
@@ -342,65 +344,6 @@ def _fill_sampling(document: Document, kinds: Kinds) -> None:
         kind = kinds.get(str(stage.get("kind")))
         if kind is not None and issubclass(kind, SamplingSpec):
             stage |= {key: value for key, value in document.values["sampling"].items() if key not in stage}
-
-
-def _fill_prompts(document: Document, path: Path) -> Prompts | None:
-    """Make the prompts of a graph whole, and those of each stage that has its own; those of the graph, None where they have a flaw."""
-    _merge_prompts(document, ("prompts",), path, {})
-    found = _prompts(document, ("prompts",))
-    under = {} if found is None else document.at(("prompts",))
-    for _, keys in _stages_below(document.at(("stages",)), ("stages",)):
-        if document.at((*keys, "prompts")) is not None:
-            _merge_prompts(document, (*keys, "prompts"), path, under)
-    return found
-
-
-def _prompts(document: Document, keys: Keys) -> Prompts | None:
-    """The prompts at `keys`; None, and flaws, where something is wrong with them."""
-    found = document.decode(keys, Prompts)
-    return None if found is None or _check_prompts(document, keys, found) else found
-
-
-def _check_prompts(document: Document, keys: Keys, prompts: Prompts) -> bool:
-    """Note what is wrong with `prompts` beyond their types; True where something is."""
-    found = list(flaws_in_prompts(prompts))
-    for key, what in found:
-        document.flaw((*keys, *key.split(".")), what)
-    return bool(found)
-
-
-def _merge_prompts(document: Document, keys: Keys, path: Path, under: Mapping[str, Any]) -> None:
-    """Put what a block `prompts` leaves out into it: what the prompts file says that it is `like`, else what is in `under`."""
-    said = document.at(keys)
-    said = {} if said is None else {"like": said} if isinstance(said, str) else document.mapping(keys)
-    try:
-        if said and (name := said.pop("like", None)) is not None:
-            like = Document.read(_said_file(str(name), path))
-            _prompts(like, ())
-            like.check()
-            under = like.values
-    except UsageError as error:
-        if isinstance(error, GraphError):
-            document.add(error)
-        else:
-            document.flaw((*keys, "like"), str(error))
-        said = None
-    if said is None:
-        document.close(keys)
-    document.put(keys, {} if said is None else _merged(under, said))
-
-
-def _said_file(name: str, graph: Path, kind: FileKind = "prompts file") -> Path:
-    """The file of that `kind` that `name` refers to: from a graph, one next to it or a bundled one; from `--set`, also one in the working
-    folder."""
-    file = find_file(name, kind, beside=graph.parent)
-    return Path(name) if not file.exists() and Path(name).exists() else file
-
-
-def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`under` with the values of `over`, mappings within them likewise."""
-    nested = {key: _merged(under[key], each) for key, each in over.items() if isinstance(each, dict) and isinstance(under.get(key), dict)}
-    return {**under, **over, **nested}
 
 
 def load_engines(path: Path, backends: Backends, settings: Sequence[str] = ()) -> dict[str, EngineSpec]:
@@ -443,15 +386,6 @@ def decode_engines(document: Document, backends: Backends) -> dict[str, EngineSp
     return {role: engine for role, engine in found.items() if engine is not None}
 
 
-def load_prompts(path: Path) -> Prompts:
-    """The texts of a prompts file, alone; raises `GraphError`."""
-    document = Document.read(path)
-    found = _prompts(document, ())
-    document.check()
-    assert found is not None
-    return found
-
-
 def load_preset(name: Path | str) -> Preset:
     """A preset, by its path or its name; raises `GraphError` for what is wrong in it."""
     return load_struct(find_file(name, "preset"), Preset)
@@ -470,7 +404,7 @@ def anywhere(setting: str, graph: Path) -> str:
         if setting.startswith(PRESET):
             file = find_file(text, "preset")
         elif name.rpartition(".")[2] in ("prompts", "like"):
-            file = _said_file(text, graph)
+            file = said_file(text, graph)
         else:
             return setting
         if file == Path(text):

@@ -300,6 +300,11 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
         return tuple(getattr(self, "adapters", ()))
 
     @property
+    def tokenizer_name(self) -> str | None:
+        """What its tokenizer is loaded from, by which a model of this package is known; None of an engine that reads no text."""
+        return str(getattr(self, "tokenizer", None) or getattr(self, "model", "")) or None
+
+    @property
     def cannot(self) -> tuple[str, ...]:
         """What no engine of this spec can do though a stage may need it (`StageSpec.needs`), as far as the spec alone tells."""
         return ()

@@ -17,7 +17,7 @@ from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import RunFolderError, UsageError, boundary
 from pipeline.export.answers_file import Form, form_of, write_batches
 from pipeline.grading.grader import Grader
-from pipeline.graph.loader import load_prompts
+from pipeline.graph.prompt_files import load_prompts
 from pipeline.graph.prompts import Prompts
 from pipeline.store.columns import schema_of
 from pipeline.training.examples import Origin, PreferenceRow, SftRow

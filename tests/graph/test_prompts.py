@@ -4,15 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from pipeline.bundled import bundled_files
 from pipeline.errors import GraphError
-from pipeline.graph.loader import load_prompts
 from pipeline.graph.plan import Plan
+from pipeline.graph.prompt_files import load_prompts
 from pipeline.graph.prompts import CHOOSE_QUESTION, DEFAULT_PROMPTS, Example, Prompts, filled, flaws
 from pipeline.session.prepare import load_plan
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, SIM
 
+SERVED = "backend: openai, base_url: 'http://127.0.0.1:1/v1'"
 SPECCOT = "\n".join(line for line in (ROOT / "graphs/speccot.yaml").read_text().splitlines() if not line.lstrip().startswith("prompts:"))
 
 
@@ -86,6 +88,42 @@ def test_a_param_can_name_the_preset(tmp_path: Path) -> None:
     path.write_text(text.replace("params:", "params:\n  wording: scot"))
     assert load_plan(path).prompts == load_prompts(bundled_files("prompts file")["scot"])
     assert load_plan(path, settings=("wording=specreason",)).prompts == load_prompts(bundled_files("prompts file")["specreason"])
+
+
+@pytest.mark.parametrize(
+    ("draft", "target", "expected"),
+    [
+        ("{backend: torch, model: 'bundled:tiny-draft'}", "{backend: torch, model: 'bundled:tiny-target'}", "default"),
+        ("{backend: torch, model: org/small}", "{backend: torch, model: 'bundled:tiny-target'}", "default"),  # who drafts is asked nothing
+        ("{backend: torch, model: 'bundled:tiny-draft'}", "{backend: vllm, model: org/large}", "published"),
+        ("{backend: torch, model: org/small}", f"{{{SERVED}, model: large, tokenizer: 'bundled:tiny-target'}}", "default"),
+        ("{backend: torch, model: org/small}", f"{{{SERVED}, model: large, tokenizer: org/large}}", "published"),
+    ],
+)
+def test_questions_that_papers_published_are_asked_of_models_that_are_not_bundled(
+    tmp_path: Path, draft: str, target: str, expected: str
+) -> None:
+    (tmp_path / "engines.yaml").write_text(f"draft: {draft}\ntarget: {target}\n")
+    for graph in ("specreason", "specreason-decode", "gated", "scot", "best-of-n"):
+        plan = load_plan(Path(graph), tmp_path / "engines.yaml")
+        assert (plan.params["prompts"], plan.prompts) == (expected, load_prompts(bundled_files("prompts file")[expected]))
+        assert plan.prompts.problem == DEFAULT_PROMPTS.problem, "as of every other system"
+    assert load_plan(Path("scot"), tmp_path / "engines.yaml", ("prompts=default",)).prompts == DEFAULT_PROMPTS
+    assert load_plan(Path("scot"), SIM).prompts == DEFAULT_PROMPTS, "simulated models read nothing"
+
+
+def test_the_published_questions_are_those_of_the_papers_files() -> None:
+    published, score, choice = (load_prompts(bundled_files("prompts file")[name]) for name in ("published", "specreason", "scot"))
+    assert published.score == score.score
+    assert structs.replace(published.choose_thought, labels=choice.choose_thought.labels) == choice.choose_thought
+    assert published.choose_thought.labels[:9] == choice.choose_thought.labels
+    assert structs.replace(published, score=DEFAULT_PROMPTS.score, choose_thought=DEFAULT_PROMPTS.choose_thought) == DEFAULT_PROMPTS
+
+
+def test_auto_is_a_word_of_the_whole_graph(tmp_path: Path) -> None:
+    assert graph_with(tmp_path, "prompts: auto").prompts == DEFAULT_PROMPTS
+    with pytest.raises(GraphError, match=r"verify\.prompts\.like: no prompts file is named `auto`"):
+        graph_with(tmp_path, verify="auto")
 
 
 def test_other_texts_are_another_graph(tmp_path: Path) -> None:

@@ -328,3 +328,11 @@ def test_a_run_folder_cannot_have_code_run(recorded: Callable[[str], Path], tmp_
     result = run(msgspec.structs.replace(given, output=tmp_path / "out"))
     assert len(unanswered(result.folder)) == CHAINS  # another tokenizer, other prompts
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_replay_has_the_published_questions_where_the_recorded_models_were_asked_them(tmp_path: Path) -> None:
+    write_problems(tmp_path, 1)
+    run(options(tmp_path, "specreason", samples=1, settings=("prompts=published",)))
+    again = load_plan(Path("specreason"), Path(f"replay:{tmp_path / 'specreason'}"))
+    assert (again.params["prompts"], again.prompts.score.reply) == ("published", "in_thought")
+    assert load_plan(Path("scot"), Path(f"replay:{tmp_path / 'specreason'}")).params["prompts"] == "default", "it is another graph"

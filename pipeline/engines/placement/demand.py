@@ -37,7 +37,9 @@ class Demand(Struct, frozen=True):
 
 
 class _AnyEngine(EngineSpec, frozen=True, kw_only=True, tag="any"):
-    """Stands for an engine that is not chosen yet; it has whatever adapter a stage names."""
+    """Stands for an engine that is not placed yet; it has whatever adapter a stage names."""
+
+    model: str = ""
 
     @property
     def adapter_names(self) -> None:
@@ -52,16 +54,18 @@ class Demands(Struct, frozen=True):
     """The roles that are used, in the order in which stages name them."""
 
 
-def demands(graphs: Sequence[Graph], settings: Sequence[str], batch_size: int, roles: Sequence[str]) -> Demands:
-    """What `graphs` need from their roles with this many chains at once; raises `UsageError` for one of `roles` that none of them has.
+def demands(graphs: Sequence[Graph], settings: Sequence[str], batch_size: int, models: Mapping[str, object]) -> Demands:
+    """What `graphs` need from their roles, which have these `models`, with this many chains at once; raises `UsageError` for a role that
+    none of them has.
 
     Of several graphs each gets the `settings` that it has a param or stage for.
     """
     known = dict.fromkeys(role for graph in graphs for role in outline(graph).roles)
-    if unknown := [role for role in roles if role not in known]:
+    if unknown := [role for role in models if role not in known]:
         names = " and ".join(_name(graph) for graph in graphs)
         raise UsageError(f"--model {unknown[0]}=...: {names} has no role `{unknown[0]}`; {did_you_mean(unknown[0], known)}")
-    plans = tuple(_plan(graph, known, settings, strict=len(graphs) == 1) for graph in graphs)
+    named = {role: str(models.get(role, "")) for role in known}
+    plans = tuple(_plan(graph, named, settings, strict=len(graphs) == 1) for graph in graphs)
     found: dict[str, Demand] = {}
     for plan in plans:
         for role in plan.engines:
@@ -74,10 +78,10 @@ def _name(graph: Graph) -> str:
     return str(graph.get("name", "the graph")) if isinstance(graph, Mapping) else graph.stem
 
 
-def _plan(graph: Graph, roles: Mapping[str, Any], settings: Sequence[str], *, strict: bool) -> Plan:
-    """The plan of a graph on engines that are not chosen yet."""
+def _plan(graph: Graph, models: Mapping[str, str], settings: Sequence[str], *, strict: bool) -> Plan:
+    """The plan of a graph on engines that are not placed yet."""
     own = tuple(each for each in settings if not each.startswith("engines.") and (strict or _concerns(graph, each)))
-    engines = {role: {"backend": "any"} for role in roles}
+    engines = {role: {"backend": "any", "model": model} for role, model in models.items()}
     return load_graph(graph, stage_specs(), {"any": _AnyEngine}, engines=engines, settings=own)
 
 

@@ -30,6 +30,7 @@ from pipeline.graph.document import Document
 from pipeline.graph.loader import Graph, apply_setting, decode_engines, load_preset
 from pipeline.graph.plan import settings_of
 from pipeline.graph.plugins import engine_specs
+from pipeline.graph.prompt_files import PUBLISHED
 from pipeline.graph.spec import EngineSpec
 from pipeline.graph.yaml_file import read_yaml
 from pipeline.system.machine import Machine, gib, look
@@ -62,7 +63,7 @@ def place(
     """
     if engines is not None:
         return Placement(engines=_replaced(read_choices(models), engines, settings))
-    asked = demands(graphs, settings, batch_size, list(models))
+    asked = demands(graphs, settings, batch_size, models)
     choices = read_choices(models, {role: asked.plans[0].name for role in asked.by_role if role not in models})
     here = machine or look()
     placer = _Placer({role: choices[role] for role in models if role in asked.by_role}, asked, settings, here)
@@ -222,13 +223,14 @@ class _Placer:
         return said
 
     def _papers_prompts(self) -> Iterator[str]:
-        """A sentence for each graph whose paper says something else to models than the prompts that it has."""
+        """A sentence for each graph whose paper asks problems, or all that it asks, in other words than the prompts that it has."""
         if not self._served and all(bundled_name(model) for model in self._cards):
             return
         for plan in self._asked.plans:
             own = load_preset(plan.name).set.get("prompts") if plan.name in bundled_files("preset") else None
-            if own is not None and plan.params.get("prompts") != own:
-                yield f"{plan.name}: the prompts are this package's; for the paper's: --set prompts={own}"
+            if own is not None and (prompts := plan.params.get("prompts")) != own:
+                said = "its judge is asked as in the paper, problems are not" if prompts == PUBLISHED else "the prompts are this package's"
+                yield f"{plan.name}: {said}; for the paper's: --set prompts={own}"
 
 
 def _models(spec: EngineSpec) -> list[str]:

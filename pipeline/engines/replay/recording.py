@@ -17,8 +17,9 @@ from pipeline.engines.sim.spec import SimFaultsSpec, SimSpec
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, InputError, boundary, did_you_mean
-from pipeline.graph.loader import load_engines
+from pipeline.graph.loader import PARAMS, load_engines
 from pipeline.graph.plan import UnknownEngine, settings_of
+from pipeline.graph.prompt_files import PUBLISHED
 from pipeline.graph.spec import EngineSpec
 from pipeline.store.run_file import RunFile
 
@@ -73,11 +74,13 @@ def replayed(engines: Path | None) -> Path | None:
 
 def bindings(engines: Path | None) -> Path | Mapping[str, Any] | None:
     """The engines that the option `--engines` names: a file's path as it is, and for `replay:RUN` a mapping with a replay engine for
-    each engine of the run."""
+    each engine of the run, and with the prompts for its graph that its models were given for `auto`."""
     run = replayed(engines)
     if run is None:
         return engines
-    return {role: {"backend": "replay", "run": str(run)} for role in read_recording(str(run)).file.plan.engines}
+    plan = read_recording(str(run)).file.plan
+    found: dict[str, Any] = {role: {"backend": "replay", "run": str(run)} for role in plan.engines}
+    return found | ({PARAMS: {plan.name: {"prompts": PUBLISHED}}} if plan.params.get("prompts") == PUBLISHED else {})
 
 
 def as_recorded(role: str, spec: ReplaySpec) -> ReplaySpec:

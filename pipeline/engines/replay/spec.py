@@ -33,3 +33,7 @@ class ReplaySpec(EngineSpec, frozen=True, kw_only=True, tag="replay"):
     def adapter_names(self) -> Collection[str] | None:
         """A request is answered where it was asked of the recorded engine with the same adapter."""
         return None
+
+    @property
+    def tokenizer_name(self) -> None:
+        return None

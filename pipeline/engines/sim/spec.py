@@ -249,6 +249,10 @@ class SimSpec(RestartableSpec, frozen=True, kw_only=True, tag="sim"):
     faults: SimFaultsSpec = SimFaultsSpec()
     """Injected faults."""
 
+    @property
+    def tokenizer_name(self) -> None:
+        return None
+
     def located(self, folder: Path) -> Self:
         if not isinstance(self.text.lengths, str):
             return self

@@ -94,8 +94,9 @@ def test_a_size_that_nothing_tells_is_an_error() -> None:
 @pytest.mark.parametrize(("graph", "said"), [("speccot", []), ("specreason", ["specreason"]), ("scot", ["scot"])])
 def test_prompts_that_are_not_those_of_the_paper_are_said_where_models_are_not_bundled(graph: str, said: list[str]) -> None:
     found = placed("8xH200", graph=graph)
-    ending = [f"{graph}: the prompts are this package's; for the paper's: --set prompts={name}" for name in said]
+    ending = [f"{graph}: its judge is asked as in the paper, problems are not; for the paper's: --set prompts={name}" for name in said]
     assert [sentence for sentence in found.sentences if "paper" in sentence] == ending
+    assert found.sentences[0].endswith(f"; prompts: {'published' if said else 'default'}")
     assert not any("paper" in sentence for sentence in placed(LAPTOP, SMALL, graph=graph).sentences)
 
 
