@@ -70,6 +70,8 @@ class Question(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     form: Literal["appended", "alone"] = "appended"
     """`appended`: after the thought, which is still in the engine's cache; `alone`: a separate chat."""
+    omit: str = ""
+    """With `form: alone`, text of the chat template that is left out right before the turn, such as the mark of the user; empty: nothing."""
     turn: str
     """The user turn. Placeholders: `{{problem}}`, and with `form: alone` `{{thought}}`, all that was committed so far."""
     prefill: str
@@ -214,6 +216,8 @@ def _flaws_in_question(field: str, asked: Question, needed: Sequence[str], allow
     own = [] if needed else ["thought"]
     needed = [*needed, *(["problem", *own] if alone else [])]
     yield from _flaws_in(f"{field}.turn", asked.turn, needed, [*allowed, "problem", *(["thought"] if alone else [])])
+    if asked.omit and not alone:
+        yield f"{field}.omit", "is about the beginning of a separate chat; set `form: alone`, or drop it"
     if (doubled := next((label for label in asked.labels if asked.labels.count(label) > 1), None)) is not None:
         yield f"{field}.labels", f"names {doubled!r} twice"
 

@@ -178,7 +178,10 @@ class PromptBuilder:
         return len(self._question(question, reply, prefill, tuple(options))[1]) == len(options)
 
     def flaw(self, asked: Question, options: Sequence[str]) -> str | None:
-        """Why the tokenizer cannot name the `options` of a question with one token each, in one clause; None where it can."""
+        """Why a question cannot be asked, in one clause: its tokenizer cannot name the `options` with one token each, or its template lacks
+        what the question omits; None where it can."""
+        if asked.omit and not self._alone.before[-1].endswith(asked.omit):
+            return f"its engine's chat template has no {asked.omit!r} right before the turn, which its prompt omits; leave out `omit`"
         *_, last = pieces(asked.turn)
         named = self._question(last, self._reply(asked), asked.prefill, tuple(options))[1]
         if len(named) == len(options):
@@ -213,7 +216,7 @@ class PromptBuilder:
             if not number % 2:
                 text += piece
             elif piece in ("candidates", "thought"):
-                ids.extend(self._begun(text) if alone and not ids else self._known(text))
+                ids.extend(self._begun(text, asked.omit) if alone and not ids else self._known(text))
                 if piece == "candidates":
                     shift = len(ids)
                 elif not shown:
@@ -278,10 +281,11 @@ class PromptBuilder:
                 return [*thought[:end], *self._known(last)]
         return thought[:end]
 
-    def _begun(self, text: str) -> list[int]:
-        """The ids of a chat that begins with a question."""
+    def _begun(self, text: str, omit: str) -> list[int]:
+        """The ids of a chat that begins with a question, without what it omits of the template."""
         opening = self._alone
-        return self.tokenizer.encode_parts([*opening.before, text.lstrip(opening.margins.left)])
+        *before, last = opening.before
+        return self.tokenizer.encode_parts([*before, last.removesuffix(omit), text.lstrip(opening.margins.left)])
 
     def _known(self, text: str) -> Array:
         """The ids of a text that is said often."""

@@ -149,6 +149,7 @@ def test_braces_that_are_not_doubled_stand_for_themselves() -> None:
         ('{problem: "{{problem}} {{problem}}"}', r"\$\.prompts\.problem: has the placeholder {{problem}} 2 times; use it once"),
         ('{choose: {turn: "Which?"}}', r"\$\.prompts\.choose\.turn: has no placeholder for the candidates"),
         ('{choose: {turn: "{{candidates}}{{thought}}"}}', r"\$\.prompts\.choose\.turn: has an unknown placeholder {{thought}}"),
+        ("{choose: {omit: <x>}}", r"\$\.prompts\.choose\.omit: is about the beginning of a separate chat; set `form: alone`, or drop it"),
         ("{choose: {form: alone}}", r"\$\.prompts\.choose\.turn: has no placeholder for the problem"),
         ('{score: {form: alone, turn: "{{problem}}"}}', r"\$\.prompts\.score\.turn: has no placeholder for the thought"),
         ('{choose: {candidate: "{{candidate}}"}}', r"\$\.prompts\.choose\.candidate: has no placeholder for the label"),

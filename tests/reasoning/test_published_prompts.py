@@ -101,6 +101,21 @@ def test_scot_s_selection_is_a_chat_of_its_own_with_none_as_the_last_path(chat: 
     assert "All reasoning paths" not in builder.tokenizer.decode(alone.ids)
 
 
+def test_scot_s_published_adapter_is_asked_as_its_code_asks_it() -> None:
+    """Its tokenizer adds the first token; no user tag stands before the question, the assistant's does behind it."""
+    builder = builder_of(R1, "scot-adapter")
+    begun = builder.generation(PROBLEM)
+    assert begun == encoded(builder, f"{R1_BOS}{R1_USER}{PROBLEM}{R1_SAYS}<think>\n"), "only the choice is asked so"
+    prompt = builder.choose(begun, [encoded(builder, "So 3.\n")], unit="thought", problem=PROBLEM, begin=len(begun))
+    none = f"Reason 2: All reasoning paths above are wrong.\n\n{R1_SAYS}Number of the best reasoning path: "
+    assert list(prompt.ids) == encoded(builder, f"{R1_BOS}{SCOT_BEFORE}", "Reason 1: ", "So 3.", "\n\n", none)
+    assert builder.flaw(builder.prompts.choose_thought, ("1", "2")) is None
+    other = builder_of(QWQ, "scot-adapter")
+    assert other.flaw(other.prompts.choose_thought, ("1", "2")) == (
+        f"its engine's chat template has no {R1_USER!r} right before the turn, which its prompt omits; leave out `omit`"
+    )
+
+
 @pytest.mark.parametrize("chat", CHATS, ids=lambda chat: chat.model)
 def test_a_system_message_and_examples_stand_before_the_problem(chat: Chat) -> None:
     example = Example(problem="1 + 1?", reply="It is </think> 2.")
