@@ -96,6 +96,7 @@ PAPERS = {
     # SpecCoT: sections 4.1 and 4.4.3, table 3, and on H100 section A.2.
     *((target, draft, "4x80gb") for target in (R1_32B, QWEN_32B, QWQ) for draft in (R1, QWEN)),
     *((target, R1, "2x80gb") for target in (R1_32B, QWQ)),
+    *((f"DeepSeek-R1-Distill-Qwen-{size}B", R1, "4x80gb") for size in (7, 14)),  # table 1, each model alone
     # SpecReason: sections 5.1 and A.1.
     *((target, draft, "2x48gb") for target in (QWQ, SKYWORK) for draft in (R1, ZR1)),
     ("DeepSeek-R1-Distill-Llama-70B", R1, "4x80gb"),
