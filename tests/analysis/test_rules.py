@@ -59,6 +59,13 @@ def test_a_preset_makes_systems_alike() -> None:
         assert unlike(one, other) == []
 
 
+@pytest.mark.parametrize(("preset", "graph"), [("speccot", "speccot"), ("specreason", "specreason"), ("scot", "target-steps")])
+def test_no_preset_bounds_the_number_of_steps(preset: str, graph: str) -> None:
+    assert not any(each.startswith("max_steps") for each in rules(graph, f"preset={preset}").exits)
+    if preset == "speccot":
+        assert unlike(rules(graph, f"preset={preset}"), rules("target", f"preset={preset}")) == []
+
+
 @pytest.mark.parametrize(
     ("setting", "clause"),
     [
