@@ -22,6 +22,10 @@ _LACKS = {
         "returns no log probabilities, which stage `{stage}` needs for its verdict",
         "use a server that returns them, `backend: chat`, which asks for a verdict in words, or a judge without an engine, such as `vote`",
     ),
+    "probabilities": (
+        "names one option and no probabilities, which the threshold of stage `{stage}` needs",
+        "set it to 0, or use a server with /v1/completions",
+    ),
     "scoring": (
         "returns no log probabilities of prompt tokens, which stage `{stage}` needs",
         "use an engine that returns them (torch, a vLLM server, vllm: on a GPU under its model runner V1 with "

@@ -33,7 +33,7 @@ class ChooseSpec(StageSpec, frozen=True, kw_only=True, tag="choose"):
 
     @property
     def needs(self) -> Mapping[str, object]:
-        return {"options": True}
+        return {"options": True} | ({"probabilities": True} if self.threshold else {})
 
     @property
     def may_reject(self) -> bool:

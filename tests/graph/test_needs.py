@@ -10,7 +10,7 @@ from pipeline.graph.plan import Plan
 from pipeline.session.prepare import load_plan
 from tests.support.paths import ROOT, SIM
 
-EVERYTHING = ("continues", "options", "scoring", "logprobs", "marks", "interrupt", "seeds", "top_p", "top_k", "min_p")
+EVERYTHING = ("continues", "options", "probabilities", "scoring", "logprobs", "marks", "interrupt", "seeds", "top_p", "top_k", "min_p")
 
 
 def plan(graph: str, *settings: str) -> Plan:
@@ -38,6 +38,7 @@ STEPS, THOUGHTS = {"continues", "marks", "seeds"}, {"marks", "seeds"}
         ("specreason", (), {"draft": STEPS, "target": STEPS | {"options"}}),
         ("likelihood", (), {"draft": STEPS, "target": STEPS | {"scoring"}}),
         ("scot", ("top_p=1.0", "min_p=0.1"), {"draft": THOUGHTS | {"min_p"}, "target": THOUGHTS | {"min_p", "options"}}),
+        ("scot", ("top_p=1.0", "min_probability=0.5"), {"draft": THOUGHTS, "target": THOUGHTS | {"options", "probabilities"}}),
         ("gated", (), {"draft": STEPS | {"logprobs"}, "target": STEPS | {"options"}}),
         ("gated", ("speculate=never",), {"target": THOUGHTS}),
         ("routed", (), {"draft": STEPS | {"logprobs"}, "target": STEPS}),

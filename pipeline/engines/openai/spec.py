@@ -125,6 +125,7 @@ class ChatSpec(ServedSpec, frozen=True, kw_only=True, tag="chat"):
         """A verdict is read from a reply, not from log probabilities of the options."""
         return (
             "continues",
+            "probabilities",
             "scoring",
             "logprobs",
             "top_k",
