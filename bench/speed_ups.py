@@ -64,9 +64,9 @@ def speed_ups(root: Path) -> str:
     table = grid(columns, ((system, each.data, *(f"{factor:.2f}" for factor in each.factors)) for system, each in rows))
     more = sum(tokens > rate for _, tokens, rate in (each.factors for printed in SPECCOT.values() for each in printed))
     return (
-        f"{table}\n\nWorked out from the tokens and latencies that SpecCoT's table 2 and SCoT's table 1 print. SCoT's are of its thinking stage, "
-        f"where of parallel drafts the longest counts. In {more} of SpecCoT's 8 speed-ups shorter text is the greater factor; SCoT's text is "
-        "about as long as the target's, so that its speed-up is speed."
+        f"{table}\n\nWorked out from the tokens and latencies that SpecCoT's table 2 and SCoT's table 1 print. SCoT's are of its thinking "
+        f"stage, where of parallel drafts the longest counts. In {more} of SpecCoT's 8 speed-ups shorter text is the greater factor; "
+        "SCoT's text is about as long as the target's, so that its speed-up is speed."
     )
 
 

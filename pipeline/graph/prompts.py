@@ -71,7 +71,7 @@ class Question(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     form: Literal["appended", "alone"] = "appended"
     """`appended`: after the thought, which is still in the engine's cache; `alone`: a separate chat."""
     omit: str = ""
-    """With `form: alone`, text of the chat template that is left out right before the turn, such as the mark of the user; empty: nothing."""
+    """With `form: alone`, text of the chat template that is left out right before the turn, such as the tag of the user."""
     turn: str
     """The user turn. Placeholders: `{{problem}}`, and with `form: alone` `{{thought}}`, all that was committed so far."""
     prefill: str

@@ -137,6 +137,9 @@ def test_options_are_told_only_where_the_trace_tells_them(
     assert tuple(option_probabilities(row, 2)) == expected
 
 
+OF_TWO = {"score_options": ("0", "1", "2"), "chosen_candidate": None, "num_distinct_candidates": 2}
+
+
 @pytest.mark.parametrize(
     ("judged", "fields", "expected"),
     [
@@ -149,12 +152,24 @@ def test_options_are_told_only_where_the_trace_tells_them(
         ),
         (
             CHOOSE,
-            {"score_label": "2", "score_options": ("0", "1", "2"), "chosen_candidate": None, "num_distinct_candidates": 2, "threshold": 0.8},
+            {
+                "score_label": "2",
+                "score_options": ("0", "1", "2"),
+                "chosen_candidate": None,
+                "num_distinct_candidates": 2,
+                "threshold": 0.8,
+            },
             "choose: candidate 2 of 2, 50.0% against a threshold of 0.8",
         ),
         (
             CHOOSE,
-            {"score_label": "0", "score_options": ("0", "1", "2"), "chosen_candidate": None, "num_distinct_candidates": 2, "threshold": 0.8},
+            {
+                "score_label": "0",
+                "score_options": ("0", "1", "2"),
+                "chosen_candidate": None,
+                "num_distinct_candidates": 2,
+                "threshold": 0.8,
+            },
             "choose: none of the candidates, 50.0% against a threshold of 0.8",
         ),
         (

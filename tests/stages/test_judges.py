@@ -81,9 +81,7 @@ def test_the_likeliest_option_is_mapped_back_to_the_first_drafted(world: World, 
         ((0.2, 0.1, 0.7), 1.0, None, "2"),
     ],
 )
-def test_a_chosen_candidate_must_reach_the_threshold(
-    world: World, weights: Any, threshold: float, chosen: int | None, label: str
-) -> None:
+def test_a_chosen_candidate_must_reach_the_threshold(world: World, weights: Any, threshold: float, chosen: int | None, label: str) -> None:
     here = world()
     chain = here.chain()
     here.draft(chain, "a\n\n", "a\n\n", "b\n\n")

@@ -23,8 +23,8 @@ SIMULATED = (
     "a replay's answers are those of the recorded run."
 )
 FACTORS = (
-    "r = tokens x rate. tokens: the baseline's committed tokens over the run's, above 1 where its text is shorter; rate: its committed tokens "
-    "per second of a problem's latency over the baseline's. At batch sizes above 1 a latency includes waiting for other problems."
+    "r = tokens x rate. tokens: the baseline's committed tokens over the run's, above 1 where its text is shorter; rate: its committed "
+    "tokens per second of a problem's latency over the baseline's. At batch sizes above 1 a latency includes waiting for other problems."
 )
 """What the two factors of a speed-up are."""
 LENGTHS = ("drafted", "longest", "accepted", "rejected", "fallback")

@@ -78,7 +78,7 @@ def _items(kind: str) -> Iterator[Item]:
     elif kind == "data":
         for path in bundled_files("data set").values():
             recipe = load_recipe(path)
-            place = f"hub: {recipe.hub.id}" if recipe.hub else "bundled"
+            place = f"hub: {recipe.hub.id}" if recipe.hub else "bundled" if recipe.file else "on no hub"
             about = f"{recipe.title}; {recipe.rows or '?'} problems, grader {recipe.grader}; {place} ({recipe.license})"
             yield Item(name=recipe.name, about=about)
     else:

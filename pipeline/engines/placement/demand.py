@@ -4,7 +4,6 @@ The graph file is read, no engine is.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from msgspec import Struct
 
