@@ -1,7 +1,7 @@
 """A run as OpenTelemetry spans: the run folder enters, spans leave for a server or a file, some hundred at a time.
 
-Every chain is a trace; its steps are spans in it, and their calls spans in these, at the recorded times. Attributes have the GenAI
-names from the metadata of the trace's columns; other columns are named `pipeline.COLUMN`. Ids are derived from the run and the
+Every chain is a trace; its steps are spans in it, and their calls spans in these, at the recorded times. Attributes have the names from
+the metadata of the trace's columns and from `semconv`; other columns are named `pipeline.COLUMN`. Ids are derived from the run and the
 chain: the same run always gives the same spans. A call that led to no step, such as an answer, is a span in its chain.
 
 Where a run has replicas, each is an instance of the service by itself: the resource of its chains' and calls' spans has the run with the
@@ -15,6 +15,7 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -25,6 +26,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 
 from pipeline.errors import InputError
 from pipeline.export.output import NO_CALLS
+from pipeline.export.semconv import CHAIN, CONVENTIONS, LLM, NEWEST, SPAN_KIND, Convention, texts_of
 from pipeline.export.sinks import Sink, address_of, to_file, to_server
 from pipeline.graph.prompts import Message
 from pipeline.store.events import CallRow, ChainRow, StepRow, names_in
@@ -40,6 +42,14 @@ OF_TOKENS = {"output_token_ids", "step_token_ids", "option_ids", "option_logprob
 """Columns with a value for each token, which are not exported."""
 OF_SPAN = {"run_id", "submit_unix_ns", "start_unix_ns", "end_unix_ns", "error_message", "candidate_index", "replica", "node"}
 """Columns that are no attributes: they are elsewhere in a span or in its resource."""
+IN_MESSAGES = {"answer_text", "step_text"}
+"""Texts that are messages, and therefore no attributes either."""
+TOP_K = "gen_ai.request.top_k"
+CHAT = "chat"
+"""The backend of chat servers, and what the conventions call such a call."""
+PROVIDERS = {CHAT: "openai"}
+"""What the conventions call the provider of a backend, where that is not the backend's name: the one whose API it has."""
+PORTS = {"http": 80, "https": 443}
 Row = Mapping[str, Any]
 BATCH = 512
 """Spans that are sent together."""
@@ -51,6 +61,24 @@ STEPS = "SELECT {columns} FROM steps ORDER BY end_unix_ns, chain_id, step_index"
 CALLS = """
 SELECT {columns}, (chain_id, step_index) IN (SELECT (chain_id, step_index) FROM steps) AS in_step
 FROM calls ORDER BY end_unix_ns, chain_id, call_index"""
+CALLS_WITH_TEXTS = """
+WITH alone AS (
+    SELECT chain_id, step_index, max(call_index) AS call_index FROM calls WHERE error_type IS NULL
+    GROUP BY chain_id, step_index, purpose, if(purpose = 'draft', NULL, stage) HAVING count(*) = 1),
+written AS (SELECT chain_id, step_index, stage AS written_by, step_text, candidate_texts FROM steps),
+ended AS (SELECT chain_id, max(answer_text) AS answer_text FROM chains GROUP BY chain_id)
+SELECT {columns}, written_by IS NOT NULL AS in_step,
+    CASE
+        WHEN alone.call_index IS NULL THEN NULL
+        WHEN purpose = 'draft' AND len(candidate_texts) = len(candidate_index) THEN candidate_texts
+        WHEN len(candidate_index) <> 1 THEN NULL
+        WHEN purpose IN ('guide', 'write') AND written_by = stage THEN [step_text]
+        WHEN purpose = 'answer' AND answer_text IS NOT NULL THEN [answer_text]
+    END AS taken
+FROM calls LEFT JOIN written USING (chain_id, step_index) LEFT JOIN alone USING (chain_id, step_index, call_index)
+    LEFT JOIN ended USING (chain_id)
+ORDER BY end_unix_ns, chain_id, call_index"""
+"""With what was taken from each call, which a step or a chain holds. It is known where one call alone of its step can have given it."""
 HISTORY = msgspec.json.Decoder(tuple[Message, ...])
 """Reads the chat before a problem."""
 
@@ -70,12 +98,12 @@ class Sent(Struct, frozen=True):
         return self.chains + self.steps + self.calls
 
 
-def export(run: Path, sink: AbstractContextManager[Sink], texts: bool = False) -> Sent:
-    """Send every chain, step and call of the run folder `run` to `sink`; `texts`: with written texts.
+def export(run: Path, sink: AbstractContextManager[Sink], texts: bool = False, convention: Convention = CONVENTIONS[NEWEST]) -> Sent:
+    """Send every chain, step and call of the run folder `run` to `sink`; `texts`: with written texts, as far as the convention has any.
 
     Raises `InputError` where there is nothing to send, and `ExportError` as the sink does.
     """
-    spans, counts = SpanMaker(RunFile.read(run), texts), Counter[str]()
+    spans, counts = SpanMaker(RunFile.read(run), texts, convention), Counter[str]()
     with Query(run) as query:
         if not query.scalar("SELECT count(*) FROM calls"):
             raise InputError(str(run), NO_CALLS)
@@ -88,7 +116,8 @@ def export(run: Path, sink: AbstractContextManager[Sink], texts: bool = False) -
 
 def _spans(query: Query, make: "SpanMaker", texts: bool, counts: Counter[str]) -> Iterator[ReadableSpan]:
     """The spans of all chains, steps and calls, which are counted by table in `counts`."""
-    tables = (("chains", ChainRow, CHAINS, make.chain), ("steps", StepRow, STEPS, make.step), ("calls", CallRow, CALLS, make.call))
+    calls = CALLS_WITH_TEXTS if texts else CALLS
+    tables = (("chains", ChainRow, CHAINS, make.chain), ("steps", StepRow, STEPS, make.step), ("calls", CallRow, calls, make.call))
     for table, row, sql, span_of in tables:
         columns = ", ".join(f"{table}.{name}" for name in exported_columns(row, texts))
         for batch in query.batches(sql.format(columns=columns)):
@@ -102,40 +131,56 @@ def exported_columns(row: type[Struct], texts: bool) -> list[str]:
 
 
 class SpanMaker:
-    """Makes spans of the rows of one run; `texts`: with the texts of answers and steps."""
+    """Makes spans of the rows of one run, named by `convention`; `texts`: with the texts of problems, answers and steps."""
 
-    def __init__(self, run: RunFile, texts: bool) -> None:
-        self._run, self._texts = run, texts
+    def __init__(self, run: RunFile, texts: bool, convention: Convention) -> None:
+        self._run, self._texts, self._convention = run, texts, convention
         self._key = f"{run.run_id}\0{run.started_unix_ns}\0"
         self._resources: dict[tuple[int | None, str | None], Resource] = {(None, None): Resource(_resource(run))}
-        self._scope = InstrumentationScope(SERVICE, run.versions.get("pipeline"))
+        self._scope = InstrumentationScope(SERVICE, run.versions.get("pipeline"), convention.schema_url)
         known: tuple[type[Struct], ...] = (ChainRow, StepRow, CallRow)
         self._names = {row: _names(exported_columns(row, texts), row) for row in known}
 
     def chain(self, row: Row) -> ReadableSpan:
         """The root span of a trace: a whole chain."""
-        said = {"gen_ai.operation.name": "invoke_workflow", "gen_ai.agent.name": self._run.graph} | self._attributes(ChainRow, row)
+        operation, graph = self._convention.operation, self._run.graph
+        said = {"gen_ai.operation.name": operation, self._convention.graph: graph, SPAN_KIND: CHAIN} | self._attributes(ChainRow, row)
         if self._texts:
             before = HISTORY.decode(row["history"]) if row["history"] else ()
             asked = () if row["problem"] is None else (*before, Message("user", row["problem"]))
-            said |= _messages(asked, row["answer_text"], row["stop_reason"])
-        return self._span(f"invoke_workflow {self._run.graph}", row, row["start_unix_ns"], (row["chain_id"],), (), said)
+            answers = () if row["answer_text"] is None else (row["answer_text"],)
+            said |= texts_of(asked, answers, [_ended(row["answer_cut"])] * len(answers))
+        return self._span(f"{operation} {graph}", row, row["start_unix_ns"], (row["chain_id"],), (), said)
 
     def step(self, row: Row) -> ReadableSpan:
         """The span of a committed step, from the commit of the step before it until its own."""
-        place, said = (row["chain_id"], row["step_index"]), self._attributes(StepRow, row)
+        place, said = (row["chain_id"], row["step_index"]), {SPAN_KIND: CHAIN} | self._attributes(StepRow, row)
         if self._texts:
-            said |= _messages((), row["step_text"])
+            said |= texts_of((), (row["step_text"],), (_ended(row["cut"]),))
         return self._span(f"step {row['decision']}", row, row["start_unix_ns"], place, place[:1], said)
 
     def call(self, row: Row) -> ReadableSpan:
         """The span of an attempt at a call: within its step or, where it led to none, within its chain."""
         chain, step, engine = row["chain_id"], row["step_index"], row["engine"]
-        backend = str(getattr(self._run.plan.engines.get(engine), "backend", engine))
-        said = {"gen_ai.provider.name": backend} | self._attributes(CallRow, row)
+        said = {SPAN_KIND: LLM} | self._attributes(CallRow, row) | self._engine(engine)
+        if (top_k := said.get(TOP_K)) is not None:
+            said[TOP_K] = self._convention.top_k(top_k)
+        if self._texts and row["taken"]:
+            said |= texts_of((), row["taken"], row["finish_reason"])
         parent = (chain, step) if row["in_step"] else (chain,)
         name = f"{row['stage']} {PurePath(row['request_model']).name}"
         return self._span(name, row, row["submit_unix_ns"], (chain, "call", row["call_index"]), parent, said, SpanKind.CLIENT)
+
+    def _engine(self, role: str) -> dict[str, Any]:
+        """The attributes that the engine of a call decides: its provider and, of a single server, its address."""
+        spec = self._run.plan.engines.get(role)
+        backend, url = str(getattr(spec, "backend", role)), getattr(spec, "base_url", None)
+        said: dict[str, Any] = {self._convention.provider: PROVIDERS.get(backend, backend)}
+        if backend == CHAT:
+            said["gen_ai.operation.name"] = CHAT
+        if isinstance(url, str) and (parts := urlsplit(url)).hostname:
+            said |= {"server.address": parts.hostname, "server.port": parts.port or PORTS[parts.scheme]}
+        return said
 
     def _span(
         self,
@@ -183,23 +228,9 @@ class SpanMaker:
         return {name: value for name, value in found.items() if value is not None}
 
 
-def _messages(asked: Sequence[Message], answer: str | None, stop_reason: str | None = None) -> dict[str, str]:
-    """What was asked and answered, in the JSON of the GenAI conventions, which is what viewers of traces show."""
-    said: dict[str, str] = {}
-    if asked:
-        said["gen_ai.input.messages"] = _json([{"role": each.role, "parts": [_text(each.content)]} for each in asked])
-    if answer is not None:
-        reason = "error" if stop_reason == "error" else "stop"
-        said["gen_ai.output.messages"] = _json([{"role": "assistant", "parts": [_text(answer)], "finish_reason": reason}])
-    return said
-
-
-def _text(content: Any) -> dict[str, Any]:
-    return {"type": "text", "content": content}
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+def _ended(cut: bool | None) -> str:
+    """Why a text ended, as the conventions call it."""
+    return "length" if cut else "stop"
 
 
 def _value(value: Any) -> Any:
@@ -213,7 +244,7 @@ def _value(value: Any) -> Any:
 
 def _names(known: Sequence[str], row: type[Struct]) -> dict[str, str]:
     foreign = names_in(row, "otel")
-    return {column: foreign.get(column, f"{SERVICE}.{column}") for column in known if column not in OF_SPAN}
+    return {column: foreign.get(column, f"{SERVICE}.{column}") for column in known if column not in OF_SPAN | IN_MESSAGES}
 
 
 def _resource(run: RunFile) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The tables of a run folder: one Struct per table, one field per column.
 
 The Structs are the schema: `store` builds Arrow types from the annotations and puts unit and foreign names
-(`otel`: OpenTelemetry GenAI attribute or metric, `vllm`: its Prometheus name) into the Parquet field metadata.
+(`otel`: attribute of OpenTelemetry, `otel_metric`: its metric, `vllm`: vLLM's Prometheus name) into the Parquet field metadata.
 Durations are seconds by a monotonic clock, instants nanoseconds UTC.
 """
 
@@ -13,9 +13,10 @@ from msgspec import Meta, Struct
 from pipeline.confidence import Confidence, Measure
 
 
-def column(unit: str = "", otel: str = "", vllm: str = "") -> Any:
+def column(unit: str = "", otel: str = "", vllm: str = "", otel_metric: str = "") -> Any:
     """Annotation of a column: its unit, and its names in OpenTelemetry and vLLM."""
-    return Meta(extra={key: value for key, value in (("unit", unit), ("otel", otel), ("vllm", vllm)) if value})
+    names = {"unit": unit, "otel": otel, "otel_metric": otel_metric, "vllm": vllm}
+    return Meta(extra={key: value for key, value in names.items() if value})
 
 
 def names_in(row: type[Struct], system: Literal["otel", "vllm"]) -> dict[str, str]:
@@ -62,13 +63,13 @@ class CallRow(Struct, frozen=True):
     """Order of the chain's calls, from 0."""
     attempt: int
     """0 for the first attempt; each retry has its own row."""
-    stage: Annotated[str, column(otel="gen_ai.prompt.name")]
+    stage: str
     """Name of the stage in the graph."""
     kind: str
     """Kind of that stage, such as `draft` or `choose`."""
     purpose: str
     """What the call was for: `guide`, `draft`, `judge`, `write`, `trial` (to ask for the answer before the thought is over) or `answer`."""
-    engine: Annotated[str, column(otel="server.address")]
+    engine: str
     """The role of the engine."""
     operation_name: Annotated[str, column(otel="gen_ai.operation.name")]
     """GenAI operation: `text_completion`."""
@@ -131,14 +132,14 @@ class CallRow(Struct, frozen=True):
     ]
     """Prefill and decode time together."""
     time_to_first_token_s: Annotated[
-        float | None, column("s", otel="gen_ai.server.time_to_first_token", vllm="vllm:time_to_first_token_seconds")
+        float | None, column("s", otel_metric="gen_ai.server.time_to_first_token", vllm="vllm:time_to_first_token_seconds")
     ]
     """From the arrival of the request at the engine, including queue time."""
     time_per_output_token_s: Annotated[
-        float | None, column("s", otel="gen_ai.server.time_per_output_token", vllm="vllm:inter_token_latency_seconds")
+        float | None, column("s", otel_metric="gen_ai.server.time_per_output_token", vllm="vllm:inter_token_latency_seconds")
     ]
     """Decode time divided by one less than the tokens of the longest candidate; null for one token."""
-    e2e_latency_s: Annotated[float, column("s", otel="gen_ai.client.operation.duration", vllm="vllm:e2e_request_latency_seconds")]
+    e2e_latency_s: Annotated[float, column("s", otel_metric="gen_ai.client.inference.duration", vllm="vllm:e2e_request_latency_seconds")]
     """From when the request was sent until its answer had arrived completely."""
     in_flight_engine: Annotated[int, column("{request}", vllm="vllm:num_requests_running")]
     """Requests at this engine when this one was sent, including itself."""

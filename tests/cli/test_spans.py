@@ -36,6 +36,12 @@ def test_an_export_is_in_the_run_folder_and_not_overwritten(run_folder: Path, ki
     [
         (("--as", "jaeger"), "--as: 'jaeger' is not one of 'answers', 'openai-batch', 'calls', "),
         (("--as", "perfetto", "--texts"), "--texts: only with --as otlp, not --as perfetto"),
+        (("--as", "perfetto", "--semconv", "1.41.0"), "--semconv: only with --as otlp, not --as perfetto"),
+        (("--as", "otlp", "--semconv", "2"), "--semconv: '2' is not one of 'genai-0.1.0', '1.41.0', '1.36.0'"),
+        (
+            ("--as", "otlp", "--texts", "--semconv", "1.36.0"),
+            "--texts: spans hold no texts by --semconv 1.36.0; leave it out, or choose genai-0.1.0 or 1.41.0",
+        ),
         (("--endpoint", "http://x"), "--endpoint: only with --as otlp, not --as answers"),
         (("--as", "otlp", "--format", "csv"), "--format: only with --as answers, calls, steps, chains, rewards, problems, sft, "),
         (("--as", "otlp", "--endpoint", "x"), "--endpoint x: expected an address"),

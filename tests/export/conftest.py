@@ -41,16 +41,19 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def written(tmp_path: Path, blank: Blank) -> Callable[..., Path]:
-    """`written(calls, chains, ...)`: a run folder of these (start, end, ...) in nanoseconds since `T`, each list of calls a part."""
+    """`written(calls, chains, ...)`: a run folder of these (start, end, ...) in nanoseconds since `T`, each list of calls a part; `call`:
+    further columns of all calls, `card`: of `run.json`."""
 
-    def write(parts: Sequence[Sequence[tuple[int, int]]], chains: Sequence[tuple[int, int]] = (), **card: Any) -> Path:
+    def write(
+        parts: Sequence[Sequence[tuple[int, int]]], chains: Sequence[tuple[int, int]] = (), call: dict[str, Any] | None = None, **card: Any
+    ) -> Path:
         folder = tmp_path / "written"
         folder.mkdir()
         about = {"run_id": "written", "graph_file": "graphs/speccot.yaml", "engines": ENGINES, "started_unix_ns": T}
         write_run_json(folder, **about | card)
         for part in parts:
             rows = [
-                blank(CallRow, engine="target", stage="s", chain_id="c", submit_unix_ns=T + start, end_unix_ns=T + end)
+                blank(CallRow, engine="target", stage="s", chain_id="c", submit_unix_ns=T + start, end_unix_ns=T + end, **call or {})
                 for start, end in part
             ]
             store = RunStore(folder)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -17,11 +18,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+from opentelemetry.semconv._incubating.attributes import error_attributes, gen_ai_attributes, server_attributes
+from opentelemetry.semconv.schemas import Schemas
 
 from pipeline.errors import ExportError, UsageError
 from pipeline.export.otlp import address_of, export, to_file, to_server
+from pipeline.export.semconv import CONVENTIONS, SPAN_KIND
 from pipeline.store.events import ChainRow, ProblemRow
 from pipeline.store.run_store import RunStore
+from tests.support.run_files import SIM
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -79,11 +84,14 @@ def attributes(holder: dict[str, Any]) -> dict[str, Any]:
     return {each["key"]: plain(each["value"]) for each in holder["attributes"]}
 
 
+def scopes(request: dict[str, Any]) -> list[dict[str, Any]]:
+    return [scope for one in request["resourceSpans"] for scope in one["scopeSpans"]]
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     """All spans of a file, with their attributes as a dict."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    found = [span for line in lines for one in line["resourceSpans"] for scope in one["scopeSpans"] for span in scope["spans"]]
-    return [span | {"attributes": attributes(span)} for span in found]
+    return [span | {"attributes": attributes(span)} for line in lines for scope in scopes(line) for span in scope["spans"]]
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +127,7 @@ def test_a_call_is_in_its_step_and_an_answer_in_its_chain(spans: list[dict[str, 
     for span in spans:
         if span["kind"] == 3:
             parent = by_id[span["parentSpanId"]]
-            parents[span["attributes"]["gen_ai.prompt.name"]].add(parent["name"])
+            parents[span["attributes"]["pipeline.stage"]].add(parent["name"])
             if parent["name"].startswith("step"):
                 assert parent["attributes"]["pipeline.step_index"] == span["attributes"]["pipeline.step_index"]
     assert parents["answer"] == {"invoke_workflow speccot"}
@@ -129,8 +137,8 @@ def test_a_call_is_in_its_step_and_an_answer_in_its_chain(spans: list[dict[str, 
 
 def test_attributes_have_the_names_of_the_columns_metadata(spans: list[dict[str, Any]], calls: list[dict[str, Any]]) -> None:
     found = {(s["attributes"]["gen_ai.conversation.id"], s["attributes"]["pipeline.call_index"]): s for s in spans if s["kind"] == 3}
-    schema = {"gen_ai.usage.input_tokens": "input_tokens", "gen_ai.request.seed": "seed", "gen_ai.prompt.name": "stage"}
-    schema |= {"gen_ai.usage.output_tokens": "output_tokens", "server.address": "engine", "gen_ai.latency.time_in_queue": "queue_time_s"}
+    schema = {"gen_ai.usage.input_tokens": "input_tokens", "gen_ai.request.seed": "seed", "pipeline.stage": "stage"}
+    schema |= {"gen_ai.usage.output_tokens": "output_tokens", "pipeline.engine": "engine", "gen_ai.latency.time_in_queue": "queue_time_s"}
     schema |= {"gen_ai.response.finish_reasons": "finish_reason", "pipeline.client_wait_s": "client_wait_s"}
     for row in calls:
         span = found.pop((row["chain_id"], row["call_index"]))
@@ -170,14 +178,6 @@ def test_each_replica_is_an_instance_of_the_service(replicas: Path, tmp_path: Pa
         assert len(spans) == calls.count(number) + chains.count(number)
         assert not [name for span in spans for name in attributes(span) if "replica" in name or name.startswith(("host", "service"))]
     assert {span["name"].partition(" ")[0] for span in found["run", None]} == {"step"}
-
-
-def test_texts_are_exported_only_when_asked_for(spans: list[dict[str, Any]], run_folder: Path, tmp_path: Path) -> None:
-    texts = set(pq.read_table(run_folder / "steps")["step_text"].to_pylist())
-    export(run_folder, to_file(tmp_path / "t"), texts=True)
-    assert {span["attributes"]["pipeline.step_text"] for span in read(tmp_path / "t") if span["name"].startswith("step")} == texts
-    named = {name for span in spans for name in span["attributes"] if "text" in name or "answer" in name}
-    assert named <= {"pipeline.answer_cut"}  # whether the answer was cut, no text
 
 
 def test_equal_runs_give_equal_files(file: Path, run_folder: Path, tmp_path: Path) -> None:
@@ -267,17 +267,128 @@ def test_what_is_too_large_is_halved(run_folder: Path, collector: Collector, spa
         export(run_folder, to_server(collector.endpoint))
 
 
-def test_texts_are_messages_as_viewers_show_them(run_folder: Path, tmp_path: Path) -> None:
-    export(run_folder, to_file(tmp_path / "t"), texts=True)
+@pytest.fixture(scope="module")
+def told(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The spans of `run_folder` with their texts."""
+    path = tmp_path_factory.mktemp("told") / "spans.jsonl"
+    export(run_folder, to_file(path), texts=True)
+    return read(path)
+
+
+def output(said: dict[str, Any]) -> list[str]:
+    """The texts that a span says came out, which its OpenInference attributes must say too."""
+    found = json.loads(said.get("gen_ai.output.messages", "[]"))
+    texts = [part["content"] for each in found for part in each["parts"]]
+    assert {(each["role"], each["finish_reason"] in ("stop", "length")) for each in found} <= {("assistant", True)}
+    if len(texts) == 1:
+        assert (said["output.value"], said["output.mime_type"]) == (texts[0], "text/plain")
+    elif texts:
+        assert (json.loads(said["output.value"]), said["output.mime_type"]) == (texts, "application/json")
+    return texts
+
+
+def test_a_chain_and_its_steps_say_what_was_asked_and_written(told: list[dict[str, Any]], run_folder: Path) -> None:
     chains = {row["chain_id"]: row for row in pq.read_table(run_folder / "chains").to_pylist()}
+    steps = {(row["chain_id"], row["step_index"]): row for row in pq.read_table(run_folder / "steps").to_pylist()}
     problems = {row["problem_id"]: row["problem"] for row in pq.read_table(run_folder / "problems").to_pylist()}
-    roots = [span["attributes"] for span in read(tmp_path / "t") if "parentSpanId" not in span]
-    assert len(roots) == len(chains)
-    for said in roots:
-        row = chains[said["gen_ai.conversation.id"]]
-        [asked], [answered] = json.loads(said["gen_ai.input.messages"]), json.loads(said["gen_ai.output.messages"])
-        assert asked == {"role": "user", "parts": [{"type": "text", "content": problems[row["problem_id"]]}]}
-        assert answered == {"role": "assistant", "parts": [{"type": "text", "content": row["answer_text"]}], "finish_reason": "stop"}
+    for span in told:
+        said = span["attributes"]
+        chain = chains[said["gen_ai.conversation.id"]]
+        if "parentSpanId" not in span:
+            problem = problems[chain["problem_id"]]
+            assert json.loads(said["gen_ai.input.messages"]) == [{"role": "user", "parts": [{"type": "text", "content": problem}]}]
+            assert (said["input.value"], said["input.mime_type"]) == (problem, "text/plain")
+            assert output(said) == [chain["answer_text"]]
+            assert said["pipeline.answer"] == chain["answer"]
+        elif span["name"].startswith("step"):
+            assert output(said) == [steps[chain["chain_id"], said["pipeline.step_index"]]["step_text"]]
+    assert not [name for span in told for name in span["attributes"] if name in ("pipeline.step_text", "pipeline.answer_text")]
+
+
+def test_a_call_says_what_was_taken_from_it(told: list[dict[str, Any]], run_folder: Path) -> None:
+    steps = {(row["chain_id"], row["step_index"]): row for row in pq.read_table(run_folder / "steps").to_pylist()}
+    chains = {row["chain_id"]: row for row in pq.read_table(run_folder / "chains").to_pylist()}
+    failed, purposes = 0, set[str]()
+    for said in (span["attributes"] for span in told if span["kind"] == 3):
+        step, found = steps.get((said["gen_ai.conversation.id"], said["pipeline.step_index"])), output(said)
+        if "error.type" in said:
+            failed += 1
+            assert found == []
+            continue
+        expected = {
+            "draft": step and step["candidate_texts"],
+            "judge": [],
+            "write": step and [step["step_text"]],
+            "guide": step and [step["step_text"]],
+            "answer": [chains[said["gen_ai.conversation.id"]]["answer_text"]],
+        }
+        assert found == expected[said["pipeline.purpose"]]
+        assert "input.value" not in said  # the prompts of calls are not kept
+        purposes.add(said["pipeline.purpose"])
+    assert failed
+    assert purposes == {"draft", "judge", "write", "answer"} | (purposes & {"guide"})
+
+
+def test_without_texts_a_span_has_none(spans: list[dict[str, Any]]) -> None:
+    named = {name for span in spans for name in span["attributes"] if re.search("text|answer|message|value|mime", name)}
+    assert named <= {"pipeline.answer_cut", "gen_ai.evaluation.score.value"}  # whether the answer was cut, and the score
+
+
+PUBLISHED = {
+    value
+    for module in (error_attributes, gen_ai_attributes, server_attributes)
+    for name, value in vars(module).items()
+    if name.isupper() and isinstance(value, str)
+}
+"""The names of opentelemetry-semantic-conventions, which still has those that moved to the repository of the GenAI conventions."""
+VLLM = {f"gen_ai.latency.{name}" for name in ("time_in_queue", "time_in_model_prefill", "time_in_model_decode", "time_in_model_inference")}
+"""Names of vLLM's spans that no convention has (vllm/tracing/utils.py of 0.32.0)."""
+OPENINFERENCE = {"openinference.span.kind"} | {f"{side}.{name}" for side in ("input", "output") for name in ("value", "mime_type")}
+"""Names of openinference-semantic-conventions 0.1.42 (`SpanAttributes`)."""
+
+
+@pytest.mark.parametrize("version", CONVENTIONS)
+def test_names_are_those_of_published_conventions(run_folder: Path, tmp_path: Path, version: str) -> None:
+    convention = CONVENTIONS[version]
+    export(run_folder, to_file(tmp_path / "t"), texts=convention.texts, convention=convention)
+    names = {name for span in read(tmp_path / "t") for name in span["attributes"] if not name.startswith("pipeline.")}
+    assert names <= PUBLISHED | VLLM | OPENINFERENCE
+    assert {"gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.request.model", SPAN_KIND, convention.graph} <= names
+    assert {"gen_ai.provider.name", "gen_ai.system"} & names == {convention.provider}
+    assert {"gen_ai.agent.name", "gen_ai.workflow.name"} & names == {convention.graph}
+    assert ("gen_ai.output.messages" in names) == convention.texts
+    schemas = {scope.get("schemaUrl") for line in (tmp_path / "t").read_text().splitlines() for scope in scopes(json.loads(line))}
+    assert schemas == {convention.schema_url}
+    assert convention.schema_url is None or convention.schema_url in {each.value for each in Schemas}
+
+
+@pytest.mark.parametrize(("version", "kind"), [("genai-0.1.0", "intValue"), ("1.41.0", "doubleValue")])
+def test_top_k_has_the_type_of_its_version(written: Callable[..., Path], tmp_path: Path, version: str, kind: str) -> None:
+    export(written([[(0, 1)]], [(0, 1)], call={"top_k": 20}), to_file(tmp_path / "t"), convention=CONVENTIONS[version])
+    spans = [span for scope in scopes(json.loads((tmp_path / "t").read_text())) for span in scope["spans"]]
+    found = [each["value"] for span in spans for each in span["attributes"] if each["key"] == "gen_ai.request.top_k"]
+    assert [list(value) for value in found] == [[kind]]
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://10.0.0.7:8000/v1", ("10.0.0.7", 8000)),
+        ("https://api.example/v1", ("api.example", 443)),
+        (["http://a:1/v1", "http://b:1/v1"], (None, None)),
+        (None, (None, None)),
+    ],
+)
+def test_a_call_to_a_single_server_has_its_address(
+    written: Callable[..., Path], tmp_path: Path, url: Any, address: tuple[Any, Any]
+) -> None:
+    served = SIM if url is None else {"backend": "chat", "base_url": url, "max_model_len": 4096}
+    engines = {"draft": SIM | {"model": "small"}, "target": served | {"model": "org/large"}}
+    export(written([[(0, 1)]], [(0, 1)], engines=engines), to_file(tmp_path / "t"))
+    [call] = [span["attributes"] for span in read(tmp_path / "t") if span["kind"] == 3]
+    assert (call.get("server.address"), call.get("server.port")) == address
+    assert call["pipeline.engine"] == "target"
+    assert call["gen_ai.provider.name"] == ("sim" if url is None else "openai")
 
 
 def test_the_chat_before_a_problem_was_asked_too(written: Callable[..., Path], blank: Callable[..., Any], tmp_path: Path) -> None:
@@ -286,8 +397,13 @@ def test_the_chat_before_a_problem_was_asked_too(written: Callable[..., Path], b
     with RunStore(run).replace("problems") as table:
         table.append([blank(ProblemRow, input_row=blank(ChainRow).input_row, problem="What is 2 + 3?", history=history)])
     export(run, to_file(tmp_path / "t"), texts=True)
-    [asked] = [json.loads(said) for span in read(tmp_path / "t") if (said := span["attributes"].get("gen_ai.input.messages"))]
+    [said] = [span["attributes"] for span in read(tmp_path / "t") if "input.value" in span["attributes"]]
+    asked = json.loads(said["gen_ai.input.messages"])
     assert [(each["role"], each["parts"][0]["content"]) for each in asked] == [("system", "Be brief."), ("user", "What is 2 + 3?")]
+    assert [(each["role"], each["content"]) for each in json.loads(said["input.value"])] == [
+        ("system", "Be brief."),
+        ("user", "What is 2 + 3?"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from pipeline.export.answers import Answers
 from pipeline.export.answers_file import Form, form_of, write_batches, write_rows
 from pipeline.export.openai_batch import errors_file, write_batch_files
 from pipeline.export.output import check_output
+from pipeline.export.semconv import CONVENTIONS, NEWEST
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
 from pipeline.store.query import check_readable
@@ -37,7 +38,7 @@ ONLY_WITH: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("completion", "engine", "model"), ("sft",)),
     "tokens": ("sft", "preference"),
     "labels": ("selection",),
-    **dict.fromkeys(("endpoint", "texts"), ("otlp",)),
+    **dict.fromkeys(("endpoint", "texts", "semconv"), ("otlp",)),
 }
 """The options that not every kind of export has, with the kinds that have them."""
 
@@ -95,7 +96,15 @@ output_option, training_option, trace_option = headed("Output"), headed("Trainin
 @trace_option(
     "--endpoint", metavar="URL", help="otlp: send to this OTLP/HTTP endpoint, such as http://127.0.0.1:4318 (to /v1/traces there)."
 )
-@trace_option("--texts", is_flag=True, help="otlp: include the texts of steps and answers.")
+@trace_option("--texts", is_flag=True, help="otlp: include the texts of problems, steps and answers.")
+@trace_option(
+    "--semconv",
+    type=click.Choice(list(CONVENTIONS)),
+    metavar="VERSION",
+    default=NEWEST,
+    show_default=True,
+    help=f"otlp: version of OpenTelemetry's GenAI conventions: {', '.join(CONVENTIONS)}.",
+)
 def export(runs: tuple[Located, ...], output: Path | None, kind: str, form: Form | None, overwrite: bool, **options: Any) -> None:
     """Export runs to a file.
 
@@ -112,8 +121,8 @@ def export(runs: tuple[Located, ...], output: Path | None, kind: str, form: Form
 
     perfetto: calls for https://ui.perfetto.dev, with engines as processes and arrows between the calls of a chain.
 
-    otlp: OpenTelemetry spans with GenAI attributes, one trace for each chain, to a file or an endpoint, whose headers and time limits come
-    from the OTEL_EXPORTER_OTLP_* variables.
+    otlp: OpenTelemetry spans with GenAI attributes, one trace for each chain, to a file or an endpoint such as Langfuse, Phoenix or MLflow,
+    whose headers and time limits come from the OTEL_EXPORTER_OTLP_* variables.
     """
     folders = [run.path for run in runs]
     for folder in folders:
@@ -121,7 +130,7 @@ def export(runs: tuple[Located, ...], output: Path | None, kind: str, form: Form
     _check(kind, folders, output, options | {"form": form})
     check_readable(*folders)
     if kind in FILES:
-        _export_spans(kind, runs[0], output, overwrite, options["endpoint"], options["texts"])
+        _export_spans(kind, runs[0], output, overwrite, options)
         return
     assert output is not None
     if kind == BATCH:
@@ -161,6 +170,9 @@ def _check(kind: str, runs: Sequence[Path], output: Path | None, options: dict[s
         raise UsageError("-o -: only JSON lines of answers or of a table can be printed; name a file")
     if kind == BATCH and output is not None and output.name.lower().removesuffix(".gz").endswith((".csv", ".parquet")):
         raise UsageError(f"{output}: the batch API's files are JSON lines; name it .jsonl or .jsonl.gz")
+    if options["texts"] and not CONVENTIONS[options["semconv"]].texts:
+        which = _any_of([name for name, each in CONVENTIONS.items() if each.texts])
+        raise UsageError(f"--texts: spans hold no texts by --semconv {options['semconv']}; leave it out, or choose {which}")
     if options["endpoint"] is not None and output is not None:
         raise UsageError("--endpoint and --output: give only one of them")
     if options["engine"] and options["model"]:
@@ -200,14 +212,18 @@ def _export_training_data(runs: Sequence[Path], output: Path, form: Form, kind: 
         print_line(f"left out: {count:,} {why}")
 
 
-def _export_spans(kind: str, run: Located, output: Path | None, overwrite: bool, endpoint: str | None, texts: bool) -> None:
+def _export_spans(kind: str, run: Located, output: Path | None, overwrite: bool, options: dict[str, Any]) -> None:
     """Write the calls of a run to a file, or send them to an endpoint, and print how many there are.
 
     Raises `UsageError` where that is not possible, `ExportError` where the endpoint rejects them.
     """
-    exporter = _exporter(kind)
-    if endpoint is not None:
-        _send(exporter, run, endpoint, texts)
+    exporter, convention = _exporter(kind), CONVENTIONS[options["semconv"]]
+    if options["endpoint"] is not None:
+        address = exporter.address_of(options["endpoint"])
+        sent = exporter.export(run.path, exporter.to_server(address), options["texts"], convention)
+        print_line(f"{address}: {_count(sent)}")
+        if sent.remark:
+            print_notice(sent.remark)
         return
     target = output or run.path / FILES[kind]
     check_output(target, overwrite)
@@ -215,7 +231,7 @@ def _export_spans(kind: str, run: Located, output: Path | None, overwrite: bool,
         written = exporter.export(run.path, target)
         print_line(f"{run.name(target)}: {written.calls:,} calls, {written.size / 1e6:,.1f} MB; open it in https://ui.perfetto.dev")
     else:
-        sent = exporter.export(run.path, exporter.to_file(target), texts)
+        sent = exporter.export(run.path, exporter.to_file(target), options["texts"], convention)
         print_line(f"{run.name(target)}: {_count(sent)}, {target.stat().st_size / 1e6:,.1f} MB")
 
 
@@ -226,14 +242,6 @@ def _exporter(kind: str) -> Any:
     except ImportError as error:
         package = (error.name or kind).partition(".")[0]
         raise MissingExtra(f"--as {kind}", package, "trace") from error
-
-
-def _send(exporter: Any, run: Located, endpoint: str, texts: bool) -> None:
-    address = exporter.address_of(endpoint)
-    sent = exporter.export(run.path, exporter.to_server(address), texts)
-    print_line(f"{address}: {_count(sent)}")
-    if sent.remark:
-        print_notice(sent.remark)
 
 
 def _count(sent: Any) -> str:
