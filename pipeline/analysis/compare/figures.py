@@ -98,7 +98,7 @@ class Difference(Figures):
     def rate_factor(self) -> Estimate:
         """The part of `speed_up` that is speed: committed tokens per second of latency in this run over those in the other. The product of
         both factors is `speed_up`."""
-        return estimate(lambda tokens, s, base, base_s: tokens / s / (base / base_s), *self._paired["tokens", "latency_s"])
+        return estimate(lambda tokens, s, base, base_s: tokens / base * (base_s / s), *self._paired["tokens", "latency_s"])
 
     @cached_property
     def thinking_speed_up(self) -> Estimate:
