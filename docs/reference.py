@@ -24,7 +24,7 @@ from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import ChoosePrompt, Example, Marks, Prompts, Question
 from pipeline.graph.schema import field_docs
 from pipeline.graph.spec import EngineSpec, GraphSpec, RestartableSpec, Sampling, SamplingSpec, StageSpec, UntilSpec
-from pipeline.session.options import ABOUT
+from pipeline.session.options import ABOUT, RunKeywords
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
 from pipeline.store.query import DERIVED
@@ -115,7 +115,8 @@ def api() -> str:
     members = (f"::: {getattr(pipeline, name).__module__}.{name}\n" for name in names)
     options = "pipeline.session.options"
     others = (f"::: {each}\n" for each in (f"{options}.GraphKeywords", f"{options}.RunKeywords", "pipeline.ray.Solver"))
-    rows = (f"| `{name}` | {known.group} | {_cell(known.help)} |" for name, known in ABOUT.items())
+    known = {name: about for name, about in ABOUT.items() if name in RunKeywords.__annotations__}
+    rows = (f"| `{name}` | {about.group} | {_cell(about.help)} |" for name, about in known.items())
     table = ["## Options of a run\n", "| keyword | | meaning |", "|---|---|---|", *rows, ""]
     return "\n".join(["```python\nimport pipeline\n```\n", *members, *others, *table])
 

@@ -184,7 +184,7 @@ def load_graph(graph: Graph, engines: Engines | None = None, **bound: Unpack[Gra
 
 
 def _placed(
-    graph: Graph, engines: Engines | None, bound: Mapping[str, Any], batch_size: int = 64
+    graph: Graph, engines: Engines | None, bound: Mapping[str, Any], batch_size: int = 64, replicas: int = 1
 ) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
     """The engines for the `models` of `bound`, in place of those in `engines`, and what is to be said about them."""
     if isinstance(graph, Plan):
@@ -194,7 +194,7 @@ def _placed(
     given = Path(engines) if isinstance(engines, str | Path) else engines and _roles(engines)
     place = import_module("pipeline.engines.placement.place").place
     source = Path(graph) if isinstance(graph, str) else graph
-    found = place([source], bound["models"], settings=_settings(bound), engines=given, batch_size=batch_size)
+    found = place([source], bound["models"], settings=_settings(bound), engines=given, batch_size=batch_size, replicas=replicas)
     return found.engines, found.sentences
 
 
@@ -278,7 +278,9 @@ class _SolveCall(Struct, frozen=True, kw_only=True):
         if run.folder is not None and run.old is None and self.listed is not None:
             self.listed.save(run.folder / PROBLEMS)
         if self.engines is None:
-            return await open_and_solve(run, observer, stop)
+            here = import_module("pipeline.cluster.local").solve_on_this_machine if run.options.on_replicas else open_and_solve
+            result: SessionResult = await here(run, observer, stop)
+            return result
         return await solve_on(self.engines, run, observer, stop)
 
 
@@ -345,8 +347,10 @@ def _prepared_call(stack: ExitStack, graph: Graph, problems: Input, given: dict[
     bound: Any = {name: given.pop(name) for name in GraphKeywords.__annotations__ if name in given}
     graders = [register_grader(each) for each in given.pop("graders", ())]
     opened, said, planned = _opened(engines), list[str](), dict[str, dict[str, Any]]()
+    if opened is not None and given.get("replicas", 1) != 1:
+        raise UsageError("replicas: the engines are already open; give specs, of which each replica opens its own")
     if bound.get("models"):
-        planned, sentences = _placed(graph, engines, bound, given.get("batch_size", 64))
+        planned, sentences = _placed(graph, engines, bound, given.get("batch_size", 64), given.get("replicas", 1))
         said += sentences
     plan = load_graph(graph, planned or engines, **{name: value for name, value in bound.items() if name != "models"})
     said += gpu_notices(plan) if opened is None else []

@@ -9,7 +9,7 @@ PipelineError
 │   └── MissingExtra      an optional package is not installed
 ├── RunError              the run stopped early; what is finished is on disk (exit code 1)
 │   ├── EngineDead        an engine's process or server is gone
-│   ├── ReplicaLost       a replica of a cluster is gone; others may continue
+│   ├── ReplicaLost       a replica is gone; others may continue
 │   ├── RunFolderError    the run folder cannot be written
 │   ├── BudgetUsedUp      its time, tokens or cost are used up (exit code 4)
 │   ├── OutOfMemory       this process ran out of memory
@@ -120,7 +120,7 @@ class EngineDead(RunError):
 
 
 class ReplicaLost(RunError):
-    """A replica of a cluster is gone, or is to be, for the reason `why`."""
+    """A replica is gone, or is to be, for the reason `why`."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)

@@ -194,6 +194,8 @@ def wrong(**changes: Any) -> Any:
         ({"batch_size": "many"}, "batch_size: expected `int`, got `str`"),
         ({"schedule": "piped"}, "schedule: invalid enum value 'piped'"),
         ({"resume": True}, "resume: name the run folder with output"),
+        ({"engines": {"draft": Echo("draft"), "target": Echo()}, "replicas": 2}, "^replicas: the engines are already open"),
+        ({"replicas": 2, "schedule": "lockstep"}, "^schedule lockstep cannot be combined with replicas: it synchronises"),
         ({"output": "/proc/x"}, "/proc/x"),
     ],
 )
@@ -215,6 +217,13 @@ def test_a_grader_with_a_third_parameter_gets_the_row(tmp_path: Path) -> None:
     result = pipeline.solve("target", rows, engines=SIM, graders=[by_row])
     assert [row.correct for row in result] == [True, False, True, False]
     assert sorted(row["problem"] for row in seen) == [row["problem"] for row in rows]
+
+
+@pytest.mark.slow
+def test_replicas_say_what_one_process_does(solved: pipeline.Result) -> None:
+    result = pipeline.solve("speccot", PROBLEMS, engines="sim-2xh100", batch_size=4, replicas=2)
+    assert spoken(result) == spoken(solved)
+    assert [replica.starts for replica in result.run.sessions[-1].replicas] == [1, 1]
 
 
 @pytest.mark.slow

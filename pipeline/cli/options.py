@@ -21,7 +21,7 @@ Address = tuple[str, int] | None
 """Host and port at which metrics are served; None: they are not."""
 SHORT = {"limit": "-n", "output": "-o"}
 """Short names of options of a run."""
-LEFT_OUT = {"samples": "that of --preset, else 1", "replicas": "1", "output": "runs/GRAPH-TIME"}
+LEFT_OUT = {"samples": "that of --preset, else 1", "output": "runs/GRAPH-TIME"}
 """Options of a run of which it matters that they were left out, and what they are then."""
 
 
@@ -116,7 +116,7 @@ def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
 def with_models(graphs: Sequence[Path], options: Mapping[str, Any], batch_size: int = 64, machine: Machine | None = None) -> dict[str, Any]:
     """The options of a command without its `models` and, where there are any, with the engines for them as `planned_engines`.
 
-    They are to start on this machine, unless another `machine` is given.
+    They are to start on this machine, as often as the options have `replicas`, unless another `machine` is given.
     """
     found = {name: value for name, value in options.items() if name != "models"}
     if not options["models"]:
@@ -124,6 +124,7 @@ def with_models(graphs: Sequence[Path], options: Mapping[str, Any], batch_size: 
     pairs = import_module("pipeline.engines.placement.choices").pairs
     place = import_module("pipeline.engines.placement.place").place
     given = {"settings": found["settings"], "engines": _file(found.get("engines")), "batch_size": batch_size, "machine": machine}
+    given["replicas"] = 1 if found.get("cluster") else found.get("replicas", 1)
     placement = place(graphs, pairs(options["models"]), **given)
     for sentence in placement.sentences:
         print_notice(sentence)
@@ -149,14 +150,6 @@ def metrics_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, metrics=None if metrics_port is None else (metrics_host, metrics_port), **options)
 
     return with_metrics
-
-
-def with_cluster(options: RunOptions, cluster: str | None, replicas: int | None) -> RunOptions:
-    """The options with those of the cluster that were given; raises `UsageError` for replicas without a cluster."""
-    cluster = cluster or options.cluster
-    if replicas is not None and cluster is None:
-        raise UsageError(f"--replicas {replicas}: only with a cluster; add --cluster ray")
-    return structs.replace(options, cluster=cluster, replicas=replicas or options.replicas)
 
 
 def notice_options(command: Callable[..., Any]) -> Callable[..., Any]:

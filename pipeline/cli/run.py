@@ -28,7 +28,6 @@ from pipeline.cli.options import (
     preset_option,
     run_options,
     settings_option,
-    with_cluster,
     with_models,
     with_preset,
 )
@@ -62,15 +61,13 @@ take_over_option = option("--take-over", is_flag=True, help=TAKE_OVER_HELP, head
 @json_option
 @run_options("max_time", "max_tokens", "max_cost", "fail_on_error", "resume", "retry_failed", "allow_drift")
 @take_over_option
-@run_options("cluster", "replicas")
+@run_options("replicas", "cluster")
 @metrics_options
 @notice_options
 def run(
     graph: Path,
     inputs: tuple[str, ...],
     output: str | None,
-    cluster: str | None,
-    replicas: int | None,
     as_json: bool,
     metrics: Address,
     baseline: bool,
@@ -92,7 +89,7 @@ def run(
         output=None if folder is None else folder.path,
         **bound,
     )
-    solve_and_exit(with_baseline(with_cluster(chosen, cluster, replicas), output, asked=baseline), folder, as_json, metrics)
+    solve_and_exit(with_baseline(chosen, output, asked=baseline), folder, as_json, metrics)
 
 
 @command(headed=True)
@@ -112,7 +109,7 @@ def run(
 @json_option
 @run_options("max_time", "max_tokens", "max_cost", "fail_on_error", "retry_failed", unset=True)
 @take_over_option
-@run_options("cluster", "replicas", unset=True)
+@run_options("replicas", "cluster", unset=True)
 @metrics_options
 @notice_options
 def resume(
@@ -120,8 +117,6 @@ def resume(
     input_: str | None,
     retry_failed: bool,
     fail_on_error: float | None,
-    cluster: str | None,
-    replicas: int | None,
     as_json: bool,
     metrics: Address,
     baseline: bool,
@@ -142,7 +137,7 @@ def resume(
     if input_ is not None or (options.input_urls and not (folder.path / KEPT).is_dir()):
         first, *more = problems_of(*inputs)
         options = structs.replace(options, input=first, more_inputs=tuple(more), input_urls=input_urls(inputs))
-    solve_and_exit(with_baseline(with_cluster(options, cluster, replicas), run, asked=baseline), folder, as_json, metrics)
+    solve_and_exit(with_baseline(options, run, asked=baseline), folder, as_json, metrics)
 
 
 def with_baseline(options: RunOptions, output: str | None, *, asked: bool) -> RunOptions:
@@ -223,9 +218,12 @@ def _quiet_stdout(options: RunOptions) -> Iterator[None]:
 
 
 def _carried_out(options: RunOptions) -> Solve | None:
-    """What solves on the cluster of the options; None: engines of this process do. Raises `MissingExtra`."""
-    if options.cluster is None:
+    """What solves on the replicas of the options; None: engines of this process do. Raises `MissingExtra`."""
+    if not options.on_replicas:
         return None
+    if options.cluster is None:
+        here: Solve = import_module("pipeline.cluster.local").solve_on_this_machine
+        return here
     try:
         solve: Solve = import_module("pipeline.cluster.ray_actors").solve_on_ray
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The one queue of a run on a cluster: which chains wait, which replica has which, and what is recorded of those. Never waits.
+"""The one queue of a run on replicas: which chains wait, which replica has which, and what is recorded of those. Never waits.
 
 A chain is in one of three places: it waits here, it is at one replica, or it is over. What a replica has reported of a chain is kept until
 the chain is over, so that it can continue elsewhere from its last recorded call; of a chain that is over nothing is kept.

@@ -4,8 +4,8 @@
 
 Rows come home as they are made, not at the end in a folder of the replica's: with a node its disk is gone, and then a chain continues from
 its last call that is here. So a session on a `Fleet` has the same folder, rows, summary and exit codes as one on engines of this process,
-and whoever watches the folder sees all replicas. How replicas are started and reached is a `Launcher`'s: actors of a cluster, or tasks of
-this event loop.
+and whoever watches the folder sees all replicas. How replicas are started and reached is a `Launcher`'s: actors of a cluster
+(`ray_actors`), processes of this machine or tasks of this event loop (`local`).
 """
 
 import math
@@ -183,7 +183,8 @@ class Fleet:
             self._work.lose(member)
         if not self._ending:
             what = "dropped" if member.dropped else "lost, restarting it"
-            self._tell(f"replica {member.number}{f' on node {member.node}' if member.node else ''}: {what}: {loss}")
+            where = f" on node {member.node}" if member.node else f" on {member.devices}" if member.devices else ""
+            self._tell(f"replica {member.number}{where}: {what}: {loss}")
         if all(each.dropped for each in self.members):
             count = len(self.members)
             everything = "the replica was dropped" if count == 1 else f"all {count} replicas were dropped, the last one"

@@ -14,7 +14,7 @@ class FleetMember:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.node = self.address = ""
+        self.node = self.address = self.devices = ""
         self.starts = self.chains = self.live = self.wants = 0
         self.losses: list[str] = []
         self.dropped = False
@@ -47,6 +47,7 @@ class FleetMember:
         return Replica(
             node=self.node or None,
             address=self.address or None,
+            devices=self.devices or None,
             starts=self.starts,
             losses=list(self.losses),
             dropped=self.dropped,
@@ -69,7 +70,7 @@ class FleetMember:
     def start(self, link: ReplicaLink) -> None:
         """It was started."""
         self.starts += 1
-        self.node, self.address = link.node, link.address
+        self.node, self.address, self.devices = link.node, link.address, link.devices
         self.serving, self._phase = True, "starting"
 
     def hear(self, report: ReplicaReport) -> None:

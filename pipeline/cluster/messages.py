@@ -1,4 +1,4 @@
-"""What the driver of a run on a cluster and a replica send each other. Pure data.
+"""What the driver of a run on replicas and a replica send each other. Pure data.
 
 They exchange one for the other, again and again: the driver's orders bring chains, the replica's report brings rows and says for how many
 more chains it has room. So each replica takes chains from one queue as fast as it solves them.
@@ -6,9 +6,11 @@ more chains it has room. So each replica takes chains from one queue as fast as 
 
 from typing import Literal, Protocol
 
+import msgspec
 from msgspec import Struct
 
 from pipeline.engine import EngineStatistics, Fact
+from pipeline.errors import ReplicaLost
 from pipeline.runtime.admission.order import Item
 from pipeline.runtime.resume_state import ResumedChain
 from pipeline.store.events import CallRow, ChainRow, StepRow
@@ -83,13 +85,31 @@ class ReplicaReport(Struct, frozen=True, kw_only=True):
     """This is its last report."""
 
 
+_decoder = msgspec.msgpack.Decoder(ReplicaReport)
+
+
+def encoded(report: ReplicaReport) -> bytes:
+    """A report as it leaves the process of its replica: MessagePack."""
+    return msgspec.msgpack.encode(report)
+
+
+def decoded(data: bytes) -> ReplicaReport:
+    """The report in `data`; raises `ReplicaLost` where there is none."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, TypeError) as error:
+        raise ReplicaLost(f"it sent an invalid report: {error}") from error
+
+
 class ReplicaLink(Protocol):
     """The driver's end of the connection to a replica that was started."""
 
     node: str
-    """The cluster's id of the node that it is on."""
+    """The cluster's id of the node that it is on; empty on this machine."""
     address: str
     """The network address of the node."""
+    devices: str
+    """The devices of this machine that it has, such as `GPU 2-3`; empty on a cluster, and for simulated engines."""
 
     async def exchange(self, orders: Orders) -> ReplicaReport:
         """Hand orders over, and wait until something has happened on the replica or some seconds have passed. Raises `ReplicaLost`."""

@@ -16,12 +16,11 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import anyio.to_thread
-import msgspec
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
 from pipeline.cluster.fleet import Launcher, solve_on_replicas
-from pipeline.cluster.messages import Orders, ReplicaLink, ReplicaReport
+from pipeline.cluster.messages import Orders, ReplicaLink, ReplicaReport, decoded, encoded
 from pipeline.cluster.replica_thread import ReplicaThread
 from pipeline.engines.registry import gpus
 from pipeline.errors import ReplicaLost, UsageError, reason
@@ -154,22 +153,19 @@ class ReplicaActor:
 
     def exchange(self, orders: Orders) -> bytes:
         """The report as MessagePack."""
-        return msgspec.msgpack.encode(self._replica.exchange(orders))
+        return encoded(self._replica.exchange(orders))
 
 
 class ActorLink:
     """The `ReplicaLink` to an actor."""
 
+    devices = ""
+
     def __init__(self, actor: Any, node: str, address: str) -> None:
         self._actor, self.node, self.address = actor, node, address
-        self._decoder = msgspec.msgpack.Decoder(ReplicaReport)
 
     async def exchange(self, orders: Orders) -> ReplicaReport:
-        data = await _answer(self._actor.exchange.remote(orders))
-        try:
-            return self._decoder.decode(data)
-        except (msgspec.DecodeError, TypeError) as error:
-            raise ReplicaLost(f"it sent an invalid report: {error}") from error
+        return decoded(await _answer(self._actor.exchange.remote(orders)))
 
 
 async def _answer(pending: Awaitable[Any]) -> Any:

@@ -1,6 +1,6 @@
 """Chains on engines of this process: settings of a run and open engines enter, an executor with all that decides for it leaves.
 
-A run without a cluster has one of these, and every replica of a run on a cluster.
+A run without replicas has one of these, and so has every replica of a run on several.
 """
 
 from collections.abc import Mapping

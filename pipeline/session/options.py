@@ -72,7 +72,7 @@ def about(help_: str, group: str, metavar: str = "", **more: Any) -> Meta:
 COLUMN_HELP = "Read problem, answer, problem_id, options or grader from a column, or a path in one: problem=body.messages."
 SHARD_HELP = "Only one shard of the problems, 0/COUNT to COUNT-1/COUNT; see `runs merge`."
 BATCH_HELP = "Maximum number of chains (attempts at a problem) in progress at once."
-REPLICAS_HELP = "Replicas on the cluster, each with up to --batch-size chains in flight."
+REPLICAS_HELP = "Replicas of the engines, each with its GPUs or CPU cores of this machine and up to --batch-size chains in flight."
 SCHEDULE_HELP = "pipelined: each chain advances by itself; lockstep: all take each step together; sequential: one chain at a time."
 ADMISSION_HELP = (
     "cache: chains, or their calls, wait while they exceed the engines' KV caches; batch: only the batch size limits how many are"
@@ -80,7 +80,7 @@ ADMISSION_HELP = (
 )
 ORDER_HELP = "input, longest (longest expected first; holds all problems in memory) or longest:RUN (by reasoning length in an earlier run)."
 SHARE_HELP = "Exit with code 3 only if more than this share of the chains failed, 0 to 1."
-CLUSTER_HELP = "Solve on replicas of the engines on a Ray cluster: ray (RAY_ADDRESS, this machine's, or a new one) or ray://HOST:PORT."
+CLUSTER_HELP = "Place the replicas on a Ray cluster: ray (RAY_ADDRESS, this machine's, or a new one) or ray://HOST:PORT."
 SPECULATE_HELP = (
     "What speculate=auto begins with: cache (what the last run on these engines has learnt; not for simulated ones), nothing,"
     " a run folder, or RUN:start (what that run began with)."
@@ -114,8 +114,8 @@ AllowDrift: TypeAlias = Annotated[tuple[str, ...], about("Allow a change of {may
 MaxTime: TypeAlias = Annotated[str, about(MAX_TIME_HELP, "Budget", "TIME")]
 MaxTokens: TypeAlias = Annotated[str, about(MAX_TOKENS_HELP, "Budget", "N")]
 MaxCost: TypeAlias = Annotated[str, about(MAX_COST_HELP, "Budget", "AMOUNT")]
-Cluster: TypeAlias = Annotated[str, about(CLUSTER_HELP, "Cluster", "ray[://HOST:PORT]")]
-Replicas: TypeAlias = Annotated[int, about(REPLICAS_HELP, "Cluster", "N", bounds=(1, 10_000))]
+Cluster: TypeAlias = Annotated[str, about(CLUSTER_HELP, "Replicas", "ray[://HOST:PORT]")]
+Replicas: TypeAlias = Annotated[int, about(REPLICAS_HELP, "Replicas", "N", bounds=(1, 10_000))]
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -171,6 +171,11 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     def bound_engines(self) -> Path | dict[str, dict[str, Any]] | None:
         """The engines in place of those that the graph names."""
         return self.planned_engines or self.engines
+
+    @property
+    def on_replicas(self) -> bool:
+        """True if replicas solve, here or on a cluster, and not engines of this process."""
+        return self.cluster is not None or self.replicas > 1
 
     @property
     def max_live(self) -> int:
@@ -293,10 +298,11 @@ def check_resume(options: RunOptions) -> None:
 
 
 def check_replicas(options: RunOptions) -> None:
-    """Raise `UsageError` if options need all chains in one process, or engines on this machine."""
+    """Raise `UsageError` if options need all chains in one process, or on a cluster engines of this machine."""
     if options.schedule == "lockstep":
-        raise UsageError("--schedule lockstep cannot be combined with --cluster: it synchronises all chains in one process; use pipelined")
-    if any(fields.get("backend") in _LOADED for fields in options.planned_engines.values()):
+        other = "--replicas" if options.cluster is None else "--cluster"
+        raise UsageError(f"--schedule lockstep cannot be combined with {other}: it synchronises all chains in one process; use pipelined")
+    if options.cluster is not None and any(fields.get("backend") in _LOADED for fields in options.planned_engines.values()):
         what = "chooses engines for the GPUs of this machine, but replicas run on others"
         write = "pipeline doctor GRAPH --as 4xH100-80GB --model ... -o engines.yaml"
         raise UsageError(f"--model: {what}; write an engines file with `{write}` and pass it with --engines")
@@ -347,3 +353,5 @@ class RunKeywords(GraphKeywords, total=False):
     resume: Resume
     retry_failed: RetryFailed
     allow_drift: Sequence[str]
+    replicas: Replicas
+    """Those of this machine: processes, which know no judge that is a function here."""

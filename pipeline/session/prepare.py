@@ -240,7 +240,7 @@ def prepare(
     earlier: Thoughts | None = None,
 ) -> Prepared:
     """Prepare a run in a `folder` that this process holds; `fingerprint` and `earlier` thoughts where they are known already."""
-    if options.cluster is not None:
+    if options.on_replicas:
         check_replicas(options)
     if folder is not None and old is not None:
         check_served(folder, old, served=options.served)

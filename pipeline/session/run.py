@@ -1,7 +1,7 @@
 """A run from its options to its end, in two phases: `prepare.prepared` checks, holds the folder and reads it; `solve` opens the engines,
 solves what is left and records how it ended.
 
-Who solves the chains is a `Site`: engines of this process, or the replicas of a cluster. Nothing is printed, no signal is handled and no
+Who solves the chains is a `Site`: engines of this process, or replicas. Nothing is printed, no signal is handled and no
 argument of the process is read: the command line and the Python API do what each of them needs around it.
 """
 

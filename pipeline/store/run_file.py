@@ -118,12 +118,14 @@ class Totals(Struct, frozen=True, kw_only=True):
 
 
 class Replica(Struct, frozen=True, kw_only=True):
-    """One replica of a session on a cluster: a set of open engines, on one node at a time, that is handed chains."""
+    """One replica of a session: a set of open engines, on one node or on devices of one machine, that is handed chains."""
 
     node: str | None = None
-    """The cluster's id of the node that it was on last; null where it never started."""
+    """The cluster's id of the node that it was on last; null where it never started, and on one machine."""
     address: str | None = None
     """The network address of that node."""
+    devices: str | None = None
+    """The devices of the machine that it had, such as `GPU 2-3`; null on a cluster, and for simulated engines and servers."""
     starts: Count = 0
     """How often its engines were started."""
     losses: list[str] = []
@@ -150,7 +152,7 @@ class Session(Struct, frozen=True, kw_only=True):
     command: list[str] = []
     versions: dict[str, str] = {}
     engine_statistics: dict[str, EngineStatistics] = {}
-    """Each engine's own totals at the end of the session, by role; on a cluster those of all replicas together."""
+    """Each engine's own totals at the end of the session, by role; those of all replicas together."""
     replicas: list[Replica] = []
     """The replicas by their numbers; empty where the process itself had the engines."""
 

@@ -15,7 +15,7 @@ from tests.support.paths import SIM
 from tests.support.runs import write_problems
 
 SHORT = {"--output": "-o", "--input": "-i", "--limit": "-n", "--set": "-s", "--quiet": "-q", "--verbose": "-v", "--yes": "-y"}
-HEADINGS = ["Input", "Models", "Prompting", "Scheduling", "Output", "Resume", "Cluster", "Display"]
+HEADINGS = ["Input", "Models", "Prompting", "Scheduling", "Output", "Resume", "Replicas", "Display"]
 
 
 def inner(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:

@@ -128,7 +128,7 @@ def test_bad_rows_are_rows_of_the_run(tmp_path: Path) -> None:
 
 def test_lockstep_is_refused(problems: Path, tmp_path: Path) -> None:
     lockstep = options_of(tmp_path, "run", problems, schedule="lockstep")
-    words = r"^--schedule lockstep cannot be combined with --cluster: it synchronises all chains in one process; use pipelined$"
+    words = r"^--schedule lockstep cannot be combined with --replicas: it synchronises all chains in one process; use pipelined$"
     with pytest.raises(UsageError, match=words):
         on_replicas(lockstep)
 

@@ -50,7 +50,7 @@ def test_the_table_has_a_row_for_each_and_columns_for_what_was() -> None:
     table = figures.replicas_table([*FEW, lost])
     assert table.columns == (
         "replica",
-        "node",
+        "place",
         "chains",
         "problems/s",
         "generated tokens/s",

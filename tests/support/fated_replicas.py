@@ -67,7 +67,7 @@ def at_first(**fates: Fate) -> Fates:
 class FatedLink:
     """The link to a replica of this event loop that has a fate. What passes it is copied as between processes."""
 
-    address = ""
+    address = devices = ""
 
     def __init__(self, replica: ReplicaWorker, node: str, fate: Fate) -> None:
         self.node, self._replica, self._fate = node, replica, fate

@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster on this machine, whose engines wait in real time in place of computing."""
+"""Runs on replicas on this machine whose engines wait in real time in place of computing."""
 
 import threading
 from collections.abc import Callable, Iterator

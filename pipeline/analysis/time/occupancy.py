@@ -108,7 +108,8 @@ class ReplicaFigures(Struct, frozen=True, kw_only=True):
     replica: int
     """Its number, from 0."""
     nodes: tuple[str, ...]
-    """The cluster's ids of the nodes that it was on, as far as rows and `run.json` name them, the first one first."""
+    """The cluster's ids of the nodes that it was on, as far as rows and `run.json` name them, the first one first; of a replica without a
+    cluster the devices that it had."""
     chains: int
     """Chains that ended on it, failed ones included."""
     done: int
@@ -273,7 +274,7 @@ FROM lives WHERE replica IS NOT NULL GROUP BY replica
 def _figures(work: RunTimes, mine: Occupancy, chains: _ReplicaChains, nodes: Sequence[str], tokens: Mapping[str, int]) -> ReplicaFigures:
     span_s, sessions = mine.span_s, _sessions(work, chains.replica)
     engines = {role: _engine(mine.engines[role], sampled, span_s) for role, sampled in tokens.items()}
-    known = [*nodes, *(session.node for session in sessions if session.node is not None)]
+    known = [*nodes, *(place for session in sessions if (place := session.node or session.devices) is not None)]
     return ReplicaFigures(
         replica=chains.replica,
         nodes=tuple(dict.fromkeys(known)),

@@ -20,6 +20,7 @@ from pipeline.engines.placement.choices import Choice, Served, Weights, card_of,
 from pipeline.engines.placement.demand import Demands, demands
 from pipeline.engines.placement.layout import FEW_CONTEXTS, Planner, room
 from pipeline.engines.placement.machines import described
+from pipeline.engines.placement.shares import part_of
 from pipeline.engines.torch.backend import cuda_build, gpu_of, torch_examination
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.check import CUDA_INSTALL, findings
@@ -56,8 +57,10 @@ def place(
     engines: Path | Mapping[str, Any] | None = None,
     batch_size: int = 64,
     machine: Machine | None = None,
+    replicas: int = 1,
 ) -> Placement:
-    """Engines for `graphs` with these `models` by role, on `machine`, by default this one, where they must be able to start.
+    """Engines for `graphs` with these `models` by role, on `machine`, by default this one, where they must be able to start `replicas`
+    times.
 
     With `engines`, a file or what it holds, only the models in it are replaced. Raises `UsageError`.
     """
@@ -65,8 +68,8 @@ def place(
         return Placement(engines=_replaced(read_choices(models), engines, settings))
     asked = demands(graphs, settings, batch_size, models)
     choices = read_choices(models, {role: asked.plans[0].name for role in asked.by_role if role not in models})
-    here = machine or look()
-    placer = _Placer({role: choices[role] for role in models if role in asked.by_role}, asked, settings, here)
+    chosen = {role: choices[role] for role in models if role in asked.by_role}
+    placer = _Placer(chosen, asked, settings, machine or look(), replicas)
     if machine is None:
         refuse(placer.findings())
     return Placement(engines=placer.engines(), sentences=(placer.line(), *placer.remarks()))
@@ -103,8 +106,9 @@ def _said(roles: Mapping[str, Mapping[str, Any]], settings: Sequence[str]) -> Ro
 class _Placer:
     """Places engines on a machine: servers anywhere, vLLM's by a memory plan, torch's a GPU each or the CPU."""
 
-    def __init__(self, choices: Mapping[str, Choice], asked: Demands, settings: Sequence[str], machine: Machine) -> None:
-        self._asked, self._machine = asked, machine
+    def __init__(self, choices: Mapping[str, Choice], asked: Demands, settings: Sequence[str], whole: Machine, replicas: int) -> None:
+        self._asked, self._whole, self._replicas = asked, whole, replicas
+        self._machine = machine = part_of(whole, replicas)
         self._uses_vllm = bool(machine.gpus) and build(machine) == "cuda"
         loaded = {role: choice for role, choice in choices.items() if isinstance(choice, Weights)}
         backend = "vllm" if self._uses_vllm else "torch"
@@ -218,8 +222,11 @@ class _Placer:
             what = f"there is room for {chains:.1f} full contexts at once, so chains will wait for each other"
             said.append(f"{what}; more GPUs or a quantized model (such as --set engines.{largest}.quantization=fp8) would hold more")
         used = {index for spec in self._vllm.specs.values() for index in devices_of(spec)}
-        if idle := [gpu.index for gpu in self._machine.gpus if gpu.index not in used]:
-            said.append(f"GPU {ranges(idle)} will be idle; a second run with --shard can use it (CUDA_VISIBLE_DEVICES)")
+        each, there = max(used) + 1, len(self._whole.gpus)
+        busy = {each * replica + index for replica in range(self._replicas) for index in used}
+        if idle := [index for index in range(there) if index not in busy]:
+            more = "; `pipeline run --replicas 2` would place all engines on each half of the GPUs" if self._replicas == 1 else ""
+            said.append(f"GPU {ranges(idle)} will be idle{more}")
         return said
 
     def _papers_prompts(self) -> Iterator[str]:

@@ -174,7 +174,7 @@ def which(replicas: Sequence[ReplicaFigures]) -> str:
 def replicas_table(replicas: Sequence[ReplicaFigures]) -> Table:
     """A row for each replica that is `shown`."""
     idle = {cause: short for cause, (_, short, _) in CAUSES.items() if any(each.idle_share[cause] > 0 for each in replicas)}
-    head = ("replica", "node", "chains", "problems/s", "generated tokens/s", "busy")
+    head = ("replica", "place", "chains", "problems/s", "generated tokens/s", "busy")
     columns = (*head, *(f"idle: {words}" for words in idle.values()), "own tail", "starts", "losses")
     rows = [
         (

@@ -54,7 +54,16 @@ def test_two_cards_are_shared_by_both_models_where_that_leaves_more_room() -> No
 def test_models_get_cards_of_their_own_where_there_is_room_for_every_chain() -> None:
     found = placed("8xH100-80GB")
     assert (gpus(found.engines["target"]), gpus(found.engines["draft"])) == ([0, 1, 2, 3], [7])
-    assert any("GPU 4-6 will be idle" in sentence for sentence in found.sentences)
+    assert found.sentences[-1] == "GPU 4-6 will be idle; `pipeline run --replicas 2` would place all engines on each half of the GPUs"
+
+
+def test_of_replicas_each_gets_its_part_of_the_machine() -> None:
+    found = placed("8xH100-80GB", replicas=4)
+    assert found.engines == placed("2xH100-80GB").engines
+    small = {"target": "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "draft": PAIR["draft"]}
+    assert placed("8xH100-80GB", small, replicas=2).sentences[-1] == "GPU 2, 6 will be idle"
+    with pytest.raises(UsageError, match=r"^--replicas 9: each replica needs a GPU, but this machine has 8"):
+        placed("8xH100-80GB", replicas=9)
 
 
 def test_engines_get_calls_and_sequences_for_the_batch() -> None:

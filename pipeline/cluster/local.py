@@ -1,0 +1,161 @@
+"""Replicas on this machine, without a cluster: settings enter, a `Launcher` leaves.
+
+Replicas whose engines compute are processes that divide the GPUs of the machine, or its cores. Those of simulated engines are tasks of this
+event loop, so that all replicas are on one simulated clock: such a run says what so many machines would do.
+"""
+
+import pickle
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.to_thread
+from msgspec import structs
+
+from pipeline.cluster.fleet import Launcher, solve_on_replicas
+from pipeline.cluster.messages import Orders, ReplicaLink, ReplicaReport, decoded
+from pipeline.cluster.replica_process import receive, send
+from pipeline.cluster.replica_worker import ReplicaWorker
+from pipeline.engines.placement.shares import DeviceShare, divided
+from pipeline.engines.process.engine import ROOM_AGAIN_S, ROOM_LOOKS
+from pipeline.errors import ReplicaLost, UsageError, reason
+from pipeline.session.loop import Stop
+from pipeline.session.observer import Attend, Observer
+from pipeline.session.prepare import Prepared, RunSettings
+from pipeline.session.run import SessionResult
+from pipeline.system.machine import gpus, look
+from pipeline.system.tasks import background_tasks
+from pipeline.system.worker_process import Program, WorkerProcess
+
+CLOSE_S = 20.0
+"""Most seconds that a replica may take to close its engines once nobody asks it any more; then it is killed, and they end with it."""
+EXIT_S = 0.5
+"""How long a replica that closed its socket has to leave its exit status; then it is killed."""
+FREED = 0.95
+"""A replica is started again once this share of the memory that was free before is free again on its GPUs."""
+
+
+async def solve_on_this_machine(
+    ready: Prepared, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None
+) -> SessionResult:
+    """Solve on replicas on this machine, as `pipeline.session.run.solve` does without. Raises `UsageError` where it has too few devices."""
+    settings = ready.settings
+    if settings.virtual_time:
+        return await solve_on_replicas(task_launcher(settings), ready, observer, stop, attend=attend)
+    if judges := settings.options.judges:
+        what = f"the judge {judges[0]!r} is known to this process alone, and replicas are others"
+        raise UsageError(f"--replicas {settings.options.replicas}: {what}; make it a plugin (guides/custom-judge in the documentation)")
+    machine = await anyio.to_thread.run_sync(look)
+    division = divided(settings.plan.engines, machine, settings.options.replicas)
+    for sentence in division.sentences:
+        observer.tell(sentence)
+    return await solve_on_replicas(process_launcher(settings, division.shares), ready, observer, stop, attend=attend)
+
+
+def task_launcher(settings: RunSettings) -> Launcher:
+    """Starts replicas as tasks of the running event loop."""
+
+    @asynccontextmanager
+    async def launch(number: int) -> AsyncIterator[ReplicaLink]:
+        replica = ReplicaWorker(settings)
+        async with background_tasks() as tasks:
+            tasks.start_soon(replica.serve)
+            yield TaskLink(replica)
+
+    return launch
+
+
+class TaskLink:
+    """The `ReplicaLink` to a replica of this event loop."""
+
+    node = address = devices = ""
+
+    def __init__(self, replica: ReplicaWorker) -> None:
+        self._replica = replica
+
+    async def exchange(self, orders: Orders) -> ReplicaReport:
+        return await self._replica.exchange(orders)
+
+
+def process_launcher(settings: RunSettings, shares: Sequence[DeviceShare]) -> Launcher:
+    """Starts replicas as processes with these devices."""
+    started: set[int] = set()
+
+    @asynccontextmanager
+    async def launch(number: int) -> AsyncIterator[ReplicaLink]:
+        share = shares[number]
+        if number in started:
+            await _wait_for_room(share)
+        started.add(number)
+        try:
+            process = WorkerProcess(_program(share))
+        except OSError as error:
+            raise ReplicaLost(f"its process cannot be started: {reason(error)}") from error
+        process.socket.setblocking(False)
+        try:
+            async with background_tasks() as tasks:
+                tasks.start_soon(_read_stderr, process)
+                link = ProcessLink(process, share.words)
+                own = structs.replace(settings.plan, engines=share.own(settings.plan.engines))
+                await link.send(structs.replace(settings, plan=own))
+                yield link
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(process.end)
+            process.close_files()
+
+    return launch
+
+
+def _program(share: DeviceShare) -> Program:
+    names = ",".join(gpu.cuda_name for gpu in share.gpus)
+    return Program(
+        module="pipeline.cluster.replica_process",
+        arguments=(",".join(map(str, share.cores)),),
+        environment={"CUDA_VISIBLE_DEVICES": names, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if names else {},
+        shutdown_s=CLOSE_S,
+    )
+
+
+async def _read_stderr(process: WorkerProcess) -> None:
+    """Read what it writes, and keep the end of it, in which an error is that ends it."""
+    while True:
+        await anyio.wait_readable(process.stderr)
+        if not process.read_stderr():
+            return
+
+
+async def _wait_for_room(share: DeviceShare) -> None:
+    """Wait a while for the GPU memory of what a lost replica had started, which ends a moment after it."""
+    for _ in range(ROOM_LOOKS):
+        free = {gpu.index: gpu.free_bytes or 0 for gpu in await anyio.to_thread.run_sync(gpus)}
+        if all(gpu.free_bytes is None or free.get(gpu.index, 0) >= FREED * gpu.free_bytes for gpu in share.gpus):
+            return
+        await anyio.sleep(ROOM_AGAIN_S)
+
+
+class ProcessLink:
+    """The `ReplicaLink` to a process of this machine."""
+
+    node = address = ""
+
+    def __init__(self, process: WorkerProcess, devices: str) -> None:
+        self._process, self.devices = process, devices
+
+    async def send(self, message: RunSettings | Orders) -> None:
+        """Raises `ReplicaLost`."""
+        try:
+            await send(self._process.socket, pickle.dumps(message))
+        except OSError as error:
+            raise await self._loss() from error
+
+    async def exchange(self, orders: Orders) -> ReplicaReport:
+        await self.send(orders)
+        try:
+            return decoded(await receive(self._process.socket))
+        except (EOFError, OSError) as error:
+            raise await self._loss() from error
+
+    async def _loss(self) -> ReplicaLost:
+        await anyio.to_thread.run_sync(self._process.wait, EXIT_S)
+        return ReplicaLost(f"its process ended: {self._process.exit_reason()}")
