@@ -175,7 +175,7 @@ class Starts(Listener):
         self._phases = {role: ("waiting to start", at) for role, at in self._began.items()}
         self._plain = notice_settings().verbose and not has_panel()
         """Every phase is a line of its own."""
-        self._heard = False
+        self._heard, self.verbose = False, notice_settings().verbose
 
     def phase(self, role: str, phase: str) -> None:
         self._heard = True
@@ -214,9 +214,11 @@ class Starts(Listener):
         return table
 
     def end(self) -> None:
-        """All engines are open; one that starts again later is news."""
+        """The engines are open, of replicas at least those of one; one that starts again later is news."""
         if self._heard:
-            print_notice(f"engines ready after {self._now() - self._first:.1f} s")
+            ready = sum(phase == READY for phase, _ in self._phases.values())
+            what = "engines" if ready == len(self._phases) else f"{ready} of {len(self._phases)} engines"
+            print_notice(f"{what} ready after {self._now() - self._first:.1f} s")
         self._plain = not has_panel()
 
 

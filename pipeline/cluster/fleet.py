@@ -20,7 +20,9 @@ from pipeline.cluster.chain_queue import ChainQueue
 from pipeline.cluster.fleet_member import FleetMember
 from pipeline.cluster.messages import OpenReplica, Orders, ReplicaLink, ReplicaReport
 from pipeline.engine import Engine, EngineStatistics, Usage
+from pipeline.engines.startup import Listener
 from pipeline.errors import ReplicaLost, RunError, UsageError
+from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.admission.feed import Feed
 from pipeline.runtime.clock import Clock, backoff_s
 from pipeline.runtime.lane import Lane
@@ -46,6 +48,8 @@ MOMENT_S = 1.0
 """Most seconds that orders wait for chains that are being read."""
 END_S = 10.0
 """Most seconds that replicas may take to end when all chains are over, or the run is stopped."""
+STARTS_SHOWN = 8
+"""Of so many replicas the first ones, it is displayed how their engines start."""
 ENGINES_OWN = frozenset({"EngineUnavailable", "BadCompletion"})
 """Errors of chains that are those of the engines: the chain is tried once more on another replica."""
 
@@ -61,10 +65,11 @@ async def solve_on_replicas(
         opening = time.monotonic()
         with ready.announced():
             async with background_tasks() as tasks:
-                fleet = Fleet(ready.options.replicas, launch, observer.tell)
-                for member in fleet.members:
-                    tasks.start_soon(fleet.keep, member)
-                opened = await fleet.wait_open()
+                with observer.starting(_starts(ready)) as listener:
+                    fleet = Fleet(ready.options.replicas, launch, observer.tell, listener)
+                    for member in fleet.members:
+                        tasks.start_soon(fleet.keep, member)
+                    opened = await fleet.wait_open()
                 run = begin(ready, opened.facts, time.monotonic() - opening)
                 result = await execute(run, fleet, observer, stop)
                 return structs.replace(result, notices=opened.notices)
@@ -72,14 +77,24 @@ async def solve_on_replicas(
     return await attended(on_replicas, stop or Stop(), attend)
 
 
+def _starts(ready: Prepared) -> dict[str, EngineSpec]:
+    """The engines of replicas whose start is displayed, by their names there."""
+    shown = range(min(ready.options.replicas, STARTS_SHOWN))
+    return {_name(role, number): spec for number in shown for role, spec in ready.plan.engines.items()}
+
+
+def _name(role: str, replica: int) -> str:
+    return f"{role} of replica {replica}"
+
+
 class Fleet:
     """The replicas of one session, its `Site`: starts them, and lost ones again, and exchanges orders for reports."""
 
-    def __init__(self, count: int, launch: Launcher, tell: Tell) -> None:
+    def __init__(self, count: int, launch: Launcher, tell: Tell, listener: Listener) -> None:
         self.members = [FleetMember(number) for number in range(count)]
         self.failure: Exception | None = None
         """Why no replica is left, or what went wrong here."""
-        self._launch, self._tell, self._changed = launch, tell, anyio.Event()
+        self._launch, self._tell, self._listener, self._changed = launch, tell, listener, anyio.Event()
         self._opened: OpenReplica | None = None
         """What the first replica said whose engines were open."""
         self._work: FleetWork | None = None
@@ -153,6 +168,7 @@ class Fleet:
             except TimeoutError as error:
                 raise ReplicaLost(f"it reported nothing for {SILENT_S:g} s") from error
             member.hear(report)
+            self._pass_on(member, report)
             if report.opened is not None:
                 self._open(report.opened)
             if self._work is not None:
@@ -162,6 +178,14 @@ class Fleet:
                 raise UsageError(report.failure.what) if report.failure.usage else ReplicaLost(report.failure.what)
             if report.over and not self._ending:
                 raise ReplicaLost("it ended unexpectedly")
+
+    def _pass_on(self, member: FleetMember, report: ReplicaReport) -> None:
+        """Let the display of the starts hear what engines say, until some are open, and of what their processes print always."""
+        if self._opened is None and member.number < STARTS_SHOWN:
+            for role, phase in report.phases:
+                self._listener.phase(_name(role, member.number), phase)
+        for role, line in report.lines:
+            self._listener.output(_name(role, member.number), line)
 
     def _open(self, opened: OpenReplica) -> None:
         """The engines of a replica are open; raises `UsageError` where they would not continue what those of another one wrote."""

@@ -77,7 +77,9 @@ class FleetMember:
         """It has reported."""
         self.opened |= report.opened is not None
         self.wants, self.live = report.wants, report.live
-        self.serving, self._phase = not report.over, report.phase or self._phase
+        self.serving = not report.over
+        for role, phase in report.phases:
+            self._phase = f"{role}: {phase}"
         self._now = report.statistics or self._now
         self._pauses = self._pauses if report.pauses is None else report.pauses
 

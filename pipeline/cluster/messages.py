@@ -63,8 +63,10 @@ class ReplicaFailure(Struct, frozen=True, kw_only=True):
 class ReplicaReport(Struct, frozen=True, kw_only=True):
     """What happened on a replica since its report before."""
 
-    phase: str = ""
-    """What its engines do while they start."""
+    phases: list[tuple[str, str]] = []
+    """What its engines have begun to do while they start, each with its role."""
+    lines: list[tuple[str, str]] = []
+    """What their processes have printed, each line with the role."""
     opened: OpenReplica | None = None
     """In the first report after its engines were open."""
     calls: list[CallRow] = []

@@ -5,6 +5,7 @@ its rows go is different. It writes nothing to disk.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -34,6 +35,8 @@ GATHER_S = 0.1
 """How long a report waits for more to say once something has happened."""
 MAX_ROWS = 8192
 """No new chain starts while this many rows are not reported."""
+MAX_LINES = 1000
+"""How many lines that its engines print wait for a report; of more the last ones."""
 AHEAD = 8
 """A replica keeps one chain waiting for every `AHEAD` chains of its batch size, at least one, so that a place is filled at once."""
 
@@ -84,7 +87,8 @@ class ReplicaWorker:
         self._feed, self._outbox = Arrivals(), Outbox(self._tell)
         self._chains: Chains | None = None
         self._news, self._scope = anyio.Event(), anyio.CancelScope()
-        self._phase = ""
+        self._phases: list[tuple[str, str]] = []
+        self._lines = deque[tuple[str, str]](maxlen=MAX_LINES)
         self._opened: OpenReplica | None = None
         """What is to be reported of the engines, once, when they are open."""
         self._no_more, self._end = False, ""
@@ -173,8 +177,11 @@ class ReplicaWorker:
         calls, steps, ended = self._outbox.take()
         chains = self._chains
         opened, self._opened = self._opened, None
+        phases, self._phases = self._phases, []
+        lines = [self._lines.popleft() for _ in range(len(self._lines))]
         return ReplicaReport(
-            phase=self._phase,
+            phases=phases,
+            lines=lines,
             opened=opened,
             calls=calls,
             steps=steps,
@@ -201,18 +208,27 @@ class ReplicaWorker:
 
     @contextmanager
     def _starting(self, specs: Mapping[str, EngineSpec]) -> Iterator[Listener]:
-        yield _Phases(self._say)
+        yield _Heard(self)
 
-    def _say(self, phase: str) -> None:
-        self._phase = phase
+    def hear_phase(self, role: str, phase: str) -> None:
+        """An engine that starts has begun with this phase."""
+        self._phases.append((role, phase))
+        self._tell()
+
+    def hear_line(self, role: str, line: str) -> None:
+        """The process of an engine has printed this line."""
+        self._lines.append((role, line))
         self._tell()
 
 
-class _Phases(Listener):
-    """Hears how engines start."""
+class _Heard(Listener):
+    """Passes on what engines say of themselves."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, replica: ReplicaWorker) -> None:
+        self._replica = replica
 
     def phase(self, role: str, phase: str) -> None:
-        self._say(f"{role}: {phase}")
+        self._replica.hear_phase(role, phase)
+
+    def output(self, role: str, line: str) -> None:
+        self._replica.hear_line(role, line)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.live import Starts
+from pipeline.cli.terminal import NoticeOptions, notices_as
 from pipeline.engines.startup import READY, Listener, listening, tell_phase
 from pipeline.session.prepare import load_plan
 from tests.support.commands import pipeline
@@ -41,6 +42,23 @@ def test_every_engine_says_what_it_does_and_for_how_long() -> None:
     clock.now = 107.5
     starts.phase("target", READY)
     assert starts.line("target") == "ready after 7.5 s"
+
+
+def test_the_engines_of_replicas_that_are_not_ready_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    specs = load_plan(ROOT / "graphs/speccot.yaml", SIM, ()).engines
+    clock = Clock()
+    starts = Starts({f"{role} of replica {number}": spec for number in range(2) for role, spec in specs.items()}, clock)
+    for role in specs:
+        starts.phase(f"{role} of replica 1", READY)
+    clock.now = 3.0
+    starts.end()
+    assert capsys.readouterr().err.splitlines()[-1] == "2 of 4 engines ready after 3.0 s"
+
+
+def test_programs_log_what_they_do_where_the_command_is_verbose() -> None:
+    for verbose in (True, False):
+        notices_as(NoticeOptions(verbose=verbose))
+        assert Starts({}).verbose is verbose
 
 
 def test_phases_go_to_who_listens_and_to_nobody_else() -> None:

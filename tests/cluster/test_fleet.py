@@ -1,8 +1,8 @@
 """Whole runs on replicas: their options, how they are stopped and go on, and that nothing is lost or twice whatever becomes of replicas."""
 
 import random
-from collections.abc import Callable, Coroutine
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from pipeline.cluster.fleet import SILENT_S
 from pipeline.cluster.fleet_member import MAX_LOSSES
 from pipeline.cluster.messages import ReplicaFailure, ReplicaReport
 from pipeline.engines.sim.spec import SimFaultsSpec
+from pipeline.engines.startup import Listener
 from pipeline.errors import Interrupted, RunError, UsageError
 from pipeline.runtime.clock import backoff_s
 from pipeline.session.loop import Stop
@@ -124,6 +125,29 @@ def test_bad_rows_are_rows_of_the_run(tmp_path: Path) -> None:
     result = on_replicas(options_of(tmp_path, "run", problems, replicas=2))
     check_whole(result, alone)
     assert (result.exit_code, result.done, result.failed) == (3, 4, 2)
+
+
+def test_starts_of_engines_are_heard_until_some_are_open_and_what_they_print_always(problems: Path, tmp_path: Path) -> None:
+    heard, names = list[tuple[str, str]](), list[str]()
+
+    class Ear(Listener):
+        def phase(self, role: str, phase: str) -> None:
+            heard.append((role, phase))
+
+        output = phase
+
+    def forge(report: ReplicaReport) -> ReplicaReport:
+        said = [("target", "loading")] if report.opened else []
+        return structs.replace(report, phases=said, lines=[(role, "hello") for role, _ in said])
+
+    def starting(specs: Mapping[str, Any]) -> nullcontext[Listener]:
+        names.extend(specs)
+        return nullcontext(Ear())
+
+    fates = always(r0=Fate(forge=forge), r1=Fate(late_s=2.0, forge=forge))
+    on_replicas(options_of(tmp_path, "run", problems, replicas=2), fates, Observer(starting=starting))
+    assert sorted(names) == [f"{role} of replica {number}" for role in ("draft", "target") for number in (0, 1)]
+    assert heard == [("target of replica 0", "loading"), ("target of replica 0", "hello"), ("target of replica 1", "hello")]
 
 
 def test_lockstep_is_refused(problems: Path, tmp_path: Path) -> None:
