@@ -4,6 +4,7 @@ simulated ones on one clock."""
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from pipeline.engines.placement.machines import machine_named
 from pipeline.engines.placement.shares import DeviceShare
 from pipeline.errors import ReplicaLost, UsageError
 from pipeline.session.loop import Stop, in_loop
-from pipeline.session.observer import Observer
+from pipeline.session.observer import Observer, View
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.prepare import RunSettings, load_plan, prepared
 from pipeline.session.run import SessionResult, run
@@ -47,6 +48,20 @@ def replicas_of(process: psutil.Process) -> list[psutil.Process]:
 def check_gone(processes: list[psutil.Process]) -> None:
     _, left = psutil.wait_procs(processes, timeout=HANGS_S)
     assert left == []
+
+
+def watched() -> tuple[Observer, list[View]]:
+    """An observer, and what it gets to watch."""
+    views: list[View] = []
+    return Observer(watch=lambda view: nullcontext(views.append(view))), views
+
+
+async def abort_at(views: list[View], done: int, stop: Stop, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+    """A task beside a run that stops it when so many chains are done."""
+    task_status.started()
+    while not (views and views[0].progress.done >= done):  # noqa: ASYNC110  (to poll is what a display does)
+        await anyio.sleep(0.02)
+    stop.abort()
 
 
 class TestSimulated:
@@ -91,23 +106,26 @@ class TestSimulated:
         assert "--schedule lockstep cannot be combined with --replicas" in refused.stderr
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("processes")
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> SessionResult:
+    """The run of one process, on virtual time, whose answers all others are to give."""
+    write_problems(folder, CHAINS)
+    return run(waiting(folder, "alone"))
+
+
+def waiting(folder: Path, name: str, **more: Any) -> RunOptions:
+    engines = engines_file(folder)
+    graph = ROOT / "graphs/speccot.yaml"
+    return RunOptions(graph=graph, engines=engines, input=folder / "problems.jsonl", output=folder / name, **{"batch_size": 4, **more})
+
+
 class TestProcesses:
     """Processes whose engines wait in real time in place of computing."""
-
-    @pytest.fixture(scope="class")
-    def folder(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return tmp_path_factory.mktemp("processes")
-
-    @pytest.fixture(scope="class")
-    def alone(self, folder: Path) -> SessionResult:
-        """The run of one process, on virtual time, whose answers all others are to give."""
-        write_problems(folder, CHAINS)
-        return run(self.options(folder, "alone"))
-
-    def options(self, folder: Path, name: str, **more: Any) -> RunOptions:
-        engines = engines_file(folder)
-        graph = ROOT / "graphs/speccot.yaml"
-        return RunOptions(graph=graph, engines=engines, input=folder / "problems.jsonl", output=folder / name, **{"batch_size": 4, **more})
 
     def here(self, options: RunOptions, observer: Observer | None = None) -> SessionResult:
         plan = load_plan(options.graph, options.bound_engines, options.settings)
@@ -125,7 +143,7 @@ class TestProcesses:
     def test_a_replica_that_is_killed_is_replaced_and_its_chains_go_on(self, folder: Path, alone: SessionResult) -> None:
         told: list[str] = []
         struck = when(8, lambda view: replicas_of(psutil.Process())[0].kill(), told)
-        result = self.here(self.options(folder, "struck", replicas=2), struck)
+        result = self.here(waiting(folder, "struck", replicas=2), struck)
         self.check(result, alone)
         replicas = result.run.sessions[-1].replicas
         assert sorted(each.starts for each in replicas) == [1, 2]
@@ -135,11 +153,12 @@ class TestProcesses:
 
     def test_a_driver_that_is_stopped_goes_on_in_one_process(self, folder: Path, alone: SessionResult) -> None:
         """The folder is that of any run."""
-        options = self.options(folder, "stopped", replicas=2)
+        options = waiting(folder, "stopped", replicas=2)
         plan = load_plan(options.graph, options.bound_engines)
         with prepared(options, plan, virtual=False) as ready:
-            stop, done = Stop(), when(4, lambda view: stop.abort(), [])
-            stopped: SessionResult = in_loop(partial(solve_on_this_machine, ready, done, stop), virtual=False)
+            observer, views = watched()
+            carried = partial(solve_on_this_machine, ready, observer, attend=partial(abort_at, views, 4))
+            stopped: SessionResult = in_loop(carried, virtual=False)
         assert replicas_of(psutil.Process()) == []
         assert stopped.exit_code == 130
         assert 4 <= stopped.done < CHAINS
@@ -148,14 +167,14 @@ class TestProcesses:
     def test_a_model_that_is_not_there_is_one_sentence(self, folder: Path, alone: SessionResult) -> None:
         engines = folder / "missing.yaml"
         engines.write_text("target: {backend: torch, device: cpu, model: /nowhere/target}\n")
-        options = structs.replace(self.options(folder, "missing", replicas=core_count()), engines=engines, graph=Path("target"))
+        options = structs.replace(waiting(folder, "missing", replicas=core_count()), engines=engines, graph=Path("target"))
         with pytest.raises(UsageError, match="/nowhere/target"):
             self.here(options)
         assert not (folder / "missing").exists()
 
     def test_a_process_sees_its_gpus_alone_and_its_last_error_is_told(self, folder: Path, alone: SessionResult) -> None:
         plan = load_plan(ROOT / "graphs/speccot.yaml", engines_file(folder))
-        settings = RunSettings(plan=plan, options=self.options(folder, "unused"), run_id="run", virtual_time=False)
+        settings = RunSettings(plan=plan, options=waiting(folder, "unused"), run_id="run", virtual_time=False)
         launch = process_launcher(settings, [DeviceShare(gpus=(structs.replace(machine_named("4xH100-80GB").gpus[3], index=0),))])
         bare = process_launcher(settings, [DeviceShare(cores=(1 << 16,))])
         seen: list[dict[str, str]] = []
