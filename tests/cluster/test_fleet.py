@@ -1,10 +1,10 @@
 """Whole runs on replicas: their options, how they are stopped and go on, and that nothing is lost or twice whatever becomes of replicas."""
 
 import random
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 import pytest
@@ -31,6 +31,7 @@ from tests.support.fated_replicas import (
     on_replicas,
     options_of,
     places,
+    stopping,
 )
 from tests.support.killed import cut
 from tests.support.runs import rows, said, write_problems
@@ -40,22 +41,10 @@ pytestmark = pytest.mark.slow  # whole runs
 DYING = SimFaultsSpec(dies_after_calls=5)
 MUMBLING = SimFaultsSpec(garbage_share=1.0)
 DIED = "it died as it was told to"
-How = Literal["drain", "abort"]
 
 
 def pause(number: int, loss: int) -> float:
     return backoff_s(f"replica {number}", loss)
-
-
-def stopping(how: How, at_s: float) -> Callable[..., Coroutine[Any, Any, None]]:
-    """A task beside a run that stops it."""
-
-    async def attend(stop: Stop, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        await anyio.sleep(at_s)
-        getattr(stop, how)()
-
-    return attend
 
 
 @pytest.mark.parametrize(("count", "batch_size"), [(1, 2), (2, 4), (4, 1), (9, 3)])

@@ -26,9 +26,8 @@ from pipeline.session.prepare import RunSettings, load_plan, prepared
 from pipeline.session.run import SessionResult, run
 from pipeline.store.run_file import RunFile
 from pipeline.system.machine import core_count
-from tests.cluster.test_fleet import stopping
 from tests.support.commands import begun, pipeline, spawned
-from tests.support.fated_replicas import options_of, places
+from tests.support.fated_replicas import options_of, places, stopping
 from tests.support.hanging_together import check_hangs_together
 from tests.support.paths import ROOT, TEST_SET
 from tests.support.patience import HANGS_S

@@ -2,7 +2,7 @@
 
 import pickle
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from pipeline.cluster.fleet import Launcher, solve_on_replicas
 from pipeline.cluster.messages import Orders, ReplicaLink, ReplicaReport
 from pipeline.cluster.replica_worker import ReplicaWorker
 from pipeline.errors import ReplicaLost
+from pipeline.session.loop import Stop
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import RunSettings
@@ -27,6 +28,7 @@ from tests.support.runs import rows, said
 
 BRIEF = ("engines.*.text.steps_mean=3", "engines.*.text.step_tokens_mean=20")
 """Thoughts of few steps, so that a test is quick."""
+How = Literal["drain", "abort"]
 Ending = Literal["dies", "hangs"]
 """`dies`: its link says so, and all that it did since its last report is gone; `hangs`: it never reports again."""
 
@@ -140,6 +142,17 @@ def on_replicas(
         return await solve_on_replicas(fleet.launcher(ready.settings), ready, observer, attend=attend)
 
     return run(options, observer, attend=attend, carry_out=carry)
+
+
+def stopping(how: How, at_s: float) -> Callable[..., Coroutine[Any, Any, None]]:
+    """A task beside a run that stops it."""
+
+    async def attend(stop: Stop, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        await anyio.sleep(at_s)
+        getattr(stop, how)()
+
+    return attend
 
 
 def check_whole(result: SessionResult, calm: SessionResult) -> None:
