@@ -3,9 +3,8 @@
 import hmac
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -18,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pipeline.data.requests.errors import ApiError
 from pipeline.serve.completions import URL, ChatEndpoint, check_model
 from pipeline.serve.errors import api_error, error_response, http_error, nobody_there, unexpected_error
+from pipeline.serve.responses import as_json
 from pipeline.system.local_web import is_foreign, is_named
 
 Phase = Literal["starting", "serving", "stopping"]
@@ -104,8 +104,3 @@ def new_app(own: ServerSelf, chat: ChatEndpoint, access: Access, more: Sequence[
         middleware=[Middleware(Guarded, access=access)],
         exception_handlers={ApiError: api_error, ClientDisconnect: nobody_there, HTTPException: http_error, Exception: unexpected_error},
     )
-
-
-def as_json(content: Any, status: int = 200) -> Response:
-    """A response of JSON."""
-    return Response(msgspec.json.encode(content), status, media_type="application/json")

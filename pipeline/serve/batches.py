@@ -1,4 +1,4 @@
-"""`/v1/files` and `/v1/batches` of a server: files of requests enter, and output and error files leave, all of them in the run folder.
+"""`/v1/batches` of a server: files of requests enter, and output and error files leave, all of them in the run folder.
 
 The chains of a batch begin only while no other request waits. An answer is written into the output file as soon as it is there, so that a
 batch which is resumed asks for the others only; a chain that had begun goes on from its last answered call.
@@ -18,9 +18,8 @@ import anyio.abc
 import anyio.to_thread
 import msgspec
 from msgspec import Struct
-from starlette.datastructures import UploadFile
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from pipeline.data.requests.batch import ENDPOINT, custom_id_of, read_request
@@ -31,26 +30,16 @@ from pipeline.files import new_file
 from pipeline.serve.completions import check_model
 from pipeline.serve.desk import Desk, Ended, Event
 from pipeline.serve.earlier import earlier_outcomes
+from pipeline.serve.files import StoredFiles, never_expires
 from pipeline.serve.limits import ServeLimits, bounded
+from pipeline.serve.responses import as_json, page
 
 AHEAD = 256
 """Chains of batches that wait at most."""
-PIECE = 1 << 20
-"""Bytes of a file that are copied at a time."""
+LISTED, MOST_LISTED = 20, 100
+"""Batches in a page of their list, where a client says nothing of it and at most."""
 OPEN = ("in_progress", "cancelling")
 """States of a batch that is not over."""
-
-
-class StoredFile(Struct, frozen=True, kw_only=True):
-    """A file of a client, or for one."""
-
-    id: str
-    object: str = "file"
-    bytes: int
-    created_at: int
-    filename: str
-    purpose: str
-    status: str = "processed"
 
 
 class RequestCounts(Struct):
@@ -75,6 +64,8 @@ class BatchState(Struct, kw_only=True):
     completed_at: int | None = None
     cancelling_at: int | None = None
     cancelled_at: int | None = None
+    expires_at: None = None
+    """None: it does not, whatever its completion window."""
     output_file_id: str | None = None
     error_file_id: str | None = None
     errors: None = None
@@ -85,19 +76,27 @@ class BatchState(Struct, kw_only=True):
     rows: int
     """How many numbers it has: one a chain."""
 
+    @property
+    def written(self) -> tuple[str, str]:
+        """The ids of its output and its error file."""
+        name = self.id.removeprefix("batch_")
+        return f"file-{name}o", f"file-{name}e"
+
 
 class _AskedBatch(Struct, forbid_unknown_fields=False):
     input_file_id: str
     endpoint: str
     completion_window: str
     metadata: dict[str, str] | None = None
+    output_expires_after: Any = None
 
 
 class BatchDesk:
     """The files and the batches of one server, in its run folder."""
 
     def __init__(self, folder: Path, desk: Desk, limits: ServeLimits, model: str) -> None:
-        self._folder, self._files, self._batches = folder, folder / "files", folder / "batches"
+        self._folder, self._batches = folder, folder / "batches"
+        self._files, self._counting = StoredFiles(folder / "files", limits, self._needs), list[str]()
         self._desk, self._limits, self._model = desk, limits, model
         self._tasks: anyio.abc.TaskGroup | None = None
         self._room, self._stopped = asyncio.Event(), False
@@ -126,52 +125,17 @@ class BatchDesk:
     def routes(self) -> list[Route]:
         """What clients may ask for."""
         return [
-            Route("/v1/files", self._upload, methods=["POST"]),
-            Route("/v1/files", self._list_files),
-            Route("/v1/files/{id}", self._file),
-            Route("/v1/files/{id}/content", self._content),
+            *self._files.routes,
             Route("/v1/batches", self._create, methods=["POST"]),
-            Route("/v1/batches", self._list_batches),
+            Route("/v1/batches", self._list),
             Route("/v1/batches/{id}", self._batch),
             Route("/v1/batches/{id}/cancel", self._cancel, methods=["POST"]),
         ]
 
-    async def _upload(self, request: Request) -> Response:
-        async with Request(request.scope, bounded(request.receive, self._limits.max_file_bytes)).form() as form:
-            file = form.get("file")
-            if not isinstance(file, UploadFile):
-                raise ApiError("missing required parameter `file`", "file", "missing_required_parameter")
-            if form.get("purpose") != "batch":
-                raise ApiError(f"`purpose` is {form.get('purpose')!r}; only 'batch' is supported", "purpose", "invalid_value")
-            name, size = f"file-{secrets.token_hex(12)}", 0
-            self._files.mkdir(exist_ok=True)
-            with (self._files / f"{name}.jsonl").open("wb") as kept:
-                while piece := await file.read(PIECE):
-                    kept.write(piece)
-                    size += len(piece)
-        return _json(self._keep_file(name, size, file.filename or name, "batch"))
-
-    def _keep_file(self, name: str, size: int, filename: str, purpose: str) -> StoredFile:
-        stored = StoredFile(id=name, bytes=size, created_at=int(time.time()), filename=filename, purpose=purpose)
-        _write(self._files / f"{name}.json", stored)
-        return stored
-
-    def _stored(self, name: str) -> StoredFile:
-        path = self._files / f"{name}.json"
-        if not name.startswith("file-") or not name.removeprefix("file-").isalnum() or not path.is_file():
-            raise ApiError(f"there is no file {name!r}", "id", "not_found", status=404)
-        return msgspec.json.decode(path.read_bytes(), type=StoredFile)
-
-    async def _list_files(self, request: Request) -> Response:
-        found = [msgspec.json.decode(path.read_bytes(), type=StoredFile) for path in sorted(self._files.glob("*.json"))]
-        return _json({"object": "list", "data": found, "has_more": False})
-
-    async def _file(self, request: Request) -> Response:
-        return _json(self._stored(request.path_params["id"]))
-
-    async def _content(self, request: Request) -> Response:
-        stored = self._stored(request.path_params["id"])
-        return FileResponse(self._files / f"{stored.id}.jsonl", media_type="application/octet-stream")
+    def _needs(self, file: str) -> bool:
+        """Whether a batch that is not over, or is about to be made, has this file."""
+        still = (batch for batch in self._known.values() if batch.status in OPEN)
+        return file in self._counting or any(file in (batch.input_file_id, *batch.written) for batch in still)
 
     async def _create(self, request: Request) -> Response:
         body = await Request(request.scope, bounded(request.receive, self._limits.max_body_bytes)).body()
@@ -181,8 +145,13 @@ class BatchDesk:
             raise ApiError(f"the body is no request for a batch: {error}", code="invalid_value") from error
         if asked.endpoint != ENDPOINT:
             raise ApiError(f"`endpoint` is {asked.endpoint!r}; only {ENDPOINT!r} is supported", "endpoint", "invalid_value")
-        self._stored(asked.input_file_id)
-        lines, rows = await anyio.to_thread.run_sync(self._counted, asked.input_file_id)
+        if asked.output_expires_after is not None:
+            raise never_expires("output_expires_after")
+        self._counting.append(self._files.named(asked.input_file_id).id)
+        try:
+            lines, rows = await anyio.to_thread.run_sync(self._counted, asked.input_file_id)
+        finally:
+            self._counting.remove(asked.input_file_id)
         if not lines:
             raise ApiError("the file has no lines", "input_file_id", "empty_file")
         if self._desk.closed is not None or self._tasks is None:
@@ -202,7 +171,7 @@ class BatchDesk:
         self._known[batch.id] = batch
         self._keep(batch)
         self._tasks.start_soon(self._carry_out, batch)
-        return _json(batch)
+        return as_json(batch)
 
     def _of(self, request: Request) -> BatchState:
         batch = self._known.get(name := request.path_params["id"])
@@ -211,10 +180,10 @@ class BatchDesk:
         return batch
 
     async def _batch(self, request: Request) -> Response:
-        return _json(self._of(request))
+        return as_json(self._of(request))
 
-    async def _list_batches(self, request: Request) -> Response:
-        return _json({"object": "list", "data": [*self._known.values()][::-1], "has_more": False})
+    async def _list(self, request: Request) -> Response:
+        return page(self._known, request.query_params, usual=LISTED, most=MOST_LISTED)
 
     async def _cancel(self, request: Request) -> Response:
         """What has begun is finished; the rest is not begun."""
@@ -222,11 +191,12 @@ class BatchDesk:
         if batch.status == "in_progress":
             batch.status, batch.cancelling_at = "cancelling", int(time.time())
             self._keep(batch)
-        return _json(batch)
+        return as_json(batch)
 
     def _keep(self, batch: BatchState) -> None:
         self._batches.mkdir(exist_ok=True)
-        _write(self._batches / f"{batch.id}.json", batch)
+        with new_file(self._batches / f"{batch.id}.json") as draft:
+            draft.write_bytes(msgspec.json.encode(batch))
 
     def _counted(self, name: str) -> tuple[int, int]:
         """How many lines a file of requests has, and how many chains they ask for."""
@@ -238,7 +208,7 @@ class BatchDesk:
     def _lines(self, name: str) -> Iterator["_NumberedLine"]:
         """The lines of a file of requests."""
         seen: set[str] = set()
-        with (self._files / f"{name}.jsonl").open("rb") as file:
+        with self._files.path(name).open("rb") as file:
             for number, content in enumerate(file, 1):
                 if content.strip():
                     yield _line(number, content, seen, self._model)
@@ -282,8 +252,7 @@ class BatchDesk:
 
     def _ended_file(self, path: Path, filename: str) -> str | None:
         """The id of a file that was written, None where it is empty."""
-        size = path.stat().st_size
-        return self._keep_file(path.stem, size, filename, "batch_output").id if size else None
+        return self._files.add(path.stem, filename, "batch_output").id if path.stat().st_size else None
 
     def stop(self) -> None:
         """The run is over: what has no answer yet gets none in this session."""
@@ -326,8 +295,7 @@ class _BatchWork:
     def __init__(self, batch: BatchState, folder: Path, desk: Desk, changed: Callable[[], object], *, resumed: bool) -> None:
         """Reads what earlier sessions left of a batch that is `resumed`."""
         self._batch, self._desk, self._changed = batch, desk, changed
-        name, files = batch.id.removeprefix("batch_"), folder / "files"
-        self.output, self.errors = files / f"file-{name}o.jsonl", files / f"file-{name}e.jsonl"
+        self.output, self.errors = (folder / "files" / f"{name}.jsonl" for name in batch.written)
         done, failed = _written(self.output), _written(self.errors)
         self._answered = {*done, *failed}
         self._counts = batch.request_counts
@@ -449,13 +417,3 @@ def _line(number: int, content: bytes, seen: set[str], model: str) -> _NumberedL
         return _NumberedLine(number, name, error)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _NumberedLine(number, name, ApiError(f"the line is not JSON: {error}", code="invalid_json_line"))
-
-
-def _write(path: Path, content: Struct) -> None:
-    """Write a file whole or not at all."""
-    with new_file(path) as draft:
-        draft.write_bytes(msgspec.json.encode(content))
-
-
-def _json(content: Any) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")
