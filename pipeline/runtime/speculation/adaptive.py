@@ -158,7 +158,7 @@ class Adaptive:
         per_token = (call.end - call.submit) * call.n / max(call.output_tokens, 1)
         match call.purpose:
             case "draft" if call.output_tokens >= 8 * call.n:
-                if call.in_flight <= TUNING.few_chains:
+                if self._chains.at_least_one <= TUNING.few_chains:
                     self._draft_s = min(self._draft_s, max(per_token, SHORTEST_S))
                 self._drafting_s += (per_token - self._drafting_s) * (0.05 if self._drafting_s else 1)
             case "answer" if self._speculates and not self._to_skip:
@@ -274,9 +274,8 @@ class Adaptive:
     def _single_s(self) -> float:
         """Seconds a token of a chain that is alone in rounds, by what it drafts, verifies and writes."""
         target_s = self._fit.seconds(1, self._chains.context)
-        if self._draft_s == math.inf:
-            return target_s / TUNING.single_gain
-        return self._draft_s + target_s * (1.5 / self._step_tokens + 1 - self._acceptance.share)
+        draft_s = TUNING.draft_cost * target_s if self._draft_s == math.inf else self._draft_s
+        return draft_s + target_s * (1.5 / self._step_tokens + 1 - self._acceptance.share)
 
     def _learn(self, rounds: Rounds) -> None:
         """Let `rounds` correct the pace that is known."""
