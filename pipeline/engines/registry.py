@@ -62,12 +62,18 @@ def gpus(specs: Mapping[str, EngineSpec]) -> int:
     return max((backend.gpus(group) for backend, group in by_backend(specs) if backend.gpus is not None), default=0)
 
 
-def virtual_time(specs: Mapping[str, EngineSpec], where: str) -> bool:
-    """True if these engines compute on a simulated clock; raises `GraphError` at `where` if some do and others do not."""
+def virtual_time(specs: Mapping[str, EngineSpec], where: str, rewards: Collection[str] = ()) -> bool:
+    """True if these engines compute on a simulated clock; raises `GraphError` at `where` if some do and others do not.
+
+    `rewards` are the roles of reward models, whose engines the engines file need not have.
+    """
     virtual = {role: backend_of(spec).virtual_time for role, spec in specs.items()}
     if len(set(virtual.values())) > 1:
-        simulated, real = (", ".join(role for role, value in virtual.items() if value is each) for each in (True, False))
-        raise GraphError(where, f"engines on simulated time: {simulated}; on real time: {real}; simulate all of them or none")
+        simulated, real = ([role for role, value in virtual.items() if value is each] for each in (True, False))
+        remedy = "simulate all of them or none"
+        if set(real) <= set(rewards):
+            remedy = f"simulate the reward model too: add {real[0]!r} to the engines file, as sim-4xh100-rsd has it"
+        raise GraphError(where, f"engines on simulated time: {', '.join(simulated)}; on real time: {', '.join(real)}; {remedy}")
     return all(virtual.values())
 
 

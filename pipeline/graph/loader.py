@@ -235,6 +235,7 @@ def _check_params(document: Document, parts: Sequence[str]) -> None:
 def _fill_params(document: Document, parts: Sequence[str], *, known: bool) -> None:
     """Put the values of params where these parts of a graph name them; where they are not `known`, nothing is said of what lacks them."""
     params = document.at((PARAMS,))
+    endless = {name: value for name, value in params.items() if isinstance(value, float) and not math.isfinite(value)}
 
     def filled(value: Any, keys: Keys) -> Any:
         if isinstance(value, dict):
@@ -245,17 +246,16 @@ def _fill_params(document: Document, parts: Sequence[str], *, known: bool) -> No
             return value
         if value[1:] in params:
             document.borrow(keys, (PARAMS, value[1:]))
-            return params[value[1:]]
-        if known:
+        elif known:
             document.flaw(keys, f"no param `{value}`; {did_you_mean(value[1:], params)}")
-        document.close(keys)
-        return None
+        if value[1:] not in params or value[1:] in endless:  # of which is said what is wrong
+            document.close(keys)
+        return params.get(value[1:])
 
     for part in parts:
         document.values[part] = filled(document.at((part,)), (part,))
-    for name, value in params.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            document.flaw((PARAMS, name), f"is {value}; expected a finite number")
+    for name, value in endless.items():
+        document.flaw((PARAMS, name), f"is {value}; expected a finite number")
 
 
 def _decoded(document: Document, path: Path, roles_file: Path | None, kinds: Kinds, backends: Backends) -> GraphSpec:

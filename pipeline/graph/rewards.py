@@ -88,11 +88,16 @@ def read_reward_file(path: Path) -> Document:
 def fill_rewards(document: Document, stages: Iterable[Keys], kinds: Mapping[str, type[StageSpec]], find: Callable[[str], Path]) -> None:
     """Write into each of the `stages` of a graph that asks a reward model, by their paths, what the file of that says, which `find` finds
     by its name: how it is asked and, where the graph's engines have no such role, what serves it."""
-    params = document.at(("params",))
+    params, askers, writers = document.at(("params",)), list[Keys](), set[str]()
     for keys in stages:
+        kind = kinds.get(str(document.at(keys).get("kind")))
+        if kind is not None and kind.rewards:
+            askers.append(keys)
+        else:
+            writers.add(str(document.at(keys).get("engine")))
+    for keys in askers:
         stage = document.at(keys)
-        kind, named = str(stage.get("kind")), stage.get("prm")
-        if not (kind in kinds and kinds[kind].rewards and isinstance(named, str)):
+        if not isinstance(named := stage.get("prm"), str):
             continue
         prm = str(params.get(named[1:])) if named.startswith("$") else named
         try:
@@ -103,11 +108,11 @@ def fill_rewards(document: Document, stages: Iterable[Keys], kinds: Mapping[str,
         except UsageError as error:
             document.flaw((*keys, "prm"), str(error))
         else:
-            _bind(document, keys, prm, file)
+            _bind(document, keys, prm, file, writes=str(stage.get("engine")) in writers)
 
 
-def _bind(document: Document, keys: Keys, prm: str, file: Document) -> None:
-    """Write what the `file` of the reward model `prm` says into the stage at `keys`."""
+def _bind(document: Document, keys: Keys, prm: str, file: Document, *, writes: bool) -> None:
+    """Write what the `file` of the reward model `prm` says into the stage at `keys`; that its engine also `writes` is another flaw."""
     stage = document.at(keys)
     if stage.get("prompt") is None:
         document.put((*keys, "prompt"), file.at(("prompt",)), file.origin(("prompt",)))
@@ -115,6 +120,8 @@ def _bind(document: Document, keys: Keys, prm: str, file: Document) -> None:
     there = document.at(("engines", role))
     if there is None:
         document.put(("engines", role), served, file.origin(("reward",)))
+        return
+    if writes:
         return
     models = [model_name(str(each.get("model") or "")) for each in (served, there) if isinstance(each, dict)]
     if len(models) == 2 and all(models) and models[0] != models[1]:

@@ -31,6 +31,7 @@ def flaws_in(stages: Stages, engines: Mapping[str, EngineSpec | None] | None) ->
         yield (), "no stage finishes the chain; end with an `answer` stage"
     yield from _end_flaws(stages)
     yield from _role_flaws(stages, engines)
+    yield from _reward_flaws(stages)
 
 
 def early_end(spec: StageSpec) -> EndSpec | None:
@@ -228,8 +229,6 @@ def _role_flaws(stages: Stages, engines: Mapping[str, EngineSpec | None] | None)
                 yield (name, "prompts"), "a `repeat` sends nothing to an engine; set the prompts on its stages"
         elif engines is None or spec.role is None:
             continue
-        elif (asker := reward_models(stages).get(spec.role)) is not None and not spec.rewards:
-            yield (name, "engine"), f"`{spec.role}` is the reward model that `{asker}` asks, which writes no text; name another engine"
         elif spec.role not in engines:
             yield (name, "engine"), f"no engine named `{spec.role}`; {did_you_mean(spec.role, engines)}"
         elif spec.adapter is not None and (engine := engines[spec.role]) is not None:
@@ -239,13 +238,25 @@ def _role_flaws(stages: Stages, engines: Mapping[str, EngineSpec | None] | None)
                 yield (name, "adapter"), f"the engine `{spec.role}` has no adapter named `{spec.adapter}`; {there}"
 
 
-def reward_models(stages: Stages) -> dict[str, str]:
-    """The roles of reward models, with a stage that asks each."""
-    found: dict[str, str] = {}
+def _reward_flaws(stages: Stages) -> Iterator[Flaw]:
+    """Each stage whose reward model other stages let write: it names the wrong engine, or they do."""
+    every = list(_with_keys(stages, ()))
+    writers: dict[str, list[str]] = {}
+    for keys, spec in every:
+        kind = spec.of if isinstance(spec, Undecoded) else type(spec)
+        if spec.role and kind is not None and not kind.rewards:
+            writers.setdefault(spec.role, []).append(f"`{keys[-1]}`")
+    for keys, spec in every:
+        if spec.rewards and spec.role in writers:
+            who = " and ".join(writers[spec.role])
+            yield (*keys, "engine"), f"`{spec.role}` also writes for {who}, and a reward model writes no text; name two engines"
+
+
+def _with_keys(stages: Stages, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], StageSpec]]:
     for name, spec in stages.items():
-        found |= reward_models(spec.stages) if isinstance(spec, RepeatSpec | Undecoded) else {}
-        found |= {spec.role: name} if spec.rewards and spec.role is not None else {}
-    return found
+        yield (*above, name), spec
+        if isinstance(spec, RepeatSpec | Undecoded):
+            yield from _with_keys(spec.stages, (*above, name, "stages"))
 
 
 def speculation_flaw(stages: Stages) -> Flaw | None:

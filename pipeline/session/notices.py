@@ -10,6 +10,8 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
+from msgspec import structs
+
 from pipeline.analysis.headline.adapters import unused_adapters, used_adapters
 from pipeline.bundled import FOLDERS
 from pipeline.data.many_files import open_files
@@ -20,11 +22,13 @@ from pipeline.engines.replay.recording import CALIBRATION
 from pipeline.engines.replay.spec import ReplaySpec
 from pipeline.errors import NeverGenerated
 from pipeline.graph.plan import Plan
-from pipeline.graph.plugins import broken_plugins
-from pipeline.graph.spec import EndSpec, UntilSpec
+from pipeline.graph.plugins import STAGE_KINDS, broken_plugins
+from pipeline.graph.prompts import DEFAULT_PROMPTS
+from pipeline.graph.spec import EndSpec, StageSpec, UntilSpec
 from pipeline.graph.yaml_file import parse
 from pipeline.stages.choose import ChooseSpec
 from pipeline.stages.draft import DraftSpec
+from pipeline.stages.score import ScoreSpec
 from pipeline.store.run_file import RunFile
 from pipeline.system.machine import gpus, look
 
@@ -32,6 +36,8 @@ LOOKED_AT = 100
 """So many problems of a run are looked at, from its first on."""
 _EVERY = ("every", "every_tokens")
 """Params of bundled graphs that say how often the answer is asked for before the end."""
+_QUESTIONS = ("choose", "choose_thought", "score")
+"""The questions among the prompts of a graph."""
 _FRONT_MATTER = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
 
 
@@ -44,6 +50,7 @@ def notices(plan: Plan) -> list[str]:
         *announcements(plan),
         *_crowded(plan),
         *_never_asked(plan),
+        *_unasked_questions(plan),
         *used_adapters(plan),
         *unused_adapters(plan),
     ]
@@ -104,6 +111,27 @@ def _never_asked(plan: Plan) -> Iterator[str]:
         param = next((name for name in _EVERY if name in plan.params), "every")
         what = "no answer is asked for before the end without `answer_confident` or `answer_stable`"
         yield f"warning: stage {found}: `{param}` has no effect: {what}; set one of them, or leave it out"
+
+
+def _unasked_questions(plan: Plan) -> Iterator[str]:
+    """A warning where the prompts change nothing but questions, as `short` does, and no stage asks one of these."""
+    changed = [name for name in _QUESTIONS if getattr(plan.prompts, name) != getattr(DEFAULT_PROMPTS, name)]
+    restored = structs.replace(plan.prompts, **{name: getattr(DEFAULT_PROMPTS, name) for name in changed})
+    kinds = {node.spec.kind for node in plan.stages()}
+    if not changed or restored != DEFAULT_PROMPTS or not kinds <= STAGE_KINDS.keys():
+        return
+    asked = {_question(node.spec) for node in plan.stages()}
+    if asked.isdisjoint(changed):
+        named = plan.params.get("prompts")
+        said = f"`prompts={named}` has" if isinstance(named, str) else "`prompts` have"
+        yield f"warning: {said} no effect: they change only how `choose` and `score` stages ask, and {plan.name} has none; leave them out"
+
+
+def _question(spec: StageSpec) -> str | None:
+    """The question that a stage asks, by its name in the prompts."""
+    if isinstance(spec, ChooseSpec):
+        return "choose_thought" if spec.unit == "thought" else "choose"
+    return "score" if isinstance(spec, ScoreSpec) else None
 
 
 def strange_problems(plan: Plan, problems: Problems) -> Iterator[str]:

@@ -252,7 +252,7 @@ def prepare(
         graders=tuple(sorted(problems.graders & graders_of_this_process())),
     )
     check_replay(plan, options, fingerprint)
-    virtual = virtual_time(plan.engines, str(options.graph)) if virtual is None else virtual
+    virtual = virtual_time(plan.engines, str(options.graph), plan.reward_roles) if virtual is None else virtual
     run_id = plan.name if folder is None else folder.name
     speculation = begun_with(plan, options.speculate_from, virtual=virtual, before=None if old is None else old.speculation)
     record = _new_record(options, plan, fingerprint, run_id, virtual=virtual, speculation=speculation, command=command)

@@ -94,7 +94,7 @@ def _beside(system: SweepSystem, alone: SweepSystem, options: SweepOptions) -> S
 
 def all_virtual(systems: Sequence[SweepSystem]) -> bool:
     """True if all systems compute on a simulated clock; raises `UsageError` if some do and others do not."""
-    found = {system.label: virtual_time(system.engines, str(system.graph)) for system in systems}
+    found = {system.label: virtual_time(system.engines, str(system.graph), system.plan.reward_roles) for system in systems}
     if len(set(found.values())) > 1:
         simulated = ", ".join(label for label, virtual in found.items() if virtual)
         raise UsageError(f"--engines: {simulated} would run on simulated time, the other systems would not; simulate all of them or none")

@@ -56,6 +56,12 @@ def test_a_graph_cannot_name_an_engines_file_that_never_ends(tmp_path: Path) -> 
         load_plan(tmp_path / "graph.yaml")
 
 
+def test_a_param_that_is_no_number_is_said_to_be_none_once() -> None:
+    with pytest.raises(GraphError) as caught:
+        load_plan(Path("gated"), SIM, ("sure=.nan",))
+    assert str(caught.value) == "--set sure=.nan: is nan; expected a finite number"
+
+
 @pytest.mark.parametrize("value", ["{", "[" * 3000, "*a", "&a [*a]", "2024-99-99", "!!python/name:os.system", "1:1" * 99, "0x" + "f" * 999])
 def test_a_setting_that_is_no_value(value: str) -> None:
     with pytest.raises(GraphError, match="is not a YAML value"):

@@ -206,3 +206,5 @@ def test_nothing_is_started_when_the_input_or_the_engines_are_wrong(tmp_path: Pa
     with pytest.raises(GraphError, match="simulate all of them or none"):
         run(RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=mixed, input=write_problems(tmp_path), output=tmp_path / "x"))
     assert not (tmp_path / "x").exists()
+    with pytest.raises(GraphError, match="simulate the reward model too: add 'reward' to the engines file, as sim-4xh100-rsd has it"):
+        run(RunOptions(graph=ROOT / "graphs/rsd.yaml", engines=SIM, input=write_problems(tmp_path), output=tmp_path / "x"))

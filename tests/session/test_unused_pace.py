@@ -1,4 +1,4 @@
-"""How often an answer is asked for before the end, where nothing asks for it: said before the run, and nothing else changes."""
+"""Settings that change nothing, as nothing asks what they are about: said before the run."""
 
 import pytest
 
@@ -29,3 +29,22 @@ def test_a_pace_without_an_early_end_is_said_to_have_no_effect(graph: str, setti
 def test_nothing_is_said_where_the_answer_is_asked_for(settings: tuple[str, ...]) -> None:
     plan = load_plan(ROOT / "graphs/specreason.yaml", ENGINES, settings)
     assert not [each for each in notices(plan) if "effect" in each]
+
+
+@pytest.mark.parametrize(
+    ("graph", "settings", "said"),
+    [
+        ("target", ("prompts=short",), True),
+        ("likelihood", ("prompts=short",), True),
+        ("speccot", ("prompts=short", "speculate=never"), True),
+        ("speccot", ("prompts=short",), False),
+        ("specreason", ("prompts=short",), False),
+        ("scot", ("prompts=short",), False),
+        ("target", ("prompts=specreason",), False),
+        ("target", (), False),
+    ],
+)
+def test_a_short_question_that_nobody_asks_is_said_to_have_no_effect(graph: str, settings: tuple[str, ...], said: bool) -> None:
+    found = [each for each in notices(load_plan(ROOT / f"graphs/{graph}.yaml", ENGINES, settings)) if "effect" in each]
+    warning = f"warning: `prompts=short` has no effect: they change only how `choose` and `score` stages ask, and {graph} has none"
+    assert [each.startswith(warning) for each in found] == [True] * said
