@@ -2,9 +2,11 @@
 meanwhile, in any process."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec import Struct
 
 from pipeline.analysis.resources import answers, engine_facts
@@ -30,8 +32,8 @@ class RunProgress(Struct, frozen=True, kw_only=True):
     run: str
     state: str
     """See `state_of`."""
-    chains: int
-    """All chains of the run, those that have not begun included."""
+    chains: int | None
+    """All chains of the run, those that have not begun included; null for a server's as long as they are not known."""
     done: int
     failed: int
     graded: int
@@ -57,17 +59,17 @@ def run_progress(folder: Path) -> RunProgress:
     """How far the run in `folder` is; raises `InputError` where there is none, or it cannot be read."""
     run = RunFile.read(folder)
     done = failed = graded = correct = 0
-    for batch in read_batches(folder, "chains", COLUMNS):
-        for reason, right, reference in zip(*(batch.column(name).to_pylist() for name in COLUMNS), strict=True):
-            done += reason not in UNFINISHED
-            failed += reason == "error"
-            verdict = counted(right, reason, reference)
-            graded += verdict is not None
-            correct += bool(verdict)
+    for count, right, reason, reference in _kinds(folder):
+        done += count * (reason not in UNFINISHED)
+        failed += count * (reason == "error")
+        verdict = counted(right, reason, reference)
+        graded += count * (verdict is not None)
+        correct += count * bool(verdict)
+    state = state_of(folder, run)
     return RunProgress(
         run=folder.resolve().name,
-        state=state_of(folder, run),
-        chains=run.chains,
+        state=state,
+        chains=chains_of(run, state, done + failed),
         done=done,
         failed=failed,
         graded=graded,
@@ -76,6 +78,23 @@ def run_progress(folder: Path) -> RunProgress:
         steps=count_rows(folder, "steps"),
         calls=count_rows(folder, "calls"),
     )
+
+
+def _kinds(folder: Path) -> Iterator[tuple[int, bool | None, str, str | None]]:
+    """How many chains ended alike, whether they are right, their stop reason, and a text where they have a reference answer."""
+    for batch in read_batches(folder, "chains", COLUMNS):
+        has_reference = pc.is_valid(batch.column("reference_answer"))
+        kinds = pa.table({"reason": batch.column("stop_reason"), "right": batch.column("correct"), "has_reference": has_reference})
+        for kind in kinds.group_by(["reason", "right", "has_reference"]).aggregate([([], "count_all")]).to_pylist():
+            yield kind["count_all"], kind["right"], kind["reason"], "" if kind["has_reference"] else None
+
+
+def chains_of(run: RunFile, state: str, over: int) -> int | None:
+    """The number of chains of a run, of which so many are `over`: more than its input has where a later session had a smaller limit.
+
+    None for a server's that is at work or was killed, as `run.json` has it from the end of a session.
+    """
+    return None if run.input.served and state in (*ACTIVE, "killed") else max(run.chains, over)
 
 
 def state_of(folder: Path, run: RunFile) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from pipeline.analysis.progress import ACTIVE, run_progress, state_of
+from pipeline.analysis.progress import ACTIVE, chains_of, run_progress, state_of
+from pipeline.analysis.resources import answers, engine_facts
 from pipeline.store.run_file import FILE, RunFile
 
 
@@ -22,21 +23,28 @@ class RunState(Struct, frozen=True, kw_only=True):
     chains: int
     """Chains that are over, failed ones included."""
     failed: int
-    of: int
-    """All chains of the run."""
+    of: int | None
+    """All chains of the run; null for a server's as long as they are not known."""
     graded: int
     accuracy: float | None
-    """Share of right chains, 0 to 1; null without graded ones, and where models are simulated."""
+    """Share of right chains, 0 to 1; null without graded ones, and of simulated answers none of which is right."""
+    answers: str | None
+    """`simulated` or `recorded` where models do not give the answers; see `resources.answers`."""
     problems_per_s: float | None
-    """Chains a second, over all sessions; null while it goes on."""
+    """Chains a second, over all sessions; null where `wall_time_s` is."""
     virtual_time: bool
     """Whether its clock was simulated."""
     started_unix_ns: int
     """When its first session began; 0 where that is not known."""
     wall_time_s: float | None
-    """As in `run.json`."""
+    """Seconds of all sessions; null while one goes on, and where the last one was killed."""
     bytes: int
     """Size of the folder."""
+
+    @property
+    def made_up(self) -> bool:
+        """Whether right and wrong say nothing: answers are simulated and none is right."""
+        return self.answers == "simulated" and self.accuracy is None
 
 
 def run_folders(folder: Path, depth: int) -> list[Path]:
@@ -61,26 +69,27 @@ def _run_files(folder: Path, depth: int) -> Iterator[tuple[Path, float]]:
 def run_state(folder: Path, name: str) -> RunState:
     """The run in `folder`, called `name`. Raises `InputError` where there is none, or it cannot be read."""
     run = RunFile.read(folder)
-    simulated = any(spec.backend == "sim" for spec in run.plan.engines.values())
-    totals, seconds = run.totals, run.wall_time_s or 0.0
+    totals, made = run.totals, answers(engine_facts(run).values())
     done, failed, graded, correct = totals.chains_done, totals.chains_failed, totals.graded, totals.correct
-    if (state := state_of(folder, run)) in (*ACTIVE, "killed"):
-        now = run_progress(folder)  # `run.json` has the totals of sessions that ended by themselves
+    state, seconds = state_of(folder, run), run.wall_time_s
+    if state in (*ACTIVE, "killed"):  # `run.json` has the totals and the time of sessions that ended by themselves
+        now, seconds = run_progress(folder), None
         done, failed, graded, correct = now.done, now.failed, now.graded, now.correct
     return RunState(
         folder=name,
         graph=run.plan.name,
-        models=", ".join(dict.fromkeys(Path(getattr(spec, "model", role)).name for role, spec in run.plan.engines.items())),
+        models=", ".join(dict.fromkeys(run.plan.models.values())),
         state=state,
         chains=done + failed,
         failed=failed,
-        of=run.chains,
+        of=chains_of(run, state, done + failed),
         graded=graded,
-        accuracy=correct / graded if graded and not simulated else None,
-        problems_per_s=(done + failed) / seconds if seconds and state not in ACTIVE else None,
+        accuracy=correct / graded if graded and (correct or made != "simulated") else None,
+        answers=made,
+        problems_per_s=(done + failed) / seconds if seconds else None,
         virtual_time=run.virtual_time,
         started_unix_ns=run.started_unix_ns,
-        wall_time_s=run.wall_time_s,
+        wall_time_s=seconds,
         bytes=size_of(folder),
     )
 

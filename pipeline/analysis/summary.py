@@ -151,7 +151,7 @@ def summarize_work(work: RunTimes) -> Summary:
     return Summary(
         run=db.folders[0].resolve().name,
         status=None if file.status == "unknown" else file.status,
-        **_decided(file),
+        **_decided(file, chains),
         example=chains.example,
         batch_size=file.batch_size or None,
         admission=file.admission or None,
@@ -183,18 +183,22 @@ def summarize_work(work: RunTimes) -> Summary:
     )
 
 
-def _decided(run: RunFile) -> dict[str, Any]:
-    """What `run.json` says of the run; nothing where there is no `run.json`."""
+def _decided(run: RunFile, chains: _Chains) -> dict[str, Any]:
+    """What `run.json` says of the run; nothing where there is no `run.json`.
+
+    A run that was resumed with a smaller limit has more chains than its input by now.
+    """
     if not run.plan.engines:
         return {}
     facts, plan = engine_facts(run), run.plan
+    planned, problems = max(run.chains, chains.chains), max(run.input.rows, chains.problems)
     return {
         "graph": plan.name,
         "models": plan.models,
         "has_toy_models": plan.has_toy_models,
         "drafters": tuple(dict.fromkeys(plan.drafters)),
-        "planned": run.chains,
-        "problems_planned": None if run.chains == run.input.rows else run.input.rows,
+        "planned": planned,
+        "problems_planned": None if planned == problems else problems,
         "schedule": run.schedule or None,
         "resumable": not (run.options.get("in_memory") or run.input.served),
         "startup_s": run.startup_s,

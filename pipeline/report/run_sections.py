@@ -69,7 +69,7 @@ def _overview(found: Summary, run: RunFile) -> Section:
     tables = (head, summary_tables.facts(found), summary_tables.engines(found), summary_tables.stages(found))
     return Section(
         title="Summary",
-        notices=notices(run),
+        notices=notices(run, found.status or run.status),
         text=[told.about] if run.virtual_time else [told.about, clock(run)],
         tables=[*tables, decisions(run), engine_setup(run)],
     )
@@ -228,14 +228,14 @@ def clock(run: RunFile) -> str:
     return REPLAYED if any(facts.replay is not None for facts in engine_facts(run).values()) else SIMULATED
 
 
-def notices(run: RunFile) -> tuple[str, ...]:
-    """What a reader must know before the figures of a run: that its clock was simulated, that it did not finish."""
+def notices(run: RunFile, state: str) -> tuple[str, ...]:
+    """What a reader must know before the figures of a run in this `state`: that its clock was simulated, that it did not finish."""
     said: list[str] = []
     if run.virtual_time:
         said += filter(None, [clock(run), of_engines(engine_facts(run).values())])
-    if run.status != "finished":
-        ended = f" ({run.error})" if run.error else ""
-        said.append(f"This run is {run.status}{ended}: figures count what is in its folder.")
+    if state != "finished":
+        why = run.error or ("" if run.budget is None or not run.budget.used_up else f"its budget is used up: {run.budget.used_up}")
+        said.append(f"This run is {state}{f' ({why})' if why and state == run.status else ''}: figures count what is in its folder.")
     return tuple(said)
 
 

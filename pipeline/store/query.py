@@ -201,7 +201,7 @@ class Query:
         """Interrupt what is asked in the block after so many seconds; raises `UsageError` then."""
         import duckdb
 
-        timer = Timer(seconds, self._connection.interrupt)
+        timer = Timer(seconds, self.interrupt)
         timer.start()
         try:
             yield
@@ -209,6 +209,10 @@ class Query:
             raise UsageError(f"SQL: not answered within {seconds:g} s") from error
         finally:
             timer.cancel()
+
+    def interrupt(self) -> None:
+        """End what is asked at the moment, with an error where it is asked; from any thread."""
+        self._connection.interrupt()
 
     def close(self) -> None:
         """Close the files; results that were not fetched are lost."""

@@ -20,12 +20,12 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pipeline.analysis.compare.cells import plain, plain_percent
+from pipeline.analysis.compare.cells import plain, plain_percent, size
 from pipeline.analysis.progress import ACTIVE, duration
 from pipeline.errors import PipelineError
 from pipeline.report import page as report_page
 from pipeline.system.local_web import is_named
-from pipeline.view.pages import PAGES, Page, age, bytes_of
+from pipeline.view.pages import PAGES, Page, age
 from pipeline.view.shelf import Shelf
 
 _HERE = Path(__file__).parent
@@ -126,6 +126,6 @@ def url(path: str, **params: Any) -> str:
 def _template(name: str) -> Any:
     environment = report_page.environment(_HERE / "templates")
     environment.globals |= {"static_url": static_url, "url": url}
-    environment.filters |= {"plain": plain, "percent": plain_percent, "bytes": bytes_of, "age": age, "duration": duration}
+    environment.filters |= {"plain": plain, "percent": plain_percent, "bytes": size, "age": age, "duration": duration}
     environment.tests["active"] = lambda state: state in ACTIVE
     return environment.get_template(name)

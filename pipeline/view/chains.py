@@ -1,34 +1,25 @@
-"""The chains of a run as pages of a list: what is asked for enters, the rows of one page leave, and of one chain its neighbours."""
+"""The chains of a run as a list: what is asked for enters, the rows of one page leave, and of one chain its neighbours."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from msgspec import Struct
 
 from pipeline.store.query import Query
+from pipeline.view.asked import EXCERPT, AskedRows, Found, find
 
-PAGE = 50
-"""Chains on a page."""
-EXCERPT = 160
-"""Characters of a problem, and of an answer, in the list."""
-VERDICTS = ("right", "wrong", "failed", "cancelled", "not graded")
+VERDICTS = ("right", "wrong", "failed", "cancelled", "not graded", "simulated")
 VERDICT = """
 CASE WHEN stop_reason = 'error' THEN 'failed' WHEN stop_reason = 'cancelled' THEN 'cancelled' WHEN correct IS NULL THEN 'not graded'
-     WHEN correct THEN 'right' ELSE 'wrong' END"""
+     WHEN list_contains($made_up::VARCHAR[], run) THEN 'simulated' WHEN correct THEN 'right' ELSE 'wrong' END"""
+"""The verdict on a chain. `$made_up` are the runs in which right and wrong say nothing (`RunState.made_up`)."""
 ORDERS = {
-    "input": "input_row, sample_index",
-    "rejected": "fallback_steps DESC, input_row, sample_index",
-    "longest": "thought_tokens DESC, input_row, sample_index",
-    "slowest": "chain_time_s DESC, input_row, sample_index",
-    "latest": "end_unix_ns DESC, input_row, sample_index",
+    "input": ("input_row, sample_index", "order of input"),
+    "rejected": ("fallback_steps DESC, input_row, sample_index", "most rejected"),
+    "longest": ("thought_tokens DESC, input_row, sample_index", "longest thought"),
+    "slowest": ("chain_time_s DESC, input_row, sample_index", "slowest"),
+    "latest": ("end_unix_ns DESC, input_row, sample_index", "latest"),
 }
-"""The orders of the list by name."""
-ORDER_WORDS = {
-    "input": "order of input",
-    "rejected": "most rejected",
-    "longest": "longest thought",
-    "slowest": "slowest",
-    "latest": "latest",
-}
+"""The orders of the list, with what they are called."""
 _FOUND = f"""
     SELECT *, {VERDICT} AS verdict FROM chains
     WHERE ($search = '' OR contains(lower(chain_id), lower($search)) OR contains(lower(answer), lower($search))
@@ -46,41 +37,8 @@ _NEIGHBOURS = f"""
 WITH listed AS (
     SELECT chain_id, lag(chain_id) OVER asked AS before, lead(chain_id) OVER asked AS after, row_number() OVER asked AS place,
            count(*) OVER () AS count
-    FROM ({_FOUND}) WHERE $verdict = '' OR verdict = $verdict OR chain_id = $chain WINDOW asked AS (ORDER BY {{order}}))
+    FROM ({_FOUND}) WHERE $verdict = '' OR verdict = $verdict WINDOW asked AS (ORDER BY {{order}}))
 SELECT before, after, place, count FROM listed WHERE chain_id = $chain"""
-
-
-def page_number(given: Mapping[str, str]) -> int:
-    """The page that a URL asks for, from 1; 1 where it names none."""
-    page = given.get("page", "")
-    return max(1, int(page)) if page.isascii() and page.isdecimal() and len(page) < 10 else 1
-
-
-class AskedChains(Struct, frozen=True, kw_only=True):
-    """Which chains are asked for, in which order, from a URL; what is no verdict or order is the default."""
-
-    verdict: str = ""
-    """One of `VERDICTS`; empty: all."""
-    order: str = "input"
-    search: str = ""
-    """Part of the id, the answer or the problem, in any case."""
-    page: int = 1
-
-    @classmethod
-    def of(cls, given: Mapping[str, str]) -> "AskedChains":
-        """What the parameters of a URL ask for."""
-        verdict, order = given.get("verdict", ""), given.get("order", "")
-        return cls(
-            verdict=verdict if verdict in VERDICTS else "",
-            order=order if order in ORDERS else "input",
-            search=given.get("search", "").strip(),
-            page=page_number(given),
-        )
-
-    def params(self, **others: object) -> dict[str, object]:
-        """The parameters of a URL that asks for the same, but for those given."""
-        given = {"verdict": self.verdict, "order": "" if self.order == "input" else self.order, "search": self.search, "page": self.page}
-        return {name: value for name, value in (given | others).items() if value and (name, value) != ("page", 1)}
 
 
 class ListedChain(Struct, frozen=True):
@@ -100,17 +58,6 @@ class ListedChain(Struct, frozen=True):
     chain_time_s: float
 
 
-class ChainPage(Struct, frozen=True):
-    """One page of the list."""
-
-    chains: list[ListedChain]
-    counts: dict[str, int]
-    """The chains that the search finds, by verdict."""
-    count: int
-    """Chains on all pages."""
-    pages: int
-
-
 class Neighbours(Struct, frozen=True):
     """Where a chain is in the list."""
 
@@ -121,24 +68,14 @@ class Neighbours(Struct, frozen=True):
     count: int
 
 
-class _Counted(Struct, frozen=True):
-    verdict: str
-    count: int
+def chain_page(db: Query, asked: AskedRows, made_up: Sequence[str]) -> Found[ListedChain]:
+    """The page of the list that is asked for, of a run."""
+    page = _PAGE.format(order=ORDERS[asked.order][0])
+    return find(db, asked, VERDICTS, ListedChain, _COUNTS, page, search=asked.search, made_up=made_up)
 
 
-def chain_page(db: Query, asked: AskedChains) -> ChainPage:
-    """The page of the list that is asked for; the last one where there are fewer."""
-    found = {each.verdict: each.count for each in db.rows(_COUNTS, _Counted, search=asked.search)}
-    counts = {verdict: found[verdict] for verdict in VERDICTS if verdict in found}
-    count = counts.get(asked.verdict, 0) if asked.verdict else sum(counts.values())
-    pages = max(1, -(-count // PAGE))
-    skipped = PAGE * (min(asked.page, pages) - 1)
-    sql = _PAGE.format(order=ORDERS[asked.order])
-    rows = db.rows(sql, ListedChain, search=asked.search, verdict=asked.verdict, most=PAGE, skipped=skipped)
-    return ChainPage(rows, counts, count, pages)
-
-
-def neighbours(db: Query, asked: AskedChains, chain: str) -> Neighbours | None:
+def neighbours(db: Query, asked: AskedRows, chain: str, made_up: Sequence[str]) -> Neighbours | None:
     """The chains before and after `chain` in the list; None where the list does not have it."""
-    found = db.rows(_NEIGHBOURS.format(order=ORDERS[asked.order]), Neighbours, search=asked.search, verdict=asked.verdict, chain=chain)
+    sql = _NEIGHBOURS.format(order=ORDERS[asked.order][0])
+    found = db.rows(sql, Neighbours, search=asked.search, verdict=asked.verdict, chain=chain, made_up=made_up)
     return found[0] if found else None

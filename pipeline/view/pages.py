@@ -2,10 +2,10 @@
 
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from starlette.requests import Request
 
 from pipeline.analysis import summary_tables
@@ -13,19 +13,24 @@ from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.headline.baseline import summary_of
 from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.progress import ACTIVE
+from pipeline.analysis.run_list import RunState
 from pipeline.analysis.time.work import read_work
-from pipeline.errors import UsageError
+from pipeline.errors import PipelineError, UsageError
 from pipeline.report.figures.result import KINDS
 from pipeline.report.report import report
-from pipeline.report.run_sections import ReportOptions, decisions, engine_setup, notices
+from pipeline.report.run_sections import ReportOptions, clock, decisions, engine_setup, notices
 from pipeline.report.transcripts import Transcript, read_transcripts
 from pipeline.store.query import TABLES, Query, columns_of_view
 from pipeline.store.run_file import RunFile
 from pipeline.system.local_web import is_foreign
-from pipeline.view.chains import ORDER_WORDS, PAGE, VERDICTS, AskedChains, chain_page, neighbours
-from pipeline.view.pairs import GROUPS, PAIR_ORDERS, AskedPairs, pair_page
+from pipeline.view.asked import AskedRows
+from pipeline.view.chains import ORDERS, VERDICTS, chain_page, neighbours
+from pipeline.view.pairs import GROUPS, PAIR_ORDERS, pair_page
 from pipeline.view.shelf import Shelf
 from pipeline.view.sql import EXAMPLES, sql_answer
+
+_SAMPLES = """
+SELECT chain_id FROM chains WHERE input_row = (SELECT any_value(input_row) FROM chains WHERE chain_id = $chain) ORDER BY sample_index"""
 
 
 class Page(Struct, frozen=True):
@@ -53,17 +58,15 @@ def runs_page(shelf: Shelf, request: Request) -> Page:
 
 def run_page(shelf: Shelf, request: Request) -> Page:
     """A run: its line, its figures, and a page of its chains."""
-    name, asked = _run_of(request), AskedChains.of(request.query_params)
-    listed = shelf.listed(name)
-    if listed.state is None:
-        raise UsageError(listed.flaw)
-    run = RunFile.read(shelf.folder_of(name))
-    active = listed.state.state in ACTIVE
+    name, asked = _run_of(request), AskedRows.of(request.query_params, VERDICTS, ORDERS)
+    folder, state = shelf.folder_of(name), _state(shelf, name)
+    run, active = RunFile.read(folder), state.state in ACTIVE
     with shelf.query(name) as db:
-        found = chain_page(db, asked)
-        live = shelf.live.look(shelf.folder_of(name), db, run) if active else None
-    values = {"run": name, "state": listed.state, "found": found, "asked": asked, "orders": ORDER_WORDS, "verdicts": VERDICTS}
-    values |= {"per_page": PAGE, "setup": [decisions(run), engine_setup(run)], "notices": notices(run), "others": _others(shelf, name)}
+        found = chain_page(db, asked, _made_up(db, [state]))
+        live = shelf.live.look(folder, db, run, state) if active else None
+    values = {"run": name, "state": state, "found": found, "asked": asked, "orders": ORDERS}
+    values |= {"verdicts": {each: each for each in VERDICTS if each in found.counts or each == asked.verdict}}
+    values |= {"setup": [decisions(run), engine_setup(run)], "notices": notices(run, state.state), "others": _others(shelf, name)}
     return Page("run.html", name, values | {"live": live}, active=active, here=name)
 
 
@@ -89,33 +92,36 @@ def report_of(shelf: Shelf, request: Request) -> Page:
 
 def chain_of(shelf: Shelf, request: Request) -> Page:
     """A chain step by step, with the way to those before and after it in the list that it was chosen from."""
-    name, chain, asked = _run_of(request), _given(request, "chain"), AskedChains.of(request.query_params)
-    folder = shelf.folder_of(name)
+    name, chain, asked = _run_of(request), _given(request, "chain"), AskedRows.of(request.query_params, VERDICTS, ORDERS)
+    run, state = RunFile.read(shelf.folder_of(name)), _state(shelf, name)
     with shelf.query(name) as db:
-        transcript = _transcript(db, RunFile.read(folder), name, chain)
-        place = neighbours(db, asked, chain)
-        [(problem, row)] = db.stream("SELECT problem_id, input_row FROM chains WHERE chain_id = $chain LIMIT 1", chain=chain)
-        samples = [each for (each,) in db.stream("SELECT DISTINCT chain_id FROM chains WHERE input_row = $row ORDER BY 1", row=row)]
-    values = {"run": name, "chain": chain, "transcript": transcript, "place": place, "asked": asked, "problem": problem}
-    values |= {"samples": samples, "others": _others(shelf, name)}
+        transcript = _transcript(db, run, state, chain)
+        place = neighbours(db, asked, chain, _made_up(db, [state]))
+        samples = [each for (each,) in db.stream(_SAMPLES, chain=chain)]
+    values = {"run": name, "chain": chain, "transcript": transcript, "place": place, "asked": asked, "samples": samples}
+    values |= {"clock": clock(run) if run.virtual_time else "", "others": _others(shelf, name)}
     return Page("chain.html", f"{chain} of {name}", values, here=name)
 
 
 def pair_of(shelf: Shelf, request: Request) -> Page:
     """Two runs: the chains that both have or, of one chain, both transcripts."""
-    names, asked, chain = request.query_params.getlist("run"), AskedPairs.of(request.query_params), request.query_params.get("chain")
+    names, chain = request.query_params.getlist("run"), request.query_params.get("chain")
+    asked = AskedRows.of(request.query_params, GROUPS, PAIR_ORDERS)
     if len(set(names)) != 2 or len(names) != 2:
         raise UsageError(f"{request.url.path}: {len(set(names))} runs; two are shown side by side")
     cards = [RunFile.read(shelf.folder_of(name)) for name in names]
-    values: dict[str, Any] = {"runs": names, "asked": asked, "groups": GROUPS, "orders": PAIR_ORDERS, "per_page": PAGE, "chain": chain}
-    values |= {"same": cards[0].input.sha256 == cards[1].input.sha256, "states": [shelf.listed(name).state for name in names]}
+    states = [_state(shelf, name) for name in names]
+    values: dict[str, Any] = {"runs": names, "asked": asked, "orders": PAIR_ORDERS, "chain": chain, "states": states}
+    values |= {"same": cards[0].input.sha256 == cards[1].input.sha256}
     if chain is None:
         with shelf.query(*names) as db:
-            return Page("pair.html", " and ".join(names), values | {"found": pair_page(db, asked)})
+            found = pair_page(db, asked, _made_up(db, states))
+        groups = {each: words for each, words in GROUPS.items() if each != "ungraded" or each in (*found.counts, asked.verdict)}
+        return Page("pair.html", " and ".join(names), values | {"found": found, "groups": groups})
     transcripts = []
-    for name, run in zip(names, cards, strict=True):
+    for name, run, state in zip(names, cards, states, strict=True):
         with shelf.query(name) as db:
-            transcripts.append(_transcript(db, run, name, chain))
+            transcripts.append(_transcript(db, run, state, chain))
     return Page("pair.html", f"{chain} of {' and '.join(names)}", values | {"transcripts": transcripts})
 
 
@@ -135,12 +141,12 @@ def sql_page(shelf: Shelf, request: Request) -> Page:
     if sql and names and is_foreign(request.headers):
         values["flaw"] = "This query comes from another site: read it before you run it."
     elif sql and names:
-        paths = [str(shelf.folder_of(name)) for name in names]
-        values["command"] = shlex.join(["pipeline", "query", *paths, sql, "-o", "result.csv"])
         try:
+            paths = [str(shelf.folder_of(name)) for name in names]
+            values["command"] = shlex.join(["pipeline", "query", *paths, sql, "-o", "result.csv"])
             with shelf.query(*names, of_user=True) as db:
                 values["answer"] = sql_answer(db, sql, draw)
-        except UsageError as error:
+        except PipelineError as error:
             values["flaw"] = str(error)
     elif sql:
         values["flaw"] = "Choose a run to ask."
@@ -148,12 +154,26 @@ def sql_page(shelf: Shelf, request: Request) -> Page:
     return Page("sql.html", "SQL", values, plots=answer is not None and answer.figure is not None, here=names[0] if len(names) == 1 else "")
 
 
-def _transcript(db: Query, run: RunFile, name: str, chain: str) -> Transcript:
+def _transcript(db: Query, run: RunFile, state: RunState, chain: str) -> Transcript:
     """A chain in full; raises `UsageError` where the run has no such chain yet."""
     if not db.scalar("SELECT count(*) FROM chains WHERE chain_id = $chain", chain=chain):
-        raise UsageError(f"{name}: no chain {chain!r} that has ended")
+        raise UsageError(f"{state.folder}: no chain {chain!r} that has ended")
     [transcript] = read_transcripts(db, run, {chain: ()}).transcripts
-    return transcript
+    says_nothing = state.made_up and transcript.verdict in ("right", "wrong")
+    return structs.replace(transcript, verdict="simulated") if says_nothing else transcript
+
+
+def _state(shelf: Shelf, name: str) -> RunState:
+    """The state of a run; raises `UsageError` where it cannot be read."""
+    listed = shelf.listed(name)
+    if listed.state is None:
+        raise UsageError(listed.flaw)
+    return listed.state
+
+
+def _made_up(db: Query, states: Sequence[RunState]) -> list[str]:
+    """The runs of `db`, which are in these states, in which right and wrong say nothing."""
+    return [name for name, state in zip(db.names, states, strict=True) if state.made_up]
 
 
 def _others(shelf: Shelf, name: str) -> list[str]:
@@ -178,15 +198,6 @@ def age(unix_ns: int) -> str:
         if seconds >= length:
             return f"{seconds // length:.0f} {unit}" if unix_ns else ""
     return "now" if unix_ns else ""
-
-
-def bytes_of(size: float) -> str:
-    """A size with three digits and its unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
 
 
 PAGES: dict[str, Callable[[Shelf, Request], Page]] = {

@@ -1,5 +1,6 @@
 """The server of `pipeline view`: a folder enters, pages are served on this machine until the process is interrupted."""
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,18 @@ from pipeline.view.app import view_app
 from pipeline.view.shelf import Shelf
 
 HOST = "127.0.0.1"
+
+
+class _Server(uvicorn.Server):
+    """A server that does not wait for the queries of its pages when it is to end."""
+
+    def __init__(self, config: uvicorn.Config, shelf: Shelf) -> None:
+        super().__init__(config)
+        self._shelf = shelf
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._shelf.interrupt()
+        await super().shutdown(sockets)
 
 
 def serve_view(folder: Path, port: int, opened: Callable[[str], None]) -> None:
@@ -28,7 +41,7 @@ def serve_view(folder: Path, port: int, opened: Callable[[str], None]) -> None:
         config = uvicorn.Config(view_app(shelf), log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
         opened(f"http://{HOST}:{listener.getsockname()[1]}/")
         try:
-            uvicorn.Server(config).run(sockets=[listener])
+            _Server(config, shelf).run(sockets=[listener])
         except KeyboardInterrupt:  # raised again by uvicorn once it has ended in order
             raise Interrupted from None
         finally:

@@ -18,6 +18,7 @@ from pipeline.analysis.run_list import RunState, run_folders, run_state
 from pipeline.errors import InputError, UsageError, did_you_mean
 from pipeline.store.query import TABLES, Query
 from pipeline.store.run_file import FILE
+from pipeline.text import storable
 from pipeline.view.live import LiveRuns
 
 DEPTH = 3
@@ -60,10 +61,10 @@ class Shelf:
         """Flaws that were met when a run was opened, with the files that had them."""
 
     def folders(self) -> dict[str, Path]:
-        """The run folders by name, latest first."""
+        """The run folders by name, latest first. A name is text that a URL can hold, also of a folder whose name is not UTF-8."""
         if (self.folder / FILE).is_file():
-            return {self.folder.resolve().name: self.folder}
-        return {run.relative_to(self.folder).as_posix(): run for run in run_folders(self.folder, DEPTH)}
+            return {storable(self.folder.resolve().name): self.folder}
+        return {storable(run.relative_to(self.folder).as_posix()): run for run in run_folders(self.folder, DEPTH)}
 
     def runs(self) -> list[ListedRun]:
         """Every run, latest first; one that cannot be read with the reason."""
@@ -94,6 +95,12 @@ class Shelf:
                 slot.close()
                 slot.query, slot.files = self._opened(dict(zip(names, folders, strict=True))), files
             yield slot.query
+
+    def interrupt(self) -> None:
+        """Let whoever asks a query now be told that it was interrupted."""
+        for slot in list(self._slots.values()):
+            if (query := slot.query) is not None:
+                query.interrupt()
 
     def close(self) -> None:
         """Close all queries."""

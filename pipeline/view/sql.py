@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.papers import printed
-from pipeline.report.figures.result import result_plot
+from pipeline.report.figures.result import result_figure
 from pipeline.report.page import Figure
 from pipeline.store.query import Query
 
@@ -48,8 +48,7 @@ def sql_answer(db: Query, sql: str, draw: str) -> SqlAnswer:
         found = db.select(sql)
         rows, columns = found.limit(MOST_ROWS + 1).fetchall(), tuple(found.columns)
     more, rows = len(rows) > MOST_ROWS, rows[:MOST_ROWS]
-    plot = result_plot(columns, rows, draw) if draw else None
-    figure = None if plot is None else Figure("", plot)
+    figure = result_figure(columns, rows, draw) if draw else None
     return SqlAnswer(Table("", columns, tuple(tuple(map(_cell, row)) for row in rows)), more, figure)
 
 

@@ -32,14 +32,16 @@
     if (!document.hidden) {
       try {
         const [fine, found] = await parsed(location.href);
-        lost.hidden = true;
-        if (fine) {
+        lost.hidden = fine;
+        if (!fine) lost.textContent = `no longer shown: ${found.querySelector(".notice")?.textContent || "an error"}`;
+        else {
           if ("active" in document.body.dataset && !("active" in found.body.dataset)) return void location.reload();
           if ("active" in found.body.dataset) document.body.dataset.active = "";
           replace(found);
         }
       } catch {
         lost.hidden = false;
+        lost.textContent = "no longer connected";
       }
     }
     setTimeout(look, "active" in document.body.dataset ? EVERY_MS : IDLE_MS);

@@ -132,7 +132,8 @@ def test_a_table_of_runs(source: Path) -> None:
         13,
     )
     assert (records["two"]["chains"], records["two"]["of"]) == (39, 39)
-    assert records["one"]["accuracy"] is None
+    totals = json.loads((source / "one" / "run.json").read_text())["totals"]
+    assert (records["one"]["answers"], records["one"]["accuracy"]) == ("simulated", totals["correct"] / totals["graded"])
     assert records["one"]["bytes"] == sum(path.stat().st_size for path in (source / "one").rglob("*") if path.is_file())
 
 

@@ -23,6 +23,7 @@ from pipeline.report.run_sections import (
 )
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
+from pipeline.store.budget import Amounts, BudgetRecord
 from pipeline.store.run_file import RunFile
 from tests.support.changed import write_rewards
 
@@ -58,16 +59,22 @@ def test_scores_stand_against_rewards_where_a_run_has_both(tmp_path: Path) -> No
 
 def test_a_simulated_run_is_marked_before_anything_else(ran: Path) -> None:
     run = RunFile.read(ran)
-    assert notices(run) == (SIMULATED, stated([]))
+    assert notices(run, "finished") == (SIMULATED, stated([]))
     measured = replace(run, virtual_time=False)
-    assert (notices(measured), clock(measured)) == ((), MEASURED)
+    assert (notices(measured, "finished"), clock(measured)) == ((), MEASURED)
     replayed = replace(run, engine_facts=run.engine_facts | {"draft": {"answers": "simulated", "replay": "/runs/before"}})
-    assert notices(replayed) == (REPLAYED, stated([]))
+    assert notices(replayed, "finished") == (REPLAYED, stated([]))
 
 
 def test_a_run_that_did_not_finish_says_why(ran: Path) -> None:
     failed = replace(RunFile.read(ran), virtual_time=False, status="failed", error="engine 'draft' died")
-    assert notices(failed) == ("This run is failed (engine 'draft' died): figures count what is in its folder.",)
+    assert notices(failed, "failed") == ("This run is failed (engine 'draft' died): figures count what is in its folder.",)
+    used_up = BudgetRecord(limits=Amounts(tokens=5), used_up="5 of 5 tokens are spent")
+    ended = replace(failed, status="interrupted", error=None, budget=used_up)
+    [said] = notices(ended, "interrupted")
+    assert said.startswith("This run is interrupted (its budget is used up: 5 of 5 tokens are spent): figures")
+    going_on = replace(ended, status="running")
+    assert notices(going_on, "killed") == ("This run is killed: figures count what is in its folder.",), "what ended it is not on record"
 
 
 def test_what_was_decided(ran: Path) -> None:

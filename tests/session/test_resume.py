@@ -10,6 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.analysis.headline.lines import headline
+from pipeline.analysis.progress import run_progress
+from pipeline.analysis.run_list import run_state
 from pipeline.analysis.summary import summarize
 from pipeline.engines.sim.text import sim_answer
 from pipeline.errors import InputError, UsageError
@@ -225,6 +228,16 @@ def test_a_finished_run_goes_on_when_its_limit_is_raised(wholes: dict[str, Path]
     more = run(msgspec.structs.replace(part, limit=None, resume=True, allow_drift=("limit",)))
     assert (more.nothing_to_do, more.done) == (False, 16)
     assert said(tmp_path / "run") == said(wholes["speccot"])
+
+
+def test_a_run_that_is_resumed_with_a_smaller_limit_still_has_all_that_it_has(tmp_path: Path) -> None:
+    folder = run(options(tmp_path, "target", limit=6)).folder
+    assert folder is not None
+    run(options(tmp_path, "target", limit=3, resume=True, allow_drift=("limit",)))
+    found = summarize(folder)
+    assert (found.done, found.planned, found.problems_planned) == (12, 12, 6)
+    assert headline(found).head.startswith("12 of 12 chains (2 samples a problem) solved")
+    assert (run_progress(folder).chains, run_state(folder, "it").of) == (12, 12)
 
 
 def test_a_run_over_a_sample_goes_on_over_the_same_one(wholes: dict[str, Path], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.engines.sim.text import sim_answer
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 from pipeline.store.parts import write_part
@@ -24,15 +25,19 @@ SHOWN = HOSTILE.replace("\x1b", "\\u001b").replace("\u202e", "\\u202e")
 
 
 def shown_run(folder: Path, graph: str = "speccot", name: str = "run", **options: Any) -> Path:
-    """Twenty problems solved on simulated engines; one more row holds no problem, so that its chain fails."""
+    """Twenty problems solved on simulated engines, for which half of the answers are those of simulated models; one more row holds no
+    problem, so that its chain fails. Where `folder` has a `problems.jsonl`, its problems are solved."""
     problems = folder / "problems.jsonl"
     if not problems.exists():
-        rows: list[dict[str, Any]] = [{"problem": f"What is {i} + 1?", "answer": str(i + 1), "problem_id": f"p{i}"} for i in range(20)]
+        asked = [f"What is {i} + 1?" for i in range(20)]
+        rows: list[dict[str, Any]] = [
+            {"problem": text, "answer": sim_answer(text) if i % 2 else str(i + 1), "problem_id": f"p{i}"} for i, text in enumerate(asked)
+        ]
         rows.append({"problem": 5, "answer": "6", "problem_id": "bad"})
         problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
     engines, out = ROOT / "graphs/engines/sim-2xh100.yaml", folder / name
-    asked = RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=engines, input=problems, output=out, **options)
-    assert exit_code(asked) == (0 if "limit" in options else 3)
+    chosen = RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=engines, input=problems, output=out, **options)
+    assert exit_code(chosen) == (0 if "limit" in options else 3)
     return out
 
 

@@ -168,8 +168,14 @@ def test_a_run_that_goes_on_is_followed_until_its_end(opened: Callable[..., Any]
         page.get_by_role("link", name="first#0").focus()
         store.append("chains", [blank(ChainRow, chain_id="second#0", stop_reason="end", input_row=2)])
         page.wait_for_selector("a:has-text('second#0')")
+        store.append("chains", [blank(ChainRow, chain_id=f"later#{n}", stop_reason="end", input_row=9, sample_index=n) for n in range(49)])
+        page.wait_for_selector("nav:has-text('1 to 50 of 51')")
         assert page.evaluate("document.activeElement.textContent") == "first#0", "what has the focus keeps it"
-        assert page.locator("progress").get_attribute("value") == "2"
+        assert page.locator("progress").get_attribute("value") == "51"
+        folder.rename(folder.with_name("gone"))
+        page.wait_for_selector("#offline:has-text('no run')")
+        folder.with_name("gone").rename(folder)
+        page.wait_for_selector("#offline", state="hidden")
         store.close()
     page.wait_for_selector(".badge.finished")
     shutil.rmtree(folder)

@@ -1,10 +1,12 @@
 """The pages of `pipeline view` as a browser gets them: what they list, find and refuse."""
 
 import json
+import os
 import re
 import shutil
 import time
 from collections import Counter
+from html import unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -12,12 +14,17 @@ from urllib.parse import parse_qs, urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec import structs
 from starlette.testclient import TestClient
 
+from pipeline.report.figures.result import MOST_SERIES
+from pipeline.report.run_sections import SIMULATED
 from pipeline.store.events import ChainRow
 from pipeline.store.parts import write_part
+from pipeline.store.run_file import RunFile
 from pipeline.store.run_store import RunStore
 from pipeline.view.app import view_app
+from pipeline.view.pairs import GROUPS
 from pipeline.view.shelf import Shelf
 from tests.support.rows import blank
 from tests.support.shown_runs import HOSTILE
@@ -42,7 +49,7 @@ def cells(html: str, column: str) -> list[str]:
     place = [re.sub(r"<.*?>", "", name) for name in re.findall(r"<th[ >].*?</th>", names, re.S)].index(column)
     rows = re.findall(r"<tr>(.*?)</tr>", html.split("<tbody", 1)[1].split("</tbody>", 1)[0], re.S)
     texts = [[re.sub(r"\s*<.*?>\s*", "", cell) for cell in re.findall(r"<t[hd][ >].*?</t[hd]>", row, re.S)] for row in rows]
-    return [row[place] for row in texts]
+    return [row[place] for row in texts if place < len(row)]
 
 
 def chains_of(runs: Path, name: str = "speccot") -> list[dict[str, Any]]:
@@ -52,12 +59,23 @@ def chains_of(runs: Path, name: str = "speccot") -> list[dict[str, Any]]:
 
 def test_every_run_is_listed_and_a_damaged_one_says_why(client: TestClient) -> None:
     html = page(client, "/")
-    assert sorted(cells(html, "run")) == ["alone", "damaged", "speccot", "sweep/&lt;b&gt;run", "unreadable"]
+    assert sorted(cells(html, "run")) == ["alone", "damaged", "real/made up", "speccot", "sweep/&lt;b&gt;run", "unreadable"]
     assert "unreadable/run.json" in html
     assert "damaged" in page(client, "/run", 400, run="damaged")
     assert html.count('<td colspan="8" class="flaw">') == 1
     assert 'class="flaw"' in page(client, "/").split(">damaged<")[1], "what was met when it was opened is told in the list"
     assert "<b>" not in html
+
+
+def test_simulated_answers_are_no_wrong_ones(client: TestClient) -> None:
+    html = page(client, "/run", run="real/made up")
+    assert set(cells(html, "verdict")) == {"simulated"}
+    assert "answers are simulated" in html
+    assert f">{SIMULATED.partition(':')[0]}" in page(client, "/chain", run="real/made up", chain="q0#0")
+    assert '"verdict":"simulated"' in page(client, "/chain", run="real/made up", chain="q0#0")
+    listed = cells(page(client, "/"), "accuracy")
+    assert "-simulated" in listed
+    assert [text for text in listed if re.fullmatch(r"\d+\.\d%simulated", text)], "some answers of the others are right"
 
 
 @pytest.mark.parametrize("order", ["rejected", "longest", "slowest"])
@@ -93,6 +111,9 @@ def test_a_chain_has_its_steps_and_its_neighbours_in_the_list(client: TestClient
     [transcript] = json.loads(re.findall(r'<script type="application/json" id="one">(.*?)</script>', html, re.S)[0])
     steps = [row for row in pq.read_table(runs / "speccot" / "steps").to_pylist() if row["chain_id"] == names[1]]
     assert [step["text"] for step in transcript["steps"]] == [row["step_text"] for row in steps]
+    right = next(row["chain_id"] for row in rows if row["correct"])
+    elsewhere = page(client, "/chain", run="speccot", chain=right, verdict="wrong")
+    assert not re.findall(r"\d+ of \d+ wrong", elsewhere), "it is not in that list"
 
 
 def test_figures_and_report_of_a_run(client: TestClient) -> None:
@@ -110,6 +131,21 @@ def test_hostile_names_lead_to_their_chains(client: TestClient) -> None:
     assert "\\u202e" in page(client, "/chain", run="sweep/<b>run", chain=f"p3#0{HOSTILE}")
 
 
+def test_a_form_sends_names_as_they_are(runs: Path, tmp_path: Path) -> None:
+    names = ["plain", "esc\x1b[2J", "turned\u202e", os.fsdecode(b"caf\xe9")]
+    for name in names:
+        shutil.copytree(runs / "alone", tmp_path / name)
+    client = TestClient(view_app(Shelf(tmp_path)), base_url="http://localhost")
+    values = [unescape(each) for each in re.findall(r'name="run" value="(.*?)"', page(client, "/"))]
+    assert sorted(values) == sorted([*names[:3], "caf\\udce9"])
+    for value in values:
+        said = page(client, "/run", 200 if value in names else 400, run=value)
+        assert value in names or "its path is not UTF-8; rename the folder" in said
+    chain = page(client, "/chain", run=names[1], chain="p3#0")
+    assert set(re.findall(r'<option value="(.*?)"', chain)) == set(values) - {names[1]}
+    assert "SELECT &#39;\x1b&#39;" in page(client, "/sql", run="plain", sql="SELECT '\x1b'")
+
+
 @pytest.mark.parametrize(
     ("path", "params", "said"),
     [
@@ -117,6 +153,7 @@ def test_hostile_names_lead_to_their_chains(client: TestClient) -> None:
         ("/run", {"run": "../runs/speccot"}, "no run"),
         ("/run", {}, "the parameter `run` is missing"),
         ("/chain", {"run": "speccot", "chain": "p99#0"}, "no chain &#39;p99#0&#39; that has ended"),
+        ("/chain", {"run": "unreadable", "chain": "p3#0"}, "is not a run.json of this program"),
     ],
 )
 def test_what_is_not_there_is_said_in_a_sentence(client: TestClient, path: str, params: dict[str, str], said: str) -> None:
@@ -160,6 +197,23 @@ def test_many_chains_have_pages(store: RunStore) -> None:
     assert "101 to 120 of 120" in last
 
 
+def test_samples_are_in_their_order(store: RunStore) -> None:
+    rows = [blank(ChainRow, chain_id=f"p1#{i}", sample_index=i, stop_reason="end", input_row=1) for i in range(12)]
+    store.append("chains", rows)
+    store.close()
+    client = TestClient(view_app(Shelf(store.folder)), base_url="http://localhost")
+    samples = page(client, "/chain", run="live", chain="p1#0").split('aria-label="samples"')[1].partition("</nav>")[0]
+    assert re.findall(r"p1#\d+", re.sub(r'href=".*?"', "", samples)) == [row.chain_id for row in rows]
+
+
+def test_a_run_that_was_killed_does_not_say_that_it_goes_on(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "alone", tmp_path / "alone")
+    (tmp_path / "alone" / "run.json").write_bytes(structs.replace(RunFile.read(runs / "alone"), status="running").encode())
+    html = page(TestClient(view_app(Shelf(tmp_path)), base_url="http://localhost"), "/run", run="alone")
+    assert "This run is killed: figures" in html
+    assert "This run is running" not in html
+
+
 def test_two_runs_are_side_by_side_by_chain(client: TestClient, runs: Path) -> None:
     ours, theirs = ({row["chain_id"]: row for row in chains_of(runs, name)} for name in ("speccot", "alone"))
     html = page(client, "/pair", run=["speccot", "alone"], order="time")
@@ -167,12 +221,33 @@ def test_two_runs_are_side_by_side_by_chain(client: TestClient, runs: Path) -> N
     assert cells(html, "chain") == sorted(ours, key=lambda name: (-gaps[name], ours[name]["input_row"]))
     right = [name for name in ours if ours[name]["correct"] and not theirs[name]["correct"]]
     assert f"only the first right {len(right)}" in html
+    assert "not graded 1<" in html, "one that failed, without a reference answer"
     assert "different inputs" not in html
     one = page(client, "/pair", run=["speccot", "alone"], chain="p3#0")
     texts = re.findall(r'<script type="application/json" id="side-\d">(.*?)</script>', one, re.S)
     assert [json.loads(text)[0]["chain_id"] for text in texts] == ["p3#0", "p3#0"]
     assert "two are shown side by side" in page(client, "/pair", 400, run="speccot")
     assert "no chain &#39;p99#0&#39;" in page(client, "/pair", 400, run=["speccot", "alone"], chain="p99#0")
+
+
+def test_chains_that_one_run_does_not_grade_are_not_neither_right(runs: Path, tmp_path: Path) -> None:
+    ends = {"right": ("end", True), "wrong": ("end", False), "failed": ("error", None)}
+    ends |= {"ungraded": ("end", None), "cancelled": ("cancelled", None)}
+    pairs = ["right right", "right wrong", "wrong right", "wrong failed", "right ungraded", "cancelled right"]
+    for place, name in enumerate(("first", "second")):
+        (tmp_path / name).mkdir()
+        shutil.copy(runs / "speccot" / "run.json", tmp_path / name)
+        store = RunStore(tmp_path / name)
+        for number, pair in enumerate(pairs):
+            reason, correct = ends[pair.split()[place]]
+            row = blank(ChainRow, chain_id=f"p{number}#0", input_row=number + 1, stop_reason=reason, correct=correct, reference_answer="1")
+            store.append("chains", [row])
+        store.close()
+    client = TestClient(view_app(Shelf(tmp_path)), base_url="http://localhost")
+    html = page(client, "/pair", run=["first", "second"])
+    for words, count in zip(GROUPS.values(), (1, 1, 1, 1, 2), strict=True):
+        assert f"<span>{words} {count}</span>" in html
+    assert cells(page(client, "/pair", run=["first", "second"], verdict="ungraded"), "chain") == ["p4#0", "p5#0"]
 
 
 def test_sql_is_answered_with_a_table_and_a_figure(client: TestClient, runs: Path) -> None:
@@ -185,6 +260,10 @@ def test_sql_is_answered_with_a_table_and_a_figure(client: TestClient, runs: Pat
     both = page(client, "/sql", run=["speccot", "alone"], sql="SELECT run, count(*) AS n FROM chains GROUP BY run ORDER BY run")
     assert (cells(both, "run"), cells(both, "n")) == (["alone", "speccot"], ["21", "21"])
     assert cells(page(client, "/sql", run="alone", sql="SELECT graph FROM runs"), "graph") == ["target"]
+    lines = "SELECT step_index, chain_id, count(*) AS n FROM steps GROUP BY ALL"
+    assert f"The first {MOST_SERIES} of 20 series." in page(client, "/sql", run="speccot", sql=lines, draw="lines")
+    like_estimates = "SELECT {'value': 'x', 'low': 1, 'high': 2} AS a, {'value': 0.5, 'low': 0.25, 'high': 1, 'form': 'own'} AS b"
+    assert "own" in cells(page(client, "/sql", run="speccot", sql=like_estimates), "b")[0]
     many = page(client, "/sql", run="speccot", sql="SELECT range AS n FROM range(5000)")
     assert len(cells(many, "n")) == 1000
     assert "Only the first 1,000 rows" in many
@@ -199,12 +278,21 @@ def test_sql_is_answered_with_a_table_and_a_figure(client: TestClient, runs: Pat
         ("SET lock_configuration = false", "SET statements are not allowed"),
         ("SELECT 1; SELECT 2", "2 statements; expected one query"),
         ("SELECT '</script><img src=x>' FROM nothing", "no table `nothing`"),
+        ("FROM glob('/etc/*')", "disabled by configuration"),
+        ("FROM query('SELECT * FROM read_csv(''/etc/passwd'')')", "disabled by configuration"),
     ],
 )
 def test_what_is_wrong_with_sql_is_said(client: TestClient, sql: str, said: str) -> None:
     html = page(client, "/sql", run="speccot", sql=sql)
     assert said in html
     assert "<img" not in html
+
+
+@pytest.mark.parametrize(("run", "said"), [("damaged", "cannot be read"), ("specot", "did you mean `speccot`?")])
+def test_a_query_stays_where_its_run_cannot_be_asked(client: TestClient, run: str, said: str) -> None:
+    html = page(client, "/sql", run=run, sql="SELECT 12345")
+    assert said in html
+    assert "SELECT 12345</textarea>" in html
 
 
 def test_sql_that_takes_long_is_interrupted(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,9 @@ from msgspec import Struct
 
 from pipeline.analysis.quality.estimates import Estimate
 
+THOUSAND = 999.5
+"""What is 1,000 with three digits."""
+
 
 class Table(Struct, frozen=True):
     """A table whose cells are text, ready to print."""
@@ -39,12 +42,21 @@ def reward(e: Estimate, *, sign: bool = False) -> str:
 
 def plain(value: float | None) -> str:
     """A number without an interval: three digits, from 1,000 on a whole number; `-` for None."""
-    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return "-" if value is None else f"{value:,.0f}" if abs(value) >= THOUSAND else f"{value:.3g}"
 
 
 def plain_percent(value: float | None, *, sign: bool = False) -> str:
     """A share in percent without an interval; `-` for None."""
     return "-" if value is None else f"{value:+.1%}" if sign else f"{value:.1%}"
+
+
+def size(count: float) -> str:
+    """A number of bytes with three digits and its unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < THOUSAND:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{plain(count)} TB"
 
 
 def times(over: float | None, under: float | None) -> str:

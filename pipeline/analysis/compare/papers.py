@@ -11,6 +11,7 @@ of a cell differ in a setting that the layout does not name, such as a param, th
 import re
 import types
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -298,9 +299,16 @@ def _cell(value: Any) -> Cell:
 
 def printed(value: Any) -> str:
     """A value of a result, as it is printed."""
-    if value is None or (isinstance(value, Mapping) and value.keys() >= {"value", "low", "high"}):
+    if value is None or _is_figure(value):
         return _cell(value).text
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _is_figure(value: Any) -> bool:
+    """Whether a value is an estimate, and not another struct with such fields."""
+    if not (isinstance(value, Mapping) and value.keys() >= {"value", "low", "high"} and value.get("form", "number") in FORMS):
+        return False
+    return all(value[name] is None or isinstance(value[name], int | float | Decimal) for name in ("value", "low", "high"))
 
 
 def _laid_out(layout: Layout, systems: Sequence[System], rows: Sequence[_Row], runs: Sequence[RunTable]) -> Table:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.compare.cells import Table, plain, plain_percent, size
 from pipeline.analysis.run_list import RunState, run_folders, run_state, size_of
 from pipeline.cli.commands import command, option
 from pipeline.cli.console import PlainConsole, print_table
@@ -54,11 +54,11 @@ def rm(folders: tuple[Path, ...], yes: bool) -> None:
         if is_held(folder):
             raise UsageError(f"{folder}: a process is at work in it; wait for its end")
     for folder in folders:
-        size = size_of(folder)
-        if yes or click.confirm(f"delete {folder}, {_bytes(size)}?"):
+        all_of_it = size(size_of(folder))
+        if yes or click.confirm(f"delete {folder}, {all_of_it}?"):
             with boundary(RunFolderError, f"{folder}: cannot be deleted", foreign=OSError):
                 shutil.rmtree(folder)
-            print_line(f"{folder}: deleted, {_bytes(size)}")
+            print_line(f"{folder}: deleted, {all_of_it}")
 
 
 @command()
@@ -113,15 +113,8 @@ def _listed(folder: Path) -> Iterator[RunState]:
 
 
 def _cells(state: RunState) -> Iterator[str]:
-    yield from (state.folder, state.graph, state.models, state.state, f"{state.chains:,} of {state.of:,}")
-    yield "-" if state.accuracy is None else f"{state.accuracy:.1%}"
-    yield "-" if state.problems_per_s is None else f"{state.problems_per_s:.3g}"
-    yield _bytes(state.bytes)
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            break
-        size, unit = size / 1000, {"B": "kB", "kB": "MB", "MB": "GB", "GB": "TB"}[unit]
-    return f"{size:.3g} {unit}"
+    of = "" if state.of is None else f" of {state.of:,}"
+    yield from (state.folder, state.graph, state.models, state.state, f"{state.chains:,}{of}")
+    yield "-" if state.answers == "simulated" else plain_percent(state.accuracy)
+    yield plain(state.problems_per_s)
+    yield size(state.bytes)

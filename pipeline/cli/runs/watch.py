@@ -52,18 +52,22 @@ def watch(run: Located, interval: float, once: bool, as_json: bool) -> None:
 
 def progress_line(found: RunProgress, rates: RecentRates) -> str:
     """How far the run is, in one line."""
-    parts = [f"{found.run}: {found.state}, {found.over:,}/{found.chains:,} chains", f"{found.failed:,} failed", f"{found.steps:,} steps"]
+    of = "" if found.chains is None else f"/{found.chains:,}"
+    parts = [f"{found.run}: {found.state}, {found.over:,}{of} chains", f"{found.failed:,} failed", f"{found.steps:,} steps"]
     if found.graded:
         parts.append(of_answers(f"{found.correct:,} of {found.graded:,} right", found.answers))
     per_s = {name: rates.per_s(name) for name in COUNTS}
     if per_s["over"] is not None:
         parts.append(f"{per_s['over']:.3g} problems/s, {per_s['steps']:.3g} steps/s, {per_s['calls']:.3g} calls/s")
-    if per_s["over"]:
+    if per_s["over"] and found.chains is not None:
         parts.append(f"ETA {duration((found.chains - found.over) / per_s['over'])}")
     return " · ".join(parts)
 
 
 def _panel(found: RunProgress, rates: RecentRates) -> Group:
+    said = Text(progress_line(found, rates))
+    if found.chains is None:
+        return Group(said)
     bar = Table.grid(expand=True)
     bar.add_row(ProgressBar(total=found.chains, completed=found.over))
-    return Group(bar, Text(progress_line(found, rates)))
+    return Group(bar, said)

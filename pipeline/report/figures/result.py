@@ -1,4 +1,4 @@
-"""A figure of the result of a query: columns and rows enter, a plot leaves. Pure."""
+"""A figure of the result of a query: columns and rows enter, a plot with a note leaves. Pure."""
 
 from collections.abc import Sequence
 from decimal import Decimal
@@ -7,20 +7,28 @@ from typing import Any
 import plotly.graph_objects as go
 
 from pipeline.report.figures.style import SERIES, axes, drawn, layout
+from pipeline.report.page import Figure
 
 KINDS = ("bars", "lines", "points")
 MOST_SERIES = len(SERIES)
 Series = dict[str, tuple[list[Any], list[float | None]]]
 
 
-def result_plot(columns: Sequence[str], rows: Sequence[Sequence[Any]], kind: str) -> go.Figure | None:
+def result_figure(columns: Sequence[str], rows: Sequence[Sequence[Any]], kind: str) -> Figure | None:
     """The first column is drawn to the right and columns of numbers upwards; a second column of text makes a series of each of its values.
 
-    `kind` is one of `KINDS`. None where there is nothing to draw: no second column of numbers, or no such kind.
+    `kind` is one of `KINDS`. The note says how many series are left out, as there are no more colours. None where there is nothing to draw:
+    no second column of numbers, or no such kind.
     """
-    series = _series(columns, rows)
-    if not series or kind not in KINDS:
+    found = _series(columns, rows)
+    if not found or kind not in KINDS:
         return None
+    series = dict(list(found.items())[:MOST_SERIES])
+    note = f"The first {MOST_SERIES} of {len(found):,} series." if len(found) > MOST_SERIES else ""
+    return Figure("", _plot(columns[0], series, kind), note)
+
+
+def _plot(right_title: str, series: Series, kind: str) -> go.Figure:
     figure = go.Figure(layout=layout(420, showlegend=len(series) > 1))
     for (name, (right, up)), colour in zip(series.items(), SERIES, strict=False):
         look = {"name": drawn(name), "x": right, "y": up}
@@ -29,24 +37,24 @@ def result_plot(columns: Sequence[str], rows: Sequence[Sequence[Any]], kind: str
         else:
             mode = "lines+markers" if kind == "lines" else "markers"
             figure.add_trace(go.Scatter(**look, mode=mode, line={"color": colour}, marker={"color": colour}))
-    figure.update_xaxes(title=drawn(columns[0]))
+    figure.update_xaxes(title=drawn(right_title))
     figure.update_yaxes(title=drawn(next(iter(series))) if len(series) == 1 else "")
     return axes(figure)
 
 
 def _series(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Series:
-    """The values to draw by the names of their series, `MOST_SERIES` at most."""
+    """The values to draw by the names of their series."""
     numbers = [place for place in range(1, len(columns)) if _has_numbers([row[place] for row in rows])]
     if not numbers:
         return {}
     found: Series = {}
     by_text = numbers[0] == 2 and any(isinstance(row[1], str) for row in rows)
-    for place in numbers[:1] if by_text else numbers[:MOST_SERIES]:
+    for place in numbers[:1] if by_text else numbers:
         for row in rows:
             right, up = found.setdefault(str(row[1]) if by_text else columns[place], ([], []))
             right.append(_at(row[0]))
             up.append(None if row[place] is None else float(row[place]))
-    return dict(list(found.items())[:MOST_SERIES])
+    return found
 
 
 def _has_numbers(values: Sequence[Any]) -> bool:
