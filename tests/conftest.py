@@ -22,7 +22,7 @@ settings.register_profile("suite", max_examples=50, deadline=None, suppress_heal
 settings.register_profile("quick", settings.get_profile("suite"), max_examples=10, derandomize=True)
 settings.load_profile("suite")  # a machine with other work is slow, and fails nobody; `make check` takes `quick`
 REGISTRIES: Any = (graph_plugins._registered, grading_plugins._registered, grading_plugins._with_problem)
-LONG = ("slow", "torch", "vllm", "browser")
+LONG = ("slow", "torch", "vllm", "browser", "clients")
 """The markers of tests that `--quick` leaves out."""
 MARKED_FILE = re.compile(rf"^pytestmark = .*\bmark\.({'|'.join(LONG)})\b", re.M)
 MARKED_TIMEOUT_S = 600

@@ -56,7 +56,7 @@ def serving(
         engines=Path(engines),
         input=Path("requests"),
         output=folder,
-        settings=settings or (SHORT,),
+        settings=settings or ((SHORT,) if engines.startswith("sim-") else ()),
         served=True,
         fail_on_error=1.0,
         **options,
