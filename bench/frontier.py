@@ -1,6 +1,6 @@
 """Is a run with `speculate: auto` ever slower than the target alone, or than the faster of `always` and `never`?
 
-    python bench/frontier.py [--as-is]
+    python -m bench.frontier [--as-is]
 
 The map is SIMULATED: machines x lengths of thoughts x batch sizes, each cell the target alone, SpecReason with `always`, and `auto`, with
 more than one seed where thoughts are short and a run ends with the longest of them. The other setups are measured: the bundled pair and an
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-import over_target
-from figures import RESULTS, ROOT, Results, go_on, grid, results_of
 from msgspec import Struct, structs
-from runs import ARITH, make, say, swept, write_problems
 
+from bench import over_target
+from bench.figures import RESULTS, ROOT, Results, go_on, grid, results_of
+from bench.runs import ARITH, make, say, swept, write_problems
 from pipeline.analysis.points import Point, point_of_run
 from pipeline.engines.sim.spec import KERNEL_WAIT
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, planned_points

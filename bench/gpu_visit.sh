@@ -15,20 +15,20 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 if [ "${1:-}" = prepare ]; then
   shift
-  exec "$python" bench/gpu_visit.py prepare "$@"
+  exec "$python" -m bench.gpu.visit prepare "$@"
 fi
 home=build/gpu_visit
 export PYTHONPATH=$PWD:$PWD/$home/site${PYTHONPATH:+:$PYTHONPATH}
 if [ ! -e "$home/ready" ]; then
   # Only what is missing, beside the interpreter's own packages: torch and whatever else the machine has stays as it is.
   "$python" -m pip install -qq --disable-pip-version-check --no-index --no-deps --no-compile --no-cache-dir --target "$home/site" \
-    --find-links "$home/wheels" $("$python" bench/gpu_visit.py missing)
+    --find-links "$home/wheels" $("$python" -m bench.gpu.visit missing)
   touch "$home/ready"
 fi
 status=0
 [ $# -gt 0 ] || set -- interference mps contract runs engines map vllm vllm-contract
 for part in "$@"; do
-  timeout "${LIMIT:-540}" "$python" bench/gpu_visit.py "$part" || { status=$?; echo "$part ended with $status" >&2; }
+  timeout "${LIMIT:-540}" "$python" -m bench.gpu.visit "$part" || { status=$?; echo "$part ended with $status" >&2; }
   [ -z "${OUT:-}" ] || cp -f bench/results/gpu-*.json "$OUT"/
 done
 exit "$status"

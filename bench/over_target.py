@@ -6,8 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from figures import ROOT, Results, grid, origin, results_of
-
+from bench.figures import ROOT, Results, grid, origin, results_of
 from pipeline.analysis.simulated import MEDIAN_ERROR, MPS_ERROR, OWN_TEXT_ERROR, stated
 
 Cells = list[dict[str, Any]]

@@ -1,6 +1,6 @@
 """How well does `pipeline plan` predict, from a pilot, what a full run takes, and does it choose the fastest?
 
-    python bench/plan.py [--limit 100] [--pilot 40] [--batch-sizes 4,16,48] [--repeats 2] [--engines tiny]
+    python -m bench.plan [--limit 100] [--pilot 40] [--batch-sizes 4,16,48] [--repeats 2] [--engines tiny]
 
 The pilot first, then every configuration in full, on the same engines, as often as `--repeats` says: how far these runs are apart is the
 error that no plan can be below. Only a machine without other work says something of the plan: the script ends where the load is above 1
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from figures import RESULTS, ROOT, Results, begin, grid, percent
 from msgspec import structs
-from runs import ARITH, whole
 
+from bench.figures import RESULTS, ROOT, Results, begin, grid, percent
+from bench.runs import ARITH, whole
 from pipeline.planning.plan import PlanFile, PlanOptions, make_plan
 from pipeline.session.observer import Observer
 from pipeline.sweep.plan import SweepOptions

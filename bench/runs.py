@@ -13,8 +13,8 @@ import click
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from figures import ROOT
 
+from bench.figures import ROOT
 from pipeline.analysis.points import Point
 from pipeline.engines.sim.text import sim_answer
 from pipeline.session.observer import Observer

@@ -1,6 +1,6 @@
 """Where does speculation stop paying? Throughput by batch size: the target alone, SpecCoT, SpecReason; pipelined and in lockstep.
 
-    python bench/scaling.py
+    python -m bench.scaling
 
 Three sweeps: the bundled pair on the torch engine (measured; `--problems`, `--repeats`), two H100 and one H200 (simulated). Each is kept in
 build/scaling/NAME and continued when it is started again, so that finished points are not run twice. Writes bench/results/scaling.json,
@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
-import over_target
-from figures import RESULTS, ROOT, Results, go_on, grid, percent, results_of
 from msgspec import Struct, structs
-from runs import ARITH, swept, write_problems
 
+from bench import over_target
+from bench.figures import RESULTS, ROOT, Results, go_on, grid, percent, results_of
+from bench.runs import ARITH, swept, write_problems
 from pipeline.analysis.points import Point
 from pipeline.analysis.simulated import stated
 from pipeline.sweep.plan import SweepOptions

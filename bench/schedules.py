@@ -1,6 +1,6 @@
 """How much does each schedule take for the same work? Pipelined, lockstep, sequential and the target alone.
 
-    python bench/schedules.py --engines graphs/engines/tiny.yaml --problems 192 --batch-size 32,64 --repeats 3
+    python -m bench.schedules --engines graphs/engines/tiny.yaml --problems 192 --batch-size 32,64 --repeats 3
 
 Same graph, problems and seeds; engines are opened anew and warmed up for every run, runs are interleaved, and only
 the time from the first chain's start to the last one's end counts. `limit` replays the calls that each engine got in the
@@ -21,10 +21,10 @@ from typing import Any
 
 import anyio
 import click
-from figures import RESULTS, ROOT, Results, begin, grid, percent
 from msgspec import Struct, structs
-from runs import ARITH, say
 
+from bench.figures import RESULTS, ROOT, Results, begin, grid, percent
+from bench.runs import ARITH, say
 from pipeline.analysis.summary import summarize
 from pipeline.data.problems import Problem, open_problems
 from pipeline.engine import Completion, Engine, Request

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from figures import results_of
 from msgspec import Struct
-from token_level import H200, QWQ, REACHED_BYTES, REACHED_FLOPS, Weights
 
+from bench.figures import results_of
+from bench.token_level import H200, QWQ, REACHED_BYTES, REACHED_FLOPS, Weights
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.written import markdown_table
 from pipeline.engines.sim.sharing import Use, slowdowns

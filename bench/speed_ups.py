@@ -7,8 +7,9 @@ target's. Nothing is measured here.
 from collections.abc import Callable
 from pathlib import Path
 
-from figures import grid
 from msgspec import Struct
+
+from bench.figures import grid
 
 
 class Printed(Struct, frozen=True):

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from figures import results_of
 from msgspec import Struct, structs
 from scipy.optimize import least_squares
 
+from bench.figures import results_of
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.written import markdown_table
 from pipeline.engines.sim.roofline import Roofline

@@ -1,6 +1,6 @@
 """Requests per second through the engine `vllm` against a bare loop over `AsyncLLM.generate`: what does our way cost?
 
-    python bench/vllm_engine.py --engines graphs/engines/tiny-vllm.yaml --problems 128 --repeats 5
+    python -m bench.vllm_engine --engines graphs/engines/tiny-vllm.yaml --problems 128 --repeats 5
 
 Both are open at once with the same engine arguments on the same cores, and take turns on the same requests: drafts of five
 candidates and one-token choices, new problems in every round, at most `max_in_flight` at a time. The bare loop lives in a
@@ -21,9 +21,9 @@ from typing import Any
 import anyio
 import click
 import msgspec
-from figures import RESULTS, ROOT, Results, begin, grid
-from runs import ARITH, say
 
+from bench.figures import RESULTS, ROOT, Results, begin, grid
+from bench.runs import ARITH, say
 from pipeline.data.problems import Problem, open_problems
 from pipeline.engine import Engine, Request
 from pipeline.engines.process.wire import Setup

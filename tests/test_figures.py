@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,18 +9,12 @@ from click import ClickException
 from click.testing import CliRunner
 from msgspec import structs
 
+from bench import figures, over_target, runs, sharing, speed_ups
+from bench.gpu import page as gpu_page
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems
-
-sys.path.insert(0, str(ROOT / "bench"))
-import figures
-import gpu_page
-import over_target
-import runs
-import sharing
-import speed_ups
 
 UNITS = r"(?:%|s|us|ms|MB|MiB|GiB|times|points|minutes|tokens/s|problems/s|requests/s)"
 FIGURE = re.compile(rf"(?<![\w@=<>.-])\d[\d.,]*\s?{UNITS}(?![\w/])")
@@ -35,8 +28,8 @@ page = { command = "mini", page = "page.md", minutes = 0 }
 SCRIPT = """
 import sys
 from pathlib import Path
-sys.path.insert(0, {bench!r})
-from figures import Recording
+sys.path.insert(0, {root!r})
+from bench.figures import Recording
 
 def table(results):
     return results["said"]
@@ -74,7 +67,8 @@ def test_every_results_file_is_declared_and_every_table_shown() -> None:
     assert {path.stem for path in (ROOT / figures.RESULTS).iterdir()} <= known.keys() | brought
     assert shown <= known.keys() | views
     assert {name for name, figure in known.items() if not figure.page} | views <= shown
-    assert {figure.script for figure in known.values()} <= {path.stem for path in (ROOT / "bench").glob("*.py")}
+    modules = (path.relative_to(ROOT / "bench").with_suffix("") for path in (ROOT / "bench").rglob("*.py"))
+    assert {figure.script for figure in known.values()} <= {".".join(path.parts) for path in modules}
 
 
 def test_pages_and_their_pictures_are_as_their_scripts_wrote_them() -> None:
@@ -95,7 +89,7 @@ def test_pages_and_their_pictures_are_as_their_scripts_wrote_them() -> None:
 def test_measuring_writes_the_docs_and_says_what_was_not_measured(tmp_path: Path) -> None:
     (tmp_path / "bench/results").mkdir(parents=True)
     (tmp_path / "bench/figures.toml").write_text(MINI)
-    (tmp_path / "bench/mini.py").write_text(SCRIPT.format(bench=str(ROOT / "bench")))
+    (tmp_path / "bench/mini.py").write_text(SCRIPT.format(root=str(ROOT)))
     (tmp_path / "bench/broken.py").write_text("raise SystemExit(3)\n")
     readme = tmp_path / "README.md"
     readme.write_text("# Speed\n\n<!-- figures: mini -->\ntyped in: 2 s\n<!-- /figures -->\n\nThe end.\n")
@@ -111,7 +105,7 @@ def test_measuring_writes_the_docs_and_says_what_was_not_measured(tmp_path: Path
     assert (code, "not measured: broken; why stands above" in said) == (1, True)
     assert "it took 3 s\n<!-- /figures -->\n\nThe end.\n" in (text := readme.read_text())
     assert "typed in" not in text
-    assert "`python bench/mini.py" in text
+    assert "`python -m bench.mini`" in text
     assert "at no commit" in text
     figures.Recording("page", tmp_path).write(tmp_path / figures.RESULTS / "page.json", {"said": ""}, "# Speed\n")
     assert figures.results_of("page", tmp_path)["measured"]["page"] == figures.page_digest(tmp_path / "page.md")
@@ -132,12 +126,12 @@ def test_no_figure_is_made_of_a_run_with_failed_chains(tmp_path: Path) -> None:
 
 def test_what_is_continued_is_as_old_as_its_beginning(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
-    first = figures.go_on("bench/papers.py", folder)
+    first = figures.go_on(str(ROOT / "bench/quality/papers.py"), folder)
     kept = json.loads((folder / figures.KEPT).read_bytes())
     (folder / figures.KEPT).write_text(json.dumps(kept | {"commit": "abc"}))
-    again = figures.go_on("bench/papers.py", folder)
+    again = figures.go_on(str(ROOT / "bench/quality/papers.py"), folder)
     assert (first.measured["commit"], again.measured["commit"]) == (kept["commit"], "abc")
     (folder / figures.KEPT).unlink()
     (folder / "target").mkdir()
     with pytest.raises(ClickException, match="of a state of the code that is not recorded: move it away"):
-        figures.go_on("bench/papers.py", folder)
+        figures.go_on(str(ROOT / "bench/quality/papers.py"), folder)

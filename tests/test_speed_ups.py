@@ -1,13 +1,8 @@
 """The papers' printed speed-ups, taken apart, multiply to what they print."""
 
-import sys
-
 import pytest
 
-from tests.support.paths import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
-import speed_ups
+from bench import speed_ups
 
 PRINTED = {
     speed_ups.SPECCOT[speed_ups.QWQ]: (3.3, 3.1, 2.3, 2.0),

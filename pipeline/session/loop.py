@@ -59,7 +59,7 @@ def rare_collection() -> Iterator[None]:
     """Let garbage collections be rare, and skip the objects that are there already, until the end. Affects the whole process.
 
     Imported modules and live chains are millions of objects, almost none of them garbage; scanning them again and again was
-    half of the cost of a call (bench/workloads.py).
+    half of the cost of a call (bench/cost/workloads.py).
     """
     thresholds = gc.get_threshold()
     gc.freeze()

@@ -1,6 +1,5 @@
 """The page about the papers' claims: an interval decides, every graph has its run, and what is finished is not run again."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from bench import runs as kept_runs
+from bench.quality import claims, judging, levers, papers
 from pipeline.analysis.compare.runs import RunTable, read_runs
 from pipeline.analysis.quality.by_problem import Texts
 from pipeline.analysis.quality.estimates import NOTHING, Estimate
@@ -19,12 +20,6 @@ from pipeline.analysis.quality.selection import ThoughtChoices
 pytestmark = pytest.mark.slow  # whole runs
 
 ROOT = Path(__file__).parent.parent.parent
-sys.path.insert(0, str(ROOT / "bench"))
-import claims  # noqa: E402
-import judging  # noqa: E402
-import levers  # noqa: E402
-import papers  # noqa: E402
-import runs as kept_runs  # noqa: E402
 
 Make = Callable[..., RunTable]
 SECTIONS = [*(section for sections in papers.SECTIONS.values() for section in sections), papers.SIMULATION]
@@ -192,8 +187,8 @@ def test_what_is_finished_is_not_run_again_and_the_page_says_what_is_missing(tmp
 
     runs = {run.name: run for run in read_runs([tmp_path / job.name for job in jobs])}
     cards = {name: msgspec.json.decode((tmp_path / name / "run.json").read_bytes()) for name in runs}
-    page = papers.page("`python bench/papers.py --problems 3`", runs, cards, ["speccot: there is no reward model"])
-    assert page.startswith("`python bench/papers.py --problems 3`\n")
+    page = papers.page("`python -m bench.quality.papers --problems 3`", runs, cards, ["speccot: there is no reward model"])
+    assert page.startswith("`python -m bench.quality.papers --problems 3`\n")
     for said in (
         "SpecCoT table 4",
         "2,360 TFLOP/s, simulated",

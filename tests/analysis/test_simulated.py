@@ -1,17 +1,13 @@
 """What stands beside simulated speeds is what was measured."""
 
 import json
-import sys
 
 import pytest
 
+from bench import sharing, token_level
 from pipeline.analysis.resources import EngineFacts
 from pipeline.analysis.simulated import MEDIAN_ERROR, MPS_ERROR, OWN_TEXT_ERROR, TOKEN_LEVEL_ERROR, of_facts, stated
 from tests.support.paths import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
-import sharing
-import token_level
 
 
 def test_the_stated_errors_are_those_of_the_results_file() -> None:

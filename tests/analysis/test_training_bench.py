@@ -1,6 +1,5 @@
 """The page about trainings: right choices by class, systems that are computed from recorded drafts, and tables of made-up rows."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,14 +7,11 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from bench.quality import training as bench
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.runs import RunTable
 from pipeline.analysis.quality.by_problem import Texts
 from pipeline.analysis.quality.selection import ThoughtChoices
-from tests.support.paths import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
-import training as bench
 
 Make = Callable[..., RunTable]
 CHOICES = ThoughtChoices(

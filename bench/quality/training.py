@@ -1,7 +1,7 @@
 """What training an adapter brings: a target that learns to choose among whole thoughts (SCoT 3.4), and a draft that learns to think as its
 target does (SCoT 3.3).
 
-    python bench/training.py [--only tiny]
+    python -m bench.quality.training [--only tiny]
 
 Problems are drawn with the tools that made the data sets, solved, exported and learnt from, all into build/training; what is finished there
 is not done again. Writes bench/training.md and bench/results/training.json. The page has every pair that was measured, in this call or an
@@ -20,10 +20,10 @@ import click
 import msgspec
 import numpy as np
 import pyarrow.parquet as pq
-from figures import RESULTS, ROOT, go_on, origin
 from msgspec import Struct
-from runs import ARITH, PROGRAM, make, say
 
+from bench.figures import RESULTS, ROOT, go_on, origin
+from bench.runs import ARITH, PROGRAM, make, say
 from pipeline.analysis.compare.cells import Table, number, percent
 from pipeline.analysis.compare.figures import Compared, Selection
 from pipeline.analysis.compare.runs import RunTable, read_run

@@ -1,6 +1,6 @@
 """What do replicas on a Ray cluster make of a run: throughput, the driver's cost, faults, and pipelines of Ray Data?
 
-    python bench/cluster.py --part linear|faults|data [--output FILE]
+    python -m bench.faults.cluster --part linear|faults|data [--output FILE]
 
 The nodes of the cluster are processes of this machine (`tools/local_ray.py`). Engines wait in real time in place of computing, so that two
 cores suffice for eight of them. Prints a table and writes bench/results/cluster-PART.json.
@@ -27,10 +27,10 @@ import msgspec
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
-from figures import RESULTS, ROOT, Results, begin, grid, percent
 from msgspec import structs
-from runs import PROGRAM, say, whole, write_problems
 
+from bench.figures import RESULTS, ROOT, Results, begin, grid, percent
+from bench.runs import PROGRAM, say, whole, write_problems
 from pipeline.cluster import fleet
 from pipeline.cluster.ray_actors import solve_on_ray
 from pipeline.session.observer import Observer, View

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from judging import (
+from bench.quality.judging import (
     Claim,
     Runs,
     best_draft,
@@ -19,7 +19,6 @@ from judging import (
     selecting,
     throughput,
 )
-
 from pipeline.analysis.compare.cells import number, percent, reward
 from pipeline.analysis.quality.estimates import Estimate
 

@@ -1,7 +1,7 @@
 """How large may a run be for `pipeline report`? Time, memory and file size against the number of calls, and the page in a browser.
 
-    python bench/report.py [--calls 10000,100000,1000000]
-    python bench/report.py --chains 100000
+    python -m bench.cost.report [--calls 10000,100000,1000000]
+    python -m bench.cost.report --chains 100000
 
 Traces are those of one simulated run of SpecCoT, repeated one after the other under new names until there are as many calls.
 Every report is the command in a process of its own; peak memory is the system's account of it. Where there is a Chromium, the
@@ -20,9 +20,9 @@ from typing import Any
 import click
 import pyarrow as pa
 import pyarrow.compute as pc
-from figures import RESULTS, ROOT, Results, begin, grid
-from runs import PROGRAM, say, spent, whole, write_problems
 
+from bench.figures import RESULTS, ROOT, Results, begin, grid
+from bench.runs import PROGRAM, say, spent, whole, write_problems
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 from pipeline.store.parts import Label, Part

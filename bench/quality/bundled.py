@@ -1,7 +1,7 @@
 """What does the bundled pair do on its test set? The summary that a first run prints, and how accurate the systems are.
 
-    python bench/bundled.py [--limit 500]                    as `make run` solves it, with the target alone
-    python bench/bundled.py --accuracy [--seeds 0,1,2]       draft and target alone, SpecReason and SpecCoT, at temperature 0.6
+    python -m bench.quality.bundled [--limit 500]                    as `make run` solves it, with the target alone
+    python -m bench.quality.bundled --accuracy [--seeds 0,1,2]       draft and target alone, SpecReason and SpecCoT, at temperature 0.6
 
 Prints, and writes bench/results/bundled-run.json or accuracy.json.
 """
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from figures import RESULTS, ROOT, Results, begin, grid, percent
-from runs import ARITH, PROGRAM, whole
 
+from bench.figures import RESULTS, ROOT, Results, begin, grid, percent
+from bench.runs import ARITH, PROGRAM, whole
 from pipeline.analysis.headline.figures import Summary
 from pipeline.analysis.summary import summarize
 from pipeline.session.options import RunOptions

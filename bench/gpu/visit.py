@@ -1,13 +1,13 @@
 """Measures on a machine with a GPU what the simulation assumes; started by bench/gpu_visit.sh, one part at a time.
 
-    python bench/gpu_visit.py interference    iterations of two processes on one GPU, alone and together, in time slices
-    python bench/gpu_visit.py mps             the same under a CUDA MPS daemon
-    python bench/gpu_visit.py contract        the tests of the torch engine, on CUDA
-    python bench/gpu_visit.py runs            whole runs of the bundled pair on CUDA, with their answers
-    python bench/gpu_visit.py engines         two engines, alone and together; --sharing mps: under MPS
-    python bench/gpu_visit.py map             cells of bench/frontier.md with random weights of real shapes
-    python bench/gpu_visit.py vllm            a run on vLLM's CUDA build, and what it says of itself
-    python bench/gpu_visit.py vllm-contract   the tests of engine vllm, there
+    python -m bench.gpu.visit interference    iterations of two processes on one GPU, alone and together, in time slices
+    python -m bench.gpu.visit mps             the same under a CUDA MPS daemon
+    python -m bench.gpu.visit contract        the tests of the torch engine, on CUDA
+    python -m bench.gpu.visit runs            whole runs of the bundled pair on CUDA, with their answers
+    python -m bench.gpu.visit engines         two engines, alone and together; --sharing mps: under MPS
+    python -m bench.gpu.visit map             cells of bench/frontier.md with random weights of real shapes
+    python -m bench.gpu.visit vllm            a run on vLLM's CUDA build, and what it says of itself
+    python -m bench.gpu.visit vllm-contract   the tests of engine vllm, there
 
 Each part writes bench/results/gpu-PART.json, which says on which device, with which driver and versions. Without a GPU every part
 runs on the CPU with toy shapes (`--tiny`), which shows that it works and measures nothing.
@@ -32,13 +32,13 @@ from xml.etree import ElementTree
 import anyio
 import click
 import pyarrow.parquet as pq
-from gpu_decoder import CONTEXT, SHAPES, config
-from gpu_packages import CARRIED, vllm_archive, wheels
 from msgspec import Struct, structs
 
+from bench.gpu.decoder import CONTEXT, SHAPES, config
+from bench.gpu.packages import CARRIED, vllm_archive, wheels
 from pipeline.store.query import Query
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 HOME, RESULTS = ROOT / "build/gpu_visit", ROOT / "bench/results"
 COMMAND = (sys.executable, "-c", "from pipeline.cli.main import main; main()")
 ARCHIVE = "vllm-site.tar.xz"
@@ -270,7 +270,7 @@ class _Decoder:
     """A process of `gpu_decoder.py`."""
 
     def __init__(self, role: str, batch: int, tiny: bool, environment: dict[str, str]) -> None:
-        command = [sys.executable, str(ROOT / "bench/gpu_decoder.py"), role, str(batch), *(["--tiny"] if tiny else [])]
+        command = [sys.executable, "-m", "bench.gpu.decoder", role, str(batch), *(["--tiny"] if tiny else [])]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
         self._read()
 
@@ -307,7 +307,7 @@ class _Decoder:
 @click.option("--seconds", default=3.0, show_default=True, help="Of each load.")
 def engines(tiny: bool, backend: str, sharing: str, seconds: float) -> None:
     """Tokens a second of two engines on the GPU, alone and together, with random weights of real shapes."""
-    import gpu_engines
+    from bench.gpu import engines as gpu_engines
 
     name = f"engines-{backend}-{sharing}{'-tiny' if tiny else ''}"
     file = _engines(name, backend, 64, tiny)

@@ -1,4 +1,4 @@
-"""What two engines on one GPU do to each other: tokens a second of each alone and of both at once; `bench/gpu_visit.py engines` calls it.
+"""What two engines on one GPU do to each other: tokens a second of each alone and of both at once; `bench/gpu/visit.py engines` calls it.
 
 Unlike the iterations of `gpu_decoder.py` these are an engine's own, with its kernels, its scheduler and its host.
 """

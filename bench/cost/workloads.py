@@ -1,4 +1,4 @@
-"""What the orchestration of a call and a durable row cost, in microseconds of CPU: the workloads of bench/against_parent.py.
+"""What the orchestration of a call and a durable row cost, in microseconds of CPU: the workloads of bench/cost/against_parent.py.
 
 The engines answer at once. `orchestration` is a whole run of them with everything on, `admission` the same where the caches limit the
 live chains, `controller` what `speculate: auto` does at each call, `durable_rows` the rows of calls straight into a store, and
@@ -38,7 +38,7 @@ from pipeline.stages.build import build_stages
 from pipeline.store.recorder import open_recorder
 from pipeline.store.run_store import RunStore
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 WRITTEN_PER_S = 1000.0
 """Tokens that each chain gets in a second from the target alone, for the controller."""
 LIVE, ROWS_AT_ONCE = 1000, 1024

@@ -1,4 +1,4 @@
-"""A process that computes iterations of one model on the GPU and times them; `bench/gpu_visit.py` starts one a role.
+"""A process that computes iterations of one model on the GPU and times them; `bench/gpu/visit.py` starts one a role.
 
 Weights are random, shapes are real. The model is transformers' Qwen2, its cache is full from the start: an iteration computes `tokens`
 tokens of each of `batch` sequences, writes their keys and values over the last ones of the cache and attends to all of it, as an

@@ -1,6 +1,6 @@
 """How much memory does a run take, and does it grow with the input? Whole programs over 10^4, 10^5 and 10^6 problems.
 
-    python bench/memory.py [--rows 10000,100000,1000000] [--graph target] [--graph speccot:100000]
+    python -m bench.cost.memory [--rows 10000,100000,1000000] [--graph target] [--graph speccot:100000]
 
 Every run is `pipeline run` in a process of its own on simulated engines that cost no time, trace and grading on. Its
 resident memory is looked at while it checks the input, solves, and sums up; peak and CPU time are the system's own
@@ -18,8 +18,9 @@ from typing import Any
 
 import click
 import psutil
-from figures import RESULTS, ROOT, Results, begin, grid
-from runs import PROGRAM, reaped, say, write_problems
+
+from bench.figures import RESULTS, ROOT, Results, begin, grid
+from bench.runs import PROGRAM, reaped, say, write_problems
 
 ENGINES = ROOT / "graphs/engines/sim-instant.yaml"
 ENGINE = {"text": "{steps_mean: 3, step_tokens_mean: 12, answer_tokens: 12}", "kv_cache_tokens": "200000"}

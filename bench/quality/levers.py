@@ -1,6 +1,6 @@
 """What does each lever do to accuracy, and what is it worth in speed? A short question, a gate, an early end, a judge by reward.
 
-    python bench/levers.py [--problems 500] [--samples 3]
+    python -m bench.quality.levers [--problems 500] [--samples 3]
 
 Accuracy is measured with both bundled pairs on the torch engine: every problem several times from different seeds, each lever against the
 same pair's target alone, intervals over problems. Speed is SIMULATED: MATH lengths, QwQ-32B and R1-Distill-Qwen-1.5B on two H100, with and
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-import over_target
-from figures import RESULTS, ROOT, Results, go_on, grid, percent
-from frontier import PATIENT, ROOMY
 from msgspec import Struct, structs
-from papers import ENGINES, PAIRS, Pair, score_steps
-from runs import make, swept, write_problems
 
+from bench import over_target
+from bench.figures import RESULTS, ROOT, Results, go_on, grid, percent
+from bench.frontier import PATIENT, ROOMY
+from bench.quality.papers import ENGINES, PAIRS, Pair, score_steps
+from bench.runs import make, swept, write_problems
 from pipeline.analysis.compare.figures import Compared
 from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.points import Point

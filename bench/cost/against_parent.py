@@ -1,8 +1,8 @@
 """Do the orchestration and the trace cost more than in the parent commit? Both in this process, in turns.
 
-    python bench/against_parent.py [--parent HEAD~1] [--rounds 7]
+    python -m bench.cost.against_parent [--parent HEAD~1] [--rounds 7]
 
-The parent's tree is checked out next to this one, and its `pipeline` and `bench/workloads.py` are imported apart from those of this tree.
+The parent's tree is checked out next to this one, and its `pipeline` and `bench/cost/workloads.py` are imported apart from this tree's.
 Prints, for each workload, the minimum of microseconds of CPU over the rounds, which other work changes least; fails where this
 tree's is above the bound.
 """
@@ -18,8 +18,8 @@ from pathlib import Path
 
 import click
 
-ROOT = Path(__file__).parent.parent
-APART = ("pipeline", "workloads")
+ROOT = Path(__file__).parent.parent.parent
+APART = ("pipeline", "bench")
 """Packages of which each side has its own."""
 
 
@@ -29,13 +29,13 @@ class Side:
     def __init__(self, root: Path) -> None:
         self.root, self.modules = root, dict[str, object]()
         with self.at_work():
-            self.workloads: Mapping[str, Callable[[], float]] = importlib.import_module("workloads").workloads()
+            self.workloads: Mapping[str, Callable[[], float]] = importlib.import_module("bench.cost.workloads").workloads()
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
         before, path = _taken(), list(sys.path)
         sys.modules.update(self.modules)  # type: ignore[arg-type]
-        sys.path[:0] = [str(self.root), str(self.root / "bench")]
+        sys.path.insert(0, str(self.root))
         importlib.invalidate_caches()
         try:
             yield
@@ -63,8 +63,8 @@ def checked_out(commit: str) -> Iterator[Path]:
         except subprocess.CalledProcessError as error:
             raise click.ClickException(f"{commit}: {error.stderr.decode().strip()}") from None
         subprocess.run(["tar", "-x", "-C", folder], input=tree, check=True)
-        if not (Path(folder) / "bench/workloads.py").exists():
-            raise click.ClickException(f"{commit} has no bench/workloads.py: choose a later commit with --parent")
+        if not (Path(folder) / "bench/cost/workloads.py").exists():
+            raise click.ClickException(f"{commit} has no bench/cost/workloads.py: choose a later commit with --parent")
         yield Path(folder)
 
 

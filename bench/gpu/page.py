@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from figures import ROOT, Results, grid, percent, results_of
+from bench.figures import ROOT, Results, grid, percent, results_of
 
 ROLES = ("target", "draft")
 PARTS = ("interference", "mps", "runs", "vllm", "map-vllm-time_slices", "map-vllm-mps")

@@ -1,6 +1,6 @@
 """The tables of the three papers with both bundled pairs of models, and what holds of their claims.
 
-    python bench/papers.py
+    python -m bench.quality.papers
 
 Runs all graphs into build/papers/NAME, those that are finished are not run again, and writes bench/papers.md with the functions of
 `pipeline compare`. Each run is made once, so a latency is that of one run, whatever else the machine was doing: three of the
@@ -19,12 +19,12 @@ import click
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from claims import CLAIMS
-from figures import RESULTS, ROOT, go_on, origin
-from judging import PREFIX, Found, PairName, Verdict, judge, noise_of
 from msgspec import Struct
-from runs import ARITH, PROGRAM, make
 
+from bench.figures import RESULTS, ROOT, go_on, origin
+from bench.quality.claims import CLAIMS
+from bench.quality.judging import PREFIX, Found, PairName, Verdict, judge, noise_of
+from bench.runs import ARITH, PROGRAM, make
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import Comparison, compare
 from pipeline.analysis.compare.runs import RunTable, read_runs

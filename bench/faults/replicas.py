@@ -1,6 +1,6 @@
 """What does one bad replica cost? Whole runs on small servers, one of which is bad in a given way, against runs on the others alone.
 
-    python bench/replicas.py [--replicas 2] [--ways 503,HTML] [--chains 60] [--output FILE]
+    python -m bench.faults.replicas [--replicas 2] [--ways 503,HTML] [--chains 60] [--output FILE]
 
 The servers (`tests/support/small_server.py`) answer a request after a fixed time and a fixed number of them at once, so that their rate is
 known, and one turns bad when the first call of a run reaches it. Every run on all replicas follows one on the healthy replicas alone;
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from figures import RESULTS, ROOT, Results, begin, grid
-from runs import ARITH, say
 
+from bench.figures import RESULTS, ROOT, Results, begin, grid
+from bench.runs import ARITH, say
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run

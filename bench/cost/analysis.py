@@ -1,8 +1,8 @@
 """How long does it take to study a long trace, and in how much memory? On two cores.
 
-    python bench/analysis.py [--calls 10000000] [--repeats 3] [--trace FOLDER]
+    python -m bench.cost.analysis [--calls 10000000] [--repeats 3] [--trace FOLDER]
 
-A simulated run is repeated until there are about that many calls (bench/report.py; making the trace is not timed). `analyse` then works out
+A simulated run is repeated until there are about that many calls (`report.py`; making the trace is not timed). `analyse` then works out
 all of its figures, each time in a process of its own. `seconds` are those of that, CPU and memory those of the process. Prints a table
 and writes bench/results/analysis.json.
 """
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from figures import RESULTS, ROOT, Results, begin, grid
-from report import repeated, seed_run
-from runs import say, spent
 
+from bench.cost.report import repeated, seed_run
+from bench.figures import RESULTS, ROOT, Results, begin, grid
+from bench.runs import say, spent
 from pipeline.store.read import count_rows
 
 CORES = 2
