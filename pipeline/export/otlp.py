@@ -65,7 +65,8 @@ CALLS_WITH_TEXTS = """
 WITH alone AS (
     SELECT chain_id, step_index, max(call_index) AS call_index FROM calls WHERE error_type IS NULL
     GROUP BY chain_id, step_index, purpose, if(purpose = 'draft', NULL, stage) HAVING count(*) = 1),
-written AS (SELECT chain_id, step_index, stage AS written_by, step_text, candidate_texts FROM steps),
+written AS (
+    SELECT chain_id, step_index, stage AS written_by, verify_stage, score_label, step_text, candidate_texts FROM steps),
 ended AS (SELECT chain_id, max(answer_text) AS answer_text FROM chains GROUP BY chain_id)
 SELECT {columns}, written_by IS NOT NULL AS in_step,
     CASE
@@ -73,6 +74,7 @@ SELECT {columns}, written_by IS NOT NULL AS in_step,
         WHEN purpose = 'draft' AND len(candidate_texts) = len(candidate_index) THEN candidate_texts
         WHEN len(candidate_index) <> 1 THEN NULL
         WHEN purpose IN ('guide', 'write') AND written_by = stage THEN [step_text]
+        WHEN purpose = 'judge' AND verify_stage = stage AND score_label IS NOT NULL THEN [score_label]
         WHEN purpose = 'answer' AND answer_text IS NOT NULL THEN [answer_text]
     END AS taken
 FROM calls LEFT JOIN written USING (chain_id, step_index) LEFT JOIN alone USING (chain_id, step_index, call_index)

@@ -317,7 +317,7 @@ def test_a_call_says_what_was_taken_from_it(told: list[dict[str, Any]], run_fold
             continue
         expected = {
             "draft": step and step["candidate_texts"],
-            "judge": [],
+            "judge": step and [step["score_label"]],
             "write": step and [step["step_text"]],
             "guide": step and [step["step_text"]],
             "answer": [chains[said["gen_ai.conversation.id"]]["answer_text"]],
