@@ -45,7 +45,7 @@ from pipeline.session.options import RunOptions
 from pipeline.session.prepare import load_plan
 from pipeline.session.run import run
 from pipeline.store.run_file import RunFile
-from pipeline.sweep.plan import PlannedPoint, SweepOptions
+from pipeline.sweep.plan import SweepOptions
 
 ENGINES = ROOT / "graphs/engines"
 A100_BYTES_PER_S = 2.039e12
@@ -277,7 +277,7 @@ def predicted(measured: Path) -> tuple[list[str], dict[str, float]]:
         raise click.ClickException(f"{measured}: {failed} chains failed; nothing is fitted to such runs")
     found = curves(points)
     name, sizes = FITTED
-    runs = [measured / "runs" / _folder(found[name][size][0]) for size in sizes]
+    runs = [measured / "runs" / found[name][size][0].folder for size in sizes]
     calibration = calibrate(runs)
     with tempfile.TemporaryDirectory(prefix="predictions-") as folder:
         engines = Path(folder) / "calibration.yaml"
@@ -332,14 +332,10 @@ def write_sections() -> None:
     state(token_level_error=found["token_level_error"])
 
 
-def _folder(point: Point) -> str:
-    return PlannedPoint(system=None, coordinates=point).name  # type: ignore[arg-type]
-
-
 def _replayed(found: dict[str, dict[int, list[Point]]], measured: Path, engines: Path, folder: Path) -> Iterator[tuple[Key, float]]:
     """Wall seconds of every point with the text that its system said at `RECORDED_AT`."""
     for curve in found.values():
-        recorded = measured / "runs" / _folder(curve[RECORDED_AT][0])
+        recorded = measured / "runs" / curve[RECORDED_AT][0].folder
         card = RunFile.read(recorded)
         for size, points in curve.items():
             settings = [setting(param, value) for param, value in card.plan.params.items()]

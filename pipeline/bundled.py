@@ -10,7 +10,7 @@ from typing import Literal
 
 from pipeline.errors import UsageError, did_you_mean
 
-FileKind = Literal["graph", "engines file", "prompts file", "preset", "reward model", "training file", "data set"]
+FileKind = Literal["graph", "engines file", "prompts file", "preset", "reward model", "training file", "study file", "data set"]
 """The kinds of bundled files."""
 
 BUNDLED = "bundled:"
@@ -24,6 +24,7 @@ FOLDERS: dict[FileKind, Path] = {
     "preset": _ROOT / "graphs" / "presets",
     "reward model": _ROOT / "graphs" / "rewards",
     "training file": _ROOT / "graphs" / "training",
+    "study file": _ROOT / "graphs" / "studies",
     "data set": _ROOT / "datasets",
 }
 

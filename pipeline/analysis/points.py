@@ -4,6 +4,7 @@ Curves over the batch size, and where two of them cross, are computed from point
 """
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -49,6 +50,16 @@ class Coordinates(Struct, frozen=True, kw_only=True):
     """Name of the engines file where the sweep has several, else empty; `system` ends in ` on NAME` then."""
     unlike: tuple[str, ...] = ()
     """What is not as it is for the target alone that it is compared with, as clauses; see `compare.rules`."""
+    data: str = ""
+    """What the problems are called in a study; empty in a sweep."""
+    seed: int | None = None
+    """The seed where a study has several, else null."""
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder of its run, in the folder `runs` of the sweep; it does not depend on the other points."""
+        seed = "" if self.seed is None else f" s{self.seed}"
+        return re.sub(r"[^\w.=+-]+", "_", f"{self.data} {self.system} {self.schedule} b{self.batch_size} r{self.repeat}{seed}".lstrip())
 
     @property
     def curve(self) -> str:

@@ -420,6 +420,8 @@ class GraphNames(Struct, frozen=True):
     """The names of all stages, loops and those within them included."""
     roles: tuple[str, ...]
     """The roles that stages name, in the order of the file."""
+    kinds: frozenset[str]
+    """The kinds of all stages."""
 
 
 def outline(graph: Graph) -> GraphNames:
@@ -431,4 +433,5 @@ def outline(graph: Graph) -> GraphNames:
     assert params is not None
     roles = [str(stage["engine"]) for _, stage in stages if "engine" in stage]
     named = dict.fromkeys(str(params.get(name[1:], name)) if name.startswith("$") else name for name in roles)
-    return GraphNames(frozenset(params), frozenset(name for name, _ in stages), tuple(named))
+    kinds = frozenset(str(stage.get("kind")) for _, stage in stages)
+    return GraphNames(frozenset(params), frozenset(name for name, _ in stages), tuple(named), kinds)

@@ -3,13 +3,16 @@
 The file is replaced as a whole or not at all, and only where it was such a report or not there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from msgspec import structs
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import compare
 from pipeline.analysis.compare.papers import by_data_set
 from pipeline.analysis.compare.runs import read_runs
+from pipeline.analysis.compare.studies import SWEEP, Study, grouped, read_study, study_tables
 from pipeline.analysis.compare.tables import INTERVALS, SIMULATED, tables
 from pipeline.analysis.compare.tables import simulated as clock
 from pipeline.analysis.points import Point, read_points
@@ -71,16 +74,33 @@ def _name(run: Path) -> str:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether `folder` was made by `pipeline sweep`."""
-    return (folder / "sweep.json").is_file()
+    """Whether `folder` was made by `pipeline sweep` or `pipeline study`."""
+    return (folder / SWEEP).is_file()
 
 
 def sweep_report(folder: Path) -> str:
     """The HTML of a report on the sweep in `folder`; raises `InputError` where it holds no points."""
     if not (folder / "points.parquet").is_file():
         raise InputError(str(folder), "has no finished point: there is nothing to report")
-    points = read_points(folder / "points.parquet")
-    return page(f"Sweep {folder.resolve().name}", [sweep_section(points)])
+    points, study = read_points(folder / "points.parquet"), read_study(folder)
+    if study is None:
+        return page(f"Sweep {folder.resolve().name}", [sweep_section(points)])
+    return page(f"Study {study.name}", [_study_section(folder, study, points), *_groups(study, points)])
+
+
+def _study_section(folder: Path, study: Study, points: list[Point]) -> Section:
+    """A section with the papers' tables of a study."""
+    parts = list(study_tables(folder, study, points))
+    said = [part for part in parts if isinstance(part, str)]
+    return Section(title=study.heading, text=said, tables=[part for part in parts if isinstance(part, Table)])
+
+
+def _groups(study: Study, points: list[Point]) -> Iterator[Section]:
+    """A section for the points of a study that are compared with each other; without figures where there is one batch size."""
+    for heading, members in grouped(study, points).items():
+        section = structs.replace(sweep_section(members), title=heading)
+        several = len({point.batch_size for point in members}) > 1
+        yield section if several else structs.replace(section, figures=())
 
 
 def sweep_section(points: list[Point]) -> Section:

@@ -1,19 +1,29 @@
 """What a sweep will run: options and graphs enter, points in the order in which they run leave. Pure."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
+from pipeline.analysis.compare.studies import Study
 from pipeline.analysis.points import Coordinates
+from pipeline.engines.registry import virtual_time
 from pipeline.errors import UsageError
 from pipeline.graph.plan import Plan
 from pipeline.graph.spec import EngineSpec, Param
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.options import AdmissionKind, Columns, FailedShare, Limit, Order, Random, Samples, Seed
+
+
+class Rows(NamedTuple):
+    """Which problems are solved."""
+
+    input: Path
+    columns: tuple[tuple[str, str], ...]
+    limit: int | None
+    random: str | None
 
 
 class SweepOptions(Struct, frozen=True, kw_only=True):
@@ -27,8 +37,8 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     order: Order = "input"
     vary: dict[str, tuple[str, ...]] = {}
     """Values of params that vary, by the param's name; every combination is a separate curve."""
-    choices: tuple[dict[str, str], ...] = ()
-    """Values of params, a curve for each of these choices, in place of those that `vary` gives."""
+    choices: dict[Path, tuple[dict[str, str], ...]] = {}
+    """By graph the values of params, a curve for each of these choices, in place of those that `vary` gives."""
     repeats: int = 3
     """Runs of every point; simulated ones run once, because they would be equal."""
     baseline: Path | None = None
@@ -59,6 +69,11 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     workers: int | None = None
     """Most points on simulated engines that run side by side, each in a process; None: as many as there are cores. 1: one after the
     other in this process, as points on real engines always run."""
+
+    @property
+    def rows(self) -> "Rows":
+        """What says which problems are solved; equal for sweeps over the same ones."""
+        return Rows(self.input, tuple(sorted(self.columns.items())), self.limit, self.random)
 
     def bound(self, file: Path | None) -> Path | dict[str, dict[str, Any]] | None:
         """The engines of systems on an engines file, None for those that the graphs name; see `RunOptions.bound_engines`."""
@@ -91,6 +106,11 @@ class SweepSystem(Struct, frozen=True, kw_only=True):
     """What is not as it is for the target alone, as clauses."""
 
     @property
+    def virtual(self) -> bool:
+        """Whether its engines compute on a simulated clock."""
+        return virtual_time(self.engines, str(self.graph), self.plan.reward_roles)
+
+    @property
     def label(self) -> str:
         """The graph's name, the variant of the engines file, the params that vary, and the engines file where there are several: `target
         eagle3`, `speccot candidates=5 on sim-2xh100`."""
@@ -104,11 +124,13 @@ class PlannedPoint(Struct, frozen=True, kw_only=True):
 
     system: SweepSystem
     coordinates: Coordinates
+    sweep: SweepOptions
+    """The options that it shares with the points that it is compared with."""
 
     @property
     def name(self) -> str:
-        """The name of its folder, which does not depend on the other points of the sweep."""
-        return folder_name(self.coordinates)
+        """The name of its folder."""
+        return self.coordinates.folder
 
     @property
     def options(self) -> dict[str, Any]:
@@ -116,9 +138,22 @@ class PlannedPoint(Struct, frozen=True, kw_only=True):
         return {"batch_size": self.coordinates.batch_size, "schedule": self.coordinates.schedule}
 
 
-def folder_name(of: Coordinates) -> str:
-    """The name of the folder of a point's run, in the folder `runs` of the sweep."""
-    return re.sub(r"[^\w.=+-]+", "_", f"{of.system} {of.schedule} b{of.batch_size} r{of.repeat}")
+class SweepPlan(Struct, frozen=True, kw_only=True):
+    """All that a sweep or a study will run."""
+
+    name: str
+    options: SweepOptions
+    """Those that are of the folder: `output`, `resume`, `workers`, `warm_up` and `fail_on_error`."""
+    points: list[PlannedPoint]
+    """In the order in which they run."""
+    remarks: tuple[str, ...] = ()
+    """Notices about its baselines and what is unlike."""
+    study: Study | None = None
+
+    @property
+    def systems(self) -> list[SweepSystem]:
+        """Each system once."""
+        return list({point.system.label: point.system for point in self.points}.values())
 
 
 def combinations(vary: Mapping[str, Sequence[str]], params: Mapping[str, object]) -> list[dict[str, str]]:
@@ -185,7 +220,7 @@ def _round(systems: Sequence[SweepSystem], options: SweepOptions, repeat: int) -
                     engines=system.placement,
                     unlike=system.unlike,
                 )
-                yield PlannedPoint(system=system, coordinates=coordinates)
+                yield PlannedPoint(system=system, coordinates=coordinates, sweep=options)
 
 
 def _schedules(system: SweepSystem, options: SweepOptions) -> Sequence[ScheduleName]:

@@ -1,7 +1,7 @@
 """The points of a sweep that is prepared, and how each is run: a planned point and open engines enter, a measured `Point` leaves."""
 
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,8 +20,7 @@ from pipeline.session.prepare import Prepared, Thoughts, check_replay, earlier_t
 from pipeline.session.run import opened_engines, solve_on
 from pipeline.store.folder import hold
 from pipeline.store.run_file import RunFile
-from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepSystem, planned_points, together
-from pipeline.sweep.systems import all_virtual
+from pipeline.sweep.plan import PlannedPoint, Rows, SweepOptions, SweepPlan, SweepSystem
 from pipeline.system.machine import core_count
 
 Keep = Callable[[PlannedPoint, Point], object]
@@ -31,26 +30,33 @@ Keep = Callable[[PlannedPoint, Point], object]
 class PreparedSweep(Struct, frozen=True, kw_only=True):
     """A sweep whose options have been checked."""
 
-    options: SweepOptions
-    systems: list[SweepSystem]
-    problems: Problems
-    fingerprint: Fingerprint
-    virtual_time: bool
+    plan: SweepPlan
+    inputs: dict[Rows, tuple[Problems, Fingerprint]]
+    """The problems of its points."""
     earlier_thoughts: Thoughts
     """Lengths of thoughts by which chains are put in order."""
     folder: Path
-    planned_points: list[PlannedPoint]
-    """All points, in the order in which they are run."""
+
+    @property
+    def options(self) -> SweepOptions:
+        """Those of its folder."""
+        return self.plan.options
+
+    @property
+    def planned_points(self) -> list[PlannedPoint]:
+        """All points, in the order in which they are run."""
+        return self.plan.points
 
     @property
     def processes(self) -> int:
-        """Most points that run side by side."""
-        return (self.options.workers or core_count()) if self.virtual_time else 1
+        """Most points on simulated engines that run side by side."""
+        return self.options.workers or core_count()
 
-    def run_of(self, system: SweepSystem, folder: Path, **changes: Any) -> Prepared:
-        """One run of `system` in `folder`, a new one that is the sweep's; `changes` are options of that run alone."""
-        options = run_options(self.options, system, folder, **changes)
-        problems, fingerprint = self.problems, self.fingerprint
+    def run_of(self, planned: PlannedPoint, folder: Path, **changes: Any) -> Prepared:
+        """One run of the system of a point in `folder`, a new one that is the sweep's; `changes` are options of that run alone."""
+        system = planned.system
+        options = run_options(planned.sweep, system, folder, **changes)
+        problems, fingerprint = self.inputs[planned.sweep.rows]
         if changes.keys() & {"limit", "random"}:
             problems = open_files((options.input,), options.columns, options.part)
             fingerprint = problems.check()
@@ -59,33 +65,33 @@ class PreparedSweep(Struct, frozen=True, kw_only=True):
             system.plan,
             problems,
             folder,
-            virtual=self.virtual_time,
+            virtual=system.virtual,
             fingerprint=fingerprint,
             earlier=self.earlier_thoughts,
         )
 
 
-def prepare_sweep(options: SweepOptions, systems: list[SweepSystem], folder: Path) -> PreparedSweep:
+def prepare_sweep(plan: SweepPlan, folder: Path) -> PreparedSweep:
     """Check everything that can be checked before an engine starts; raises `GraphError`, `InputError` and `UsageError`."""
-    virtual = all_virtual(systems)
-    if not virtual and (options.workers or 1) > 1:
+    options = plan.options
+    if (options.workers or 1) > 1 and not any(system.virtual for system in plan.systems):
         raise UsageError(f"--workers {options.workers}: only points on simulated engines run in parallel; leave it out, or use 1")
-    if known := [each for each in options.settings if not any(each in system.settings for system in systems)]:
-        raise UsageError(f"--set {known[0]}: none of the graphs has such a param")
-    problems = open_files((options.input,), options.columns, run_options(options, systems[0], folder).part)
-    fingerprint = problems.check()
-    for system in systems:
-        check_replay(system.plan, run_options(options, system, folder), fingerprint)
-    return PreparedSweep(
-        options=options,
-        systems=systems,
-        problems=problems,
-        fingerprint=fingerprint,
-        virtual_time=virtual,
-        earlier_thoughts=earlier_thoughts(options.order),
-        folder=folder,
-        planned_points=planned_points(systems, options, 1) if virtual else together(planned_points(systems, options, options.repeats)),
-    )
+    inputs = read_inputs(plan.points)
+    for point in plan.points:
+        check_replay(point.system.plan, run_options(point.sweep, point.system, folder), inputs[point.sweep.rows][1])
+    return PreparedSweep(plan=plan, inputs=inputs, earlier_thoughts=earlier_thoughts(options.order), folder=folder)
+
+
+def read_inputs(points: Sequence[PlannedPoint]) -> dict[Rows, tuple[Problems, Fingerprint]]:
+    """The problems of the points, each input opened once."""
+    found: dict[Rows, tuple[Problems, Fingerprint]] = {}
+    for point in points:
+        options = point.sweep
+        if options.rows not in found:
+            part = run_options(options, point.system, Path()).part
+            problems = open_files((options.input,), options.columns, part)
+            found[options.rows] = problems, problems.check()
+    return found
 
 
 def run_options(options: SweepOptions, system: SweepSystem, folder: Path, **changes: Any) -> RunOptions:
@@ -126,14 +132,15 @@ class SweepRunner:
     async def _warm_up(self, part: list[PlannedPoint], engines: Mapping[str, Engine]) -> None:
         """Let every system of `part` solve a few problems at the largest batch size: kernels are compiled, buffers get their size."""
         prepared = self._prepared
-        if prepared.virtual_time:
+        if part[0].system.virtual:
             return
         most = prepared.options.warm_up
         self._observer.tell(f"warming up with {most} problems")
-        limit, batch_size = min(most, prepared.options.limit or most), max(prepared.options.batch_sizes)
         with TemporaryDirectory(prefix="warm-up-", dir=prepared.folder) as folder:
-            for system in {each.system.label: each.system for each in part}.values():
-                run = prepared.run_of(system, Path(folder) / system.plan.digest[:16], limit=limit, random=None, batch_size=batch_size)
+            for planned in {each.system.label: each for each in part}.values():
+                limit, batch_size = min(most, planned.sweep.limit or most), max(planned.sweep.batch_sizes)
+                place = Path(folder) / planned.system.plan.digest[:16]
+                run = prepared.run_of(planned, place, limit=limit, random=None, batch_size=batch_size)
                 await self._solved(run, engines)
 
     async def _point(self, engines: Mapping[str, Engine], planned: PlannedPoint) -> None:
@@ -144,10 +151,10 @@ class SweepRunner:
             folder.unlink()
         shutil.rmtree(folder, ignore_errors=True)
         kept = await reset_caches(engines, planned.system.plan.engines)
-        run = prepared.run_of(planned.system, folder, **planned.options)
+        run = prepared.run_of(planned, folder, **planned.options)
         record = await self._solved(run, engines)
-        cpu_s = record.orchestrator_cpu_s
-        self._keep(planned, point_of_run(folder, coordinates, simulated=prepared.virtual_time, cpu_s=cpu_s, cache_kept=kept))
+        simulated, cpu_s = planned.system.virtual, record.orchestrator_cpu_s
+        self._keep(planned, point_of_run(folder, coordinates, simulated=simulated, cpu_s=cpu_s, cache_kept=kept))
 
     async def _solved(self, run: Prepared, engines: Mapping[str, Engine]) -> RunFile:
         """Carry out a run and return its `run.json`; raises the error that ends it early."""

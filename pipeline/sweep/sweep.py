@@ -1,8 +1,9 @@
-"""Runs a sweep: options enter, a run for each point and a file of points leave. All runs have the same problems, engines and seeds.
+"""Runs a sweep or a study: options or a plan enter, a run for each point and a file of points leave. Runs that are compared have the same
+problems, engines and seeds.
 
 Real engines are opened once for all points on them that follow each other, and their prefix caches are emptied between points. Points on
-simulated engines run side by side, each in a process of a pool: after an error no further point begins, those under way end, and the error
-of the first one is raised; whoever cancels that ends the processes.
+simulated engines run before them, side by side, each in a process of a pool: after an error no further point begins, those under way end,
+and the error of the first one is raised; whoever cancels that ends the processes.
 
 A finished point is never run again, and is in `points.parquet` as soon as it is finished. Loading and warm-up are in no figure.
 """
@@ -18,13 +19,14 @@ from functools import partial
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import anyio
 import msgspec
 from msgspec import Struct, structs
 
+from pipeline.analysis.compare.studies import SWEEP
 from pipeline.analysis.points import Point, read_points, write_points
-from pipeline.data.many_files import open_files
 from pipeline.errors import InputChanged, Interrupted, PipelineError, RunError, UsageError
 from pipeline.files import new_file
 from pipeline.session.loop import Stop, in_loop, rare_collection
@@ -34,11 +36,11 @@ from pipeline.session.prepare import drift
 from pipeline.session.run import attended, failed_too_often
 from pipeline.store.folder import hold_default, hold_output
 from pipeline.store.run_file import FILE, RunFile, versions
-from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepSystem, parts
-from pipeline.sweep.points import Keep, PreparedSweep, SweepRunner, prepare_sweep, run_options
-from pipeline.sweep.systems import baselines, only_the_target, read_systems, unequal_rules
+from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepPlan, parts
+from pipeline.sweep.points import Keep, PreparedSweep, SweepRunner, prepare_sweep, read_inputs
+from pipeline.sweep.systems import plan_sweep
 
-POINTS, SWEEP = "points.parquet", "sweep.json"
+POINTS = "points.parquet"
 _sweeps: list[PreparedSweep] = []
 """The sweep of this process, if it runs points."""
 
@@ -76,16 +78,21 @@ class SweepResult(Struct, frozen=True, kw_only=True):
 def sweep(
     options: SweepOptions, observer: Observer | None = None, done: Done | None = None, *, attend: Attend | None = None
 ) -> SweepResult:
-    """Run every point that is not finished yet. Errors in the options are raised before an engine starts.
+    """Run every point of a sweep that is not finished yet; as `carry_out`."""
+    return carry_out(plan_sweep(options), observer, done, attend=attend)
+
+
+def carry_out(plan: SweepPlan, observer: Observer | None = None, done: Done | None = None, *, attend: Attend | None = None) -> SweepResult:
+    """Run every point of `plan` that is not finished yet. Errors in the options are raised before an engine starts.
 
     `observer` observes each run, `done` is called after each point. `attend` runs alongside the sweep and may stop it.
     """
-    systems, observer = read_systems(options), observer or Observer()
+    observer = observer or Observer()
     error: PipelineError | None = None
-    with held_folder(options, systems) as folder:
-        prepared = prepare_sweep(options, systems, folder)
-        said = [each for system in systems for each in (*notices(system.plan), *gpu_notices(system.plan))]
-        for sentence in dict.fromkeys([*said, *baselines(systems), *only_the_target(systems, options), *unequal_rules(systems)]):
+    with held_folder(plan) as folder:
+        prepared = prepare_sweep(plan, folder)
+        said = [each for system in plan.systems for each in (*notices(system.plan), *gpu_notices(system.plan))]
+        for sentence in dict.fromkeys([*said, *plan.remarks]):
             observer.tell(sentence)
         finished = FinishedPoints(prepared, start_or_resume(prepared), done or (lambda *about: None))
         try:
@@ -94,23 +101,23 @@ def sweep(
             if not finished.points:
                 raise
             error = failure
-    points = [finished.points[each.name] for each in prepared.planned_points if each.name in finished.points]
-    return SweepResult(
-        folder=prepared.folder, points=points, planned=len(prepared.planned_points), error=error, fail_on_error=options.fail_on_error
-    )
+    points = [finished.points[each.name] for each in plan.points if each.name in finished.points]
+    return SweepResult(folder=folder, points=points, planned=len(plan.points), error=error, fail_on_error=plan.options.fail_on_error)
 
 
 def run_missing(prepared: PreparedSweep, finished: "FinishedPoints", observer: Observer, attend: Attend | None) -> None:
-    """Run the points that are not finished yet; raises the error that ends a run early, `Interrupted` included."""
+    """Run the points that are not finished yet, simulated ones first; raises the error that ends a run early, `Interrupted` included."""
     missing = [each for each in prepared.planned_points if each.name not in finished.points]
-    processes = min(prepared.processes, len(missing))
-    if processes > 1:
-        _carried_out(partial(run_side_by_side, prepared, missing, processes, finished.add), attend, virtual=False)
-        return
+    simulated = [each for each in missing if each.system.virtual]
+    processes = min(prepared.processes, len(simulated))
     runner = SweepRunner(prepared, observer, finished.add)
-    # Each point on simulated engines has engines and a clock of its own, so that it does not depend on the order.
-    for part in [[each] for each in missing] if prepared.virtual_time else parts(missing):
-        _carried_out(partial(runner.run, part), attend, virtual=prepared.virtual_time)
+    if processes > 1:
+        _carried_out(partial(run_side_by_side, prepared, simulated, processes, finished.add), attend, virtual=False)
+    else:
+        for each in simulated:  # each with engines and a clock of its own, so that it does not depend on the order
+            _carried_out(partial(runner.run, [each]), attend, virtual=True)
+    for part in parts([each for each in missing if not each.system.virtual]):
+        _carried_out(partial(runner.run, part), attend, virtual=False)
 
 
 def _carried_out(work: Callable[[], Awaitable[None]], attend: Attend | None, *, virtual: bool) -> None:
@@ -124,15 +131,16 @@ def _carried_out(work: Callable[[], Awaitable[None]], attend: Attend | None, *, 
 
 
 @contextmanager
-def held_folder(options: SweepOptions, systems: list[SweepSystem]) -> Iterator[Path]:
+def held_folder(plan: SweepPlan) -> Iterator[Path]:
     """Hold the folder of a sweep until the end, by default a new one; raises `UsageError` where it is in use or cannot be made."""
+    options = plan.options
     if options.output is not None:
         with hold_output(options.output, SWEEP, resume=options.resume):
             yield options.output
         return
     if options.resume:
         raise UsageError("--resume: name the sweep's folder with --output")
-    with hold_default(Path("sweeps"), systems[-1].plan.name) as folder:
+    with hold_default(Path("sweeps"), plan.name) as folder:
         yield folder
 
 
@@ -143,11 +151,14 @@ def start_or_resume(prepared: PreparedSweep) -> dict[str, Point]:
     """
     points, finished = prepared.folder / POINTS, dict[str, Point]()
     if points.is_file():
-        finished = {PlannedPoint(system=prepared.systems[0], coordinates=point).name: point for point in read_points(points)}
-    first = {planned.system.label: planned for planned in reversed(prepared.planned_points) if planned.name in finished}
+        finished = {point.folder: point for point in read_points(points)}
+    done = [planned for planned in reversed(prepared.planned_points) if planned.name in finished]
+    first = {(planned.system.label, planned.coordinates.data, planned.coordinates.seed): planned for planned in done}
     for planned in first.values():
         _check_same(prepared, planned)
-    shared = {"systems": {system.label: system.settings for system in prepared.systems}, "versions": versions()}
+    shared: dict[str, Any] = {"systems": {system.label: system.settings for system in prepared.plan.systems}, "versions": versions()}
+    if prepared.plan.study is not None:
+        shared["study"] = prepared.plan.study
     with new_file(prepared.folder / SWEEP) as draft:
         draft.write_bytes(msgspec.json.format(msgspec.json.encode(shared), indent=2) + b"\n")
     return finished
@@ -158,7 +169,7 @@ def _check_same(prepared: PreparedSweep, planned: PlannedPoint) -> None:
     folder = prepared.folder / "runs" / planned.name
     if not (folder / FILE).is_file():
         return
-    now = prepared.run_of(planned.system, folder, **planned.options).record
+    now = prepared.run_of(planned, folder, **planned.options).record
     as_read = RunFile.decode(msgspec.json.decode(now.encode()))
     if found := [each for differences in drift(RunFile.read(folder), as_read).values() for each in differences]:
         what = f"{'; '.join(found)} for {planned.system.label!r}"
@@ -225,12 +236,9 @@ def _begin(prepared: PreparedSweep) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one hears it
     Thread(target=_end_with_parent, daemon=True).start()
     ExitStack().enter_context(rare_collection())
-    options = prepared.options
-    problems = open_files((options.input,), options.columns, run_options(options, prepared.systems[0], prepared.folder).part)
-    fingerprint = problems.check()
-    _sweeps.append(structs.replace(prepared, problems=problems, fingerprint=fingerprint))
-    if fingerprint != prepared.fingerprint:
-        _sweeps.clear()
+    inputs = read_inputs(prepared.planned_points)
+    if all(inputs[rows][1] == fingerprint for rows, (_, fingerprint) in prepared.inputs.items()):
+        _sweeps.append(structs.replace(prepared, inputs=inputs))
 
 
 def _end_with_parent() -> None:

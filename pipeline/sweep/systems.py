@@ -13,7 +13,7 @@ from msgspec import structs
 from pipeline.analysis.compare.rules import differences, imposed, rules_of
 from pipeline.analysis.points import THE_TARGET
 from pipeline.bundled import find_file
-from pipeline.engines.registry import by_backend, virtual_time
+from pipeline.engines.registry import by_backend
 from pipeline.engines.replay.recording import PREFIX, bindings
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.loader import load_engines, outline, variants_of
@@ -23,7 +23,28 @@ from pipeline.graph.spec import EngineSpec
 from pipeline.graph.variants import VARIANT
 from pipeline.graph.yaml_file import setting
 from pipeline.session.prepare import load_plan
-from pipeline.sweep.plan import SweepOptions, SweepSystem, check_varied, combinations
+from pipeline.sweep.plan import SweepOptions, SweepPlan, SweepSystem, check_varied, combinations, planned_points, together
+
+
+def plan_sweep(options: SweepOptions) -> SweepPlan:
+    """What a sweep from the command line runs; raises as `read_systems`, and `UsageError` for a setting that none of its systems has."""
+    systems = read_systems(options)
+    virtual = all_virtual(systems)
+    check_settings(systems, options)
+    points = planned_points(systems, options, 1) if virtual else together(planned_points(systems, options, options.repeats))
+    return SweepPlan(name=systems[-1].plan.name, options=options, points=points, remarks=remarks(systems, options))
+
+
+def remarks(systems: Sequence[SweepSystem], options: SweepOptions) -> tuple[str, ...]:
+    """What a user should know of the baselines, and of what is unlike."""
+    return (*baselines(systems), *only_the_target(systems, options), *unequal_rules(systems))
+
+
+def check_settings(systems: Sequence[SweepSystem], options: SweepOptions) -> None:
+    """Raise `UsageError` for one of the user's settings that is of none of the `systems`."""
+    for each in options.settings:
+        if not any(each in system.settings for system in systems):
+            raise UsageError(f"--set {each}: none of the graphs has such a param")
 
 
 def read_systems(options: SweepOptions) -> list[SweepSystem]:
@@ -94,7 +115,7 @@ def _beside(system: SweepSystem, alone: SweepSystem, options: SweepOptions) -> S
 
 def all_virtual(systems: Sequence[SweepSystem]) -> bool:
     """True if all systems compute on a simulated clock; raises `UsageError` if some do and others do not."""
-    found = {system.label: virtual_time(system.engines, str(system.graph), system.plan.reward_roles) for system in systems}
+    found = {system.label: system.virtual for system in systems}
     if len(set(found.values())) > 1:
         simulated = ", ".join(label for label, virtual in found.items() if virtual)
         raise UsageError(f"--engines: {simulated} would run on simulated time, the other systems would not; simulate all of them or none")
@@ -110,7 +131,7 @@ def _on(file: Path | None, name: str, options: SweepOptions) -> list[SweepSystem
         _system(graph, file, name, options, choice)
         for graph, plan in plain
         if plan.digest != alone.plan.digest
-        for choice in options.choices or combinations(options.vary, plan.params)
+        for choice in options.choices.get(graph) or combinations(options.vary, plan.params)
     ]
     engines = _shared(others if options.baseline_engines else [alone, *others])
     alone = _with_memory(alone, engines, options)

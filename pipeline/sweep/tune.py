@@ -37,7 +37,7 @@ from pipeline.session.observer import Attend, Observer
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import load_plan
 from pipeline.sweep.knobs import Knob, knobs_of, text_of
-from pipeline.sweep.plan import SweepOptions, folder_name
+from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.predict import RecordedPaths
 from pipeline.sweep.sweep import Done, SweepResult, sweep
 
@@ -224,7 +224,7 @@ class _Tuning:
 
     def _run(self, choices: Sequence[Values], own: SweepOptions) -> SweepResult:
         texts = tuple({name: text_of(value) for name, value in each.items()} for each in choices)
-        return sweep(structs.replace(own, choices=texts), self._observer, self._done, attend=self._attend)
+        return sweep(structs.replace(own, choices={own.graphs[0]: texts}), self._observer, self._done, attend=self._attend)
 
     def _take_measured(
         self, runs: SweepResult, predicted: TunedSetting | None = None, recorded: Sequence[Values] = ()
@@ -239,7 +239,7 @@ class _Tuning:
         return found
 
     def _measured(self, point: Point) -> Measured:
-        folder, alone = (self._folder / "runs" / folder_name(each) for each in (point, self._target))
+        folder, alone = (self._folder / "runs" / each.folder for each in (point, self._target))
         lost = Estimate(0.0, 0.0, 0.0) if point.baseline else loss(Difference(read_run(folder), read_run(alone)).losses(), self._tests)
         over = point.problems_per_s / self._target.problems_per_s if point.problems_per_s and self._target.problems_per_s else None
         return Measured(

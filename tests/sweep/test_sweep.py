@@ -18,7 +18,7 @@ from pipeline.session.run import run
 from pipeline.sweep.plan import SweepOptions, planned_points
 from pipeline.sweep.points import prepare_sweep
 from pipeline.sweep.sweep import SweepResult, start_or_resume, sweep
-from pipeline.sweep.systems import read_systems
+from pipeline.sweep.systems import plan_sweep, read_systems
 from tests.support.paths import SIM
 from tests.support.runs import write_problems
 
@@ -197,7 +197,7 @@ def test_real_engines_are_started_once_and_forget_between_points(tmp_path: Path)
 
 def test_what_the_points_share_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     """Another file takes the name: the one that had it is not written into."""
-    prepared = prepare_sweep(options(tmp_path), read_systems(options(tmp_path)), tmp_path / "sweep")
+    prepared = prepare_sweep(plan_sweep(options(tmp_path)), tmp_path / "sweep")
     prepared.folder.mkdir()
     start_or_resume(prepared)
     first = (prepared.folder / "sweep.json").read_bytes()

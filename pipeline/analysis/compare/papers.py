@@ -68,10 +68,10 @@ class System(Struct, frozen=True):
     asked: str
     """The graph, and the params that a run must have to be this system, as `graph scot candidates=1`."""
 
-    def has(self, run: RunTable) -> bool:
-        """True if `run` is one of it."""
-        _, graph, *params = self.asked.split()
-        return run.graph == graph and all(str(run.params.get(name)) == value for name, _, value in (each.partition("=") for each in params))
+    def names(self, graph: str, params: Mapping[str, object]) -> bool:
+        """True if a run of `graph` with these `params` is one of it."""
+        _, wanted, *settings = self.asked.split()
+        return graph == wanted and all(str(params.get(name)) == value for name, _, value in (each.partition("=") for each in settings))
 
 
 class Layout(Struct, frozen=True, kw_only=True):
@@ -126,7 +126,7 @@ def table_file(name: str) -> Path:
     """The file of a table, given its name or that of an SQL file; raises `UsageError` where there is none."""
     if name.endswith(".sql"):
         return Path(name)
-    known = bundled_tables()
+    known = bundled_tables() | {DATA_SETS: FOLDER / f"{DATA_SETS}.sql"}
     if name not in known:
         raise UsageError(f"--table {name}: no such table; {did_you_mean(name, known)}, or an SQL file of yours")
     return known[name]
@@ -284,7 +284,9 @@ def _rows(layout: Layout, systems: Sequence[System], runs: Sequence[RunTable]) -
     dims = ("run", "graph", "data", "models", *layout.rows, *layout.columns)
     for values in (dict(zip(names, row, strict=True)) for row in found):
         run = by_run[values["run"]]
-        system = max((each for each in systems if each.has(run)), key=lambda each: len(each.asked.split()), default=None)
+        system = max(
+            (each for each in systems if each.names(run.graph, run.params)), key=lambda each: len(each.asked.split()), default=None
+        )
         if system is not None:
             at = setting_of(run) | {"system": system.label, "data": data[run.name]} | models_of(run)
             rows.append(_Row(run, at, {name: _cell(value) for name, value in values.items() if name not in dims}))

@@ -416,12 +416,16 @@ def data_sets(runs: Iterable[RunTable]) -> dict[str, str]:
     files: dict[str, Path] = {}
     for run in runs:
         files.setdefault(run.input.sha256, Path(run.input.file))
-    short = [_named(file) for file in files.values()]
-    names = {sha: _named(file) if short.count(_named(file)) == 1 else f"{file.parent.name}/{file.stem}" for sha, file in files.items()}
+    short = [data_name(file) for file in files.values()]
+    names = {
+        sha: name if short.count(name) == 1 else f"{file.parent.name}/{file.stem}"
+        for (sha, file), name in zip(files.items(), short, strict=True)
+    }
     every = list(names.values())
     unique = {sha: name if every.count(name) == 1 else f"{name} ({sha[:8]})" for sha, name in names.items()}
     return {run.name: unique[run.input.sha256] for run in runs}
 
 
-def _named(file: Path) -> str:
+def data_name(file: Path) -> str:
+    """What the problems in a file are called."""
     return file.parent.name if file.stem in SPLITS and file.parent.name else file.stem

@@ -24,6 +24,7 @@ FILES: dict[str, FileKind] = {
     "prompts": "prompts file",
     "rewards": "reward model",
     "training": "training file",
+    "studies": "study file",
 }
 KINDS = {
     "graphs": "what `run GRAPH` solves with: the systems of the papers, and the target alone",
@@ -32,6 +33,7 @@ KINDS = {
     "prompts": "prompts, for the param `prompts` of a graph",
     "rewards": "process reward models, for `score --prm`",
     "training": "training files, for `train`",
+    "studies": "the papers' tables and figures as plans of runs, for `study`",
     "data": "recipes of data sets, for `prepare`",
     "tables": "tables of the papers, for `compare --table`",
 }
@@ -55,7 +57,7 @@ class Item(Struct, frozen=True, kw_only=True, omit_defaults=True):
 def list_(kind: str | None, as_json: bool) -> None:
     """List what is bundled of KIND, by the names that other commands accept; without it, the kinds. With --json: all that is known.
 
-    KIND is graphs, engines, presets, prompts, rewards, training, data or tables.
+    KIND is graphs, engines, presets, prompts, rewards, training, studies, data or tables.
     """
     items = [Item(name=name, about=about) for name, about in KINDS.items()] if kind is None else list(_items(kind))
     if as_json:

@@ -13,11 +13,13 @@ from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import UsageError, reason
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.schema import FileName, json_schema, struct_schema
+from pipeline.sweep.study_file import StudySpec
 from pipeline.training.lora.config import CONFIGS, Task
 
 GRAPH, ENGINES, PROBLEMS = "graph.yaml", "engines.yaml", "problems.csv"
 TRAINING: dict[str, Task] = {"training-draft": "draft", "training-select": "select"}
-SCHEMAS = (*get_args(FileName), *TRAINING)
+STUDY = "study"
+SCHEMAS = (*get_args(FileName), *TRAINING, STUDY)
 """Files that have a schema."""
 EXAMPLE = """\
 problem,answer
@@ -32,7 +34,8 @@ HINT = "# yaml-language-server: $schema={schema}\n"
 @click.argument("file", type=click.Choice(SCHEMAS), metavar="FILE")
 @option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Output file.  [default: stdout]")
 def schema(file: str, output: Path | None) -> None:
-    """Print the JSON Schema of a kind of file, for editors. FILE: graph, engines, prompts, preset, training-draft or training-select.
+    """Print the JSON Schema of a kind of file, for editors. FILE: graph, engines, prompts, preset, training-draft,
+    training-select or study.
 
     The schema includes stages and engines of installed packages.
     """
@@ -66,6 +69,8 @@ def init(folder: Path, graph: str, engines: str) -> None:
 
 def schema_of(file: str) -> dict[str, Any]:
     """The schema of one kind of file, by its name in `SCHEMAS`."""
+    if file == STUDY:
+        return struct_schema(StudySpec, "study file")
     if file in TRAINING:
         return struct_schema(CONFIGS[TRAINING[file]], f"{file} file")
     return json_schema(cast(FileName, file), stage_specs(), engine_specs())

@@ -160,10 +160,10 @@ def sweep(graphs: tuple[Path, ...], input_: Path, **options: Any) -> None:
         observer = structs.replace(observer, watch=live.watch)
     bound = with_models(graphs, with_preset(options), max(options["batch_sizes"]))
     with restored_handlers(), rare_collection():
-        result = start(SweepOptions(graphs=graphs, input=input_, **bound), observer, _print_point, attend=stop_at_first_signal)
+        result = start(SweepOptions(graphs=graphs, input=input_, **bound), observer, print_point, attend=stop_at_first_signal)
     code = result.exit_code
     if result.points:
-        _write_report(result.folder)
+        write_report(result.folder)
         if not printed("the tables", partial(_print_tables, result.points)):
             code = code or 1
     print_notice(f"{len(result.points)} of {result.planned} points in {result.folder}")
@@ -174,14 +174,18 @@ def sweep(graphs: tuple[Path, ...], input_: Path, **options: Any) -> None:
 
 
 def _print_tables(points: Sequence[Point]) -> None:
-    parts: list[str | Table] = [*sweep_tables(points), "\n".join(crossings(points))]
+    print_tables([*sweep_tables(points), "\n".join(crossings(points))])
+
+
+def print_tables(parts: Sequence[str | Table]) -> None:
+    """Print paragraphs and tables: on a terminal as such, else as Markdown."""
     if PlainConsole().is_terminal:
         print_parts(parts)
     else:
         print_page(as_markdown(parts))
 
 
-def _write_report(folder: Path) -> None:
+def write_report(folder: Path) -> None:
     """Write the sweep's report; without the extra that draws the curves, print how to get it."""
     try:
         page = load("report")
@@ -193,9 +197,12 @@ def _write_report(folder: Path) -> None:
     print_notice(f"report: {place}")
 
 
-def _print_point(number: int, planned: int, point: Point) -> None:
+def print_point(number: int, planned: int, point: Point) -> None:
+    """A line about a point that is finished."""
     tail = f"{point.tail_s:.3g} s of {point.wall_s:.3g} s tail"
-    where = f"{point.curve}, batch size {point.batch_size}, repeat {point.repeat}"
+    over = f" over {point.data}" if point.data else ""
+    again = f"repeat {point.repeat}" if point.seed is None else f"seed {point.seed}"
+    where = f"{point.curve}{over}, batch size {point.batch_size}, {again}"
     if point.problems_per_s is None:
         print_notice(f"{number}/{planned} {where}: {point.failed} of {point.chains} chains failed, so that it has no speed")
     else:

@@ -1,0 +1,314 @@
+"""From a study file to the points that it runs: parts enter, a `SweepPlan` leaves, whose points are those of sweeps.
+
+Each part is, for each engines file and each value of the params that its baseline has too, one sweep: what `read_systems` refuses there is
+refused here. A point that several parts ask for is one point. Nothing is run here but a reward model over finished runs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, structs
+
+from pipeline.analysis.compare.papers import read_layout, table_file
+from pipeline.analysis.compare.runs import data_name
+from pipeline.analysis.compare.studies import Study, StudyTables
+from pipeline.bundled import FOLDERS, bundled_files, find_file
+from pipeline.data.recipe import load_recipe
+from pipeline.errors import GraphErrors, UsageError, did_you_mean
+from pipeline.graph.loader import PRESET, GraphNames, load_preset, outline
+from pipeline.graph.spec import Param
+from pipeline.graph.yaml_file import setting
+from pipeline.rewards.score import score_run
+from pipeline.sweep.knobs import text_of
+from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepPlan, SweepSystem, combinations, planned_points, together
+from pipeline.sweep.study_file import DataEntry, EnginesEntry, StudyFile, StudyPart, TableEntry, read_study_file
+from pipeline.sweep.systems import check_settings, read_systems, remarks
+
+PLAIN = ("target", "target-steps")
+"""Graphs whose params say nothing of speculation."""
+WARM_UP = 8
+"""Problems that every system solves on real engines before its first point."""
+Tell = Callable[[str], object]
+
+
+class StudyOptions(Struct, frozen=True, kw_only=True):
+    """The options of `pipeline study`."""
+
+    file: Path
+    small: bool = False
+    output: Path | None = None
+    resume: bool = False
+    workers: int | None = None
+
+
+class _Group(Struct, frozen=True):
+    """Points that are compared with each other."""
+
+    part: StudyPart
+    heading: str
+    points: list[PlannedPoint]
+
+
+def plan_study(options: StudyOptions) -> SweepPlan:
+    """What a study runs. Raises `GraphError` for whatever is wrong in its file, and in the files that it names."""
+    file = read_study_file(options.file, small=options.small)
+    folder: dict[str, Any] = {"output": options.output, "resume": options.resume, "workers": options.workers, "warm_up": WARM_UP}
+    shared = SweepOptions(graphs=(), input=Path(), batch_sizes=(), **folder)
+    several = len({entry.name for part in file.parts for entry in part.engines if entry is not None}) > 1
+    told: dict[str, None] = {}
+    groups = [group for part in file.parts for group in _groups(file, part, told, several=several)]
+    file.document.check()
+    points = _merged(file, groups)
+    tables = tuple(_tables(file, groups))
+    file.document.check()
+    real = [point for point in points if not point.system.virtual]
+    study = Study(
+        name=file.name,
+        title=file.spec.title,
+        source=file.spec.source,
+        small=file.small,
+        tables=tables,
+        groups={group.heading: tuple(point.name for point in group.points) for group in groups},
+        rewards=_rewards(groups),
+    )
+    ordered = [*(point for point in points if point.system.virtual), *together(real)]
+    return SweepPlan(name=file.name, options=shared, points=ordered, remarks=tuple(told), study=study)
+
+
+def _groups(file: StudyFile, part: StudyPart, told: dict[str, None], *, several: bool) -> Iterator[_Group]:
+    """The points of a part, those that are compared with each other together; flaws in its keys are noted in the file's document."""
+    named = _graphs(file, part)
+    if named is None or not (_params_fit(file, part, named) and _preset_fits(file, part, named)):
+        return
+    own = {name: values for name, values in part.params.items() if name not in named[part.baseline].params}
+    others = [name for name in part.params if name not in own]
+    for values in product(*(part.params[name] for name in others)):
+        common = dict(zip(others, values, strict=True))
+        systems = [pair for engines in part.engines for pair in _systems(file, part, engines, common, own, told, several=several)]
+        for data in part.data:
+            points = [point for system, options in systems for point in _points(part, data, system, options)]
+            heading = ", ".join(filter(None, (part.name, _label(data), *(f"{name}={value}" for name, value in common.items()))))
+            yield _Group(part, heading, points)
+
+
+def _graphs(file: StudyFile, part: StudyPart) -> dict[str, GraphNames] | None:
+    """The names in the graphs of a part, its baseline included; None, and a flaw, where one cannot be read."""
+    found: dict[str, GraphNames] = {}
+    for key, graph in [*(("systems", entry.graph) for entry in part.systems), ("baseline", part.baseline)]:
+        try:
+            found[graph] = outline(Path(graph))
+        except UsageError as error:
+            _flawed(file, part, key, error)
+            return None
+    return found
+
+
+def _params_fit(file: StudyFile, part: StudyPart, named: Mapping[str, GraphNames]) -> bool:
+    """False, and a flaw, where the file names a param that its graph, or any of them, does not have."""
+    for place, entry in enumerate(part.systems):
+        params = named[entry.graph].params
+        if entry.set and entry.graph == part.baseline:
+            _flawed(file, part, "systems", "is the graph of the baseline, with other values; name them under `params`", place)
+            return False
+        if unknown := next((name for name in entry.set if name not in params), None):
+            _flawed(file, part, "systems", f"`{unknown}` is no param of {entry.graph}; {did_you_mean(unknown, params)}", place)
+            return False
+    known = frozenset[str]().union(*(names.params for names in named.values()))
+    if unknown := next((name for name in part.params if name not in known), None):
+        _flawed(file, part, "params", f"none of the graphs has a param `{unknown}`; {did_you_mean(unknown, known)}", unknown)
+    return unknown is None
+
+
+def _preset_fits(file: StudyFile, part: StudyPart, named: Mapping[str, GraphNames]) -> bool:
+    """False, and a flaw, where a graph that drafts has none of the params by which the preset describes its own speculation."""
+    if part.preset is None:
+        return True
+    plain = frozenset[str]().union(*(outline(Path(graph)).params for graph in PLAIN))
+    try:
+        own = [name for name in load_preset(part.preset).set if "." not in name and name not in plain]
+    except UsageError as error:
+        _flawed(file, part, "preset", error)
+        return False
+    for entry in part.systems:
+        graph = named[entry.graph]
+        if own and "draft" in graph.kinds and not graph.params & {*own}:
+            has = f"which has no param `{own[0]}`" if len(own) == 1 else f"which has none of the params {', '.join(own)}"
+            what = f"`{part.preset}` does not fit the graph {entry.graph}, {has}; give it a part of its own with the preset of its paper"
+            _flawed(file, part, "preset", what)
+            return False
+    return True
+
+
+def _systems(
+    file: StudyFile,
+    part: StudyPart,
+    engines: EnginesEntry | None,
+    common: Mapping[str, Param],
+    own: Mapping[str, Sequence[Param]],
+    told: dict[str, None],
+    *,
+    several: bool,
+) -> list[tuple[SweepSystem, SweepOptions]]:
+    """The systems of a part on one engines file, with the options that they share; nothing, and a flaw, for those that are unlike."""
+    options = _options(part, engines, common, own)
+    try:
+        systems = read_systems(options)
+        check_settings(systems, options)
+    except GraphErrors as error:
+        file.document.add(error)
+        return []
+    except UsageError as error:
+        _flawed(file, part, "", error)
+        return []
+    told |= dict.fromkeys(remarks(systems, options))
+    return [(_named(system, common, engines.name if several and engines is not None else ""), options) for system in systems]
+
+
+def _options(
+    part: StudyPart, engines: EnginesEntry | None, common: Mapping[str, Param], own: Mapping[str, Sequence[Param]]
+) -> SweepOptions:
+    """Those of the sweep that a part is on one engines file, but for the problems and the seed."""
+    vary = {name: tuple(map(text_of, values)) for name, values in own.items()}
+    choices: dict[Path, tuple[dict[str, str], ...]] = {}
+    for entry in part.systems:
+        fixed = {name: text_of(value) for name, value in entry.set.items()}
+        free = {name: values for name, values in vary.items() if name not in fixed}
+        found = tuple({**fixed, **choice} for choice in combinations(free, dict.fromkeys(outline(Path(entry.graph)).params)))
+        choices[Path(entry.graph)] = (*choices.get(Path(entry.graph), ()), *found)
+    given = [setting(name, value) for values in (part.set, common, engines.set if engines else {}) for name, value in values.items()]
+    preset = [] if part.preset is None else [f"{PRESET}{part.preset}"]
+    samples = part.samples or (load_preset(part.preset).samples if part.preset is not None else None) or 1
+    return SweepOptions(
+        graphs=tuple(choices),
+        input=Path(),
+        batch_sizes=part.batch_sizes,
+        schedules=part.schedules,
+        choices=choices,
+        repeats=part.repeats,
+        baseline=Path(part.baseline),
+        engines=() if engines is None else (Path(engines.engines),),
+        variants=part.variants,
+        settings=(*preset, *given),
+        samples=samples,
+    )
+
+
+def _named(system: SweepSystem, common: Mapping[str, Param], engines: str) -> SweepSystem:
+    """`system` with what tells it from those of other parts: values of params that the baseline has as well, and the engines file."""
+    varied = {name: system.plan.params[name] for name in common if name in system.plan.params}
+    return structs.replace(system, varied={**varied, **system.varied}, placement=engines)
+
+
+def _points(part: StudyPart, data: DataEntry, system: SweepSystem, options: SweepOptions) -> Iterator[PlannedPoint]:
+    """The points of a system over one data set, with every seed."""
+    rows = {"input": file_of(data.data), "columns": data.columns, "limit": data.limit, "random": data.random}
+    for seed in part.seeds:
+        given = structs.replace(options, **rows, seed=seed)
+        for point in planned_points([system], given, 1 if system.virtual else part.repeats):
+            told = {"data": _label(data), "seed": seed if len(part.seeds) > 1 else None}
+            yield structs.replace(point, coordinates=structs.replace(point.coordinates, **told))
+
+
+def file_of(data: str) -> Path:
+    """The file of a data set: of a recipe the bundled one, or else where `pipeline prepare` writes it; or the path that it is."""
+    recipes = bundled_files("data set")
+    if data not in recipes:
+        return Path(data)
+    bundled = load_recipe(recipes[data]).file
+    return FOLDERS["data set"] / bundled if bundled is not None else Path("data") / f"{data}.parquet"
+
+
+def missing_data(plan: SweepPlan) -> str:
+    """A sentence on the files of problems that are not there, with what makes them; empty where all are."""
+    missing = sorted({point.sweep.input for point in plan.points if not point.sweep.input.exists()})
+    recipes = [path.stem for path in missing if path == file_of(path.stem)]
+    others = [str(path) for path in missing if path.stem not in recipes]
+    said = [f"{', '.join(others)}: no such file"] if others else []
+    if recipes:
+        hubs = {name: load_recipe(bundled_files("data set")[name]).hub for name in recipes}
+        commands = "; ".join(f"pipeline prepare {name} --from {'hub' if hub else 'FILE'}" for name, hub in hubs.items())
+        said.append(f"{', '.join(recipes)}: the problems are not in `data/`; prepare them first: {commands}")
+    return "; ".join(said)
+
+
+def _label(data: DataEntry) -> str:
+    """What a data set is called in headings and folders."""
+    name = data.data if data.data in bundled_files("data set") else data_name(Path(data.data))
+    part = [f"limit={data.limit}"] if data.limit else [f"random={data.random}"] if data.random else []
+    return " ".join([name, *part])
+
+
+def _merged(file: StudyFile, groups: Sequence[_Group]) -> list[PlannedPoint]:
+    """All points, each once; flaws where two parts call different systems or problems by one name."""
+    points: dict[str, PlannedPoint] = {}
+    systems: dict[str, SweepSystem] = {}
+    for group in groups:
+        for point in group.points:
+            system = systems.setdefault(point.system.label, point.system)
+            other = points.setdefault(point.name, point)
+            if system.plan != point.system.plan:
+                unlike = sorted({*system.settings} ^ {*point.system.settings}) or ["other engines"]
+                what = f"{system.label} is a system of another part too, with other settings: {', '.join(unlike)}"
+                _flawed(file, group.part, "", f"{what}; give both the same, or name them under `params`")
+                return []
+            if (other.sweep.rows, other.sweep.samples) != (point.sweep.rows, point.sweep.samples):
+                what = f"{point.name} is a run of another part too, with other problems or samples; give both the same"
+                _flawed(file, group.part, "", what)
+                return []
+    return list(points.values())
+
+
+def _tables(file: StudyFile, groups: Sequence[_Group]) -> Iterator[StudyTables]:
+    """The tables over all runs and those of each part; flaws for unknown ones, and for those some of whose systems are missing."""
+    asked: list[tuple[StudyPart | None, tuple[TableEntry, ...]]] = [(None, file.tables), *((part, part.tables) for part in file.parts)]
+    for part, entries in asked:
+        points = {point.name: point for group in groups if part is None or group.part is part for point in group.points}
+        for place, entry in enumerate(entries):
+            if points and (flaw := _table_flaw(entry, [point.system for point in points.values()])):
+                _flawed(file, part, "tables", flaw, place)
+        if entries:
+            yield StudyTables(names=tuple(entry.table for entry in entries), runs=tuple(points))
+
+
+def _table_flaw(entry: TableEntry, systems: Sequence[SweepSystem]) -> str:
+    """What is wrong with a table over runs of `systems`; empty where nothing is."""
+    try:
+        layout = read_layout(table_file(entry.table))
+    except UsageError as error:
+        return str(error)
+    labels = [system.label for system in layout.systems]
+    if unknown := next((name for name in entry.without if name not in labels), None):
+        return f"{entry.table} has no system `{unknown}`; {did_you_mean(unknown, labels)}"
+    wanted = [each for each in layout.systems if each.label not in entry.without]
+    lacking = [each for each in wanted if not any(each.names(system.plan.name, system.plan.params) for system in systems)]
+    missing = " and ".join(f"`{each.asked.removeprefix('graph ')}` ({each.label})" for each in lacking)
+    remedy = "add it to `systems`, or name it under `without` of the table"
+    return f"{entry.table} is over runs of {missing}, which the study does not make; {remedy}" if lacking else ""
+
+
+def _rewards(groups: Sequence[_Group]) -> dict[str, tuple[str, ...]]:
+    """By reward model the runs that it scores: those of systems that draft."""
+    found: dict[str, dict[str, None]] = {}
+    for group in groups:
+        drafting = [point.name for point in group.points if point.system.plan.drafters]
+        if group.part.prm is not None:
+            found.setdefault(group.part.prm, {}).update(dict.fromkeys(drafting))
+    return {prm: tuple(runs) for prm, runs in found.items()}
+
+
+def _flawed(file: StudyFile, part: StudyPart | None, key: str, what: UsageError | str, *below: str | int) -> None:
+    """Note a flaw of a key of a part, or of all of it."""
+    place = ("tables",) if part is None else part.where.get(key, ("parts", part.name) if part.name else ())
+    file.document.flaw((*place, *below), str(what))
+
+
+def score_steps(folder: Path, study: Study, tell: Tell) -> None:
+    """Let the reward models of a study score the runs that they have not scored; raises `RunError` and `InputError`."""
+    for prm, runs in study.rewards.items():
+        for name in runs:
+            run = folder / "runs" / name
+            if not any((run / "rewards").glob("*.parquet")):
+                tell(f"scoring the steps of {name} with {prm}")
+                score_run(run, find_file(prm, "reward model"))
