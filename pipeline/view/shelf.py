@@ -14,8 +14,10 @@ from msgspec import Struct
 
 from pipeline.analysis.compare.papers import make_runs
 from pipeline.analysis.compare.runs import read_runs
+from pipeline.analysis.progress import ACTIVE
 from pipeline.analysis.run_list import RunState, run_folders, run_state
 from pipeline.errors import InputError, UsageError, did_you_mean
+from pipeline.store.folder import is_held
 from pipeline.store.query import TABLES, Query
 from pipeline.store.run_file import FILE
 from pipeline.text import storable
@@ -57,6 +59,8 @@ class Shelf:
         self.folder, self.live = folder, LiveRuns()
         self._lock = Lock()
         self._slots: dict[tuple[Path | str, ...], _Slot] = {}
+        self._states: dict[str, tuple[object, RunState]] = {}
+        """Runs at which nobody is at work, with their files: a list of a thousand is asked for again and again."""
         self._flaws: dict[str, tuple[object, str]] = {}
         """Flaws that were met when a run was opened, with the files that had them."""
 
@@ -132,11 +136,15 @@ class Shelf:
         return query
 
     def _listed(self, name: str, folder: Path) -> ListedRun:
-        files, flaw = self._flaws.get(name, (None, ""))
+        flawed, flaw = self._flaws.get(name, (None, ""))
+        files, known = _files(folder), self._states.get(name)
         try:
-            return ListedRun(name, run_state(folder, name), flaw if flaw and files == _files(folder) else "")
+            state = known[1] if known is not None and known[0] == files and not is_held(folder) else run_state(folder, name)
         except InputError as error:
             return ListedRun(name, None, str(error))
+        if state.state not in ACTIVE:
+            self._states[name] = files, state
+        return ListedRun(name, state, flaw if flaw and flawed == files else "")
 
 
 def _files(folder: Path) -> object:
@@ -147,6 +155,5 @@ def _files(folder: Path) -> object:
             for entry in entries:
                 with suppress(OSError):
                     about = entry.stat()
-                    if place != folder or entry.name == FILE:
-                        found.append((entry.path, about.st_size, about.st_mtime_ns))
+                    found.append((entry.path, about.st_size, about.st_mtime_ns))
     return sorted(found)

@@ -20,6 +20,7 @@ from starlette.testclient import TestClient
 from pipeline.report.figures.result import MOST_SERIES
 from pipeline.report.run_sections import SIMULATED
 from pipeline.store.events import ChainRow
+from pipeline.store.folder import hold
 from pipeline.store.parts import write_part
 from pipeline.store.run_file import RunFile
 from pipeline.store.run_store import RunStore
@@ -212,6 +213,24 @@ def test_a_run_that_was_killed_does_not_say_that_it_goes_on(runs: Path, tmp_path
     html = page(TestClient(view_app(Shelf(tmp_path)), base_url="http://localhost"), "/run", run="alone")
     assert "This run is killed: figures" in html
     assert "This run is running" not in html
+
+
+def test_the_list_follows_its_runs(runs: Path, tmp_path: Path) -> None:
+    client, folder = TestClient(view_app(Shelf(tmp_path)), base_url="http://localhost"), tmp_path / "alone"
+    shutil.copytree(runs / "alone", folder)
+    run = RunFile.read(folder)
+
+    def state() -> list[str]:
+        return cells(page(client, "/"), "state")
+
+    assert (state(), state()) == (["finished"], ["finished"])
+    with hold(folder):
+        assert state() == ["running"]
+    assert state() == ["finished"]
+    (folder / "run.json").write_bytes(structs.replace(run, status="interrupted").encode())
+    assert state() == ["interrupted"]
+    shutil.rmtree(folder)
+    assert state() == []
 
 
 def test_two_runs_are_side_by_side_by_chain(client: TestClient, runs: Path) -> None:
