@@ -107,7 +107,7 @@ def test_the_file_keeps_the_error_of_its_fit_which_stands_beside_what_is_predict
     run(options)
     [error] = {facts.fit_error for facts in engine_facts(RunFile.read(tmp_path / "run")).values()}
     assert error == pytest.approx(fitted.fits[TRUE.name].error, rel=1e-5)
-    assert f"off by {error:.1%} on average" in notices(RunFile.read(tmp_path / "run"))[1]
+    assert f"off by {error:.1%} on average" in notices(RunFile.read(tmp_path / "run"), "finished")[1]
 
 
 def test_a_bad_fit_is_not_written_without_force(recorded: list[Path], fitted: Calibration, tmp_path: Path) -> None:
