@@ -413,7 +413,10 @@ def _notes(layout: Layout, systems: Sequence[System], rows: Sequence[_Row], hidd
     if failed := sum(run.failed for run in runs):
         yield f"{failed} chains failed: they count as wrong and are in no other figure."
     if made := list(dict.fromkeys(kind for run in runs if (kind := Compared(run, run).answers))):
-        yield f"Accuracies are of {' and '.join(made)} answers."
+        invented = [run for run in runs if Compared(run, run).answers]
+        models = dict.fromkeys(models_of(run)["models"] for run in invented)
+        whose = f" with {', '.join(models)}" if len(invented) < len(runs) else ""
+        yield f"Accuracies{whose} are of {' and '.join(made)} answers."
 
 
 def _unlike(layout: Layout, rows: Sequence[_Row], runs: Sequence[RunTable]) -> Iterator[str]:
