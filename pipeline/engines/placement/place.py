@@ -139,8 +139,11 @@ class _Placer:
         for role, spec in specs.items():
             card = self._cards[_models(spec)[0]]
             if isinstance(spec, VllmSpec) and card.parameters is None and card.file_bytes is None:
-                what = f"the size of {spec.model} is unknown: it is not on this machine, and its name does not state it"
-                raise UsageError(f"--model {role}={spec.model}: {what}; download it, or write an engines file and give --engines")
+                why, remedy = "it is not on this machine, and its name does not state it", "download it"
+                if Path(spec.model).is_dir():
+                    why, remedy = "the folder has no config.json that tells it, and no weights", "put them there"
+                what = f"the size of {spec.model} is unknown: {why}; {remedy}, or write an engines file and give --engines"
+                raise UsageError(f"--model {role}={spec.model}: {what}")
 
     def _limits(self, spec: Any, role: str, most_sequences: int) -> Any:
         """`spec` with what the stages ask of it, where it says nothing else."""

@@ -95,9 +95,13 @@ def test_a_size_that_only_the_name_tells_is_said_to_be_assumed() -> None:
     assert "the size of nobody/Model-14B is guessed from its name: 14,000,000,000 parameters" in found.sentences
 
 
-def test_a_size_that_nothing_tells_is_an_error() -> None:
+def test_a_size_that_nothing_tells_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the size of nobody/model is unknown: it is not on this machine, and its name does not state it"):
         placed("2xH100-80GB", PAIR | {"target": "nobody/model"})
+    with pytest.raises(
+        UsageError, match=rf"the size of {tmp_path} is unknown: the folder has no config.json that tells it, and no weights"
+    ):
+        placed("2xH100-80GB", PAIR | {"target": str(tmp_path)})
 
 
 @pytest.mark.parametrize(("graph", "said"), [("speccot", []), ("specreason", ["specreason"]), ("scot", ["scot"])])
