@@ -258,7 +258,7 @@ def test_other_problems_and_more_of_them_are_refused(recorded: Callable[[str], P
 
 
 def test_a_role_that_the_run_did_not_have_is_named(recorded: Callable[[str], Path], tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match=r"speccot\.yaml, line 45: .*\.engine: no engine named `draft`; known are `target`"):
+    with pytest.raises(GraphError, match=r"speccot\.yaml, line \d+: .*\.engine: no engine named `draft`; known are `target`"):
         replay(recorded("target"), tmp_path / "out", graph="speccot")
     engines = tmp_path / "engines.yaml"
     engines.write_text("".join(f"{role}: {{backend: replay, run: {recorded('target')}}}\n" for role in ("draft", "target")))
