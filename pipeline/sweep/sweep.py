@@ -173,7 +173,7 @@ def _check_same(prepared: PreparedSweep, planned: PlannedPoint) -> None:
     as_read = RunFile.decode(msgspec.json.decode(now.encode()))
     if found := [each for differences in drift(RunFile.read(folder), as_read).values() for each in differences]:
         what = f"{'; '.join(found)} for {planned.system.label!r}"
-        raise UsageError(f"{prepared.folder}: cannot be resumed: {what}; start a new sweep")
+        raise UsageError(f"{prepared.folder}: cannot be resumed: {what}; start anew in another folder")
 
 
 class FinishedPoints:

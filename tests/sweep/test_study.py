@@ -211,7 +211,7 @@ def test_a_study_goes_on_where_it_ended_and_makes_its_tables(study: Write) -> No
     assert said.startswith("All runs are simulated: their answers are invented")
     compared = grouped(found, resumed.points)
     assert {heading: len(points) for heading, points in compared.items()} == {"a, arith limit=4": 3, "b, arith limit=4": 3}
-    with pytest.raises(UsageError, match=r"cannot be resumed: seed is 3, was 0 for 'speccot'; start a new sweep"):
+    with pytest.raises(UsageError, match=r"cannot be resumed: seed is 3, was 0 for 'speccot'; start anew in another folder"):
         carry_out(plan_study(structs.replace(study(**keys, seeds=[3]), resume=True)))
 
 

@@ -139,9 +139,9 @@ def test_a_sweep_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert [point.batch_size for point in more.points] == [1, 1, 4, 4]
     assert [point for point in more.points if point.batch_size == 1] == done.points
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-    with pytest.raises(UsageError, match=r"cannot be resumed: seed is 7, was 0 for .*; start a new sweep"):
+    with pytest.raises(UsageError, match=r"cannot be resumed: seed is 7, was 0 for .*; start anew in another folder"):
         sweep(options(tmp_path, input=first.input, resume=True, seed=7))
-    with pytest.raises(UsageError, match=r"param repeated is 3, was 0 for 'speccot'; start a new sweep"):
+    with pytest.raises(UsageError, match=r"param repeated is 3, was 0 for 'speccot'; start anew in another folder"):
         sweep(options(tmp_path, input=first.input, resume=True, graphs=(_edited(tmp_path),), baseline=TARGET))
 
 
