@@ -1,6 +1,6 @@
 """How much slower than a run is a server? The same requests, all at once to `pipeline serve`, and as the input of a run, in turns.
 
-    python bench/serving.py [--requests 1000] [--rounds 3]
+    python -m bench.serving [--requests 1000] [--rounds 3]
 
 Simulated engines, once such that take time, and once such that take none, where all time is this program's. The server is a process of its
 own on real time, and is asked over as many connections as there are requests; its throughput is by its client's clock, from the first
@@ -23,10 +23,10 @@ from statistics import median
 from typing import Any
 
 import click
-from figures import RESULTS, ROOT, Results, begin, grid
 from msgspec import Struct
-from runs import PROGRAM, say, whole
 
+from bench.figures import RESULTS, ROOT, Results, begin, grid
+from bench.runs import PROGRAM, say, whole
 from pipeline.analysis.summary import summarize
 from pipeline.serve.server import allow_files
 from pipeline.session.loop import in_loop, rare_collection
