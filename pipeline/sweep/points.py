@@ -137,7 +137,7 @@ class SweepRunner:
         most = prepared.options.warm_up
         self._observer.tell(f"warming up with {most} problems")
         with TemporaryDirectory(prefix="warm-up-", dir=prepared.folder) as folder:
-            for planned in {each.system.label: each for each in part}.values():
+            for planned in {each.system.plan.digest: each for each in part}.values():
                 limit, batch_size = min(most, planned.sweep.limit or most), max(planned.sweep.batch_sizes)
                 place = Path(folder) / planned.system.plan.digest[:16]
                 run = prepared.run_of(planned, place, limit=limit, random=None, batch_size=batch_size)
