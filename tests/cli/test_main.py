@@ -116,7 +116,7 @@ def test_why_chains_failed_is_printed(tmp_path: Path, problems: Path) -> None:
         (("run", SPECCOT, "--input", "README.md"), "error: README.md: unknown file type `.md`"),
         (("run", SPECCOT, "--input", "README.md", "--set", "candidate=3"), "did you mean `candidates`?"),
         (("graph", "check", "tests/bad_graphs/cycle.yaml"), "draft -> fallback -> verify -> draft"),
-        (("answer",), "error: pipeline: no command `answer`; 23 known, such as "),
+        (("answer",), "error: pipeline: no command `answer`; 24 known, such as "),
         (("runs", "chek"), "error: pipeline runs: no command `chek`; did you mean `check`?"),
         (("run", SPECCOT, "--bacth-size", "3"), "error: no option `--bacth-size`; did you mean `--batch-size`?"),
         (("list", "graph"), "error: KIND: 'graph' is not one of 'graphs', "),
