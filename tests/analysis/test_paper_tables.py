@@ -82,6 +82,18 @@ def test_a_draft_with_an_adapter_is_another_draft(table: Make) -> None:
     assert column(paper_table(TABLES["scot-2"], runs), "draft") == ["small", "small with aligned"]
 
 
+def test_the_target_alone_with_another_draft_inside_its_engine_is_another_row(table: Make) -> None:
+    drafts = {"r1": "./padded/R1-1.5B", "zr1": "./padded/ZR1-1.5B"}
+    configs = {name: {"method": "draft_model", "model": model} for name, model in drafts.items()}
+    engines = {name: {"target": {"backend": "vllm", "model": "org/large", "speculative_config": each}} for name, each in configs.items()}
+    runs = [table(name, [1.0] * 2, graph="speculative-decoding", engines=each, drafters=()) for name, each in engines.items()]
+    found = paper_table(TABLES["specreason-3"], runs)
+    assert column(found, "models") == ["large", "large"]
+    assert column(found, "speculation") == ["R1-1.5B", "ZR1-1.5B"]
+    assert "Not shown" not in found.note
+    assert "speculation" not in paper_table(TABLES["specreason-3"], runs[:1]).columns
+
+
 def test_a_setting_that_the_table_does_not_name_makes_rows(table: Make) -> None:
     runs = [table(f"t{n}", [float(n)] * 2, graph="specreason", params={"threshold": n}) for n in (9, 3, 7)]
     assert column(paper_table(TABLES["specreason-5"], runs), "threshold") == ["3", "7", "9"]

@@ -27,6 +27,7 @@ from pipeline.analysis.compare.rules import DECIDED, differences
 from pipeline.analysis.compare.runs import RunTable, data_sets
 from pipeline.analysis.quality.estimates import Estimate
 from pipeline.analysis.resources import Resources
+from pipeline.bundled import model_name
 from pipeline.errors import UsageError, did_you_mean, reason
 from pipeline.store.query import Query
 
@@ -75,7 +76,8 @@ class System(Struct, frozen=True):
 
 
 class Layout(Struct, frozen=True, kw_only=True):
-    """An SQL file of a table. A dimension is `system`, `data`, `models`, `draft`, `target`, `metric` or one of `compare.setting_of`."""
+    """An SQL file of a table. A dimension is `system`, `data`, `models`, `draft`, `target`, `speculation`, `metric` or one of
+    `compare.setting_of`."""
 
     sql: str
     names: frozenset[str] | None = None
@@ -288,9 +290,15 @@ def _rows(layout: Layout, systems: Sequence[System], runs: Sequence[RunTable]) -
             (each for each in systems if each.names(run.graph, run.params)), key=lambda each: len(each.asked.split()), default=None
         )
         if system is not None:
-            at = setting_of(run) | {"system": system.label, "data": data[run.name]} | models_of(run)
+            at = setting_of(run) | {"system": system.label, "data": data[run.name], "speculation": _speculation(run)} | models_of(run)
             rows.append(_Row(run, at, {name: _cell(value) for name, value in values.items() if name not in dims}))
     return sorted(rows, key=lambda row: list(by_run).index(row.run.name))
+
+
+def _speculation(run: RunTable) -> str:
+    """What proposes tokens inside its engines: the draft's model, or else the method."""
+    configs = (run.engines[role].get("speculative_config") for role in run.roles if role in run.engines)
+    return ", ".join(model_name(str(each.get("model") or each.get("method"))) for each in configs if each) or "-"
 
 
 def _cell(value: Any) -> Cell:
