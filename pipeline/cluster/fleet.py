@@ -233,6 +233,7 @@ class FleetWork:
         self._unread = run.chains - len(state.over)
         """Chains of the input that are not in the queue yet."""
         self._fleet, self._rows, self._clock = fleet, rows, clock
+        self._bounded = run.record.budget is not None
         self._draining = self._aborting = self._over = False
 
     @property
@@ -274,10 +275,11 @@ class FleetWork:
 
     async def _fill(self) -> None:
         """Keep chains of the input waiting in the queue."""
-        queue, few = self._queue, READ_AHEAD + len(self._fleet.members)
+        queue = self._queue
         while True:
-            await self._fleet.until(lambda: queue.waiting < few and not self._draining)
-            while queue.waiting < 2 * few:
+            await self._fleet.until(lambda: queue.waiting < self._few and not self._draining)
+            many = self._few if self._bounded else 2 * self._few
+            while queue.waiting < many:
                 await self._rows.room()
                 start = await self._feed.next()
                 if start is None:
@@ -287,6 +289,13 @@ class FleetWork:
                 queue.add(start)
                 self._unread -= 1
             self._fleet.change()
+
+    @property
+    def _few(self) -> int:
+        """More chains are read as soon as fewer wait. With a budget, for which a chain begins as it is read, that is as many as replicas
+        have room for."""
+        members = self._fleet.members
+        return sum(member.wants for member in members) if self._bounded else READ_AHEAD + len(members)
 
     async def orders(self, member: FleetMember) -> Orders:
         """What this replica is to do now; waits a moment where it has room and chains of the input are about to come."""
@@ -298,6 +307,7 @@ class FleetWork:
             return Orders(end="abort" if self._aborting else "drain")
         others = any(each.opened for each in self._fleet.members if each is not member)
         chains = queue.take(member.number, min(member.wants, self._share(member)), alone=not others)
+        member.wants -= len(chains)
         no_more = queue.exhausted and not queue.waiting
         return Orders(chains=chains, no_more=no_more, unix_ns=self._clock.unix_ns(self._clock.now()))
 

@@ -73,8 +73,10 @@ def new_budget(
 ) -> Budget:
     """The budget of a session after the earlier `sessions`. Its own engines took `startup_s` to start, which costs nothing on virtual
     time."""
-    opening_s = 0.0 if virtual else startup_s + sum(each.startup_s for each in sessions)
-    before_s = sum(each.wall_time_s or 0.0 for each in sessions)
+    before = [(each.wall_time_s or 0.0, 0.0 if virtual else each.startup_s, each.sets / replicas) for each in sessions]
+    before_s = sum(wall_s for wall_s, _, _ in before)
+    cost_s = sum((wall_s + opening_s) * sets for wall_s, opening_s, sets in before)
+    opening_s = (0.0 if virtual else startup_s) + cost_s - before_s
     return Budget(limits, costs_of(plan, replicas), clock, before_s=before_s, opening_s=opening_s)
 
 

@@ -12,7 +12,7 @@ from pipeline.analysis.summary import summarize
 from pipeline.errors import BudgetUsedUp, Unfinished, UsageError
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.run import SessionResult, run
-from tests.support.fated_replicas import on_replicas, options_of
+from tests.support.fated_replicas import BRIEF, on_replicas, options_of
 from tests.support.paths import ROOT
 from tests.support.runs import rows, said, solve_short, write_problems
 
@@ -117,6 +117,30 @@ def test_replicas_end_when_the_budget_is_used_up(tmp_path: Path) -> None:
     assert total // 2 <= spent_of(result).tokens < total
     resumed = on_replicas(changed(result, max_tokens="none"))
     assert (resumed.exit_code, said(resumed)) == (0, said(whole))
+
+
+@pytest.mark.slow
+def test_no_chain_begins_on_a_replica_for_which_there_is_no_room(tmp_path: Path) -> None:
+    settings = ("engines.*.text.steps_mean=20",)
+    options = options_of(tmp_path, "run", write_problems(tmp_path, 96), replicas=2, batch_size=8, settings=settings, max_tokens="150k")
+    result = on_replicas(options)
+    assert result.exit_code == 4
+    begun = {row["chain_id"] for row in rows(result, "calls")}
+    assert len(begun) - result.done <= 8, "of sixteen that were live half came to their ends"
+
+
+@pytest.mark.slow
+def test_every_session_costs_the_hours_of_its_own_replicas(tmp_path: Path) -> None:
+    problems = write_problems(tmp_path, 24)
+    options = options_of(tmp_path, "run", problems, replicas=3, settings=(*BRIEF, "engines.target.price.hour=36"), max_cost="0.05")
+    result = on_replicas(options)
+    first_s = result.run.wall_time_s or 0.0
+    assert result.exit_code == 4
+    resumed = run(changed(result, replicas=1, max_cost="1000"))
+    by_hand = 0.01 * (3 * first_s + (resumed.run.sessions[-1].wall_time_s or 0.0))
+    assert (resumed.exit_code, spent_of(resumed).cost) == (0, pytest.approx(by_hand))
+    assert resumed.folder is not None
+    assert summarize(resumed.folder).cost == pytest.approx(by_hand)
 
 
 @pytest.mark.parametrize(

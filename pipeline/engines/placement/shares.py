@@ -56,7 +56,7 @@ def divided(specs: Specs, machine: Machine, count: int) -> Division:
     on_cores = {role: specs[role] for role, found in placed.items() if not found or _core(specs[role]) is not None}
     cores = _cores(on_cores, machine, count) if on_cores else [()] * count
     shares = tuple(DeviceShare(gpus=machine.gpus[n * each : (n + 1) * each], cores=cores[n]) for n in range(count))
-    least = min(map(len, cores))
+    least = min(*map(len, cores), machine.core_count // count)
     wanted = sum(_threads(spec) for spec in on_cores.values())
     what = f"the engines of a replica want {wanted} CPU cores together, but it has {least}: they slow each other down"
     crowded = [f"warning: --replicas {count}: {what}"] if on_cores and wanted > least else []

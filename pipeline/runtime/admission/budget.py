@@ -46,7 +46,8 @@ class Budget:
     """What a session may still spend. `meter` it before it is asked."""
 
     def __init__(self, limits: Amounts, costs: Costs, clock: Clock, *, before_s: float = 0.0, opening_s: float = 0.0) -> None:
-        """`before_s`: seconds of earlier sessions; `opening_s`: those in which engines started, of all sessions, which only cost."""
+        """`before_s`: seconds of earlier sessions; `opening_s`: those in which engines started, of all sessions, which only cost, and what
+        earlier sessions cost more than now, or less, because they had more or fewer sets of engines."""
         self.limits, self._costs, self._clock = limits, costs, clock
         self._before_s, self._opening_s, self._started = before_s, opening_s, clock.now()
         self._news = anyio.Event()

@@ -68,6 +68,8 @@ def test_what_is_told_about_them() -> None:
     assert divided(pair, EIGHT, 8).sentences == ("8 replicas: GPU 0, GPU 1, GPU 2, ..., GPU 7",)
     crowded = "warning: --replicas 7: the engines of a replica want 2 CPU cores together, but it has 1: they slow each other down"
     assert divided(pair, CPUS, 7).sentences[1:] == (crowded,)
+    limited = structs.replace(CPUS, cpu_quota=3.0)
+    assert divided(pair, limited, 3).sentences[1:] == (crowded.replace("7", "3"),), "of two cores each it has the time of one"
 
 
 @pytest.mark.parametrize(
