@@ -26,8 +26,8 @@ from pipeline.store.parts import readable
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 
-THE_TARGET = "the target alone"
-"""What the baseline is called where it has no variant."""
+TARGET, THE_TARGET = "target", "the target alone"
+"""The name of the baseline's graph, and what it is called where it has no variant; another baseline is called by its label."""
 
 
 class Coordinates(Struct, frozen=True, kw_only=True):
@@ -265,9 +265,9 @@ def baselines(found: Mapping[str, dict[int, list[Point]]]) -> dict[str, str]:
 
 
 def called(name: str, found: Mapping[str, dict[int, list[Point]]]) -> str:
-    """What a baseline is called in a sentence: the name of its curve where that is more than the target alone."""
+    """What a baseline is called in a sentence: the name of its curve where that is another graph or more than the target alone."""
     first = next(iter(found[name].values()))[0]
-    return name if first.variant or not first.baseline else THE_TARGET
+    return name if first.variant or not first.baseline or first.graph != TARGET else THE_TARGET
 
 
 def best_baselines(found: Mapping[str, dict[int, list[Point]]]) -> dict[str, dict[int, str]]:

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from pipeline.analysis.compare.papers import read_layout, table_file
 from pipeline.analysis.compare.runs import data_name
-from pipeline.analysis.compare.studies import Study, StudyTables
+from pipeline.analysis.compare.studies import Place, Study, StudyTables
 from pipeline.bundled import FOLDERS, bundled_files, find_file
 from pipeline.data.recipe import load_recipe
 from pipeline.errors import GraphErrors, UsageError, did_you_mean
@@ -70,7 +70,7 @@ def plan_study(options: StudyOptions) -> SweepPlan:
         source=file.spec.source,
         small=file.small,
         tables=tables,
-        groups={group.heading: tuple(point.name for point in group.points) for group in groups},
+        groups={group.heading: {point.name: _place(point) for point in group.points} for group in groups},
         rewards=_rewards(groups),
     )
     ordered = [*(point for point in points if point.system.virtual), *together(real)]
@@ -286,6 +286,10 @@ def _table_flaw(entry: TableEntry, systems: Sequence[SweepSystem]) -> str:
     missing = " and ".join(f"`{each.asked.removeprefix('graph ')}` ({each.label})" for each in lacking)
     remedy = "add it to `systems`, or name it under `without` of the table"
     return f"{entry.table} is over runs of {missing}, which the study does not make; {remedy}" if lacking else ""
+
+
+def _place(point: PlannedPoint) -> Place:
+    return Place(point.coordinates.baseline, point.coordinates.unlike)
 
 
 def _rewards(groups: Sequence[_Group]) -> dict[str, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import structs
 
 from pipeline.analysis.compare.rules import differences, imposed, rules_of
-from pipeline.analysis.points import THE_TARGET
+from pipeline.analysis.points import TARGET, THE_TARGET
 from pipeline.bundled import find_file
 from pipeline.engines.registry import by_backend
 from pipeline.engines.replay.recording import PREFIX, bindings
@@ -91,7 +91,7 @@ def unequal_rules(systems: Sequence[SweepSystem]) -> list[str]:
 
 
 def _named(alone: SweepSystem) -> str:
-    return alone.label if alone.variant else THE_TARGET
+    return alone.label if alone.variant or alone.plan.name != TARGET else THE_TARGET
 
 
 def _alone(system: SweepSystem, systems: Sequence[SweepSystem]) -> SweepSystem:

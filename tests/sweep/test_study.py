@@ -12,6 +12,7 @@ from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.papers import bundled_tables
 from pipeline.analysis.compare.studies import grouped, read_study, study_tables
 from pipeline.analysis.points import Point, read_points
+from pipeline.analysis.sweep_tables import crossings
 from pipeline.bundled import bundled_files
 from pipeline.errors import GraphError, UsageError
 from pipeline.sweep.plan import SweepPlan
@@ -217,6 +218,22 @@ def test_a_study_goes_on_where_it_ended_and_makes_its_tables(study: Write) -> No
     assert {heading: len(points) for heading, points in compared.items()} == {"a, arith limit=4": 3, "b, arith limit=4": 3}
     with pytest.raises(UsageError, match=r"cannot be resumed: seed is 3, was 0 for 'speccot'; start anew in another folder"):
         carry_out(plan_study(structs.replace(study(**keys, seeds=[3]), resume=True)))
+
+
+@pytest.mark.slow
+def test_a_run_may_be_the_baseline_of_one_part_and_a_system_of_another(study: Write) -> None:
+    parts = {"first": {"baseline": "speccot", "systems": ["specreason"]}, "then": {}}
+    result = carry_out(plan_study(study(parts=parts, limit=1)))
+    found = read_study(result.folder)
+    assert found is not None
+    compared = grouped(found, result.points)
+    assert {heading: [(point.graph, point.baseline) for point in points] for heading, points in compared.items()} == {
+        "first, arith limit=1": [("speccot", True), ("specreason", False)],
+        "then, arith limit=1": [("target", True), ("speccot", False)],
+    }
+    said = [crossings(points)[0] for points in compared.values()]
+    assert " speccot at batch size 2" in said[0]
+    assert " the target alone at batch size 2 (not alike: its thoughts also end at max_steps 256" in said[1]
 
 
 @pytest.mark.slow

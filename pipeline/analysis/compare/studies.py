@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.papers import paper_table, table_file
@@ -30,6 +30,15 @@ class StudyTables(Struct, frozen=True, kw_only=True):
     """The folders of the runs, in the folder `runs` of the study."""
 
 
+class Place(Struct, frozen=True):
+    """What a run is among those that it is compared with; in another part of the study it may be something else."""
+
+    baseline: bool
+    """Whether the others are compared with it."""
+    unlike: tuple[str, ...] = ()
+    """What is not as it is for the baseline, as clauses."""
+
+
 class Study(Struct, frozen=True, kw_only=True):
     """What a study compares and shows."""
 
@@ -40,7 +49,7 @@ class Study(Struct, frozen=True, kw_only=True):
     small: bool
     """Whether this is its small form, which is not what the source measured."""
     tables: tuple[StudyTables, ...]
-    groups: dict[str, tuple[str, ...]]
+    groups: dict[str, dict[str, Place]]
     """By heading, the folders of the points that are compared with each other: over the same problems, with the same values of the params
     that the baseline has as well."""
 
@@ -99,5 +108,12 @@ def _facts(points: Sequence[Point]) -> list[Any]:
 def grouped(study: Study, points: Sequence[Point]) -> Mapping[str, list[Point]]:
     """By heading the finished points that are compared with each other; nothing of groups without any."""
     by_folder = {point.folder: point for point in points}
-    found = {heading: [by_folder[name] for name in names if name in by_folder] for heading, names in study.groups.items()}
+    found = {
+        heading: [
+            structs.replace(by_folder[name], baseline=place.baseline, unlike=place.unlike)
+            for name, place in places.items()
+            if name in by_folder
+        ]
+        for heading, places in study.groups.items()
+    }
     return {heading: members for heading, members in found.items() if members}
