@@ -153,6 +153,8 @@ def test_pooled_runs_and_failed_chains_are_said(table: Make) -> None:
     pooled = table("s0 (+2 seeds)", [1.0] * 2, graph="speccot", pooled=("s0", "s1", "s2"), failed=3)
     note = paper_table(TABLES["speccot-3"], [pooled]).note
     assert note == "Pooled runs that differ only in the seed: 3 a row. 3 chains failed: they count as wrong and are in no other figure."
+    one = table("one", [1.0] * 2, graph="speccot", batch_size=1)
+    assert "in the seed: 1 or 3 a row." in paper_table(TABLES["speccot-3"], [pooled, one]).note
     apart = [table(f"s{seed}", [1.0] * 2, graph="speccot", seed=seed) for seed in range(3)]
     assert sorted(set(column(paper_table(TABLES["speccot-3"], apart), "seed"))) == ["0", "1", "2"]
 

@@ -416,8 +416,9 @@ def _notes(layout: Layout, systems: Sequence[System], rows: Sequence[_Row], hidd
         yield f"Left out because there are no runs: {', '.join(missing)}."
     if hidden:
         yield f"Not shown because another run takes their place: {', '.join(hidden)}."
-    if pooled := sorted({len(run.pooled) for run in runs if run.pooled}):
-        yield f"Pooled runs that differ only in the seed: {', '.join(map(str, pooled))} a row."
+    if any(run.pooled for run in runs):
+        pooled = sorted({len(run.pooled) or 1 for run in runs})  # some have fewer while a study goes on
+        yield f"Pooled runs that differ only in the seed: {' or '.join(map(str, pooled))} a row."
     if failed := sum(run.failed for run in runs):
         yield f"{failed} chains failed: they count as wrong and are in no other figure."
     if made := list(dict.fromkeys(kind for run in runs if (kind := Compared(run, run).answers))):
