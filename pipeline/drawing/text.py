@@ -18,6 +18,7 @@ from pipeline.drawing.captions import (
 )
 from pipeline.drawing.run import RunCounts
 from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
+from pipeline.graph.prompt_files import OWN
 
 MARKS = "●○◆◇▲△■□"
 """Marks of the roles in their order; they repeat after the last."""
@@ -39,6 +40,8 @@ def text(plan: Plan, engines: Mapping[str, str], counts: RunCounts | None = None
         head.append(f"run {counts.run}: {counts.chains:,} chains")
     width = max(map(len, engines), default=0)
     head += [f"  {_mark(engines, role)} {role:{width}}  {shortened(engine)}" for role, engine in engines.items()]
+    if (prompts := plan.params.get("prompts", OWN)) != OWN:
+        head.append(f"  prompts {prompts}")
     if asked := problem_line(plan):
         head.append(f"  a problem {asked}")
     rows = list(_tree(_Tree(plan, engines, counts).block(plan.block)))

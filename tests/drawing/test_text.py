@@ -42,6 +42,12 @@ def test_the_tree_of_a_graph(plan: Load) -> None:
     )
 
 
+def test_prompts_that_the_judges_model_chose_are_said(plan: Load) -> None:
+    other = plan("scot", "engines.target.model=org/large")
+    assert "  prompts published" in text(other, engines_of(other)).splitlines()
+    assert "prompts" not in text(plan("scot"), {})
+
+
 def test_the_tree_says_what_runs_at_the_same_time_and_what_instead(nasty: Plan) -> None:
     lines = text(nasty, engines_of(nasty)).splitlines()
     place = lines.index("├─ at the same time")
