@@ -17,6 +17,8 @@ from pipeline.graph.yaml_file import Keys
 from pipeline.runtime.schedule import ScheduleName
 
 Text = Annotated[str, Meta(min_length=1)]
+OTHER_SUBSET = {"limit": "random", "random": "limit"}
+"""Keys that each say which problems there are, of which the last one said counts."""
 
 
 class SystemEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -184,8 +186,15 @@ def _part(name: str, layers: Sequence[tuple[Keys, PartKeys]], document: Document
     said: dict[str, Any] = {}
     where: dict[str, Keys] = {}
     for keys, layer in layers:
+        if layer.limit and layer.random:
+            document.flaw((*keys, "random"), "is given beside `limit`; give only one of them")
+        for number, entry in enumerate(layer.data or ()):
+            if isinstance(entry, DataEntry) and entry.limit and entry.random:
+                document.flaw((*keys, "data", number), "has both `limit` and `random`; give only one of them")
         for field in structs.fields(PartKeys):
             value = getattr(layer, field.name)
+            if value and (other := OTHER_SUBSET.get(field.name)):
+                said.pop(other, None)  # of a layer below; both in one are a flaw
             inherited = field.name == "tables" and name and keys[:1] != ("parts",)
             if value is not UNSET and not inherited:
                 said[field.name], where[field.name] = value, (*keys, field.name)

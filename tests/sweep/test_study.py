@@ -106,6 +106,8 @@ def test_a_part_has_the_keys_of_the_study_and_its_own(study: Write) -> None:
     }
     assert plan.study is not None
     assert [(tables.names, len(tables.runs)) for tables in plan.study.tables] == [(("speccot-6",), 4)]
+    random = plan_study(study(small={"random": "2:0"}, parts={"sampled": {"random": "3:0"}, "first": {}}))
+    assert [(point.sweep.limit, point.sweep.random) for point in random.points] == [(None, "3:0")] * 2 + [(4, None)] * 2
     as_small = plan_study(structs.replace(study(parts=parts, small=small), small=True))
     assert {(point.sweep.limit, point.system.engines_file) for point in as_small.points} == {(2, Path("sim-instant"))}
 
@@ -139,6 +141,8 @@ def test_engines_that_are_asked_for_by_two_parts_run_a_point_once(study: Write) 
             {"baseline": "speccot", "systems": [{"graph": "speccot", "set": {"candidates": 2}}]},
             "is the graph of the baseline, with other values",
         ),
+        ({"random": "2:0"}, "$.random: is given beside `limit`; give only one of them"),
+        ({"data": [{"data": "arith", "limit": 2, "random": "2:0"}]}, "$.data[0]: has both `limit` and `random`"),
         ({"preset": "nothere"}, "$.preset: no preset is named `nothere`"),
         (
             {"preset": "specreason"},
