@@ -330,12 +330,17 @@ class FleetWork:
         if report.over:
             self._queue.put_back(list(self._queue.names(member.number)))  # it has not begun them
         self.mode_changes = tuple(sorted((*self.mode_changes, *report.mode_changes), key=lambda change: change.unix_ns))
-        self.progress.live = self._queue.handed
-        self.progress.changed()
+        self._count_live()
 
     def lose(self, member: FleetMember) -> None:
         """Let the chains of a lost replica continue elsewhere."""
         self._queue.put_back(list(self._queue.names(member.number)))
+        self._count_live()
+
+    def _count_live(self) -> None:
+        """Count the chains in flight, without those that replicas keep waiting."""
+        self.progress.live = sum(member.live for member in self._fleet.members)
+        self.progress.changed()
 
     def _call(self, member: FleetMember, row: CallRow) -> None:
         self._queue.call(row)

@@ -318,7 +318,7 @@ async def execute(run: Prepared, site: Site, observer: Observer, stop: Stop) -> 
     finally:
         ended = clock.now() if work is None or work.ended is None else work.ended
         record = _ended_record(run, site, work, error, _graded(grading), clock.unix_ns(ended), time.process_time() - cpu)
-        record = structs.replace(record, budget=_spent(record.budget, budget, error))
+        record = structs.replace(record, budget=_spent(record.budget, budget, error, ended))
         if run.folder is not None:
             record.write(run.folder)
         keep(record.speculation, run.options.speculate_from, virtual=run.virtual_time)
@@ -357,12 +357,12 @@ def _budget(run: Prepared, clock: Clock) -> Budget | None:
     return new_budget(limits, run.plan, options.replicas, earlier, clock, virtual=run.virtual_time, startup_s=this.startup_s)
 
 
-def _spent(record: BudgetRecord | None, budget: Budget | None, error: BaseException | None) -> BudgetRecord | None:
-    """What `run.json` says of the budget at the end of the session."""
+def _spent(record: BudgetRecord | None, budget: Budget | None, error: BaseException | None, ended: float) -> BudgetRecord | None:
+    """What `run.json` says of the budget at the end of the session, by the clock."""
     if record is None or budget is None or not budget.metered:
         return record
     used_up = error.what if isinstance(error, BudgetUsedUp) else ""
-    return structs.replace(record, spent=budget.spent, used_up=used_up)
+    return structs.replace(record, spent=budget.spent_at(ended), used_up=used_up)
 
 
 def _graded(grading: InlineGrader | None) -> GradingStatistics:

@@ -226,6 +226,7 @@ def test_a_display_sees_every_replica(problems: Path, tmp_path: Path) -> None:
         for at_s in (0.5, 1.0, 2.5):
             await anyio.sleep(at_s - anyio.current_time())
             seen.append([each.what for each in views[0].replicas()])
+            assert 0 < views[0].progress.live == sum(each.live for each in views[0].replicas()) <= 3 * 2
 
     fates = at_first(r0=Fate(at_s=0.9), r1=Fate(late_s=1.5))
     result = on_replicas(options_of(tmp_path, "run", problems, replicas=3), fates, Observer(watch=watch), attend)

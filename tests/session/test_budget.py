@@ -135,7 +135,7 @@ def test_every_session_costs_the_hours_of_its_own_replicas(tmp_path: Path) -> No
     options = options_of(tmp_path, "run", problems, replicas=3, settings=(*BRIEF, "engines.target.price.hour=36"), max_cost="0.05")
     result = on_replicas(options)
     first_s = result.run.wall_time_s or 0.0
-    assert result.exit_code == 4
+    assert (result.exit_code, spent_of(result).cost) == (4, pytest.approx(3 * 0.01 * first_s)), "without the time in which replicas end"
     resumed = run(changed(result, replicas=1, max_cost="1000"))
     by_hand = 0.01 * (3 * first_s + (resumed.run.sessions[-1].wall_time_s or 0.0))
     assert (resumed.exit_code, spent_of(resumed).cost) == (0, pytest.approx(by_hand))

@@ -70,8 +70,12 @@ class Budget:
     @property
     def spent(self) -> Amounts:
         """What is spent by now, by all sessions."""
+        return self.spent_at(self._clock.now())
+
+    def spent_at(self, now: float) -> Amounts:
+        """What is spent at this moment of the clock, at which the session may be over."""
         assert self._progress is not None
-        time_s = self._before_s + self._clock.now() - self._started
+        time_s = self._before_s + now - self._started
         cost = self._costs.of(self._progress, time_s + self._opening_s) if self._costs.prices else None
         return Amounts(time_s=time_s, tokens=sum(self._progress.output_tokens.values()), cost=cost)
 
