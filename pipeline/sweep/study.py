@@ -24,7 +24,7 @@ from pipeline.rewards.score import score_run
 from pipeline.sweep.knobs import text_of
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepPlan, SweepSystem, combinations, planned_points, together
 from pipeline.sweep.study_file import DataEntry, EnginesEntry, StudyFile, StudyPart, TableEntry, read_study_file
-from pipeline.sweep.systems import check_settings, read_systems, remarks
+from pipeline.sweep.systems import read_systems, remarks, unknown_setting
 
 PLAIN = ("target", "target-steps")
 """Graphs whose params say nothing of speculation."""
@@ -155,12 +155,15 @@ def _systems(
     options = _options(part, engines, common, own)
     try:
         systems = read_systems(options)
-        check_settings(systems, options)
     except GraphErrors as error:
         file.document.add(error)
         return []
     except UsageError as error:
         _flawed(file, part, "", error)
+        return []
+    if (unknown := unknown_setting(systems, options)) is not None:
+        name = unknown.partition("=")[0]
+        _flawed(file, part, "set" if name in part.set else "engines", f"none of the graphs and engines has `{name}`")
         return []
     told |= dict.fromkeys(remarks(systems, options))
     return [(_named(system, common, engines.name if several and engines is not None else ""), options) for system in systems]

@@ -42,9 +42,13 @@ def remarks(systems: Sequence[SweepSystem], options: SweepOptions) -> tuple[str,
 
 def check_settings(systems: Sequence[SweepSystem], options: SweepOptions) -> None:
     """Raise `UsageError` for one of the user's settings that is of none of the `systems`."""
-    for each in options.settings:
-        if not any(each in system.settings for system in systems):
-            raise UsageError(f"--set {each}: none of the graphs has such a param")
+    if (unknown := unknown_setting(systems, options)) is not None:
+        raise UsageError(f"--set {unknown}: none of the graphs has such a param")
+
+
+def unknown_setting(systems: Sequence[SweepSystem], options: SweepOptions) -> str | None:
+    """The first of the user's settings that is of none of the `systems`; None where there is none."""
+    return next((each for each in options.settings if not any(each in system.settings for system in systems)), None)
 
 
 def read_systems(options: SweepOptions) -> list[SweepSystem]:

@@ -135,7 +135,7 @@ def test_engines_that_are_asked_for_by_two_parts_run_a_point_once(study: Write) 
         ({"systems": [{"graph": "speccot", "set": {"candidatez": 2}}]}, "$.systems[0]: `candidatez` is no param of speccot; did you mean"),
         ({"params": {"treshold": [3]}}, "$.params.treshold: none of the graphs has a param `treshold`"),
         ({"params": {"candidates": [0]}}, "candidates"),
-        ({"set": {"nothing": 1}}, "none of the graphs has such a param"),
+        ({"set": {"nothing": 1}}, "$.set: none of the graphs and engines has `nothing`"),
         ({"engines": ["nothere"]}, "no engines file is named `nothere`"),
         (
             {"baseline": "speccot", "systems": [{"graph": "speccot", "set": {"candidates": 2}}]},
