@@ -20,6 +20,7 @@ from pipeline.engines.models import bundled_name, resolve
 from pipeline.engines.registry import by_backend, cautions, taking_turns
 from pipeline.engines.replay.recording import CALIBRATION
 from pipeline.engines.replay.spec import ReplaySpec
+from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import NeverGenerated
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import STAGE_KINDS, broken_plugins
@@ -43,12 +44,14 @@ _FRONT_MATTER = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
 
 def notices(plan: Plan) -> list[str]:
     """Notices before the run: which foreign code runs, which plugins cannot be loaded, where replayed engines have their times from, which
-    drafts may not fit into the context of their judge, which adapters and settings are used or are there for nothing."""
+    drafts may not fit into the context of their judge, which thresholds tell nothing apart, which adapters and settings are used or are
+    there for nothing."""
     return [
         *(f"warning: {each}" for each in broken_plugins()),
         *cautions(plan.engines),
         *announcements(plan),
         *_crowded(plan),
+        *_equally_sure(plan),
         *_never_asked(plan),
         *_unasked_questions(plan),
         *used_adapters(plan),
@@ -100,6 +103,15 @@ def _crowded(plan: Plan) -> Iterator[str]:
             what = f"{count} drafts may have {most:,} tokens, and the context of engine {spec.role!r} {length:,}"
             then = "are all rejected" if spec.reject else "fail with their chain"
             yield f"warning: {what}: those that do not fit next to the problem {then}; draft less, or set its max_model_len"
+
+
+def _equally_sure(plan: Plan) -> Iterator[str]:
+    """A warning for each choice with a threshold whose judge is simulated."""
+    for node in plan.stages():
+        spec = node.spec
+        if isinstance(spec, ChooseSpec) and spec.threshold and isinstance(plan.engines.get(spec.engine), SimSpec):
+            what = "a simulated judge is equally sure of all that it chooses"
+            yield f"warning: stage {node.name}: {what}: a threshold on its probability, {spec.threshold:g} here, rejects all or none"
 
 
 def _never_asked(plan: Plan) -> Iterator[str]:
