@@ -15,6 +15,7 @@ from pipeline.analysis.points import Point, read_points
 from pipeline.analysis.sweep_tables import crossings
 from pipeline.bundled import bundled_files
 from pipeline.errors import GraphError, UsageError
+from pipeline.report.report import sweep_report
 from pipeline.sweep.plan import SweepPlan
 from pipeline.sweep.study import StudyOptions, file_of, missing_data, plan_study, score_steps
 from pipeline.sweep.study_file import read_study_file
@@ -222,6 +223,21 @@ def test_a_study_goes_on_where_it_ended_and_makes_its_tables(study: Write) -> No
     assert {heading: len(points) for heading, points in compared.items()} == {"a, arith limit=4": 3, "b, arith limit=4": 3}
     with pytest.raises(UsageError, match=r"cannot be resumed: seed is 3, was 0 for 'speccot'; start anew in another folder"):
         carry_out(plan_study(structs.replace(study(**keys, seeds=[3]), resume=True)))
+
+
+@pytest.mark.slow
+def test_a_run_all_of_whose_chains_failed_is_said_and_the_others_have_their_tables(study: Write) -> None:
+    faults = {"engines.draft.faults.garbage_share": 1, "engines.draft.max_retries": 0}
+    engines = [{"engines": "sim-2xh100", "name": "broken", "set": faults}]
+    result = carry_out(plan_study(study(engines=engines, tables=["data-sets"])))
+    found = read_study(result.folder)
+    assert found is not None
+    assert (result.failed, result.exit_code) == (4, 3)
+    table, said, _ = study_tables(result.folder, found, result.points)
+    assert isinstance(table, Table)
+    assert [row[0] for row in table.rows] == ["target"]
+    assert said == "All chains failed in arith_limit=4_speccot_pipelined_b2_r0: in none of these tables."
+    assert sweep_report(result.folder).count("chains failed, 4 at batch size 2") == 1
 
 
 @pytest.mark.slow

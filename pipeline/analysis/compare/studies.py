@@ -79,8 +79,9 @@ def study_tables(folder: Path, study: Study, points: Sequence[Point]) -> Iterato
     """The tables of a study over its finished points; a sentence for one that cannot be made, for runs that are missing, and for what is
     simulated."""
     finished = {point.folder for point in points}
+    empty = {point.folder for point in points if point.failed == point.chains}
     for tables in study.tables:
-        there = [folder / "runs" / name for name in tables.runs if name in finished]
+        there = [folder / "runs" / name for name in tables.runs if name in finished - empty]
         runs = read_runs(there, pooled=True) if there else []
         for name in tables.names if runs else ():
             try:
@@ -90,6 +91,8 @@ def study_tables(folder: Path, study: Study, points: Sequence[Point]) -> Iterato
     missing = {name for tables in study.tables for name in tables.runs} - finished
     if missing:
         yield f"{len(missing)} runs of these tables are not finished: they are in none of them."
+    if failed := [name for name in dict.fromkeys(name for tables in study.tables for name in tables.runs) if name in empty]:
+        yield f"All chains failed in {', '.join(failed)}: in none of these tables."
     yield from _simulated(points)
 
 
