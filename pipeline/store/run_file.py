@@ -151,8 +151,8 @@ class Session(Struct, frozen=True, kw_only=True):
     """Bytes that resuming wrote: parts made of write-ahead files, and parts without the chains that are to be solved again."""
     command: list[str] = []
     versions: dict[str, str] = {}
-    sets: Count = 1
-    """Sets of engines that it began with, whose hours cost: one, or one for each replica."""
+    sets: float = 1.0
+    """Sets of engines that it began with, whose hours cost: one, or one for each replica; of merged sessions the mean over their time."""
     engine_statistics: dict[str, EngineStatistics] = {}
     """Each engine's own totals at the end of the session, by role; those of all replicas together."""
     replicas: list[Replica] = []

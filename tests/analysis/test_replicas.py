@@ -47,6 +47,16 @@ def test_replicas_that_were_started_count_and_those_that_never_were_do_not(tmp_p
     assert [*found.admitted] == [0, 2]
 
 
+def test_a_process_that_had_no_replicas_counts_as_the_first_of_a_run_that_went_on_with_some(tmp_path: Path) -> None:
+    calls = [call("a", "d", 0, 0, 4), call("b", "d", 4, 4, 6, replica=0), call("c", "d", 4, 4, 8, replica=1)]
+    rows = [chain("a", 0, 4), chain("b", 4, 6, replica=0), chain("c", 4, 8, replica=1)]
+    [alone], [several] = card(0, 4)["sessions"], card(4, 8)["sessions"]
+    sessions = [alone, several | {"replicas": [{"starts": 1}, {"starts": 1}]}]
+    folder = write(tmp_path, calls=calls, chains=rows, card=card(0, 8, sessions=sessions))
+    assert stays_of(folder) == [(0, 0, 0, 4), (0, 1, 4, 6), (1, 2, 4, 8)]
+    assert timeline(read_work(Query(folder))).engines["d"].busy_s == (6 + 4) / 2
+
+
 def test_when_no_more_problems_waited_for_a_replica(tmp_path: Path) -> None:
     # 0 began a and b and let b go; 1 began c and got b; 2 was lost after d
     calls = [call("b", "d", 3, 3, 4, replica=0)]

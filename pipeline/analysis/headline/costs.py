@@ -9,7 +9,8 @@ from pipeline.store.run_file import RunFile
 def costs(run: RunFile, tokens: Mapping[str, tuple[int, int, int]], wall_s: float | None) -> dict[str, float]:
     """The cost of each role that has a price; `tokens` are by role those of prompts, of these the cached ones, and those sampled.
     Hours count from the start of the engines, of simulated ones from the first chain."""
-    sets, prices = int(run.options.get("replicas", 1)), {role: spec.price for role, spec in run.plan.engines.items()}
+    sets = max([float(run.options.get("replicas", 1)), *(each.sets for each in run.sessions[-1:])])
+    prices = {role: spec.price for role, spec in run.plan.engines.items()}
     seconds = sets * ((wall_s or 0.0) + (0.0 if run.virtual_time else run.startup_s))
     for each in run.sessions[:-1]:  # they may have had more sets of engines, or fewer
         seconds += (each.sets - sets) * ((each.wall_time_s or 0.0) + (0.0 if run.virtual_time else each.startup_s))

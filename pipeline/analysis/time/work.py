@@ -226,7 +226,7 @@ def read_work(db: Query) -> RunTimes:
     calls, chains = db.row(_SEEN_IN_CALLS, Seen), db.row(_SEEN_IN_CHAINS, Seen)
     known = [at for at in (calls.first, calls.last, chains.first, chains.last, run.started, run.ended) if at]
     axis = Axis(min(known, default=0), run.pauses)
-    _add_tables(db, axis, calls.last or 0)
+    _add_tables(db, axis, calls.last or 0, _replica(run))
     lives = db.columns('SELECT start, "end", status FROM lives ORDER BY chain')
     return RunTimes(
         db=db,
@@ -240,13 +240,20 @@ def read_work(db: Query) -> RunTimes:
     )
 
 
-def _add_tables(db: Query, axis: Axis, last: int) -> None:
-    """Add `lives`, `flights` and `timed`; `last` is when the last call ended, ns UTC, and with it chains that have no row."""
+def _replica(run: RunFile) -> str:
+    """The SQL of the replica of a row: the process of a session that had none counts as replica 0 where other sessions had replicas."""
+    some = {bool(session.replicas) for session in run.sessions}
+    return "coalesce(replica, 0)" if len(some) == 2 else "replica"
+
+
+def _add_tables(db: Query, axis: Axis, last: int, replica: str) -> None:
+    """Add `lives`, `flights` and `timed`; `last` is when the last call ended, ns UTC, and with it chains that have no row; `replica`: the
+    SQL of a row's replica."""
     over = f"CASE WHEN stop_reason IN {UNFINISHED} THEN {LOST} ELSE {FINISHED} END"
     db.execute(f"""
         CREATE TEMP TABLE lives AS
         WITH rows AS (
-            SELECT chain_id, start_unix_ns, end_unix_ns, {over} AS status, replica FROM chains
+            SELECT chain_id, start_unix_ns, end_unix_ns, {over} AS status, {replica} AS replica FROM chains
             QUALIFY row_number() OVER (PARTITION BY chain_id ORDER BY end_unix_ns DESC) = 1
             UNION ALL
             SELECT chain_id, min({READY}), {last}, {OPEN}, NULL FROM calls ANTI JOIN chains USING (chain_id) GROUP BY chain_id)
@@ -255,7 +262,8 @@ def _add_tables(db: Query, axis: Axis, last: int) -> None:
         FROM rows""")
     db.execute(f"""
         CREATE TEMP VIEW flights AS
-        SELECT *, least({axis.sql(f"({READY})")}, {axis.sql("submit_unix_ns")}) AS ready, {axis.sql("submit_unix_ns")} AS submit,
+        SELECT * REPLACE ({replica} AS replica),
+               least({axis.sql(f"({READY})")}, {axis.sql("submit_unix_ns")}) AS ready, {axis.sql("submit_unix_ns")} AS submit,
                {axis.sql("greatest(submit_unix_ns, end_unix_ns)")} AS "end"
         FROM calls""")
     db.execute("CREATE TEMP VIEW timed AS SELECT flights.*, chain FROM flights JOIN lives USING (chain_id)")
