@@ -265,7 +265,7 @@ def begin(run: Prepared, facts: Facts, startup_s: float) -> Prepared:
     session = Session(
         started_unix_ns=max(time.time_ns(), before + 1),  # the simulated hours of an earlier session may end after the real time
         startup_s=startup_s,
-        sets=run.options.replicas,
+        sets=float(run.options.replicas),
         rewritten_bytes=rewritten,
         command=record.command,
         versions=versions(),
