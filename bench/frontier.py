@@ -68,6 +68,7 @@ SpecReason with `speculate: always` and with `speculate: auto`, pipelined and ad
 second until the last one ends) over that of the *target-only baseline*: the target alone at the same batch size, on the same problems and
 hardware, on simulated machines and vLLM with the draft's memory added to its cache. Above 1 is faster. *Of the better one*: `auto` over
 the faster of `always` and the target alone. *Second run*: it begins with what the first has learnt (`--speculate-from`).
+How `auto` has changed since this commit is in its log (`docs/pages/dev/log/speculate-auto.md`).
 
 Simulated thoughts have the lengths of GSM8K, MATH or AIME (`pipeline/engines/sim/lengths.py`). **Batch sizes are run with different
 numbers of problems**, so that a row is several curves, not one: with few problems one very long thought can be most of a run, and the

@@ -123,7 +123,11 @@ def auto(root: Path) -> str:
     least = min(simulated, key=lambda cell: cell["auto"])
     reached = sum(cell["auto"] >= AIM for cell in simulated)
     where = f"{least['machine'].removeprefix('sim-')} with {least['lengths']} lengths at batch size {least['batch_size']}"
-    said = f"In simulation, `auto` reached at least {AIM} in {reached} of {len(simulated)} settings, at worst {least['auto']:.2f}, {where}."
+    commit = results_of("frontier", root)["measured"]["commit"]
+    said = (
+        f"In simulation, `auto` as of commit {commit:.7} reached at least {AIM} in {reached} of {len(simulated)} settings, at worst "
+        f"{least['auto']:.2f}, {where}. What has changed since is in its [log](../dev/log/speculate-auto.md)."
+    )
     return f"{table}\n\n{said} {_error(root)}"
 
 

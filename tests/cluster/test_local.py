@@ -31,8 +31,8 @@ from tests.support.fated_replicas import options_of, places, stopping
 from tests.support.hanging_together import check_hangs_together
 from tests.support.paths import ROOT, TEST_SET
 from tests.support.patience import HANGS_S
-from tests.support.ray_cluster import engines_file, when
 from tests.support.runs import said, write_problems
+from tests.support.waiting_engines import engines_file, waiting, when
 
 pytestmark = pytest.mark.slow  # whole runs, and processes
 CHAINS = 40
@@ -115,12 +115,6 @@ def alone(folder: Path) -> SessionResult:
     """The run of one process, on virtual time, whose answers all others are to give."""
     write_problems(folder, CHAINS)
     return run(waiting(folder, "alone"))
-
-
-def waiting(folder: Path, name: str, **more: Any) -> RunOptions:
-    engines = engines_file(folder)
-    graph = ROOT / "graphs/speccot.yaml"
-    return RunOptions(graph=graph, engines=engines, input=folder / "problems.jsonl", output=folder / name, **{"batch_size": 4, **more})
 
 
 class TestProcesses:

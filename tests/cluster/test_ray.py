@@ -17,15 +17,15 @@ from msgspec import structs
 from pipeline.cluster.ray_actors import check_room, solve_on_ray
 from pipeline.errors import UsageError
 from pipeline.session.observer import Observer
-from pipeline.session.options import RunOptions, resume_options
+from pipeline.session.options import resume_options
 from pipeline.session.prepare import load_plan
 from pipeline.session.run import SessionResult, run
 from tests.support.commands import COMMAND, pipeline
 from tests.support.hanging_together import check_hangs_together
 from tests.support.paths import ROOT
 from tests.support.patience import HANGS_S
-from tests.support.ray_cluster import engines_file, when
 from tests.support.runs import said, write_problems
+from tests.support.waiting_engines import engines_file, waiting, when
 
 sys.path.insert(0, str(ROOT / "tools"))
 
@@ -64,21 +64,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(folder: Path) -> SessionResult:
     """The run of one process, on virtual time, whose answers all others are to give."""
     write_problems(folder, CHAINS)
-    return run(options(folder, "alone"))
-
-
-def options(folder: Path, name: str, **more: Any) -> RunOptions:
-    return RunOptions(
-        graph=ROOT / "graphs/speccot.yaml",
-        engines=engines_file(folder),
-        input=folder / "problems.jsonl",
-        output=folder / name,
-        **{"batch_size": 4, **more},
-    )
+    return run(waiting(folder, "alone"))
 
 
 def on_ray(folder: Path, name: str, observer: Observer | None = None, replicas: int = 2, **more: Any) -> SessionResult:
-    return run(options(folder, name, cluster="ray", replicas=replicas, **more), observer, carry_out=solve_on_ray)
+    return run(waiting(folder, name, cluster="ray", replicas=replicas, **more), observer, carry_out=solve_on_ray)
 
 
 def check(result: SessionResult, alone: SessionResult) -> None:
@@ -164,7 +154,7 @@ def test_a_model_that_no_node_has_is_one_sentence(folder: Path, alone: SessionRe
     engines = folder / "missing.yaml"
     engines.write_text("draft: {backend: torch, model: /nowhere/draft}\ntarget: {backend: torch, model: /nowhere/target}\n")
     with pytest.raises(UsageError) as found:
-        run(structs.replace(options(folder, "missing", cluster="ray", replicas=2), engines=engines), carry_out=solve_on_ray)
+        run(structs.replace(waiting(folder, "missing", cluster="ray", replicas=2), engines=engines), carry_out=solve_on_ray)
     assert "/nowhere/" in str(found.value)
     assert not (folder / "missing").exists()
 
@@ -179,7 +169,7 @@ def test_a_model_that_no_node_has_is_one_sentence(folder: Path, alone: SessionRe
 )
 def test_an_address_that_is_none(folder: Path, alone: SessionResult, cluster: str, sentence: str) -> None:
     with pytest.raises(UsageError) as found:
-        run(options(folder, "nowhere", cluster=cluster), carry_out=solve_on_ray)
+        run(waiting(folder, "nowhere", cluster=cluster), carry_out=solve_on_ray)
     assert str(found.value) == sentence
 
 
@@ -189,7 +179,7 @@ def test_more_gpus_than_a_node_has(folder: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": each} for each in resources])
 
     plan = load_plan(ROOT / "graphs/speccot.yaml", None, ("engines.target.device='cuda:1'", "engines.draft.device='cuda:0'"))
-    asked = options(folder, "gpus", cluster="ray", replicas=4)
+    asked = waiting(folder, "gpus", cluster="ray", replicas=4)
     told: list[str] = []
     there(0, 1)
     with pytest.raises(UsageError) as found:

@@ -13,8 +13,8 @@ from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 from tests.support.paths import ROOT
 from tests.support.patience import HANGS_S
-from tests.support.ray_cluster import ENGINE
 from tests.support.runs import chains_of, write_problems
+from tests.support.waiting_engines import ENGINE
 
 pytestmark = pytest.mark.slow
 INSTANT = ROOT / "graphs/engines/sim-instant.yaml"

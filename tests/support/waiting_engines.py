@@ -1,11 +1,14 @@
-"""Runs on replicas on this machine whose engines wait in real time in place of computing."""
+"""Runs of replicas whose engines wait in real time in place of computing."""
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pipeline.session.observer import Observer, View
+from pipeline.session.options import RunOptions
+from tests.support.paths import ROOT
 
 ENGINE = (
     "{backend: sim, model: waiting, max_in_flight: 64, parameters: 1, kv_bytes_per_token: 0, kv_cache_tokens: 10000000,"
@@ -41,3 +44,9 @@ def engines_file(folder: Path) -> Path:
     path = folder / "waiting.yaml"
     path.write_text(f"draft: {ENGINE}\ntarget: {ENGINE}\n")
     return path
+
+
+def waiting(folder: Path, name: str, **more: Any) -> RunOptions:
+    """A run of `folder`/problems.jsonl into `folder`/`name`."""
+    engines, graph = engines_file(folder), ROOT / "graphs/speccot.yaml"
+    return RunOptions(graph=graph, engines=engines, input=folder / "problems.jsonl", output=folder / name, **{"batch_size": 4, **more})
