@@ -13,9 +13,10 @@ lengths that is the faster way (bench/frontier.md)::
 
 Each way to DIRECT ends with a comparison: the *pace* of the rounds so far (seconds a token of a chain) is kept, the target alone is
 observed for 12 iterations, and with both known for the same chains it is decided whether to stay. So a decision that chance has made costs
-a step, not a run. Paces are kept by the number of live chains (`bucket_of`: 1, 2, 4, 8 ...); with fewer chains than any pace is known for,
-the gain is interpolated between that of the next known number and that which a single chain must have (a draft at its fastest, the
-acceptance, the target's fit). That is what brings a run back to speculation as its last chains are left.
+a step, not a run; and as each loss raises what is expected of the next try, two modes that are equally fast do not take turns. Paces are
+kept by the number of live chains (`bucket_of`: 1, 2, 4, 8 ...); with fewer chains than any pace is known for, it is interpolated, linearly
+in their number, between that of the next known number and that which a single chain must have (a draft at its fastest, the acceptance, the
+target's fit). That is what brings a run back to speculation as its last chains are left.
 
 What holds whenever no method runs: `_rounds` has the rounds since the window began, less the first one of each chain, for which both
 engines compute its context; `_observed_from` is None unless every live chain writes directly.
@@ -28,7 +29,7 @@ and takes 466 s.
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -91,8 +92,8 @@ class Adaptive:
         self._start, self._wake_at = math.nan, math.inf
         self._rounds, self._lost_before = Rounds(), False
         """Of the window, and True if the window before it lost."""
-        self._lost_with: set[int] = set()
-        """Numbers of live chains, as `bucket_of`, with which rounds were ended as losing."""
+        self._lost_with: Counter[int] = Counter()
+        """How often rounds were ended as losing, by the number of live chains, as `bucket_of`."""
         self._to_skip = 0
         """Rounds that do not count yet."""
         self._ended: Rounds | None = None
@@ -157,7 +158,8 @@ class Adaptive:
         per_token = (call.end - call.submit) * call.n / max(call.output_tokens, 1)
         match call.purpose:
             case "draft" if call.output_tokens >= 8 * call.n:
-                self._draft_s = min(self._draft_s, max(per_token, SHORTEST_S))
+                if self._chains.at_least_one <= TUNING.few_chains:
+                    self._draft_s = min(self._draft_s, max(per_token, SHORTEST_S))
                 self._drafting_s += (per_token - self._drafting_s) * (0.05 if self._drafting_s else 1)
             case "answer" if self._speculates and not self._to_skip:
                 self._rounds.add_answer(call.output_tokens, call.end - call.submit)
@@ -180,7 +182,7 @@ class Adaptive:
 
     # Observing the target alone.
 
-    def _direct_s(self, live: int = 0, context: float = 0.0) -> float:
+    def _direct_s(self, live: float = 0, context: float = 0.0) -> float:
         """Seconds a token of each of `live` chains if none speculates, those that wait for others at the target included; of those that
         are live where 0."""
         live, context = live or self._chains.at_least_one, context or self._chains.context
@@ -250,7 +252,8 @@ class Adaptive:
             self._learn(self._ended)
             self._ended = None
         bucket = bucket_of(len(self._chains))
-        if self._gain(bucket) >= (TUNING.losing if bucket in self._paces and bucket not in self._lost_with else TUNING.returning):
+        lost = self._lost_with[bucket]
+        if self._gain(bucket) >= (TUNING.losing if bucket in self._paces and not lost else TUNING.returning ** (1 + lost)):
             self._switch(True, "speculate", now)
 
     # What rounds gain.
@@ -262,20 +265,22 @@ class Adaptive:
         near = min(self._paces, key=lambda each: abs(each - bucket))
         pace = self._paces[near]
         then, now = (self._direct_s(2**near, context) for context in (pace.context, max(pace.context, self._chains.context)))
-        gain = math.sqrt(then * now) / pace.seconds  # a part of a round takes longer with its context, too
-        if bucket >= near or self._draft_s == math.inf:
-            return gain
-        return math.exp((math.log(gain) * bucket + math.log(self._single_gain()) * (near - bucket)) / near)
+        seconds = pace.seconds * math.sqrt(now / then)  # a part of a round takes longer with its context, too
+        if bucket >= near:
+            return now / seconds
+        single = self._single_s()
+        return self._direct_s(2**bucket) / (single + (seconds - single) * (2**bucket - 1) / (2**near - 1))
 
-    def _single_gain(self) -> float:
-        """The gain of a chain that is alone, by what it drafts, verifies and writes."""
+    def _single_s(self) -> float:
+        """Seconds a token of a chain that is alone in rounds, by what it drafts, verifies and writes."""
         target_s = self._fit.seconds(1, self._chains.context)
-        return 1 / (self._draft_s / target_s + 1.5 / self._step_tokens + 1 - self._acceptance.share)
+        draft_s = TUNING.draft_cost * target_s if self._draft_s == math.inf else self._draft_s
+        return draft_s + target_s * (1.5 / self._step_tokens + 1 - self._acceptance.share)
 
     def _learn(self, rounds: Rounds) -> None:
         """Let `rounds` correct the pace that is known."""
         context, before = self._chains.context, self._paces.get(rounds.bucket)
-        before = before or RoundPace(2**rounds.bucket, self._direct_s() / TUNING.prior_gain, context, TUNING.prior_rounds)
+        before = before or RoundPace(2**rounds.bucket, self._direct_s(rounds.chains) / TUNING.prior_gain, context, TUNING.prior_rounds)
         share = rounds.count / (rounds.count + before.rounds)
         seconds = before.seconds ** (1 - share) * rounds.pace(self._acceptance.share) ** share
         context = before.context ** (1 - share) * context**share
@@ -290,14 +295,14 @@ class Adaptive:
         if not self._fit.weights:
             self._judge_unseen(rounds.count, live, early, now)
             return
-        direct_s, whole = self._direct_s(), rounds.count >= max(TUNING.window_rounds * live, TUNING.min_rounds)
+        direct_s, whole = self._direct_s(rounds.chains), rounds.count >= max(TUNING.window_rounds * live, TUNING.min_rounds)
         gain, (likely, most) = (
             direct_s / rounds.pace(self._acceptance.share),
             (direct_s / rounds.pace(self._acceptance.above(deviations)) for deviations in (1.0, TUNING.early_deviations)),
         )
         lost = gain < TUNING.losing
         if (early and most < TUNING.losing) or (whole and lost and self._lost_before and likely < 1):
-            self._lost_with.add(bucket_of(live))
+            self._lost_with[rounds.bucket] += 1
             self._end("losing", now, gain)
         elif whole:
             self._step_tokens = rounds.step_tokens

@@ -70,9 +70,15 @@ class Rounds:
         return sum(self._tokens) / max(self.count, 1)
 
     @property
+    def chains(self) -> float:
+        """Chains that shared the engines with these rounds: those in their loop, and by Little's law those whose answer was written
+        meanwhile, which direct mode counts as live."""
+        return self._live / max(self.count, 1) * (1 + self._other_s / max(sum(self._seconds), SHORTEST_S))
+
+    @property
     def bucket(self) -> int:
-        """`bucket_of` the mean number of live chains."""
-        return bucket_of(self._live / max(self.count, 1))
+        """`bucket_of` their number of chains."""
+        return bucket_of(self.chains)
 
     def pace(self, acceptance: float) -> float:
         """Seconds a token of a chain, with that share of accepted rounds."""

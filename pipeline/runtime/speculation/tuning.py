@@ -11,12 +11,13 @@ class Tuning(Struct, frozen=True, kw_only=True):
     losing: float = 0.97
     """Below this gain rounds lose. A switch costs each chain about half a step, so that a smaller loss is not worth one."""
     returning: float = 1.05
-    """The gain from which rounds are tried with a number of chains with which they never were, or lost before: where neither mode is
-    clearly faster, switching between them costs more than either."""
+    """The gain from which rounds are tried with a number of chains with which they never were, and once more to the power of each time that
+    they lost with it: where neither mode is clearly faster, switching between them costs more than either."""
     sure: float = 1.25
     """The estimated gain from which direct mode need not be looked at early; the margin is for what the estimate leaves out."""
     few_chains: int = 8
-    """Only with so few chains is there an estimate: verifications of more slow what the target writes beside them."""
+    """Only with so few chains is there an estimate, as verifications of more slow what the target writes beside them; and only with so few
+    is a draft as fast as it is alone."""
     look_rounds: int = 4
     """Rounds of each chain before direct mode is looked at; where the estimate is `sure`, `late_rounds` of them."""
     late_rounds: int = 32
@@ -35,6 +36,8 @@ class Tuning(Struct, frozen=True, kw_only=True):
     """Standard deviations by which a window's acceptance must differ for all verdicts before it to be forgotten."""
     prior_gain: float = 1.2
     """The gain that is assumed before any was seen; less than the mean of the map (1.7), because what loses must be noticed."""
+    draft_cost: float = 0.5
+    """What a token of a draft costs, in tokens of the target, as long as none was seen with few chains."""
     prior_rounds: float = 6.0
     """Rounds that the prior weighs, and verdicts that its acceptance does."""
     max_rounds: float = 64.0
