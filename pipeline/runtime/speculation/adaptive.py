@@ -269,7 +269,7 @@ class Adaptive:
         if bucket >= near:
             return now / seconds
         single = self._single_s()
-        return self._direct_s(2**bucket) / (single + (seconds - single) * (2**bucket - 1) / (2**near - 1))
+        return float(self._direct_s(2**bucket) / (single + (seconds - single) * (2**bucket - 1) / (2**near - 1)))
 
     def _single_s(self) -> float:
         """Seconds a token of a chain that is alone in rounds, by what it drafts, verifies and writes."""
