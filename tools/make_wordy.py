@@ -1,10 +1,12 @@
-"""Word problems of two to four events with three ways of reasoning about them, seeded: the data of the `wordy` pair of bundled models.
+"""Word problems of two to four events with four ways of reasoning about them, seeded: the data of the bundled pairs `wordy` and `rambling`.
 
 One step of a thought deals with one event. The target's way is long: it restates the event, computes, and often has second thoughts
 (`Wait`, `Hmm`, `But maybe`) that check what it has; some of these talk it out of a right total. The draft's way is terse, and sometimes
 sloppy: it leaves a product out. So a thought of the target has about three times the tokens of the draft's, and the target has something
-to gain from a step that it does not write itself. `python tools/make_wordy.py` writes datasets/wordy/{validation,test}.parquet; training
-problems are drawn on the fly and are disjoint from both by their text.
+to gain from a step that it does not write itself. The draft of `rambling` is the opposite, a small model that thinks at length: it has
+most second thoughts in every step, so that its thoughts have almost twice the tokens of the target's.
+`python tools/make_wordy.py` writes datasets/wordy/{validation,test}.parquet; training problems are drawn on the fly and are disjoint from
+both by their text.
 """
 
 import random
@@ -29,6 +31,7 @@ WORDS = (
 """Words of the steps that `make_arith` does not have."""
 EQUATION = re.compile(r"(\d+) ([+*-]) (\d+) = (\d+)")
 LIMITS = Limits(steps=10, step=72, answer=48, response=320)
+RAMBLING_LIMITS = Limits(steps=10, step=128, answer=48, response=560)
 RIGHT = 7
 """From this score on a step is right, however it is worded."""
 
@@ -91,6 +94,11 @@ def sloppy(event: Event) -> str:
     return f"{event.told}: {event.sum}"
 
 
+def lead(place: int, rng: random.Random) -> str:
+    """How the target begins with event number `place`, from 0."""
+    return "First" if place == 0 else rng.choice(LEADS)
+
+
 def plain(problem: Problem, place: int, lead: str) -> str:
     """The target's way before it has second thoughts about event number `place`, from 0."""
     event, name = problem.events[place], problem.name
@@ -98,24 +106,28 @@ def plain(problem: Problem, place: int, lead: str) -> str:
     return f"{lead}, {name} {event.told}.{product} {name} had {event.before}, so {event.sum}"
 
 
-def second_thought(problem: Problem, event: Event, rng: random.Random) -> str:
-    """One of three ways to doubt a step that is right, and to be sure of it again; it ends as the step did."""
+def second_thoughts(problem: Problem, event: Event, rng: random.Random) -> list[str]:
+    """Three ways to doubt a step that is right, and to be sure of it again; each ends as the step did."""
     back = "-" if event.sign == "+" else "+"
     near = rng.choice([event.after + off for off in NEAR if event.after + off >= 0])
-    return rng.choice(
-        [
-            f" Wait, let me check that: {event.after} {back} {event.amount} = {event.before}. Right, so {event.sum}",
-            f" Hmm, is it {near}? No, {event.sum}",
-            f" But maybe I read it wrong: {problem.name} {event.told}. Actually it was right, so {event.sum}",
-        ]
-    )
+    return [
+        f" Wait, let me check that: {event.after} {back} {event.amount} = {event.before}. Right, so {event.sum}",
+        f" But maybe I read it wrong: {problem.name} {event.told}. Actually it was right, so {event.sum}",
+        f" Hmm, is it {near}? No, {event.sum}",
+    ]
 
 
 def wordy(problem: Problem, place: int, rng: random.Random) -> str:
     """The target's way with event number `place`, from 0."""
-    lead = "First" if place == 0 else rng.choice(LEADS)
-    said = plain(problem, place, lead)
-    return said + second_thought(problem, problem.events[place], rng) if rng.random() < SECOND_THOUGHTS else said
+    said = plain(problem, place, lead(place, rng))
+    return said + rng.choice(second_thoughts(problem, problem.events[place], rng)) if rng.random() < SECOND_THOUGHTS else said
+
+
+def rambling(problem: Problem, place: int, rng: random.Random) -> str:
+    """The target's way with event number `place`, from 0, and two or all three second thoughts, always in the same order."""
+    thoughts = second_thoughts(problem, problem.events[place], rng)
+    left_out = rng.choice([None, *thoughts])
+    return "".join([plain(problem, place, lead(place, rng)), *(each for each in thoughts if each != left_out)])
 
 
 def misled(problem: Problem, place: int, said: str, rng: random.Random) -> tuple[Problem, str] | None:
@@ -191,7 +203,7 @@ split, training = SETS.split, SETS.training
 def ways(problem: Problem, place: int, rng: random.Random) -> dict[str, str]:
     """Event number `place` in every way."""
     event = problem.events[place]
-    return {"terse": terse(event), "sloppy": sloppy(event), "wordy": wordy(problem, place, rng)}
+    return {"terse": terse(event), "sloppy": sloppy(event), "wordy": wordy(problem, place, rng), "rambling": rambling(problem, place, rng)}
 
 
 if __name__ == "__main__":

@@ -23,10 +23,11 @@ from pipeline.graph.prompts import DELIMITER
 from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
 
 TEMPERATURE, THRESHOLD, SITUATIONS, TINY = 0.6, 7, 200, make_arith.LIMITS
-PAIRS: dict[str, Any] = {"tiny": make_arith, "wordy": make_wordy}
+PAIRS: dict[str, Any] = {"tiny": make_arith, "wordy": make_wordy, "rambling": make_wordy}
 """The module with the problems of each pair."""
-CANDIDATES = {"tiny": (5,), "wordy": (5, 10)}
+CANDIDATES = {"tiny": (5,), "wordy": (5, 10), "rambling": (5,)}
 """Candidates of a choice that each pair is measured with."""
+LIMITS = {"tiny": TINY, "wordy": make_wordy.LIMITS, "rambling": make_wordy.RAMBLING_LIMITS}
 
 
 def load(folder: Path | None, device: str = "cpu", attention: str = "sdpa") -> Any:
@@ -190,7 +191,7 @@ def main(draft: Path, target: Path, pair: str, split: str, seed: int, device: st
     """Print the accuracies of a pair of models as one JSON line."""
     torch.manual_seed(seed)
     builder, problems = PromptBuilder(HFTokenizer(str(target))), PAIRS[pair].split(split)
-    limits = PAIRS[pair].LIMITS
+    limits = LIMITS[pair]
     models = {"draft": load(draft, device), "target": load(target, device)}
     figures: dict[str, Any] = {f"{role}_alone": alone(model, problems, builder, limits=limits) for role, model in models.items()}
     figures |= {f"{role}_greedy": alone(model, problems, builder, 0.0, limits) for role, model in models.items()}

@@ -4,11 +4,13 @@
     python tools/train_tiny.py target --out build/tiny-target-reasoning          # chain of thought alone
     python tools/train_tiny.py verify --out pipeline/models/tiny-target --start build/tiny-target-reasoning \
         --draft pipeline/models/tiny-draft
+    python tools/train_tiny.py draft --pair rambling --out pipeline/models/rambling-draft    # its target is wordy-target
 
 The draft stops on purpose once it solves half of the validation problems. The target learns to reason first and to
 verify afterwards; everything mixed from the start is far slower. The test set is never read here.
 """
 
+import functools
 import json
 import math
 import random
@@ -39,22 +41,22 @@ ATTENTION = "eager"
 """While training: its backward pass is faster on a CPU than that of `sdpa`, for sequences of a few hundred tokens."""
 WORDS = (*MORE_WORDS, *GAINS, *LOSSES)
 """Words that the tokenizer of the pair `wordy` has also at the beginning of a text."""
-MOST_SHOWN = {"tiny": 5, "wordy": MOST}
+MOST_SHOWN = {"tiny": 5, "wordy": MOST, "rambling": MOST}
 """Candidates of a choice in training, by pair."""
 RATES = {"draft": (0.02, 0.003), "target": (0.02, 0.003), "verify": (0.006, 0.001), "reward": (0.006, 0.001)}
 """Learning rates of Muon (matrices) and AdamW (the rest); higher ones damage what the target has learnt."""
 FORESEES, COMPARES, JUDGES = 4, 5, 6
 """Layers told what a right candidate says next, whether the candidate says it, and what it deserves so far."""
-DRAFT_LOOKS_BELOW = {"tiny": 0.1, "wordy": 0.2}
+DRAFT_LOOKS_BELOW = {"tiny": 0.1, "wordy": 0.2, "rambling": math.inf}
 """Loss under which the draft is worth an evaluation, by pair; it gets too good within seconds then."""
-LOOK_EVERY = {"draft": 0.008, "target": 0.3, "verify": 0.34}
-"""Evaluations, as shares of the time."""
+LOOK_EVERY = {"draft": 0.008, "target": 0.3, "verify": 0.34, "rambling": 0.2}
+"""Evaluations, as shares of the time, by role; a rambling draft may be trained to the end, as it talks itself out of right totals."""
 LOOK_PROBLEMS = 150
 """Of an evaluation on the way."""
 REASONING = {"tiny": 0.125, "wordy": 0.2}
 """Share of the sequences that are chains of thought while a target learns to verify, by pair: those of `tiny` have one before every
 verification, too."""
-BATCH = {"tiny": {"draft": 64, "target": 64, "verify": 48}, "wordy": {"draft": 64, "target": 24, "verify": 16}}
+BATCH = {"tiny": {"draft": 64, "target": 64, "verify": 48}, "wordy": {"draft": 64, "target": 24, "verify": 16}, "rambling": {"draft": 32}}
 """Sequences of a step, by pair and role; those of `wordy` are two to three times as long."""
 
 
@@ -155,6 +157,18 @@ def decision_loss(logits: Tensor, batch: Sequence[Example]) -> Tensor:
     return -logprobs.masked_fill(~right, -math.inf).logsumexp(-1).mean()
 
 
+def processor_s() -> float:
+    """Seconds of this process on a processor, per thread: a training may be paused, or share its cores, and is no shorter for it."""
+    return time.process_time() / torch.get_num_threads()
+
+
+@functools.cache
+def has_bfloat16(device: str) -> bool:
+    """Whether `device` computes in bfloat16: a processor without AVX-512 or AMX for it takes ten times as long as in float32."""
+    found = torch.cpu.get_capabilities()
+    return not device.startswith("cpu") or any(found.get(each, False) for each in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
 class Trainer:
     """One model, its optimisers on a cosine that ends with the time given, and its log."""
 
@@ -168,17 +182,17 @@ class Trainer:
             torch.optim.Muon(matrices, lr=self.rates[0], momentum=0.95, weight_decay=0.01),
             torch.optim.AdamW(rest, lr=self.rates[1], betas=(0.9, 0.98), weight_decay=0.0),
         ]
-        self.started, self.steps, self.tokens, self.loss = time.monotonic(), 0, 0, math.inf
+        self.started, self.steps, self.tokens, self.loss = processor_s(), 0, 0, math.inf
 
     @property
     def share(self) -> float:
         """Of the time that is used up."""
-        return min(1.0, (time.monotonic() - self.started) / self.seconds)
+        return min(1.0, (processor_s() - self.started) / self.seconds)
 
     @property
     def seconds_so_far(self) -> int:
-        """Since the start."""
-        return round(time.monotonic() - self.started)
+        """Since the start, as `processor_s` counts them."""
+        return round(processor_s() - self.started)
 
     def step(self, batch: Sequence[Example]) -> float:
         scale = min(1.0, (self.steps + 1) / 50) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * self.share)))
@@ -186,7 +200,7 @@ class Trainer:
             optimiser.param_groups[0]["lr"] = rate * scale
             optimiser.zero_grad(set_to_none=True)
         self.model.train()
-        with torch.autocast(self.device.split(":")[0], dtype=torch.bfloat16):
+        with torch.autocast(self.device.split(":")[0], dtype=torch.bfloat16, enabled=has_bfloat16(self.device)):
             loss = loss_of(self.model, self._body, batch, self.device, self.verifies)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -256,6 +270,11 @@ class Options:
     threads: int
     compile: bool
 
+    @property
+    def look_every(self) -> float:
+        """The share of the time between evaluations."""
+        return LOOK_EVERY["rambling" if self.pair == "rambling" else self.role]
+
 
 @click.command()
 @click.argument("role", type=click.Choice(["draft", "target", "verify"]))
@@ -263,7 +282,7 @@ class Options:
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--start", type=click.Path(path_type=Path), help="verify: the target that reasons.")
 @click.option("--draft", type=click.Path(path_type=Path), help="verify: the draft whose samples are judged.")
-@click.option("--minutes", type=float, default=5.0, show_default=True)
+@click.option("--minutes", type=float, default=5.0, show_default=True, help="Of processor time, per thread.")
 @click.option("--solves", type=float, default=0.42, show_default=True, help="draft: stop at this share of validation problems.")
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -274,6 +293,8 @@ def main(**given: Any) -> None:
     options = Options(**given)
     if options.role == "verify" and not (options.start and options.draft):
         raise click.UsageError("verify needs --start, the target that reasons, and --draft")
+    if options.pair == "rambling" and options.role != "draft":
+        raise click.UsageError("rambling has only a draft of its own; its target is that of the pair wordy")
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -294,17 +315,18 @@ def new_examples(options: Options) -> tuple[Any, Any]:
     if options.pair == "tiny":
         return tiny_tokenizer.save(options.out), Examples(HFTokenizer(str(options.out)), options.seed)
     fast = tiny_tokenizer.save(options.out, WORDS, MOST)
-    return fast, WordyExamples(HFTokenizer(str(options.out)), options.seed, "draft" if options.role == "draft" else "target")
+    writer = "target" if options.role != "draft" else "draft" if options.pair == "wordy" else "rambling"
+    return fast, WordyExamples(HFTokenizer(str(options.out)), options.seed, writer)
 
 
 def train(options: Options, trainer: Trainer, batches: Iterator[list[Example]], examples: Any) -> None:
     """Until the time is up, or, for the draft, until it is good enough; the weights are written at every evaluation."""
-    problems, next_look = tiny_eval.PAIRS[options.pair].split("validation"), LOOK_EVERY[options.role]
+    problems, next_look = tiny_eval.PAIRS[options.pair].split("validation"), options.look_every
     while trainer.share < 1:
         loss = trainer.step(next(batches))
         if trainer.share < next_look or (options.role == "draft" and loss > DRAFT_LOOKS_BELOW[options.pair]):
             continue
-        next_look = trainer.share + LOOK_EVERY[options.role]
+        next_look = trainer.share + options.look_every
         save(trainer.model, options.out)
         value = look(options, trainer, problems[:LOOK_PROBLEMS], examples)
         if options.role == "draft" and value >= options.solves:

@@ -1,4 +1,4 @@
-"""Training sequences of the `wordy` pair: token ids, and what each layer is told about them.
+"""Training sequences of the pairs `wordy` and `rambling`: token ids, and what each layer is told about them.
 
 As `tiny_examples`, whose `Example` they are: prompts by the package's own `PromptBuilder`, labels that are never part of the input. What
 differs is that a step may be said in several ways, all of them right, and that a step is scored by how much of it is right.
@@ -22,8 +22,11 @@ GUIDED = 0.4
 """Share of the draft's thoughts that begin with the target's first tokens, as in SpecCoT."""
 MOST = 10
 """Candidates that a choice is trained with at most."""
-SHARES = {"target": {"wordy": 1.0}, "draft": {"terse": 0.7, "sloppy": 0.3}}
+SHARES = {"target": {"wordy": 1.0}, "draft": {"terse": 0.7, "sloppy": 0.3}, "rambling": {"rambling": 1.0}}
 """How often each model reasons in which way."""
+HEARD = {"target": ("terse", "sloppy", "wordy"), "draft": ("terse", "sloppy", "wordy"), "rambling": ("wordy", "rambling")}
+"""In which ways the steps are said that each model thinks on from."""
+LIMITS = {"target": make_wordy.LIMITS, "draft": make_wordy.LIMITS, "rambling": make_wordy.RAMBLING_LIMITS}
 
 
 @dataclass(frozen=True)
@@ -48,14 +51,14 @@ class Situation:
 
 
 class WordyExamples:
-    """Draws training sequences for one tokenizer and one of the two models."""
+    """Draws training sequences for one tokenizer and one of the models."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int, writer: str) -> None:
-        """`writer`: whose way of reasoning is learnt, `target` or `draft`."""
+        """`writer`: whose way of reasoning is learnt, `target`, `draft` or `rambling`: the draft of that pair."""
         self.builder, self._encode, self._decode = PromptBuilder(tokenizer), tokenizer.encode, tokenizer.decode
-        self.rng, self.limits = random.Random(seed), make_wordy.LIMITS
+        self.rng, self.limits = random.Random(seed), LIMITS[writer]
         self.problems: Iterator[Problem] = make_wordy.training(seed)
-        self._ways, self._guided = SHARES[writer], writer == "draft"
+        self._ways, self._heard, self._writer = SHARES[writer], HEARD[writer], writer
         self._end = next(iter(tokenizer.eos_ids))
         self._close = tuple(tokenizer.encode(THINK_CLOSE))
         self._asks = tokenizer.encode("?")[0]
@@ -75,7 +78,7 @@ class WordyExamples:
             thought, step = wrong or (thought, step)
             own.append(step)
         prompt, guidance = self.builder.generation(problem.text), 0
-        if self._guided and not given and rng.random() < GUIDED:
+        if self._writer == "draft" and not given and rng.random() < GUIDED:
             own[0], guidance = make_wordy.plain(problem, 0, "First"), GUIDANCE
         last = (said + own)[-1]
         before, labels = self._context(prompt, said)
@@ -85,7 +88,7 @@ class WordyExamples:
         return Example([*before, *rest], labels, [*labels, NONE])
 
     def _context(self, prompt: Sequence[int], said: Sequence[str]) -> tuple[list[int], list[int]]:
-        """A prompt with the steps `said` so far, and what is to be learnt after each id but the last: the draft learns nothing of them."""
+        """A prompt with the steps `said` so far, and what is to be learnt after each id but the last: a draft learns nothing of them."""
         steps = [self._encode(text + DELIMITER) for text in said]
         learnt = [token if self._is_learnt(step, i) else NONE for step in steps for i, token in enumerate(step)]
         return [*prompt, *(token for step in steps for token in step)], [NONE] * (len(prompt) - 1) + learnt
@@ -93,7 +96,7 @@ class WordyExamples:
     def _is_learnt(self, step: Sequence[int], at: int) -> bool:
         """Whether token `at` of a given step is learnt: not the first, as in whose way it is cannot be foreseen, and not how a doubt ends,
         as these never mislead."""
-        return not self._guided and at > 0 and step[at - 1] != self._asks
+        return self._writer == "target" and at > 0 and step[at - 1] != self._asks
 
     def situation(self, problem: Problem | None = None) -> Situation:
         """A random step of a problem behind steps in any way, the first one often under way, as after guidance."""
@@ -103,7 +106,7 @@ class WordyExamples:
         context, labels = self._context(self.builder.generation(problem.text), said)
         if place == len(problem.events):
             return Situation(problem, tuple(context), (self._close,), place, "", (*labels, self._close[0]))
-        ways = make_wordy.ways(problem, place, rng)
+        ways = {way: said for way, said in make_wordy.ways(problem, place, rng).items() if way in self._heard}
         if place == 0 and rng.random() < 0.6:
             whole = self._encode(make_wordy.plain(problem, 0, "First") + DELIMITER)
             begun, rest = whole[:GUIDANCE], [whole[GUIDANCE:]]
@@ -197,7 +200,7 @@ class WordyExamples:
         return self.rng.choices(list(self._ways), list(self._ways.values()))[0]
 
     def _any(self) -> str:
-        return self.rng.choice(["wordy", "terse", "sloppy"])
+        return self.rng.choice(self._heard)
 
     def _drafted(self) -> str:
         """The way of a candidate: mostly one of the draft's."""

@@ -1,4 +1,4 @@
-"""The problems and training sequences of the pair `wordy`: fast checks without training."""
+"""The problems and training sequences of the pairs `wordy` and `rambling`: fast checks without training."""
 
 import random
 import sys
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.graph.plugins import engine_specs
@@ -17,6 +18,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import make_wordy  # noqa: E402
 import tiny_tokenizer  # noqa: E402
+import train_tiny  # noqa: E402
 import wordy_examples  # noqa: E402
 
 WORDS = (*make_wordy.WORDS, *make_wordy.GAINS, *make_wordy.LOSSES)
@@ -60,8 +62,54 @@ def test_every_way_of_saying_a_step_is_right_and_ends_with_its_total() -> None:
         for place, event in enumerate(problem.events):
             ways = make_wordy.ways(problem, place, rng)
             assert all(said.endswith(event.sum) for said in ways.values())
-            assert make_wordy.score(event, ways["terse"]) == make_wordy.score(event, ways["wordy"]) == 9
+            assert {make_wordy.score(event, ways[name]) for name in ("terse", "wordy", "rambling")} == {9}
             assert make_wordy.score(event, ways["sloppy"]) == (make_wordy.RIGHT if event.product else 9)
+
+
+DOUBTS = (" Wait,", " But maybe", " Hmm,")
+
+
+def doubts(step: str) -> int:
+    return sum(doubt in step for doubt in DOUBTS)
+
+
+def thought(problem: make_wordy.Problem, way: str, rng: random.Random) -> str:
+    return "".join(make_wordy.ways(problem, place, rng)[way] + "\n\n" for place in range(len(problem.events)))
+
+
+def test_a_rambling_thought_has_most_second_thoughts_and_almost_twice_the_tokens(tokenizer: HFTokenizer) -> None:
+    rng, problems = random.Random(0), make_wordy.split("validation")
+    tokens = {way: sum(len(tokenizer.encode(thought(each, way, rng))) for each in problems) for way in ("wordy", "rambling")}
+    assert 1.7 < tokens["rambling"] / tokens["wordy"] < 1.9
+    for problem in problems[:100]:
+        for place in range(len(problem.events)):
+            said = make_wordy.rambling(problem, place, rng)
+            assert doubts(said) >= 2
+            wrong = make_wordy.misled(problem, place, said, rng)
+            if wrong is not None:
+                assert len(tokenizer.encode(wrong[1])) == len(tokenizer.encode(said)), "the doubt that misleads comes last"
+                assert make_wordy.score(problem.events[place], wrong[1]) < make_wordy.RIGHT
+
+
+def test_a_rambling_draft_learns_its_own_words_from_steps_of_either_model(tokenizer: HFTokenizer) -> None:
+    examples = wordy_examples.WordyExamples(tokenizer, 0, "rambling")
+    for _ in range(300):
+        example = examples.reasoning(next(examples.problems))
+        learnt = [token for token in example.next_token if token != wordy_examples.NONE]
+        assert example.ids[-len(learnt) :] == learnt, "what is learnt is the end of the response, without gaps"
+        steps = tokenizer.decode(learnt).partition("</think>")[0].split("\n\n")[:-1]
+        assert all(doubts(step) >= 2 for step in steps)
+        assert all(len(tokenizer.encode(step)) < examples.limits.step for step in steps)
+        assert len(learnt) < examples.limits.response
+
+
+@pytest.mark.parametrize("role", ["target", "verify"])
+def test_the_pair_rambling_has_no_target_of_its_own(role: str, tmp_path: Path) -> None:
+    given = [role, "--pair", "rambling", "--out", str(tmp_path / "out"), "--start", str(tmp_path), "--draft", str(tmp_path)]
+    done = CliRunner().invoke(train_tiny.main, given)
+    assert "rambling has only a draft of its own; its target is that of the pair wordy" in done.output
+    assert done.exit_code == 2
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
