@@ -94,6 +94,24 @@ def test_the_target_alone_with_another_draft_inside_its_engine_is_another_row(ta
     assert "speculation" not in paper_table(TABLES["specreason-3"], runs[:1]).columns
 
 
+def test_engines_with_the_same_models_stay_apart_and_have_each_its_own_target(table: Make) -> None:
+    runs = []
+    for share, latency in ((0.5, 4.0), (0.9, 6.0)):
+        target = {"backend": "torch", "model": "org/large", "kv": {"share": share}}
+        engines = {"draft": {"backend": "torch", "model": "org/small"}, "target": target}
+        runs.append(table(f"target-{share}", [latency] * 2, graph="target", engines={"target": target}, drafters=()))
+        runs.append(table(f"speccot-{share}", [2.0] * 2, graph="speccot", engines=engines))
+    found = paper_table(TABLES["speccot-2"], runs)
+    assert list(zip(column(found, "system"), column(found, "engines.target.kv.share"), column(found, "data, r"), strict=True)) == [
+        ("target alone", "0.5", "-"),
+        ("target alone", "0.9", "-"),
+        ("SpecCoT", "0.5", "2"),
+        ("SpecCoT", "0.9", "3"),
+    ]
+    assert "Not shown" not in found.note
+    assert "engines.target.kv.share" not in paper_table(TABLES["speccot-2"], runs[:2]).columns
+
+
 def test_a_setting_that_the_table_does_not_name_makes_rows(table: Make) -> None:
     runs = [table(f"t{n}", [float(n)] * 2, graph="specreason", params={"threshold": n}) for n in (9, 3, 7)]
     assert column(paper_table(TABLES["specreason-5"], runs), "threshold") == ["3", "7", "9"]

@@ -5,7 +5,8 @@ A query is over `runs`, a table with a row for each run: what was decided about 
 `value`, `low` and `high`. `over_target` has the differences from the run of the target alone in the same setting, `over_least_resources`
 and `least_batch_size` are of the run that has the least of these and is alike otherwise. The layout says which columns of the result make
 rows, and which make columns of the table; a file without one is printed as it is. A system without runs is named in the note. Where runs
-of a cell differ in a setting that the layout does not name, such as a param, that setting makes rows of its own.
+of a cell differ in a setting that the layout does not name, such as a param, that setting makes rows of its own; where they differ in
+fields of their engines alone, these do.
 """
 
 import re
@@ -13,6 +14,7 @@ import types
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -254,17 +256,35 @@ def models_of(run: RunTable) -> dict[str, str]:
 
 
 def target_of(run: RunTable, runs: Sequence[RunTable]) -> RunTable | None:
-    """The run of the target alone over the same data with the same model that has most settings in common with `run`."""
-    mine, model = setting_of(run), models_of(run)["target"]
+    """The run of the target alone over the same data with the same model that has most settings in common with `run`, and of these most
+    fields of engines."""
+    model = models_of(run)["target"]
     alike = [
         each for each in runs if each.graph == "target" and each.input.sha256 == run.input.sha256 and models_of(each)["target"] == model
     ]
 
-    def agreeing(other: RunTable) -> int:
-        theirs = setting_of(other)
-        return sum(mine[name] == theirs[name] for name in mine.keys() & theirs.keys())
+    def agreeing(other: RunTable) -> Key:
+        return _common(setting_of(run), setting_of(other)), _common(_engine_fields(run), _engine_fields(other))
 
     return max(alike, key=agreeing, default=None) if run.graph != "target" else None
+
+
+def _common(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:
+    """How many settings agree."""
+    return sum(mine[name] == theirs[name] for name in mine.keys() & theirs.keys())
+
+
+def _engine_fields(run: RunTable) -> dict[str, Any]:
+    """The fields of the engines as `--set` names them, such as `engines.draft.text.verbosity`; lists are whole."""
+
+    def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if not isinstance(value, Mapping):
+            yield name, value
+            return
+        for key, each in value.items():
+            yield from flat(f"{name}.{key}", each)
+
+    return dict(flat("engines", run.engines))
 
 
 def _least(name: str, run: RunTable, runs: Sequence[RunTable]) -> RunTable | None:
@@ -272,7 +292,7 @@ def _least(name: str, run: RunTable, runs: Sequence[RunTable]) -> RunTable | Non
     ignored = (name, "engines", "seed", *(["resources"] if name != "resources" else []))
     mine = {key: value for key, value in (setting_of(run) | models_of(run)).items() if key not in ignored}
     alike = [each for each in runs if all((setting_of(each) | models_of(each)).get(key) == value for key, value in mine.items())]
-    found = min(alike, key=lambda each: _rank(setting_of(each)[name]))
+    found = min(alike, key=lambda each: (_rank(setting_of(each)[name]), -_common(_engine_fields(run), _engine_fields(each))))
     return None if found is run else found
 
 
@@ -290,7 +310,8 @@ def _rows(layout: Layout, systems: Sequence[System], runs: Sequence[RunTable]) -
             (each for each in systems if each.names(run.graph, run.params)), key=lambda each: len(each.asked.split()), default=None
         )
         if system is not None:
-            at = setting_of(run) | {"system": system.label, "data": data[run.name], "speculation": _speculation(run)} | models_of(run)
+            at = setting_of(run) | _engine_fields(run) | models_of(run)
+            at |= {"system": system.label, "data": data[run.name], "speculation": _speculation(run)}
             rows.append(_Row(run, at, {name: _cell(value) for name, value in values.items() if name not in dims}))
     return sorted(rows, key=lambda row: list(by_run).index(row.run.name))
 
@@ -347,15 +368,22 @@ def _laid_out(layout: Layout, systems: Sequence[System], rows: Sequence[_Row], r
 
 
 def _varied(layout: Layout, rows: Sequence[_Row]) -> list[str]:
-    """Settings in which runs differ that the dimensions put into one cell."""
+    """Settings in which runs differ that the dimensions put into one cell; fields of engines only where nothing else tells two apart."""
     places: dict[Key, list[_Row]] = {}
-    for row in rows:
-        places.setdefault(tuple(row.at.get(name, "-") for name in (*layout.rows, *layout.columns) if name != "metric"), []).append(row)
     said = (*UNNAMED, *layout.rows, *layout.columns, "system", *NAMED)
+
+    def told(row: _Row, names: Iterable[str]) -> Key:
+        return tuple(repr(row.at.get(name, "-")) for name in names if name != "metric")
+
+    for row in rows:
+        places.setdefault(told(row, (*layout.rows, *layout.columns)), []).append(row)
     found: dict[str, None] = {}
     for members in places.values():
-        names = [name for name in members[0].at if name not in said]
-        found |= dict.fromkeys(name for name in names if len({repr(each.at.get(name)) for each in members}) > 1)
+        names = dict.fromkeys(chain(*(each.at for each in members)))
+        unlike = [name for name in names if len({told(each, [name]) for each in members}) > 1]
+        settings = [name for name in unlike if name not in said and not name.startswith("engines.")]
+        alike = len({told(each, settings) for each in members}) < len(members)
+        found |= dict.fromkeys([*settings, *(name for name in unlike if name.startswith("engines.") and alike)])
     return list(found)
 
 
