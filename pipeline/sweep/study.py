@@ -1,7 +1,8 @@
 """From a study file to the points that it runs: parts enter, a `SweepPlan` leaves, whose points are those of sweeps.
 
 Each part is, for each engines file and each value of the params that its baseline has too, one sweep: what `read_systems` refuses there is
-refused here. A point that several parts ask for is one point. Nothing is run here but a reward model over finished runs.
+refused here. What several points would run alike, whatever they are called, is run once. Nothing is run here but a reward model over
+finished runs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from pipeline.analysis.compare.runs import data_name
 from pipeline.analysis.compare.studies import Place, Study, StudyTables
 from pipeline.bundled import FOLDERS, bundled_files, find_file
 from pipeline.data.recipe import load_recipe
-from pipeline.errors import GraphErrors, UsageError, did_you_mean
+from pipeline.errors import GraphErrors, RunError, UsageError, did_you_mean
 from pipeline.graph.loader import PRESET, GraphNames, load_preset, outline
 from pipeline.graph.spec import Param
 from pipeline.graph.yaml_file import setting
@@ -60,9 +61,10 @@ def plan_study(options: StudyOptions) -> SweepPlan:
     told: dict[str, None] = {}
     groups = [group for part in file.parts for group in _groups(file, part, told, several=several)]
     file.document.check()
-    points = _merged(file, groups)
-    tables = tuple(_tables(file, groups))
+    run_of = _merged(file, groups)
+    tables = tuple(_tables(file, groups, run_of))
     file.document.check()
+    points = list({point.name: point for point in run_of.values()}.values())
     real = [point for point in points if not point.system.virtual]
     study = Study(
         name=file.name,
@@ -70,9 +72,10 @@ def plan_study(options: StudyOptions) -> SweepPlan:
         source=file.spec.source,
         small=file.small,
         tables=tables,
-        groups={group.heading: {point.name: _place(point) for point in group.points} for group in groups},
-        rewards=_rewards(groups),
+        groups={group.heading: _places(group, run_of) for group in groups},
+        rewards=_rewards(groups, run_of),
     )
+    told |= dict.fromkeys(_same(groups, run_of))
     ordered = [*(point for point in points if point.system.virtual), *together(real)]
     return SweepPlan(name=file.name, options=shared, points=ordered, remarks=tuple(told), study=study)
 
@@ -243,10 +246,12 @@ def _label(data: DataEntry) -> str:
     return " ".join([name, *part])
 
 
-def _merged(file: StudyFile, groups: Sequence[_Group]) -> list[PlannedPoint]:
-    """All points, each once; flaws where two parts call different systems or problems by one name."""
+def _merged(file: StudyFile, groups: Sequence[_Group]) -> dict[str, PlannedPoint]:
+    """By the name of every point the one that is run for it, the first that runs the same; flaws where two parts call different systems or
+    problems by one name."""
     points: dict[str, PlannedPoint] = {}
     systems: dict[str, SweepSystem] = {}
+    runs: dict[str, PlannedPoint] = {}
     for group in groups:
         for point in group.points:
             system = systems.setdefault(point.system.label, point.system)
@@ -255,15 +260,28 @@ def _merged(file: StudyFile, groups: Sequence[_Group]) -> list[PlannedPoint]:
                 unlike = sorted({*system.settings} ^ {*point.system.settings}) or ["other engines"]
                 what = f"{system.label} is a system of another part too, with other settings: {', '.join(unlike)}"
                 _flawed(file, group.part, "", f"{what}; give both the same, or name them under `params`")
-                return []
+                return {}
             if (other.sweep.rows, other.sweep.samples) != (point.sweep.rows, point.sweep.samples):
                 what = f"{point.name} is a run of another part too, with other problems or samples; give both the same"
                 _flawed(file, group.part, "", what)
-                return []
-    return list(points.values())
+                return {}
+    return {name: runs.setdefault(_content(point), point) for name, point in points.items()}
 
 
-def _tables(file: StudyFile, groups: Sequence[_Group]) -> Iterator[StudyTables]:
+def _content(point: PlannedPoint) -> str:
+    """What is run at a point, whatever it is called."""
+    plan, sweep, at = point.system.plan, point.sweep, point.coordinates
+    return repr((plan.digest, plan.engines, sweep.rows, sweep.samples, sweep.seed, at.schedule, at.batch_size, at.repeat))
+
+
+def _same(groups: Sequence[_Group], run_of: Mapping[str, PlannedPoint]) -> Iterator[str]:
+    """A notice for each system whose runs are those of another one."""
+    for point in (point for group in groups for point in group.points):
+        if (first := run_of[point.name].system.label) != point.system.label:
+            yield f"{point.system.label} is the same as {first}: run once"
+
+
+def _tables(file: StudyFile, groups: Sequence[_Group], run_of: Mapping[str, PlannedPoint]) -> Iterator[StudyTables]:
     """The tables over all runs and those of each part; flaws for unknown ones, and for those some of whose systems are missing."""
     asked: list[tuple[StudyPart | None, tuple[TableEntry, ...]]] = [(None, file.tables), *((part, part.tables) for part in file.parts)]
     for part, entries in asked:
@@ -272,7 +290,8 @@ def _tables(file: StudyFile, groups: Sequence[_Group]) -> Iterator[StudyTables]:
             if points and (flaw := _table_flaw(entry, [point.system for point in points.values()])):
                 _flawed(file, part, "tables", flaw, place)
         if entries:
-            yield StudyTables(names=tuple(entry.table for entry in entries), runs=tuple(points))
+            runs = dict.fromkeys(run_of[name].name for name in points if name in run_of)
+            yield StudyTables(names=tuple(entry.table for entry in entries), runs=tuple(runs))
 
 
 def _table_flaw(entry: TableEntry, systems: Sequence[SweepSystem]) -> str:
@@ -291,15 +310,21 @@ def _table_flaw(entry: TableEntry, systems: Sequence[SweepSystem]) -> str:
     return f"{entry.table} is over runs of {missing}, which the study does not make; {remedy}" if lacking else ""
 
 
-def _place(point: PlannedPoint) -> Place:
-    return Place(point.coordinates.baseline, point.coordinates.unlike)
+def _places(group: _Group, run_of: Mapping[str, PlannedPoint]) -> dict[str, Place]:
+    """What the runs of a group are among those that they are compared with."""
+    found: dict[str, Place] = {}
+    for point in group.points:
+        at = point.coordinates
+        place = Place(system=at.system, params=at.params, engines=at.engines, baseline=at.baseline, unlike=at.unlike)
+        found.setdefault(run_of[point.name].name, place)
+    return found
 
 
-def _rewards(groups: Sequence[_Group]) -> dict[str, tuple[str, ...]]:
+def _rewards(groups: Sequence[_Group], run_of: Mapping[str, PlannedPoint]) -> dict[str, tuple[str, ...]]:
     """By reward model the runs that it scores: those of systems that draft."""
     found: dict[str, dict[str, None]] = {}
     for group in groups:
-        drafting = [point.name for point in group.points if point.system.plan.drafters]
+        drafting = [run_of[point.name].name for point in group.points if point.system.plan.drafters]
         if group.part.prm is not None:
             found.setdefault(group.part.prm, {}).update(dict.fromkeys(drafting))
     return {prm: tuple(runs) for prm, runs in found.items()}
@@ -311,11 +336,16 @@ def _flawed(file: StudyFile, part: StudyPart | None, key: str, what: UsageError 
     file.document.flaw((*place, *below), str(what))
 
 
-def score_steps(folder: Path, study: Study, tell: Tell) -> None:
-    """Let the reward models of a study score the runs that they have not scored; raises `RunError` and `InputError`."""
-    for prm, runs in study.rewards.items():
-        for name in runs:
-            run = folder / "runs" / name
-            if not any((run / "rewards").glob("*.parquet")):
-                tell(f"scoring the steps of {name} with {prm}")
-                score_run(run, find_file(prm, "reward model"))
+def score_steps(folder: Path, study: Study, tell: Tell) -> list[str]:
+    """Let the reward models of a study score the runs that they have not scored; a sentence for each that could not be scored."""
+    failures: list[str] = []
+    for prm, name in ((prm, name) for prm, runs in study.rewards.items() for name in runs):
+        run = folder / "runs" / name
+        if any((run / "rewards").glob("*.parquet")):
+            continue
+        tell(f"scoring the steps of {name} with {prm}")
+        try:
+            score_run(run, find_file(prm, "reward model"))
+        except (RunError, UsageError) as error:
+            failures.append(f"{name} has no rewards: {error}")
+    return failures

@@ -127,6 +127,39 @@ def test_engines_that_are_asked_for_by_two_parts_run_a_point_once(study: Write) 
 
 
 @pytest.mark.slow
+def test_what_is_set_to_the_value_that_it_has_anyway_is_run_once_and_keeps_its_name_in_each_part(study: Write) -> None:
+    parts = {"alone": {"batch_sizes": [2, 4]}, "candidates": {"params": {"candidates": [1, 5]}}}
+    given = study(parts=parts, limit=1, prm="prm-tiny", tables=["speccot-figure-4b"])
+    plan = plan_study(given)
+    assert labels(plan) == ["target", "speccot", "speccot candidates=1"]
+    assert "speccot candidates=5 is the same as speccot: run once" in plan.remarks
+    assert plan.study is not None
+    assert [len(tables.runs) for tables in plan.study.tables] == [5]
+    drafting = [point.name for point in plan.points if point.system.label != "target"]
+    assert sorted(plan.study.rewards["prm-tiny"]) == sorted(drafting)
+    result = carry_out(plan)
+    found = read_study(result.folder)
+    assert found is not None
+    compared = grouped(found, result.points)
+    assert {heading: [(point.curve, point.params, point.batch_size) for point in points] for heading, points in compared.items()} == {
+        "alone, arith limit=1": [
+            ("target", {}, 2),
+            ("target", {}, 4),
+            ("speccot, pipelined", {}, 2),
+            ("speccot, pipelined", {}, 4),
+        ],
+        "candidates, arith limit=1": [
+            ("target", {}, 2),
+            ("speccot candidates=1, pipelined", {"candidates": 1}, 2),
+            ("speccot candidates=5, pipelined", {"candidates": 5}, 2),
+        ],
+    }
+    table, *_ = study_tables(result.folder, found, result.points)
+    assert isinstance(table, Table)
+    assert sorted(row[table.columns.index("candidates")] for row in table.rows) == ["1", "5", "5"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -259,7 +292,7 @@ def test_a_run_may_be_the_baseline_of_one_part_and_a_system_of_another(study: Wr
 @pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.usefixtures("torch_here")
-def test_a_reward_model_scores_the_runs_that_draft_once(study: Write) -> None:
+def test_a_reward_model_scores_the_runs_that_draft_once_and_goes_on_after_one_that_it_cannot_score(study: Write) -> None:
     keys = {"systems": ["specreason"], "engines": ["tiny"], "prm": "prm-tiny", "tables": ["specreason-7"]}
     parts = {"real": {}, "simulated": {"engines": [str(SIM)], "prm": None}}
     plan = plan_study(study(**keys, parts=parts))
@@ -267,9 +300,12 @@ def test_a_reward_model_scores_the_runs_that_draft_once(study: Write) -> None:
     assert plan.study is not None
     assert [point.simulated for point in result.points] == [True, True, False, False]
     told: list[str] = []
-    score_steps(result.folder, plan.study, told.append)
-    score_steps(result.folder, plan.study, told.append)
-    assert told == ["scoring the steps of arith_limit=4_specreason_on_tiny_pipelined_b2_r0 with prm-tiny"]
+    name = "arith_limit=4_specreason_on_tiny_pipelined_b2_r0"
+    both = structs.replace(plan.study, rewards={"nothere": ("gone", name), "prm-tiny": (name,)})
+    failures = score_steps(result.folder, both, told.append)
+    assert [each.partition(" has no rewards: ")[0] for each in failures] == ["gone", name]
+    assert score_steps(result.folder, plan.study, told.append) == []
+    assert told[2:] == [f"scoring the steps of {name} with prm-tiny"]
     *tables, _ = study_tables(result.folder, plan.study, result.points)
     [table] = [each for each in tables if isinstance(each, Table)]
     assert table.rows[-1][0] == "steps"

@@ -16,6 +16,7 @@ from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.points import Point
 from pipeline.analysis.simulated import of_facts
 from pipeline.errors import InputError, UsageError, boundary
+from pipeline.graph.spec import Param
 
 SWEEP = "sweep.json"
 """The file in the folder of a sweep that says what its points share."""
@@ -30,13 +31,15 @@ class StudyTables(Struct, frozen=True, kw_only=True):
     """The folders of the runs, in the folder `runs` of the study."""
 
 
-class Place(Struct, frozen=True):
-    """What a run is among those that it is compared with; in another part of the study it may be something else."""
+class Place(Struct, frozen=True, kw_only=True):
+    """What a run is among those that it is compared with, as fields of its `Coordinates`; in another part of the study it may be something
+    else."""
 
+    system: str
+    params: dict[str, Param]
+    engines: str
     baseline: bool
-    """Whether the others are compared with it."""
-    unlike: tuple[str, ...] = ()
-    """What is not as it is for the baseline, as clauses."""
+    unlike: tuple[str, ...]
 
 
 class Study(Struct, frozen=True, kw_only=True):
@@ -112,11 +115,7 @@ def grouped(study: Study, points: Sequence[Point]) -> Mapping[str, list[Point]]:
     """By heading the finished points that are compared with each other; nothing of groups without any."""
     by_folder = {point.folder: point for point in points}
     found = {
-        heading: [
-            structs.replace(by_folder[name], baseline=place.baseline, unlike=place.unlike)
-            for name, place in places.items()
-            if name in by_folder
-        ]
+        heading: [structs.replace(by_folder[name], **structs.asdict(place)) for name, place in places.items() if name in by_folder]
         for heading, places in study.groups.items()
     }
     return {heading: members for heading, members in found.items() if members}

@@ -16,7 +16,7 @@ from pipeline.cli.options import notice_options
 from pipeline.cli.signals import restored_handlers, stop_at_first_signal
 from pipeline.cli.study.sweep import print_point, print_tables, write_report
 from pipeline.cli.terminal import print_error, print_notice, printed
-from pipeline.errors import PipelineError, RunError, UsageError
+from pipeline.errors import UsageError
 from pipeline.session.loop import rare_collection
 from pipeline.session.observer import Observer
 from pipeline.sweep.plan import SweepPlan
@@ -51,26 +51,18 @@ def study(file: Path, dry_run: bool, small: bool, workers: int | None, output: P
         observer = structs.replace(observer, watch=live.watch)
     with restored_handlers(), rare_collection():
         result = carry_out(plan, observer, print_point, attend=stop_at_first_signal)
-    error = result.error or _score(result, plan.study)
-    code = result.exit_code or (1 if error is not None else 0)
+    failures = score_steps(result.folder, plan.study, print_notice) if result.error is None else [str(result.error)]
+    code = result.exit_code or (1 if failures else 0)
     if result.points:
         write_report(result.folder)
         if not printed("the tables", partial(_print_study, result)):
             code = code or 1
     print_notice(f"{len(result.points)} of {result.planned} runs in {result.folder}")
-    if error is not None:
-        print_error(str(error))
+    for each in failures:
+        print_error(each)
+    if failures:
         print_notice(f"to resume: the same command with --output {result.folder} --resume")
     sys.exit(code)
-
-
-def _score(result: SweepResult, found: Study) -> PipelineError | None:
-    """Let reward models score the runs of a study; what kept one from it."""
-    try:
-        score_steps(result.folder, found, print_notice)
-    except (RunError, UsageError) as error:
-        return error
-    return None
 
 
 def _print_study(result: SweepResult) -> None:
@@ -83,9 +75,9 @@ def _planned(plan: SweepPlan, found: Study) -> list[str | Table]:
     """What a study would run: a row for each group of runs that are compared, and sentences."""
     points = {point.name: point for point in plan.points}
     rows = []
-    for heading, names in found.groups.items():
-        members = [points[name] for name in names]
-        labels = list(dict.fromkeys(point.system.label for point in members))
+    for heading, places in found.groups.items():
+        members = [points[name] for name in places]
+        labels = list(dict.fromkeys(place.system for place in places.values()))
         sizes = sorted({point.coordinates.batch_size for point in members})
         rows.append((heading, ", ".join(labels), ", ".join(map(str, sizes)), str(members[0].sweep.samples), str(len(members))))
     groups = Table("Runs", ("compared", "systems", "batch sizes", "samples", "runs"), tuple(rows))
