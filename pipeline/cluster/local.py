@@ -108,11 +108,10 @@ def process_launcher(settings: RunSettings, shares: Sequence[DeviceShare]) -> La
 
 
 def _program(share: DeviceShare) -> Program:
-    names = ",".join(gpu.cuda_name for gpu in share.gpus)
     return Program(
         module="pipeline.cluster.replica_process",
         arguments=(",".join(map(str, share.cores)),),
-        environment={"CUDA_VISIBLE_DEVICES": names, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if names else {},
+        environment=share.environment,
         shutdown_s=CLOSE_S,
     )
 

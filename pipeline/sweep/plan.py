@@ -67,8 +67,9 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     resume: bool = False
     """Go on with the sweep in `output`: points that are finished are not run again."""
     workers: int | None = None
-    """Most points on simulated engines that run side by side, each in a process; None: as many as there are cores. 1: one after the
-    other in this process, as points on real engines always run."""
+    """Most points that run side by side, each in a process, those on real engines on GPUs or cores of their own. None: simulated ones as
+    many as there are cores, on real engines one after the other in a sweep, and in a study as many as the GPUs allow. 1: one after the
+    other in this process."""
 
     @property
     def rows(self) -> "Rows":

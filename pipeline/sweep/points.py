@@ -12,7 +12,7 @@ from pipeline.analysis.points import Point, point_of_run
 from pipeline.data.many_files import open_files
 from pipeline.data.problems import Fingerprint, Problems
 from pipeline.engine import Engine, PrefixCacheReset
-from pipeline.errors import UsageError
+from pipeline.engines.placement.shares import NONE, DeviceShare
 from pipeline.session.knowledge import NOTHING
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
@@ -74,8 +74,6 @@ class PreparedSweep(Struct, frozen=True, kw_only=True):
 def prepare_sweep(plan: SweepPlan, folder: Path) -> PreparedSweep:
     """Check everything that can be checked before an engine starts; raises `GraphError`, `InputError` and `UsageError`."""
     options = plan.options
-    if (options.workers or 1) > 1 and not any(system.virtual for system in plan.systems):
-        raise UsageError(f"--workers {options.workers}: only points on simulated engines run in parallel; leave it out, or use 1")
     inputs = read_inputs(plan.points)
     for point in plan.points:
         check_replay(point.system.plan, run_options(point.sweep, point.system, folder), inputs[point.sweep.rows][1])
@@ -119,17 +117,17 @@ def run_options(options: SweepOptions, system: SweepSystem, folder: Path, **chan
 class SweepRunner:
     """Runs points on engines that are open for all of them, and has each kept when it is finished."""
 
-    def __init__(self, prepared: PreparedSweep, observer: Observer, keep: Keep) -> None:
-        self._prepared, self._observer, self._keep = prepared, observer, keep
+    def __init__(self, prepared: PreparedSweep, observer: Observer, keep: Keep, share: DeviceShare = NONE) -> None:
+        self._prepared, self._observer, self._keep, self._share = prepared, observer, keep, share
 
-    async def run(self, part: list[PlannedPoint]) -> None:
+    async def run(self, part: Sequence[PlannedPoint]) -> None:
         """Run the points of `part`, which need the same engines, one after the other; raises the error that ends a run early."""
-        async with opened_engines(part[0].system.engines, self._observer) as engines:
+        async with opened_engines(self._share.own(part[0].system.engines), self._observer) as engines:
             await self._warm_up(part, engines)
             for planned in part:
                 await self._point(engines, planned)
 
-    async def _warm_up(self, part: list[PlannedPoint], engines: Mapping[str, Engine]) -> None:
+    async def _warm_up(self, part: Sequence[PlannedPoint], engines: Mapping[str, Engine]) -> None:
         """Let every system of `part` solve a few problems at the largest batch size: kernels are compiled, buffers get their size."""
         prepared = self._prepared
         if part[0].system.virtual:
@@ -137,8 +135,9 @@ class SweepRunner:
         most = prepared.options.warm_up
         self._observer.tell(f"warming up with {most} problems")
         with TemporaryDirectory(prefix="warm-up-", dir=prepared.folder) as folder:
-            for planned in {each.system.plan.digest: each for each in part}.values():
-                limit, batch_size = min(most, planned.sweep.limit or most), max(planned.sweep.batch_sizes)
+            rising = sorted(part, key=lambda each: each.coordinates.batch_size)
+            for planned in {each.system.plan.digest: each for each in rising}.values():
+                limit, batch_size = min(most, planned.sweep.limit or most), planned.coordinates.batch_size
                 place = Path(folder) / planned.system.plan.digest[:16]
                 run = prepared.run_of(planned, place, limit=limit, random=None, batch_size=batch_size)
                 await self._solved(run, engines)

@@ -19,9 +19,11 @@ from pipeline.bundled import FOLDERS, bundled_files, find_file
 from pipeline.data.recipe import load_recipe
 from pipeline.errors import GraphErrors, RunError, UsageError, did_you_mean
 from pipeline.graph.loader import PRESET, GraphNames, load_preset, outline
+from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import Param
 from pipeline.graph.yaml_file import setting
 from pipeline.rewards.score import score_run
+from pipeline.rewards.spec import load_reward_model
 from pipeline.sweep.knobs import text_of
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepPlan, SweepSystem, combinations, planned_points, together
 from pipeline.sweep.study_file import DataEntry, EnginesEntry, StudyFile, StudyPart, TableEntry, read_study_file
@@ -57,7 +59,7 @@ def plan_study(options: StudyOptions) -> SweepPlan:
     file = read_study_file(options.file, small=options.small)
     folder: dict[str, Any] = {"output": options.output, "resume": options.resume, "workers": options.workers, "warm_up": WARM_UP}
     shared = SweepOptions(graphs=(), input=Path(), batch_sizes=(), **folder)
-    several = len({entry.name for part in file.parts for entry in part.engines if entry is not None}) > 1
+    several = len(_engines_names(file)) > 1
     told: dict[str, None] = {}
     groups = [group for part in file.parts for group in _groups(file, part, told, several=several)]
     file.document.check()
@@ -80,10 +82,21 @@ def plan_study(options: StudyOptions) -> SweepPlan:
     return SweepPlan(name=file.name, options=shared, points=ordered, remarks=tuple(told), study=study)
 
 
+def _engines_names(file: StudyFile) -> set[str]:
+    """What the engines files are called; a flaw where two are called the same."""
+    known: dict[str, EnginesEntry] = {}
+    for part in file.parts:
+        for place, entry in enumerate(part.engines):
+            if entry is not None and known.setdefault(entry.name, entry) != entry:
+                _flawed(file, part, "engines", f"two engines files are named `{entry.name}`; give one of them another `name`", place)
+    file.document.check()
+    return set(known)
+
+
 def _groups(file: StudyFile, part: StudyPart, told: dict[str, None], *, several: bool) -> Iterator[_Group]:
     """The points of a part, those that are compared with each other together; flaws in its keys are noted in the file's document."""
     named = _graphs(file, part)
-    if named is None or not (_params_fit(file, part, named) and _preset_fits(file, part, named)):
+    if named is None or not (_params_fit(file, part, named) and _preset_fits(file, part, named) and _scores(file, part)):
         return
     own = {name: values for name, values in part.params.items() if name not in named[part.baseline].params}
     others = [name for name in part.params if name not in own]
@@ -141,6 +154,17 @@ def _preset_fits(file: StudyFile, part: StudyPart, named: Mapping[str, GraphName
             what = f"`{part.preset}` does not fit the graph {entry.graph}, {has}; give it a part of its own with the preset of its paper"
             _flawed(file, part, "preset", what)
             return False
+    return True
+
+
+def _scores(file: StudyFile, part: StudyPart) -> bool:
+    """False, and a flaw, where the reward model cannot be read."""
+    try:
+        if part.prm is not None:
+            load_reward_model(find_file(part.prm, "reward model"), engine_specs())
+    except UsageError as error:
+        _flawed(file, part, "prm", error)
+        return False
     return True
 
 
@@ -305,7 +329,7 @@ def _table_flaw(entry: TableEntry, systems: Sequence[SweepSystem]) -> str:
         return f"{entry.table} has no system `{unknown}`; {did_you_mean(unknown, labels)}"
     wanted = [each for each in layout.systems if each.label not in entry.without]
     lacking = [each for each in wanted if not any(each.names(system.plan.name, system.plan.params) for system in systems)]
-    missing = " and ".join(f"`{each.asked.removeprefix('graph ')}` ({each.label})" for each in lacking)
+    missing = ", ".join(f"`{each.asked.removeprefix('graph ')}` ({each.label})" for each in lacking)
     remedy = "add it to `systems`, or name it under `without` of the table"
     return f"{entry.table} is over runs of {missing}, which the study does not make; {remedy}" if lacking else ""
 

@@ -2,34 +2,26 @@
 problems, engines and seeds.
 
 Real engines are opened once for all points on them that follow each other, and their prefix caches are emptied between points. Points on
-simulated engines run before them, side by side, each in a process of a pool: after an error no further point begins, those under way end,
-and the error of the first one is raised; whoever cancels that ends the processes.
+simulated engines run before them, side by side in processes; those on real engines do where the devices of this machine allow it.
 
 A finished point is never run again, and is in `points.parquet` as soon as it is finished. Loading and warm-up are in no figure.
 """
 
-import asyncio
-import os
-import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
-from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
-import anyio
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from pipeline.analysis.compare.studies import SWEEP
 from pipeline.analysis.points import Point, read_points, write_points
-from pipeline.errors import InputChanged, Interrupted, PipelineError, RunError, UsageError
+from pipeline.engines.placement.shares import NONE, DeviceShare, side_by_side
+from pipeline.errors import Interrupted, PipelineError, UsageError
 from pipeline.files import new_file
-from pipeline.session.loop import Stop, in_loop, rare_collection
+from pipeline.session.loop import Stop, in_loop
 from pipeline.session.notices import gpu_notices, notices
 from pipeline.session.observer import Attend, Observer
 from pipeline.session.prepare import drift
@@ -37,12 +29,12 @@ from pipeline.session.run import attended, failed_too_often
 from pipeline.store.folder import hold_default, hold_output
 from pipeline.store.run_file import FILE, RunFile, versions
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepPlan, parts
-from pipeline.sweep.points import Keep, PreparedSweep, SweepRunner, prepare_sweep, read_inputs
+from pipeline.sweep.points import PreparedSweep, SweepRunner, prepare_sweep
+from pipeline.sweep.side_by_side import cut, run_side_by_side
 from pipeline.sweep.systems import plan_sweep
+from pipeline.system.machine import look
 
 POINTS = "points.parquet"
-_sweeps: list[PreparedSweep] = []
-"""The sweep of this process, if it runs points."""
 
 Done = Callable[[int, int, Point], object]
 """Called after each point with the number of finished points, of all points, and the point."""
@@ -108,16 +100,28 @@ def carry_out(plan: SweepPlan, observer: Observer | None = None, done: Done | No
 def run_missing(prepared: PreparedSweep, finished: "FinishedPoints", observer: Observer, attend: Attend | None) -> None:
     """Run the points that are not finished yet, simulated ones first; raises the error that ends a run early, `Interrupted` included."""
     missing = [each for each in prepared.planned_points if each.name not in finished.points]
-    simulated = [each for each in missing if each.system.virtual]
-    processes = min(prepared.processes, len(simulated))
-    runner = SweepRunner(prepared, observer, finished.add)
-    if processes > 1:
-        _carried_out(partial(run_side_by_side, prepared, simulated, processes, finished.add), attend, virtual=False)
-    else:
-        for each in simulated:  # each with engines and a clock of its own, so that it does not depend on the order
-            _carried_out(partial(runner.run, [each]), attend, virtual=True)
-    for part in parts([each for each in missing if not each.system.virtual]):
-        _carried_out(partial(runner.run, part), attend, virtual=False)
+    simulated = [[each] for each in missing if each.system.virtual]  # each with a clock of its own: it does not depend on the order
+    real = parts([each for each in missing if not each.system.virtual])
+    alone = SweepRunner(prepared, observer, finished.add)
+    anywhere = [NONE] * min(prepared.processes, len(simulated))
+    for found, shares in ((simulated, anywhere), (real, _shares(prepared, real, observer))):
+        if len(shares) > 1:
+            work = partial(run_side_by_side, prepared, cut(found, len(shares)), shares, finished.add, observer.tell)
+            _carried_out(work, attend, virtual=False)
+        else:
+            for part in found:
+                _carried_out(partial(alone.run, part), attend, virtual=part[0].system.virtual)
+
+
+def _shares(prepared: PreparedSweep, real: Sequence[Sequence[PlannedPoint]], observer: Observer) -> Sequence[DeviceShare]:
+    """The devices of points on real engines that run side by side, told; empty where each has the whole machine."""
+    most = prepared.options.workers
+    if most == 1 or sum(map(len, real)) < 2 or (most is None and prepared.plan.study is None):  # a sweep measures speed
+        return ()
+    division = side_by_side([part[0].system.engines for part in real], look(), most)
+    for sentence in division.sentences:
+        observer.tell(sentence)
+    return division.shares
 
 
 def _carried_out(work: Callable[[], Awaitable[None]], attend: Attend | None, *, virtual: bool) -> None:
@@ -190,69 +194,3 @@ class FinishedPoints:
         self.points = dict(sorted(self.points.items(), key=lambda item: self._places.get(item[0], -1)))
         write_points(self._folder / POINTS, list(self.points.values()))
         self._done(sum(name in self._places for name in self.points), len(self._places), point)
-
-
-async def run_side_by_side(prepared: PreparedSweep, points: Sequence[PlannedPoint], processes: int, keep: Keep) -> None:
-    """Run `points` in `processes` processes and `keep` each.
-
-    Raises the error that ended a point, or a `RunError` where a process was lost.
-    """
-    before, errors = set(active_children()), dict[int, PipelineError]()
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (prepared,))
-    waiting = [pool.submit(_point, planned) for planned in points]
-
-    async def take(place: int, planned: PlannedPoint) -> None:
-        try:
-            keep(planned, await asyncio.wrap_future(waiting[place]))
-            return
-        except asyncio.CancelledError:
-            if not waiting[place].cancelled():
-                raise
-            return
-        except BrokenProcessPool:
-            errors[place] = RunError(f"a process is gone, at the point {planned.name} or one beside it; --workers 1 needs none")
-        except PipelineError as error:
-            errors[place] = error
-        for each in waiting:
-            each.cancel()
-
-    try:
-        async with anyio.create_task_group() as tasks:
-            for place, planned in enumerate(points):
-                tasks.start_soon(take, place, planned)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        mine = set(active_children()) - before
-        for process in mine:
-            process.kill()
-        for process in mine:
-            process.join()
-    if errors:
-        raise errors[min(errors)]
-
-
-def _begin(prepared: PreparedSweep) -> None:
-    """Prepare this process for points: its problems are read here, as what `Problems` notes of its rows means nothing elsewhere."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one hears it
-    Thread(target=_end_with_parent, daemon=True).start()
-    ExitStack().enter_context(rare_collection())
-    inputs = read_inputs(prepared.planned_points)
-    if all(inputs[rows][1] == fingerprint for rows, (_, fingerprint) in prepared.inputs.items()):
-        _sweeps.append(structs.replace(prepared, inputs=inputs))
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None, "the pool started this process"
-    parent.join()
-    os._exit(1)
-
-
-def _point(planned: PlannedPoint) -> Point:
-    """Run one point, whose engines are simulated, in a process of the pool."""
-    if not _sweeps:
-        raise InputChanged(planned.name, "the input has changed since the sweep began")
-    found: list[Point] = []
-    runner = SweepRunner(_sweeps[0], Observer(), lambda planned, point: found.append(point))
-    in_loop(partial(runner.run, [planned]), virtual=True)
-    return found[0]

@@ -15,10 +15,17 @@ import psutil
 import pytest
 
 from pipeline.analysis.points import Point, read_points
-from pipeline.errors import EngineDead, Interrupted, RunError, UsageError
+from pipeline.engines.placement.shares import divided
+from pipeline.engines.torch.spec import TorchSpec
+from pipeline.errors import EngineDead, Interrupted, RunError
 from pipeline.session.loop import Stop
+from pipeline.session.observer import Observer
+from pipeline.store.run_file import RunFile
 from pipeline.sweep.plan import SweepOptions
+from pipeline.sweep.side_by_side import cut
 from pipeline.sweep.sweep import sweep
+from pipeline.sweep.systems import plan_sweep
+from pipeline.system.machine import core_count, look
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems
 
@@ -45,9 +52,28 @@ def test_an_error_travels_as_what_it_is() -> None:
     assert (type(again), str(again), again.__dict__) == (EngineDead, str(error), {"role": "draft", "exit_reason": "it was closed"})
 
 
-def test_real_engines_run_no_points_side_by_side(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--workers 2: only points on simulated engines run in parallel"):
-        sweep(options(tmp_path, engines=()))
+def test_parts_are_cut_so_that_all_processes_have_work(tmp_path: Path) -> None:
+    points = plan_sweep(options(tmp_path, batch_sizes=(1, 2, 4, 8, 16))).points
+    assert [len(part) for part in cut([points[:9], points[9:]], 2)] == [5, 4, 1]
+    assert [len(part) for part in cut([points[:2], points[2:3]], 8)] == [1, 1, 1]
+    assert [point for part in cut([points], 3) for point in part] == points
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.usefixtures("torch_here")
+@pytest.mark.skipif(core_count() < 2, reason="a core for each of two workers")
+def test_real_engines_side_by_side_have_devices_of_their_own(tmp_path: Path) -> None:
+    said: list[str] = []
+    given = options(tmp_path, engines=(), batch_sizes=(2,), repeats=1, settings=("engines.*.device=cpu",))
+    result = sweep(given, Observer(tell=said.append))
+    assert (result.error, [point.curve for point in result.points]) == (None, ["target", "speccot, pipelined"])
+    first, second, *_ = [share.words for share in divided({"target": TorchSpec(model="", device="cpu")}, look(), 2).shares]
+    assert f"2 workers: {first}, {second}" in said
+    warming = sorted(each for each in said if "warming" in each)
+    assert warming == [f"{words}: warming up with 32 problems" for words in (first, second)]
+    devices = [str(RunFile.read(path.parent).engine_facts["target"]["devices"]) for path in (tmp_path / "sweep/runs").glob("*/run.json")]
+    assert len(devices) == len(set(devices)) == 2
 
 
 @pytest.mark.slow
@@ -88,7 +114,7 @@ def test_a_process_that_is_killed_is_one_sentence_and_what_was_finished_stays(tm
     result = sweep(given, done=kill)
     assert [point.curve for point in result.points] == ["target"]
     assert isinstance(result.error, RunError)
-    assert str(result.error) == "a process is gone, at the point speccot_pipelined_b1_r0 or one beside it; --workers 1 needs none"
+    assert str(result.error) == "a process is gone, at the point speccot_pipelined_b1_r0; --workers 1 needs none"
     assert workers() == []
     assert [point.curve for point in sweep(msgspec.structs.replace(given, resume=True)).points] == ["target", "speccot, pipelined"]
 

@@ -1,6 +1,7 @@
 """Study files: what they expand into, what they refuse, and a whole study that goes on where it ended."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pipeline.analysis.sweep_tables import crossings
 from pipeline.bundled import bundled_files
 from pipeline.errors import GraphError, UsageError
 from pipeline.report.report import sweep_report
+from pipeline.session.observer import Observer, View
 from pipeline.sweep.plan import SweepPlan
 from pipeline.sweep.study import StudyOptions, file_of, missing_data, plan_study, score_steps
 from pipeline.sweep.study_file import read_study_file
@@ -172,12 +174,17 @@ def test_what_is_set_to_the_value_that_it_has_anyway_is_run_once_and_keeps_its_n
         ({"set": {"nothing": 1}}, "$.set: none of the graphs and engines has `nothing`"),
         ({"engines": ["nothere"]}, "no engines file is named `nothere`"),
         (
+            {"engines": ["sim-2xh100", {"engines": "sim-4xh100", "name": "sim-2xh100"}]},
+            "$.engines[1]: two engines files are named `sim-2xh100`; give one of them another `name`",
+        ),
+        (
             {"baseline": "speccot", "systems": [{"graph": "speccot", "set": {"candidates": 2}}]},
             "is the graph of the baseline, with other values",
         ),
         ({"random": "2:0"}, "$.random: is given beside `limit`; give only one of them"),
         ({"data": [{"data": "arith", "limit": 2, "random": "2:0"}]}, "$.data[0]: has both `limit` and `random`"),
         ({"preset": "nothere"}, "$.preset: no preset is named `nothere`"),
+        ({"prm": "nothere"}, "$.prm: no reward model is named `nothere`"),
         (
             {"preset": "specreason"},
             "line 11: $.preset: `specreason` does not fit the graph speccot, which has no param `threshold`; give it a part of its own",
@@ -309,3 +316,23 @@ def test_a_reward_model_scores_the_runs_that_draft_once_and_goes_on_after_one_th
     *tables, _ = study_tables(result.folder, plan.study, result.points)
     [table] = [each for each in tables if isinstance(each, Table)]
     assert table.rows[-1][0] == "steps"
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.usefixtures("torch_here")
+def test_two_systems_with_one_plan_are_warmed_up_once_at_the_largest_batch_size(study: Write) -> None:
+    seen: list[tuple[bool, str, int]] = []
+
+    @contextmanager
+    def watch(view: View) -> Iterator[None]:
+        assert view.folder is not None
+        seen.append((view.folder.parent.name.startswith("warm-up-"), view.plan.name, view.batch_size))
+        yield
+
+    parts = {"many": {"batch_sizes": [4]}, "one": {"params": {"candidates": [5]}}}
+    plan = plan_study(study(engines=["tiny"], baseline="speccot", batch_sizes=[2], limit=2, parts=parts))
+    assert labels(plan) == ["speccot", "speccot candidates=5"]
+    assert len({system.plan.digest for system in plan.systems}) == 1
+    assert carry_out(plan, Observer(watch=watch)).error is None
+    assert sorted(seen, reverse=True) == [(True, "speccot", 4), (False, "speccot", 4), (False, "speccot", 2)]

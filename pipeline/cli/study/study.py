@@ -28,7 +28,12 @@ from pipeline.sweep.sweep import SweepResult, carry_out
 @click.argument("file", type=click.Path(path_type=Path), metavar="NAME|FILE")
 @option("--small", is_flag=True, help="Its small form, on what is bundled: minutes on two cores.")
 @option("--dry-run", is_flag=True, help="Print what it would run, and stop.")
-@option("--workers", type=click.IntRange(1, 1024), metavar="N", help="Maximum number of simulated runs in parallel.  [default: all cores]")
+@option(
+    "--workers",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="Maximum number of runs in parallel.  [default: simulated: number of cores; real engines: as the GPUs allow]",
+)
 @option("-o", "--output", type=LocalPath(), metavar="DIR", help="Folder of the study.  [default: sweeps/NAME-TIME]")
 @option("--resume", is_flag=True, help="Resume the study in --output; finished runs are kept.")
 @notice_options
@@ -37,7 +42,7 @@ def study(file: Path, dry_run: bool, small: bool, workers: int | None, output: P
 
     A study file names systems, engines, data sets, params, batch sizes and seeds, what is compared with what, and tables; see
     `pipeline list studies`. Every run is a run folder under DIR/runs, DIR/report.html has the tables and curves. Real engines stay open for
-    all runs on them that follow each other, simulated runs take place in parallel.
+    all runs on them that follow each other. Simulated runs take place in parallel, others where there are GPUs for several.
     """
     plan = plan_study(StudyOptions(file=file, small=small, output=output, resume=resume, workers=workers))
     assert plan.study is not None

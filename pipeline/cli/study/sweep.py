@@ -142,7 +142,7 @@ models_option, scheduling_option = headed("Models"), headed("Scheduling")
     "--workers",
     type=click.IntRange(1, 1024),
     metavar="N",
-    help="Maximum number of simulated points in parallel.  [default: number of cores; real engines: 1]",
+    help="Maximum number of points in parallel.  [default: simulated: number of cores; real engines: 1]",
 )
 @option("-o", "--output", type=LocalPath(), metavar="DIR", help="Sweep folder.  [default: sweeps/GRAPH-TIME]", heading="Output")
 @run_options("fail_on_error")
