@@ -21,7 +21,6 @@ from msgspec import Struct
 from pipeline.data.problems import Problem
 from pipeline.engine import Candidate, Completion, EngineStatistics, Request, Usage
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.graph.spec import Purpose
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit
@@ -31,7 +30,6 @@ from pipeline.runtime.clock import Clock
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.schedule import Pipelined
 from pipeline.runtime.speculation.adaptive import Adaptive
-from pipeline.runtime.speculation.modes import CallFacts
 from pipeline.session.loop import rare_collection
 from pipeline.session.prepare import load_plan
 from pipeline.stages.build import build_stages
@@ -112,35 +110,21 @@ async def solved(engines: dict[str, Instant], live: int, chains: int, admission:
 
 async def controller(engines: dict[str, Instant], live: int, chains: int) -> float:
     """CPU seconds that the controller of `speculate: auto` needs for as many calls: rounds of three, or direct requests, as it decides."""
-    control, now, tick = Adaptive(written=lambda: int(now * WRITTEN_PER_S), most=live), 0.0, 1.0 / (live * WRITTEN_PER_S / STEP_TOKENS)
+    control = Adaptive(lambda: EngineStatistics(written_tokens=int(now * WRITTEN_PER_S)), most=live)
+    now, tick, purposes = 0.0, 1.0 / (live * WRITTEN_PER_S / STEP_TOKENS), ("draft", "judge", "write")
     answered, turn, cpu = 0, 0, time.process_time()
     for order in range(live):
         control.enter(order, now)
     while answered < chains * CALLS_PER_CHAIN:
         order, turn = turn % live, turn + 1
         mode, begun = control.mode(order, CONTEXT_TOKENS, now), now
-        for role, purpose in (("draft", "draft"), ("target", "judge"), ("target", "write"))[: 3 if mode == "speculative" else 1]:
+        for purpose in purposes[: 3 if mode == "speculative" else 1]:
             now, answered = now + tick, answered + 1
-            control.called(_facts(role, purpose, mode == "direct", begun, now, live))
+            control.called(purpose=purpose, direct=mode == "direct", n=1, output_tokens=STEP_TOKENS, submit=begun, end=now)
             control.interrupts(now)
         control.wrote(order, mode, STEP_TOKENS, turn % 4 > 0, now)
         control.interrupts(now)
     return time.process_time() - cpu
-
-
-def _facts(role: str, purpose: Purpose, direct: bool, begun: float, now: float, live: int) -> CallFacts:
-    return CallFacts(
-        role=role,
-        purpose=purpose,
-        direct=direct,
-        n=1,
-        input_tokens=CONTEXT_TOKENS,
-        cached_input_tokens=CONTEXT_TOKENS - STEP_TOKENS,
-        output_tokens=STEP_TOKENS,
-        submit=begun,
-        end=now,
-        in_flight=live,
-    )
 
 
 class NoWal:

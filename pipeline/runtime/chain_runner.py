@@ -203,7 +203,7 @@ class ChainRunner:
         """Finish a step that was cut, or write on from its end in the mode that is decided here."""
         written, before = chain.thought_tokens, self.record.mode_before(len(chain.thought))
         cut = chain.cut
-        chain.mode = mode = "direct" if cut else direct.switch.mode(chain, before)
+        chain.mode = mode = "direct" if cut else before or direct.switch.mode(chain)
         if mode == "direct":
             await self._level(chain, direct.boundary if cut else direct.response)
             if chain.thought_tokens == written and not (cut or chain.finished or chain.overflowed):

@@ -26,7 +26,8 @@ from pipeline.runtime.progress import Progress
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import Schedule
-from pipeline.runtime.speculation.modes import Mode, ModeControl
+from pipeline.runtime.speculation.adaptive import Adaptive
+from pipeline.runtime.speculation.modes import Mode
 from pipeline.runtime.speculation.switch import ModeSwitch
 from pipeline.stages.base import Stage
 from pipeline.system.tasks import unwrapped
@@ -63,7 +64,7 @@ class Executor:
         clock: Clock,
         settings: Settings,
         resume_state: ResumeState | None = None,
-        control: ModeControl | None = None,
+        control: Adaptive | None = None,
     ) -> None:
         """`control` decides where the plan has `speculate: auto`."""
         specs, self._resume_state = plan.engines, resume_state or ResumeState()
@@ -84,7 +85,7 @@ class Executor:
         self.exhausted = False
         """True if every chain of the feed was started."""
 
-    def _new_switch(self, plan: Plan, control: ModeControl | None, clock: Clock, schedule: Schedule) -> ModeSwitch | None:
+    def _new_switch(self, plan: Plan, control: Adaptive | None, clock: Clock, schedule: Schedule) -> ModeSwitch | None:
         if control is None or (direct := plan.direct) is None:
             return None
         role = str(direct.response.spec.role)

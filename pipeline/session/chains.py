@@ -21,9 +21,8 @@ from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import SCHEDULES
-from pipeline.runtime.speculation.adaptive import Adaptive, Requests
-from pipeline.runtime.speculation.knowledge import NOTHING_KNOWN, Knowledge
-from pipeline.runtime.speculation.modes import ModeControl
+from pipeline.runtime.speculation.adaptive import Adaptive
+from pipeline.runtime.speculation.modes import NOTHING_KNOWN, Knowledge
 from pipeline.session.observer import Tell
 from pipeline.session.prepare import RunSettings
 from pipeline.stages.base import EngineStage, Stage
@@ -165,15 +164,10 @@ def statistics(engines: Mapping[str, Engine]) -> dict[str, EngineStatistics]:
     return {role: engine.statistics() for role, engine in engines.items()}
 
 
-def new_control(plan: Plan, engines: Mapping[str, Engine], most: int, known: Knowledge = NOTHING_KNOWN) -> ModeControl | None:
+def new_control(plan: Plan, engines: Mapping[str, Engine], most: int, known: Knowledge = NOTHING_KNOWN) -> Adaptive | None:
     """What decides for the chains of a run on open `engines`, of which `most` can be live, with what is `known` from earlier runs; None
     where nothing is to be decided."""
     if plan.direct is None:
         return None
     target = engines[str(plan.direct.response.spec.role)]
-
-    def requests() -> Requests:
-        now = target.statistics()
-        return Requests(now.running, now.waiting)
-
-    return Adaptive(written=lambda: target.statistics().written_tokens, requests=requests, known=known, most=most)
+    return Adaptive(target.statistics, known=known, most=most)

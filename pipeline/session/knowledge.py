@@ -17,7 +17,7 @@ from msgspec import structs
 from pipeline.errors import InputError, UsageError, boundary
 from pipeline.files import new_file
 from pipeline.graph.plan import Plan, settings_of
-from pipeline.runtime.speculation.knowledge import Knowledge
+from pipeline.runtime.speculation.modes import Knowledge
 from pipeline.store.run_file import FILE, RunFile, SpeculationRecord, host
 from pipeline.system.machine import cuda_mps, gpus
 

@@ -29,7 +29,7 @@ from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.admission.feed import Arrivals, Feed, InputFeed
 from pipeline.runtime.admission.order import SampleCounts, start_order
 from pipeline.runtime.resume_state import ResumeState
-from pipeline.runtime.speculation.knowledge import NOTHING_KNOWN, Knowledge
+from pipeline.runtime.speculation.modes import NOTHING_KNOWN, Knowledge
 from pipeline.session.budget import check_budget, limits_of, spent_before
 from pipeline.session.knowledge import begun_with, knowledge_of
 from pipeline.session.notices import strange_problems

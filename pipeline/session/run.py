@@ -33,7 +33,7 @@ from pipeline.runtime.lane import Lane
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink, Tee
-from pipeline.runtime.speculation.knowledge import Knowledge
+from pipeline.runtime.speculation.modes import Knowledge
 from pipeline.session.budget import new_budget
 from pipeline.session.chains import Chains, Facts, OpenEngines, statistics, suited, unknown_caches
 from pipeline.session.knowledge import keep, with_learnt

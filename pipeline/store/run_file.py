@@ -176,7 +176,7 @@ class ModeChange(Struct, frozen=True, kw_only=True):
 
 
 class SpeculationRecord(Struct, frozen=True, kw_only=True):
-    """What a run with `speculate: auto` knew about its engines and its loop; both maps are a `runtime.speculation.knowledge.Knowledge`."""
+    """What a run with `speculate: auto` knew about its engines and its loop; both maps are a `runtime.speculation.modes.Knowledge`."""
 
     digest: str
     """Of the engines, the loop and, where times are measured, the machine and how its GPUs are shared."""

@@ -225,9 +225,6 @@ class _RecordedModes:
 
     called = None
 
-    def mode(self, chain: Chain, before: Mode) -> Mode:
-        return before
-
     def send(self, chain: Chain) -> bool:
         return True
 

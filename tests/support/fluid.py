@@ -1,7 +1,7 @@
 """Chains over a draft and a target engine as a fluid: whole calls with closed-form ends, so that a run costs milliseconds.
 
-It drives any `ModeControl` with the facts that a run would give it. Between two events every engine computes iterations of one
-length, which its cost surface gives for the calls in it; a call ends after a number of iterations.
+It drives an `Adaptive`, or a `Fixed`, with the facts that a run would give it. Between two events every engine computes iterations of
+one length, which its cost surface gives for the calls in it; a call ends after a number of iterations.
 """
 
 import heapq
@@ -10,9 +10,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
+from pipeline.engine import EngineStatistics
 from pipeline.graph.spec import Purpose
-from pipeline.runtime.speculation.modes import CallFacts, Mode, ModeControl
+from pipeline.runtime.speculation.adaptive import Adaptive
+from pipeline.runtime.speculation.modes import Mode
 
 GROWTH = 0.03
 """Iterations are taken as equally long until contexts have grown by this share."""
@@ -144,7 +147,7 @@ class Server:
 class Fluid:
     """One run of `world` under `control`; `makespan` is the time at which the last chain ends."""
 
-    def __init__(self, world: World, control: ModeControl) -> None:
+    def __init__(self, world: World, control: "Adaptive | Fixed") -> None:
         self.world, self.control = world, control
         self.target, self.draft = Server(world.target), Server(world.draft)
         self.now = 0.0
@@ -152,9 +155,9 @@ class Fluid:
         self.live: dict[int, Thought] = {}
         self.total, self.finished_tokens = sum(world.lengths), 0
 
-    def written(self) -> int:
-        """What an engine that knows it would say of the target's tokens."""
-        return int(self.target.sampled)
+    def statistics(self) -> EngineStatistics:
+        """What an engine that knows them would say of the target's tokens."""
+        return EngineStatistics(written_tokens=int(self.target.sampled))
 
     def run(self) -> float:
         self._fill()
@@ -282,25 +285,18 @@ class Fluid:
         purposes: dict[str, Purpose] = {"draft": "draft", "judge": "judge"}
         if call.kind == "judge":
             self.target.sampled += 1
-        prompt = int(call.context + call.prefill * call.iterations)
         self.control.called(
-            CallFacts(
-                role="draft" if call.kind == "draft" else "target",
-                purpose=purposes.get(call.kind, "write"),
-                direct=call.kind in ("direct", "boundary"),
-                n=1,
-                input_tokens=prompt,
-                cached_input_tokens=int(call.context),
-                output_tokens=tokens,
-                submit=call.submit,
-                end=self.now,
-                in_flight=call.in_flight,
-            )
+            purpose=purposes.get(call.kind, "write"),
+            direct=call.kind in ("direct", "boundary"),
+            n=1,
+            output_tokens=tokens,
+            submit=call.submit,
+            end=self.now,
         )
 
 
 class Fixed:
-    """The `ModeControl` that never changes its mind."""
+    """In place of an `Adaptive`: never changes its mind."""
 
     def __init__(self, mode: Mode) -> None:
         self._mode = mode
@@ -311,7 +307,7 @@ class Fixed:
         return self._mode
 
     def wrote(self, order: int, mode: Mode, tokens: int, accepted: bool, now: float) -> None: ...
-    def called(self, call: CallFacts) -> None: ...
+    def called(self, **call: Any) -> None: ...
     def interrupts(self, now: float) -> tuple[int, ...]:
         return ()
 

@@ -1,4 +1,4 @@
-"""A `ModeControl` that switches all chains at given times, and runs with it."""
+"""In place of an `Adaptive`: what switches all chains at given times, and runs with it."""
 
 import math
 from collections.abc import Sequence
@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.runtime.speculation.knowledge import NOTHING_KNOWN
-from pipeline.runtime.speculation.modes import CallFacts, Mode, ModeDecision
+from pipeline.runtime.speculation.modes import NOTHING_KNOWN, Mode, ModeDecision
 from pipeline.session import chains
 from pipeline.session.run import SessionResult
 from tests.support.runs import solve
@@ -22,7 +21,7 @@ class AtTimes:
         self.began: float | None = None
         self.live: dict[int, Mode | None] = {}
         """The mode in which each chain in its loop writes; None before it asked."""
-        self.calls: list[CallFacts] = []
+        self.calls: list[dict[str, Any]] = []
         self.written: list[tuple[int, Mode, int, bool]] = []
         self.entered = self.left = 0
         self.paused: list[int] = []
@@ -56,7 +55,7 @@ class AtTimes:
         self.written.append((order, mode, tokens, accepted))
         self.live[order] = None
 
-    def called(self, call: CallFacts) -> None:
+    def called(self, **call: Any) -> None:
         self.calls.append(call)
 
     def interrupts(self, now: float) -> Sequence[int]:

@@ -5,35 +5,34 @@ A chain that pauses (`pipeline.runtime.admission`) writes nothing, so it counts 
 
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from pipeline.runtime.speculation.modes import Mode
 
 
-class LiveChain:
+class LiveChain(Struct):
     """A chain in its loop, as the controller knows it."""
 
-    __slots__ = ("context", "direct_tokens_at_start", "interrupted", "mode", "step_began")
-
-    def __init__(self) -> None:
-        self.mode: Mode | None = None
-        """The mode of its step under way; None before its first one."""
-        self.context = 0
-        """Tokens of its context at its last boundary."""
-        self.step_began = 0.0
-        """When its step began, or went on after a pause."""
-        self.direct_tokens_at_start = 0.0
-        """`LiveChains.direct_tokens` when its step began."""
-        self.interrupted = False
+    mode: Mode | None = None
+    """The mode of its step under way; None before its first one."""
+    context: int = 0
+    """Tokens of its context at its last boundary."""
+    step_began: float = 0.0
+    """When its step began, or went on after a pause."""
+    direct_tokens_at_start: float = 0.0
+    """`LiveChains.direct_tokens` at that moment."""
+    interrupted: bool = False
 
 
 class LiveChains:
     """The live chains by their order.
 
-    What holds whenever no method runs: `counts` and the sums of contexts are those of the chains that run; those that pause keep the mode
-    of their step.
+    What holds whenever no method runs: `counts` and the sums of contexts are those of the chains in `running`; those that pause keep the
+    mode of their step.
     """
 
     def __init__(self) -> None:
-        self._running: dict[int, LiveChain] = {}
+        self.running: dict[int, LiveChain] = {}
         self._paused: dict[int, LiveChain] = {}
         self.counts: dict[Mode, int] = {"speculative": 0, "direct": 0}
         """Running chains, by the mode of their current step."""
@@ -42,20 +41,10 @@ class LiveChains:
         self._contexts = self._direct_tokens_at_starts = 0.0
         """`LiveChain.context` of all that run, and `direct_tokens_at_start` of those in direct mode, added up."""
 
-    def __len__(self) -> int:
-        """The number of running chains."""
-        return len(self._running)
-
-    def __contains__(self, order: int) -> bool:
-        return order in self._running
-
-    def __getitem__(self, order: int) -> LiveChain:
-        return self._running[order]
-
     @property
     def at_least_one(self) -> int:
         """The number of running chains, at least 1."""
-        return max(len(self._running), 1)
+        return max(len(self.running), 1)
 
     @property
     def context(self) -> float:
@@ -65,59 +54,45 @@ class LiveChains:
 
     def to_interrupt(self) -> Iterator[int]:
         """Those whose direct request may be under way and was not interrupted, which is noted as each is taken."""
-        for order, chain in self._running.items():
+        for order, chain in self.running.items() if self.counts["direct"] else ():
             if chain.mode == "direct" and not chain.interrupted:
                 chain.interrupted = True
                 yield order
 
     def enter(self, order: int) -> None:
         """A chain begins."""
-        self._running[order] = LiveChain()
+        self.running[order] = LiveChain()
 
     def leave(self, order: int) -> None:
         """A chain has ended."""
         if self._paused.pop(order, None) is None:
-            self._remove(order)
+            self._count(self.running.pop(order), -1)
 
     def pause(self, order: int) -> None:
         """A chain pauses, in its step."""
-        chain = self._running[order]
-        mode = chain.mode
-        self._paused[order] = self._remove(order)
-        chain.mode = mode
+        chain = self._paused[order] = self.running.pop(order)
+        self._count(chain, -1)
 
     def resume(self, order: int, now: float) -> None:
         """A chain continues its step."""
-        chain = self._running[order] = self._paused.pop(order)
-        mode, chain.mode = chain.mode, None
-        self._contexts += chain.context
-        if mode is not None:
-            self._begin_step(chain, mode, now)
+        chain = self.running[order] = self._paused.pop(order)
+        self._go_on(chain, now)
 
     def step(self, order: int, context: int, mode: Mode, now: float) -> None:
         """A chain begins a step in that mode, with that many tokens of context."""
-        chain = self._running[order]
-        self._end_step(chain)
-        self._contexts += context - chain.context
-        chain.context, chain.interrupted = context, False
-        self._begin_step(chain, mode, now)
+        chain = self.running[order]
+        self._count(chain, -1)
+        chain.mode, chain.context, chain.interrupted = mode, context, False
+        self._go_on(chain, now)
 
-    def _remove(self, order: int) -> LiveChain:
-        chain = self._running.pop(order)
-        self._end_step(chain)
-        self._contexts -= chain.context
-        return chain
+    def _go_on(self, chain: LiveChain, now: float) -> None:
+        chain.step_began, chain.direct_tokens_at_start = now, self.direct_tokens
+        self._count(chain, 1)
 
-    def _begin_step(self, chain: LiveChain, mode: Mode, now: float) -> None:
-        chain.mode, chain.step_began = mode, now
-        self.counts[mode] += 1
-        if mode == "direct":
-            chain.direct_tokens_at_start = self.direct_tokens
-            self._direct_tokens_at_starts += chain.direct_tokens_at_start
-
-    def _end_step(self, chain: LiveChain) -> None:
+    def _count(self, chain: LiveChain, sign: int) -> None:
+        """Count a chain that runs from now on, or with -1 one that does no longer."""
+        self._contexts += sign * chain.context
         if chain.mode is not None:
-            self.counts[chain.mode] -= 1
-            if chain.mode == "direct":
-                self._direct_tokens_at_starts -= chain.direct_tokens_at_start
-            chain.mode = None
+            self.counts[chain.mode] += sign
+        if chain.mode == "direct":
+            self._direct_tokens_at_starts += sign * chain.direct_tokens_at_start

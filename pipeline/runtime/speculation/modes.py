@@ -1,39 +1,16 @@
-"""The contract of a controller that decides, at every step boundary, in which mode a chain continues. No I/O, no clock, no task."""
+"""What leaves the controller: the modes of chains, its decisions, and what it has learnt, with which it begins the next run."""
 
-from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol
+from typing import Annotated, Literal
 
-from msgspec import Struct
-
-from pipeline.graph.spec import Purpose
-from pipeline.runtime.speculation.knowledge import Knowledge
+from msgspec import Meta, Struct
 
 Mode = Literal["speculative", "direct"]
 """`speculative`: the body of the loop writes the next step; `direct`: the target writes on in one request, as it does alone."""
-
-
-class CallFacts(Struct, frozen=True, kw_only=True):
-    """A call that was answered. Times are seconds of the run's clock."""
-
-    role: str
-    purpose: Purpose
-    direct: bool
-    """True if it wrote in direct mode."""
-    n: int
-    """Candidates that were sampled."""
-    input_tokens: int
-    cached_input_tokens: int
-    """0 where the engine does not say: then all of the prompt counts as computed."""
-    output_tokens: int
-    """Over all candidates."""
-    submit: float
-    end: float
-    in_flight: int
-    """Calls in flight at its engine when it was sent, itself included."""
+Positive = Annotated[float, Meta(gt=0, le=1e12)]
 
 
 class ModeDecision(Struct, frozen=True, kw_only=True):
-    """A decision of a control, with the estimates that it was based on."""
+    """A decision of `Adaptive`, with the estimates that it was based on."""
 
     time: float
     """Seconds of the run's clock."""
@@ -50,48 +27,36 @@ class ModeDecision(Struct, frozen=True, kw_only=True):
     """The same if none speculates."""
 
 
-class ModeControl(Protocol):
-    """Decides synchronously in which mode each chain continues.
+class RoundPace(Struct, frozen=True):
+    """How fast rounds were with about so many chains."""
 
-    A chain is named by its `order`, the number of its start in the input; `now` is the time of the run's clock in seconds.
-    """
+    chains: Annotated[int, Meta(ge=1, le=1 << 30)]
+    """A power of two."""
+    seconds: Positive
+    """Per token of a chain."""
+    context: Positive
+    """Mean tokens of the chains' contexts."""
+    rounds: Positive
+    """Rounds that it is known from."""
 
-    @property
-    def changes(self) -> Iterable[ModeDecision]:
-        """The decisions so far, oldest first, few enough for `run.json` to hold them."""
 
-    @property
-    def knowledge(self) -> Knowledge:
-        """What is known by now, with which a later run can begin."""
+class Knowledge(Struct, frozen=True, kw_only=True):
+    """What a run has learnt about its engines and its loop, with which the next one on the same ones can begin; the defaults are what is
+    known before any. The bounds hold where it is read from a file: values outside of them would break arithmetic."""
 
-    @property
-    def max_running(self) -> int | None:
-        """The maximum number of chains that may run at once, because the target computes no more; None: the schedule's own."""
+    direct: tuple[Annotated[float, Meta(ge=0, le=1e12)], ...] = ()
+    """Of an iteration of the target alone: seconds, seconds per token of context, seconds per sequence; empty: not known."""
+    paces: tuple[RoundPace, ...] = ()
+    draft_s: Positive | None = None
+    """Seconds per token of the fastest draft."""
+    step_tokens: Positive = 50.0
+    acceptance: Annotated[float, Meta(ge=0, le=1)] = 0.75
+    """Share of the rounds in which a candidate is committed."""
 
-    def enter(self, order: int, now: float) -> None:
-        """A chain began its loop."""
+    def __post_init__(self) -> None:
+        """Raise `ValueError` where `direct` is no curve."""
+        if len(self.direct) not in (0, 3):
+            raise ValueError("expected no figures or three in `direct`")
 
-    def leave(self, order: int, now: float) -> None:
-        """A chain left its loop."""
 
-    def pause(self, order: int, now: float) -> None:
-        """The chain pauses in its step, because the engines' caches are full."""
-
-    def resume(self, order: int, now: float) -> None:
-        """The chain continues after a pause."""
-
-    def mode(self, order: int, context_tokens: int, now: float) -> Mode:
-        """The mode of the chain's next step, asked at every step boundary; `context_tokens` are those of the target."""
-
-    def wrote(self, order: int, mode: Mode, tokens: int, accepted: bool, now: float) -> None:
-        """The chain committed `tokens` of its thought: a step of a round, `accepted` where a candidate was, or all that a direct request
-        wrote until its end or its interruption."""
-
-    def called(self, call: CallFacts) -> None:
-        """A call of a chain was answered that has entered its loop; also after it, where the target may write the answer."""
-
-    def interrupts(self, now: float) -> Sequence[int]:
-        """The chains whose direct request is to be interrupted now; asked after every event, and at `wake`."""
-
-    def wake(self) -> float:
-        """When to ask for `interrupts` again though nothing happens; infinite: never."""
+NOTHING_KNOWN = Knowledge()

@@ -1,4 +1,4 @@
-"""Between the chains of a run and their `ModeControl`: tells it what happens, carries out what it decides, wakes it when it asks for that.
+"""Between the chains of a run and their `Adaptive`: tells it what happens, carries out what it decides, wakes it when it asks for that.
 
 Everything but `watch` is synchronous: an event comes in, the control decides, requests are interrupted at once.
 """
@@ -18,21 +18,21 @@ from pipeline.runtime.chain_recorder import Attempt
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.schedule import Schedule
-from pipeline.runtime.speculation.modes import CallFacts, Mode, ModeControl
+from pipeline.runtime.speculation.adaptive import Adaptive
+from pipeline.runtime.speculation.modes import Mode
 from pipeline.stages.base import Stage
 
 
 class ModeSwitch:
     """Switches the chains of one loop between speculation and the target alone, as its `control` decides."""
 
-    def __init__(self, control: ModeControl, target: Dispatcher, role: str, clock: Clock, schedule: Schedule) -> None:
+    def __init__(self, control: Adaptive, target: Dispatcher, role: str, clock: Clock, schedule: Schedule) -> None:
         """`target` sends the direct requests, to the engine `role`; `schedule` lets chains pause."""
         self.control = control
-        self._schedule, self._members = schedule, dict[int, AdmissionMember]()
+        self._target, self._role, self._clock, self._schedule = target, role, clock, schedule
         self._max_running: int | None = None
-        self._target, self._role, self._clock = target, role, clock
-        self._inside: set[int] = set()
-        """The chains that have begun and have not left their loop."""
+        self._inside: dict[int, AdmissionMember | None] = {}
+        """The chains that have begun and have not left their loop, and what their schedule knows them as."""
         self._unsent: dict[int, bool] = {}
         """The chains that are to write directly and have not asked yet, and whether each still is to."""
         self._sleep = anyio.CancelScope()
@@ -47,9 +47,8 @@ class ModeSwitch:
     def enter(self, order: int, member: AdmissionMember | None) -> None:
         """A chain begins, which is in its loop from its first call on; `member` is what its schedule knows it as."""
         now = self._clock.now()
-        self._inside.add(order)
+        self._inside[order] = member
         if member is not None:
-            self._members[order] = member
             member.interrupt, member.on_pause = partial(self._target.interrupt, order), partial(self._on_pause, order)
         self.control.enter(order, now)
         self._carry_out(now)
@@ -58,16 +57,12 @@ class ModeSwitch:
         """A chain has left its loop, or ended otherwise; does nothing where it had left before."""
         if order in self._inside:
             now = self._clock.now()
-            self._inside.remove(order)
-            self._members.pop(order, None)
+            del self._inside[order]
             self.control.leave(order, now)
             self._carry_out(now)
 
-    def mode(self, chain: Chain, before: Mode | None) -> Mode:
-        """The mode of the next step of `chain`; `before` is that which it had in an earlier session of the run, None where it was not
-        there yet."""
-        if before is not None:
-            return before
+    def mode(self, chain: Chain) -> Mode:
+        """The mode of the next step of `chain`."""
         now = self._clock.now()
         mode = self.control.mode(chain.order, len(chain.contexts[self._role]), now)
         if mode == "direct":
@@ -80,29 +75,23 @@ class ModeSwitch:
         return self._unsent.pop(chain.order, True)
 
     def wrote(self, chain: Chain, mode: Mode, tokens: int, accepted: bool) -> None:
-        """`chain` committed `tokens` of its thought, see `ModeControl.wrote`."""
+        """`chain` committed `tokens` of its thought, see `Adaptive.wrote`."""
         now = self._clock.now()
-        if (member := self._members.get(chain.order)) is not None:
+        if (member := self._inside.get(chain.order)) is not None:
             member.wrote_directly = mode == "direct"
         self.control.wrote(chain.order, mode, tokens, accepted, now)
         self._carry_out(now)
 
     def called(self, attempt: Attempt, completion: Completion, end: float) -> None:
         """A call of a chain that has entered its loop was answered at `end`."""
-        label, usage, call = attempt.label, completion.usage, attempt.call
-        facts = CallFacts(
-            role=label.role,
-            purpose=label.purpose,
-            direct=label.name in (RESPONSE, BOUNDARY),
-            n=call.request.n,
-            input_tokens=usage.input_tokens,
-            cached_input_tokens=usage.cached_input_tokens or 0,
-            output_tokens=usage.output_tokens,
+        self.control.called(
+            purpose=attempt.label.purpose,
+            direct=attempt.label.name in (RESPONSE, BOUNDARY),
+            n=attempt.call.request.n,
+            output_tokens=completion.usage.output_tokens,
             submit=attempt.submit,
             end=end,
-            in_flight=call.in_flight_engine,
         )
-        self.control.called(facts)
         self._carry_out(end)
 
     def _carry_out(self, now: float) -> None:
@@ -111,9 +100,8 @@ class ModeSwitch:
                 self._unsent[order] = False
             else:
                 self._target.interrupt(order)
-        wake = self.control.wake()
-        if wake != self._sleep.deadline:
-            self._sleep.deadline = wake
+        if self._sleep.deadline != self.control.wake():
+            self._sleep.deadline = self.control.wake()
         if self.control.max_running != self._max_running:
             self._max_running = self.control.max_running
             self._schedule.limit(self._max_running)

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.runtime.speculation.adaptive import MAX_CHANGES, NOTHING_KNOWN, Adaptive, Requests
-from pipeline.runtime.speculation.knowledge import Knowledge, RoundPace
+from pipeline.engine import EngineStatistics
+from pipeline.runtime.speculation.adaptive import Adaptive
+from pipeline.runtime.speculation.modes import NOTHING_KNOWN, Knowledge, RoundPace
+from pipeline.runtime.speculation.tuning import MAX_CHANGES
 from tests.support.fluid import Fixed, Fluid, Surface, World, adverse_world, lengths
 
 SEEDS = range(64)
@@ -31,7 +33,7 @@ def world(batch: int, count: int, mean: float = 2000, sigma: float = 0.5, interf
 def adaptive(of: World, counted: bool = True, known: Knowledge = NOTHING_KNOWN) -> tuple[float, Adaptive]:
     """The makespan under the controller, and the controller."""
     fluid = Fluid(of, Fixed("direct"))
-    control = Adaptive(written=fluid.written if counted else lambda: None, known=known, most=of.batch)
+    control = Adaptive(fluid.statistics if counted else EngineStatistics, known=known, most=of.batch)
     fluid.control = control
     return fluid.run(), control
 
@@ -133,7 +135,7 @@ KNOWN_TO_LOSE = Knowledge(direct=(0.03, 0.0, 0.0), paces=(RoundPace(1, 0.05, 100
 
 
 def test_events_at_one_moment_and_chains_without_a_step_do_no_harm() -> None:
-    control = Adaptive(written=lambda: 0, known=KNOWN_TO_LOSE, most=3)
+    control = Adaptive(lambda: EngineStatistics(written_tokens=0), known=KNOWN_TO_LOSE, most=3)
     for order in range(3):
         control.enter(order, 1.0)
     assert control.mode(0, 100, 1.0) == "direct"
@@ -161,12 +163,17 @@ def test_changes_are_bounded() -> None:
 class Watched:
     """A controller that looks whenever it wants to while 64 chains write directly, and nothing else happens."""
 
-    def __init__(self, requests: Callable[[], Requests]) -> None:
-        self.now = 0.0
-        self.control = Adaptive(written=lambda: int(self.now * 500), requests=requests, known=KNOWN_TO_LOSE, most=64)
+    def __init__(self, requests: Callable[[], tuple[int, int]]) -> None:
+        """`requests` says how many run and how many wait."""
+        self.now, self._requests = 0.0, requests
+        self.control = Adaptive(self._statistics, known=KNOWN_TO_LOSE, most=64)
         for order in range(64):
             self.control.enter(order, 0.0)
             assert self.control.mode(order, 100, 0.0) == "direct"
+
+    def _statistics(self) -> EngineStatistics:
+        running, waiting = self._requests()
+        return EngineStatistics(running=running, waiting=waiting, written_tokens=int(self.now * 500))
 
     def look(self, until: float) -> int | None:
         while self.control.wake() < until:
@@ -176,13 +183,13 @@ class Watched:
 
 
 def test_requests_that_wait_at_the_target_say_how_many_chains_there_is_room_for() -> None:
-    requests = Requests(running=16, waiting=48)
+    requests = 16, 48
     watched = Watched(lambda: requests)
     assert watched.control.max_running is None
     assert watched.look(until=1.0) == 18
     for order in range(18, 64):
         watched.control.pause(order, watched.now)
-    requests = Requests(running=17, waiting=0)
+    requests = 17, 0
     assert watched.look(until=watched.control.wake() + 0.001) == 20
     watched.control.resume(18, watched.now)
     assert watched.control.mode(18, 100, watched.now) == "direct"
@@ -190,4 +197,4 @@ def test_requests_that_wait_at_the_target_say_how_many_chains_there_is_room_for(
 
 def test_requests_that_wait_for_a_moment_only_say_nothing() -> None:
     waiting = iter([48, 0] * 1000)
-    assert Watched(lambda: Requests(16, next(waiting))).look(until=1.0) is None
+    assert Watched(lambda: (16, next(waiting))).look(until=1.0) is None

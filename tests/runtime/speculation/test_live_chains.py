@@ -59,12 +59,12 @@ def test_the_sums_are_those_of_the_chains_that_go_on(events: list[tuple[str, int
             chains.leave(order)
             counted.going.pop(order, None)
             counted.paused.pop(order, None)
-        assert len(chains) == len(counted.going)
+        assert len(chains.running) == len(counted.going)
         assert chains.counts == {
             "direct": len(counted.direct & set(counted.going)),
             "speculative": len(counted.rounds & set(counted.going)),
         }
-        assert math.isclose(chains.context, max(counted.context_sum() / max(len(chains), 1), 1), rel_tol=1e-9)
+        assert math.isclose(chains.context, max(counted.context_sum() / max(len(chains.running), 1), 1), rel_tol=1e-9)
 
 
 def test_a_chain_that_pauses_in_direct_mode_is_interrupted_once_when_it_goes_on() -> None:
@@ -72,6 +72,6 @@ def test_a_chain_that_pauses_in_direct_mode_is_interrupted_once_when_it_goes_on(
     chains.enter(0)
     chains.step(0, 100, "direct", 1.0)
     chains.pause(0)
-    assert (len(chains), list(chains.to_interrupt())) == (0, [])
+    assert (len(chains.running), list(chains.to_interrupt())) == (0, [])
     chains.resume(0, 5.0)
-    assert (chains[0].step_began, list(chains.to_interrupt()), list(chains.to_interrupt())) == (5.0, [0], [])
+    assert (chains.running[0].step_began, list(chains.to_interrupt()), list(chains.to_interrupt())) == (5.0, [0], [])

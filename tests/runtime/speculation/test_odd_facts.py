@@ -5,9 +5,10 @@ import random
 
 import pytest
 
-from pipeline.runtime.speculation.adaptive import NOTHING_KNOWN, Adaptive, Requests
-from pipeline.runtime.speculation.knowledge import Knowledge, RoundPace
-from pipeline.runtime.speculation.modes import CallFacts, Mode
+from pipeline.engine import EngineStatistics
+from pipeline.graph.spec import Purpose
+from pipeline.runtime.speculation.adaptive import Adaptive
+from pipeline.runtime.speculation.modes import NOTHING_KNOWN, Knowledge, Mode, RoundPace
 
 
 class OddFacts:
@@ -21,14 +22,15 @@ class OddFacts:
         self.chains: dict[int, tuple[Mode, float]] = {}
         """The mode and the beginning of the step of each chain that goes on."""
         self.paused: dict[int, tuple[Mode, float]] = {}
-        counts = self.draw.random() < 0.8
+        self.counts = self.draw.random() < 0.8
         known = self.draw.choice(
             [NOTHING_KNOWN, Knowledge(direct=(self.second, 0.0, 0.0), paces=(RoundPace(4, 2 * self.second, 100, 64),))]
         )
-        self.control = Adaptive(written=lambda: self.counted if counts else None, requests=self.requests, known=known, most=4)
+        self.control = Adaptive(self.statistics, known=known, most=4)
 
-    def requests(self) -> Requests:
-        return Requests(self.draw.randrange(100), self.draw.randrange(3))
+    def statistics(self) -> EngineStatistics:
+        running, waiting = self.draw.randrange(100), self.draw.randrange(3)
+        return EngineStatistics(running=running, waiting=waiting, written_tokens=self.counted if self.counts else None)
 
     def pass_time(self) -> None:
         self.now += self.draw.choice([0.0, 0.0, self.draw.expovariate(1 / self.second), self.draw.expovariate(0.05 / self.second)])
@@ -50,20 +52,8 @@ class OddFacts:
             self.call("write", tokens, began, direct=mode == "direct")
         self.control.wrote(order, mode, tokens, accepted, self.now)
 
-    def call(self, purpose: str, tokens: int, submit: float, direct: bool = False) -> None:
-        facts = CallFacts(
-            role="draft" if purpose == "draft" else "target",
-            purpose=purpose,  # type: ignore[arg-type]
-            direct=direct,
-            n=1,
-            input_tokens=60,
-            cached_input_tokens=self.draw.choice([0, 60]),
-            output_tokens=tokens,
-            submit=submit,
-            end=self.now,
-            in_flight=3,
-        )
-        self.control.called(facts)
+    def call(self, purpose: Purpose, tokens: int, submit: float, direct: bool = False) -> None:
+        self.control.called(purpose=purpose, direct=direct, n=1, output_tokens=tokens, submit=submit, end=self.now)
 
     def go_on(self, most: int) -> None:
         """One thing happens."""

@@ -159,11 +159,10 @@ def test_the_control_is_told_everything_and_in_turn(tmp_path: Path, monkeypatch:
     control = AtTimes(0.6)
     result = solve_switched(monkeypatch, control, tmp_path, graph="specreason", input=problems(tmp_path))
     assert (control.entered, control.left, control.live) == (COUNT, COUNT, {})
-    told = Counter((call.role, call.purpose, call.direct, call.output_tokens, call.in_flight) for call in control.calls)
+    told = Counter((call["purpose"], call["direct"], call["n"], call["output_tokens"]) for call in control.calls)
     direct = ("response", "boundary")
     assert told == Counter(
-        (row["engine"], row["purpose"], row["stage"] in direct, row["output_tokens"], row["in_flight_engine"])
-        for row in rows(result, "calls")
+        (row["purpose"], row["stage"] in direct, len(row["finish_reason"]), row["output_tokens"]) for row in rows(result, "calls")
     )
     tokens, wrote = Counter[Any](), Counter[Any]()
     for row in rows(result, "steps"):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from pipeline.runtime.speculation.direct_fit import DirectFit
-from pipeline.runtime.speculation.rounds import Acceptance, Rounds, bucket_of
+from pipeline.runtime.speculation.paces import Acceptance, DirectFit, Rounds, bucket_of
 
 
 def test_buckets_are_powers_of_two() -> None:
@@ -16,7 +15,7 @@ def test_a_pace_is_that_of_the_given_acceptance_whatever_the_window_happened_to_
         for each in accepted:
             rounds.add(50, 1.0 if each else 3.0, each, 8)
     assert few.pace(0.75) == many.pace(0.75) == pytest.approx(1.5 / 50)
-    assert (few.count, few.step_tokens, few.bucket) == (4, 50, 3)
+    assert (few.count, few.step_tokens, few.chains) == (4, 50, 8)
     few.add_answer(40, 4.0)
     assert few.pace(0.75) == pytest.approx(2.5 / 60)
 
