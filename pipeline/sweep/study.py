@@ -27,7 +27,7 @@ from pipeline.rewards.spec import load_reward_model
 from pipeline.sweep.knobs import text_of
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepPlan, SweepSystem, combinations, planned_points, together
 from pipeline.sweep.study_file import DataEntry, EnginesEntry, StudyFile, StudyPart, TableEntry, read_study_file
-from pipeline.sweep.systems import read_systems, remarks, unknown_setting
+from pipeline.sweep.systems import UnlikeSystems, read_systems, remarks, unknown_setting
 
 PLAIN = ("target", "target-steps")
 """Graphs whose params say nothing of speculation."""
@@ -184,6 +184,10 @@ def _systems(
         systems = read_systems(options)
     except GraphErrors as error:
         file.document.add(error)
+        return []
+    except UnlikeSystems as error:
+        what = f"{error.pair}: by the keys of this study {error.why}; name what differs under `params` or `set`, which give it to both"
+        _flawed(file, part, "systems", what)
         return []
     except UsageError as error:
         _flawed(file, part, "", error)

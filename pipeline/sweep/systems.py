@@ -26,6 +26,14 @@ from pipeline.session.prepare import load_plan
 from pipeline.sweep.plan import SweepOptions, SweepPlan, SweepSystem, check_varied, combinations, planned_points, together
 
 
+class UnlikeSystems(UsageError):
+    """By the options a system has other work than the target alone that it is compared with, for the reason `why`."""
+
+    def __init__(self, pair: str, why: str, remedy: str) -> None:
+        super().__init__(f"{pair}: by the options of this sweep {why}; {remedy}")
+        self.pair, self.why = pair, why
+
+
 def plan_sweep(options: SweepOptions) -> SweepPlan:
     """What a sweep from the command line runs; raises as `read_systems`, and `UsageError` for a setting that none of its systems has."""
     systems = read_systems(options)
@@ -113,7 +121,7 @@ def _beside(system: SweepSystem, alone: SweepSystem, options: SweepOptions) -> S
         remedy = (
             f"sweep each value on its own, with --set {varied[0]}=VALUE" if varied else "give both the same, with --set or in the files"
         )
-        raise UsageError(f"{system.label} against {alone.label}: by the options of this sweep {found.clause}; {remedy}")
+        raise UnlikeSystems(f"{system.label} against {alone.label}", found.clause, remedy)
     return structs.replace(system, unlike=tuple(each.clause for each in differences(*rules)))
 
 

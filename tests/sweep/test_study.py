@@ -191,7 +191,8 @@ def test_what_is_set_to_the_value_that_it_has_anyway_is_run_once_and_keeps_its_n
         ),
         (
             {"systems": [{"graph": "speccot", "set": {"token_budget": 64}}]},
-            "speccot token_budget=64 against target: by the options of this sweep its thoughts have at most 64 tokens, the baseline's",
+            "line 2: $.systems: speccot token_budget=64 against target: by the keys of this study its thoughts have at most 64 tokens, "
+            "the baseline's at most 8,192 tokens; name what differs under `params` or `set`, which give it to both",
         ),
         (
             {"tables": ["speccot-2"]},
