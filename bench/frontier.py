@@ -68,7 +68,6 @@ SpecReason with `speculate: always` and with `speculate: auto`, pipelined and ad
 second until the last one ends) over that of the *target-only baseline*: the target alone at the same batch size, on the same problems and
 hardware, on simulated machines and vLLM with the draft's memory added to its cache. Above 1 is faster. *Of the better one*: `auto` over
 the faster of `always` and the target alone. *Second run*: it begins with what the first has learnt (`--speculate-from`).
-How `auto` has changed since this commit is in its log (`docs/pages/dev/log/speculate-auto.md`).
 
 Simulated thoughts have the lengths of GSM8K, MATH or AIME (`pipeline/engines/sim/lengths.py`). **Batch sizes are run with different
 numbers of problems**, so that a row is several curves, not one: with few problems one very long thought can be most of a run, and the
@@ -80,9 +79,12 @@ BEST = """\
 named, with its ratio to the target alone. How far simulated speed-ups by token-level speculation are from printed ones:
 [calibration.md](calibration.md)."""
 
-EARLIER = """\
-The measured machines are of commit {commit:.7}, {date}: runs of some seconds without token-level baselines. Their runs with `auto` are left
-out, as its controller was another one."""
+MEASURED_SO = """\
+On measured machines the target alone takes a minute or more, the systems run in turns, and a ratio is taken within a turn: medians of
+{repeats} turns for the target alone, of {seconds} for second runs; one turn for `always`, token-level baselines and the first `auto`."""
+KEPT = """\
+Simulated runs of the target alone, of `always` and of token-level speculation were made at commits {commits}. At the commit of this page
+{checked} cells of them were run again and were equal to the digit."""
 
 
 class Setup(Struct, frozen=True, kw_only=True):
@@ -101,7 +103,8 @@ class Setup(Struct, frozen=True, kw_only=True):
 
 
 class Cell(Struct, frozen=True, kw_only=True):
-    """One batch size of one machine; all rates in problems per second: medians over the repeats, or all seeds together."""
+    """One batch size of one machine; all rates in problems per second. Simulated: all seeds together. Measured: of the target alone the
+    median of its repeats, of others that times the median of their ratios to the target alone in the same repeat."""
 
     machine: str
     lengths: str
@@ -116,8 +119,6 @@ class Cell(Struct, frozen=True, kw_only=True):
     """Of a run that begins with no knowledge."""
     second: float
     """Of `auto` in runs that begin with what the run before has learnt."""
-    low: float
-    """Of `second` over the target alone: the minimum over all pairs of repeats."""
     best: float
     """Of the best baseline: the target alone, or with token-level speculation in its engine."""
     best_name: str
@@ -232,14 +233,13 @@ def _folder(setup: Setup, planned: PlannedPoint, repeat: int) -> Path:
 
 def cells(setup: Setup, points: Sequence[Point]) -> Iterator[Cell]:
     """The cells of one setup, which may have `points` of several seeds."""
-    together = statistics.harmonic_mean if setup.simulated else statistics.median
     for size in setup.batch_sizes:
         here = [point for point in points if point.batch_size == size]
-        found: dict[str, list[Any]] = {}
+        found: dict[str, list[tuple[int, Any]]] = {}
         for point in here:
             mode = str(point.params.get("speculate", point.variant or "target"))
-            found.setdefault("second" if mode == "auto" and point.repeat else mode, []).append(point.problems_per_s)
-        rates = {name: together(values) for name, values in found.items()}
+            found.setdefault("second" if mode == "auto" and point.repeat else mode, []).append((point.repeat, point.problems_per_s))
+        rates = _all_seeds(found) if setup.simulated else _in_turns(found)
         best = max(rates.keys() - {"always", "auto", "second"}, key=rates.__getitem__)
         yield Cell(
             machine=setup.machine,
@@ -252,10 +252,19 @@ def cells(setup: Setup, points: Sequence[Point]) -> Iterator[Cell]:
             always=rates["always"],
             auto=rates["auto"],
             second=rates["second"],
-            low=min(found["second"]) / max(found["target"]),
             best=rates[best],
             best_name=best,
         )
+
+
+def _all_seeds(found: Mapping[str, Sequence[tuple[int, float]]]) -> dict[str, float]:
+    return {name: statistics.harmonic_mean(rate for _, rate in rates) for name, rates in found.items()}
+
+
+def _in_turns(found: Mapping[str, Sequence[tuple[int, float]]]) -> dict[str, float]:
+    alone = dict(found["target"])
+    ratios = {name: statistics.median(rate / alone[repeat] for repeat, rate in rates) for name, rates in found.items()}
+    return {name: statistics.median(alone.values()) * ratio for name, ratio in ratios.items()}
 
 
 def measure(repeats: int, only: tuple[str, ...]) -> list[Cell]:
@@ -315,7 +324,7 @@ def verdict(cells: Sequence[Results]) -> Iterator[str]:
             where = f"{NAMES[lowest['lengths']]}, {lowest['machine']}, batch size {lowest['batch_size']}"
             share = f"{reached} of {len(simulated)} cells"
             yield f"- Simulated: {which} reaches {aim} of {name} in {share}; minimum {ratio(lowest, mode):.2f} ({where})."
-    for machine in dict.fromkeys(cell["machine"] for cell in cells if not cell["simulated"] and cell["auto"]):
+    for machine in dict.fromkeys(cell["machine"] for cell in cells if not cell["simulated"]):
         here = [cell for cell in cells if cell["machine"] == machine]
         for mode, which in RUNS.items():
             ratios = ", ".join(f"{over_alone(cell, mode):.2f} at {cell['batch_size']}" for cell in here)
@@ -327,8 +336,6 @@ def rows(cells: Sequence[Results]) -> Iterator[tuple[str, ...]]:
     name = NAMES[cells[0]["lengths"]]
     yield (f"*{name}: target alone, problems/s*", *(f"*{cell['target']:.3g}*" for cell in cells))
     yield (f"{name}: always", *(f"{cell['always'] / cell['target']:.2f}" for cell in cells))
-    if cells[0]["auto"] is None:
-        return
     for mode, named in (("auto", "auto"), ("second", "auto, second run")):
         yield (f"{name}: {named}", *(f"{over_alone(cell, mode):.2f}" for cell in cells))
         yield (f"{name}: {named}, of the better one", *(f"{over_both(cell, mode):.2f}" for cell in cells))
@@ -359,8 +366,9 @@ def page_of(results: Results) -> str:
         ]
         parts.append(ratios(here))
     sharing = f"{over_target.under_mps(results)} How far that is from what was measured: [calibration.md](calibration.md)."
-    earlier = [EARLIER.format(**results["earlier"])] if "earlier" in results else []
-    introduction = "\n\n".join([INTRODUCTION, sharing, BEST, *earlier])
+    turns = MEASURED_SO.format(repeats=results["repeats"], seconds=results["repeats"] - 1)
+    kept = [KEPT.format(**results["kept"])] if "kept" in results else []
+    introduction = "\n\n".join([INTRODUCTION, sharing, BEST, turns, *kept])
     return over_target.page("Where `speculate: auto` is faster than the target alone", results, introduction, verdict(cells), parts)
 
 
@@ -376,11 +384,9 @@ def draw(results: Results) -> None:
         for cell in (cell for cell in results["cells"] if cell["machine"] == machine):
             lines = panels.setdefault(NAMES[cell["lengths"]], {name: {} for name in LINES})
             for name, line in lines.items():
-                if (rate := cell[LINES[name]]) is None:
-                    continue
                 if line and cell["simulated"] and cell["problems"] != before["problems"]:
                     line[(before["batch_size"] * cell["batch_size"]) ** 0.5] = None
-                line[cell["batch_size"]] = rate / cell["target"]
+                line[cell["batch_size"]] = cell[LINES[name]] / cell["target"]
             before = cell
         over_target.chart(panels, PICTURES / f"{machine}.png", dashed="always")
 
@@ -399,7 +405,8 @@ def main(repeats: int, as_is: bool, only: tuple[str, ...]) -> None:
         if only:
             return
         cells = [structs.asdict(cell) for cell in found]
-        results = recording.write(ROOT / RESULTS / "frontier.json", {"bench": "frontier", "kernel_wait": KERNEL_WAIT, "cells": cells})
+        about = {"bench": "frontier", "kernel_wait": KERNEL_WAIT, "repeats": repeats}
+        results = recording.write(ROOT / RESULTS / "frontier.json", about | {"cells": cells})
     (ROOT / "bench/frontier.md").write_text(page_of(results))
     draw(results)
 
