@@ -13,10 +13,9 @@ lengths that is the faster way (bench/frontier.md)::
 
 Each way to DIRECT ends with a comparison: the *pace* of the rounds so far (seconds a token of a chain) is kept, the target alone is
 observed for 12 iterations, and with both known for the same chains it is decided whether to stay. So a decision that chance has made costs
-a step, not a run; and as each loss raises what is expected of the next try, two modes that are equally fast do not take turns. Paces are
-kept by the number of live chains (`bucket_of`: 1, 2, 4, 8 ...); with fewer chains than any pace is known for, it is interpolated, linearly
-in their number, between that of the next known number and that which a single chain must have (a draft at its fastest, the acceptance, the
-target's fit). That is what brings a run back to speculation as its last chains are left.
+a step, not a run. Paces are kept by the number of live chains (`bucket_of`: 1, 2, 4, 8 ...); with fewer chains than any pace is known for,
+it is interpolated, linearly in their number, between that of the next known number and that which a single chain must have (a draft at its
+fastest, the acceptance, the target's fit). That is what brings a run back to speculation as its last chains are left.
 
 What holds whenever no method runs: `_rounds` has the rounds since the window began, less the first one of each chain, for which both
 engines compute its context, and after `check` and `losing` those that are to be compared; `_observed_from` is None unless every live
@@ -30,7 +29,7 @@ and takes 466 s.
 """
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
@@ -58,7 +57,8 @@ class Adaptive:
         """The last decisions, oldest first, each named after the arrow that it takes."""
         self._fit, self._acceptance = DirectFit(known.direct), Acceptance(known.acceptance)
         self._paces = {bucket_of(pace.chains): pace for pace in known.paces}
-        self._draft_s = math.inf if known.draft_s is None else known.draft_s
+        self._draft_s, self._drafted_few = (math.inf, False) if known.draft_s is None else (known.draft_s, True)
+        """Seconds a token of the draft's fastest call, and True once there was one with few chains."""
         self._step_tokens = known.step_tokens
         self._drafting_s = self._writing_s = 0.0
         """Seconds a token of the last drafts, and of the last steps that the target wrote in rounds; 0: none yet."""
@@ -71,8 +71,8 @@ class Adaptive:
         self._speculates = True
         self._rounds, self._lost_before = Rounds(), False
         """Of the window, and True if the window before it lost."""
-        self._lost_with: Counter[int] = Counter()
-        """How often rounds were ended as losing, by the number of live chains, as `bucket_of`."""
+        self._lost_with: set[int] = set()
+        """Numbers of live chains, as `bucket_of`, with which rounds were ended as losing."""
         self._to_skip = 0
         """Rounds that do not count yet."""
         self._observed_from: tuple[float, int | None, int] | None = None
@@ -85,7 +85,7 @@ class Adaptive:
         return Knowledge(
             direct=self._fit.weights,
             paces=tuple(pace for _, pace in sorted(self._paces.items())),
-            draft_s=None if self._draft_s == math.inf else self._draft_s,
+            draft_s=self._draft_s if self._drafted_few else None,
             step_tokens=self._step_tokens,
             acceptance=self._acceptance.share,
         )
@@ -143,8 +143,8 @@ class Adaptive:
         per_token = (end - submit) * n / max(output_tokens, 1)
         match purpose:
             case "draft" if output_tokens >= 8 * n:
-                if self._chains.at_least_one <= tuning.FEW_CHAINS:
-                    self._draft_s = min(self._draft_s, max(per_token, tuning.SHORTEST_S))
+                self._draft_s = min(self._draft_s, max(per_token, tuning.SHORTEST_S))
+                self._drafted_few = self._drafted_few or self._chains.at_least_one <= tuning.FEW_CHAINS
                 self._drafting_s += (per_token - self._drafting_s) * (0.05 if self._drafting_s else 1)
             case "answer" if self._speculates and not self._to_skip:
                 self._rounds.add_answer(output_tokens, end - submit)
@@ -237,8 +237,7 @@ class Adaptive:
         if self._rounds.count:
             self._learn()
         bucket = bucket_of(len(self._chains.running))
-        lost = self._lost_with[bucket]
-        if self._gain(bucket) >= (tuning.LOSING if bucket in self._paces and not lost else tuning.RETURNING ** (1 + lost)):
+        if self._gain(bucket) >= (tuning.LOSING if bucket in self._paces and bucket not in self._lost_with else tuning.RETURNING):
             self._switch("speculate", now)
 
     # What rounds gain.
@@ -259,7 +258,7 @@ class Adaptive:
     def _single_s(self) -> float:
         """Seconds a token of a chain that is alone in rounds, by what it drafts, verifies and writes."""
         target_s = self._fit.seconds(1, self._chains.context)
-        draft_s = tuning.DRAFT_COST * target_s if self._draft_s == math.inf else self._draft_s
+        draft_s = self._draft_s if self._drafted_few else min(self._draft_s, tuning.DRAFT_COST * target_s)
         return draft_s + target_s * (1.5 / self._step_tokens + 1 - self._acceptance.share)
 
     def _learn(self) -> None:
@@ -287,7 +286,7 @@ class Adaptive:
         gain, likely, most = (direct_s / rounds.pace(self._acceptance.above(each)) for each in (0.0, 1.0, tuning.EARLY_DEVIATIONS))
         lost = gain < tuning.LOSING
         if (early and most < tuning.LOSING) or (whole and lost and self._lost_before and likely < 1):
-            self._lost_with[bucket_of(rounds.chains)] += 1
+            self._lost_with.add(bucket_of(rounds.chains))
             self._switch("losing", now, gain)
         elif whole:
             self._step_tokens = rounds.step_tokens

@@ -3,13 +3,13 @@
 LOSING = 0.97
 """Below this gain rounds lose. A switch costs each chain about half a step, so that a smaller loss is not worth one."""
 RETURNING = 1.05
-"""The gain from which rounds are tried with a number of chains with which they never were, and once more to the power of each time that
-they lost with it: where neither mode is clearly faster, switching between them costs more than either."""
+"""The gain from which rounds are tried with a number of chains with which they never were, or lost before: where neither mode is clearly
+faster, switching between them costs more than either."""
 SURE = 1.25
 """The estimated gain from which direct mode need not be looked at early; the margin is for what the estimate leaves out."""
 FEW_CHAINS = 8
 """Only with so few chains is there an estimate, as verifications of more slow what the target writes beside them; and only with so few
-is a draft as fast as it is alone."""
+is a draft nearly as fast as it is alone."""
 LOOK_ROUNDS = 4
 """Rounds of each chain before direct mode is looked at."""
 LATE = 8
@@ -30,7 +30,7 @@ CHANGE = 3.0
 PRIOR_GAIN = 1.2
 """The gain that is assumed before any was seen; less than the mean of the map (1.7), because what loses must be noticed."""
 DRAFT_COST = 0.5
-"""What a token of a draft costs, in tokens of the target, as long as none was seen with few chains."""
+"""The most that a token of a draft alone is taken to cost, in tokens of the target, as long as none was seen with few chains."""
 PRIOR_ROUNDS = 6.0
 """Rounds that the prior weighs, and verdicts that its acceptance does."""
 MAX_ROUNDS = 64.0
