@@ -97,7 +97,7 @@ def test_the_target_alone_with_another_draft_inside_its_engine_is_another_row(ta
 def test_engines_with_the_same_models_stay_apart_and_have_each_its_own_target(table: Make) -> None:
     runs = []
     for share, latency in ((0.5, 4.0), (0.9, 6.0)):
-        target = {"backend": "torch", "model": "org/large", "kv": {"share": share}}
+        target = {"backend": "torch", "model": "org/large", "kv": {"share": share}, "slots": 10 * share}
         engines = {"draft": {"backend": "torch", "model": "org/small"}, "target": target}
         runs.append(table(f"target-{share}", [latency] * 2, graph="target", engines={"target": target}, drafters=()))
         runs.append(table(f"speccot-{share}", [2.0] * 2, graph="speccot", engines=engines))
@@ -109,6 +109,7 @@ def test_engines_with_the_same_models_stay_apart_and_have_each_its_own_target(ta
         ("SpecCoT", "0.9", "3"),
     ]
     assert "Not shown" not in found.note
+    assert "engines.target.slots" not in found.columns, "one field tells them apart"
     assert "engines.target.kv.share" not in paper_table(TABLES["speccot-2"], runs[:2]).columns
 
 

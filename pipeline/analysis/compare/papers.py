@@ -368,7 +368,7 @@ def _laid_out(layout: Layout, systems: Sequence[System], rows: Sequence[_Row], r
 
 
 def _varied(layout: Layout, rows: Sequence[_Row]) -> list[str]:
-    """Settings in which runs differ that the dimensions put into one cell; fields of engines only where nothing else tells two apart."""
+    """Settings in which runs differ that the dimensions put into one cell, fields of engines where nothing else tells runs apart."""
     places: dict[Key, list[_Row]] = {}
     said = (*UNNAMED, *layout.rows, *layout.columns, "system", *NAMED)
 
@@ -381,9 +381,11 @@ def _varied(layout: Layout, rows: Sequence[_Row]) -> list[str]:
     for members in places.values():
         names = dict.fromkeys(chain(*(each.at for each in members)))
         unlike = [name for name in names if len({told(each, [name]) for each in members}) > 1]
-        settings = [name for name in unlike if name not in said and not name.startswith("engines.")]
-        alike = len({told(each, settings) for each in members}) < len(members)
-        found |= dict.fromkeys([*settings, *(name for name in unlike if name.startswith("engines.") and alike)])
+        chosen = [name for name in unlike if name not in said and not name.startswith("engines.")]
+        for name in (name for name in unlike if name.startswith("engines.")):
+            if len({told(each, [*chosen, name]) for each in members}) > len({told(each, chosen) for each in members}):
+                chosen.append(name)
+        found |= dict.fromkeys(chosen)
     return list(found)
 
 
