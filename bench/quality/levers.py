@@ -18,21 +18,35 @@ from msgspec import Struct, structs
 from bench import over_target
 from bench.figures import RESULTS, ROOT, Results, go_on, grid, percent
 from bench.frontier import PATIENT, ROOMY
-from bench.quality.papers import ENGINES, PAIRS, Pair, score_steps
-from bench.runs import make, swept, write_problems
+from bench.runs import ARITH, make, swept, write_problems
 from pipeline.analysis.compare.figures import Compared
 from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.points import Point
+from pipeline.rewards.score import score_run
 from pipeline.session.options import RunOptions
 from pipeline.store.query import Query
 from pipeline.sweep.plan import SweepOptions
 
-BUILD = ROOT / "build/levers"
+BUILD, ENGINES = ROOT / "build/levers", ROOT / "graphs/engines"
 WRONG = 0.5
 """A step is wrong whose reward by the pair's own reward model is below this."""
 MACHINES = ("sim-2xh100-mps", "sim-2xh100")
 SIZES = {64: (8,), 384: (64, 128)}
 """Batch sizes by the number of problems."""
+
+
+class Pair(Struct, frozen=True):
+    """A bundled pair of models."""
+
+    name: str
+    problems: Path
+
+    @property
+    def reward_model(self) -> Path:
+        return ROOT / f"graphs/rewards/prm-{self.name}.yaml"
+
+
+PAIRS = (Pair("tiny", ARITH), Pair("wordy", ROOT / "datasets/wordy/test.parquet"))
 
 
 class Lever(Struct, frozen=True):
@@ -90,7 +104,7 @@ def _options(pair: Pair, lever: Lever, folder: Path, problems: int, samples: int
     return RunOptions(
         graph=ROOT / f"graphs/{lever.graph}.yaml",
         input=pair.problems,
-        engines=ENGINES / f"{pair.engines}.yaml" if pair.engines else None,
+        engines=ENGINES / f"{pair.name}.yaml",
         settings=lever.settings,
         limit=problems,
         samples=samples,
@@ -104,8 +118,8 @@ def wrong_unread(folder: Path, pair: Pair) -> float | None:
     with Query(folder) as query:
         if not query.scalar("SELECT count(*) FROM steps WHERE decision = 'unverified'"):
             return None
-    if flaw := score_steps(folder, pair.reward_model):
-        raise click.ClickException(flaw)
+    if not any((folder / "rewards").glob("*.parquet")):
+        score_run(folder, pair.reward_model)
     with Query(folder) as query:
         return float(
             query.scalar(

@@ -49,7 +49,7 @@ class Resources(Struct, frozen=True, order=True):
     servers: int = 0
     """Distinct addresses of servers; what these compute on is not known."""
     cores: int = 0
-    """CPU cores of the engines that compute on the CPU."""
+    """CPU cores of the engines that compute on the CPU: those that two engines share count once."""
     flops_per_s: float = 0.0
     """Sum over distinct simulated devices."""
     replays: int = 0
@@ -96,8 +96,8 @@ def resources(engines: Iterable[EngineFacts], replicas: int = 1) -> Resources:
     rates: dict[str, float] = {}
     names: set[str] = set()
     replays: set[str] = set()
-    cores = 0
-    for each in engines:
+    cores: dict[tuple[str, ...] | int, int] = {}
+    for place, each in enumerate(engines):
         named = (each.device_model,) if each.device_model else ()
         if each.replay is not None:
             replays.add(each.replay)
@@ -108,8 +108,8 @@ def resources(engines: Iterable[EngineFacts], replicas: int = 1) -> Resources:
             gpus.update(each.devices)
             names.update(named)
         servers.update(each.servers)
-        cores += each.cores
-    own = (len(gpus) * replicas, len(servers), cores * replicas, sum(rates.values()) * replicas, len(replays))
+        cores[each.devices or place] = each.cores
+    own = (len(gpus) * replicas, len(servers), sum(cores.values()) * replicas, sum(rates.values()) * replicas, len(replays))
     return Resources(*own, tuple(sorted(names | rates.keys())))
 
 

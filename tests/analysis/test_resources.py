@@ -31,6 +31,7 @@ def gpus(*numbers: int, model: str | None = None) -> EngineFacts:
     ("engines", "expected", "label"),
     [
         ([EngineFacts(devices=(f"CPU core {core}",), cores=1) for core in (0, 1)], Resources(cores=2), "2 cores"),
+        ([EngineFacts(devices=("CPU core 1",), cores=1)] * 2, Resources(cores=1), "1 core"),  # shared
         ([gpus(0), gpus(0)], Resources(gpus=1), "1 GPU"),
         ([gpus(0, model="H200"), gpus(0, 1)], Resources(gpus=2, names=("H200",)), "2 GPUs (H200)"),
         ([EngineFacts(servers=(f"http://{each}",)) for each in "xyx"], Resources(servers=2), "2 servers"),

@@ -73,6 +73,11 @@ def test_every_table_of_a_paper_has_a_study_that_says_how_it_is_run() -> None:
     assert [name for name, path in STUDIES.items() if f"# pipeline study {name}\n" not in path.read_text()] == []
 
 
+def test_a_variant_of_the_engines_file_is_a_setting_of_all_systems(study: Write) -> None:
+    plan = plan_study(study(engines=["sim-2xh100"], set={"variant": "draft-model"}))
+    assert labels(plan) == ["target draft-model", "speccot draft-model"]
+
+
 @pytest.mark.slow
 def test_params_data_sets_and_seeds_are_multiplied(study: Write, tmp_path: Path) -> None:
     other = write_problems(tmp_path, 3)
