@@ -10,7 +10,6 @@ The draft stops on purpose once it solves half of the validation problems. The t
 verify afterwards; everything mixed from the start is far slower. The test set is never read here.
 """
 
-import functools
 import json
 import math
 import random
@@ -32,6 +31,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from wordy_examples import MOST, WordyExamples
 
 from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.engines.torch.spec import cpu_has_bfloat16
 
 SHAPES = {
     "draft": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 2},
@@ -162,13 +162,6 @@ def processor_s() -> float:
     return time.process_time() / torch.get_num_threads()
 
 
-@functools.cache
-def has_bfloat16(device: str) -> bool:
-    """Whether `device` computes in bfloat16: a processor without AVX-512 or AMX for it takes ten times as long as in float32."""
-    found = torch.cpu.get_capabilities()
-    return not device.startswith("cpu") or any(found.get(each, False) for each in ("avx512_bf16", "amx_bf16", "bf16"))
-
-
 class Trainer:
     """One model, its optimisers on a cosine that ends with the time given, and its log."""
 
@@ -200,7 +193,9 @@ class Trainer:
             optimiser.param_groups[0]["lr"] = rate * scale
             optimiser.zero_grad(set_to_none=True)
         self.model.train()
-        with torch.autocast(self.device.split(":")[0], dtype=torch.bfloat16, enabled=has_bfloat16(self.device)):
+        with torch.autocast(
+            self.device.split(":")[0], dtype=torch.bfloat16, enabled=not self.device.startswith("cpu") or cpu_has_bfloat16()
+        ):
             loss = loss_of(self.model, self._body, batch, self.device, self.verifies)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

@@ -16,7 +16,7 @@ from pipeline.engines.model_card import DTYPE_BYTES, ModelCard, Part, missing, r
 from pipeline.engines.models import load_tokenizer, resolve, tokenizer_of
 from pipeline.engines.process.engine import InterruptibleWorkerEngine, WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
-from pipeline.engines.torch.spec import SMALL_PARAMETERS, TorchSpec
+from pipeline.engines.torch.spec import TorchSpec, float32_on_cpu
 from pipeline.system.machine import Gpu, Machine, bindable_cores, gib
 from pipeline.system.worker_process import Program
 
@@ -122,8 +122,7 @@ def need_of(spec: TorchSpec, card: ModelCard, adapters: Mapping[str, AdapterCard
     """The memory that an engine takes on `gpu`, or (None) on the CPU; its cache grows to a whole context for each of its slots."""
     dtype: str = spec.dtype
     if dtype == "auto":
-        small = card.parameters is not None and card.parameters < SMALL_PARAMETERS
-        dtype = "float32" if gpu is None and small else card.dtype or "bfloat16"
+        dtype = "float32" if gpu is None and float32_on_cpu(card.parameters) else card.dtype or "bfloat16"
     weights, value = card.weights_bytes(dtype), DTYPE_BYTES[dtype]
     return Need(
         weights_bytes=None if weights is None else weights + sum(each.parameters for each in adapters.values()) * value,

@@ -20,7 +20,7 @@ from pipeline.engines.torch.adapters import Adapters
 from pipeline.engines.torch.cache import AttentionShape, BatchLayout, KVCache, PrefillChunk
 from pipeline.engines.torch.runner import BatchRunner, LoadedModel
 from pipeline.engines.torch.slots import SlotTable
-from pipeline.engines.torch.spec import SMALL_PARAMETERS, TorchSpec
+from pipeline.engines.torch.spec import TorchSpec, float32_on_cpu
 from pipeline.engines.torch.tensors import flaw_in_conversion, flaw_in_loading, flaw_in_pickle
 from pipeline.errors import PipelineError
 
@@ -71,7 +71,7 @@ def _module(name: str, spec: TorchSpec, device: str) -> Any:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
     else:
         model = _whole(name, dtype=dtype, **options)
-    if device == "cpu" and spec.dtype == "auto" and model.num_parameters() < SMALL_PARAMETERS:
+    if device == "cpu" and spec.dtype == "auto" and float32_on_cpu(model.num_parameters()):
         model = model.float()
     return model.to(device).eval()
 

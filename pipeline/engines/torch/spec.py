@@ -1,6 +1,8 @@
 """The keys that an engines file may hold for an engine `torch`."""
 
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -10,6 +12,23 @@ from pipeline.graph.spec import AdapterName, RestartableSpec
 
 SMALL_PARAMETERS = 20_000_000
 """Below this number of parameters a CPU has the weights in its caches, and float32 is faster there and rounds less."""
+BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
+"""What Linux calls instructions on numbers of this type, on x86 and Arm."""
+
+
+def float32_on_cpu(parameters: int | None) -> bool:
+    """Whether `dtype: auto` computes a model of that many parameters (None: not known) in float32 on this machine's CPU."""
+    return (parameters is not None and parameters < SMALL_PARAMETERS) or not cpu_has_bfloat16()
+
+
+@cache
+def cpu_has_bfloat16() -> bool:
+    """Whether this machine's CPU has instructions for bfloat16; one that has none took 40 times as long for a product of matrices as in
+    float32. False where the system does not say."""
+    try:
+        return not BFLOAT16_FLAGS.isdisjoint(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return False
 
 
 class TorchSpec(RestartableSpec, frozen=True, kw_only=True, tag="torch"):
@@ -20,7 +39,8 @@ class TorchSpec(RestartableSpec, frozen=True, kw_only=True, tag="torch"):
     device: Literal["auto", "cpu", "cuda", "cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4", "cuda:5", "cuda:6", "cuda:7"] = "auto"
     """`auto`: the first CUDA device, or the CPU if there is none."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """Number type of the weights; `auto`: that of the checkpoint; on a CPU below 20 million parameters float32, which is faster there."""
+    """Number type of the weights; `auto`: that of the checkpoint, but on a CPU float32 below 20 million parameters, or where it has no
+    instructions for bfloat16, as it is faster there."""
     max_num_seqs: Annotated[int, Meta(ge=1, le=4096)] = 64
     """Maximum number of sequences computed together; a request for n candidates counts as n."""
     max_model_len: Annotated[int, Meta(ge=16, le=1_000_000_000)] | None = None
