@@ -190,7 +190,9 @@ class Adaptive:
     def _look(self, now: float) -> list[int]:
         """Look at what the target did, though no chain has ended a step; returns whose request is to be interrupted for that."""
         self._wake_at, asked = math.inf, list[int]()
-        if self._observed_from is None or not self._chains.running:
+        if not self._chains.running:
+            self._observed_from = None  # the next chain begins another
+        if self._observed_from is None:
             return asked
         (since, before, requests), target, long = self._observed_from, self._statistics(), self._observation_s()
         pause = max(long, 0.01 * (now - self._start))

@@ -148,6 +148,17 @@ def test_events_at_one_moment_and_chains_without_a_step_do_no_harm() -> None:
     assert control.wake() == math.inf
 
 
+def test_a_look_while_no_chain_runs_is_not_the_last_one() -> None:
+    control = Adaptive(lambda: EngineStatistics(written_tokens=0), known=KNOWN_TO_LOSE, most=1)
+    control.enter(0, 0.0)
+    assert control.mode(0, 100, 0.0) == "direct"
+    control.leave(0, 0.1)
+    assert list(control.interrupts(control.wake())) == []
+    control.enter(1, 5.0)
+    assert control.mode(1, 100, 5.0) == "direct"
+    assert control.wake() < math.inf
+
+
 @pytest.mark.parametrize(("pace", "mode"), [(0.025, "speculative"), (0.05, "direct")])
 def test_a_run_begins_as_it_is_known_to_be_faster_with_as_many_chains_as_it_will_have(pace: float, mode: str) -> None:
     known = Knowledge(direct=(0.03, 0.0, 0.0), paces=(RoundPace(1, 0.01, 1000, 64), RoundPace(64, pace, 1000, 64)), draft_s=0.004)
