@@ -5,9 +5,9 @@
 The map is SIMULATED: machines x lengths of thoughts x batch sizes, each cell the target alone, SpecReason with `always`, and `auto`, with
 more than one seed where thoughts are short and a run ends with the longest of them. The other setups are measured: the bundled pair and an
 inflated target on the torch engine, and vLLM's CPU engine, one system after the other in each repeat, so many chains that the target alone
-takes a minute. Then `auto` once more with what its first run has learnt. Each sweep and run is kept in build/frontier/NAME and continued
-when it is started again, so that nothing finished is run twice. Writes bench/results/frontier.json, and from that bench/frontier.md and
-its charts (they need Chromium, which kaleido drives).
+takes about a minute. Then `auto` once more with what its first run has learnt. Each sweep and run is kept in build/frontier/NAME and
+continued when it is started again, so that nothing finished is run twice. Writes bench/results/frontier.json, and from that
+bench/frontier.md and its charts (they need Chromium, which kaleido drives).
 """
 
 import statistics
@@ -80,11 +80,12 @@ named, with its ratio to the target alone. How far simulated speed-ups by token-
 [calibration.md](calibration.md)."""
 
 MEASURED_SO = """\
-On measured machines the target alone takes a minute or more, the systems run in turns, and a ratio is taken within a turn: medians of
-{repeats} turns for the target alone, of {seconds} for second runs; one turn for `always`, token-level baselines and the first `auto`."""
+On measured machines, where the target alone takes {low:.0f} to {high:.0f} s, the systems run in turns, and ratios are taken within a
+turn. The target alone had at least {repeats} turns, second runs at least {seconds}; `always`, token-level baselines and the first `auto`
+had one."""
 KEPT = """\
-Simulated runs of the target alone, of `always` and of token-level speculation were made at commits {commits}. At the commit of this page
-{checked} cells of them were run again and were equal to the digit."""
+Simulated runs of the target alone, of `always` and of token-level speculation are of commits {commits}. At the commit of this page those of
+{checked} cells were run again, and were equal to the digit."""
 
 
 class Setup(Struct, frozen=True, kw_only=True):
@@ -366,7 +367,9 @@ def page_of(results: Results) -> str:
         ]
         parts.append(ratios(here))
     sharing = f"{over_target.under_mps(results)} How far that is from what was measured: [calibration.md](calibration.md)."
-    turns = MEASURED_SO.format(repeats=results["repeats"], seconds=results["repeats"] - 1)
+    seconds = [cell["problems"] / cell["target"] for cell in cells if not cell["simulated"]]
+    low, high = min(seconds, default=0), max(seconds, default=0)
+    turns = MEASURED_SO.format(low=low, high=high, repeats=results["repeats"], seconds=results["repeats"] - 1)
     kept = [KEPT.format(**results["kept"])] if "kept" in results else []
     introduction = "\n\n".join([INTRODUCTION, sharing, BEST, turns, *kept])
     return over_target.page("Where `speculate: auto` is faster than the target alone", results, introduction, verdict(cells), parts)

@@ -14,8 +14,8 @@ Cells = list[dict[str, Any]]
 Line = Mapping[float, float | None]
 """Ratios by batch size; None at a place between two of them interrupts the line."""
 PICTURE = Path("docs/pages/concepts/over-target.svg")
-SIZES = (1, 8, 32, 128)
-"""Batch sizes that were measured as well as simulated."""
+SIZES = (1, 32, 128)
+"""Batch sizes of the short tables."""
 ROWS = {
     ("torch", "arith"): "toy pair, PyTorch on two CPU cores, measured",
     ("torch-inflated", "arith"): "toy draft, target of 100 million parameters, the same machine, measured",
