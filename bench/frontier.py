@@ -85,7 +85,7 @@ turn. The target alone had at least {repeats} turns, second runs at least {secon
 had one."""
 KEPT = """\
 Simulated runs of the target alone, of `always` and of token-level speculation are of commits {commits}. At the commit of this page those of
-{checked} cells were run again, and were equal to the digit."""
+{checked} cells were run again, and were equal to the digit. Of those commits are also the runs with `auto` of {auto}."""
 
 
 class Setup(Struct, frozen=True, kw_only=True):
