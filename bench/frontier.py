@@ -83,9 +83,6 @@ MEASURED_SO = """\
 On measured machines, where the target alone takes {low:.0f} to {high:.0f} s, the systems run in turns, and ratios are taken within a
 turn. The target alone had at least {repeats} turns, second runs at least {seconds}; `always`, token-level baselines and the first `auto`
 had one."""
-KEPT = """\
-Simulated runs of the target alone, of `always` and of token-level speculation are of commits {commits}. At the commit of this page those of
-{checked} cells were run again, and were equal to the digit. Of those commits are also the runs with `auto` of {auto}."""
 
 
 class Setup(Struct, frozen=True, kw_only=True):
@@ -370,8 +367,7 @@ def page_of(results: Results) -> str:
     seconds = [cell["problems"] / cell["target"] for cell in cells if not cell["simulated"]]
     low, high = min(seconds, default=0), max(seconds, default=0)
     turns = MEASURED_SO.format(low=low, high=high, repeats=results["repeats"], seconds=results["repeats"] - 1)
-    kept = [KEPT.format(**results["kept"])] if "kept" in results else []
-    introduction = "\n\n".join([INTRODUCTION, sharing, BEST, turns, *kept])
+    introduction = "\n\n".join([INTRODUCTION, sharing, BEST, turns, *results.get("remarks", ())])
     return over_target.page("Where `speculate: auto` is faster than the target alone", results, introduction, verdict(cells), parts)
 
 

@@ -45,8 +45,8 @@ def table(results: Results) -> str:
     found = grid(("system", "batch size", "predicted, s", "recorded, s", "error"), rows)
     bounded = [row for row in rows if not row[4]]
     said = (
-        f"Median error {percent(results['median_error'])} over the {len(rows) - len(bounded)} configurations that are simulated; "
-        f"{results['wrong_bounds']} of {len(bounded)} bounds are above what was recorded; the fastest is predicted to be number "
+        f"Median error {percent(results['median_error'])} over those that are simulated, {len(rows) - len(bounded)} of {len(rows)}. Bounds "
+        f"above what was recorded: {results['wrong_bounds']} of {len(bounded)}. Place of the fastest in the prediction: "
         f"{results['rank_of_fastest']}. The fitted times of calls are off by {percent(results['fit_error'])}; the {results['repeats']} "
         f"runs of a configuration differ by {percent(results['spread'])} in the median. "
         f"The load was {results['load'][0]} before the pilot, {results['load'][1]} after the last run. "

@@ -16,8 +16,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from msgspec import structs
 
 from bench.figures import RESULTS, ROOT, Results, begin, grid, percent
 from bench.runs import PROGRAM, say, whole, write_problems
+from pipeline.cli.live import repeated
 from pipeline.cluster import fleet
 from pipeline.cluster.ray_actors import solve_on_ray
 from pipeline.session.observer import Observer, View
@@ -107,24 +108,16 @@ def linear_table(results: Results) -> str:
 # Faults.
 
 
-@contextmanager
-def _watching(act: Callable[[View], object], at: Callable[[View], bool], view: View) -> Iterator[None]:
+def _watching(act: Callable[[View], object], at: Callable[[View], bool], view: View) -> AbstractContextManager[None]:
     """Acts once, when a run has come so far."""
-    ended = threading.Event()
+    acted = threading.Event()
 
-    def wait() -> None:
-        while not ended.wait(0.01):
-            if at(view):
-                act(view)
-                return
+    def look() -> None:
+        if not acted.is_set() and at(view):
+            acted.set()
+            act(view)
 
-    thread = threading.Thread(target=wait)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    return repeated(0.01, look)
 
 
 class Faults:

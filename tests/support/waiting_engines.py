@@ -1,11 +1,12 @@
 """Runs of replicas whose engines wait in real time in place of computing."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from pipeline.cli.live import repeated
 from pipeline.session.observer import Observer, View
 from pipeline.session.options import RunOptions
 from tests.support.paths import ROOT
@@ -19,23 +20,15 @@ ENGINE = (
 
 def when(done: int, act: Callable[[View], object], told: list[str]) -> Observer:
     """An observer that acts once, when so many chains are done."""
-    over = threading.Event()
+    acted = threading.Event()
 
-    @contextmanager
-    def watch(view: View) -> Iterator[None]:
-        def wait() -> None:
-            while not over.wait(0.01):
-                if view.progress.done >= done:
-                    act(view)
-                    return
+    def watch(view: View) -> AbstractContextManager[None]:
+        def look() -> None:
+            if not acted.is_set() and view.progress.done >= done:
+                acted.set()
+                act(view)
 
-        thread = threading.Thread(target=wait)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+        return repeated(0.01, look)
 
     return Observer(watch=watch, tell=told.append)
 
