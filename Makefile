@@ -70,7 +70,7 @@ bench-parent: .venv/ready
 	$(BIN)/python -m bench.cost.against_parent
 
 # Before a release: all figures of the docs, measured again and written there, in about nine hours on a machine that does nothing else.
-release-figures: .venv/vllm build/inflated.yaml
+release-figures: .venv/vllm build/inflated.yaml build/rambling-aligned
 	rm -rf build/scaling build/frontier build/papers build/training build/levers build/plan build/plan-vllm
 	$(BIN)/python bench/figures.py
 
@@ -79,6 +79,14 @@ build/inflated.yaml: .venv/ready
 	$(BIN)/python tools/inflate.py pipeline/models/tiny-target build/inflated-target
 	echo '{draft: {backend: torch, model: "bundled:tiny-draft"}, target: {backend: torch, model: build/inflated-target},' \
 	'params: {specreason: {prompts: default}, gated: {prompts: default}, scot: {prompts: default}, best-of-n: {prompts: default}}}' > $@
+
+# The draft of the pair rambling, after it learnt to think as its target does (SCoT 3.3).
+build/rambling-aligned: .venv/ready
+	rm -rf build/alignment
+	$(BIN)/pipeline run target --engines rambling --input datasets/wordy/validation.parquet --output build/alignment/target
+	$(BIN)/pipeline export build/alignment/target --as sft --model bundled:rambling-draft -o build/alignment/thoughts.parquet
+	$(BIN)/pipeline train draft wordy-draft --set model=bundled:rambling-draft --set 'data=[build/alignment/thoughts.parquet]' --output build/alignment/adapter
+	$(BIN)/pipeline train merge build/alignment/adapter -o $@
 
 # What a run needs, and nothing for development.
 .venv/run: pyproject.toml

@@ -1,6 +1,6 @@
 """What holds of the claims of the three papers, with the bundled pairs of models and on simulated machines.
 
-    python -m bench.quality.papers            most of an hour on two quiet cores; `make build/inflated.yaml` first
+    python -m bench.quality.papers            most of an hour on two quiet cores; `make build/inflated.yaml build/rambling-aligned` first
     python -m bench.quality.papers --small    a few problems each, in minutes: goes through everything, prints the page, and keeps nothing
 
 The runs are those of the study bench/quality/papers.yaml, kept in build/papers and continued when this is started again. Writes
@@ -37,16 +37,20 @@ PAGE, TABLES = ROOT / "bench/papers.md", ROOT / "bench/papers"
 INTRODUCTION = """\
 # The papers' claims
 
-None of the papers' own models was run. What stands here was measured with toy models on a CPU, two bundled pairs, `tiny` and `wordy`, each
-for one kind of problem, and `inflated`, which is `tiny` with a target of 100 million parameters; or was simulated (sim MACHINE/TEXTS).
-{simulator} A claim that holds shows that this implementation has the effect where models have the property that it rests on; it says
-nothing about other models, and what does not hold says nothing about the papers' ones. Settings, and what each paper leaves open:
-[The papers](../docs/pages/reproduce/papers.md).
+None of the papers' own models was run. What stands here was measured with toy models on a CPU: the bundled pairs `tiny` and `wordy`, each
+for one kind of problem, `rambling`, the target of `wordy` with a draft that thinks longer than it does, and `inflated`, which is `tiny`
+with a target of 100 million parameters; or was simulated (sim MACHINE/TEXTS). {simulator} A claim that holds shows that this implementation
+has the effect where models have the property that it rests on; it says nothing about other models, and what does not hold says nothing
+about the papers' ones. Settings, and what each paper leaves open: [The papers](../docs/pages/reproduce/papers.md).
 
 A claim *holds* at a site where the whole 95 % interval is on its side, *does not hold* where the whole interval is on the other, and
 *cannot be said* where it includes the bound or there is none. Intervals are over problems; of a ratio of measured times they are wider by
 what runs of the same work differ in. A speed-up is printed as a product: shorter text x tokens a second. *Shown* is what holds at one site
 or more; the others stand beside it, and the headlines are not told again below."""
+
+WHAT_WAS_RUN = """\
+Figures of every run with their intervals are in the files. Runs of the kinds `quality` and `training` were not alone on the machine: their
+times say nothing."""
 
 
 def planned(folder: Path, *, small: bool) -> SweepPlan:
@@ -112,7 +116,7 @@ def page(about: str, sites: Sequence[Site]) -> str:
     for group in get_args(Group):
         if rows := [_row(each) for each in judged if each.group == group and not each.claim.why]:
             parts += [f"**{group.capitalize()}**", grid(("where", "claim", "their number", "here", ""), rows)]
-    parts += ["## What was run", "Figures of every run with their intervals are in the files.", _sites(sites)]
+    parts += ["## What was run", WHAT_WAS_RUN, _sites(sites)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -90,7 +90,7 @@ def carry_out(plan: SweepPlan, observer: Observer | None = None, done: Done | No
         try:
             run_missing(prepared, finished, observer, attend)
         except PipelineError as failure:
-            if not finished.points:
+            if not finished.points and not isinstance(failure, Interrupted):  # whoever interrupts is told how to resume
                 raise
             error = failure
     points = [finished.points[each.name] for each in plan.points if each.name in finished.points]

@@ -127,9 +127,9 @@ def test_an_interrupt_ends_all_processes(tmp_path: Path) -> None:
         await anyio.to_thread.run_sync(wait_for, lambda: any((tmp_path / "sweep/runs").glob("*/run.json")))
         stop.abort()
 
-    with pytest.raises(Interrupted):
-        sweep(options(tmp_path, input=write_problems(tmp_path, 500), batch_sizes=(1, 2)), attend=interrupt)
-    assert workers() == []
+    result = sweep(options(tmp_path, input=write_problems(tmp_path, 500), batch_sizes=(1, 2)), attend=interrupt)
+    assert isinstance(result.error, Interrupted)
+    assert (result.exit_code, workers()) == (130, [])
 
 
 def workers() -> list[psutil.Process]:
