@@ -189,7 +189,33 @@ def page_of(results: Results) -> str:
     ]
     sections += [f"## Speed: {over_target.MACHINES.get(name, name)}, simulated\n\n{_speeds(results, name)}" for name in MACHINES]
     introduction = INTRODUCTION.format(samples=results["samples"], wrong=WRONG)
-    return over_target.page("What each lever does", results, introduction, [], sections)
+    return over_target.page("What each lever does", results, introduction, verdict(results), sections)
+
+
+def verdict(results: Results) -> list[str]:
+    """What costs accuracy, and what is no faster than the best baseline: what does not pay."""
+    said = []
+    for pair in dict.fromkeys(row["pair"] for row in results["accuracy"]):
+        gains = {row["lever"]: row["gain"] for row in results["accuracy"] if row["pair"] == pair and row["lever"] != BASELINE.name}
+        for less, what in ((True, "costs accuracy, its interval is below 0"), (False, "gains accuracy, its interval is above 0")):
+            certain = [f"{lever} {gain['value']:+.1%}" for lever, gain in gains.items() if (gain["high"] < 0 if less else gain["low"] > 0)]
+            said.append(f"Pair `{pair}`, {what}: {', '.join(certain) or 'nothing'}.")
+    for machine in dict.fromkeys(row["machine"] for row in results["speed"]):
+        baselines, ours = (
+            [row for row in results["speed"] if row["machine"] == machine and row["baseline"] is which] for which in (True, False)
+        )
+        best = {row["batch_size"]: row["problems_per_s"] for row in sorted(baselines, key=lambda row: row["problems_per_s"])}
+        faster = {_label(row): False for row in ours}
+        for row in ours:
+            faster[_label(row)] |= row["problems_per_s"] > best[row["batch_size"]]
+        slow = ", ".join(label for label, once in faster.items() if not once) or "nothing"
+        said.append(f"{over_target.MACHINES.get(machine, machine)}, simulated, at no batch size faster than the best baseline: {slow}.")
+    return said
+
+
+def _label(row: dict[str, Any]) -> str:
+    system = f"{row['system']}, EAGLE-3 inside the target" if row["inside"] else row["system"]
+    return f"*{system}*" if row["baseline"] else str(system)
 
 
 def _accuracies(results: Results, pair: str) -> str:
@@ -209,13 +235,9 @@ def _speeds(results: Results, machine: str) -> str:
     sizes = sorted({row["batch_size"] for row in here})
     alone = {row["batch_size"]: row["problems_per_s"] for row in here if row["system"] == BASELINE.name and not row["inside"]}
     rows = []
-    for system, inside in dict.fromkeys((row["system"], row["inside"]) for row in here):
-        own = {row["batch_size"]: row for row in here if (row["system"], row["inside"]) == (system, inside)}
-        baseline = next(iter(own.values()))["baseline"]
-        if baseline and inside:
-            continue  # the target alone with token-level speculation is a baseline of the sweep without
-        label = f"*{system}*" if baseline else f"{system}, EAGLE-3 inside the target" if inside else system
-        rows.append((label, *(f"{own[size]['problems_per_s'] / alone[size]:.2f}" for size in sizes)))
+    for label in dict.fromkeys(_label(row) for row in here if not (row["baseline"] and row["inside"])):  # these are in the sweep without
+        own = {row["batch_size"]: row["problems_per_s"] for row in here if _label(row) == label}
+        rows.append((label, *(f"{own[size] / alone[size]:.2f}" for size in sizes)))
     return grid(("times the target alone; baselines in italics", *(f"batch size {size}" for size in sizes)), rows)
 
 

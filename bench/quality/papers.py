@@ -1,6 +1,6 @@
 """What holds of the claims of the three papers, with the bundled pairs of models and on simulated machines.
 
-    python -m bench.quality.papers            most of an hour on two quiet cores; `make build/inflated.yaml build/rambling-aligned` first
+    python -m bench.quality.papers            one to two hours on two quiet cores; `make build/inflated.yaml build/rambling-aligned` first
     python -m bench.quality.papers --small    a few problems each, in minutes: goes through everything, prints the page, and keeps nothing
 
 The runs are those of the study bench/quality/papers.yaml, kept in build/papers and continued when this is started again. Writes
