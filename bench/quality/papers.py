@@ -49,8 +49,8 @@ what runs of the same work differ in. A speed-up is printed as a product: shorte
 or more; the others stand beside it, and the headlines are not told again below."""
 
 WHAT_WAS_RUN = """\
-Figures of every run with their intervals are in the files. Runs of the kinds `quality` and `training` were not alone on the machine: their
-times say nothing."""
+Figures of every run with their intervals are in the files. Do not compare the times of the kinds `quality` and `training`: other work may
+have run beside them, and no claim is about them."""
 
 
 def planned(folder: Path, *, small: bool) -> SweepPlan:
