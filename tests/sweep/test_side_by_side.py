@@ -66,7 +66,8 @@ def test_parts_are_cut_so_that_all_processes_have_work(tmp_path: Path) -> None:
 def test_real_engines_side_by_side_have_devices_of_their_own(tmp_path: Path) -> None:
     said: list[str] = []
     alone = ROOT / "graphs/target.yaml"  # one engine: a core is enough for it
-    given = options(tmp_path, graphs=(alone,), engines=(), batch_sizes=(2, 4), repeats=1, limit=4, warm_up=2)
+    few: dict[str, Any] = {"batch_sizes": (2, 4), "repeats": 1, "limit": 4, "warm_up": 2}
+    given = options(tmp_path, graphs=(alone,), engines=(), settings=("engines.*.device=cpu",), **few)
     result = sweep(given, Observer(tell=said.append))
     assert (result.error, [point.batch_size for point in result.points]) == (None, [2, 4])
     first, second, *_ = [share.words for share in divided({"target": TorchSpec(model="", device="cpu")}, look(), 2).shares]
