@@ -75,13 +75,21 @@ LEVERS = (
     Lever("judged by reward, 3 candidates", "rsd", ("candidates=3",)),
 )
 """Those whose accuracy is measured."""
+SURE = "sure=-0.158"
+"""Of the simulated gates: a tenth of the wrong steps is surer, whatever the gate's AUC (`simulated_confidence`), and of the right ones 37 %
+at an AUC of 0.75, the engines files' assumption, and 70 % at 0.9."""
+GOOD = "engines.draft.text.gate_auc=0.9"
 SYSTEMS = (
     Lever("SpecReason", "specreason"),
     Lever("short question", "specreason", ("prompts=short",)),
-    Lever("gate", "gated"),
-    Lever("gate, short question", "gated", ("prompts=short",)),
+    Lever("gate", "gated", (SURE,)),
+    Lever("gate, short question", "gated", (SURE, "prompts=short")),
+    Lever("gate of AUC 0.9", "gated", (SURE, GOOD)),
+    Lever("gate of AUC 0.9, short question", "gated", (SURE, GOOD, "prompts=short")),
 )
 """Those whose speed is simulated, each alone and with EAGLE-3 inside the target."""
+AIMS = {"gated": (2.7, 2.6, 1.3), "specreason": (2.4, 2.2, 1.1)}
+"""Under MPS by graph: times the target alone at batch sizes of 8 to 64, and at 128, and times the best baseline."""
 
 
 def accuracy(problems: int, samples: int) -> Iterator[dict[str, Any]]:
@@ -124,8 +132,7 @@ def wrong_unread(folder: Path, pair: Pair) -> float | None:
         return float(
             query.scalar(
                 """
-                SELECT (SELECT count(*) FROM rewards
-                        WHERE selected AND decision = 'unverified' AND candidate_index IS NOT NULL AND reward < $wrong) / count(*)
+                SELECT (SELECT count(*) FROM rewards WHERE selected AND decision = 'unverified' AND reward < $wrong) / count(*)
                 FROM steps""",
                 wrong=WRONG,
             )
@@ -139,8 +146,10 @@ def speed() -> Iterator[dict[str, Any]]:
             for variant in ("", "eagle3"):
                 for lever in SYSTEMS:
                     name = f"{machine}-{problems}-{variant or 'plain'}-{lever.name}".replace(" ", "_").replace(",", "")
-                    for point in swept(_sweep(name, machine, lever, variant, problems, sizes), name):
-                        yield _row(machine, lever, variant, point)
+                    points = swept(_sweep(name, machine, lever, variant, problems, sizes), name)
+                    unread = _unread(BUILD / name / "runs") if lever.graph == "gated" else {}
+                    for point in points:
+                        yield _row(machine, lever, variant, point) | ({} if point.baseline else unread)
 
 
 def _sweep(name: str, machine: str, lever: Lever, variant: str, problems: int, sizes: tuple[int, ...]) -> SweepOptions:
@@ -157,6 +166,14 @@ def _sweep(name: str, machine: str, lever: Lever, variant: str, problems: int, s
         output=BUILD / name,
         resume=True,
     )
+
+
+def _unread(runs: Path) -> dict[str, float]:
+    """The shares of all steps of simulated runs that nothing verified, and of those that are wrong besides: they hold the word `no`."""
+    with Query(*runs.glob("gated*")) as query:
+        unverified = "count(*) FILTER (decision = 'unverified'"
+        unread, wrong = (f"{unverified}{more}) / count(*) FROM steps" for more in ("", r" AND regexp_matches(step_text, '\bno\b')"))
+        return {"unread": float(query.scalar(f"SELECT {unread}")), "wrong_unread": float(query.scalar(f"SELECT {wrong}"))}
 
 
 def _row(machine: str, lever: Lever, variant: str, point: Point) -> dict[str, Any]:

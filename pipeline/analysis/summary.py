@@ -23,6 +23,7 @@ from pipeline.analysis.time.timeline import Timeline, timeline
 from pipeline.analysis.time.work import RunTimes, read_work
 from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
+from pipeline.graph.plan import Plan
 from pipeline.store.query import Query
 from pipeline.store.run_file import FILE, RunFile
 
@@ -164,7 +165,7 @@ def summarize_work(work: RunTimes) -> Summary:
         left=left(file, over, chains.cancelled, tokens, wall_s, cost),
         wall_time_s=wall_s,
         **_chain_figures(db, chains, wall_s),
-        **_step_figures(steps, wall_s),
+        **_step_figures(steps, file.plan, wall_s),
         draft_tokens=drafted,
         wasted_draft_tokens=drafted - steps.kept_draft_tokens,
         option_mass=option_mass(read_masses(db)),
@@ -270,13 +271,14 @@ def _stage(sums: _Calls, times: Timeline) -> StageSummary:
     return StageSummary(sums.calls, sums.failed_calls, sums.input_tokens, sums.output_tokens, in_flight_s, sums.wait_s)
 
 
-def _step_figures(steps: _Steps, wall_s: float | None) -> dict[str, Any]:
+def _step_figures(steps: _Steps, plan: Plan, wall_s: float | None) -> dict[str, Any]:
     counted = ("steps", "verified_steps", "accepted_steps", "fallback_steps", "unverified_steps", "thought_tokens")
+    gated = steps.unverified_steps or any(node.spec.gates for node in plan.stages())
     return {name: getattr(steps, name) for name in counted} | {
         "steps_per_s": _over(steps.steps, wall_s),
         "acceptance_rate": _over(steps.accepted_steps, steps.verified_steps),
         "fallback_rate": _over(steps.fallback_steps, steps.verified_steps),
-        "unread_share": _over(steps.unverified_steps, steps.steps),
+        "unread_share": _over(steps.unverified_steps, steps.steps) if gated else None,
         "draft_share": _over(steps.drafted_tokens, steps.thought_tokens),
     }
 

@@ -17,27 +17,30 @@ from msgspec import structs
 from pipeline.errors import InputError, UsageError, boundary
 from pipeline.files import new_file
 from pipeline.graph.plan import Plan, settings_of
+from pipeline.runtime.schedule import ScheduleName
 from pipeline.runtime.speculation.modes import Knowledge
 from pipeline.store.run_file import FILE, RunFile, SpeculationRecord, host
 from pipeline.system.machine import cuda_mps, gpus
 
+TRIALS = ("answer_confident", "answer_stable", "every")
+"""What decides in an `until` when a trial answer is asked for."""
 CACHE, NOTHING, START = "cache", "nothing", ":start"
 """Values of `speculate_from`, and the end of one that names what a run began with in place of what it had learnt in the end."""
 
 
 def begun_with(
-    plan: Plan, speculate_from: str | None, *, virtual: bool, before: SpeculationRecord | None = None
+    plan: Plan, speculate_from: str | None, *, virtual: bool, schedule: ScheduleName = "pipelined", before: SpeculationRecord | None = None
 ) -> SpeculationRecord | None:
     """What a run of `plan` begins with; None where nothing is decided during it. `before` is the record of the session that it goes on
     from, which holds what another run knew, whatever became of that one.
 
-    Raises `UsageError` where `speculate_from` names a run that knows nothing, or was of other engines or another loop.
+    Raises `UsageError` where `speculate_from` names a run that knows nothing, or was of other engines, another loop or schedule.
     """
     if plan.direct is None:
         if speculate_from not in (None, CACHE, NOTHING):
             raise UsageError(f"--speculate-from {speculate_from}: this run decides nothing by it; add --set speculate=auto")
         return None
-    digest, source = digest_of(plan, virtual=virtual), speculate_from or (NOTHING if virtual else CACHE)
+    digest, source = digest_of(plan, schedule, virtual=virtual), speculate_from or (NOTHING if virtual else CACHE)
     if source == NOTHING:
         return SpeculationRecord(digest=digest)
     if source == CACHE:
@@ -53,19 +56,19 @@ def begun_with(
         when = "began with nothing" if at_start and had is not None else "has learnt nothing about speculation"
         raise UsageError(f"--speculate-from {source}: that run {when}; name a finished run with speculate=auto, or use `nothing`")
     if had.digest != digest:
-        raise UsageError(
-            f"--speculate-from {source}: that run had {_difference(then.plan, plan)}; name a run with the same, or use `nothing`"
-        )
+        difference = _difference(_facts(then.plan, then.schedule), _facts(plan, schedule))
+        raise UsageError(f"--speculate-from {source}: that run had {difference}; name a run with the same, or use `nothing`")
     with boundary(InputError, f"{folder / FILE}: $.speculation", foreign=msgspec.ValidationError):
         _checked(had.begun_with if at_start else had.learnt)
     named = f"{folder.absolute()}{START if at_start else ''}"
     return SpeculationRecord(digest=digest, begun_from=named, begun_with=had.begun_with if at_start else had.learnt)
 
 
-def digest_of(plan: Plan, *, virtual: bool) -> str:
-    """A digest of all that the speed of speculation depends on: the engines, the stages of the loop and, unless time is `virtual`, this
-    machine and how its GPUs are shared: home folders are often shared by machines with different ones."""
-    facts = _facts(plan) if virtual else _facts(plan) | _machine()
+def digest_of(plan: Plan, schedule: str = "pipelined", *, virtual: bool) -> str:
+    """A digest of all that the speed of speculation depends on: the engines, the stages of the loop, what judges are asked, how often a
+    trial answer is asked for, the schedule and, unless time is `virtual`, this machine and how its GPUs are shared: home folders are often
+    shared by machines with different ones."""
+    facts = _facts(plan, schedule) if virtual else _facts(plan, schedule) | _machine()
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:32]
 
 
@@ -117,10 +120,12 @@ def _checked(raw: Any) -> Knowledge:
     return msgspec.convert(raw, Knowledge, strict=False)
 
 
-def _facts(plan: Plan) -> dict[str, Any]:
+def _facts(plan: Plan, schedule: str) -> dict[str, Any]:
     engines = {f"engines.{role}": settings_of(structs.replace(spec, price=None)) for role, spec in plan.engines.items()}
     stages = {f"stages.{stage.name}": settings_of(stage.spec) for stage in plan.repeated}
-    return dict(_flat("", engines | stages))
+    asked = {f"prompts.{name}": msgspec.to_builtins(getattr(plan.prompts, name)) for name in ("choose", "choose_thought", "score")}
+    trials = {f"stages.{loop.name}.until": {name: getattr(loop.until, name) for name in TRIALS} for loop in plan.loops if loop.trial}
+    return dict(_flat("", engines | stages | asked | trials)) | {"schedule": schedule}
 
 
 def _machine() -> dict[str, Any]:
@@ -135,10 +140,9 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _difference(then: Plan, now: Plan) -> str:
-    """What one plan has that the other has not, as a clause after "had"."""
-    old, new = _facts(then), _facts(now)
+def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """What the facts of one run have that those of the other have not, as a clause after "had"."""
     name = next((each for each in sorted(old.keys() | new.keys()) if old.get(each) != new.get(each)), None)
     if name is None:
         return "another machine, or another way of sharing its GPUs"
-    return f"other engines or another loop: {name} was {old.get(name)}, is {new.get(name)}"
+    return f"other engines, another loop or schedule: {name} was {old.get(name)}, is {new.get(name)}"

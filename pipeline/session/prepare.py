@@ -254,7 +254,8 @@ def prepare(
     check_replay(plan, options, fingerprint)
     virtual = virtual_time(plan.engines, str(options.graph), plan.reward_roles) if virtual is None else virtual
     run_id = plan.name if folder is None else folder.name
-    speculation = begun_with(plan, options.speculate_from, virtual=virtual, before=None if old is None else old.speculation)
+    before = None if old is None else old.speculation
+    speculation = begun_with(plan, options.speculate_from, virtual=virtual, schedule=options.schedule, before=before)
     record = _new_record(options, plan, fingerprint, run_id, virtual=virtual, speculation=speculation, command=command)
     found = Prepared(
         options=options,

@@ -36,6 +36,18 @@ def test_thinking_ends_before_the_answer_and_overlapping_calls_count_once(tmp_pa
     assert found == [Thinking("p", 8 + 8, drafting=4 + 6, verification=1 + 1, target=3, answer=12)]
 
 
+def test_what_a_draft_writes_in_place_of_the_target_is_drafting(tmp_path: Path) -> None:
+    calls = [
+        call("p#0", "draft", 0, 0, 1, purpose="draft", stage="glimpse"),
+        call("p#0", "draft", 1, 1, 6, purpose="write", stage="small"),
+        call("p#0", "target", 6, 6, 9, purpose="write", stage="large"),
+        call("p#0", "target", 9, 9, 11, purpose="answer", stage="answer"),
+    ]
+    plan = plan_of(draft=DraftSpec(engine="draft", max_tokens=1), answer=AnswerSpec(engine="target"))
+    found = read_thinking(Query(write(tmp_path, calls=calls, chains=[chain("p#0", 0, 11, problem_id="p")])), plan)
+    assert found == [Thinking("p", 9, drafting=6, target=3, answer=2)]
+
+
 def test_the_thought_of_a_whole_response_has_its_tokens_share_of_the_decode_time(tmp_path: Path) -> None:
     calls = [
         call("p#0", "target", 0, 0, 10, purpose="write", stage="response", output_tokens=100, decode_time_s=8.0),

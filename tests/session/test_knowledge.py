@@ -127,9 +127,11 @@ def test_measured_speeds_are_kept_by_machine_and_simulated_ones_are_not(monkeypa
         (
             (*AUTO, "engines.target.device.overhead_s=0.01"),
             "{run}",
-            "had other engines or another loop: engines.target.device.overhead_s was 0.0032, is 0.01; name a run with the same",
+            "had other engines, another loop or schedule: engines.target.device.overhead_s was 0.0032, is 0.01; name a run with the same",
         ),
         ((*AUTO, "step_tokens=100"), "{run}", "stages.draft.max_tokens was 256, is 100; name a run with the same"),
+        ((*AUTO, "prompts=short"), "{run}", "prompts.choose.turn was "),
+        ((*AUTO, "answer_stable=3"), "{run}", "stages.reason.until.answer_stable was None, is 3; name a run with the same"),
         ((), "{run}", "this run decides nothing by it; add --set speculate=auto"),
         (AUTO, "{run}:start", "that run began with nothing; name a finished run with speculate=auto, or use `nothing`"),
         (AUTO, "{run}/nowhere", "run.json"),
@@ -143,6 +145,11 @@ def test_what_was_learnt_elsewhere_is_refused_before_the_run(
         auto(tmp_path, "refused", settings=settings, speculate_from=source.format(run=learnt))
     assert sentence in str(caught.value)
     assert not (tmp_path / "refused" / "run.json").exists()
+
+
+def test_what_was_learnt_in_another_schedule_is_refused(learnt: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="schedule was pipelined, is lockstep"):
+        auto(tmp_path, "refused", schedule="lockstep", speculate_from=str(learnt))
 
 
 def test_the_target_alone_begins_with_nothing(tmp_path: Path) -> None:

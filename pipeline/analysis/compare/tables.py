@@ -261,7 +261,7 @@ def thinking(c: Comparison) -> Table:
     )
     note = (
         "From a chain's first call to the end of its thought, without the answer; the shares are those of the time in which calls of each "
-        "kind were waiting or at an engine, `target` being what the engine that answers thinks itself."
+        "kind were waiting or at an engine; drafting includes steps that a drafting engine writes in place of the target."
     )
     return _of_runs("The thinking stage per problem, and shares of its time (SCoT table 1 and 4.2)", c.runs, columns, note)
 

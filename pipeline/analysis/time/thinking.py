@@ -14,8 +14,8 @@ from pipeline.store.events import UNFINISHED
 from pipeline.store.query import Query
 
 KINDS = ("drafting", "verification", "target", "answer")
-"""What a call's time counts as: drafting; choosing and scoring; thinking by the engine that writes, and what it answers before
-the thought is over; or the answer."""
+"""What a call's time counts as: drafting, and what a drafting engine writes in place of the target; choosing and scoring; thinking by other
+engines, and what they answer before the thought is over; or the answer."""
 
 
 class Thinking(Struct, frozen=True):
@@ -42,7 +42,8 @@ def read_thinking(db: Query, plan: Plan, among: str = "chains") -> list[Thinking
     Of a response that holds thought and answer, the thought's part of the decode time is that of its tokens.
     """
     whole = [node.name for node in plan.stages() if node.spec.finishes and not node.spec.answers]
-    return db.rows(_THINKING.format(among=among), Thinking, whole=whole)
+    drafters = sorted(set(plan.drafters) - {node.spec.role for node in plan.stages() if node.spec.answers})
+    return db.rows(_THINKING.format(among=among), Thinking, whole=whole, drafters=drafters)
 
 
 def _merged(spans: str, keys: str) -> str:
@@ -61,7 +62,9 @@ WITH written AS (
     SELECT chain_id, step_index, len(step_token_ids) AS thought FROM steps WHERE list_contains($whole::VARCHAR[], stage)),
 timed AS (
     SELECT chain_id, {READY} AS since, end_unix_ns AS until,
-           CASE purpose WHEN 'draft' THEN 'drafting' WHEN 'judge' THEN 'verification' WHEN 'answer' THEN 'answer' ELSE 'target' END AS kind,
+           CASE purpose WHEN 'draft' THEN 'drafting' WHEN 'judge' THEN 'verification' WHEN 'answer' THEN 'answer'
+                WHEN 'write' THEN CASE WHEN list_contains($drafters::VARCHAR[], engine) THEN 'drafting' ELSE 'target' END
+                ELSE 'target' END AS kind,
            CASE WHEN list_contains($whole::VARCHAR[], stage) AND output_tokens > 0
                 THEN (coalesce(decode_time_s * 1e9, until - since) * (1 - least(coalesce(thought, 0) / output_tokens, 1)))::BIGINT
                 ELSE 0 END AS answering
