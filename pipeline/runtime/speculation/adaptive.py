@@ -22,10 +22,9 @@ engines compute its context, and after `check` and `losing` those that are to be
 chain writes directly.
 
 Example: 384 thoughts with the lengths of MATH, 64 at once, QwQ-32B and a draft of 1.5B in time slices on one H200, simulated. After four
-rounds of each, at 7.9 s, `check`: the target alone takes 25 ms a token of a chain where rounds took 44, so direct mode stays. As the last
-chains end the gain that is expected rises: with 11 left, at 393 s, `speculate`, which loses there (`losing`), and with 5 left, at 432 s,
-once more, to the end at 470 s. The target alone takes 482 s, speculation throughout 525. The next run on these engines begins directly,
-and takes 466 s.
+rounds of each, at 7.9 s, `check`: the target alone is faster, so direct mode stays. As the last chains end the gain that is expected rises:
+with 11 left, at 385 s, `speculate`, which loses there (`losing` at 389 s), so with 10, 5 and 2 left, and with 2 once more, at 451 s, to the
+end at 461 s. The target alone takes 494 s, speculation throughout 525. The next run on these engines begins directly, and takes 451 s.
 """
 
 import math

@@ -58,10 +58,10 @@ def test_it_is_seldom_much_slower_than_the_target_alone_and_never_where_it_knows
         seconds, control = adaptive(adverse)
         cold.append(alone(adverse) / seconds)
         known.append(alone(adverse) / adaptive(adverse, known=control.knowledge)[0])
-    assert sum(ratio >= 0.97 for ratio in cold) >= 56
-    assert min(cold) >= 0.92
-    assert sum(ratio >= 0.97 for ratio in known) >= 62
-    assert min(known) >= 0.94
+    assert sum(ratio >= 0.97 for ratio in cold) >= 58
+    assert min(cold) >= 0.93
+    assert sum(ratio >= 0.97 for ratio in known) >= 63
+    assert min(known) >= 0.95
 
 
 @pytest.mark.parametrize(("batch", "count"), [(1, 3), (4, 8)])
