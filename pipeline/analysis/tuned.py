@@ -6,7 +6,6 @@ import msgspec
 from msgspec import Struct
 
 from pipeline.analysis.quality.estimates import Estimate
-from pipeline.errors import InputError, reason
 from pipeline.files import new_file
 from pipeline.graph.spec import Param
 
@@ -37,11 +36,8 @@ class TunedSetting(Struct, frozen=True, kw_only=True):
     over_target: float | None = None
     """Predicted."""
     chains_known: float | None = None
-    steps_known: float | None = None
     changed: float | None = None
     unread: float | None = None
-    unread_known: float | None = None
-    unread_rejected: float | None = None
     accepted: float | None = None
     accuracy_low: float | None = None
     accuracy_high: float | None = None
@@ -92,12 +88,3 @@ class Tuned(Struct, frozen=True, kw_only=True):
         """Write it into `folder` as `tune.json`."""
         with new_file(folder / FILE) as draft:
             draft.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-
-
-def read_tuned(folder: Path) -> Tuned:
-    """What was written into `folder`; raises `InputError`."""
-    try:
-        return msgspec.json.decode((folder / FILE).read_bytes(), type=Tuned)
-    except (OSError, msgspec.DecodeError) as error:
-        said = reason(error) if isinstance(error, OSError) else str(error)
-        raise InputError(str(folder / FILE), f"is no outcome of `pipeline tune`: {said}") from error

@@ -48,17 +48,11 @@ class Prediction(Struct, frozen=True, kw_only=True):
 
     chains_known: float
     """Share of the chains that take the recorded path to its end, so that their answers are the recorded ones."""
-    steps_known: float
-    """Share of the steps, of those that are predicted, up to the first decision that differs from the recorded one."""
     changed: float
     """Decisions of a chain that differ from the recorded ones, an early end included, on average; the recorded steps stand for those that
     are met after the first one."""
     unread: float | None
     """Share of the drafted steps that a gate lets pass; the recorded steps stand for those that are met after such a decision."""
-    unread_known: float | None
-    """The same of the steps before such a decision alone, where nothing is estimated."""
-    unread_rejected: float | None
-    """Share of the unread steps that the recorded judge would have rejected; null without a judge."""
     accepted: float | None
     """Share of the drafted steps that are read that the judge accepts."""
     accuracy_low: float | None
@@ -132,24 +126,19 @@ class RecordedPaths:
         never = len(steps)
         first_end, first_other = self._first(ends, never), self._first(differs, never)
         met = steps <= first_end[chain]
-        known = met & (steps <= first_other[chain])
         last = self._first(self._is_last(), never)
         early = first_end < np.minimum(last, never)
         longer = self._first(self._ended & ~ends, never) < never
         left = longer | (first_other <= first_end) & (first_other < never) | early
         unread = met & passes & free
         read = met & free & ~passes & self._judged
-        rejected = self._judged & ~accepts
         right = float(np.nansum(np.where(left, 0.0, self._correct)))
         counted = np.isfinite(self._correct)
         graded = int(counted.sum())
         return Prediction(
             chains_known=float(np.mean(~left)) if self.chains else 0.0,
-            steps_known=_share(known, met) or 0.0,
             changed=(int((differs & met).sum()) + int(early.sum())) / self.chains if self.chains else 0.0,
             unread=_share(unread, met & free) if self._gated.any() else None,
-            unread_known=_share(unread & known, known & free) if self._gated.any() else None,
-            unread_rejected=_share(unread & rejected, unread) if self._judged.any() else None,
             accepted=_share(read & accepts, read),
             accuracy_low=right / graded if graded else None,
             accuracy_high=(right + int((left & counted).sum())) / graded if graded else None,

@@ -16,7 +16,7 @@ from pipeline.engines.sim.difficulty import chances
 from pipeline.engines.sim.lengths import MAX_LENGTHS, PRESETS, Distribution, Preset, SimLengthsSpec, distribution, log_normal
 from pipeline.engines.sim.lengths_file import KEPT, read_lengths, with_lengths
 from pipeline.engines.sim.spec import SimTextSpec
-from pipeline.engines.sim.text import SHORTEST_STEP, TextModel
+from pipeline.engines.sim.text import TextModel
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import GraphError, InputError, UsageError
 from pipeline.graph.loader import load_engines
@@ -32,6 +32,8 @@ DIALECT = PromptBuilder(TOKENIZER)
 CLOSE = TOKENIZER.special_ids[THINK_CLOSE]
 NORMALS = [NormalDist().inv_cdf((number + 0.5) / 2000) for number in range(2000)]
 CHARACTERS_A_TOKEN = 2.8
+SHORTEST_STEP = 4
+"""Tokens of the shortest simulated step where lengths are measured ones."""
 
 
 def spread(found: Distribution, least: int) -> list[int]:

@@ -86,7 +86,7 @@ def test_the_recorded_values_change_nothing(tmp_path: Path) -> None:
     recording = RecordedPaths(solved(tmp_path, "gated", careful(found)).folder, found, careful(found))
     prediction, left = recording.predict(careful(found))
     assert not left.any()
-    assert (prediction.chains_known, prediction.steps_known, prediction.changed, prediction.unread) == (1.0, 1.0, 0.0, 0.0)
+    assert (prediction.chains_known, prediction.changed, prediction.unread) == (1.0, 0.0, 0.0)
     assert prediction.accuracy_low == prediction.accuracy_high
     assert prediction.chain_s == pytest.approx(recording.chain_s)
     gate = next(knob for knob in found if knob.kind == "gate")

@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 
 from pipeline.analysis.quality.estimates import Estimate
-from pipeline.analysis.tuned import Measured, TunedSetting, read_tuned
+from pipeline.analysis.tuned import FILE, Measured, Tuned, TunedSetting
 from pipeline.analysis.tuned_tables import choice_of
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.loader import load_preset
@@ -64,7 +65,7 @@ def test_the_preset_has_the_chosen_values_and_the_users_own(whole: tuple[TuneOpt
     assert result.tuned is not None
     assert result.preset == result.folder / "preset.yaml"
     assert load_preset(result.preset).set == {"statistic": "min", "temperature": 0.5, "method": "greedy", **(result.tuned.chosen or {})}
-    assert read_tuned(result.folder) == result.tuned
+    assert msgspec.json.decode((result.folder / FILE).read_bytes(), type=Tuned) == result.tuned
 
 
 @pytest.mark.slow

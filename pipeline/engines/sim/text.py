@@ -142,7 +142,7 @@ def _marker(step: int, total: int, word: str) -> Piece:
 
 @lru_cache(maxsize=KEPT)
 def _short_marker(step: int, total: int, word: str) -> Piece:
-    """What replaces `_marker` in a step that is too short for it, in `SHORTEST_STEP` tokens."""
+    """What replaces `_marker` in a step that is too short for it, in four tokens, the fewest of a step whose length is a measured one."""
     return _piece(f"{_letters(step)}{_letters(total)} {word}{THINK_CLOSE if step == total else DELIMITER}")
 
 
@@ -159,8 +159,6 @@ def _number(letters: str) -> int:
 
 _MOST = 26**3 - 1
 """The greatest number in three letters."""
-SHORTEST_STEP = 4
-"""Tokens of the shortest simulated step where lengths are measured ones; where fewer were drawn it has these."""
 
 
 def _draws(key: str) -> tuple[float, float, float, float]:
