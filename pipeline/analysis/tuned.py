@@ -8,6 +8,7 @@ from msgspec import Struct
 from pipeline.analysis.quality.estimates import Estimate
 from pipeline.files import new_file
 from pipeline.graph.spec import Param
+from pipeline.graph.yaml_file import shown
 
 FILE = "tune.json"
 
@@ -49,7 +50,7 @@ class TunedSetting(Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """Its values: `sure=-0.7 threshold=7`."""
-        return " ".join(f"{name}={'off' if value is None else value}" for name, value in self.values.items())
+        return shown(self.values)
 
 
 class Tuned(Struct, frozen=True, kw_only=True):

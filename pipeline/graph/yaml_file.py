@@ -158,6 +158,11 @@ def setting(name: str, value: Any) -> str:
     return f"{name}={written(value)}"
 
 
+def shown(values: Mapping[str, Any]) -> str:
+    """Values as a user would write them, texts without quotes: `statistic=min answer_confident=null`."""
+    return " ".join(f"{name}={value}" if isinstance(value, str) else setting(name, value) for name, value in values.items())
+
+
 class _Dumper(yaml.SafeDumper):
     """YAML whose texts are all quoted, so that none is taken for a number, and without aliases."""
 

@@ -13,6 +13,7 @@ from pipeline.engines.registry import virtual_time
 from pipeline.errors import UsageError
 from pipeline.graph.plan import Plan
 from pipeline.graph.spec import EngineSpec, Param
+from pipeline.graph.yaml_file import shown
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.options import AdmissionKind, Columns, FailedShare, Limit, Order, Random, Samples, Seed
 
@@ -117,7 +118,7 @@ class SweepSystem(Struct, frozen=True, kw_only=True):
         eagle3`, `speccot candidates=5 on sim-2xh100`."""
         place = ["on", self.placement] if self.placement else []
         variant = [self.variant] if self.variant else []
-        return " ".join([self.plan.name, *variant, *(f"{name}={value}" for name, value in self.varied.items()), *place])
+        return " ".join(filter(None, [self.plan.name, *variant, shown(self.varied), *place]))
 
 
 class PlannedPoint(Struct, frozen=True, kw_only=True):

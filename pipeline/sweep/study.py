@@ -22,7 +22,7 @@ from pipeline.graph.loader import PRESET, GraphNames, load_preset, outline
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import Param
 from pipeline.graph.variants import VARIANT
-from pipeline.graph.yaml_file import setting
+from pipeline.graph.yaml_file import setting, shown
 from pipeline.rewards.score import score_run
 from pipeline.rewards.spec import load_reward_model
 from pipeline.sweep.knobs import text_of
@@ -106,7 +106,7 @@ def _groups(file: StudyFile, part: StudyPart, told: dict[str, None], *, several:
         systems = [pair for engines in part.engines for pair in _systems(file, part, engines, common, own, told, several=several)]
         for data in part.data:
             points = [point for system, options in systems for point in _points(part, data, system, options)]
-            heading = ", ".join(filter(None, (part.name, _label(data), *(f"{name}={value}" for name, value in common.items()))))
+            heading = ", ".join(filter(None, (part.name, _label(data), *(shown({name: value}) for name, value in common.items()))))
             yield _Group(part, heading, points)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from pipeline.analysis.tuned import TunedSetting
 from pipeline.engines.placement.machines import machine_named
 from pipeline.engines.placement.place import place
 from pipeline.engines.sim.spec import SimSpec
@@ -72,6 +73,13 @@ def test_the_target_alone_with_each_variant_is_a_baseline_with_the_memory_that_t
     assert [label for label in systems(*names, variants=("ngram",), baseline_engines=Path("sim-1xh200")) if "ngram" in label] == [
         "target ngram on sim-1xh200"
     ]
+
+
+def test_a_label_has_values_as_the_user_writes_them() -> None:
+    found = systems("sim-2xh100", graphs=(Path("gated"),), vary={"answer_confident": ("null", "0.9"), "method": ("greedy",)})
+    assert list(found) == ["target", "gated answer_confident=null method=greedy", "gated answer_confident=0.9 method=greedy"]
+    [off] = [system for system in found.values() if system.varied.get("answer_confident", "") is None]
+    assert TunedSetting(values=off.varied).label == "answer_confident=null method=greedy"
 
 
 def test_a_variant_that_no_engines_file_has_is_refused() -> None:

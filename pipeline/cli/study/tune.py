@@ -31,6 +31,7 @@ from pipeline.cli.options import (
 from pipeline.cli.signals import restored_handlers, stop_at_first_signal
 from pipeline.cli.terminal import print_error, print_notice, print_page, printed
 from pipeline.errors import MissingExtra
+from pipeline.graph.yaml_file import shown
 from pipeline.report.extra import load
 from pipeline.session.loop import rare_collection
 from pipeline.session.observer import Observer
@@ -145,7 +146,6 @@ def _write_page(folder: Path, found: Tuned) -> None:
 
 
 def _print_point(number: int, planned: int, point: Point) -> None:
-    values = " ".join(f"{name}={'off' if value is None else value}" for name, value in point.params.items())
     speed = "no speed" if point.problems_per_s is None else f"{point.problems_per_s:.3g} problems/s"
     right = "" if point.accuracy is None else f", {point.accuracy:.1%} right"
-    print_notice(f"{point.graph} {values}".strip() + f": {speed}{right}")
+    print_notice(f"{point.graph} {shown(point.params)}".strip() + f": {speed}{right}")
