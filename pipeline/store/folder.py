@@ -97,7 +97,8 @@ def _check_output(folder: Path, card: str, resume: bool) -> None:
     if resume and card in found:
         return
     if "run.json" in found:
-        raise UsageError(f"{folder}: already contains a run; add --resume to resume it, or choose another directory with --output")
+        remedy = "add --resume to resume it, or choose" if card == "run.json" else "choose"
+        raise UsageError(f"{folder}: already contains a run; {remedy} another directory with --output")
     if not found <= BEFORE_A_RUN:
         raise UsageError(f"{folder}: already exists; choose another directory with --output")
 

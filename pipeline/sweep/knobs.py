@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from msgspec import Meta, Struct, structs
 
 from pipeline.bundled import find_file
-from pipeline.errors import UsageError, did_you_mean
+from pipeline.errors import GraphError, UsageError, did_you_mean
 from pipeline.graph.document import Document, read_setting
 from pipeline.graph.loader import PARAM_PATTERN
 from pipeline.graph.plan import Plan
@@ -52,7 +52,7 @@ class Knob(Struct, frozen=True, kw_only=True):
     @property
     def tried(self) -> tuple[Param, ...]:
         """Every value that is known before the first run."""
-        return (self.careful, *self.values, *(() if self.commits else (self.careless,)))
+        return (*self.values, self.careful, *(() if self.commits else (self.careless,)))
 
 
 def knobs_of(graph: Path, plan: Plan, wishes: Sequence[str] = ()) -> list[Knob]:
@@ -65,14 +65,20 @@ def knobs_of(graph: Path, plan: Plan, wishes: Sequence[str] = ()) -> list[Knob]:
         raise UsageError(
             f"{plan.name}: has no stage that verifies drafts and no gate: nothing of it can be tuned; see speccot, specreason, gated"
         )
-    found = {knob.param: knob for knob in _found(dict(_filled(Document.read(find_file(graph, "graph")).at(("stages",)), ())), plan, specs)}
+    filled = dict(_filled(Document.read(find_file(graph, "graph")).at(("stages",)), ()))
+    found = {knob.param: knob for knob in _found(filled, plan, specs)}
     if not found:
         raise UsageError(
             f"{plan.name}: nothing to tune: no param fills in a threshold, `candidates` above 1 or `answer_confident`; write `$NAME` there"
         )
-    wished = dict(_wish(each) for each in wishes)
-    if unknown := next((name for name in wished if name not in found), None):
-        raise UsageError(f"--tune {unknown}: {plan.name} has nothing to tune of that name; {did_you_mean(unknown, found)}")
+    wished: dict[str, tuple[Param, ...]] = {}
+    for name, values in map(_wish, wishes):
+        if name in wished:
+            raise UsageError(f"--tune {name}: is given twice; give all values at once: --tune {name}=VALUE,VALUE,...")
+        if name not in found:
+            why = _why_not(name, filled, plan, specs) or f"{plan.name} has nothing to tune of that name; {did_you_mean(name, found)}"
+            raise UsageError(f"--tune {name}: {why}")
+        wished[name] = values
     chosen = [_with(found[name], wished.get(name, ())) for name in found if not wished or name in wished]
     _check_alone(plan.name, chosen)
     return chosen
@@ -97,6 +103,21 @@ def _found(filled: Mapping[tuple[str, ...], str], plan: Plan, specs: Mapping[str
         end = filled.get((loop.name, "until", "answer_confident"))
         if end and loop.until.answer_stable is None:
             yield Knob(param=end, kind="end", stage=loop.name, careful=1.0, values=ENDS)
+
+
+def _why_not(name: str, filled: Mapping[tuple[str, ...], str], plan: Plan, specs: Mapping[str, StageSpec]) -> str | None:
+    """Which other setting keeps a param from being tuned that could be without it, and what to do; None where there is none."""
+    for (stage, *keys), param in filled.items():
+        if param != name:
+            continue
+        spec = specs.get(stage)
+        if keys == ["candidates"] and spec is not None and spec.drafted == 1:
+            return f"`candidates` of {stage} is 1, so that there is nothing to choose from; set it to more, with --set {name}=5"
+        if keys == ["threshold"] and isinstance(spec, GateSpec) and spec.statistic == "repeats":
+            return f"a recorded run does not tell what another count of `repeats` would do in {stage}; choose one with --set {name}=NUMBER"
+        if keys == ["until", "answer_confident"] and any(loop.name == stage and loop.until.answer_stable for loop in plan.loops):
+            return f"`answer_stable` ends the thoughts of {stage} too, and one end alone can be tuned; leave it out, or set it to null"
+    return None
 
 
 def _filled(value: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -140,7 +161,10 @@ def _wish(text: str) -> tuple[str, tuple[Param, ...]]:
 
 
 def _value(name: str, text: str) -> Any:
-    return read_setting(f"{name}={text}")[1]
+    try:
+        return read_setting(f"{name}={text}")[1]
+    except GraphError as error:
+        raise UsageError(f"--tune {name}={text}: {error.what}") from error
 
 
 def _with(knob: Knob, values: tuple[Param, ...]) -> Knob:

@@ -32,7 +32,7 @@ from pipeline.errors import GraphError, UsageError
 from pipeline.files import new_file
 from pipeline.graph.plan import Plan
 from pipeline.graph.spec import Param
-from pipeline.graph.yaml_file import setting
+from pipeline.graph.yaml_file import setting, shown
 from pipeline.session.observer import Attend, Observer
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import load_plan
@@ -108,12 +108,14 @@ def check(options: TuneOptions, observer: Observer) -> list[Knob]:
 
 
 def _is_possible(knob: Knob, graph: Path, own: SweepOptions, options: TuneOptions, observer: Observer) -> bool:
-    """Whether the graph takes the values of a knob; raises `GraphError` for a value out of range. An early end that was not asked for and
-    that an engine cannot do is left out."""
+    """Whether the graph takes the values of a knob; raises `GraphError` for one out of range, which has the name of the option that it is
+    from. An early end that was not asked for and that an engine cannot do is left out."""
     for value in knob.tried:
         try:
             load_plan(graph, _bound(own), (*own.settings, setting(knob.param, value)))
         except GraphError as error:
+            if error.where.startswith(f"--set {knob.param}=") and options.tune:
+                raise GraphError(f"--tune {shown({knob.param: value})}", error.what) from error
             if knob.kind != "end" or options.tune:
                 raise
             observer.tell(f"{knob.param} is not tuned: {error}")

@@ -46,6 +46,14 @@ def test_a_folder_that_cannot_be_held(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize(("card", "remedy"), [("run.json", "add --resume to resume it, or choose"), ("sweep.json", "choose")])
+def test_only_a_run_is_resumed_in_the_folder_of_one(tmp_path: Path, card: str, remedy: str) -> None:
+    write_run_json(tmp_path)
+    told = f"{tmp_path}: already contains a run; {remedy} another directory with --output"
+    with pytest.raises(UsageError, match=f"^{told}$"), hold_output(tmp_path, card, resume=card != "run.json"):
+        pass
+
+
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 @pytest.mark.parametrize("new", [True, False])
 def test_a_file_system_without_locks_is_named_and_nothing_is_left(

@@ -56,11 +56,30 @@ def test_a_wish_names_values() -> None:
         ("gated", "threshold=", "expected NAME or NAME=VALUE"),
         ("gated", "threshold=5,,7", "expected NAME or NAME=VALUE"),
         ("gated", "threshold=5,5", "a value is named twice"),
+        ("gated", "sure={", "--tune sure={: '{' is not a YAML value"),
     ],
 )
 def test_what_cannot_be_tuned_is_one_sentence(name: str, wish: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         knobs_of(graph(name), load_plan(graph(name), SIM), (wish,) if wish else ())
+
+
+def test_a_param_is_named_once() -> None:
+    with pytest.raises(UsageError, match="--tune sure: is given twice; give all values at once: --tune sure=VALUE,VALUE"):
+        knobs_of(graph("gated"), load_plan(graph("gated"), SIM), ("sure=-0.1", "threshold", "sure=-0.3"))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "wish", "message"),
+    [
+        ("speccot", ("candidates=1",), "candidates=3", "`candidates` of draft is 1, .* set it to more, with --set candidates=5"),
+        ("speccot", ("answer_stable=3",), "answer_confident", "`answer_stable` ends the thoughts .* leave it out, or set it to null"),
+        ("triggered", (), "loops", "does not tell what another count of `repeats` would do in loop; choose one with --set loops=NUMBER"),
+    ],
+)
+def test_what_keeps_a_param_from_being_tuned_is_said(name: str, settings: tuple[str, ...], wish: str, message: str) -> None:
+    with pytest.raises(UsageError, match=f"--tune {wish.partition('=')[0]}: .*{message}"):
+        knobs_of(graph(name), load_plan(graph(name), SIM, settings), (wish,))
 
 
 def test_a_graph_whose_thresholds_are_no_params_has_nothing_to_tune(tmp_path: Path) -> None:
