@@ -54,8 +54,9 @@ def _row(each: TunedSetting, measured: Measured | None) -> tuple[str, ...]:
     if measured is None:
         return (each.label, "predicted", _times(each.over_target), between, "", *known)
     loss = f"{_percent(measured.loss.value)} [{_percent(measured.loss.low)}, {_percent(measured.loss.high)}]"
-    foretold = "" if each.recorded else f" (predicted {_times(each.over_target)})"
-    accuracy = _percent(measured.accuracy) + ("" if each.recorded else f" (predicted {between})")
+    known_before = not each.recorded and each.chains_known is not None
+    foretold = f" (predicted {_times(each.over_target)})" if known_before else ""
+    accuracy = _percent(measured.accuracy) + (f" (predicted {between})" if known_before else "")
     return (each.label, "recorded" if each.recorded else "confirmed", _times(measured.over_target) + foretold, accuracy, loss, *known)
 
 

@@ -153,6 +153,11 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     study: Study | None = None
 
     @property
+    def command(self) -> str:
+        """The command whose folder it is."""
+        return "study" if self.study is not None else "tune" if self.options.choices else "sweep"
+
+    @property
     def systems(self) -> list[SweepSystem]:
         """Each system once."""
         return list({point.system.label: point.system for point in self.points}.values())

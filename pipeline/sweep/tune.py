@@ -7,7 +7,7 @@ middle one of those that are left, and what is faster is left where its loss is 
 accuracy against the target alone, paired over the problems; small enough is a loss whose interval has its upper end below the wanted one.
 The intervals hold for all runs together, so that choosing the fastest that passes does not make them worse. Where no faster setting loses
 less than a slower one, halving runs at most one setting a level that loses too much before one of them passes wrongly: so many intervals
-as there are levels and recorded runs.
+as there are levels and recorded runs. Runs that a resumed folder has already are levels, too.
 """
 
 import math
@@ -39,7 +39,7 @@ from pipeline.session.prepare import load_plan
 from pipeline.sweep.knobs import Knob, knobs_of, text_of
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.predict import RecordedPaths
-from pipeline.sweep.sweep import Done, SweepResult, sweep
+from pipeline.sweep.sweep import Done, SweepResult, finished_points, sweep
 
 PRESET = "preset.yaml"
 Values = dict[str, Param]
@@ -55,7 +55,7 @@ class TuneOptions(Struct, frozen=True, kw_only=True):
     tune: tuple[str, ...] = ()
     """`NAME` or `NAME=VALUE,...` of the params to tune; empty: all."""
     confirm: int = 3
-    """Most confirming runs."""
+    """Most confirming runs, with those that are in the folder already."""
     name: str = ""
     """What the user calls the input, where that is a URL."""
     no_test_set: bool = False
@@ -103,7 +103,7 @@ def check(options: TuneOptions, observer: Observer) -> list[Knob]:
     kept = [knob for knob in knobs if _is_possible(knob, graph, own, options, observer)]
     if not kept:
         raise UsageError(f"{plan.name}: nothing is left to tune")
-    _check_problems(options, tests_of(kept, options.confirm))
+    _check_problems(options, tests_of(kept, options))
     return kept
 
 
@@ -123,10 +123,31 @@ def _is_possible(knob: Knob, graph: Path, own: SweepOptions, options: TuneOption
     return True
 
 
-def tests_of(knobs: Sequence[Knob], confirm: int) -> int:
-    """How many runs' losses are looked at, at most."""
-    recorded = math.prod(len(knob.values) for knob in knobs if knob.kind == "candidates")
-    return recorded * (2 if any(not knob.commits for knob in knobs) else 1) + confirm
+def tests_of(knobs: Sequence[Knob], options: TuneOptions) -> int:
+    """How many runs' losses are looked at, at most: those to be recorded, and others, which may be in the folder already."""
+    recorded = [each for careful in recordings(knobs) for each in (careful, beside(knobs, careful)) if each is not None]
+    return len(recorded) + max(options.confirm, sum(each not in recorded for each in measured_in(options.sweep, knobs)))
+
+
+def recordings(knobs: Sequence[Knob]) -> list[Values]:
+    """The values of the runs to be recorded: one for each number of candidates, of which no other run tells anything."""
+    many = [knob for knob in knobs if knob.kind == "candidates"]
+    careful = {knob.param: knob.careful for knob in knobs}
+    return [
+        {**careful, **dict(zip((knob.param for knob in many), values, strict=True))} for values in product(*(knob.values for knob in many))
+    ]
+
+
+def beside(knobs: Sequence[Knob], recorded: Values) -> Values | None:
+    """The values of a second run to be recorded, in which others write every step; None where what a gate lets pass is the step."""
+    gates = {knob.param: knob.careless for knob in knobs if not knob.commits}
+    return {**recorded, **gates} if gates else None
+
+
+def measured_in(own: SweepOptions, knobs: Sequence[Knob]) -> list[Values]:
+    """The values of the finished runs in a folder that is resumed; those that are not of these knobs are refused by `sweep`."""
+    points = finished_points(own.output).values() if own.resume and own.output is not None else ()
+    return [dict(point.params) for point in points if point.params.keys() == {knob.param for knob in knobs}]
 
 
 def _check_problems(options: TuneOptions, tests: int) -> None:
@@ -178,20 +199,23 @@ class _Tuning:
     def __init__(self, options: TuneOptions, knobs: Sequence[Knob], observer: Observer, done: Done | None, attend: Attend | None) -> None:
         self._options, self._knobs, self._observer = options, knobs, observer
         self._done, self._attend = done, attend
-        self._tests = tests_of(knobs, options.confirm)
+        self._tests = tests_of(knobs, options)
         self._settings: list[TunedSetting] = []
 
     def result(self) -> TuneResult:
         """Run, predict, confirm, choose and write."""
-        careful = self._recordings()
-        runs = self._run([*careful, *filter(None, map(self._beside, careful))], self._options.sweep)
+        careful = recordings(self._knobs)
+        recorded = [*careful, *filter(None, (beside(self._knobs, each) for each in careful))]
+        earlier = [each for each in measured_in(self._options.sweep, self._knobs) if each not in recorded]
+        runs = self._run([*recorded, *earlier], self._options.sweep)
         if runs.error is not None:
             return TuneResult(folder=runs.folder, tuned=None, runs=runs)
         self._folder = runs.folder
         self._target = next(point for point in runs.points if point.baseline)
-        recorded = [each for each in self._take_measured(runs, recorded=careful) if each.recorded]
         predicted, hopeful = list[TunedSetting](), list[TunedSetting]()
-        for each in recorded:
+        for each in self._take_measured(runs, recorded):
+            if each.values not in careful:
+                continue
             said = self._predicted(each)
             predicted += said
             hopeful += filter(self._may_pass, faster(said)) if self._passes(each) else ()
@@ -201,42 +225,31 @@ class _Tuning:
             if low >= high:
                 break
             middle = (low + high) // 2
-            runs = self._run([left[middle].values], structs.replace(self._options.sweep, output=self._folder, resume=True))
-            if runs.error is not None:
-                return TuneResult(folder=runs.folder, tuned=None, runs=runs)
-            [confirmed] = self._take_measured(runs, predicted=left[middle])
-            low, high = (middle + 1, high) if self._passes(confirmed) else (low, middle)
+            tried = next((each for each in self._settings if each.values == left[middle].values), None)
+            if tried is None and len(self._settings) == self._tests:
+                break
+            if tried is None:
+                choices = [*(each.values for each in self._settings), left[middle].values]
+                runs = self._run(choices, structs.replace(self._options.sweep, output=self._folder, resume=True))
+                if runs.error is not None:
+                    return TuneResult(folder=runs.folder, tuned=None, runs=runs)
+                [tried] = self._take_measured(runs)
+            low, high = (middle + 1, high) if self._passes(tried) else (low, middle)
         tuned = self._tuned(predicted)
         tuned.write(self._folder)
         return TuneResult(folder=self._folder, tuned=tuned, runs=runs, preset=self._write_preset(tuned))
-
-    def _recordings(self) -> list[Values]:
-        """The values of the runs to be recorded: one for each number of candidates, of which no other run tells anything."""
-        many = [knob for knob in self._knobs if knob.kind == "candidates"]
-        careful = {knob.param: knob.careful for knob in self._knobs}
-        return [
-            {**careful, **dict(zip((knob.param for knob in many), values, strict=True))}
-            for values in product(*(knob.values for knob in many))
-        ]
-
-    def _beside(self, recorded: Values) -> Values | None:
-        """The values of a second run to be recorded, in which others write every step; None where what a gate lets pass is the step."""
-        gates = {knob.param: knob.careless for knob in self._knobs if not knob.commits}
-        return {**recorded, **gates} if gates else None
 
     def _run(self, choices: Sequence[Values], own: SweepOptions) -> SweepResult:
         texts = tuple({name: text_of(value) for name, value in each.items()} for each in choices)
         return sweep(structs.replace(own, choices={own.graphs[0]: texts}), self._observer, self._done, attend=self._attend)
 
-    def _take_measured(
-        self, runs: SweepResult, predicted: TunedSetting | None = None, recorded: Sequence[Values] = ()
-    ) -> list[TunedSetting]:
-        """The settings of the runs, compared with the target alone."""
-        found = []
-        for point in runs.points:
-            if not point.baseline:
-                base = predicted or TunedSetting(values=dict(point.params), recorded=dict(point.params) in recorded)
-                found.append(structs.replace(base, measured=self._measured(point)))
+    def _take_measured(self, runs: SweepResult, recorded: Sequence[Values] = ()) -> list[TunedSetting]:
+        """The settings of those of the runs that are new, compared with the target alone; `recorded`: which of them are recorded."""
+        known = [each.values for each in self._settings]
+        points = [point for point in runs.points if not point.baseline and point.params not in known]
+        found = [
+            TunedSetting(values=dict(point.params), recorded=point.params in recorded, measured=self._measured(point)) for point in points
+        ]
         self._settings += found
         return found
 
@@ -261,10 +274,10 @@ class _Tuning:
         """What a recorded run says of other values, its own first."""
         assert recorded.measured is not None, "it was recorded"
         recording = RecordedPaths(self._folder / recorded.measured.run, self._knobs, recorded.values)
-        beside = next((each for each in self._settings if each.values == self._beside(recorded.values)), None)
+        passing = next((each for each in self._settings if each.values == beside(self._knobs, recorded.values)), None)
         passed_s = None
-        if beside is not None and beside.measured is not None:
-            passed_s = RecordedPaths(self._folder / beside.measured.run, self._knobs, beside.values).write_s
+        if passing is not None and passing.measured is not None:
+            passed_s = RecordedPaths(self._folder / passing.measured.run, self._knobs, passing.values).write_s
         return [self._prediction(recording, recorded, values, passed_s) for values in self._grid(recording, recorded.values)]
 
     def _grid(self, recording: RecordedPaths, recorded: Values) -> Iterator[Values]:
@@ -291,16 +304,13 @@ class _Tuning:
     def _tuned(self, predicted: Sequence[TunedSetting]) -> Tuned:
         own = self._options.sweep
         passed = sorted(filter(self._passes, self._settings), key=lambda each: -_speed(each.measured))
-        known = {repr(each.values): each for each in predicted}
+        known = {_key(each): each for each in predicted}
         measured = [
-            structs.replace(known[repr(each.values)], recorded=each.recorded, measured=each.measured)
-            if repr(each.values) in known
-            else each
+            structs.replace(known.get(_key(each), each), recorded=each.recorded, measured=each.measured)
             for each in sorted(self._settings, key=lambda each: -_speed(each.measured))
         ]
-        run = {repr(each.values) for each in measured}
-        best = {repr(each.values) for each in frontier(predicted)}
-        left = (structs.replace(each, frontier=repr(each.values) in best) for each in predicted if repr(each.values) not in run)
+        run, best = set(map(_key, measured)), set(map(_key, frontier(predicted)))
+        left = (structs.replace(each, frontier=_key(each) in best) for each in predicted if _key(each) not in run)
         others = sorted(left, key=rank, reverse=True)
         return Tuned(
             graph=str(own.graphs[0]),
@@ -327,8 +337,8 @@ class _Tuning:
             graph, _bound(self._options.sweep), (*self._options.sweep.settings, *(setting(*each) for each in choice.values.items()))
         )
         given = [each.partition("=")[0] for each in self._options.sweep.settings]
-        beside = [name for knob in self._knobs for name in knob.beside]
-        names = dict.fromkeys([*(name for name in given if name in plan.params), *beside, *choice.values])
+        others = [name for knob in self._knobs for name in knob.beside]
+        names = dict.fromkeys([*(name for name in given if name in plan.params), *others, *choice.values])
         lost = choice.measured.loss
         lines = [
             f"# {plan.name}, tuned on {tuned.input} ({tuned.problems} problems): the loss of accuracy against the target alone is",
@@ -340,6 +350,11 @@ class _Tuning:
         with new_file(self._folder / PRESET) as draft:
             draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
         return self._folder / PRESET
+
+
+def _key(of: TunedSetting) -> frozenset[tuple[str, Param]]:
+    """The same for the same values."""
+    return frozenset(of.values.items())
 
 
 def rank(of: TunedSetting) -> float:

@@ -76,7 +76,12 @@ tuning_option = headed("Tuning")
     help="A param to tune, and values to try: threshold=5,7,9. May be repeated.  [default: all that can be tuned]",
 )
 @tuning_option(
-    "--confirm", type=click.IntRange(1, 10), default=3, show_default=True, metavar="N", help="Maximum number of confirming runs."
+    "--confirm",
+    type=click.IntRange(1, 10),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of confirming runs, with those that a resumed folder has.",
 )
 @engines_option
 @model_option
