@@ -103,9 +103,11 @@ def accuracy(problems: int, samples: int) -> Iterator[dict[str, Any]]:
         tables = read_runs(folders)
         for lever, folder, table in zip(LEVERS, folders, tables, strict=True):
             figures = Compared(table, tables[0])
-            kept = {name: structs.asdict(getattr(figures, name)) for name in ("accuracy", "thought_tokens", "draft_share", "unread_share")}
+            kept = {
+                name: structs.asdict(getattr(figures, name)) for name in ("accuracy", "thought_tokens", "draft_share", "unverified_share")
+            }
             gain = structs.asdict(figures.over_baseline.accuracy_gain)
-            yield {"pair": pair.name, "lever": lever.name, **kept, "gain": gain, "wrong_unread": wrong_unread(folder, pair)}
+            yield {"pair": pair.name, "lever": lever.name, **kept, "gain": gain, "wrong_unverified": wrong_unverified(folder, pair)}
 
 
 def _options(pair: Pair, lever: Lever, folder: Path, problems: int, samples: int) -> RunOptions:
@@ -121,7 +123,7 @@ def _options(pair: Pair, lever: Lever, folder: Path, problems: int, samples: int
     )
 
 
-def wrong_unread(folder: Path, pair: Pair) -> float | None:
+def wrong_unverified(folder: Path, pair: Pair) -> float | None:
     """Share of all steps that no judge read and that are wrong by the pair's reward model; None where no gate let any pass."""
     with Query(folder) as query:
         if not query.scalar("SELECT count(*) FROM steps WHERE decision = 'unverified'"):
@@ -147,9 +149,9 @@ def speed() -> Iterator[dict[str, Any]]:
                 for lever in SYSTEMS:
                     name = f"{machine}-{problems}-{variant or 'plain'}-{lever.name}".replace(" ", "_").replace(",", "")
                     points = swept(_sweep(name, machine, lever, variant, problems, sizes), name)
-                    unread = _unread(BUILD / name / "runs") if lever.graph == "gated" else {}
+                    unverified = _unverified(BUILD / name / "runs") if lever.graph == "gated" else {}
                     for point in points:
-                        yield _row(machine, lever, variant, point) | ({} if point.baseline else unread)
+                        yield _row(machine, lever, variant, point) | ({} if point.baseline else unverified)
 
 
 def _sweep(name: str, machine: str, lever: Lever, variant: str, problems: int, sizes: tuple[int, ...]) -> SweepOptions:
@@ -168,12 +170,12 @@ def _sweep(name: str, machine: str, lever: Lever, variant: str, problems: int, s
     )
 
 
-def _unread(runs: Path) -> dict[str, float]:
+def _unverified(runs: Path) -> dict[str, float]:
     """The shares of all steps of simulated runs that nothing verified, and of those that are wrong besides: they hold the word `no`."""
     with Query(*runs.glob("gated*")) as query:
-        unverified = "count(*) FILTER (decision = 'unverified'"
-        unread, wrong = (f"{unverified}{more}) / count(*) FROM steps" for more in ("", r" AND regexp_matches(step_text, '\bno\b')"))
-        return {"unread": float(query.scalar(f"SELECT {unread}")), "wrong_unread": float(query.scalar(f"SELECT {wrong}"))}
+        passed = "SELECT count(*) FILTER (decision = 'unverified'"
+        share, wrong = (f"{passed}{more}) / count(*) FROM steps" for more in ("", r" AND regexp_matches(step_text, '\bno\b')"))
+        return {"unverified": float(query.scalar(share)), "wrong_unverified": float(query.scalar(wrong))}
 
 
 def _row(machine: str, lever: Lever, variant: str, point: Point) -> dict[str, Any]:
@@ -194,10 +196,10 @@ def _row(machine: str, lever: Lever, variant: str, point: Point) -> dict[str, An
 
 INTRODUCTION = """\
 Accuracy is measured: each problem {samples} times by the bundled pairs, toy models on the torch engine. *Against the target* is the gain
-over the same pair's target alone, with its 95 % interval over problems; *unread* are steps that no judge read, over all steps, *unread and
-wrong* those of them whose reward by the pair's reward model is below {wrong}. Speed is **simulated**: MATH lengths on two H100, as times
-the target alone. How well a gate tells right steps of a real draft from wrong ones was measured nowhere: an AUC of 0.75 and one of 0.9 are
-assumed, with a threshold that lets a tenth of the wrong steps pass."""
+over the same pair's target alone, with its 95 % interval over problems; *unverified* are steps that no judge read, over all steps,
+*unverified and wrong* those of them whose reward by the pair's reward model is below {wrong}. Speed is **simulated**: MATH lengths on two
+H100, as times the target alone. How well a gate tells right steps of a real draft from wrong ones was measured nowhere: an AUC of 0.75 and
+one of 0.9 are assumed, with a threshold that lets a tenth of the wrong steps pass."""
 
 
 def page_of(results: Results) -> str:
@@ -258,14 +260,14 @@ def _label(row: dict[str, Any]) -> str:
 
 
 def _accuracies(results: Results, pair: str) -> str:
-    columns = ("lever", "accuracy", "against the target", "tokens of thought", "by the draft", "unread", "unread and wrong")
+    columns = ("lever", "accuracy", "against the target", "tokens of thought", "by the draft", "unverified", "unverified and wrong")
     rows = []
     for row in (row for row in results["accuracy"] if row["pair"] == pair):
         gain = row["gain"]
         against = "-" if row["lever"] == BASELINE.name else f"{gain['value']:+.1%} ({gain['low']:+.1%} to {gain['high']:+.1%})"
-        shares = (percent(row[name]["value"]) for name in ("draft_share", "unread_share"))
+        shares = (percent(row[name]["value"]) for name in ("draft_share", "unverified_share"))
         tokens = f"{row['thought_tokens']['value']:.0f}"
-        rows.append((row["lever"], percent(row["accuracy"]["value"]), against, tokens, *shares, percent(row["wrong_unread"])))
+        rows.append((row["lever"], percent(row["accuracy"]["value"]), against, tokens, *shares, percent(row["wrong_unverified"])))
     return grid(columns, rows)
 
 
@@ -276,9 +278,14 @@ def _speeds(results: Results, machine: str) -> str:
     rows = []
     for label in dict.fromkeys(_label(row) for row in here if not (row["baseline"] and row["inside"])):  # these are in the sweep without
         own = {row["batch_size"]: row for row in here if _label(row) == label}
-        shares = (percent(own[sizes[-1]].get(name)) for name in ("unread", "wrong_unread"))
+        shares = (percent(own[sizes[-1]].get(name)) for name in ("unverified", "wrong_unverified"))
         rows.append((label, *(f"{own[size]['problems_per_s'] / alone[size]:.2f}" for size in sizes), *shares))
-    columns = ("times the target alone; baselines in italics", *(f"batch size {size}" for size in sizes), "unread", "unread and wrong")
+    columns = (
+        "times the target alone; baselines in italics",
+        *(f"batch size {size}" for size in sizes),
+        "unverified",
+        "unverified and wrong",
+    )
     return grid(columns, rows)
 
 

@@ -3,7 +3,7 @@
 -- writes after a gate let the draft pass writes nothing else.
 WITH writers AS (
     SELECT stage, coalesce(max(step_index) FILTER (decision = 'first_steps'), 0) AS first_steps, bool_or(decision = 'fallback') AS falls_back,
-           bool_or(decision = 'unverified') AS unread
+           bool_or(decision = 'unverified') AS unverified
     FROM steps GROUP BY stage),
 told AS (
     SELECT calls.*,
@@ -15,7 +15,7 @@ told AS (
                 WHEN purpose = 'answer' THEN 'answer'
                 WHEN purpose = 'trial' THEN 'trial'
                 WHEN step_index = 0 THEN 'guidance'
-                WHEN unread AND step_index > first_steps THEN 'unverified'
+                WHEN unverified AND step_index > first_steps THEN 'unverified'
                 WHEN falls_back AND step_index > first_steps THEN 'fallback'
                 ELSE 'written' END AS outcome
     FROM calls LEFT JOIN writers USING (stage) LEFT JOIN (SELECT chain_id, finished FROM chains) AS over USING (chain_id))

@@ -278,7 +278,7 @@ def _step_figures(steps: _Steps, plan: Plan, wall_s: float | None) -> dict[str, 
         "steps_per_s": _over(steps.steps, wall_s),
         "acceptance_rate": _over(steps.accepted_steps, steps.verified_steps),
         "fallback_rate": _over(steps.fallback_steps, steps.verified_steps),
-        "unread_share": _over(steps.unverified_steps, steps.steps) if gated else None,
+        "unverified_share": _over(steps.unverified_steps, steps.steps) if gated else None,
         "draft_share": _over(steps.drafted_tokens, steps.thought_tokens),
     }
 

@@ -38,7 +38,7 @@ class TunedSetting(Struct, frozen=True, kw_only=True):
     """Predicted."""
     chains_known: float | None = None
     changed: float | None = None
-    unread: float | None = None
+    unverified: float | None = None
     accepted: float | None = None
     accuracy_low: float | None = None
     accuracy_high: float | None = None

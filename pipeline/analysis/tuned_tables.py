@@ -7,10 +7,10 @@ KNOWN = (
     "Predicted speeds take each call to last as long as in the recorded run. `same path`: the share of chains that take the recorded path "
     "to its end, so that their answers are known; the predicted accuracy is between all others wrong and all others right. `as tried`: the "
     "accuracy of the recorded run if its thoughts ended as early, with the answers that were asked for there. `changed`: decisions of a "
-    "chain that differ from the recorded ones. `unread`: the share of drafted steps that a gate lets pass. Both are estimated where a "
+    "chain that differ from the recorded ones. `unverified`: the share of drafted steps that a gate lets pass. Both are estimated where a "
     "chain has left the recorded path."
 )
-HEADER = ("setting", "", "speed", "accuracy", "loss", "same path", "changed", "unread")
+HEADER = ("setting", "", "speed", "accuracy", "loss", "same path", "changed", "unverified")
 
 
 def choice_of(found: Tuned) -> list[str]:
@@ -48,7 +48,7 @@ def table_of(found: Tuned) -> Table:
 
 
 def _row(each: TunedSetting, measured: Measured | None) -> tuple[str, ...]:
-    known = (_percent(each.chains_known), "" if each.changed is None else f"{each.changed:.2f}", _percent(each.unread))
+    known = (_percent(each.chains_known), "" if each.changed is None else f"{each.changed:.2f}", _percent(each.unverified))
     tried = "" if each.accuracy_tried is None else f", as tried {_percent(each.accuracy_tried)}"
     between = f"{_percent(each.accuracy_low)} to {_percent(each.accuracy_high)}{tried}"
     if measured is None:

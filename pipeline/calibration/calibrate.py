@@ -111,13 +111,13 @@ def not_known(found: Calibration) -> Iterator[str]:
     lengths = found.lengths
     if (accepted := lengths.acceptance) is None:
         yield "No step of the run was verified: how often drafts are right is not known, and is the simulator's default in the file."
-    elif lengths.unread:
-        read, total = lengths.verified, lengths.verified + lengths.unread
+    elif lengths.unverified:
+        read, total = lengths.verified, lengths.verified + lengths.unverified
         yield (
-            f"A gate let {lengths.unread:,} of {total:,} steps pass unread, and how many of these would have been accepted is not known. "
-            f"Of those that were read {accepted:.1%} were; of all {lengths.of_all:.1%} are taken to be, if a gate_auc of "
+            f"A gate let {lengths.unverified:,} of {total:,} steps pass unverified. How many would have been accepted is not known: of the "
+            f"verified ones {accepted:.1%} were; of all {lengths.of_all:.1%} are taken to be, if a gate_auc of "
             f"{lengths.gate_auc:g} is true, which is assumed; anything from {accepted * read / total:.1%} to "
-            f"{(accepted * read + lengths.unread) / total:.1%} is possible."
+            f"{(accepted * read + lengths.unverified) / total:.1%} is possible."
         )
     if lengths.gate_auc is not None:
         yield "How sure simulated drafts look is not fitted: the same threshold of a gate lets another share of them pass."

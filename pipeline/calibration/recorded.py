@@ -158,7 +158,7 @@ class Lengths(Struct, frozen=True, kw_only=True):
     acceptance: float | None
     """Share of the verified steps that were accepted, 0 to 1."""
     verified: int
-    unread: int
+    unverified: int
     """Steps of the draft that nobody verified, because a gate let them pass."""
     gate_auc: float | None
     """How well the gate is taken to tell steps that would be accepted from others (`SimTextSpec`), an assumption: below 0.5 of one that
@@ -169,9 +169,9 @@ class Lengths(Struct, frozen=True, kw_only=True):
     @property
     def of_all(self) -> float | None:
         """The acceptance that all steps would have had, had those that nobody read been verified too: an estimate where there are any."""
-        if self.acceptance is None or self.gate_auc is None or not self.unread:
+        if self.acceptance is None or self.gate_auc is None or not self.unverified:
             return self.acceptance
-        return acceptance_of_all(self.acceptance, self.unread / (self.unread + self.verified), self.gate_auc)
+        return acceptance_of_all(self.acceptance, self.unverified / (self.unverified + self.verified), self.gate_auc)
 
 
 def read_lengths(run: Path, plan: Plan) -> Lengths:
@@ -180,7 +180,7 @@ def read_lengths(run: Path, plan: Plan) -> Lengths:
     given = {"switched": switched, "drafters": list(plan.drafters)}
     answering = [stage.name for stage in plan.stages() if stage.spec.purpose == "answer"]
     with Query(run) as db:
-        [(verified, accepted, drafted, unread)] = db.stream(f"{STEPS} {VERDICTS}", **given)
+        [(verified, accepted, drafted, unverified)] = db.stream(f"{STEPS} {VERDICTS}", **given)
         # Of a chain that was switched the steps are as many of the mean length as its thought is long.
         mean = db.scalar(f"{STEPS} SELECT greatest(1.0, avg(tokens)) FROM written", **given) if switched else None
         return Lengths(
@@ -191,7 +191,7 @@ def read_lengths(run: Path, plan: Plan) -> Lengths:
             acceptance=accepted / verified if verified else None,
             candidates=drafted / verified if verified else 1.0,
             verified=verified,
-            unread=unread,
+            unverified=unverified,
             gate_auc=_gate_auc(plan),
         )
 
@@ -226,15 +226,15 @@ def text_of(role: str, lengths: Lengths) -> SimTextSpec:
     return structs.replace(text, step_accuracy=accuracy, step_correlation=CORRELATION, verifier_accuracy=1.0)
 
 
-def acceptance_of_all(acceptance: float, unread: float, auc: float) -> float:
-    """The acceptance of all steps, where that of those which a gate flagged is `acceptance` and the share `unread` passed it.
+def acceptance_of_all(acceptance: float, unverified: float, auc: float) -> float:
+    """The acceptance of all steps, where that of those which a gate flagged is `acceptance` and the share `unverified` passed it.
 
     The gate's statistic is taken for normal with variance 1, with a mean that is d = sqrt(2) times the normal quantile of `auc` higher of
     steps that would be accepted, as simulated drafts have it. It flags below some z: so a share p of all steps would be accepted where
-    p N(z - d) = acceptance (1 - unread) and (1 - p) N(z) = (1 - acceptance) (1 - unread). Both p sum to 1 at one z, found by halving.
+    p N(z - d) = acceptance (1 - unverified) and (1 - p) N(z) = (1 - acceptance) (1 - unverified). Both p sum to 1 at one z, by halving.
     """
     normal = NormalDist()
-    shift, read = math.sqrt(2) * normal.inv_cdf(auc), 1 - unread
+    shift, read = math.sqrt(2) * normal.inv_cdf(auc), 1 - unverified
     low, high = min(shift, 0.0) - 8, max(shift, 0.0) + 8
     for _ in range(60):
         z = (low + high) / 2

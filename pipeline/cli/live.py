@@ -111,12 +111,16 @@ class Meter:
         at = ", ".join(
             f"{role} {lane.in_flight}" + (f" ({lane.waiting} waiting)" if lane.waiting else "") for role, lane in view.lanes.items()
         )
-        accepted, fallback, unread = (progress.decisions[decision] for decision in ("accepted", "fallback", "unverified"))
+        accepted, fallback, unverified = (progress.decisions[decision] for decision in ("accepted", "fallback", "unverified"))
         return [
             f"{generated} generated tokens/s, {self._rates.per_s(KEPT) or 0:,.0f} kept tokens/s",
             f"{progress.live} in flight" + (f" ({paused} paused)" if (paused := self._paused()) else "") + (f": {at}" if at else ""),
-            *([f"{accepted / (accepted + fallback):.0%} of {'read ' if unread else ''}steps accepted"] if accepted + fallback else []),
-            *([f"{unread / progress.steps:.0%} of steps unread"] if unread else []),
+            *(
+                [f"{accepted / (accepted + fallback):.0%} of {'verified ' if unverified else ''}steps accepted"]
+                if accepted + fallback
+                else []
+            ),
+            *([f"{unverified / progress.steps:.0%} of steps unverified"] if unverified else []),
             *([_replicas(states)] if (states := view.replicas()) else []),
             *self._restarts(),
         ]

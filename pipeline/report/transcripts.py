@@ -160,7 +160,7 @@ def _transcript(
 ) -> Transcript:
     failed, cancelled = row["error_type"] is not None, row["stop_reason"] == "cancelled"
     error = f"{row['error_type']} in {row['error_stage'] or 'reading the input'}: {row['error_message'] or ''}"
-    unread = f", {row['unverified_steps']} unverified" if row["unverified_steps"] else ""
+    unverified = f", {row['unverified_steps']} unverified" if row["unverified_steps"] else ""
     return Transcript(
         chain_id=shown(row["chain_id"]),
         why=why,
@@ -171,7 +171,7 @@ def _transcript(
         reference=_maybe(row["reference_answer"]),
         ended=shown(error if failed else row["stop_reason"]),
         facts=f"{row['chain_time_s']:.3g} s ({queued:.3g} s queued); {row['steps']} steps, {row['accepted_steps']} accepted, "
-        f"{row['fallback_steps']} fallback{unread}; {row['thought_tokens']:,} tokens of thought",
+        f"{row['fallback_steps']} fallback{unverified}; {row['thought_tokens']:,} tokens of thought",
         steps=tuple(steps),
     )
 

@@ -22,7 +22,7 @@ RANGES: Mapping[Statistic, tuple[float, float, str]] = {
 
 
 class GateSpec(StageSpec, frozen=True, kw_only=True, tag="gate"):
-    """Let a draft pass unread, or flag it, by its own log probabilities, without a call (ConfSpec, GlimpRouter, TrigReason)."""
+    """Let a draft pass unverified, or flag it, by its own log probabilities, without a call (ConfSpec, GlimpRouter, TrigReason)."""
 
     statistic: Statistic = "mean"
     """`mean`, `min`: log probability of its tokens, or of the least likely one, in nats. `first_entropy`: entropy of its first token, in

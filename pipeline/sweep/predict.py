@@ -51,7 +51,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
     changed: float
     """Decisions of a chain that differ from the recorded ones, an early end included, on average; the recorded steps stand for those that
     are met after the first one."""
-    unread: float | None
+    unverified: float | None
     """Share of the drafted steps that a gate lets pass; the recorded steps stand for those that are met after such a decision."""
     accepted: float | None
     """Share of the drafted steps that are read that the judge accepts."""
@@ -130,7 +130,7 @@ class RecordedPaths:
         early = first_end < np.minimum(last, never)
         longer = self._first(self._ended & ~ends, never) < never
         left = longer | (first_other <= first_end) & (first_other < never) | early
-        unread = met & passes & free
+        unverified = met & passes & free
         read = met & free & ~passes & self._judged
         right = float(np.nansum(np.where(left, 0.0, self._correct)))
         counted = np.isfinite(self._correct)
@@ -138,7 +138,7 @@ class RecordedPaths:
         return Prediction(
             chains_known=float(np.mean(~left)) if self.chains else 0.0,
             changed=(int((differs & met).sum()) + int(early.sum())) / self.chains if self.chains else 0.0,
-            unread=_share(unread, met & free) if self._gated.any() else None,
+            unverified=_share(unverified, met & free) if self._gated.any() else None,
             accepted=_share(read & accepts, read),
             accuracy_low=right / graded if graded else None,
             accuracy_high=(right + int((left & counted).sum())) / graded if graded else None,

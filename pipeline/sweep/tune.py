@@ -359,7 +359,7 @@ def _key(of: TunedSetting) -> frozenset[tuple[str, Param]]:
 
 def rank(of: TunedSetting) -> float:
     """By which predictions are put in order: their speed, or where none is predicted the share of steps that nobody reads."""
-    return of.over_target if of.over_target is not None else of.unread or 0.0
+    return of.over_target if of.over_target is not None else of.unverified or 0.0
 
 
 def faster(predicted: Sequence[TunedSetting]) -> list[TunedSetting]:

@@ -80,7 +80,7 @@ def summary(draft: float = 0.895, target: float = 0.997, **others: Any) -> Summa
         "accepted_steps": 2066,
         "fallback_steps": 88,
         "unverified_steps": 0,
-        "unread_share": None,
+        "unverified_share": None,
         "acceptance_rate": 0.959,
         "fallback_rate": 0.041,
         "thought_tokens": 19_830,

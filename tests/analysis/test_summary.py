@@ -148,7 +148,7 @@ def test_every_number(folder: Path) -> None:
         accepted_steps=2,
         fallback_steps=1,
         unverified_steps=0,
-        unread_share=None,
+        unverified_share=None,
         acceptance_rate=2 / 3,
         fallback_rate=1 / 3,
         thought_tokens=60,

@@ -214,15 +214,15 @@ def test_of_a_gated_run_the_acceptance_of_unread_steps_is_estimated_and_said_to_
         options = {"settings": ("engines.*.text.step_accuracy=0.7", *settings), "engines": SIM, "input": problems, "batch_size": 16}
         run(RunOptions(graph=ROOT / f"graphs/{name}.yaml", output=tmp_path / name, **options))
     whole, gated = (read_lengths(tmp_path / name, RunFile.read(tmp_path / name).plan) for name in ("specreason", "gated"))
-    assert gated.unread > 100
+    assert gated.unverified > 100
     assert whole.acceptance is not None
     assert gated.acceptance is not None
     assert gated.acceptance < whole.acceptance - 0.05
     assert gated.of_all == pytest.approx(whole.acceptance, abs=0.04)
     found = calibrate([tmp_path / "gated"], max_calls=30)
-    [unread, sure] = not_known(found)
-    assert unread in " ".join(line.removeprefix("# ") for line in engines_file(found).splitlines())
-    assert f"let {gated.unread:,} of {gated.unread + gated.verified:,} steps pass unread" in unread
+    [unverified, sure] = not_known(found)
+    assert unverified in " ".join(line.removeprefix("# ") for line in engines_file(found).splitlines())
+    assert f"let {gated.unverified:,} of {gated.unverified + gated.verified:,} steps pass unverified" in unverified
     assert "another share" in sure
     assert not list(not_known(calibrate([tmp_path / "specreason"], max_calls=30)))
 

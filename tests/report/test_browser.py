@@ -147,10 +147,10 @@ def test_unverified_steps_show_what_the_gate_found_and_reject_nothing(opened: Ca
     for transcript in page.all(".transcript"):
         transcript.query_selector("summary").click()
         transcript.wait_for_selector(".told")
-    unread = page.all(".step.unverified")
-    assert unread
-    assert all("passed" in step.query_selector_all(".head")[1].inner_text() for step in unread)
-    assert all(step.query_selector(".candidate.not_chosen") and not step.query_selector(".candidate.rejected") for step in unread)
+    unverified = page.all(".step.unverified")
+    assert unverified
+    assert all("passed" in step.query_selector_all(".head")[1].inner_text() for step in unverified)
+    assert all(step.query_selector(".candidate.not_chosen") and not step.query_selector(".candidate.rejected") for step in unverified)
     page.check()
 
 

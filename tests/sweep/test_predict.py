@@ -86,11 +86,11 @@ def test_the_recorded_values_change_nothing(tmp_path: Path) -> None:
     recording = RecordedPaths(solved(tmp_path, "gated", careful(found)).folder, found, careful(found))
     prediction, left = recording.predict(careful(found))
     assert not left.any()
-    assert (prediction.chains_known, prediction.changed, prediction.unread) == (1.0, 0.0, 0.0)
+    assert (prediction.chains_known, prediction.changed, prediction.unverified) == (1.0, 0.0, 0.0)
     assert prediction.accuracy_low == prediction.accuracy_high
     assert prediction.chain_s == pytest.approx(recording.chain_s)
     gate = next(knob for knob in found if knob.kind == "gate")
-    shares = [recording.predict({**careful(found), "sure": value})[0].unread for value in recording.grid(gate)]
+    shares = [recording.predict({**careful(found), "sure": value})[0].unverified for value in recording.grid(gate)]
     assert shares == sorted(shares, reverse=True), "the grid goes from the least sure draft to the surest one"
     assert shares[0] == 1.0
 
@@ -102,7 +102,7 @@ def test_who_writes_what_passes_takes_the_time_of_a_run_in_which_all_does(tmp_pa
     recording = RecordedPaths(solved(tmp_path, "routed", careful(found)).folder, found, careful(found))
     prediction, left = recording.predict(least)
     assert prediction.chain_s is None, "it wrote nothing in the recorded run"
-    assert prediction.unread == 1.0
+    assert prediction.unverified == 1.0
     assert left.all()
     other = RecordedPaths(solved(tmp_path, "routed", least).folder, found, least)
     assert recording.predict(least, other.write_s)[0].chain_s == pytest.approx(other.chain_s, rel=0.35)

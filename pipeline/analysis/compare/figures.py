@@ -333,7 +333,7 @@ class Compared(Figures):
         return share(self._sums["by_draft"], self._sums["steps"]) if known else NOTHING
 
     @cached_property
-    def unread_share(self) -> Estimate:
+    def unverified_share(self) -> Estimate:
         """Steps that a gate let pass, which nothing verified, over all steps; none where no gate let any pass."""
         return share(self._sums["unverified"], self._sums["steps"]) if self.table.unverified.any() else NOTHING
 

@@ -301,7 +301,7 @@ def pairs(c: Comparison) -> Table:
         ("time s", lambda run: number(run.latency_s)),
         ("fallback", lambda run: percent(run.fallback_rate)),
         ("steps by the draft", lambda run: percent(run.draft_share)),
-        ("of all unread", lambda run: percent(run.unread_share)),
+        ("of all unverified", lambda run: percent(run.unverified_share)),
     )
     title = "Fallback of verified steps by pair (SpecCoT table 3), steps by the draft (SpecReason 5.2), and those that nothing verified"
     return _of_runs(title, (run for run in c.runs if run.draft_share.value is not None), columns)

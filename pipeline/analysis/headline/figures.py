@@ -229,7 +229,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Steps that were written after all candidates were rejected."""
     unverified_steps: int
     """Steps by the draft that a gate let pass: neither accepted nor rejected."""
-    unread_share: float | None
+    unverified_share: float | None
     """Unverified over all steps, 0 to 1; null where the graph has no gate."""
     acceptance_rate: float | None
     """Accepted over verified steps, 0 to 1."""

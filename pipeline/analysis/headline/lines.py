@@ -153,14 +153,14 @@ def _grading_errors(s: Summary) -> str:
 
 
 def _drafting(s: Summary) -> Iterator[Row]:
-    if s.unread_share is not None:
+    if s.unverified_share is not None:
         by_draft = f"; {_percent(s.draft_share)} of the reasoning is the draft's" if s.draft_share is not None else ""
-        yield Row("unread", _percent(s.unread_share), f"of {s.steps:,} steps by the draft and verified by nothing{by_draft}")
+        yield Row("unverified", _percent(s.unverified_share), f"of {s.steps:,} steps by the draft and verified by nothing{by_draft}")
     if not s.verified_steps:
         return
-    written = f", {_percent(s.draft_share)} of the reasoning" if s.draft_share is not None and s.unread_share is None else ""
+    written = f", {_percent(s.draft_share)} of the reasoning" if s.draft_share is not None and s.unverified_share is None else ""
     rewritten = f"; {s.fallback_steps:,} rewritten by the target" if s.fallback_steps else ""
-    drafted = "drafted" if s.unread_share is None else "verified"
+    drafted = "drafted" if s.unverified_share is None else "verified"
     yield Row("drafting", _percent(s.acceptance_rate), f"of {s.verified_steps:,} {drafted} steps accepted{written}{rewritten}")
     if s.option_mass and s.option_mass.flagged:
         yield Row("options", "", mass_sentence(s.option_mass))

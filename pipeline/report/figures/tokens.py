@@ -42,7 +42,7 @@ PATH = {
 """A label and a colour for each kind of segment (`latency.SEGMENTS`)."""
 TOKENS = {
     "committed": ("accepted draft", GREEN),
-    "unverified": ("draft, unread", MINT),
+    "unverified": ("draft, unverified", MINT),
     "guidance": ("guidance", BLUE),
     "written": ("written without a draft", TEAL),
     "fallback": ("fallback", ORANGE),
