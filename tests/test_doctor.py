@@ -201,3 +201,8 @@ def test_a_graph_s_needs_are_held_against_what_its_servers_can_do(tmp_path: Path
 def test_engines_are_bound_to_graphs_alone() -> None:
     with pytest.raises(UsageError, match=r"--engines tiny: needs a graph, and .*/tiny\.yaml is not one"):
         diagnose(Path("tiny"), bound=Path("tiny"))
+
+
+def test_engines_that_tell_two_things_of_one_device_are_refused() -> None:
+    with pytest.raises(GraphError, match=r"device.sharing: is time_slices, but mps for engine 'draft' on the same device `h100-0\+1`"):
+        load_roles(Path("sim-2xh100"), ["engines.draft.device.sharing=mps"])

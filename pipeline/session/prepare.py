@@ -16,21 +16,19 @@ from pipeline.data.many_files import files_of, open_files
 from pipeline.data.problems import Fingerprint, Problems
 from pipeline.data.rows import Flaw
 from pipeline.engines.registry import virtual_time
-from pipeline.engines.replay.recording import as_recorded, bindings, read_recording
+from pipeline.engines.replay.recording import bindings, read_recording
 from pipeline.engines.replay.spec import ReplaySpec
-from pipeline.engines.sim.lengths_file import with_lengths
-from pipeline.engines.sim.spec import SimSpec
-from pipeline.errors import GraphError, InputError, UsageError
+from pipeline.errors import InputError, UsageError
 from pipeline.grading.plugins import graders_of_this_process, takes_problem
 from pipeline.graph.loader import load_graph
-from pipeline.graph.plan import Plan, StageNode, settings_of
+from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, registered_alone, stage_specs
-from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.admission.feed import Arrivals, Feed, InputFeed
 from pipeline.runtime.admission.order import SampleCounts, start_order
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.speculation.modes import NOTHING_KNOWN, Knowledge
 from pipeline.session.budget import check_budget, limits_of, spent_before
+from pipeline.session.complete import completed
 from pipeline.session.knowledge import begun_with, knowledge_of
 from pipeline.session.notices import strange_problems
 from pipeline.session.options import (
@@ -156,46 +154,6 @@ def load_plan(graph: Path, engines: Path | Mapping[str, Any] | None = None, sett
     """The compiled plan of a graph file on an engines file, on what one would hold, or on `replay:RUN`; raises `UsageError`."""
     bound = engines if isinstance(engines, Mapping) else bindings(engines)
     return completed(load_graph(graph, stage_specs(), engine_specs(), engines=bound, settings=settings))
-
-
-def completed(plan: Plan) -> Plan:
-    """A plan with all that its engines take from recorded runs and files.
-
-    Raises `GraphError` also for an adapter that a recorded engine did not have, and for simulated engines that disagree on the number of
-    steps of a thought.
-    """
-    for stage in plan.stages():
-        engine = plan.engines.get(stage.spec.role or "")
-        if isinstance(engine, ReplaySpec) and stage.spec.adapter is not None:
-            _check_adapter(stage, engine)
-    plan = structs.replace(plan, engines={role: _filled(role, engine) for role, engine in plan.engines.items()})
-    _check_steps({role: engine for role, engine in plan.engines.items() if isinstance(engine, SimSpec)})
-    return plan
-
-
-def _filled(role: str, engine: EngineSpec) -> EngineSpec:
-    """A spec with the values of its recorded run, or the lengths in its files."""
-    if isinstance(engine, ReplaySpec):
-        return as_recorded(role, engine)
-    return with_lengths(role, engine) if isinstance(engine, SimSpec) else engine
-
-
-def _check_adapter(stage: StageNode, engine: ReplaySpec) -> None:
-    role, adapter = str(stage.spec.role), stage.spec.adapter
-    known = tuple(settings_of(read_recording(engine.run).engine(role)).get("adapters") or ())
-    if adapter not in known:
-        there = f"it had {', '.join(map(repr, known))}" if known else "it had none"
-        what = f"asks for the adapter {adapter!r} of `{role}`, which run {engine.run} did not have; {there}"
-        raise GraphError(f"stage `{stage.name}`", what)
-
-
-def _check_steps(engines: Mapping[str, SimSpec]) -> None:
-    """Raise `GraphError` where lengths are measured ones and two engines have other numbers of steps."""
-    first = next((role for role, spec in engines.items() if spec.text.measured), None)
-    for role, spec in engines.items():
-        if first is not None and spec.text.distribution("steps") != engines[first].text.distribution("steps"):
-            what = f"its thoughts differ in numbers of steps from those of {role!r}, which continues them"
-            raise GraphError(f"engine {first!r}: text", f"{what}; give both the same `preset`, or `lengths` with the same `steps`")
 
 
 @contextmanager

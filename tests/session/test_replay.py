@@ -142,9 +142,10 @@ def test_another_threshold_of_a_gate_reads_the_recorded_log_probabilities(
         assert row["gate_value"] == steps[row["chain_id"], row["step_index"]]
 
 
-def test_a_gate_cannot_read_what_was_never_recorded(recorded: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_plan_whose_gate_reads_what_was_never_recorded_is_refused(recorded: Callable[[str], Path]) -> None:
     with pytest.raises(GraphError, match="engine 'draft': returns no log probabilities of what it writes, which stage `gate` needs"):
-        replay(recorded("specreason"), tmp_path / "again", graph="gated")
+        load_plan(ROOT / "graphs/gated.yaml", Path(f"replay:{recorded('specreason')}"))
+    load_plan(ROOT / "graphs/gated.yaml", Path(f"replay:{recorded('gated')}"))
 
 
 def test_fewer_problems_samples_and_candidates_need_no_new_text_as_far_as_they_go(recorded: Callable[[str], Path], tmp_path: Path) -> None:

@@ -217,7 +217,12 @@ def test_points_on_the_same_engines_follow_each_other() -> None:
         (("sim-2xh100",), {"baseline_engines": Path("nothere")}, UsageError, "no engines file is named `nothere`"),
         (("sim-2xh100", "nothere"), {}, UsageError, "no engines file is named `nothere`"),
         (("sim-2xh100", "graphs/engines/sim-2xh100.yaml"), {}, UsageError, "--engines sim-2xh100: two engines files have this name"),
-        (("sim-2xh100",), {"settings": ("engines.draft.device.sharing=mps",)}, GraphError, "`h100-0[+]1` is described in two ways"),
+        (
+            ("sim-2xh100",),
+            {"settings": ("engines.draft.device.sharing=mps",)},
+            GraphError,
+            r"^engine 'draft': device.sharing: is mps, but time_slices for engine 'target' on the same device `h100-0\+1`; give both the same",
+        ),
         (
             ("sim-2xh100",),
             {"settings": ("engines.*.device.kernel_wait=0.3",)},

@@ -16,6 +16,8 @@ from pipeline.engines.model_card import ANEW, local_folder
 from pipeline.engines.models import resolve
 from pipeline.engines.placement.machines import described
 from pipeline.engines.registry import by_backend, cautions, side_by_side, taking_turns
+from pipeline.engines.sim.device import devices_of
+from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.loader import load_engines
@@ -131,7 +133,9 @@ def load_roles(path: Path, settings: Sequence[str], bound: Path | Mapping[str, A
         return Roles({"reward": load_reward_model(path, engine_specs(), settings).reward})
     if not any(isinstance(spec, dict) and "backend" in spec for spec in raw.values()):
         raise GraphError(str(path), "is neither an engines file (role: {backend: ...}) nor a graph file (name, engines, stages)")
-    return Roles(load_engines(path, engine_specs(), settings))
+    specs = load_engines(path, engine_specs(), settings)
+    devices_of({role: spec for role, spec in specs.items() if isinstance(spec, SimSpec)})
+    return Roles(specs)
 
 
 def unmet(plan: Plan, examined: Mapping[str, Examination | None]) -> Iterator[Finding]:

@@ -54,6 +54,7 @@ PARTS = ("usage", "timing", "confidences")
 CALL_COLUMNS = tuple(name for name in RecordedCall.__struct_fields__ if name not in PARTS)
 KEY_COLUMNS = ("request_id", "prompt_digest", "error_type")
 COLUMNS = (*CALL_COLUMNS, *USAGE, *TIMING, *MEASURED_IN.values())
+_MEASURED = ("engine", MEASURED_IN["mean"])
 
 
 class RecordedCalls:
@@ -63,7 +64,7 @@ class RecordedCalls:
         """Read the index of the calls in the folder `run`; raises `InputError` where its table cannot be read."""
         self._groups = RowGroups(run, "calls", tuple({*KEY_COLUMNS, *COLUMNS}))
         self._open: OrderedDict[int, dict[str, Value]] = OrderedDict()
-        self.measured: set[str] = set()
+        self.measured = _measured(self._groups)
         """The engines that were asked for log probabilities of what they wrote."""
         self._names, self._digests, self._places = self._index()
 
@@ -92,8 +93,6 @@ class RecordedCalls:
                 names.append(hash(name))
                 digests.append(digest or 0)
                 places.append(-1 if error is not None else group << 32 | row)
-            of_engines = zip(*(self._groups.column(group, name) for name in ("engine", *MEASURED_IN.values())), strict=True)
-            self.measured |= {engine for engine, *found in of_engines if found[0]}
         order = np.argsort(np.array(names, np.int64), kind="stable")
         sorted_ = [np.array(each, np.int64)[order] for each in found]
         return sorted_[0], sorted_[1], sorted_[2]
@@ -120,6 +119,16 @@ class RecordedCalls:
         if len(self._open) > KEPT_GROUPS:
             self._open.popitem(last=False)
         return found
+
+
+def measured_in(run: Path) -> set[str]:
+    """The engines of the folder `run` that were asked for log probabilities of what they wrote; raises `InputError` as `RecordedCalls`."""
+    return _measured(RowGroups(run, "calls", _MEASURED))
+
+
+def _measured(groups: RowGroups) -> set[str]:
+    pairs = (zip(*(groups.column(group, name) for name in _MEASURED), strict=True) for group in range(len(groups)))
+    return {engine for of_group in pairs for engine, values in of_group if values}
 
 
 def _absence(known: bool, answered: bool) -> str:

@@ -213,10 +213,15 @@ def _facts(role: str, spec: ReplaySpec, recording: Recording, *, measured: bool)
     answers = "simulated" if then.get("answers") == "simulated" else "recorded"
     costs = "calibrated" if spec.costs_from is not None and Path(spec.costs_from).name == CALIBRATION else spec.costs
     facts: dict[str, Fact] = {"answers": answers, "replay": spec.run, "replayed_backend": recording.engine(role).backend, "costs": costs}
-    stated: Any = then.get("cannot", ())
+    return facts | {"cannot": cannot_of(role, recording, measured=measured)}
+
+
+def cannot_of(role: str, recording: Recording, *, measured: bool) -> tuple[str, ...]:
+    """What a replay of `role` cannot do of all that stages may need; see the fact `cannot`."""
+    stated: Any = recording.file.engine_facts.get(role, {}).get("cannot", ())
     # A replay interrupts requests by itself, and what needs no seed was recorded.
     cannot = [need for need in stated if need not in ("interrupt", "seeds", "logprobs")]
-    return facts | {"cannot": (*cannot, *(() if measured else ("logprobs",)))}
+    return (*cannot, *(() if measured else ("logprobs",)))
 
 
 def _tokenizer_of(role: str, spec: ReplaySpec) -> Tokenizer:

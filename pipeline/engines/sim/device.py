@@ -165,8 +165,11 @@ def devices_of(specs: Mapping[str, SimSpec]) -> dict[str, SimDeviceSpec]:
     """The devices that `specs` name, by name; raises `GraphError` where engines do not agree about one, or an engine cannot work at all."""
     devices: dict[str, SimDeviceSpec] = {}
     for role, spec in specs.items():
-        if devices.setdefault(spec.device.name, spec.device) != spec.device:
-            raise GraphError(f"$.{role}.device", f"device `{spec.device.name}` is described in two ways; engines that share it must agree")
+        if (first := devices.setdefault(spec.device.name, spec.device)) != spec.device:
+            key = next(key for key in first.__struct_fields__ if getattr(first, key) != getattr(spec.device, key))
+            other = next(other for other, each in specs.items() if each.device is first)
+            what = f"is {getattr(spec.device, key)}, but {getattr(first, key)} for engine {other!r} on the same device `{first.name}`"
+            raise GraphError(f"engine {role!r}: device.{key}", f"{what}; give both the same with --set engines.*.device.{key}=VALUE")
         each = spec.speculative.num_speculative_tokens + 1 if spec.speculative else 1
         if spec.max_num_batched_tokens < spec.max_num_seqs * each:
             needs = f"max_num_seqs, {spec.max_num_seqs}; each sequence needs a token"
