@@ -79,7 +79,7 @@ def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engin
     for part in broken:
         document.values[part] = {}
         document.close((part,))
-    roles_file, variants = _bind_engines(document, path, engines)
+    roles_file, variants = _bind_engines(document, path, engines, backends)
     parts = ("stages", "sampling", "prompts", *(["engines"] if roles_file == path else []))  # those that may name params
     if "stages" not in broken:
         _check_params(document, parts)
@@ -111,7 +111,7 @@ def _drop_unknown_keys(document: Document) -> None:
             document.values.setdefault(meant, value)
 
 
-def _bind_engines(document: Document, path: Path, override: Engines) -> tuple[Path | None, Variants]:
+def _bind_engines(document: Document, path: Path, override: Engines, backends: Backends) -> tuple[Path | None, Variants]:
     """Put the engines by role into the `document` of the graph at `path`, and their values for its params; the file they are from, None
     where there is none, and its variants."""
     named = document.at(("engines",))
@@ -139,6 +139,7 @@ def _bind_engines(document: Document, path: Path, override: Engines) -> tuple[Pa
         document.put((PARAMS, name), value, found.origin((PARAMS, str(document.at(("name",))), name)))
     found.values.pop(PARAMS, None)
     variants = take_variants(found)
+    _check_variants(found, variants, backends)
     document.put(("engines",), found.values, found.origin(()))
     with document.noted():
         found.check()
@@ -353,6 +354,7 @@ def load_engines(path: Path, backends: Backends, settings: Sequence[str] = ()) -
     document = Document.read(path)
     document.values.pop(PARAMS, None)
     variants = take_variants(document)
+    _check_variants(document, variants, backends)
     _check_names(document, (), "a role")
     check_one(settings)
     for setting in settings:
@@ -377,6 +379,17 @@ def variants_of(graph: Path, engines: Path | None) -> dict[str, frozenset[str]]:
     found = take_variants(document)
     document.check()
     return {name: frozenset(str(keys[0]) for keys, _, _ in written) for name, written in found.items()}
+
+
+def _check_variants(engines: Document, variants: Variants, backends: Backends) -> None:
+    """Note what is wrong with each variant of an engines file in which nothing else is wrong."""
+    plain = engines.copy()
+    _engines(plain, (), backends, Path(plain.file).parent)
+    for name in () if engines.is_flawed or plain.is_flawed else variants:
+        with engines.noted():
+            varied = engines.copy()
+            apply_variant(f"{VARIANT}{name}", varied, (), variants)
+            decode_engines(varied, backends)
 
 
 def decode_engines(document: Document, backends: Backends) -> dict[str, EngineSpec]:

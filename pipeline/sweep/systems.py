@@ -15,7 +15,7 @@ from pipeline.analysis.points import TARGET, THE_TARGET
 from pipeline.bundled import find_file
 from pipeline.engines.registry import by_backend
 from pipeline.engines.replay.recording import PREFIX, bindings
-from pipeline.errors import GraphError, UsageError
+from pipeline.errors import GraphError, UsageError, did_you_mean
 from pipeline.graph.loader import load_engines, outline, variants_of
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs
@@ -164,13 +164,18 @@ def _baselines_on(file: Path, options: SweepOptions) -> list[SweepSystem]:
 
 def _targets(file: Path | None, name: str, options: SweepOptions) -> list[SweepSystem]:
     """The target alone on an engines file, and each of its variants that the sweep asks for and that changes an engine of it."""
-    graph, bound = _baseline(options), options.bound(file)
-    alone = _system(graph, file, name, options, baseline=True)
-    if isinstance(bound, dict) or str(file).startswith(PREFIX) or _set_variant(options) is not None:
-        return [alone]
-    known = [variant for variant, roles in variants_of(graph, bound).items() if roles & set(alone.engines)]
+    alone = _system(_baseline(options), file, name, options, baseline=True)
+    known = [] if _set_variant(options) is not None else _known_variants(alone, options)
     chosen = [each for each in known if options.variants is None or each in options.variants]
     return [alone, *(_varied(alone, each, options) for each in chosen)]
+
+
+def _known_variants(alone: SweepSystem, options: SweepOptions) -> list[str]:
+    """The variants of its engines file that change an engine of the target `alone`."""
+    bound = options.bound(alone.engines_file)
+    if isinstance(bound, dict) or str(bound).startswith(PREFIX):
+        return []
+    return [variant for variant, roles in variants_of(alone.graph, bound).items() if roles & alone.plan.engines.keys()]
 
 
 def _varied(alone: SweepSystem, variant: str, options: SweepOptions) -> SweepSystem:
@@ -187,7 +192,9 @@ def _check_variants(options: SweepOptions, found: Sequence[SweepSystem]) -> None
         raise UsageError(f"--variants {','.join(options.variants)}: {what}; use one of the two")
     missing = min(set(options.variants or ()) - {system.variant for system in found}, default=None)
     if missing is not None:
-        raise UsageError(f"--variants {missing}: no engines file has such a variant of the target alone; see `variants` in it")
+        known = [variant for system in found if system.baseline for variant in _known_variants(system, options)]
+        what = "no engines file has such a variant of the target alone"
+        raise UsageError(f"--variants {missing}: {what}; {did_you_mean(missing, known)}")
 
 
 def _set_variant(options: SweepOptions) -> str | None:

@@ -8,7 +8,7 @@ import pytest
 from pipeline.bundled import bundled_files
 from pipeline.engines.sim.spec import SimSpec, SimSpeculativeSpec
 from pipeline.engines.torch.spec import TorchSpec
-from pipeline.errors import GraphError
+from pipeline.errors import GraphError, GraphErrors
 from pipeline.graph.loader import load_engines, load_preset, variants_of
 from pipeline.graph.plan import LoopNode, StageNode
 from pipeline.graph.plugins import engine_specs
@@ -121,8 +121,12 @@ def test_a_variant_of_an_engines_file_is_what_set_says_and_nothing_else(tmp_path
         ("3", None, r"\$.variants: expected a mapping, got `int`"),
         ("{ngram: 3}", None, r"\$.variants.ngram: expected values by role, such as target: {speculative_config: {method: ngram}}"),
         ("{ngram: {traget: {seed: 1}}}", None, r"\$.variants.ngram.traget: there is no such role; did you mean `target`"),
+        ("{ngram: {target: {}}}", None, r"\$.variants.ngram: expected values by role, such as target:"),
+        ("{none: {target: {seed: 1}}}", None, r"line 1: \$.variants: `none` stands for no variant; give it another name"),
         ("{ngram: {target: {speculativ: 1}}}", "variant=ngram", r"line 1: \$.variants.ngram.target: unknown key `speculativ`"),
-        ("{ngram: {target: {seed: 1}}}", "variant=ngrams", r"--set variant=ngrams: there is no such variant; did you mean `ngram`"),
+        ("{ngram: {target: {speculativ: 1}}}", None, r"line 1: \$.variants.ngram.target: unknown key `speculativ`"),
+        ("{ngram: {target: {layers: x}}}", "engines.draft.max_num_seqs=8", r"line 1: \$.variants.ngram.target.layers: expected"),
+        ("{ngram: {target: {layers: 1}}}", "variant=ngrams", r"--set variant=ngrams: there is no such variant; did you mean `ngram`"),
         ("null", "variant=ngram", r"--set variant=ngram: there is no such variant; its engines file has none"),
     ],
 )
@@ -130,8 +134,9 @@ def test_variants_that_are_wrong(tmp_path: Path, variants: str, setting: str | N
     path = tmp_path / "engines.yaml"
     path.write_text(f"variants: {variants}\n{PLAIN.read_text()}")
     for load in (lambda *given: load_plan(Path("scot"), *given), lambda path, given: load_engines(path, engine_specs(), given)):
-        with pytest.raises(GraphError, match=said):
+        with pytest.raises(GraphError, match=said) as caught:
             load(path, () if setting is None else (setting,))
+        assert not isinstance(caught.value, GraphErrors)
 
 
 def test_two_variants_do_not_mix(tmp_path: Path) -> None:

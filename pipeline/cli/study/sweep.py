@@ -30,6 +30,7 @@ from pipeline.cli.options import (
 from pipeline.cli.signals import restored_handlers, stop_at_first_signal
 from pipeline.cli.terminal import print_error, print_notice, print_page, printed
 from pipeline.errors import MissingExtra
+from pipeline.graph.variants import NONE
 from pipeline.report.extra import load
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.loop import rare_collection
@@ -69,7 +70,12 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 
 
 def _variants(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    return None if value is None else () if value == "none" else Listed(click.STRING).convert(value, param, ctx)
+    if value is None or value == NONE:
+        return None if value is None else ()
+    found: tuple[str, ...] = Listed(click.STRING).convert(value, param, ctx)
+    if NONE in found or "" in found:
+        raise click.BadParameter(f"{value!r}: expected names of variants, such as eagle3,ngram, or `{NONE}` alone")
+    return found
 
 
 vary_option = option(
