@@ -236,7 +236,7 @@ def _check_params(document: Document, parts: Sequence[str]) -> None:
 def _fill_params(document: Document, parts: Sequence[str], *, known: bool) -> None:
     """Put the values of params where these parts of a graph name them; where they are not `known`, nothing is said of what lacks them."""
     params = document.at((PARAMS,))
-    endless = {name: value for name, value in params.items() if isinstance(value, float) and not math.isfinite(value)}
+    unfit = {name: what for name, value in params.items() if (what := _unfit(value)) is not None}
 
     def filled(value: Any, keys: Keys) -> Any:
         if isinstance(value, dict):
@@ -249,14 +249,22 @@ def _fill_params(document: Document, parts: Sequence[str], *, known: bool) -> No
             document.borrow(keys, (PARAMS, value[1:]))
         elif known:
             document.flaw(keys, f"no param `{value}`; {did_you_mean(value[1:], params)}")
-        if value[1:] not in params or value[1:] in endless:  # of which is said what is wrong
+        if value[1:] not in params or value[1:] in unfit:  # of which is said what is wrong
             document.close(keys)
         return params.get(value[1:])
 
     for part in parts:
         document.values[part] = filled(document.at((part,)), (part,))
-    for name, value in endless.items():
-        document.flaw((PARAMS, name), f"is {value}; expected a finite number")
+    for name, what in unfit.items():
+        document.flaw((PARAMS, name), what)
+    document.values[PARAMS] = {name: value for name, value in params.items() if name not in unfit}
+
+
+def _unfit(value: Any) -> str | None:
+    """What is wrong with the `value` of a param, as far as its type as a whole does not tell; None where nothing is."""
+    if isinstance(value, dict | list):
+        return f"expected one value, got a {'mapping' if isinstance(value, dict) else 'list'}"
+    return f"is {value}; expected a finite number" if isinstance(value, float) and not math.isfinite(value) else None
 
 
 def _decoded(document: Document, path: Path, roles_file: Path | None, kinds: Kinds, backends: Backends) -> GraphSpec:

@@ -97,16 +97,21 @@ def fill_rewards(document: Document, stages: Iterable[Keys], kinds: Mapping[str,
             writers.add(str(document.at(keys).get("engine")))
     for keys in askers:
         stage = document.at(keys)
-        if not isinstance(named := stage.get("prm"), str):
+        named = stage.get("prm")
+        of_param = isinstance(named, str) and named.startswith("$")
+        prm = params.get(named[1:]) if of_param else named
+        if not isinstance(prm, str):
+            document.close((*keys, "engine"))  # which its file may have
             continue
-        prm = str(params.get(named[1:])) if named.startswith("$") else named
         try:
             file = read_reward_file(find(prm))
             file.check()
-        except GraphError as error:
-            document.add(error)
         except UsageError as error:
-            document.flaw((*keys, "prm"), str(error))
+            if isinstance(error, GraphError):
+                document.add(error)
+            else:
+                document.flaw(("params", named[1:]) if of_param else (*keys, "prm"), str(error))
+            document.close((*keys, "engine"))
         else:
             _bind(document, keys, prm, file, writes=str(stage.get("engine")) in writers)
 

@@ -158,6 +158,24 @@ def test_a_value_of_a_setting_is_blamed_on_it(setting: str, message: str) -> Non
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("graph", "setting", "message"),
+    [
+        ("gated", "statistic=[mean,min]", "expected one value, got a list"),
+        ("gated", "prompts={like: short}", "expected one value, got a mapping"),
+        ("rsd", "prm=nix", "no reward model is named `nix` and there is no such file; known are `prm-math-shepherd`"),
+        ("rsd", "prm=[prm-tiny]", "expected one value, got a list"),
+        ("rsd", "prm=7", "expected `str`, got `int`"),
+        ("rsd", "stages.verify.prm=nix", "no reward model is named `nix`"),
+    ],
+)
+def test_a_value_that_is_none_of_a_param_is_one_flaw(graph: str, setting: str, message: str) -> None:
+    with pytest.raises(GraphError) as caught:
+        load_plan(ROOT / f"graphs/{graph}.yaml", settings=(setting,))
+    assert str(caught.value).startswith(f"--set {setting}: {message}")
+    assert "\n" not in str(caught.value)
+
+
 def test_a_value_of_a_preset_and_of_an_engines_file_is_blamed_on_it(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("set:\n  candidates: 0\n  stages.verify.unit: word\n")
     (tmp_path / "engines.yaml").write_text(f"params: {{speccot: {{max_steps: 0}}}}\n{SIM.read_text()}")
