@@ -261,7 +261,7 @@ def _fill_params(document: Document, parts: Sequence[str], *, known: bool) -> No
 
 
 def _unfit(value: Any) -> str | None:
-    """What is wrong with the `value` of a param, as far as its type as a whole does not tell; None where nothing is."""
+    """The flaw of a `value` that no param may have; None where it has none, or decoding tells it."""
     if isinstance(value, dict | list):
         return f"expected one value, got a {'mapping' if isinstance(value, dict) else 'list'}"
     return f"is {value}; expected a finite number" if isinstance(value, float) and not math.isfinite(value) else None

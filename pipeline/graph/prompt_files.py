@@ -72,10 +72,11 @@ def check_prompts(document: Document, keys: Keys, prompts: Prompts) -> bool:
 def _merge_prompts(document: Document, keys: Keys, path: Path, under: Mapping[str, Any]) -> None:
     """Put what a block `prompts` leaves out into it: what the prompts file says that it is `like`, else what is in `under`."""
     said = document.at(keys)
+    also = (AUTO,) if isinstance(said, str) and len(keys) == 1 else ()
     said = {} if said is None else {"like": said} if isinstance(said, str) else document.mapping(keys)
     try:
         if said and (name := said.pop("like", None)) is not None:
-            like = Document.read(said_file(str(name), path))
+            like = Document.read(said_file(str(name), path, also=also))
             _prompts(like, ())
             like.check()
             under = like.values
@@ -90,10 +91,10 @@ def _merge_prompts(document: Document, keys: Keys, path: Path, under: Mapping[st
     document.put(keys, {} if said is None else _merged(under, said))
 
 
-def said_file(name: str, graph: Path, kind: FileKind = "prompts file") -> Path:
+def said_file(name: str, graph: Path, kind: FileKind = "prompts file", also: Sequence[str] = ()) -> Path:
     """The file of that `kind` that `name` refers to: from a graph, one next to it or a bundled one; from `--set`, also one in the working
-    folder."""
-    file = find_file(name, kind, beside=graph.parent)
+    folder. `also`: as of `find_file`."""
+    file = find_file(name, kind, beside=graph.parent, also=also)
     return Path(name) if not file.exists() and Path(name).exists() else file
 
 

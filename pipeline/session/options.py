@@ -25,6 +25,7 @@ from pipeline.graph.plugins import stage_kinds
 from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
+from pipeline.session.knowledge import START
 from pipeline.stages.base import StageKind
 from pipeline.stages.function_judge import JudgeFunction
 from pipeline.store.run_file import RunFile
@@ -295,6 +296,17 @@ def check_resume(options: RunOptions) -> None:
         raise UsageError("--resume: name the run folder with --output")
     if (options.retry_failed or options.allow_drift) and not options.resume:
         raise UsageError(f"--{'retry-failed' if options.retry_failed else 'allow-drift'}: only when a run is resumed; add --resume")
+
+
+def check_speculate_from(source: str | None) -> None:
+    """Raise `UsageError` where the option `speculate_from` cannot name a run on this machine."""
+    if source is None:
+        return
+    if "://" in source:
+        what = "a URL, where only a run folder of this machine can be used"
+        raise UsageError(f"--speculate-from {source}: {what}; copy the run here and name the copy, or use `nothing`")
+    if not source.removesuffix(START):
+        raise UsageError(f"--speculate-from {source!r}: names no run; name the folder of one, or use `cache` or `nothing`")
 
 
 def check_replicas(options: RunOptions) -> None:

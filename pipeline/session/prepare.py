@@ -40,6 +40,7 @@ from pipeline.session.options import (
     check_replicas,
     check_resume,
     check_served,
+    check_speculate_from,
     recorded_options,
 )
 from pipeline.session.resume import forget_mismatched, read_resume_state
@@ -178,6 +179,7 @@ def prepared(
     Raises `UsageError` for whatever is wrong, and where another process is at work in the folder.
     """
     check_resume(options)
+    check_speculate_from(options.speculate_from)
     check_budget(options, plan)
     with _held(options, plan.name, on_disk=on_disk) as (folder, old):
         found = _problems_of(options, folder, old) if problems is None else problems

@@ -163,6 +163,7 @@ def test_a_value_of_a_setting_is_blamed_on_it(setting: str, message: str) -> Non
     [
         ("gated", "statistic=[mean,min]", "expected one value, got a list"),
         ("gated", "prompts={like: short}", "expected one value, got a mapping"),
+        ("gated", "prompts=SHORT", "no prompts file is named `SHORT` and there is no such file; known are `auto`, `default`"),
         ("rsd", "prm=nix", "no reward model is named `nix` and there is no such file; known are `prm-math-shepherd`"),
         ("rsd", "prm=[prm-tiny]", "expected one value, got a list"),
         ("rsd", "prm=7", "expected `str`, got `int`"),

@@ -125,9 +125,9 @@ def test_measured_speeds_are_kept_by_machine_and_simulated_ones_are_not(monkeypa
     ("settings", "source", "sentence"),
     [
         (
-            (*AUTO, "engines.target.device.overhead_s=0.01"),
+            (*AUTO, "engines.*.device.overhead_s=0.01"),
             "{run}",
-            "had other engines, another loop or schedule: engines.target.device.overhead_s was 0.0032, is 0.01; name a run with the same",
+            "had other engines, another loop or schedule: engines.draft.device.overhead_s was 0.0032, is 0.01; name a run with the same",
         ),
         ((*AUTO, "step_tokens=100"), "{run}", "stages.draft.max_tokens was 256, is 100; name a run with the same"),
         ((*AUTO, "prompts=short"), "{run}", "prompts.choose.turn was "),
@@ -135,7 +135,9 @@ def test_measured_speeds_are_kept_by_machine_and_simulated_ones_are_not(monkeypa
         ((), "{run}", "this run decides nothing by it; add --set speculate=auto"),
         (AUTO, "{run}:start", "that run began with nothing; name a finished run with speculate=auto, or use `nothing`"),
         (AUTO, "{run}/nowhere", "run.json"),
-        (AUTO, "s3://bucket/run", "a URL, where only a run folder of this machine can be used"),
+        (AUTO, "s3://bucket/run", "a URL, where only a run folder of this machine can be used; copy the run here and name the copy"),
+        (AUTO, "", "--speculate-from '': names no run; name the folder of one, or use `cache` or `nothing`"),
+        ((), ":start", "--speculate-from ':start': names no run; name the folder of one"),
     ],
 )
 def test_what_was_learnt_elsewhere_is_refused_before_the_run(
