@@ -4,6 +4,7 @@ Toy models, each trained on the problems of one bundled data set, know the words
 words and numbers but one, such as a name, occur there.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -115,14 +116,30 @@ def _equally_sure(plan: Plan) -> Iterator[str]:
 
 
 def _never_asked(plan: Plan) -> Iterator[str]:
-    """A warning where `every` says how often an answer is asked for that nothing asks for."""
-    ends: dict[str, EndSpec] = {loop.name: loop.until for loop in plan.loops if loop.until.every != UntilSpec().every}
-    # The compiler leaves out the `until` of a response that says nothing.
-    ends |= {node.name: end for node in plan.stages() if isinstance(end := getattr(node.spec, "until", None), EndSpec)}
-    if (found := next((name for name, end in ends.items() if not end.tries), None)) is not None:
-        param = next((name for name in _EVERY if name in plan.params), "every")
-        what = "no answer is asked for before the end without `answer_confident` or `answer_stable`"
-        yield f"warning: stage {found}: `{param}` has no effect: {what}; set one of them, or leave it out"
+    """A warning where `every` says how often an answer is asked for that nothing asks for, or too seldom to end a thought by it."""
+    param = next((name for name in _EVERY if name in plan.params), "every")
+    for name, end, most, unit in _early_ends(plan):
+        times = 1 if end.answer_confident is not None else end.answer_stable or 0
+        if not end.tries:
+            what = "no answer is asked for before the end without `answer_confident` or `answer_stable`; set one of them, or leave it out"
+        elif end.every * times >= most:
+            often, remedy = ("", "set it lower") if times == 1 else (f" {times} times", "lower it or `answer_stable`")
+            what = f"every {end.every:,} {unit}, the answer is not asked for{often} in the {most:,} of a thought; {remedy}"
+        else:
+            continue
+        yield f"warning: stage {name}: `{param}` has no effect: {what}"
+        return
+
+
+def _early_ends(plan: Plan) -> Iterator[tuple[str, EndSpec, float, str]]:
+    """Each stage that says when to ask for the answer, what it says, and how many steps or tokens a thought may have in it."""
+    for loop in plan.loops:
+        until = loop.until
+        if until.every != UntilSpec().every:
+            yield loop.name, until, min(filter(None, (until.max_steps, until.token_budget)), default=math.inf), "steps"
+    for node in plan.stages():  # the compiler leaves out the `until` of a response that says nothing
+        if isinstance(end := getattr(node.spec, "until", None), EndSpec):
+            yield node.name, end, getattr(node.spec, "max_tokens", math.inf), "tokens"
 
 
 def _unasked_questions(plan: Plan) -> Iterator[str]:
