@@ -1,6 +1,6 @@
 """The options that several commands have, and how their values are read. Those of a run derive from the fields of `RunOptions`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +13,7 @@ from msgspec import NODEFAULT, structs
 from pipeline.cli.commands import F, headed, option
 from pipeline.cli.terminal import NoticeOptions, notices_as, print_notice
 from pipeline.errors import UsageError
-from pipeline.graph.loader import PRESET, load_preset
+from pipeline.graph.loader import PRESET, Preset, load_preset, outline, own_params
 from pipeline.session.options import ABOUT, RunOptions
 from pipeline.system.machine import Machine
 
@@ -102,15 +102,31 @@ settings_option = option("-s", "--set", "settings", multiple=True, metavar="NAME
 preset_option = option("--preset", type=click.Path(path_type=Path), metavar="NAME|FILE", help=PRESET_HELP, heading="Prompting")
 
 
-def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a command with its `preset` among its settings, and the samples that it says where the user says none."""
+def with_preset(graphs: Sequence[Path], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a command with its `preset` among its settings, and the samples that it says where the user says none.
+
+    What of the preset describes another speculation than that of a graph is told; raises `UsageError` where all of it is of other graphs.
+    """
     found = {name: value for name, value in options.items() if name != "preset"}
-    preset: Path | None = options["preset"]
+    preset = None if options["preset"] is None else load_preset(options["preset"])
     if preset is not None:
-        found["settings"] = (f"{PRESET}{preset}", *options["settings"])
+        found["settings"] = (f"{PRESET}{options['preset']}", *options["settings"])
+        for sentence in _strange(preset, options["preset"], graphs):
+            print_notice(sentence)
     if "samples" in found and found["samples"] is None:
-        found["samples"] = (load_preset(preset).samples if preset is not None else None) or 1
+        found["samples"] = (preset.samples if preset is not None else None) or 1
     return found
+
+
+def _strange(preset: Preset, name: Path, graphs: Sequence[Path]) -> Iterator[str]:
+    """A notice for each of the `graphs` that drafts, but has not all params by which the preset describes its speculation."""
+    outlines = {graph: outline(graph) for graph in graphs}
+    if preset.set and not any(each.has(setting) for each in outlines.values() for setting in preset.set):
+        listed, where = ", ".join(f"`{setting}`" for setting in preset.set), " and ".join(map(str, graphs))
+        raise UsageError(f"--preset {name}: sets only {listed}, none of which {where} has; use it with the graph that it was made for")
+    for graph, each in outlines.items():
+        if "draft" in each.kinds and (left_out := [f"`{param}`" for param in own_params(preset) if param not in each.params]):
+            yield f"--preset {name}: left out, as {graph} has no such param: {', '.join(left_out)}"
 
 
 def with_models(graphs: Sequence[Path], options: Mapping[str, Any], batch_size: int = 64, machine: Machine | None = None) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def run(
     """
     first, *more = problems_of(*inputs)
     folder = None if output is None else written_run(output, new=not options["resume"], take_over=take_over)
-    bound = with_models([graph], with_preset(options), options["batch_size"])
+    bound = with_models([graph], with_preset([graph], options), options["batch_size"])
     chosen = RunOptions(
         graph=graph,
         input=first,

@@ -86,7 +86,7 @@ def serve(
     if key is None and host not in LOCAL:
         print_notice(f"--host {host}: whoever reaches this address may use the models; set a key with {KEY}=...")
     folder = None if output is None else written_run(output, new=not options["resume"])
-    bound = with_models([graph], with_preset(options), options["batch_size"])
+    bound = with_models([graph], with_preset([graph], options), options["batch_size"])
     chosen = RunOptions(
         graph=graph, input=Path("requests"), output=None if folder is None else folder.path, fail_on_error=1.0, served=True, **bound
     )

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.bundled import find_file
+from pipeline.bundled import bundled_files, find_file
 from pipeline.errors import GraphError, UsageError, did_you_mean, nearest
 from pipeline.graph.compiler import compile_graph
 from pipeline.graph.document import Document, WrittenAt, read_setting, unknown_key
@@ -53,6 +53,8 @@ PRESET = "preset="
 """How a setting begins that applies a preset."""
 PARAMS = "params"
 """The key of an engines file that is no role: values for the params of graphs that run on it, by the name of the graph."""
+PLAIN = ("target", "target-steps")
+"""Bundled graphs whose params say nothing of speculation."""
 PARAM_PATTERN = r"\$[A-Za-z][A-Za-z0-9_-]*"
 """A value that names a param; other texts may begin with a dollar sign too."""
 
@@ -412,6 +414,13 @@ def load_preset(name: Path | str) -> Preset:
     return load_struct(find_file(name, "preset"), Preset)
 
 
+def own_params(preset: Preset) -> list[str]:
+    """The params by which a preset describes its speculation: those that no graph of the target alone has."""
+    known = bundled_files("graph")
+    plain = frozenset[str]().union(*(outline(known[name]).params for name in PLAIN))
+    return [name for name in preset.set if "." not in name and name not in plain]
+
+
 def load_struct(path: Path, to: type[T]) -> T:
     """The one `to` that a YAML file describes, such as the recipe of a data set; raises `GraphError`."""
     return Document.read(path).decoded(to)
@@ -443,6 +452,11 @@ class GraphNames(Struct, frozen=True):
     """The roles that stages name, in the order of the file."""
     kinds: frozenset[str]
     """The kinds of all stages."""
+
+    def has(self, setting: str) -> bool:
+        """Whether the name of a setting is that of a param, or `stages.STAGE.NAME` of a stage."""
+        part, stage, _ = [*setting.split(".", 2), "", ""][:3]
+        return setting in self.params or (part == "stages" and stage in self.stages)
 
 
 def outline(graph: Graph) -> GraphNames:

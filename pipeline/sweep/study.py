@@ -18,7 +18,7 @@ from pipeline.analysis.compare.studies import Place, Study, StudyTables
 from pipeline.bundled import FOLDERS, bundled_files, find_file
 from pipeline.data.recipe import load_recipe
 from pipeline.errors import GraphErrors, RunError, UsageError, did_you_mean
-from pipeline.graph.loader import PRESET, GraphNames, load_preset, outline
+from pipeline.graph.loader import PRESET, GraphNames, load_preset, outline, own_params
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import Param
 from pipeline.graph.variants import VARIANT
@@ -30,8 +30,6 @@ from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepPlan, SweepSyst
 from pipeline.sweep.study_file import DataEntry, EnginesEntry, StudyFile, StudyPart, TableEntry, read_study_file
 from pipeline.sweep.systems import UnlikeSystems, read_systems, remarks, unknown_setting
 
-PLAIN = ("target", "target-steps")
-"""Graphs whose params say nothing of speculation."""
 WARM_UP = 8
 """Problems that every system solves on real engines before its first point."""
 Tell = Callable[[str], object]
@@ -142,9 +140,8 @@ def _preset_fits(file: StudyFile, part: StudyPart, named: Mapping[str, GraphName
     """False, and a flaw, where a graph that drafts has none of the params by which the preset describes its own speculation."""
     if part.preset is None:
         return True
-    plain = frozenset[str]().union(*(outline(Path(graph)).params for graph in PLAIN))
     try:
-        own = [name for name in load_preset(part.preset).set if "." not in name and name not in plain]
+        own = own_params(load_preset(part.preset))
     except UsageError as error:
         _flawed(file, part, "preset", error)
         return False

@@ -34,6 +34,29 @@ def test_a_run_is_drawn_as_it_was_and_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("graph", "values", "code", "said"),
+    [
+        ("specreason", "statistic: min, sure: -0.7, threshold: 5", 0, "left out, as specreason has no such param: `statistic`, `sure`\n"),
+        ("gated", "statistic: min, sure: -0.7, threshold: 5", 0, ""),
+        ("target", "temperature: 0.5, threshold: 5", 0, ""),
+        ("specreason", "stages.fallback.temperature: 0.5", 0, ""),
+        (
+            "target",
+            "sure: -0.7, stages.verify.threshold: 5",
+            2,
+            "sets only `sure`, `stages.verify.threshold`, none of which target has",
+        ),
+    ],
+)
+def test_what_a_preset_of_another_graph_sets_in_vain_is_said(tmp_path: Path, graph: str, values: str, code: int, said: str) -> None:
+    preset = tmp_path / "tuned.yaml"
+    preset.write_text(f"set: {{{values}}}\n")
+    done = pipeline("graph", "check", graph, "--preset", preset)
+    assert done.returncode == code
+    assert (f"--preset {preset}: {said}" in done.stderr) if said else (done.stderr == "")
+
+
+@pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (("tests/bad_graphs/cycle.yaml",), "draft -> fallback -> verify -> draft"),

@@ -95,7 +95,7 @@ def prompt(
 
 def _plan(graph: Path, engines: Path | None, options: Mapping[str, Any]) -> Plan:
     """The compiled graph, after what is to be said about it."""
-    bound = with_models([graph], {**with_preset(options), "engines": engines})
+    bound = with_models([graph], {**with_preset([graph], options), "engines": engines})
     plan = load_plan(graph, bound.get("planned_engines") or engines, bound["settings"])
     for notice in notices(plan):
         print_notice(notice)
@@ -129,7 +129,8 @@ def show(graph: Path, run: Located | None, form: str | None, output: Path | None
     form = form or _form(output)
     if output is not None:
         check_output(output, overwrite)
-    page = redact(_page(load_plan(graph, options["engines"], with_preset(options)["settings"]), None if run is None else run.path, form))
+    plan = load_plan(graph, options["engines"], with_preset([graph], options)["settings"])
+    page = redact(_page(plan, None if run is None else run.path, form))
     if output is None:
         print_page(page)
         return

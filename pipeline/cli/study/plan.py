@@ -99,7 +99,7 @@ def plan(graphs: tuple[Path, ...], input_: Path | None, checked: Path | None, ou
 def _engines(graphs: tuple[Path, ...], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], str]:
     """The engines that were chosen for models, the options of the pilot's sweep, and where the rates of its engines are from."""
     names = ("columns", "limit", "engines", "models", "settings", "preset", "samples", "seed")
-    own = with_preset({name: options[name] for name in names})
+    own = with_preset(graphs, {name: options[name] for name in names})
     if options["named"] is None:
         found = with_models(graphs, own, max(options["batch_sizes"]))
         file = found.pop("engines")

@@ -164,7 +164,7 @@ def sweep(graphs: tuple[Path, ...], input_: Path, **options: Any) -> None:
     observer = Observer(starting=live.show_starts, tell=print_notice)
     if live.has_panel():
         observer = structs.replace(observer, watch=live.watch)
-    bound = with_models(graphs, with_preset(options), max(options["batch_sizes"]))
+    bound = with_models(graphs, with_preset(graphs, options), max(options["batch_sizes"]))
     with restored_handlers(), rare_collection():
         result = start(SweepOptions(graphs=graphs, input=input_, **bound), observer, print_point, attend=stop_at_first_signal)
     code = result.exit_code

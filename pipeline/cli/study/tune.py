@@ -99,7 +99,7 @@ def tune(graph: Path, input_: Path, **options: Any) -> None:
     loses little enough is sought with a few confirming runs. DIR gets preset.yaml, tune.json, a curve (tune.html) and every run.
     """
     own = {name: options.pop(name) for name in ("max_loss", "tune", "confirm", "no_test_set")}
-    bound = with_models((graph,), with_preset(options), options["batch_size"])
+    bound = with_models((graph,), with_preset((graph,), options), options["batch_size"])
     engines, batch_size = bound.pop("engines"), bound.pop("batch_size")
     runs = SweepOptions(
         graphs=(graph,),
