@@ -208,7 +208,7 @@ def page_of(results: Results) -> str:
         f"## Accuracy: the pair {pair}\n\n{_accuracies(results, pair)}" for pair in dict.fromkeys(r["pair"] for r in results["accuracy"])
     ]
     sections += [f"## Speed: {_named(name)}, simulated\n\n{_speeds(results, name)}" for name in MACHINES]
-    introduction = INTRODUCTION.format(samples=results["samples"], wrong=WRONG)
+    introduction = "\n\n".join([INTRODUCTION.format(samples=results["samples"], wrong=WRONG), *results.get("remarks", ())])
     return over_target.page("What each lever does", results, introduction, verdict(results), sections)
 
 
@@ -219,7 +219,7 @@ def verdict(results: Results) -> list[str]:
         gains = {row["lever"]: row["gain"] for row in results["accuracy"] if row["pair"] == pair and row["lever"] != BASELINE.name}
         for less, what in ((True, "costs accuracy, its interval is below 0"), (False, "gains accuracy, its interval is above 0")):
             certain = [f"{lever} {gain['value']:+.1%}" for lever, gain in gains.items() if (gain["high"] < 0 if less else gain["low"] > 0)]
-            said.append(f"Pair `{pair}`, {what}: {', '.join(certain) or 'nothing'}.")
+            said.append(f"Pair `{pair}`, {what}: {'; '.join(certain) or 'nothing'}.")
     for machine in dict.fromkeys(row["machine"] for row in results["speed"]):
         baselines, ours = (
             [row for row in results["speed"] if row["machine"] == machine and row["baseline"] is which] for which in (True, False)
@@ -228,7 +228,7 @@ def verdict(results: Results) -> list[str]:
         faster = {_label(row): False for row in ours}
         for row in ours:
             faster[_label(row)] |= row["problems_per_s"] > best[row["batch_size"]]
-        slow = ", ".join(label for label, once in faster.items() if not once) or "nothing"
+        slow = "; ".join(label for label, once in faster.items() if not once) or "nothing"
         said.append(f"{_named(machine)}, simulated, at no batch size faster than the best baseline: {slow}.")
         if machine == MACHINES[0]:
             alone = {row["batch_size"]: row["problems_per_s"] for row in baselines if row["system"] == BASELINE.name and not row["inside"]}

@@ -47,8 +47,6 @@ def begun_with(
         return _cached(digest)
     if before is not None and before.digest == digest:
         return structs.replace(before, learnt={})
-    if "://" in source:
-        raise UsageError(f"--speculate-from {source}: a URL, where only a run folder of this machine can be used")
     folder, at_start = Path(source.removesuffix(START)), source.endswith(START)
     then = RunFile.read(folder)
     had = then.speculation

@@ -206,7 +206,10 @@ async def test_a_closed_engine_is_dead() -> None:
 @pytest.mark.parametrize(
     ("specs", "where"),
     [
-        ({"draft": spec(), "target": spec(device=SimDeviceSpec(name="d", flops_per_s=1, bytes_per_s=1))}, r"\$\.target\.device"),
+        (
+            {"draft": spec(), "target": spec(device=SimDeviceSpec(name="d", flops_per_s=1, bytes_per_s=1))},
+            r"engine 'target': device\.flops_per_s: is 1, but",
+        ),
         ({"target": spec(max_num_seqs=17)}, r"\$\.target\.max_num_batched_tokens"),
     ],
 )
