@@ -27,6 +27,7 @@ from pipeline.analysis.compare.runs import RunTable, read_runs
 from pipeline.analysis.compare.studies import Place
 from pipeline.analysis.compare.written import as_csv
 from pipeline.analysis.simulated import of_facts
+from pipeline.graph.yaml_file import shown
 from pipeline.session.observer import Observer
 from pipeline.sweep.plan import PlannedPoint, SweepPlan
 from pipeline.sweep.study import StudyOptions, plan_study, score_steps
@@ -79,7 +80,7 @@ def families(plan: SweepPlan) -> dict[str, dict[str, list[PlannedPoint]]]:
 
 
 def _system(point: PlannedPoint, place: Place) -> str:
-    return " ".join([point.coordinates.graph, *(f"{name}={value}" for name, value in place.params.items())])
+    return f"{point.coordinates.graph} {shown(place.params)}".strip()
 
 
 def read_sites(plan: SweepPlan, result: SweepResult) -> list[Site]:
