@@ -196,10 +196,11 @@ def _row(machine: str, lever: Lever, variant: str, point: Point) -> dict[str, An
 
 INTRODUCTION = """\
 Accuracy is measured: each problem {samples} times by the bundled pairs, toy models on the torch engine. *Against the target* is the gain
-over the same pair's target alone, with its 95 % interval over problems; *unverified* are steps that no judge read, over all steps,
-*unverified and wrong* those of them whose reward by the pair's reward model is below {wrong}. Speed is **simulated**: MATH lengths on two
-H100, as times the target alone. How well a gate tells right steps of a real draft from wrong ones was measured nowhere: an AUC of 0.75 and
-one of 0.9 are assumed, with a threshold that lets a tenth of the wrong steps pass."""
+over the same pair's target alone in points, with its 95 % interval over problems; what costs or gains accuracy has an interval without 0.
+*Unverified* are steps that no judge read, over all steps, *unverified and wrong* those of them whose reward by the pair's reward model is
+below {wrong}. Speed is **simulated**: MATH lengths on two H100, as times the target alone. How well a gate tells right steps of a real
+draft from wrong ones was measured nowhere: an AUC of 0.75 and one of 0.9 are assumed, with a threshold that lets a tenth of the wrong steps
+pass."""
 
 
 def page_of(results: Results) -> str:
@@ -217,9 +218,11 @@ def verdict(results: Results) -> list[str]:
     said = []
     for pair in dict.fromkeys(row["pair"] for row in results["accuracy"]):
         gains = {row["lever"]: row["gain"] for row in results["accuracy"] if row["pair"] == pair and row["lever"] != BASELINE.name}
-        for less, what in ((True, "costs accuracy, its interval is below 0"), (False, "gains accuracy, its interval is above 0")):
-            certain = [f"{lever} {gain['value']:+.1%}" for lever, gain in gains.items() if (gain["high"] < 0 if less else gain["low"] > 0)]
-            said.append(f"Pair `{pair}`, {what}: {'; '.join(certain) or 'nothing'}.")
+        for less, what in ((True, "Costs accuracy"), (False, "Gains accuracy")):
+            certain = [
+                f"{lever} {_points(gain['value'])}" for lever, gain in gains.items() if (gain["high"] < 0 if less else gain["low"] > 0)
+            ]
+            said.append(f"{what} of `{pair}`: {'; '.join(certain) or 'nothing'}.")
     for machine in dict.fromkeys(row["machine"] for row in results["speed"]):
         baselines, ours = (
             [row for row in results["speed"] if row["machine"] == machine and row["baseline"] is which] for which in (True, False)
@@ -229,7 +232,7 @@ def verdict(results: Results) -> list[str]:
         for row in ours:
             faster[_label(row)] |= row["problems_per_s"] > best[row["batch_size"]]
         slow = "; ".join(label for label, once in faster.items() if not once) or "nothing"
-        said.append(f"{_named(machine)}, simulated, at no batch size faster than the best baseline: {slow}.")
+        said.append(f"On {_named(machine)}, simulated, these are at no batch size faster than the best baseline: {slow}.")
         if machine == MACHINES[0]:
             alone = {row["batch_size"]: row["problems_per_s"] for row in baselines if row["system"] == BASELINE.name and not row["inside"]}
             said += (
@@ -245,13 +248,17 @@ def _of_aims(which: str, rows: Sequence[Results], alone: Mapping[int, float], be
     most = {size: max(row["problems_per_s"] for row in rows if row["batch_size"] == size) for size in aims}
     times = ", ".join(f"{most[size] / alone[size]:.2f} at {size} (aim: {aim})" for size, aim in aims.items())
     more = ", ".join(f"{most[size] / best[size]:.2f}" for size in aims)
-    name = f"{_named(MACHINES[0])}, simulated, the fastest system {which}"
-    return f"{name}: {times} times the target alone; {more} (aim: {over_best}) times the best baseline."
+    name = f"On {_named(MACHINES[0])}, simulated, the fastest system {which}"
+    return f"{name} is {times} times as fast as the target alone, and {more} (aim: {over_best}) times as fast as the best baseline."
 
 
 def _named(machine: str) -> str:
     name = machine.removesuffix(MPS)
     return f"{over_target.MACHINES[name]} {'under CUDA MPS' if machine.endswith(MPS) else 'in time slices'}"
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:+.1f}"
 
 
 def _label(row: dict[str, Any]) -> str:
@@ -264,7 +271,7 @@ def _accuracies(results: Results, pair: str) -> str:
     rows = []
     for row in (row for row in results["accuracy"] if row["pair"] == pair):
         gain = row["gain"]
-        against = "-" if row["lever"] == BASELINE.name else f"{gain['value']:+.1%} ({gain['low']:+.1%} to {gain['high']:+.1%})"
+        against = "-" if row["lever"] == BASELINE.name else f"{_points(gain['value'])} ({_points(gain['low'])} to {_points(gain['high'])})"
         shares = (percent(row[name]["value"]) for name in ("draft_share", "unverified_share"))
         tokens = f"{row['thought_tokens']['value']:.0f}"
         rows.append((row["lever"], percent(row["accuracy"]["value"]), against, tokens, *shares, percent(row["wrong_unverified"])))

@@ -273,12 +273,11 @@ def _stage(sums: _Calls, times: Timeline) -> StageSummary:
 
 def _step_figures(steps: _Steps, plan: Plan, wall_s: float | None) -> dict[str, Any]:
     counted = ("steps", "verified_steps", "accepted_steps", "fallback_steps", "unverified_steps", "thought_tokens")
-    gated = steps.unverified_steps or any(node.spec.gates for node in plan.stages())
     return {name: getattr(steps, name) for name in counted} | {
         "steps_per_s": _over(steps.steps, wall_s),
         "acceptance_rate": _over(steps.accepted_steps, steps.verified_steps),
         "fallback_rate": _over(steps.fallback_steps, steps.verified_steps),
-        "unverified_share": _over(steps.unverified_steps, steps.steps) if gated else None,
+        "unverified_share": _over(steps.unverified_steps, steps.steps) if plan.gated or steps.unverified_steps else None,
         "draft_share": _over(steps.drafted_tokens, steps.thought_tokens),
     }
 

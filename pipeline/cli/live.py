@@ -112,14 +112,11 @@ class Meter:
             f"{role} {lane.in_flight}" + (f" ({lane.waiting} waiting)" if lane.waiting else "") for role, lane in view.lanes.items()
         )
         accepted, fallback, unverified = (progress.decisions[decision] for decision in ("accepted", "fallback", "unverified"))
+        which = "verified steps" if unverified else "steps"
         return [
             f"{generated} generated tokens/s, {self._rates.per_s(KEPT) or 0:,.0f} kept tokens/s",
             f"{progress.live} in flight" + (f" ({paused} paused)" if (paused := self._paused()) else "") + (f": {at}" if at else ""),
-            *(
-                [f"{accepted / (accepted + fallback):.0%} of {'verified ' if unverified else ''}steps accepted"]
-                if accepted + fallback
-                else []
-            ),
+            *([f"{accepted / (accepted + fallback):.0%} of {which} accepted"] if accepted + fallback else []),
             *([f"{unverified / progress.steps:.0%} of steps unverified"] if unverified else []),
             *([_replicas(states)] if (states := view.replicas()) else []),
             *self._restarts(),

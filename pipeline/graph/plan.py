@@ -142,6 +142,11 @@ class Plan(Struct, frozen=True):
         return tuple(str(spec.role) for spec in drafts for _ in range(spec.drafted))
 
     @property
+    def gated(self) -> bool:
+        """True if a gate decides whether a draft is verified."""
+        return any(stage.spec.gates for stage in self.stages())
+
+    @property
     def reward_roles(self) -> tuple[str, ...]:
         """The roles of reward models."""
         return tuple(dict.fromkeys(str(node.spec.role) for node in self.stages() if node.spec.rewards))

@@ -176,8 +176,7 @@ def finished_points(folder: Path) -> dict[str, Point]:
 def _check_kin(prepared: PreparedSweep, finished: Mapping[str, Point]) -> None:
     """Raise `UsageError` for the folder of another command, and where tuning would not count a run that is there."""
     folder, command = prepared.folder, prepared.plan.command
-    was = read_card(folder).command if (folder / SWEEP).is_file() else None
-    if was not in (None, command):
+    if (folder / SWEEP).is_file() and (was := read_card(folder).command) != command:
         raise UsageError(f"{folder}: holds the runs of `pipeline {was}`, which resumes them; choose another directory with --output")
     planned = {each.name for each in prepared.planned_points}
     if command == "tune" and (foreign := next((each for name, each in finished.items() if name not in planned), None)):

@@ -19,7 +19,7 @@ from tests.support.traces import call, card, chain, plan_of, statistics, write
 pytestmark = pytest.mark.slow  # whole runs
 
 GRAPHS = ("speccot", "scot", "specreason", "likelihood", "best-of-n", "target", "draft", "gated", "routed", "triggered")
-UNREAD = ("routed", "triggered")
+UNVERIFIED = ("routed", "triggered")
 """Graphs without a verification, besides those that ask for no verdict."""
 GARBAGE = tuple(f"engines.{role}.{field}" for role in ("draft", "target") for field in ("faults.garbage_share=0.1", "max_retries=2"))
 
@@ -43,8 +43,8 @@ def test_the_lines_are_what_the_engines_counted(tmp_path: Path, graph: str) -> N
         assert engine.input["cached"] == counted.cached_input_tokens
         assert min(engine.output.values()) >= 0
         assert engine.why_unrecorded == ()
-    assert (found.output("verification") == 0) == (graph in ("likelihood", "target", "draft", *UNREAD))
-    assert (found.output("unverified") > 0) == (graph in ("gated", *UNREAD))
+    assert (found.output("verification") == 0) == (graph in ("likelihood", "target", "draft", *UNVERIFIED))
+    assert (found.output("unverified") > 0) == (graph in ("gated", *UNVERIFIED))
     assert found.output("cut") >= 12  # every answer ends with an end-of-sequence token
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from pipeline.analysis.compare.figures import Compared
+from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.summary import summarize
 from pipeline.confidence import Confidence
 from pipeline.engine import Completion
@@ -186,3 +188,13 @@ def test_the_target_is_called_where_a_gate_flags_and_computes_what_it_has_not_re
     found = summarize(result.folder)
     assert found.unverified_steps == decisions["unverified"]
     assert found.verified_steps == decisions["accepted"] + decisions["fallback"]
+
+
+def test_a_gate_that_lets_nothing_pass_has_a_share_of_0_and_a_graph_without_one_has_none(tmp_path: Path) -> None:
+    flagged = solve(tmp_path, "flagged", graph="gated", settings=("sure=-0.0001",))
+    ungated = solve(tmp_path, "ungated", graph="specreason")
+    assert summarize(flagged.folder).unverified_share == 0.0
+    assert summarize(ungated.folder).unverified_share is None
+    [shown, none] = read_runs([flagged.folder, ungated.folder])
+    assert Compared(shown, shown).unverified_share.value == 0.0
+    assert Compared(none, shown).unverified_share.value is None

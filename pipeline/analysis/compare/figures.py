@@ -334,8 +334,8 @@ class Compared(Figures):
 
     @cached_property
     def unverified_share(self) -> Estimate:
-        """Steps that a gate let pass, which nothing verified, over all steps; none where no gate let any pass."""
-        return share(self._sums["unverified"], self._sums["steps"]) if self.table.unverified.any() else NOTHING
+        """Steps that a gate let pass, which nothing verified, over all steps; a graph without a gate has no share."""
+        return share(self._sums["unverified"], self._sums["steps"]) if self.table.gated else NOTHING
 
     @cached_property
     def wall_time_s(self) -> float | None:

@@ -115,6 +115,8 @@ class RunTable(Struct, frozen=True, kw_only=True, dict=True):
     """Settings of the engines, by role."""
     roles: tuple[str, ...]
     """Roles of the engines: those that write or answer, then those that only judge, then those that draft."""
+    gated: bool
+    """Whether its graph has a gate."""
     drafters: tuple[str, ...]
     """Roles that draft; empty where none does."""
     resources: Resources
@@ -253,6 +255,7 @@ def _member(folder: Path, name: str) -> _Member:
         "params": run.plan.params,
         "rules": rules_of(run.plan),
         "roles": _roles(run.plan),
+        "gated": run.plan.gated,
         "drafters": tuple(dict.fromkeys(run.plan.drafters)),
         "simulated": run.virtual_time,
         "wall_time_s": run.wall_time_s or 0.0,

@@ -69,8 +69,8 @@ class Study(Struct, frozen=True, kw_only=True):
 class Card(Struct, frozen=True):
     """What is read of `sweep.json`."""
 
-    command: str | None = None
-    """The command whose folder it is; None in folders of earlier versions."""
+    command: str = "sweep"
+    """The command whose folder it is."""
     study: Study | None = None
 
 

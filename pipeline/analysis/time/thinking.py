@@ -62,9 +62,8 @@ WITH written AS (
     SELECT chain_id, step_index, len(step_token_ids) AS thought FROM steps WHERE list_contains($whole::VARCHAR[], stage)),
 timed AS (
     SELECT chain_id, {READY} AS since, end_unix_ns AS until,
-           CASE purpose WHEN 'draft' THEN 'drafting' WHEN 'judge' THEN 'verification' WHEN 'answer' THEN 'answer'
-                WHEN 'write' THEN CASE WHEN list_contains($drafters::VARCHAR[], engine) THEN 'drafting' ELSE 'target' END
-                ELSE 'target' END AS kind,
+           CASE WHEN purpose = 'draft' OR purpose = 'write' AND list_contains($drafters::VARCHAR[], engine) THEN 'drafting'
+                WHEN purpose = 'judge' THEN 'verification' WHEN purpose = 'answer' THEN 'answer' ELSE 'target' END AS kind,
            CASE WHEN list_contains($whole::VARCHAR[], stage) AND output_tokens > 0
                 THEN (coalesce(decode_time_s * 1e9, until - since) * (1 - least(coalesce(thought, 0) / output_tokens, 1)))::BIGINT
                 ELSE 0 END AS answering
