@@ -129,7 +129,7 @@ def auto(root: Path) -> str:
     commit = results_of("frontier", root)["measured"]["commit"]
     said = (
         f"In simulation, `auto` as of commit {commit:.7} reached at least {AIM} in {reached} of {len(simulated)} settings, at worst "
-        f"{least['auto']:.2f}, {where}. What has changed since is in its [log](../dev/log/speculate-auto.md)."
+        f"{least['auto']:.2f}, {where}."
     )
     return f"{table}\n\n{said} {_error(root)}"
 

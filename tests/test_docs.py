@@ -20,7 +20,7 @@ from tests.support.pages import Page, newcomers_folder, run_page
 from tests.support.paths import ROOT
 
 SITE = ROOT / "docs/pages"
-PAGES = [Page.read(path) for path in sorted(SITE.rglob("*.md")) if not path.is_relative_to(SITE / "dev/log")]
+PAGES = [Page.read(path) for path in sorted(SITE.rglob("*.md"))]
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(page.path for page in PAGES), *ROOT.glob("bench/*.md"), *ROOT.glob("graphs/*.md")]
 QUIET = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
 """Of what the next versions of the packages will be."""

@@ -1,7 +1,7 @@
 """How a chain waits: at a gate until its call may start, and for an answer until the wait ends.
 
-anyio's `Event` and `CancelScope` do both, and cost more than the call's place in the queue does
-(docs/pages/dev/log/orchestration.md). A future of asyncio and the task's own cancellation do the same for a third.
+anyio's `Event` and `CancelScope` do both, and cost more than the call's place in the queue does. A future of asyncio and the task's own
+cancellation do the same for a third.
 """
 
 import asyncio
