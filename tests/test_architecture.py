@@ -25,7 +25,7 @@ LEVELS = [
     ["runtime", "analysis"],
     ["session", "rewards", "calibration", "report", "export", "drawing", "remote"],
     ["sweep", "cluster", "training", "view", "serve"],
-    ["api", "planning"],
+    ["api"],
     ["cli", "ray"],
 ]
 """Folders and modules of `pipeline`; each imports from lines above its own, and from itself."""

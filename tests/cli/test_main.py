@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.cli.main import COMMANDS
 from pipeline.cli.run import solved
 from pipeline.errors import Interrupted
 from pipeline.session.options import RunOptions
@@ -116,7 +117,7 @@ def test_why_chains_failed_is_printed(tmp_path: Path, problems: Path) -> None:
         (("run", SPECCOT, "--input", "README.md"), "error: README.md: unknown file type `.md`"),
         (("run", SPECCOT, "--input", "README.md", "--set", "candidate=3"), "did you mean `candidates`?"),
         (("graph", "check", "tests/bad_graphs/cycle.yaml"), "draft -> fallback -> verify -> draft"),
-        (("answer",), "error: pipeline: no command `answer`; 24 known, such as "),
+        (("answer",), f"error: pipeline: no command `answer`; {sum(map(len, COMMANDS.values()))} known, such as "),
         (("runs", "chek"), "error: pipeline runs: no command `chek`; did you mean `check`?"),
         (("run", SPECCOT, "--bacth-size", "3"), "error: no option `--bacth-size`; did you mean `--batch-size`?"),
         (("list", "graph"), "error: KIND: 'graph' is not one of 'graphs', "),
