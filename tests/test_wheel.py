@@ -1,4 +1,4 @@
-"""The wheel, installed into an environment of its own that sees no checkout: it brings all files, README's commands run."""
+"""The wheel, installed into an environment of its own that sees no checkout: it brings all files, the commands of README and help run."""
 
 import os
 import subprocess
@@ -61,6 +61,15 @@ def test_the_commands_of_the_readme_run_where_only_the_wheel_is_installed(enviro
     assert done.stdout.startswith(str(environment))
     assert done.stdout.endswith(f"version {VERSION}\n")
     assert (tmp_path / "answers.csv").exists()
+
+
+@pytest.mark.torch
+def test_the_example_in_the_help_runs_in_an_empty_folder(environment: Path, tmp_path: Path) -> None:
+    example = installed(environment, tmp_path, "pipeline", "--help").stdout.partition("Example:\n")[2].partition("\n\n")[0]
+    assert "pipeline run speccot" in example
+    done = installed(environment, tmp_path, "bash", "-ec", example)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "20 of 20 solved" in done.stdout
 
 
 def test_a_wheel_has_all_models_and_adapters(environment: Path) -> None:

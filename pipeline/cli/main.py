@@ -46,7 +46,6 @@ COMMANDS = {
         "watch": CommandEntry("watch a run", "runs.watch:watch"),
     },
     "Author": {
-        "init": CommandEntry("write a graph and an engines file to start from", "author.files:init"),
         "list": CommandEntry("list what is bundled: graphs, engines, presets, prompts, ...", "author.catalog:list_"),
         "graph": CommandEntry("check or draw a graph, show its prompts", inside=GRAPH),
         "doctor": CommandEntry("report what this machine can run", "author.doctor:doctor"),
@@ -100,7 +99,8 @@ def cli() -> None:
 
     \b
     Example:
-      pipeline run speccot --input problems.csv --output runs/first
+      pipeline prepare arith
+      pipeline run speccot --input data/arith.parquet --limit 20 --output runs/first
       pipeline show runs/first
     """
 

@@ -1,4 +1,4 @@
-"""`pipeline init`, `list` and `graph schema`: what they write can be run, and what a schema allows is what the loader accepts."""
+"""`pipeline list` and `graph schema`: everything bundled is listed, and what a schema allows is what the loader accepts."""
 
 import json
 from functools import cache
@@ -14,21 +14,6 @@ from pipeline.cli.author import catalog, files
 from pipeline.cli.author.catalog import KINDS
 from tests.support.commands import pipeline
 from tests.support.paths import ROOT
-
-
-def test_a_folder_to_begin_with(tmp_path: Path) -> None:
-    done = pipeline("init", tmp_path / "mine", "--engines", "sim-instant")
-    assert done.returncode == 0, done.stderr
-    mine = tmp_path / "mine"
-    assert sorted(path.relative_to(mine).as_posix() for path in mine.rglob("*.*")) == [
-        "engines.yaml", "graph.yaml", "problems.csv", "schemas/engines.json", "schemas/graph.json",
-    ]  # fmt: skip
-    assert (mine / "graph.yaml").read_text().startswith("# yaml-language-server: $schema=schemas/graph.json\n# SpecCoT")
-    ran = pipeline("run", "graph.yaml", "--input", "problems.csv", "--output", "runs/first", cwd=mine)
-    assert ran.returncode == 0, ran.stderr
-    assert "2 of 2 solved" in ran.stdout
-    again = pipeline("init", mine)
-    assert (again.returncode, "file exists" in again.stderr) == (2, True)
 
 
 def test_without_a_kind_the_kinds_are_listed() -> None:

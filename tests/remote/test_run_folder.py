@@ -196,7 +196,7 @@ def test_a_url_without_a_run(url: str, store: ObjectServer, prefix: str, command
     assert store.names(prefix) == []
 
 
-@pytest.mark.parametrize("command", [("runs", "list"), ("init",), ("export", "x", "-o")])
+@pytest.mark.parametrize("command", [("runs", "list"), ("export", "x", "-o")])
 def test_commands_for_paths_of_this_machine(url: str, command: tuple[str, ...]) -> None:
     done = pipeline(*command, url)
     assert done.returncode == 2
