@@ -115,7 +115,6 @@ def test_the_sentence_says_how_many_times_as_fast(tmp_path: Path) -> None:
             ["target", "--table", "speccot-2", "--baseline", "target"],
             "--table and --baseline cannot be combined: paper tables always compare with the target alone",
         ),
-        (["target", "seed", "--identical", "--no-pool"], "--identical cannot be combined with --table, --all or --no-pool"),
         (["target", "data", "speccot", "--baseline", "speccot"], "--baseline speccot: there is no run of graph speccot over other"),
         (["target", "--baseline", "scot"], "--baseline scot: no such run or graph here; there are target"),
         (["speccot", "seed", "--baseline", "graph"], "--baseline graph: no such run or graph here"),

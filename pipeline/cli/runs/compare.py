@@ -2,20 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from pipeline.analysis.compare.brief import brief
 from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.compare.compare import Comparison
 from pipeline.analysis.compare.compare import compare as compared
 from pipeline.analysis.compare.papers import by_data_set, paper_table, table_file
-from pipeline.analysis.compare.runs import RunTable, read_runs
-from pipeline.analysis.compare.tables import markdown, parts
-from pipeline.analysis.compare.written import as_csv, as_json, as_markdown, table_csv, table_json
-from pipeline.analysis.quality.invariance import invariance as compare_chains
-from pipeline.analysis.quality.invariance import invariance_json, invariance_markdown
+from pipeline.analysis.compare.runs import read_runs
+from pipeline.analysis.compare.tables import parts
+from pipeline.analysis.compare.written import as_csv, as_markdown, table_csv, table_json
+from pipeline.analysis.compare.written import as_json as as_json_of
 from pipeline.cli.commands import command, option
 from pipeline.cli.console import PlainConsole, print_parts
 from pipeline.cli.located import Located, RunFolder
@@ -26,10 +23,7 @@ from pipeline.files import new_file
 from pipeline.store.read import check_folder
 from pipeline.text import sanitize
 
-SUFFIXES = {".md": "markdown", ".csv": "csv", ".json": "json"}
-FORMATS: dict[str, Callable[[Any], str]] = {"markdown": markdown, "csv": as_csv, "json": as_json}
-TABLE_FORMATS: dict[str, Callable[[Any], str]] = {"markdown": lambda table: as_markdown([table]), "csv": table_csv, "json": table_json}
-INVARIANCE_FORMATS: dict[str, Callable[[Any], str]] = {"markdown": invariance_markdown, "json": invariance_json}
+SUFFIXES = (".md", ".csv", ".json")
 
 
 @command()
@@ -46,7 +40,6 @@ INVARIANCE_FORMATS: dict[str, Callable[[Any], str]] = {"markdown": invariance_ma
 )
 @option("--all", "every", is_flag=True, help="Print all tables of the papers that have rows for these runs.")
 @option("--no-pool", is_flag=True, help="Do not pool runs that differ only in the seed.")
-@option("--identical", is_flag=True, help="For two runs of one graph: the share of identical chains, and where the others diverge.")
 @json_option
 @option(
     "-o",
@@ -62,7 +55,6 @@ def compare(
     table: str | None,
     every: bool,
     no_pool: bool,
-    identical: bool,
     as_json: bool,
     output: tuple[Path, ...],
 ) -> None:
@@ -71,43 +63,37 @@ def compare(
     The baseline is the target alone, if there is such a run. Prints one table and a verdict; --all prints the tables of the papers.
     """
     folders = tuple(run.path for run in runs)
-    _check(folders, baseline, table, no_pool, identical, every)
+    _check(folders, baseline, table, every)
     for path in output:
         if path.suffix not in SUFFIXES:
             raise UsageError(f"--output {path}: its name must end in {', '.join(SUFFIXES)}")
-    forms = INVARIANCE_FORMATS if identical else TABLE_FORMATS if table else FORMATS
-    if "csv" not in forms and "csv" in (SUFFIXES[path.suffix] for path in output):
-        raise UsageError("--identical: can be written to .md and .json")
     for folder in folders:
         check_folder(folder)
-    found: Any
-    if identical:
-        found = compare_chains(*folders)
-        shown: list[str | Table] = [invariance_markdown(found).rstrip()]
+    read = read_runs(folders, pooled=not no_pool)
+    forms: dict[str, Callable[[], str]] = {".md": lambda: as_markdown(shown)}
+    if table is not None:
+        one = paper_table(table_file(table), read)
+        shown: Sequence[str | Table] = [one]
+        forms |= {".csv": lambda: table_csv(one), ".json": lambda: table_json(one)}
     else:
-        read = read_runs(folders, pooled=not no_pool)
-        found = paper_table(table_file(table), read) if table else compared(read, baseline)
-        shown = [found] if table else _parts(found, read) if every else brief(found)
-        forms = {**forms, "markdown": lambda _: as_markdown(shown)}
+        found = compared(read, baseline)
+        shown = parts(found, [by_data_set(read)] if len(found.baselines) > 1 else ()) if every else brief(found)
+        forms |= {".csv": lambda: as_csv(found), ".json": lambda: as_json_of(found)}
     for path in output:
         try:
             with new_file(path) as draft:
-                draft.write_text(sanitize(forms[SUFFIXES[path.suffix]](found)), encoding="utf-8")
+                draft.write_text(sanitize(forms[path.suffix]()), encoding="utf-8")
         except OSError as error:
             raise UsageError(f"--output {path}: cannot be written: {reason(error)}") from error
     if as_json:
-        print_page(forms["json"](found))
+        print_page(forms[".json"]())
     elif PlainConsole().is_terminal:
         print_parts(shown)
     else:
-        print_page(forms["markdown"](found))
+        print_page(forms[".md"]())
 
 
-def _parts(found: Comparison, read: Sequence[RunTable]) -> list[str | Table]:
-    return parts(found, [by_data_set(read)] if len(found.baselines) > 1 else ())
-
-
-def _check(runs: tuple[Path, ...], baseline: str | None, table: str | None, no_pool: bool, identical: bool, every: bool) -> None:
+def _check(runs: tuple[Path, ...], baseline: str | None, table: str | None, every: bool) -> None:
     """Raise `UsageError` for options that do not go together."""
     if not runs:
         raise UsageError("name one or more run folders to compare")
@@ -115,9 +101,5 @@ def _check(runs: tuple[Path, ...], baseline: str | None, table: str | None, no_p
         table_file(table)
     if table is not None and baseline is not None:
         raise UsageError("--table and --baseline cannot be combined: paper tables always compare with the target alone")
-    if identical and (len(runs) != 2 or baseline is not None):
-        raise UsageError("--identical: compares two runs, without --baseline")
-    if identical and (table is not None or no_pool or every):
-        raise UsageError("--identical cannot be combined with --table, --all or --no-pool")
     if every and table is not None:
         raise UsageError("--table and --all: give only one of them")
