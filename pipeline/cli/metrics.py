@@ -104,9 +104,7 @@ class RequestMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         desk = self._desk
-        yield GaugeMetricFamily(
-            "pipeline:requests_waiting", "Chains of requests that have not begun, without those of batches.", desk.waiting
-        )
+        yield GaugeMetricFamily("pipeline:requests_waiting", "Chains of requests that have not begun.", desk.waiting)
         yield CounterMetricFamily("pipeline:requests_taken", "Requests that were taken.", desk.taken)
         yield CounterMetricFamily("pipeline:requests_refused", "Requests that were refused because too many waited.", desk.refused)
 

@@ -1,7 +1,6 @@
 """`pipeline serve GRAPH`: options enter; an endpoint of the OpenAI API over one run, and its run folder, leave."""
 
 import os
-import shlex
 import sys
 from functools import partial
 from importlib import import_module
@@ -42,8 +41,7 @@ HOST_HELP = "Address to listen on; another one than this machine's own is open t
 PORT_HELP = "Port to listen on; 0: any free one."
 QUEUE_HELP = "Maximum number of waiting requests; further ones are refused with status 429."
 BODY_HELP = "Maximum size of a request in MiB."
-FILE_HELP = "Maximum size of an uploaded file in MiB."
-TIMEOUT_HELP = "Maximum time of a request in seconds; batches have none."
+TIMEOUT_HELP = "Maximum time of a request in seconds."
 
 
 @command(headed=True)
@@ -52,7 +50,6 @@ TIMEOUT_HELP = "Maximum time of a request in seconds; batches have none."
 @option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, metavar="PORT", help=PORT_HELP, heading="Server")
 @option("--max-queue", type=click.IntRange(1), default=1024, show_default=True, metavar="N", help=QUEUE_HELP, heading="Server")
 @option("--max-body", type=click.IntRange(1, 1024), default=8, show_default=True, metavar="MIB", help=BODY_HELP, heading="Server")
-@option("--max-file", type=click.IntRange(1, 65536), default=512, show_default=True, metavar="MIB", help=FILE_HELP, heading="Server")
 @option(
     "--timeout", type=click.FloatRange(0, min_open=True), default=3600, show_default=True, metavar="S", help=TIMEOUT_HELP, heading="Server"
 )
@@ -62,7 +59,6 @@ TIMEOUT_HELP = "Maximum time of a request in seconds; batches have none."
 @preset_option
 @run_options("seed", "batch_size", "admission", "speculate_from", "output")
 @json_option
-@run_options("resume", "allow_drift")
 @notice_options
 def serve(
     graph: Path,
@@ -70,13 +66,12 @@ def serve(
     port: int,
     max_queue: int,
     max_body: int,
-    max_file: int,
     timeout: float,
     output: str | None,
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Serve GRAPH at an endpoint of the OpenAI API: chat completions, streamed with their reasoning, and batches of them.
+    """Serve GRAPH at an endpoint of the OpenAI API: chat completions, streamed with their reasoning.
 
     Every request is a chain of one run, whose folder is written as by `pipeline run`. Clients need a key only where the environment
     variable PIPELINE_API_KEY holds one. Stop with Ctrl-C.
@@ -85,12 +80,12 @@ def serve(
     key = os.environ.get(KEY) or None
     if key is None and host not in LOCAL:
         print_notice(f"--host {host}: whoever reaches this address may use the models; set a key with {KEY}=...")
-    folder = None if output is None else written_run(output, new=not options["resume"])
+    folder = None if output is None else written_run(output, new=True)
     bound = with_models([graph], with_preset([graph], options), options["batch_size"])
     chosen = RunOptions(
         graph=graph, input=Path("requests"), output=None if folder is None else folder.path, fail_on_error=1.0, served=True, **bound
     )
-    limits = server.ServeLimits(max_queue=max_queue, max_body_bytes=max_body * MIB, max_file_bytes=max_file * MIB, timeout_s=timeout)
+    limits = server.ServeLimits(max_queue=max_queue, max_body_bytes=max_body * MIB, timeout_s=timeout)
     observer = Observer(starting=live.show_starts, tell=print_notice)
     metrics = import_module("pipeline.cli.metrics").served_metrics
     with restored_handlers(), rare_collection():
@@ -104,18 +99,15 @@ def serve(
     found = folder or Located(result.folder)
     if result.done + result.failed and not printed("the summary", partial(print_summary, found, as_json=as_json)):
         return 1
-    if result.error is not None:
-        if result.run.status == "failed":
-            print_error(str(result.error))
-        resumed = f"pipeline serve {shlex.quote(str(graph))} --output {shlex.quote(str(found))} --resume"
-        print_notice(f"{result.run.status}; to resume, with the same options: {resumed}")
+    if result.error is not None and result.run.status == "failed":
+        print_error(str(result.error))
     code: int = result.exit_code
     return code
 
 
 def _server() -> ModuleType:
     """The module that knows Starlette and uvicorn; raises `MissingExtra`."""
-    for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
+    for package in ("starlette", "uvicorn", "prometheus_client"):
         try:
             import_module(package)
         except ImportError as error:

@@ -2,9 +2,10 @@
 
 import hmac
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Collection
+from typing import Any, Literal, NamedTuple
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -15,12 +16,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipeline.data.requests.errors import ApiError
-from pipeline.serve.completions import URL, ChatEndpoint, check_model
-from pipeline.serve.errors import api_error, error_response, http_error, nobody_there, unexpected_error
-from pipeline.serve.responses import as_json
+from pipeline.serve.completions import URL, ChatEndpoint, check_model, error_response
 from pipeline.system.local_web import is_foreign, is_named
 
 Phase = Literal["starting", "serving", "stopping"]
+KNOWN = f"{URL}, /v1/models, /health and /metrics"
 
 
 class ServerSelf(NamedTuple):
@@ -67,8 +67,8 @@ class Guarded:
         return None
 
 
-def new_app(own: ServerSelf, chat: ChatEndpoint, access: Access, more: Sequence[Route] = ()) -> Starlette:
-    """The application that answers chat completions by `chat`, and has `more` routes."""
+def new_app(own: ServerSelf, chat: ChatEndpoint, access: Access) -> Starlette:
+    """The application that answers chat completions by `chat`."""
     created = int(time.time())
     model = {"id": own.model, "object": "model", "created": created, "owned_by": "pipeline"}
 
@@ -99,8 +99,39 @@ def new_app(own: ServerSelf, chat: ChatEndpoint, access: Access, more: Sequence[
             Route("/v1/models", models),
             Route("/v1/models/{model:path}", one_model),
             Route(URL, completions, methods=["POST"]),
-            *more,
         ],
         middleware=[Middleware(Guarded, access=access)],
         exception_handlers={ApiError: api_error, ClientDisconnect: nobody_there, HTTPException: http_error, Exception: unexpected_error},
     )
+
+
+def as_json(content: Any, status: int = 200) -> Response:
+    """A response of JSON."""
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+async def api_error(request: Request, error: Exception) -> Response:
+    """The response to a request that is refused or failed."""
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def http_error(request: Request, error: Exception) -> Response:
+    """The response to a request for what is not there, or that Starlette refuses."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return error_response(ApiError(f"there is no {request.url.path} here; there are {KNOWN}", code="unknown_url", status=404))
+    if error.status_code == 405:
+        what = f"{request.url.path} does not take {request.method}"
+        return error_response(ApiError(what, code="method_not_supported", status=405))
+    return error_response(ApiError(error.detail, status=error.status_code))
+
+
+async def nobody_there(request: Request, error: Exception) -> Response:
+    """The response to a client that has left in the middle of its body, which reaches nobody."""
+    return error_response(ApiError("the body ends too early", status=400))
+
+
+async def unexpected_error(request: Request, error: Exception) -> Response:
+    """The response where this program fails; the error goes on to the log."""
+    return error_response(ApiError("the server failed; see its log", status=500, kind="server_error"))

@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`: a body enters, the chains of its problem are asked for, and their reply leaves whole, or in pieces as steps
-are committed. A client that leaves, or has waited for too long, ends its chains.
+are committed. A client that leaves, or has waited for too long, ends its chains. A body is bounded while it is read, whatever its head says
+of its length.
 """
 
 import asyncio
@@ -7,7 +8,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import anyio
 import msgspec
@@ -19,12 +20,12 @@ from starlette.types import Receive, Scope, Send
 from pipeline.data.requests.chat import AskedChat, read_chat
 from pipeline.data.requests.errors import ApiError
 from pipeline.data.requests.reply import ChainReply, ChatCompletion, ChatUsage, completion, usage_of, without_mark
-from pipeline.serve.desk import CommittedStep, Desk, Ended, Event
-from pipeline.serve.errors import error_response
-from pipeline.serve.limits import SLOW_S, ServeLimits, bounded
+from pipeline.serve.desk import CommittedStep, Desk, Ended, Event, Overloaded, ServeLimits
 from pipeline.system.tasks import background_tasks
 
 URL = "/v1/chat/completions"
+SLOW_S = 30.0
+"""Most seconds between two pieces of a body."""
 T = TypeVar("T")
 
 
@@ -207,6 +208,36 @@ class StreamedReply(Response):
             await send({"type": "http.response.body", "body": content, "more_body": more})
         if scope.cancelled_caught:
             raise ApiError(f"the client took nothing for {SLOW_S:g} s")
+
+
+def bounded(receive: Receive, most: int) -> Receive:
+    """A `receive` whose body has at most so many bytes, of which none is waited for longer than `SLOW_S`; it raises `ApiError`."""
+    size, whole = 0, False
+
+    async def bounded_receive() -> Any:
+        nonlocal size, whole
+        if whole:
+            return await receive()  # what comes after a body is its client's leaving
+        try:
+            with anyio.fail_after(SLOW_S):
+                message = await receive()
+        except TimeoutError as error:
+            raise ApiError(f"the body stopped for more than {SLOW_S:g} s", code="request_timeout", status=408) from error
+        size += len(message.get("body", b""))
+        if size > most:
+            raise ApiError(f"the body has more than {most:,} bytes", code="request_too_large", status=413)
+        whole = not message.get("more_body", False)
+        return message
+
+    return bounded_receive
+
+
+def error_response(error: ApiError) -> Response:
+    """The response that says `error`."""
+    headers = {"retry-after": str(error.wait_s)} if isinstance(error, Overloaded) else {}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Response(msgspec.json.encode(error.body), error.status, headers, "application/json")
 
 
 async def unless_gone(receive: Receive, work: Callable[[], Awaitable[T]]) -> T | None:

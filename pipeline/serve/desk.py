@@ -6,7 +6,7 @@ Decides synchronously and never waits: a request is refused at once where too ma
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -18,13 +18,22 @@ from pipeline.data.requests.reply import ChainReply
 from pipeline.reasoning.chain import chain_id
 from pipeline.runtime.admission.feed import Arrivals
 from pipeline.runtime.admission.order import Start, Withdrawal
-from pipeline.serve.limits import ServeLimits
 from pipeline.store.events import CallRow, ChainRow, StepRow
 
 RECENT = 64
 """The last chains by whose ends the pace is known."""
 LONGEST_WAIT_S = 60
 """The longest wait that a client which is refused is asked for."""
+
+
+class ServeLimits(Struct, frozen=True, kw_only=True):
+    """The bounds of one server."""
+
+    max_queue: int = 1024
+    """Most requests that wait for their chains to begin."""
+    max_body_bytes: int = 8 << 20
+    timeout_s: float = 3600.0
+    """Most seconds from a request to its answer."""
 
 
 class CommittedStep(Struct, frozen=True):
@@ -56,103 +65,60 @@ class Ticket(Struct, frozen=True, kw_only=True):
     starts: tuple[Start, ...]
 
 
-class EarlierChains(Struct, frozen=True, kw_only=True):
-    """What earlier sessions of the run left."""
-
-    next_row: int = 1
-    """The number after those of all requests."""
-    texts: Mapping[str, Sequence[str]] = {}
-    """The steps of the chains that had begun and go on, by `chain_id`."""
-
-
 class _OpenChain:
     """A chain that is not over."""
 
     __slots__ = ("index", "listener", "texts")
 
-    def __init__(self, index: int, listener: Listener, texts: list[str]) -> None:
+    def __init__(self, index: int, listener: Listener) -> None:
         self.index, self.listener = index, listener
-        self.texts = texts
+        self.texts = list[str]()
         """Its steps."""
 
 
 class Desk:
     """Hands the requests of clients to the run, of whose rows it is a `pipeline.runtime.rows.RowSink`."""
 
-    def __init__(self, arrivals: Arrivals, limits: ServeLimits, mark: str, earlier: EarlierChains | None = None) -> None:
-        """`earlier`: the chains of earlier sessions of the run."""
-        self._arrivals, self._limits, self._earlier = arrivals, limits, earlier or EarlierChains()
+    def __init__(self, arrivals: Arrivals, limits: ServeLimits, mark: str) -> None:
+        self._arrivals, self._limits = arrivals, limits
         self.mark = mark
         """The tag that closes a thought."""
-        self._next_row = self._earlier.next_row
+        self._next_row = 1
         self._open: dict[str, _OpenChain] = {}
         """By `chain_id`."""
         self._ends = deque[float](maxlen=RECENT)
         self.chains = self.taken = self.refused = 0
-        """Chains that were asked for in this session, requests that were taken, and those that were refused because too many waited."""
+        """Chains that were asked for, requests that were taken, and those that were refused because too many waited."""
         self.closed: str | None = None
         """Why no request is taken any more; None while they are."""
 
     @property
     def waiting(self) -> int:
-        """Chains of requests that have not begun; those of batches do not count."""
-        return self._arrivals.first
-
-    @property
-    def waiting_spare(self) -> int:
-        """Chains of batches that have not begun."""
-        return self._arrivals.spare
-
-    async def on_disk(self) -> bool:
-        """Wait until the rows of all chains that are over are on disk; False where they cannot be written."""
-        return await self._arrivals.on_disk()
-
-    def keep_free(self, row: int) -> None:
-        """Give no request a number below `row`."""
-        self._next_row = max(self._next_row, row)
+        """Chains that have not begun."""
+        return len(self._arrivals)
 
     @property
     def live(self) -> int:
         """Chains that have begun and are not over, or whose rows are on their way."""
-        return len(self._open) - len(self._arrivals)
+        return len(self._open) - self.waiting
 
-    def reserve(self, rows: int) -> int:
-        """Keep so many numbers of rows for one batch; the first of them."""
-        first = self._next_row
-        self._next_row += rows
-        return first
-
-    def ask(self, name: str, chat: AskedChat, body: Mapping[str, Any], listener: Listener) -> Ticket:
-        """Let the chains of a request wait; raises `ApiError` where too many do, or the server ends."""
+    def ask(self, name: str, chat: AskedChat, record: Mapping[str, Any], listener: Listener) -> Ticket:
+        """Let the chains of a request wait, which have a row number each; raises `ApiError` where too many do, or the server ends."""
         count = chat.settings.samples or 1
         if self.closed is not None:
             raise ApiError(self.closed, code="service_unavailable", status=503, kind="server_error")
-        if self._arrivals.first + count > self._limits.max_queue:
+        if self.waiting + count > self._limits.max_queue:
             self.refused += 1
-            raise Overloaded(self._arrivals.first, self.wait_s)
+            raise Overloaded(self.waiting, self.wait_s)
+        row = self._next_row
+        self._next_row += count
         self.taken += 1
-        return self.submit(name, self.reserve(count), chat, body, range(count), listener)
-
-    def submit(
-        self,
-        name: str,
-        row: int,
-        chat: AskedChat,
-        record: Mapping[str, Any],
-        indices: Sequence[int],
-        listener: Listener,
-        *,
-        spare: bool = False,
-    ) -> Ticket:
-        """Let the chains of a request wait that have these `indices`; the number `row` is reserved for it, and the next ones for its other
-        chains. One that is `spare` begins only while no other waits."""
+        self.chains += count
         problem = Problem(row, name, chat.problem, None, history=chat.history, settings=chat.settings)
-        starts = tuple(Start(problem, index, row - 1 + index, withdrawal=Withdrawal(), record=record) for index in indices)
-        self.chains += len(starts)
+        starts = tuple(Start(problem, index, row - 1 + index, withdrawal=Withdrawal(), record=record) for index in range(count))
         for start in starts:
-            known = chain_id(name, start.sample_index)
-            self._open[known] = _OpenChain(start.sample_index, listener, [*self._earlier.texts.get(known, ())])
-            self._arrivals.add(start, spare=spare)
+            self._open[chain_id(name, start.sample_index)] = _OpenChain(start.sample_index, listener)
+            self._arrivals.add(start)
         return Ticket(name=name, starts=starts)
 
     def withdraw(self, ticket: Ticket, why: str) -> None:
@@ -178,7 +144,7 @@ class Desk:
         span = self._ends[-1] - self._ends[0] if len(self._ends) > 1 else 0.0
         if span <= 0:
             return 1
-        return min(LONGEST_WAIT_S, max(1, math.ceil(span / (len(self._ends) - 1) * self._arrivals.first / 2)))
+        return min(LONGEST_WAIT_S, max(1, math.ceil(span / (len(self._ends) - 1) * self.waiting / 2)))
 
     def call(self, row: CallRow) -> None:
         """Nobody waits for a call."""

@@ -19,11 +19,8 @@ from pipeline.data.in_memory import RequestedProblems
 from pipeline.runtime.admission.feed import Arrivals
 from pipeline.runtime.rows import Tee
 from pipeline.serve.app import Access, Phase, ServerSelf, new_app
-from pipeline.serve.batches import BatchDesk
 from pipeline.serve.completions import ChatEndpoint
-from pipeline.serve.desk import Desk
-from pipeline.serve.earlier import earlier_chains
-from pipeline.serve.limits import ServeLimits
+from pipeline.serve.desk import Desk, ServeLimits
 from pipeline.session.loop import Stop, in_loop
 from pipeline.session.notices import gpu_notices, notices
 from pipeline.session.observer import Attend, Observer, View
@@ -61,13 +58,9 @@ class GraphServer:
         self._arrivals, self._listener = Arrivals(), listener
         self._run = structs.replace(run, arrivals=self._arrivals)
         self._view: View | None = None
-        self._tasks: anyio.abc.TaskGroup | None = None
-        self.desk = Desk(self._arrivals, limits, run.plan.prompts.thought.close, earlier_chains(run))
-        assert run.folder is not None, "a server writes a run folder"
-        self._batches = BatchDesk(run.folder, self.desk, limits, run.plan.name)
-        self.desk.keep_free(self._batches.next_row)
+        self.desk = Desk(self._arrivals, limits, run.plan.prompts.thought.close)
         own = ServerSelf(run.plan.name, lambda: self.phase, lambda: metrics(self._view, self.desk))
-        app = new_app(own, ChatEndpoint(self.desk, limits, own.model), access_to(address), self._batches.routes)
+        app = new_app(own, ChatEndpoint(self.desk, limits, own.model), access_to(address))
         settings: dict[str, Any] = {"lifespan": "off", "log_config": None, "access_log": False, "ws": "none", "server_header": False}
         self._uvicorn = _QuietServer(uvicorn.Config(app, backlog=BACKLOG, timeout_graceful_shutdown=LEAVE_S, **settings))
 
@@ -89,24 +82,20 @@ class GraphServer:
         result: SessionResult | None = None
         with unwrapped():
             async with anyio.create_task_group() as tasks:
-                self._tasks = tasks
                 tasks.start_soon(self._answer)
                 try:
                     result = await solve(self._run, watched, attend=attend_server)
                 finally:
                     self.desk.close(STOPPING)
-                    self._batches.stop()
                     self._uvicorn.should_exit = True
         assert result is not None, "nothing here cancels the run"
         return result
 
-    def drain(self, drain_run: Callable[[], bool]) -> bool:
+    def drain(self) -> bool:
         """Take no more requests, and let the run end with the chains that are live; False where none could begin."""
         if self._view is None:
             return False
         self.desk.close(STOPPING)
-        if self._batches.unfinished:
-            return drain_run()
         self._arrivals.close()
         return True
 
@@ -119,8 +108,6 @@ class GraphServer:
     def _watching(self, observer: Observer, view: View) -> Iterator[None]:
         """Take requests while the body runs, which `observer` watches."""
         self._view = view
-        assert self._tasks is not None, "the server runs while its run does"
-        self._batches.begin(self._tasks)
         host, port = self._listener.getsockname()[:2]
         observer.tell(f"serving {view.plan.name} at http://{f'[{host}]' if ':' in host else host}:{port}/v1")
         with observer.watch(view):
@@ -135,7 +122,7 @@ class _ServerStop(Stop):
         self._server, self._stop = server, stop
 
     def drain(self) -> bool:
-        return self._server.drain(self._stop.drain)
+        return self._server.drain()
 
     def abort(self) -> None:
         self._server.desk.close(STOPPING)

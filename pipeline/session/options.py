@@ -263,7 +263,7 @@ def resume_options(
     if options.in_memory:
         what = f"was started from Python with {' and '.join(options.in_memory)} that are in no file"
         raise InputError(str(folder), f"{what}; continue with pipeline.solve(..., output={str(folder)!r}, resume=True)")
-    check_served(folder, record, served=False)
+    check_served(folder, record)
     check_functions(folder, kept)
     if input_file is not None:
         options = structs.replace(options, input=input_file, more_inputs=(), input_urls=())
@@ -280,12 +280,10 @@ def check_functions(folder: Path, recorded: Mapping[str, Any]) -> None:
         raise InputError(str(folder), f"{what} pipeline.solve(..., output={str(folder)!r}, resume=True)")
 
 
-def check_served(folder: Path, old: RunFile, *, served: bool) -> None:
-    """Raise `UsageError` where a server, if `served`, is to continue the `old` run over a file, or something else that of a server."""
-    if served and not old.input.served:
-        raise UsageError(f"{folder}: is a run over {old.input.file}, not a server's; give the server another folder with --output")
-    if old.input.served and not served:
-        raise UsageError(f"{folder}: is the run of a server; continue with `pipeline serve {old.graph_file} --output {folder} --resume`")
+def check_served(folder: Path, old: RunFile) -> None:
+    """Raise `UsageError` where the `old` run is a server's, which has no more problems."""
+    if old.input.served:
+        raise UsageError(f"{folder}: is the run of a server, which cannot be resumed")
 
 
 def check_resume(options: RunOptions) -> None:

@@ -203,7 +203,7 @@ def prepare(
     if options.on_replicas:
         check_replicas(options)
     if folder is not None and old is not None:
-        check_served(folder, old, served=options.served)
+        check_served(folder, old)
         check_functions(folder, old.options)
     fingerprint = problems.check() if fingerprint is None else fingerprint
     options = structs.replace(
@@ -243,7 +243,7 @@ def _taken_up(run: Prepared, folder: Path, old: RunFile) -> Prepared:
     rewritten = RunStore(folder).recover()
     if run.options.retry_failed:
         rewritten += forget_mismatched(folder, old)
-    state = read_resume_state(folder, None if run.options.served else most, run.options.retry_failed)
+    state = read_resume_state(folder, most, run.options.retry_failed)
     sessions = _ended_sessions(old, state.last_call_unix_ns)
     used_up, spent = spent_before(run.options, run.plan, sessions, state, virtual=run.virtual_time)
     budget = None if run.record.budget is None or spent is None else structs.replace(run.record.budget, spent=spent, used_up=used_up)
@@ -279,7 +279,7 @@ def _old_run(folder: Path) -> RunFile | None:
 
 def is_over(old: RunFile, options: RunOptions) -> bool:
     """True if the run `old` is finished, with every chain of its input, and `options` ask for no more."""
-    more = old.input.served or (options.retry_failed and old.totals.chains_failed)
+    more = options.retry_failed and old.totals.chains_failed
     if more or old.status != "finished" or old.input.part != options.part:
         return False
     return old.totals.chains >= old.chains

@@ -39,9 +39,8 @@ def take_again(stop_reason: str, retry_failed: bool) -> bool:
     return stop_reason == "cancelled" or (retry_failed and stop_reason == "error")
 
 
-def read_resume_state(folder: Path, samples: int | None, retry_failed: bool) -> ResumeState:
-    """What earlier sessions left in the folder of a run of `samples` chains for each problem, or of a server (None), which leaves out as
-    many row numbers as a problem has further chains.
+def read_resume_state(folder: Path, samples: int, retry_failed: bool) -> ResumeState:
+    """What earlier sessions left in the folder of a run of `samples` chains for each problem.
 
     Raises `InputError` where its tables cannot be read.
     """
@@ -84,17 +83,17 @@ def forget_mismatched(folder: Path, run: RunFile) -> int:
     return sum(store.remove(table, ["chain_id"], gone) for table in ("rewards", "chains", "steps", "calls"))
 
 
-def _read_chains(folder: Path, resume_state: ResumeState, samples: int | None, retry_failed: bool) -> Hashes:
+def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_failed: bool) -> Hashes:
     """Add the table `chains` to `resume_state`; the sorted hashes of the `chain_id`s of chains that are over."""
     over, places = array("q"), array("q")
     for batch in read_batches(folder, "chains", CHAIN):
         for row in batch.to_pylist():
             if take_again(row["stop_reason"], retry_failed):
                 continue
-            if row["input_row"] < 1 or (samples is not None and row["sample_index"] >= samples):
+            if row["input_row"] < 1 or row["sample_index"] >= samples:
                 what = f"{row['chain_id']!r} is sample {row['sample_index']} of row {row['input_row']}, in a run of {samples} a row, from 1"
                 raise InputError(str(folder / "chains"), f"has a chain that is not part of the run: {what}")
-            places.append((row["input_row"] - 1) * (samples or 1) + row["sample_index"])
+            places.append((row["input_row"] - 1) * samples + row["sample_index"])
             over.append(hash(row["chain_id"]))
             if row["stop_reason"] == "error":
                 resume_state.failed += 1

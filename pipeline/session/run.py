@@ -6,7 +6,7 @@ argument of the process is read: the command line and the Python API do what eac
 """
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ from pipeline.session.resume import drop_unfinished
 from pipeline.store.budget import BudgetRecord
 from pipeline.store.events import TABLES, ProblemRow
 from pipeline.store.kept_problems import TABLE as KEPT
-from pipeline.store.kept_problems import keep_problems, kept_rows, problem_row
+from pipeline.store.kept_problems import keep_problems, problem_row
 from pipeline.store.read import count_rows
 from pipeline.store.recorder import WRITE_EVERY_S, Recorder, open_recorder
 from pipeline.store.run_file import ModeChange, Replica, RunFile, Session, Status, Totals, versions
@@ -449,15 +449,14 @@ async def _open_rows(run: Prepared, sink: RowSink | None) -> AsyncIterator[Inlin
                 recorder = await stack.enter_async_context(open_recorder(store, virtual=virtual))
                 sinks.insert(0, recorder)
                 if run.arrivals is not None:
-                    run.arrivals.taken = partial(_keep_problem, recorder, kept_rows(run.folder))
-                    run.arrivals.on_disk = recorder.on_disk
+                    run.arrivals.taken = partial(_keep_problem, recorder)
             target = sinks[0] if len(sinks) == 1 else Tee(*sinks)
             yield await stack.enter_async_context(open_inline_grader(target, grader, virtual, run.problem_rows()))
 
 
-def _keep_problem(recorder: Recorder, kept: Collection[int], start: Start) -> None:
-    """Record the problem of a chain that begins, unless it is another chain's, or among the rows that an earlier session has `kept`."""
-    if start.sample_index == 0 and start.item.row not in kept:
+def _keep_problem(recorder: Recorder, start: Start) -> None:
+    """Record the problem of a chain that begins, unless it is another chain's."""
+    if start.sample_index == 0:
         recorder.problem(problem_row(start.item, start.record or {}))
 
 

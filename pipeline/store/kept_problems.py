@@ -129,11 +129,6 @@ def _whole(row: dict[str, Any]) -> Record:
     return Flaw("its columns were not kept") if row["input"] is None else _RECORD.decode(row["input"])
 
 
-def kept_rows(folder: Path) -> frozenset[int]:
-    """The numbers of the rows that the run in `folder` has kept."""
-    return frozenset(row for batch in read_batches(folder, TABLE, ("input_row",)) for row in batch.column("input_row").to_pylist())
-
-
 def problem_row(item: Problem | BadRow, record: Record) -> ProblemRow:
     """The row of the table `problems` for an item, of which `record` is the whole row of the input."""
     kept = None if isinstance(record, Flaw) else _encoded(record)

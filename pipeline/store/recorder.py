@@ -84,13 +84,6 @@ class Recorder:
         if self.error:
             raise self.error
 
-    async def on_disk(self) -> bool:
-        """Wait until all rows that were added so far are written; False where they no longer can be."""
-        last = self._written + self._being_written + self._waiting
-        while self._written < last and not self.error and (self._waiting or self._being_written):
-            await self._drained.wait()
-        return self._written >= last and not self.error
-
     def statistics(self) -> RecorderStatistics:
         """Counts of rows since the start."""
         return RecorderStatistics(self._waiting + self._being_written, self._written, self._write_s)

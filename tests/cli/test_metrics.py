@@ -11,8 +11,7 @@ from prometheus_client.core import Metric
 
 from pipeline.cli.metrics import RequestMetrics, RunMetrics
 from pipeline.runtime.admission.feed import Arrivals
-from pipeline.serve.desk import Desk
-from pipeline.serve.limits import ServeLimits
+from pipeline.serve.desk import Desk, ServeLimits
 from pipeline.session.observer import SOLVING, Observer, ReplicaState, View
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run

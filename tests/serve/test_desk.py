@@ -1,4 +1,4 @@
-"""The desk of a server alone: which chains begin first, what is refused, and who hears of what."""
+"""The desk of a server alone: what is refused, and who hears of what."""
 
 import anyio
 import pytest
@@ -7,8 +7,7 @@ from pipeline.data.requests.chat import AskedChat, ChainSettings
 from pipeline.data.requests.errors import ApiError
 from pipeline.data.requests.reply import ChainReply
 from pipeline.runtime.admission.feed import Arrivals
-from pipeline.serve.desk import CommittedStep, Desk, Ended, Event, Overloaded
-from pipeline.serve.limits import ServeLimits
+from pipeline.serve.desk import CommittedStep, Desk, Ended, Event, Overloaded, ServeLimits
 from pipeline.store.events import ChainRow, StepRow
 from tests.support.rows import blank
 
@@ -19,16 +18,16 @@ def chat(samples: int | None = None) -> AskedChat:
     return AskedChat(model="m", problem="What?", settings=ChainSettings(samples=samples))
 
 
-async def test_batches_begin_only_while_no_request_waits() -> None:
+async def test_chains_begin_in_the_order_in_which_they_were_asked_for_and_have_a_row_each() -> None:
     arrivals = Arrivals()
     desk = Desk(arrivals, ServeLimits(), "</think>")
-    desk.submit("batch", desk.reserve(1), chat(), {}, [0], lambda event: None, spare=True)
     desk.ask("one", chat(2), {}, lambda event: None)
+    desk.ask("two", chat(), {}, lambda event: None)
     starts = [await arrivals.next() for _ in range(3)]
-    assert [(start.item.problem_id, start.sample_index, start.order) for start in starts if start] == [
-        ("one", 0, 1),
-        ("one", 1, 2),
-        ("batch", 0, 0),
+    assert [(start.item.problem_id, start.item.row, start.sample_index, start.order) for start in starts if start] == [
+        ("one", 1, 0, 0),
+        ("one", 1, 1, 1),
+        ("two", 3, 0, 2),
     ]
 
 

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from pipeline.serve.limits import ServeLimits
+from pipeline.serve.desk import ServeLimits
 from tests.support.runs import chains_of
 from tests.support.serving import SHORT, Serving, serving
 
@@ -100,7 +100,7 @@ def test_a_web_page_of_another_site_cannot_ask(server: Serving) -> None:
         {"Host": f"evil.example:{port}"},
         {"Host": f"0.0.0.0:{port}"},
     ):
-        refused = httpx.post(f"{server.url}/files", files={"file": b"{}"}, data={"purpose": "batch"}, headers=headers)
+        refused = httpx.post(f"{server.url}/chat/completions", json={}, headers=headers)
         assert refused.status_code == 403
         assert refused.json()["error"]["code"] == ("wrong_host" if "Host" in headers else "cross_site")
     for headers in ({"Host": f"localhost:{port}"}, {"Host": f"[::1]:{port}"}, {"Origin": server.url.removesuffix("/v1")}):
@@ -157,13 +157,3 @@ def test_an_engine_that_is_lost_ends_the_server_and_tells_its_clients(tmp_path: 
         server.client().chat.completions.create(model="speccot", messages=ASKED)
     assert server.result is not None
     assert (server.result.exit_code, server.result.run.status) == (1, "failed")
-
-
-def test_a_server_continues_the_run_of_another_and_of_no_other_run(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    for resume in (False, True):
-        with serving(folder, resume=resume) as server:
-            server.client().chat.completions.create(model="speccot", messages=ASKED)
-    assert len({row["input_row"] for row in chains_of(folder)}) == 2
-    assert server.result is not None
-    assert (len(server.result.run.sessions), server.result.run.totals.chains_done) == (2, 2)

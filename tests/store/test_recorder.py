@@ -90,18 +90,6 @@ async def test_a_single_row_is_written_within_the_interval(tmp_path: Path, blank
     assert recorder.statistics().write_s > 0
 
 
-@REAL
-async def test_whoever_waits_for_the_disk_learns_whether_its_rows_are_there(tmp_path: Path, blank: Blank) -> None:
-    async with open_recorder(RunStore(tmp_path), virtual=False) as recorder:
-        recorder.call(blank(CallRow))
-        recorder.chain(blank(ChainRow))
-        assert recorder.statistics().written == 0
-        assert await recorder.on_disk()
-        assert recorder.statistics().written == 2
-        assert await recorder.on_disk()
-    assert await recorder.on_disk(), "all is written at the end"
-
-
 async def test_dropping_a_row_costs_microseconds(tmp_path: Path, blank: Blank) -> None:
     row = blank(CallRow)
     async with open_recorder(RunStore(tmp_path), virtual=True) as recorder:
@@ -164,7 +152,6 @@ async def _lose_the_folder(folder: Path, blank: Blank, virtual: bool) -> None:
             await anyio.sleep_forever()
     with pytest.raises(RunFolderError, match="no such file"):
         await recorder.room()
-    assert not await recorder.on_disk()
     assert rows_of(folder, "chains") == 0, "no chain is there whose calls are not"
 
 

@@ -14,7 +14,7 @@ import openai
 from msgspec import Struct
 
 from pipeline.cli.metrics import served_metrics
-from pipeline.serve.limits import ServeLimits
+from pipeline.serve.desk import ServeLimits
 from pipeline.serve.server import Address, serve
 from pipeline.session.loop import Stop
 from pipeline.session.observer import Observer

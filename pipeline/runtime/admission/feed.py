@@ -1,7 +1,7 @@
 """Feeds of an executor: problems of an input in their order, or chains that come during the run, from a driver or from clients."""
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Protocol
 
@@ -58,43 +58,31 @@ class Arrivals:
 
     def __init__(self) -> None:
         # By the place of each chain in the run, so that one of thousands can be taken out.
-        self._first, self._spare = OrderedDict[int, Start](), OrderedDict[int, Start]()
+        self._waiting = OrderedDict[int, Start]()
         self._news = anyio.Event()
         self._closed = False
         self.asked = False
         """The executor waits for a chain, so that it would begin at once."""
         self.taken: Callable[[Start], object] = _ignore
         """Called with each chain that begins, before it does."""
-        self.on_disk: Callable[[], Awaitable[bool]] = _kept
-        """Waits until all rows of the run so far are on disk; False where they cannot be written."""
 
     def __len__(self) -> int:
-        return len(self._first) + len(self._spare)
+        """The chains that wait."""
+        return len(self._waiting)
 
-    @property
-    def first(self) -> int:
-        """Chains that wait and are not spare."""
-        return len(self._first)
-
-    @property
-    def spare(self) -> int:
-        """Chains that wait and are spare."""
-        return len(self._spare)
-
-    def add(self, start: Start, *, spare: bool = False) -> None:
-        """Add a chain; one that is `spare` begins only while no other waits."""
-        (self._spare if spare else self._first)[start.order] = start
+    def add(self, start: Start) -> None:
+        """Add a chain."""
+        self._waiting[start.order] = start
         self._news.set()
 
     def take_back(self, start: Start) -> bool:
         """Take out a chain that has not begun; False where it has."""
-        return any(waiting.pop(start.order, None) is not None for waiting in (self._first, self._spare))
+        return self._waiting.pop(start.order, None) is not None
 
     def take_all(self) -> list[Start]:
         """Take out all chains that wait."""
-        waiting = [*self._first.values(), *self._spare.values()]
-        self._first.clear()
-        self._spare.clear()
+        waiting = [*self._waiting.values()]
+        self._waiting.clear()
         return waiting
 
     def close(self) -> None:
@@ -111,7 +99,7 @@ class Arrivals:
         self.asked = False
         if not self:
             return None
-        _, start = (self._first or self._spare).popitem(last=False)
+        _, start = self._waiting.popitem(last=False)
         self.taken(start)
         return start
 
@@ -121,7 +109,3 @@ class Arrivals:
 
 def _ignore(start: Start) -> None:
     return None
-
-
-async def _kept() -> bool:
-    return True
