@@ -14,8 +14,7 @@ PipelineError
 │   ├── BudgetUsedUp      its time, tokens or cost are used up (exit code 4)
 │   ├── OutOfMemory       this process ran out of memory
 │   ├── InputChanged      the problems file is not what it was when the run started
-│   ├── Unfinished        a run of the Python API stopped early; it holds what was finished
-│   └── ExportError       an export could not be delivered
+│   └── Unfinished        a run of the Python API stopped early; it holds what was finished
 └── ChainError            one chain failed; it is recorded as such and the others continue (exit code 3)
     ├── BadRow            an input row that holds no problem
     ├── Withdrawn         whoever asked for the chain no longer wants it
@@ -161,14 +160,6 @@ class Unfinished(RunError):
     def __init__(self, error: PipelineError, result: Any) -> None:
         super().__init__(str(error))
         self.error, self.result = error, result
-
-
-class ExportError(RunError):
-    """An export could not be written or sent to `where`, for the reason `what`."""
-
-    def __init__(self, where: str, what: str) -> None:
-        super().__init__(f"{where}: {what}")
-        self.where, self.what = where, what
 
 
 class Interrupted(PipelineError):

@@ -42,8 +42,6 @@ DOORS = {
     "jinja2": ["report/"],
     "starlette": ["view/", "serve/"],
     "uvicorn": ["view/", "serve/server"],
-    "perfetto": ["export/"],
-    "opentelemetry": ["export/"],
     "numba": ["analysis/quality/draws"],
     "scipy": ["calibration/"],
     "math_verify": ["grading/expressions"],
@@ -240,9 +238,7 @@ def loaded_by(statement: str) -> set[str]:
 
 @pytest.mark.parametrize("statement", ["import pipeline", "import pipeline.cli.main"])
 def test_import_is_light(statement: str) -> None:
-    assert loaded_by(statement).isdisjoint(
-        {"torch", "transformers", "vllm", "duckdb", "pyarrow", "rich", "trio", "plotly", "scipy", "perfetto", "opentelemetry"}
-    )
+    assert loaded_by(statement).isdisjoint({"torch", "transformers", "vllm", "duckdb", "pyarrow", "rich", "trio", "plotly", "scipy"})
 
 
 @pytest.mark.slow

@@ -130,8 +130,8 @@ def test_its_run_is_reported_compared_drawn_and_exported(solved: Path, tmp_path:
         assert all(name in compared for name in ("solved", "other", *ROLES))
         if packages:
             assert "judge" in command("graph", "show", GRAPH, "--run", solved, "--format", "text")
-        command("export", solved, "--as", "perfetto", "--output", tmp_path / "trace.perfetto")
-        assert (tmp_path / "trace.perfetto").stat().st_size > 10_000
+        command("export", solved, "--as", "perfetto", "--output", tmp_path / "trace.json")
+        assert (tmp_path / "trace.json").stat().st_size > 10_000
 
 
 def test_its_roles_are_named_with_those_that_draft_last(solved: Path) -> None:

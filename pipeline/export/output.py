@@ -10,8 +10,6 @@ from typing import BinaryIO, cast
 from pipeline.errors import UsageError
 from pipeline.files import new_file
 
-NO_CALLS = "has no calls: there is nothing to export"
-
 
 def check_output(path: Path, overwrite: bool) -> None:
     """Raise `UsageError` where `path` may not be written, before anything is read."""

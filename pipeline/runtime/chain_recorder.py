@@ -242,7 +242,6 @@ class ChainRecorder:
             label.kind,
             label.purpose,
             label.role,
-            "text_completion",
             label.model,
             request.request_id,
             request.temperature,

@@ -1,29 +1,22 @@
 """The tables of a run folder: one Struct per table, one field per column.
 
-The Structs are the schema: `store` builds Arrow types from the annotations and puts unit and foreign names
-(`otel`: attribute of OpenTelemetry, `otel_metric`: its metric, `vllm`: vLLM's Prometheus name) into the Parquet field metadata.
+The Structs are the schema: `store` builds Arrow types from the annotations and puts the unit and the name of vLLM's metric (`vllm`) into
+the Parquet field metadata.
 Durations are seconds by a monotonic clock, instants nanoseconds UTC.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
 from pipeline.confidence import Confidence, Measure
 
 
-def column(unit: str = "", otel: str = "", vllm: str = "", otel_metric: str = "") -> Any:
-    """Annotation of a column: its unit, and its names in OpenTelemetry and vLLM."""
-    names = {"unit": unit, "otel": otel, "otel_metric": otel_metric, "vllm": vllm}
+def column(unit: str = "", vllm: str = "") -> Any:
+    """Annotation of a column: its unit, and its name in vLLM."""
+    names = {"unit": unit, "vllm": vllm}
     return Meta(extra={key: value for key, value in names.items() if value})
-
-
-def names_in(row: type[Struct], system: Literal["otel", "vllm"]) -> dict[str, str]:
-    """The names that `system` has for the columns of a table, by our names; columns without one are left out."""
-    hints = get_type_hints(row, include_extras=True)
-    extras = {name: meta.extra or {} for name, hint in hints.items() for meta in get_args(hint) if isinstance(meta, Meta)}
-    return {name: str(extra[system]) for name, extra in extras.items() if system in extra}
 
 
 Tokens = Annotated[int, column("{token}")]
@@ -53,7 +46,7 @@ class CallRow(Struct, frozen=True):
     """The run's id in `run.json`."""
     problem_id: str
     """The problem's id in the input; the number of its row if the input has no ids."""
-    chain_id: Annotated[str, column(otel="gen_ai.conversation.id")]
+    chain_id: str
     """The attempt at the problem: `problem_id#sample_index`."""
     sample_index: int
     """Number of the attempt, from 0."""
@@ -71,31 +64,29 @@ class CallRow(Struct, frozen=True):
     """What the call was for: `guide`, `draft`, `judge`, `write`, `trial` (to ask for the answer before the thought is over) or `answer`."""
     engine: str
     """The role of the engine."""
-    operation_name: Annotated[str, column(otel="gen_ai.operation.name")]
-    """GenAI operation: `text_completion`."""
-    request_model: Annotated[str, column(otel="gen_ai.request.model")]
+    request_model: str
     """The model of the engine, as its engines file names it."""
-    request_id: Annotated[str, column(otel="gen_ai.response.id", vllm="request_id")]
+    request_id: Annotated[str, column(vllm="request_id")]
     """The engine's id of the request."""
-    temperature: Annotated[float, column(otel="gen_ai.request.temperature")]
+    temperature: float
     """Sampling temperature; 0: greedy."""
-    top_p: Annotated[float, column(otel="gen_ai.request.top_p")]
+    top_p: float
     """Nucleus sampling; 1: off."""
-    max_tokens: Annotated[int, column("{token}", otel="gen_ai.request.max_tokens")]
+    max_tokens: Tokens
     """Maximum number of tokens of each candidate."""
-    seed: Annotated[int, column(otel="gen_ai.request.seed")]
+    seed: int
     """Seed of the request."""
-    choice_count: Annotated[int, column(otel="gen_ai.request.choice.count")]
+    choice_count: int
     """Number of candidates requested."""
-    stop_sequences: Annotated[tuple[str, ...], column(otel="gen_ai.request.stop_sequences")]
+    stop_sequences: tuple[str, ...]
     """Texts at which the output ends."""
     prompt_digest: int | None
     """Hash of the prompt and of what else decides the answer; null if no answer came."""
-    input_tokens: Annotated[int, column("{token}", otel="gen_ai.usage.input_tokens", vllm="vllm:prompt_tokens_total")]
+    input_tokens: Annotated[int, column("{token}", vllm="vllm:prompt_tokens_total")]
     """Tokens of the prompt."""
-    cached_input_tokens: Annotated[int | None, column("{token}", otel="gen_ai.usage.cache_read.input_tokens", vllm="num_cached_tokens")]
+    cached_input_tokens: Annotated[int | None, column("{token}", vllm="num_cached_tokens")]
     """Those found in the engine's prefix cache; null if the engine does not report it, or no answer came."""
-    output_tokens: Annotated[int, column("{token}", otel="gen_ai.usage.output_tokens", vllm="vllm:generation_tokens_total")]
+    output_tokens: Annotated[int, column("{token}", vllm="vllm:generation_tokens_total")]
     """Sampled tokens, including end-of-sequence tokens, which are not in `output_token_ids`."""
     eos_tokens: Tokens
     """End-of-sequence tokens among them: one per candidate that stopped, except at a requested stop sequence."""
@@ -103,7 +94,7 @@ class CallRow(Struct, frozen=True):
     """Index of each candidate of the call, aligned with the three lists below."""
     output_token_ids: tuple[tuple[int, ...], ...]
     """The tokens of each candidate."""
-    finish_reason: Annotated[tuple[str, ...], column(otel="gen_ai.response.finish_reasons", vllm="finished_reason")]
+    finish_reason: Annotated[tuple[str, ...], column(vllm="finished_reason")]
     """`stop`, `length` (cut at `max_tokens` or the end of the context), or `interrupted` (cut by the run, possibly before any token)."""
     stop_reason: Annotated[tuple[str | None, ...], column(vllm="stop_reason")]
     """Stop sequence at which each candidate ended; null: none."""
@@ -119,27 +110,19 @@ class CallRow(Struct, frozen=True):
     """When its answer had arrived completely."""
     client_wait_s: Seconds
     """From when the chain was ready until the request was sent."""
-    queue_time_s: Annotated[float | None, column("s", otel="gen_ai.latency.time_in_queue", vllm="vllm:request_queue_time_seconds")]
+    queue_time_s: Annotated[float | None, column("s", vllm="vllm:request_queue_time_seconds")]
     """Time in the engine's own queue; null if the engine does not report it."""
-    prefill_time_s: Annotated[
-        float | None, column("s", otel="gen_ai.latency.time_in_model_prefill", vllm="vllm:request_prefill_time_seconds")
-    ]
+    prefill_time_s: Annotated[float | None, column("s", vllm="vllm:request_prefill_time_seconds")]
     """Time of computing the prompt; null if the engine does not report it."""
-    decode_time_s: Annotated[float | None, column("s", otel="gen_ai.latency.time_in_model_decode", vllm="vllm:request_decode_time_seconds")]
+    decode_time_s: Annotated[float | None, column("s", vllm="vllm:request_decode_time_seconds")]
     """Time of sampling the tokens after the first; null if the engine does not report it."""
-    inference_time_s: Annotated[
-        float | None, column("s", otel="gen_ai.latency.time_in_model_inference", vllm="vllm:request_inference_time_seconds")
-    ]
+    inference_time_s: Annotated[float | None, column("s", vllm="vllm:request_inference_time_seconds")]
     """Prefill and decode time together."""
-    time_to_first_token_s: Annotated[
-        float | None, column("s", otel_metric="gen_ai.server.time_to_first_token", vllm="vllm:time_to_first_token_seconds")
-    ]
+    time_to_first_token_s: Annotated[float | None, column("s", vllm="vllm:time_to_first_token_seconds")]
     """From the arrival of the request at the engine, including queue time."""
-    time_per_output_token_s: Annotated[
-        float | None, column("s", otel_metric="gen_ai.server.time_per_output_token", vllm="vllm:inter_token_latency_seconds")
-    ]
+    time_per_output_token_s: Annotated[float | None, column("s", vllm="vllm:inter_token_latency_seconds")]
     """Decode time divided by one less than the tokens of the longest candidate; null for one token."""
-    e2e_latency_s: Annotated[float, column("s", otel_metric="gen_ai.client.inference.duration", vllm="vllm:e2e_request_latency_seconds")]
+    e2e_latency_s: Annotated[float, column("s", vllm="vllm:e2e_request_latency_seconds")]
     """From when the request was sent until its answer had arrived completely."""
     in_flight_engine: Annotated[int, column("{request}", vllm="vllm:num_requests_running")]
     """Requests at this engine when this one was sent, including itself."""
@@ -147,7 +130,7 @@ class CallRow(Struct, frozen=True):
     """Those of `in_flight_engine` that are of the same stage."""
     waiting_engine: Annotated[int, column("{request}", vllm="vllm:num_requests_waiting")]
     """Requests left in the client queue when this one was sent."""
-    error_type: Annotated[str | None, column(otel="error.type")]
+    error_type: str | None
     """The error's type; null: none."""
     error_message: str | None
     """The error message."""
@@ -155,17 +138,17 @@ class CallRow(Struct, frozen=True):
     """Minimum number of tokens of the chain's context that this engine had computed for an earlier call, evicted, and computed again. Only
     the context of earlier steps counts, in full blocks of the cache (`block_size` in the engine's facts, else 16 tokens). Null if the
     engine does not report what was cached."""
-    top_k: Annotated[int | None, column(otel="gen_ai.request.top_k")] = None
+    top_k: int | None = None
     """Sampling from the k most likely tokens; 0: no limit."""
     min_p: float | None = None
     """Minimum probability relative to that of the most likely token; 0: off."""
     adapter: str | None = None
     """The adapter of the call, by its name in the engines file; null: the unmodified model."""
-    response_model: Annotated[str | None, column(otel="gen_ai.response.model")] = None
+    response_model: str | None = None
     """The model that answered, as the server names it; null if it does not, and for engines that are no servers."""
-    replica: Annotated[int | None, column(otel="service.instance.id")] = None
+    replica: int | None = None
     """The replica whose engines computed the call, from 0; null in runs of one process."""
-    node: Annotated[str | None, column(otel="host.id")] = None
+    node: str | None = None
     """The cluster's id of the replica's machine; null as `replica` is."""
     logprob_mean: Annotated[tuple[float | None, ...], column("nat")] = ()
     """Mean log probability of the tokens of each candidate, in natural units; null for one without tokens. This column and the next three
@@ -203,7 +186,7 @@ class StepRow(Struct, frozen=True):
     """The run's id in `run.json`."""
     problem_id: str
     """The problem's id in the input; the number of its row if the input has no ids."""
-    chain_id: Annotated[str, column(otel="gen_ai.conversation.id")]
+    chain_id: str
     """The attempt at the problem: `problem_id#sample_index`."""
     sample_index: int
     """Number of the attempt, from 0."""
@@ -217,11 +200,11 @@ class StepRow(Struct, frozen=True):
     """`guidance`, `accepted`, `unverified` (by the draft, which a gate let pass: neither accepted nor rejected), `fallback` (after all
     candidates were rejected), `first_steps`, `written` (without a draft, or because a gate flagged it), or `interrupted` (what the target
     had written when the chain was switched to speculation)."""
-    verify_kind: Annotated[str | None, column(otel="gen_ai.evaluation.name")]
+    verify_kind: str | None
     """Kind of the stage that gave the verdict, such as `choose`, `score` or `likelihood`; null if nothing was verified."""
     verify_stage: str | None
     """Name of that stage in the graph."""
-    score_value: Annotated[float | None, column(otel="gen_ai.evaluation.score.value")]
+    score_value: float | None
     """The value that the verdict is based on, on the scale that the next five columns describe, as is `threshold`."""
     score_scale: str | None
     """What the value means, such as `score` or `probability of the chosen option`."""
@@ -233,7 +216,7 @@ class StepRow(Struct, frozen=True):
     """Maximum possible value; null: none."""
     score_integers: bool | None
     """Whether only integers are possible."""
-    score_label: Annotated[str | None, column(otel="gen_ai.evaluation.score.label")]
+    score_label: str | None
     """The option that was chosen, one of `score_options`."""
     score_options: tuple[str, ...]
     """The options that could be chosen, in order."""
@@ -304,7 +287,7 @@ class ChainRow(Struct, frozen=True):
     """The run's id in `run.json`."""
     problem_id: str
     """The problem's id in the input; the number of its row if the input has no ids."""
-    chain_id: Annotated[str, column(otel="gen_ai.conversation.id")]
+    chain_id: str
     """The attempt at the problem: `problem_id#sample_index`."""
     sample_index: int
     """Number of the attempt, from 0."""
@@ -316,15 +299,15 @@ class ChainRow(Struct, frozen=True):
     """The whole text after the thought."""
     reference_answer: str | None
     """The reference answer of the input; null: none."""
-    correct: Annotated[bool | None, column(otel="gen_ai.evaluation.score.label")]
+    correct: bool | None
     """Whether the answer is correct; null: no reference answer, a failed chain, or a failure of the grader (see `grading_error`)."""
-    grader: Annotated[str, column(otel="gen_ai.evaluation.name")]
+    grader: str
     """How the answer is compared: `math`, `numeric`, `letter`, or the name of a plugin's grader."""
-    grading_error: Annotated[str | None, column(otel="gen_ai.evaluation.explanation")]
+    grading_error: str | None
     """Why the comparison was not completed: a time limit, a lost grader. Null: it was."""
     stop_reason: str
     """The stop condition that ended the thought, or `error` or `cancelled`."""
-    error_type: Annotated[str | None, column(otel="error.type")]
+    error_type: str | None
     """The error's type; null: none."""
     error_message: str | None
     """The error message."""
@@ -369,9 +352,9 @@ class ChainRow(Struct, frozen=True):
     expected_length: float | None = None
     """With `--order longest`: what decided its place, the expected tokens of the thought or, without an earlier run, the characters of the
     problem. Null in the order of the input."""
-    replica: Annotated[int | None, column(otel="service.instance.id")] = None
+    replica: int | None = None
     """The replica on which it ended, from 0; null in runs of one process."""
-    node: Annotated[str | None, column(otel="host.id")] = None
+    node: str | None = None
     """The cluster's id of the replica's machine; null as `replica` is."""
     unverified_steps: Annotated[int, column("{step}")] = 0
     """Number of steps by the draft that a gate let pass, which nothing verified."""
@@ -411,7 +394,7 @@ class RewardRow(Struct, frozen=True, kw_only=True):
     """The run's id in `run.json`."""
     problem_id: str
     """The problem's id in the input; the number of its row if the input has no ids."""
-    chain_id: Annotated[str, column(otel="gen_ai.conversation.id")]
+    chain_id: str
     """The attempt at the problem: `problem_id#sample_index`."""
     sample_index: int
     """Number of the attempt, from 0."""
@@ -425,10 +408,10 @@ class RewardRow(Struct, frozen=True, kw_only=True):
     """The decision of the step, as in `StepRow`."""
     source_engine: str
     """The role that wrote it."""
-    reward: Annotated[float | None, column("1", otel="gen_ai.evaluation.score.value")]
+    reward: Annotated[float | None, column("1")]
     """P(good) / (P(good) + P(bad)) after the text, 0 to 1; for a text of several steps, such as a whole thought, the minimum of
     their rewards (as Math-Shepherd scores a solution). Null: not scored."""
-    reward_error: Annotated[str | None, column(otel="error.message")]
+    reward_error: str | None
     """Why there is no reward."""
     model: str
     """The reward model."""

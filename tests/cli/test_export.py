@@ -61,7 +61,11 @@ def test_options_that_do_not_fit_what_is_exported(source: Path, tmp_path: Path) 
         (("--as", "openai-batch", "-o", "a.csv"), "a.csv: the batch API's files are JSON lines; name it .jsonl or .jsonl.gz"),
         (("--as", "openai-batch", "--thoughts", "-o", "a.jsonl"), "--thoughts: only with --as answers, not --as openai-batch"),
         (("--format", "csv", "-o", "-"), "-o -: only JSON lines of answers or of a table can be printed; name a file"),
-        ((), "--as answers: name the file with -o FILE"),
+        ((), "--output is missing"),
+        (("--as", "jaeger", "-o", "a"), "--as: 'jaeger' is not one of 'answers', 'openai-batch', 'calls', "),
+        (("--as", "perfetto", "-o", "-"), "-o -: only JSON lines of answers or of a table can be printed; name a file"),
+        (("--as", "perfetto", "--format", "csv", "-o", "a"), "--format: only with --as answers, calls, steps, chains, rewards, "),
+        (("--as", "perfetto", "-o", "nowhere/at/all"), "nowhere/at/all: not writable; choose another file with --output"),
         (("--as", "sft", "--thoughts", "-o", "data.jsonl"), "--thoughts: only with --as answers, not --as sft"),
         (("--as", "sft", "--labels", "verdicts", "-o", "data.jsonl"), "--labels: only with --as selection, not --as sft"),
         (("--engine", "draft", "-o", "data.jsonl"), "--engine: only with --as sft, not --as answers"),
@@ -89,6 +93,18 @@ def test_tables_of_the_trace(source: Path, tmp_path: Path) -> None:
     printed = pipeline("export", source / "one", "--as", "steps", "-o", "-").stdout.splitlines()
     assert len(printed) == steps
     assert all("step_text" in json.loads(line) for line in printed)
+
+
+def test_a_trace_is_not_overwritten(source: Path, tmp_path: Path) -> None:
+    command = ("export", source / "one", "--as", "perfetto", "-o", tmp_path / "trace.json")
+    calls = pq.read_table(source / "one/calls").num_rows
+    done = pipeline(*command)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{tmp_path / 'trace.json'}: {calls:,} calls; open it in https://ui.perfetto.dev\n"
+    refused = pipeline(*command)
+    says = f"error: {tmp_path / 'trace.json'}: file exists; choose another file with --output, or add --overwrite\n"
+    assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", says)
+    assert pipeline(*command, "--overwrite").returncode == 0
 
 
 def test_one_chain_step_by_step(source: Path) -> None:

@@ -63,7 +63,7 @@ def test_an_unsound_folder_is_said_to_be_so_and_refused(source: Path, run: Path)
     readers = (
         ("compare",),
         ("report",),
-        ("export", "--as", "perfetto"),
+        ("export", "-o", "-"),
         ("show", "--failed"),
         ("graph", "show", "speccot", "--run"),
         ("grade",),

@@ -131,11 +131,11 @@ def test_what_a_command_writes_and_cannot_upload_is_told(store: ObjectServer, st
     with way_to(store) as way:
         monkeypatch.setenv("AWS_ENDPOINT_URL", way.url)
         way.fault_after = lambda count: "error" if way.requests[-1].startswith("PUT") else ""
-        done = pipeline("export", stored, "--as", "perfetto")
+        done = pipeline("report", stored)
     assert done.returncode == 1
-    found = re.search(r"the store answers with an error: .*; not uploaded: trace.pftrace, which is in (.*)\n", done.stderr)
+    found = re.search(r"the store answers with an error: .*; not uploaded: report.html, which is in (.*)\n", done.stderr)
     assert found is not None, done.stderr
-    assert (Path(found[1]) / "trace.pftrace").exists()
+    assert (Path(found[1]) / "report.html").exists()
 
 
 @pytest.mark.slow

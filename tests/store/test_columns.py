@@ -29,7 +29,6 @@ def test_types_units_and_foreign_names() -> None:
     assert schema.field("stop_reason").type.value_field.nullable
     assert schema.field("cached_input_tokens").metadata == {
         b"unit": b"{token}",
-        b"otel": b"gen_ai.usage.cache_read.input_tokens",
         b"vllm": b"num_cached_tokens",
     }
     assert schema_of(ChainRow).field("correct").type == pa.bool_()

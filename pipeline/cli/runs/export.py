@@ -1,7 +1,6 @@
-"""`pipeline export RUN... -o FILE`: answers of a run, a table of its trace, training data, or its calls for trace viewers."""
+"""`pipeline export RUN... -o FILE`: answers of a run, a table of its trace, training data, or its calls for a trace viewer."""
 
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,13 +10,13 @@ import msgspec
 from pipeline.cli.commands import Option, command, headed, option
 from pipeline.cli.located import LocalPath, Located, RunFolder, problems_of
 from pipeline.cli.options import overwrite_option
-from pipeline.cli.terminal import print_line, print_notice, print_page
-from pipeline.errors import MissingExtra, RunFolderError, UsageError, boundary
+from pipeline.cli.terminal import print_line, print_page
+from pipeline.errors import RunFolderError, UsageError, boundary
 from pipeline.export.answers import Answers
 from pipeline.export.answers_file import Form, form_of, write_batches, write_rows
 from pipeline.export.openai_batch import errors_file, write_batch_files
 from pipeline.export.output import check_output
-from pipeline.export.semconv import CONVENTIONS, NEWEST
+from pipeline.export.perfetto import export as write_trace
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
 from pipeline.store.query import check_readable
@@ -26,10 +25,8 @@ from pipeline.training.formats import FORMATS, SOURCES, Wanted
 from pipeline.training.problems import HeldOutProblems
 from pipeline.training.write import write_training_data
 
-FILES = {"perfetto": "trace.pftrace", "otlp": "trace.otlp.jsonl.gz"}
-"""The kinds of such exports, and the default name of each one's file in the run folder."""
-BATCH = "openai-batch"
-KINDS = ("answers", BATCH, *ROWS, *FORMATS, *FILES)
+BATCH, TRACE = "openai-batch", "perfetto"
+KINDS = ("answers", BATCH, *ROWS, *FORMATS, TRACE)
 IN_ROWS = ("answers", *ROWS, *FORMATS)
 ONLY_WITH: dict[str, tuple[str, ...]] = {
     "form": IN_ROWS,
@@ -38,12 +35,11 @@ ONLY_WITH: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("completion", "engine", "model"), ("sft",)),
     "tokens": ("sft", "preference"),
     "labels": ("selection",),
-    **dict.fromkeys(("endpoint", "texts", "semconv"), ("otlp",)),
 }
 """The options that not every kind of export has, with the kinds that have them."""
 
 
-output_option, training_option, trace_option = headed("Output"), headed("Training data"), headed("Traces")
+output_option, training_option = headed("Output"), headed("Training data")
 
 
 @command(headed=True)
@@ -51,9 +47,10 @@ output_option, training_option, trace_option = headed("Output"), headed("Trainin
 @output_option(
     "-o",
     "--output",
+    required=True,
     type=LocalPath(allow_dash=True),
     metavar="FILE",
-    help="Output file; - for JSON lines on stdout; .gz compresses.  [default: for perfetto and otlp a file in RUN]",
+    help="Output file; - for JSON lines on stdout; .gz compresses.",
 )
 @output_option(
     "--as", "kind", type=click.Choice(KINDS), metavar="KIND", default="answers", show_default=True, help="What to export, as above."
@@ -93,19 +90,7 @@ output_option, training_option, trace_option = headed("Output"), headed("Trainin
     help="selection: answers, rewards or verdicts decide what is right.  "
     "[default: answers for thoughts; rewards, or else verdicts, for steps]",
 )
-@trace_option(
-    "--endpoint", metavar="URL", help="otlp: send to this OTLP/HTTP endpoint, such as http://127.0.0.1:4318 (to /v1/traces there)."
-)
-@trace_option("--texts", is_flag=True, help="otlp: include the texts of problems, steps and answers.")
-@trace_option(
-    "--semconv",
-    type=click.Choice(list(CONVENTIONS)),
-    metavar="VERSION",
-    default=NEWEST,
-    show_default=True,
-    help=f"otlp: version of OpenTelemetry's GenAI conventions: {', '.join(CONVENTIONS)}.",
-)
-def export(runs: tuple[Located, ...], output: Path | None, kind: str, form: Form | None, overwrite: bool, **options: Any) -> None:
+def export(runs: tuple[Located, ...], output: Path, kind: str, form: Form | None, overwrite: bool, **options: Any) -> None:
     """Export runs to a file.
 
     answers: one row for each problem, in the order of the input: all input columns, the answer and whether it is correct; with several
@@ -119,22 +104,21 @@ def export(runs: tuple[Located, ...], output: Path | None, kind: str, form: Form
     every verification that is answered with one token, with all right options; preference every rejected draft next to the step written
     instead. A row says which run it comes from, and its split, which depends on the problem's text alone.
 
-    perfetto: calls for https://ui.perfetto.dev, with engines as processes and arrows between the calls of a chain.
-
-    otlp: OpenTelemetry spans with GenAI attributes, one trace for each chain, to a file or an endpoint such as Langfuse, Phoenix or MLflow,
-    whose headers and time limits come from the OTEL_EXPORTER_OTLP_* variables.
+    perfetto: chains and calls for https://ui.perfetto.dev, with engines as processes and their slots as threads.
     """
     folders = [run.path for run in runs]
     for folder in folders:
         check_folder(folder)
     _check(kind, folders, output, options | {"form": form})
     check_readable(*folders)
-    if kind in FILES:
-        _export_spans(kind, runs[0], output, overwrite, options)
-        return
-    assert output is not None
     if kind == BATCH:
         _export_batch(folders[0], output, overwrite)
+        return
+    if kind == TRACE:
+        check_output(output, overwrite)
+        with boundary(RunFolderError, str(output), foreign=OSError):
+            calls = write_trace(folders[0], output)
+        print_line(f"{output}: {calls:,} calls; open it in https://ui.perfetto.dev")
         return
     if str(output) == "-":
         for row in _rows(folders[0], kind, options["thoughts"]):
@@ -154,7 +138,7 @@ def export(runs: tuple[Located, ...], output: Path | None, kind: str, form: Form
     print_line(f"{output}: {count:,} {of}")
 
 
-def _check(kind: str, runs: Sequence[Path], output: Path | None, options: dict[str, Any]) -> None:
+def _check(kind: str, runs: Sequence[Path], output: Path, options: dict[str, Any]) -> None:
     """Raise `UsageError` for options that do not fit what is exported, or each other."""
     context = click.get_current_context()
     for param in context.command.params:
@@ -164,17 +148,10 @@ def _check(kind: str, runs: Sequence[Path], output: Path | None, options: dict[s
             raise UsageError(f"{param.long_name}: only with --as {_any_of(kinds)}, not --as {kind}")
     if len(runs) > 1 and kind not in FORMATS:
         raise UsageError(f"--as {kind}: one RUN at a time; several only with --as {_any_of(tuple(FORMATS))}")
-    if output is None and kind not in FILES:
-        raise UsageError(f"--as {kind}: name the file with -o FILE")
-    if str(output) == "-" and (kind in (BATCH, *FORMATS, *FILES) or options["form"] not in (None, "jsonl")):
+    if str(output) == "-" and (kind not in ("answers", *ROWS) or options["form"] not in (None, "jsonl")):
         raise UsageError("-o -: only JSON lines of answers or of a table can be printed; name a file")
-    if kind == BATCH and output is not None and output.name.lower().removesuffix(".gz").endswith((".csv", ".parquet")):
+    if kind == BATCH and output.name.lower().removesuffix(".gz").endswith((".csv", ".parquet")):
         raise UsageError(f"{output}: the batch API's files are JSON lines; name it .jsonl or .jsonl.gz")
-    if options["texts"] and not CONVENTIONS[options["semconv"]].texts:
-        which = _any_of([name for name, each in CONVENTIONS.items() if each.texts])
-        raise UsageError(f"--texts: spans hold no texts by --semconv {options['semconv']}; leave it out, or choose {which}")
-    if options["endpoint"] is not None and output is not None:
-        raise UsageError("--endpoint and --output: give only one of them")
     if options["engine"] and options["model"]:
         raise UsageError("--engine and --model: each names the model to be trained; give only one of them")
 
@@ -210,39 +187,3 @@ def _export_training_data(runs: Sequence[Path], output: Path, form: Form, kind: 
     print_line(f"{output}: {sum(written.rows.values()):,} rows ({rows}) of {written.problems:,} problems")
     for why, count in written.left_out.items():
         print_line(f"left out: {count:,} {why}")
-
-
-def _export_spans(kind: str, run: Located, output: Path | None, overwrite: bool, options: dict[str, Any]) -> None:
-    """Write the calls of a run to a file, or send them to an endpoint, and print how many there are.
-
-    Raises `UsageError` where that is not possible, `ExportError` where the endpoint rejects them.
-    """
-    exporter, convention = _exporter(kind), CONVENTIONS[options["semconv"]]
-    if options["endpoint"] is not None:
-        address = exporter.address_of(options["endpoint"])
-        sent = exporter.export(run.path, exporter.to_server(address), options["texts"], convention)
-        print_line(f"{address}: {_count(sent)}")
-        if sent.remark:
-            print_notice(sent.remark)
-        return
-    target = output or run.path / FILES[kind]
-    check_output(target, overwrite)
-    if kind == "perfetto":
-        written = exporter.export(run.path, target)
-        print_line(f"{run.name(target)}: {written.calls:,} calls, {written.size / 1e6:,.1f} MB; open it in https://ui.perfetto.dev")
-    else:
-        sent = exporter.export(run.path, exporter.to_file(target), options["texts"], convention)
-        print_line(f"{run.name(target)}: {_count(sent)}, {target.stat().st_size / 1e6:,.1f} MB")
-
-
-def _exporter(kind: str) -> Any:
-    """The module that exports it; raises `MissingExtra` where the packages it needs are not installed."""
-    try:
-        return import_module(f"pipeline.export.{kind}")
-    except ImportError as error:
-        package = (error.name or kind).partition(".")[0]
-        raise MissingExtra(f"--as {kind}", package, "trace") from error
-
-
-def _count(sent: Any) -> str:
-    return f"{sent.spans:,} spans: {sent.chains:,} chains, {sent.steps:,} steps, {sent.calls:,} calls"
