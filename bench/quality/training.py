@@ -27,7 +27,6 @@ from bench.runs import ARITH, PROGRAM, make, say
 from pipeline.analysis.compare.cells import Table, number, percent
 from pipeline.analysis.compare.figures import Compared, Selection
 from pipeline.analysis.compare.runs import RunTable, read_run
-from pipeline.analysis.compare.tables import INTERVALS
 from pipeline.analysis.compare.written import markdown_table
 from pipeline.analysis.quality.estimates import NOTHING, Estimate, mean, outcomes, ratio, share
 from pipeline.analysis.quality.selection import ThoughtChoices
@@ -359,6 +358,11 @@ INTRODUCTION = (
     "test set, which neither the bundled models nor the adapters have seen. All trainings of `train select` have the same number of steps, "
     "however many problems they learn from, and the problems of a smaller set are in the larger ones. A choice of which "
     "it is not known what is right is left out. Minutes are of a training on the machine above, whatever else it was doing."
+)
+
+INTERVALS = (
+    "Brackets: 95% intervals. For an accuracy: Wilson's, or with several samples a problem, clustered by problem; for all "
+    "else: bootstrap over problems, paired by problem for differences."
 )
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from msgspec import structs
 
+from pipeline.analysis.compare.brief import SIMULATED, pooled_runs, sentences, simulated, speeds
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import compare
 from pipeline.analysis.compare.papers import by_data_set
 from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.compare.studies import SWEEP, Study, grouped, read_study, study_tables
-from pipeline.analysis.compare.tables import INTERVALS, SIMULATED, tables
-from pipeline.analysis.compare.tables import simulated as clock
 from pipeline.analysis.points import Point, read_points
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.errors import InputError, UsageError, reason
@@ -56,16 +55,15 @@ def comparison(runs: Sequence[Path]) -> Section:
         found = compare(read)
     except UsageError as error:
         return Section(title="Comparison", notices=[f"These runs are not compared: {error}."])
-    pooled = [f"{run.run} pools {', '.join(run.table.pooled)}, which differ only in the seed." for run in found.runs if run.table.pooled]
-    simulated = [said] if (said := clock(found)) else []
+    pooled = [f"{run} pools {names}, which differ only in the seed." for run, names in pooled_runs(found)]
     plot = latency_and_accuracy(found)
     flags = Table("Differences between the runs", ("run", "what"), tuple((flag.run, flag.what) for flag in found.flags))
     return Section(
         title="Comparison",
-        notices=simulated,
-        text=[f"Baseline: {', '.join(found.baselines.values())}. {INTERVALS}", *pooled],
+        notices=[said] if (said := simulated(found)) else [],
+        text=[*(f"{each}." for each in sentences(found)), *pooled],
         figures=[] if plot is None else [Figure("Accuracy against latency, by run", plot)],
-        tables=[*([flags] if flags.rows else []), *([by_data_set(read)] if len(found.baselines) > 1 else []), *tables(found)],
+        tables=[speeds(found), *([by_data_set(read)] if len(found.baselines) > 1 else []), *([flags] if flags.rows else [])],
     )
 
 

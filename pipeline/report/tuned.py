@@ -1,6 +1,6 @@
 """The page about a tuned graph: its outcome enters, HTML leaves."""
 
-from pipeline.analysis.compare.tables import SIMULATED
+from pipeline.analysis.compare.brief import SIMULATED
 from pipeline.analysis.tuned import Tuned
 from pipeline.analysis.tuned_tables import KNOWN, choice_of, table_of
 from pipeline.report.figures.tuned import curve

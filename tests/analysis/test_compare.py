@@ -1,4 +1,4 @@
-"""Runs side by side: figures against hand-computed ones, the baseline, refusals and flags, groups of runs that differ in one thing."""
+"""Runs side by side: figures against hand-computed ones, the baseline, refusals and flags."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from pipeline.analysis.compare.compare import compare, grouped
+from pipeline.analysis.compare.compare import compare
 from pipeline.analysis.compare.runs import RunTable, SpeculatedTokens
 from pipeline.analysis.quality.by_problem import Quality
 from pipeline.analysis.quality.estimates import NOTHING, Estimate
@@ -191,7 +191,6 @@ def test_runs_over_several_data_sets_are_compared_within_each(table: Make) -> No
     found = compare(runs)
     assert found.baselines == {"data": "target", "folder": "t2"}
     assert [run.over_baseline.speed_up.value for run in found.runs] == [1.0, 1.25, 1.0, 3.0]
-    assert [run.run for run in found.of("folder").runs] == ["t2", "f2"]
     assert compare(runs, "t2").baselines == {"data": "target", "folder": "t2"}
     with pytest.raises(UsageError, match="--baseline fast: there is no run of graph fast over folder"):
         compare(runs, "fast")
@@ -225,43 +224,6 @@ def test_the_baseline_is_named_or_the_target_alone(table: Make) -> None:
     one = structs.replace(other, name="one")
     with pytest.raises(UsageError, match="--baseline speccot: again, one are all of that graph; name one of them"):
         compare([again, one, base], "speccot")
-
-
-def test_groups_are_runs_that_differ_in_one_thing_alone(table: Make) -> None:
-    def speccot(name: str, **fields: Any) -> RunTable:
-        return table(name, ONES, graph="speccot", **fields)
-
-    runs = [
-        speccot("b8", params={"candidates": 5}),
-        speccot("b1", params={"candidates": 5}, batch_size=1),
-        speccot("n10", params={"candidates": 10}),
-        speccot("n1", params={"candidates": 1}),
-        speccot("more", params={"candidates": 5}, resources=Resources(cores=4)),
-        speccot("replicas", params={"candidates": 5}, resources=Resources(cores=8), replicas=4),
-        speccot("gpu", params={"candidates": 5}, resources=Resources(gpus=1)),  # of another kind: neither more nor less
-        speccot("both", params={"candidates": 2}, batch_size=2),  # two things differ
-        speccot("seed", params={"candidates": 2}, seed=1),
-        speccot("fewer", params={"candidates": 3}, input=RunInput(sha256="same", file="data.parquet", rows=2)),
-    ]
-    found = {group.by: [(member.run, member.value) for member in group.members] for group in grouped(runs)}
-    assert found == {
-        "resources": [("b8", "2 cores"), ("more", "4 cores"), ("replicas", "8 cores")],
-        "batch_size": [("b1", "1"), ("b8", "8")],
-        "params.candidates": [("n1", "1"), ("b8", "5"), ("n10", "10")],
-    }
-
-
-def test_members_of_a_group_are_over_its_first_and_over_the_baseline_at_the_same_value(table: Make) -> None:
-    engines = {"target": {"backend": "torch", "model": "org/large"}}
-    runs = []
-    for budget in (50, 100):
-        params = {"token_budget": budget}
-        runs.append(
-            table(f"t{budget}", np.full(4, budget / 10), graph="target", engines=engines, resources=Resources(cores=1), params=params)
-        )
-        runs.append(table(f"s{budget}", ONES, graph="speccot", params={**params, "candidates": 5}))
-    found = {run: {each.over: each.speed_up.value for each in over} for run, over in compare(runs).differences.items()}
-    assert found == {"t100": {"t50": 0.5}, "s50": {"t50": 5.0}, "s100": {"s50": 1.0, "t100": 10.0}}
 
 
 def test_the_run_that_drafts_nothing_is_the_baseline_whatever_its_name(table: Callable[..., RunTable]) -> None:

@@ -1,52 +1,19 @@
 """Compares runs: tables of runs enter, one `Comparison` leaves.
 
-It holds the figures of each run, which runs differ in one setting alone, and reasons why runs may differ otherwise.
+It holds the figures of each run, and reasons other than their graphs why runs may differ.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from pipeline.analysis.compare.figures import Compared, Difference
+from pipeline.analysis.compare.figures import Compared
 from pipeline.analysis.compare.rules import differences
 from pipeline.analysis.compare.runs import RunTable, data_sets
 from pipeline.analysis.quality.option_mass import mass_sentence
-from pipeline.analysis.resources import Resources, shortfall
+from pipeline.analysis.resources import shortfall
 from pipeline.errors import UsageError
 from pipeline.store.run_file import Host
-
-Setting = Mapping[str, Any]
-"""What was decided about a run, by name; see `setting_of`."""
-
-
-class Member(Struct, frozen=True):
-    """A run of a group."""
-
-    run: str
-    """Its name."""
-    value: str
-    """Its value of the setting that the group differs in."""
-    peers: dict[str, str]
-    """By graph: the run of that other graph with the same settings, params that only one of the two has aside."""
-
-
-class Group(Struct, frozen=True):
-    """Runs of one graph that differ in one setting alone."""
-
-    by: str
-    """That setting: `resources`, `batch_size`, `schedule`, or `params.NAME`."""
-    graph: str
-    simulated: bool
-    members: tuple[Member, ...]
-    """In ascending order of the setting."""
-
-    def others(self, run: str, graph: str) -> set[str]:
-        """Names of the runs that `run` is compared with in this group: the first member, and its peer of `graph`."""
-        mine = next((member for member in self.members if member.run == run), None)
-        if mine is None:
-            return set()
-        return ({self.members[0].run} - {run}) | ({mine.peers[graph]} if graph in mine.peers else set())
 
 
 class Flag(Struct, frozen=True):
@@ -67,24 +34,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """The baseline of each data set, by its name, in the order given: runs are compared over the same data alone."""
     runs: tuple[Compared, ...]
     """In the order given."""
-    groups: tuple[Group, ...]
-    """Runs that differ in one setting alone."""
-    differences: dict[str, tuple[Difference, ...]]
-    """By run of a group: its differences from the group's first run, and from runs of the baseline's graph with the same setting."""
     flags: tuple[Flag, ...]
-
-    def of(self, dataset: str) -> "Comparison":
-        """The part of it that is over one data set."""
-        runs = tuple(run for run in self.runs if run.dataset == dataset)
-        names = {run.run for run in runs}
-        return Comparison(
-            baseline=self.baselines[dataset],
-            baselines={dataset: self.baselines[dataset]},
-            runs=runs,
-            groups=tuple(group for group in self.groups if group.members[0].run in names),
-            differences={run: found for run, found in self.differences.items() if run in names},
-            flags=tuple(flag for flag in self.flags if flag.run in names),
-        )
 
 
 def compare(runs: Sequence[RunTable], baseline: str | None = None) -> Comparison:
@@ -97,15 +47,10 @@ def compare(runs: Sequence[RunTable], baseline: str | None = None) -> Comparison
     base_of = {run.name: bases[data[run.name]] for run in runs}
     for run in runs:
         _refuse(run, base_of[run.name])
-    groups = grouped(runs)
-    tables = {run.name: run for run in runs}
-    pairs = {run: sorted({over for group in groups for over in group.others(run, base_of[run].graph)}) for run in tables}
     return Comparison(
         baseline=next(iter(bases.values())).name,
         baselines={dataset: base.name for dataset, base in bases.items()},
         runs=tuple(Compared(run, base_of[run.name], data[run.name]) for run in runs),
-        groups=groups,
-        differences={run: tuple(Difference(tables[run], tables[over]) for over in others) for run, others in pairs.items() if others},
         flags=tuple(flag for run in runs for flag in flags_of(run, base_of[run.name])),
     )
 
@@ -149,73 +94,6 @@ def _baseline(runs: Sequence[RunTable], wanted: str | None, every: Sequence[str]
 def _refuse(run: RunTable, base: RunTable) -> None:
     if not set(run.problem_ids) & set(base.problem_ids):
         raise UsageError(f"{run.name} and {base.name} have no finished problem in common")
-
-
-def grouped(runs: Sequence[RunTable]) -> tuple[Group, ...]:
-    """All groups of `runs` that differ in one setting alone and have two or more values of it."""
-    settings = {run.name: setting_of(run) for run in runs}
-    names = dict.fromkeys(name for setting in settings.values() for name in setting)
-    varied = [name for name in names if name in ("resources", "batch_size", "schedule") or name.startswith("params.")]
-    return tuple(group for name in varied for group in _groups_by(name, runs, settings))
-
-
-def setting_of(run: RunTable) -> dict[str, Any]:
-    """What was decided about a run, by name, params as `params.NAME`."""
-    engines = [
-        (role, spec.get("backend"), run.models[role], str(spec.get("speculative_config"))) for role, spec in sorted(run.engines.items())
-    ]
-    return {
-        "graph": run.graph,
-        "engines": tuple(engines),
-        "resources": run.resources,
-        "batch_size": run.batch_size,
-        "replicas": run.replicas,
-        "schedule": run.schedule,
-        "samples": run.samples,
-        "seed": run.seeds or (run.seed,),
-        "data": run.input.sha256,
-        "rows": run.input.rows,
-        **{f"params.{name}": value for name, value in run.params.items()},
-    }
-
-
-def _groups_by(name: str, runs: Sequence[RunTable], settings: Mapping[str, Setting]) -> list[Group]:
-    alike: dict[tuple[Any, ...], list[RunTable]] = {}
-    for run in runs:
-        setting = settings[run.name]
-        if name in setting:
-            own = (name, "replicas") if name == "resources" else (name,)  # more replicas are more resources
-            others = tuple(sorted((key, repr(value)) for key, value in setting.items() if key not in own))
-            kind = run.resources.kind if name == "resources" else ()
-            alike.setdefault((others, kind), []).append(run)
-    return [_group(name, members, settings) for members in alike.values() if len({repr(settings[run.name][name]) for run in members}) > 1]
-
-
-def _group(name: str, runs: Sequence[RunTable], settings: Mapping[str, Setting]) -> Group:
-    ordered = sorted(runs, key=lambda run: _order(settings[run.name][name]))
-    members = [Member(run.name, _label(settings[run.name][name]), _peers(name, run.name, settings)) for run in ordered]
-    return Group(name, runs[0].graph, runs[0].simulated, tuple(members))
-
-
-def _peers(name: str, run: str, settings: Mapping[str, Setting]) -> dict[str, str]:
-    """For each other graph that has the setting `name`, the first run that agrees with `run` in all settings that both have."""
-    mine = settings[run]
-    found: dict[str, str] = {}
-    for other, theirs in settings.items():
-        # One engine has fewer resources than two: they have to agree only where the group is by resources.
-        shared = (mine.keys() & theirs.keys()) - {"graph", "engines", *(["resources"] if name != "resources" else [])}
-        same_engines = set(theirs["engines"]) <= set(mine["engines"]) or set(mine["engines"]) <= set(theirs["engines"])
-        if theirs["graph"] != mine["graph"] and name in theirs and same_engines and all(mine[key] == theirs[key] for key in shared):
-            found.setdefault(theirs["graph"], other)
-    return found
-
-
-def _order(value: Any) -> tuple[Any, ...]:
-    return (isinstance(value, str), value)
-
-
-def _label(value: Any) -> str:
-    return value.label if isinstance(value, Resources) else str(value)
 
 
 def flags_of(run: RunTable, base: RunTable) -> list[Flag]:

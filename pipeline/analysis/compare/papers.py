@@ -23,7 +23,6 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.analysis.compare.cells import Table, number, percent, plain, reward
-from pipeline.analysis.compare.compare import setting_of
 from pipeline.analysis.compare.figures import Compared, Difference, Figures
 from pipeline.analysis.compare.rules import DECIDED, differences
 from pipeline.analysis.compare.runs import RunTable, data_sets
@@ -79,7 +78,7 @@ class System(Struct, frozen=True):
 
 class Layout(Struct, frozen=True, kw_only=True):
     """An SQL file of a table. A dimension is `system`, `data`, `models`, `draft`, `target`, `speculation`, `metric` or one of
-    `compare.setting_of`."""
+    `setting_of`."""
 
     sql: str
     names: frozenset[str] | None = None
@@ -294,6 +293,26 @@ def _least(name: str, run: RunTable, runs: Sequence[RunTable]) -> RunTable | Non
     alike = [each for each in runs if all((setting_of(each) | models_of(each)).get(key) == value for key, value in mine.items())]
     found = min(alike, key=lambda each: (_rank(setting_of(each)[name]), -_common(_engine_fields(run), _engine_fields(each))))
     return None if found is run else found
+
+
+def setting_of(run: RunTable) -> dict[str, Any]:
+    """What was decided about a run, by name, params as `params.NAME`."""
+    engines = [
+        (role, spec.get("backend"), run.models[role], str(spec.get("speculative_config"))) for role, spec in sorted(run.engines.items())
+    ]
+    return {
+        "graph": run.graph,
+        "engines": tuple(engines),
+        "resources": run.resources,
+        "batch_size": run.batch_size,
+        "replicas": run.replicas,
+        "schedule": run.schedule,
+        "samples": run.samples,
+        "seed": run.seeds or (run.seed,),
+        "data": run.input.sha256,
+        "rows": run.input.rows,
+        **{f"params.{name}": value for name, value in run.params.items()},
+    }
 
 
 def _rows(layout: Layout, systems: Sequence[System], runs: Sequence[RunTable]) -> list[_Row]:

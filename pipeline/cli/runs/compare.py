@@ -8,9 +8,8 @@ import click
 from pipeline.analysis.compare.brief import brief
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import compare as compared
-from pipeline.analysis.compare.papers import by_data_set, paper_table, table_file
+from pipeline.analysis.compare.papers import paper_table, table_file
 from pipeline.analysis.compare.runs import read_runs
-from pipeline.analysis.compare.tables import parts
 from pipeline.analysis.compare.written import as_csv, as_markdown, table_csv, table_json
 from pipeline.analysis.compare.written import as_json as as_json_of
 from pipeline.cli.commands import command, option
@@ -38,7 +37,6 @@ SUFFIXES = (".md", ".csv", ".json")
     metavar="NAME|FILE.sql",
     help="Print one table in the layout of a paper, such as speccot-2, or one of your own; see `pipeline list tables`.",
 )
-@option("--all", "every", is_flag=True, help="Print all tables of the papers that have rows for these runs.")
 @option("--no-pool", is_flag=True, help="Do not pool runs that differ only in the seed.")
 @json_option
 @option(
@@ -53,17 +51,16 @@ def compare(
     runs: tuple[Located, ...],
     baseline: str | None,
     table: str | None,
-    every: bool,
     no_pool: bool,
     as_json: bool,
     output: tuple[Path, ...],
 ) -> None:
     """Compare the accuracy and speed of the run folders RUN..., each with the baseline over the same problems.
 
-    The baseline is the target alone, if there is such a run. Prints one table and a verdict; --all prints the tables of the papers.
+    The baseline is the target alone, if there is such a run. Prints one table and a verdict; --table prints the table of a paper.
     """
     folders = tuple(run.path for run in runs)
-    _check(folders, baseline, table, every)
+    _check(folders, baseline, table)
     for path in output:
         if path.suffix not in SUFFIXES:
             raise UsageError(f"--output {path}: its name must end in {', '.join(SUFFIXES)}")
@@ -77,7 +74,7 @@ def compare(
         forms |= {".csv": lambda: table_csv(one), ".json": lambda: table_json(one)}
     else:
         found = compared(read, baseline)
-        shown = parts(found, [by_data_set(read)] if len(found.baselines) > 1 else ()) if every else brief(found)
+        shown = brief(found)
         forms |= {".csv": lambda: as_csv(found), ".json": lambda: as_json_of(found)}
     for path in output:
         try:
@@ -93,7 +90,7 @@ def compare(
         print_page(forms[".md"]())
 
 
-def _check(runs: tuple[Path, ...], baseline: str | None, table: str | None, every: bool) -> None:
+def _check(runs: tuple[Path, ...], baseline: str | None, table: str | None) -> None:
     """Raise `UsageError` for options that do not go together."""
     if not runs:
         raise UsageError("name one or more run folders to compare")
@@ -101,5 +98,3 @@ def _check(runs: tuple[Path, ...], baseline: str | None, table: str | None, ever
         table_file(table)
     if table is not None and baseline is not None:
         raise UsageError("--table and --baseline cannot be combined: paper tables always compare with the target alone")
-    if every and table is not None:
-        raise UsageError("--table and --all: give only one of them")

@@ -8,8 +8,8 @@ from typing import Any
 import click
 from msgspec import structs
 
+from pipeline.analysis.compare.brief import SIMULATED
 from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.compare.tables import SIMULATED
 from pipeline.analysis.compare.written import as_markdown
 from pipeline.analysis.points import Point
 from pipeline.analysis.tuned import Tuned
