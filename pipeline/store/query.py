@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
-from threading import Timer
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
@@ -98,7 +97,6 @@ class Query:
                 check_folder(folder)
                 folder_id(folder)
             found = {table: [_files(folder, table) for folder in folders] for table in TABLES}
-            self._parts = [part for folders in found.values() for each in folders for part in each.parts]
             self._unopened = dict(found)
             self._offered: dict[str, Callable[[], None]] = {}
             self._further: list[str] = []
@@ -188,27 +186,6 @@ class Query:
             self._connection.execute(f"COPY ({statement.query.strip().rstrip(';')}\n) TO {_quoted(str(path))} ({options})")
         except duckdb.IOException as error:
             raise OSError(_said(error)) from error
-
-    def lock(self) -> None:
-        """From now on queries read the files of the runs and no other, and change no setting."""
-        allowed = {name for part in self._parts for name in (str(part), _pattern(part))}  # a view names a file by its pattern
-        self._connection.execute(f"SET allowed_paths = [{', '.join(map(_quoted, sorted(allowed)))}]")
-        for setting in ("enable_external_access = false", "lock_configuration = true"):
-            self._connection.execute(f"SET {setting}")
-
-    @contextmanager
-    def at_most(self, seconds: float) -> Iterator[None]:
-        """Interrupt what is asked in the block after so many seconds; raises `UsageError` then."""
-        import duckdb
-
-        timer = Timer(seconds, self.interrupt)
-        timer.start()
-        try:
-            yield
-        except duckdb.InterruptException as error:
-            raise UsageError(f"SQL: not answered within {seconds:g} s") from error
-        finally:
-            timer.cancel()
 
     def interrupt(self) -> None:
         """End what is asked at the moment, with an error where it is asked; from any thread."""
@@ -333,11 +310,6 @@ def run_names(folders: Sequence[Path]) -> list[str]:
     return full if len(set(full)) == len(full) else [str(place) for place in places]
 
 
-def columns_of_view(table: str) -> list[str]:
-    """The names of the columns of a view."""
-    return [RUN, *schema_of(ROWS[table]).names, *(DERIVED if table == "chains" else ())]
-
-
 class _TableFiles(Struct, frozen=True):
     """What holds the rows of a table."""
 
@@ -371,12 +343,7 @@ def _text(sql: str | Path) -> str:
 
 def _path(file: Path) -> str:
     """A file in SQL that names it alone, whatever characters of patterns are in its path."""
-    return _quoted(_pattern(file))
-
-
-def _pattern(file: Path) -> str:
-    """A pattern that a file alone matches."""
-    return _PATTERN.sub(r"[\g<0>]", str(file))
+    return _quoted(_PATTERN.sub(r"[\g<0>]", str(file)))
 
 
 def _quoted(text: str) -> str:

@@ -1,16 +1,18 @@
-"""The pages of `pipeline view`: requests enter, HTML leaves. Only a shelf of runs is read, nothing is written.
+"""The pages of `pipeline view`, served on this machine: requests enter, HTML leaves. Only a shelf of runs is read, nothing is written.
 
 Every page is made here, from templates that escape all text of runs; a page's own scripts are the only ones that its policy lets run.
 Requests must name this machine as their host, so that no other site's name, made to mean this machine, reads anything (DNS rebinding).
 """
 
 import hashlib
+import socket
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -22,20 +24,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipeline.analysis.compare.cells import plain, plain_percent, size
 from pipeline.analysis.progress import ACTIVE, duration
-from pipeline.errors import PipelineError
+from pipeline.errors import Interrupted, PipelineError, UsageError
 from pipeline.report import page as report_page
-from pipeline.system.local_web import is_named
+from pipeline.system.local_web import is_named, listening
 from pipeline.view.pages import PAGES, Page, age
 from pipeline.view.shelf import Shelf
 
+HOST = "127.0.0.1"
 _HERE = Path(__file__).parent
-STATIC = {
-    "page.css": "text/css",
-    "view.css": "text/css",
-    "page.js": "text/javascript",
-    "view.js": "text/javascript",
-    "plotly.js": "text/javascript",
-}
+STATIC = {"page.css": "text/css", "view.css": "text/css", "page.js": "text/javascript", "view.js": "text/javascript"}
 """The files that pages ask for, and their types."""
 HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -46,10 +43,44 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 POLICY = (
-    "default-src 'none'; script-src 'self'{more}; style-src 'self' 'unsafe-inline'; img-src data: blob:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src data: blob:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""The content security policy of a page; plotly makes functions of text."""
+"""The content security policy of a page."""
+
+
+class _Server(uvicorn.Server):
+    """A server that does not wait for the queries of its pages when it is to end."""
+
+    def __init__(self, config: uvicorn.Config, shelf: Shelf) -> None:
+        super().__init__(config)
+        self._shelf = shelf
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._shelf.interrupt()
+        await super().shutdown(sockets)
+
+
+def serve_view(folder: Path, port: int, opened: Callable[[str], None]) -> None:
+    """Serve the runs in `folder` on a port of 127.0.0.1, 0 for a free one; `opened` is told the URL when it can be asked for.
+
+    Raises `UsageError` where `folder` holds no runs, or the port cannot be listened on, and `Interrupted` at Ctrl-C.
+    """
+    shelf = Shelf(folder)
+    if not folder.is_dir():
+        what = "not a directory" if folder.exists() else "no such directory"
+        raise UsageError(f"{folder}: {what}; name the one that contains your run folders")
+    if not shelf.folders():
+        raise UsageError(f"{folder}: contains no runs; name the folder that contains your run folders")
+    with listening(HOST, port) as listener:
+        config = uvicorn.Config(view_app(shelf), log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+        opened(f"http://{HOST}:{listener.getsockname()[1]}/")
+        try:
+            _Server(config, shelf).run(sockets=[listener])
+        except KeyboardInterrupt:  # raised again by uvicorn once it has ended in order
+            raise Interrupted from None
+        finally:
+            shelf.close()
 
 
 def view_app(shelf: Shelf) -> Starlette:
@@ -80,11 +111,8 @@ def _shown(shelf: Shelf, make: Callable[[Shelf, Request], Page]) -> Callable[[Re
 def _rendered(shelf: Shelf, page: Page, status: int = 200) -> Response:
     if page.html is not None:
         return HTMLResponse(page.html, status, HEADERS)  # a report brings its own policy
-    text = _template(page.template).render(
-        **page.values, title=page.title, root=str(shelf.folder), plots=page.plots, active=page.active, here=page.here
-    )
-    policy = POLICY.format(more=" 'unsafe-eval'" if page.plots else "")
-    return HTMLResponse(text, status, HEADERS | {"Content-Security-Policy": policy})
+    text = _template(page.template).render(**page.values, title=page.title, root=str(shelf.folder), active=page.active, here=page.here)
+    return HTMLResponse(text, status, HEADERS | {"Content-Security-Policy": POLICY})
 
 
 def _refused(shelf: Shelf) -> Callable[[Request, Exception], Response]:
@@ -117,9 +145,9 @@ def static_url(name: str) -> str:
 
 
 def url(path: str, **params: Any) -> str:
-    """The URL of a page: `path` with parameters, a list as several of its name; those that are empty are left out."""
-    given = {name: value for name, value in params.items() if value not in (None, "", [])}
-    return f"{path}?{urlencode(given, doseq=True)}" if given else path
+    """The URL of a page: `path` with parameters; those that are empty are left out."""
+    given = {name: value for name, value in params.items() if value not in (None, "")}
+    return f"{path}?{urlencode(given)}" if given else path
 
 
 @cache

@@ -1,17 +1,18 @@
-"""The chains of a run as a list: what is asked for enters, the rows of one page leave, and of one chain its neighbours."""
+"""The chains of a run as a list: what a URL asks for enters, the rows of one page leave, with how many there are by verdict, and of one
+chain its neighbours."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Struct
 
 from pipeline.store.query import Query
-from pipeline.view.asked import EXCERPT, AskedRows, Found, find
 
+PAGE = 50
+"""Rows on a page."""
+EXCERPT = 160
+"""Characters of a problem, and of an answer, in the list."""
 VERDICTS = ("right", "wrong", "failed", "cancelled", "not graded", "simulated")
-VERDICT = """
-CASE WHEN stop_reason = 'error' THEN 'failed' WHEN stop_reason = 'cancelled' THEN 'cancelled' WHEN correct IS NULL THEN 'not graded'
-     WHEN list_contains($made_up::VARCHAR[], run) THEN 'simulated' WHEN correct THEN 'right' ELSE 'wrong' END"""
-"""The verdict on a chain. `$made_up` are the runs in which right and wrong say nothing (`RunState.made_up`)."""
 ORDERS = {
     "input": ("input_row, sample_index", "order of input"),
     "rejected": ("fallback_steps DESC, input_row, sample_index", "most rejected"),
@@ -20,8 +21,12 @@ ORDERS = {
     "latest": ("end_unix_ns DESC, input_row, sample_index", "latest"),
 }
 """The orders of the list, with what they are called."""
-_FOUND = f"""
-    SELECT *, {VERDICT} AS verdict FROM chains
+# `$made_up`: right and wrong say nothing in this run (`RunState.made_up`).
+_FOUND = """
+    SELECT *, CASE WHEN stop_reason = 'error' THEN 'failed' WHEN stop_reason = 'cancelled' THEN 'cancelled'
+                   WHEN correct IS NULL THEN 'not graded' WHEN $made_up THEN 'simulated' WHEN correct THEN 'right' ELSE 'wrong'
+              END AS verdict
+    FROM chains
     WHERE ($search = '' OR contains(lower(chain_id), lower($search)) OR contains(lower(answer), lower($search))
            OR input_row IN (SELECT input_row FROM problems WHERE contains(lower(problem), lower($search))))"""
 _COUNTS = f"SELECT verdict, count(*) AS count FROM ({_FOUND}) GROUP BY verdict"
@@ -41,6 +46,33 @@ WITH listed AS (
 SELECT before, after, place, count FROM listed WHERE chain_id = $chain"""
 
 
+class AskedChains(Struct, frozen=True, kw_only=True):
+    """Which chains are asked for, in which order; a verdict or an order that there is not is the default."""
+
+    verdict: str = ""
+    """Empty: all."""
+    order: str = "input"
+    search: str = ""
+    """Part of the id, the answer or the problem, in any case."""
+    page: int = 1
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> "AskedChains":
+        """What the parameters of a URL ask for."""
+        verdict, order, page = given.get("verdict", ""), given.get("order", ""), given.get("page", "")
+        return cls(
+            verdict=verdict if verdict in VERDICTS else "",
+            order=order if order in ORDERS else "input",
+            search=given.get("search", "").strip(),
+            page=max(1, int(page)) if page.isascii() and page.isdecimal() and len(page) < 10 else 1,
+        )
+
+    def params(self, **others: Any) -> dict[str, Any]:
+        """The parameters of a URL that asks for the same, but for `others`."""
+        given = {"verdict": self.verdict, "order": "" if self.order == "input" else self.order, "search": self.search, "page": self.page}
+        return {name: value for name, value in (given | others).items() if value and (name, value) != ("page", 1)}
+
+
 class ListedChain(Struct, frozen=True):
     """A line of the list."""
 
@@ -58,6 +90,33 @@ class ListedChain(Struct, frozen=True):
     chain_time_s: float
 
 
+class FoundChains(Struct, frozen=True, kw_only=True):
+    """One page of the list."""
+
+    rows: list[ListedChain]
+    counts: dict[str, int]
+    """The rows that the search finds, by verdict."""
+    count: int
+    """Rows on all pages."""
+    page: int
+    """From 1."""
+
+    @property
+    def pages(self) -> int:
+        """The number of pages, at least 1."""
+        return _pages(self.count)
+
+    @property
+    def first(self) -> int:
+        """The number of the first row of the page, from 1."""
+        return PAGE * (self.page - 1) + 1
+
+    @property
+    def last(self) -> int:
+        """The number of its last row."""
+        return PAGE * (self.page - 1) + len(self.rows)
+
+
 class Neighbours(Struct, frozen=True):
     """Where a chain is in the list."""
 
@@ -68,14 +127,28 @@ class Neighbours(Struct, frozen=True):
     count: int
 
 
-def chain_page(db: Query, asked: AskedRows, made_up: Sequence[str]) -> Found[ListedChain]:
-    """The page of the list that is asked for, of a run."""
-    page = _PAGE.format(order=ORDERS[asked.order][0])
-    return find(db, asked, VERDICTS, ListedChain, _COUNTS, page, search=asked.search, made_up=made_up)
+class _Counted(Struct, frozen=True):
+    verdict: str
+    count: int
 
 
-def neighbours(db: Query, asked: AskedRows, chain: str, made_up: Sequence[str]) -> Neighbours | None:
+def chain_page(db: Query, asked: AskedChains, made_up: bool) -> FoundChains:
+    """The page of the list that is asked for; the last one where there are fewer."""
+    by_verdict = {each.verdict: each.count for each in db.rows(_COUNTS, _Counted, search=asked.search, made_up=made_up)}
+    count = by_verdict.get(asked.verdict, 0) if asked.verdict else sum(by_verdict.values())
+    number = min(asked.page, _pages(count))
+    sql, place = _PAGE.format(order=ORDERS[asked.order][0]), {"most": PAGE, "skipped": PAGE * (number - 1)}
+    rows = db.rows(sql, ListedChain, search=asked.search, verdict=asked.verdict, made_up=made_up, **place)
+    ordered = {verdict: by_verdict[verdict] for verdict in VERDICTS if verdict in by_verdict}
+    return FoundChains(rows=rows, counts=ordered, count=count, page=number)
+
+
+def neighbours(db: Query, asked: AskedChains, chain: str, made_up: bool) -> Neighbours | None:
     """The chains before and after `chain` in the list; None where the list does not have it."""
     sql = _NEIGHBOURS.format(order=ORDERS[asked.order][0])
     found = db.rows(sql, Neighbours, search=asked.search, verdict=asked.verdict, chain=chain, made_up=made_up)
     return found[0] if found else None
+
+
+def _pages(count: int) -> int:
+    return max(1, -(-count // PAGE))

@@ -1,8 +1,7 @@
 """What each page shows: a shelf and the parameters of a URL enter, a template with its values leaves."""
 
-import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct, structs
@@ -15,19 +14,15 @@ from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.progress import ACTIVE
 from pipeline.analysis.run_list import RunState
 from pipeline.analysis.time.work import read_work
-from pipeline.errors import PipelineError, UsageError
-from pipeline.report.figures.result import KINDS
+from pipeline.errors import UsageError
 from pipeline.report.report import report
 from pipeline.report.run_sections import ReportOptions, clock, decisions, engine_setup, notices
 from pipeline.report.transcripts import Transcript, read_transcripts
-from pipeline.store.query import TABLES, Query, columns_of_view
+from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from pipeline.system.local_web import is_foreign
-from pipeline.view.asked import AskedRows
-from pipeline.view.chains import ORDERS, VERDICTS, chain_page, neighbours
-from pipeline.view.pairs import GROUPS, PAIR_ORDERS, pair_page
+from pipeline.view.chains import ORDERS, VERDICTS, AskedChains, chain_page, neighbours
 from pipeline.view.shelf import Shelf
-from pipeline.view.sql import EXAMPLES, sql_answer
 
 _SAMPLES = """
 SELECT chain_id FROM chains WHERE input_row = (SELECT any_value(input_row) FROM chains WHERE chain_id = $chain) ORDER BY sample_index"""
@@ -39,10 +34,8 @@ class Page(Struct, frozen=True):
     template: str
     title: str
     values: Mapping[str, Any] = {}
-    plots: bool = False
-    """Whether it draws."""
     active: bool = False
-    """Whether a run that it shows goes on, so that it is asked for again and again."""
+    """Whether a run that it shows goes on, so that a browser asks for it again and again."""
     here: str = ""
     """The run that it is about."""
     html: str | None = None
@@ -58,23 +51,21 @@ def runs_page(shelf: Shelf, request: Request) -> Page:
 
 def run_page(shelf: Shelf, request: Request) -> Page:
     """A run: its line, its figures, and a page of its chains."""
-    name, asked = _run_of(request), AskedRows.of(request.query_params, VERDICTS, ORDERS)
-    folder, state = shelf.folder_of(name), _state(shelf, name)
-    run, active = RunFile.read(folder), state.state in ACTIVE
+    name, asked = _run_of(request), AskedChains.of(request.query_params)
+    run, state = RunFile.read(shelf.folder_of(name)), _state(shelf, name)
     with shelf.query(name) as db:
-        found = chain_page(db, asked, _made_up(db, [state]))
-        live = shelf.live.look(folder, db, run, state) if active else None
+        found = chain_page(db, asked, state.made_up)
     values = {"run": name, "state": state, "found": found, "asked": asked, "orders": ORDERS}
-    values |= {"verdicts": {each: each for each in VERDICTS if each in found.counts or each == asked.verdict}}
-    values |= {"setup": [decisions(run), engine_setup(run)], "notices": notices(run, state.state), "others": _others(shelf, name)}
-    return Page("run.html", name, values | {"live": live}, active=active, here=name)
+    values |= {"verdicts": [each for each in VERDICTS if each in found.counts or each == asked.verdict]}
+    values |= {"setup": [decisions(run), engine_setup(run)], "notices": notices(run, state.state)}
+    return Page("run.html", name, values, active=state.state in ACTIVE, here=name)
 
 
 def figures_page(shelf: Shelf, request: Request) -> Page:
     """The summary of a run as `pipeline show` prints it; a part of its page, as it takes longer."""
     name = _run_of(request)
     folder = shelf.folder_of(name)
-    with shelf.query(name, of_user=True) as db:
+    with shelf.query(name, takes_long=True) as db:
         found = summary_of(folder, read_work(db))
     told = headline(found)
     head = Table(told.head, ("", "", ""), tuple((row.name, row.figure, row.text) for row in told.rows))
@@ -92,66 +83,15 @@ def report_of(shelf: Shelf, request: Request) -> Page:
 
 def chain_of(shelf: Shelf, request: Request) -> Page:
     """A chain step by step, with the way to those before and after it in the list that it was chosen from."""
-    name, chain, asked = _run_of(request), _given(request, "chain"), AskedRows.of(request.query_params, VERDICTS, ORDERS)
+    name, chain, asked = _run_of(request), _given(request, "chain"), AskedChains.of(request.query_params)
     run, state = RunFile.read(shelf.folder_of(name)), _state(shelf, name)
     with shelf.query(name) as db:
         transcript = _transcript(db, run, state, chain)
-        place = neighbours(db, asked, chain, _made_up(db, [state]))
+        place = neighbours(db, asked, chain, state.made_up)
         samples = [each for (each,) in db.stream(_SAMPLES, chain=chain)]
     values = {"run": name, "chain": chain, "transcript": transcript, "place": place, "asked": asked, "samples": samples}
-    values |= {"clock": clock(run) if run.virtual_time else "", "others": _others(shelf, name)}
+    values |= {"clock": clock(run) if run.virtual_time else ""}
     return Page("chain.html", f"{chain} of {name}", values, here=name)
-
-
-def pair_of(shelf: Shelf, request: Request) -> Page:
-    """Two runs: the chains that both have or, of one chain, both transcripts."""
-    names, chain = request.query_params.getlist("run"), request.query_params.get("chain")
-    asked = AskedRows.of(request.query_params, GROUPS, PAIR_ORDERS)
-    if len(set(names)) != 2 or len(names) != 2:
-        raise UsageError(f"{request.url.path}: {len(set(names))} runs; two are shown side by side")
-    cards = [RunFile.read(shelf.folder_of(name)) for name in names]
-    states = [_state(shelf, name) for name in names]
-    values: dict[str, Any] = {"runs": names, "asked": asked, "orders": PAIR_ORDERS, "chain": chain, "states": states}
-    values |= {"same": cards[0].input.sha256 == cards[1].input.sha256}
-    if chain is None:
-        with shelf.query(*names) as db:
-            found = pair_page(db, asked, _made_up(db, states))
-        groups = {each: words for each, words in GROUPS.items() if each != "ungraded" or each in (*found.counts, asked.verdict)}
-        return Page("pair.html", " and ".join(names), values | {"found": found, "groups": groups})
-    transcripts = []
-    for name, run, state in zip(names, cards, states, strict=True):
-        with shelf.query(name) as db:
-            transcripts.append(_transcript(db, run, state, chain))
-    return Page("pair.html", f"{chain} of {' and '.join(names)}", values | {"transcripts": transcripts})
-
-
-def sql_page(shelf: Shelf, request: Request) -> Page:
-    """A query over runs, with its result; one that comes from another site's page is shown, and not asked."""
-    given = request.query_params
-    names, sql, draw = given.getlist("run"), given.get("sql", "").strip(), given.get("draw", "")
-    values: dict[str, Any] = {
-        "chosen": names,
-        "names": list(shelf.folders()),
-        "sql": sql,
-        "draw": draw,
-        "kinds": KINDS,
-        "examples": EXAMPLES,
-    }
-    values |= {"columns": {table: columns_of_view(table) for table in TABLES}, "answer": None, "flaw": "", "command": ""}
-    if sql and names and is_foreign(request.headers):
-        values["flaw"] = "This query comes from another site: read it before you run it."
-    elif sql and names:
-        try:
-            paths = [str(shelf.folder_of(name)) for name in names]
-            values["command"] = shlex.join(["pipeline", "query", *paths, sql, "-o", "result.csv"])
-            with shelf.query(*names, of_user=True) as db:
-                values["answer"] = sql_answer(db, sql, draw)
-        except PipelineError as error:
-            values["flaw"] = str(error)
-    elif sql:
-        values["flaw"] = "Choose a run to ask."
-    answer = values["answer"]
-    return Page("sql.html", "SQL", values, plots=answer is not None and answer.figure is not None, here=names[0] if len(names) == 1 else "")
 
 
 def _transcript(db: Query, run: RunFile, state: RunState, chain: str) -> Transcript:
@@ -169,15 +109,6 @@ def _state(shelf: Shelf, name: str) -> RunState:
     if listed.state is None:
         raise UsageError(listed.flaw)
     return listed.state
-
-
-def _made_up(db: Query, states: Sequence[RunState]) -> list[str]:
-    """The runs of `db`, which are in these states, in which right and wrong say nothing."""
-    return [name for name, state in zip(db.names, states, strict=True) if state.made_up]
-
-
-def _others(shelf: Shelf, name: str) -> list[str]:
-    return [each for each in shelf.folders() if each != name]
 
 
 def _run_of(request: Request) -> str:
@@ -206,7 +137,5 @@ PAGES: dict[str, Callable[[Shelf, Request], Page]] = {
     "/figures": figures_page,
     "/report": report_of,
     "/chain": chain_of,
-    "/pair": pair_of,
-    "/sql": sql_page,
 }
 """The pages by their paths."""

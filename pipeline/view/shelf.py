@@ -1,7 +1,6 @@
 """The runs of a folder, open for questions: names enter, what `runs list` says of each run and open queries leave.
 
-A query stays open until a file of its run changes, so that a run in progress is read as it is now and another one only once. All of them
-are locked: whatever is asked, they read the files of their runs alone.
+A query stays open until a file of its run changes, so that a run in progress is read as it is now and another one only once.
 """
 
 import os
@@ -12,8 +11,6 @@ from threading import Lock
 
 from msgspec import Struct
 
-from pipeline.analysis.compare.papers import make_runs
-from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.progress import ACTIVE
 from pipeline.analysis.run_list import RunState, run_folders, run_state
 from pipeline.errors import InputError, UsageError, did_you_mean
@@ -21,7 +18,6 @@ from pipeline.store.folder import is_held
 from pipeline.store.query import TABLES, Query
 from pipeline.store.run_file import FILE
 from pipeline.text import storable
-from pipeline.view.live import LiveRuns
 
 DEPTH = 3
 """How many levels down runs are looked for: those of a sweep are in `SWEEP/runs`."""
@@ -39,7 +35,7 @@ class ListedRun(Struct, frozen=True):
 
 
 class _Slot:
-    """An open query and what the files of its runs were when it was opened; for the thread that has the lock."""
+    """An open query and what the files of its run were when it was opened; for the thread that has the lock."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -56,9 +52,9 @@ class Shelf:
     """The runs in `folder`, or the one that it is. Methods may be called from any thread."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.live = folder, LiveRuns()
+        self.folder = folder
         self._lock = Lock()
-        self._slots: dict[tuple[Path | str, ...], _Slot] = {}
+        self._slots: dict[tuple[Path, bool], _Slot] = {}
         self._states: dict[str, tuple[object, RunState]] = {}
         """Runs at which nobody is at work, with their files: a list of a thousand is asked for again and again."""
         self._flaws: dict[str, tuple[object, str]] = {}
@@ -86,18 +82,18 @@ class Shelf:
         return folders[name]
 
     @contextmanager
-    def query(self, *names: str, of_user: bool = False) -> Iterator[Query]:
-        """The runs of these names open for a thread; those `of_user`, which may take long, keep nobody else waiting.
+    def query(self, name: str, *, takes_long: bool = False) -> Iterator[Query]:
+        """The run of this name open for a thread; what `takes_long` keeps nobody else waiting.
 
-        Raises `UsageError` where there is no such run, and `InputError` where one cannot be read.
+        Raises `UsageError` where there is no such run, and `InputError` where it cannot be read.
         """
-        folders = [self.folder_of(name) for name in names]
-        slot = self._slot((*folders, *(["user"] if of_user else [])))
+        folder = self.folder_of(name)
+        slot = self._slot((folder, takes_long))
         with slot.lock:
-            files = [_files(folder) for folder in folders]
+            files = _files(folder)
             if slot.query is None or slot.files != files:
                 slot.close()
-                slot.query, slot.files = self._opened(dict(zip(names, folders, strict=True))), files
+                slot.query, slot.files = self._opened(name, folder), files
             yield slot.query
 
     def interrupt(self) -> None:
@@ -112,7 +108,7 @@ class Shelf:
             with slot.lock:
                 slot.close()
 
-    def _slot(self, key: tuple[Path | str, ...]) -> _Slot:
+    def _slot(self, key: tuple[Path, bool]) -> _Slot:
         with self._lock:
             self._slots[key] = slot = self._slots.pop(key, None) or _Slot()
             for old in list(self._slots)[:-MOST_OPEN]:
@@ -122,18 +118,12 @@ class Shelf:
                     gone.lock.release()
             return slot
 
-    def _opened(self, runs: dict[str, Path]) -> Query:
-        folders = list(runs.values())
+    def _opened(self, name: str, folder: Path) -> Query:
         try:
-            query = Query(*folders)
+            return Query(folder)
         except InputError as error:
-            if len(runs) == 1:
-                [(name, folder)] = runs.items()
-                self._flaws[name] = (_files(folder), str(error))
+            self._flaws[name] = (_files(folder), str(error))
             raise
-        query.lock()
-        query.offer("runs", lambda: make_runs(query, read_runs(folders)))
-        return query
 
     def _listed(self, name: str, folder: Path) -> ListedRun:
         flawed, flaw = self._flaws.get(name, (None, ""))

@@ -22,7 +22,7 @@ PORT = 8642
 )
 @option("--open", "opens", is_flag=True, help="Open the page in the browser.")
 def view(folder: Path, port: int, opens: bool) -> None:
-    """Show the runs in FOLDER (default: runs), also running ones, as pages for a browser: lists, chains, runs side by side, SQL.
+    """Show the runs in FOLDER (default: runs), also running ones, as pages for a browser: a list, a run with its chains, a chain by step.
 
     The pages are for this machine alone, are served until Ctrl-C, and change nothing.
     """
@@ -33,7 +33,7 @@ def view(folder: Path, port: int, opens: bool) -> None:
             webbrowser.open(url)
 
     try:
-        server = import_module("pipeline.view.server")
+        server = import_module("pipeline.view.app")
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if package in ("starlette", "uvicorn"):
