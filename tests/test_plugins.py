@@ -129,7 +129,7 @@ def test_its_run_is_reported_compared_drawn_and_exported(solved: Path, tmp_path:
         compared = command("compare", solved, other)
         assert all(name in compared for name in ("solved", "other", *ROLES))
         if packages:
-            assert "judge" in command("graph", "show", GRAPH, "--run", solved, "--format", "text")
+            assert "judge" in command("graph", "show", GRAPH)
         command("export", solved, "--as", "perfetto", "--output", tmp_path / "trace.json")
         assert (tmp_path / "trace.json").stat().st_size > 10_000
 

@@ -1,4 +1,4 @@
-"""A plan as a Mermaid flowchart, which GitHub renders: a plan and the counts of a run enter, text leaves. All text is escaped.
+"""A plan as a Mermaid flowchart, which GitHub renders: a plan enters, text leaves. All text is escaped.
 
 The plan is drawn level by level. Invariant: the open arrows are those that lead out of the levels drawn so far and have no head yet, each
 with the worlds in which a chain is there: what was decided until then. Each leads to all stages of the next level; a stage under a
@@ -10,20 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct, structs
 
-from pipeline.drawing.captions import (
-    condition_line,
-    ended_by,
-    exit_lines,
-    mean_time,
-    other_endings,
-    problem_line,
-    rounds_a_chain,
-    settings_line,
-    shortened,
-    verdict_count,
-    with_share,
-)
-from pipeline.drawing.run import RunCounts
+from pipeline.drawing.text import condition_line, engines_of, exit_lines, problem_line, settings_line, shortened
 from pipeline.graph.plan import Block, Condition, Direct, LoopNode, Plan, StageNode
 from pipeline.graph.spec import StageSpec
 from pipeline.text import one_line
@@ -73,17 +60,16 @@ class _Open(Struct, frozen=True):
     link: str = NEXT
 
 
-def mermaid(plan: Plan, engines: Mapping[str, str], counts: RunCounts | None = None) -> str:
-    """The drawing as text for a fenced code block of the language `mermaid`; with the `counts` of a run, their numbers are in the boxes
-    and on the arrows. `engines` has the backend and model of each role."""
-    drawing = _Flowchart(plan, counts)
-    lines = ["flowchart TD", *(f"  {line}" for line in (*drawing.boxes(), *drawing.arrows, *drawing.roles(engines)))]
+def mermaid(plan: Plan) -> str:
+    """The drawing as text for a fenced code block of the language `mermaid`."""
+    drawing = _Flowchart(plan)
+    lines = ["flowchart TD", *(f"  {line}" for line in (*drawing.boxes(), *drawing.arrows, *drawing.roles(engines_of(plan))))]
     return "\n".join(lines) + "\n"
 
 
 class _Flowchart:
-    def __init__(self, plan: Plan, counts: RunCounts | None) -> None:
-        self._plan, self._counts = plan, counts
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
         self._ids: dict[str, str] = {}
         """What boxes are called in the text, by `_key`."""
         self._boxes: list[tuple[str | None, str]] = []
@@ -109,10 +95,9 @@ class _Flowchart:
             yield f"class {','.join([f'r{number}', *self._of_role.get(role, ())])} role{number}"
 
     def _draw(self) -> None:
-        chains = [f"{self._counts.chains:,} chains"] if self._counts else []
-        self._box(START, [START, *filter(None, [problem_line(self._plan)]), *chains], TERMINAL)
+        self._box(START, [START, *filter(None, [problem_line(self._plan)])], TERMINAL)
         self._connect(self._block(self._plan.block, [_Open(START)], None), END)
-        self._box(END, [END, *other_endings(self._counts, self._plan)], TERMINAL)
+        self._box(END, [END], TERMINAL)
 
     def _block(self, block: Block, ways: list[_Open], loop: str | None) -> list[_Open]:
         """Draw `block`, which the open arrows `ways` lead to; returns the open arrows that lead out of it."""
@@ -137,7 +122,7 @@ class _Flowchart:
             return [structs.replace(way, worlds=worlds) for way in self._loop(node)]
         key, spec = _key(node, loop), node.spec
         title = " · ".join(filter(None, (node.name, spec.kind, spec.role)))
-        lines = [title, *filter(None, (settings_line(spec), condition_line(node.condition))), *self._numbers(node.name)]
+        lines = [title, *filter(None, (settings_line(spec), condition_line(node.condition)))]
         self._box(key, lines, STAGE, loop)
         if spec.role is not None:
             self._of_role.setdefault(spec.role, []).append(self._id(key))
@@ -146,22 +131,19 @@ class _Flowchart:
     def _loop(self, loop: LoopNode) -> list[_Open]:
         """Draw the head and the body of a loop; returns the open arrow out of its head."""
         key, body = _key(loop, None), loop.body
-        exits = list(exit_lines(loop).values())
+        exits = exit_lines(loop)
         pairs = [", ".join(exits[place : place + 2]) for place in range(0, len(exits), 2)]
-        turns = [f"{rounds_a_chain(self._counts, loop):,.2f} rounds a chain"] if self._counts else []
-        self._box(key, [loop.name, *filter(None, [condition_line(loop.condition)]), "until", *pairs, *turns], LOOP, loop.name)
+        self._box(key, [loop.name, *filter(None, [condition_line(loop.condition)]), "until", *pairs], LOOP, loop.name)
         self._connect(self._block(body, [_Open(key, lines=("next step",))], loop.name), key, AGAIN)
         if (writer := body.first_writer) is not None:  # past the stages before it
-            taken = with_share(self._counts.first_steps.get(writer.name, 0), self._counts.steps.get(writer.name, 0)) if self._counts else ""
-            self._arrow(key, NEXT, (f"the first {body.first_steps:,} steps", *filter(None, [taken])), _key(writer, loop.name))
+            self._arrow(key, NEXT, (f"the first {body.first_steps:,} steps",), _key(writer, loop.name))
         if loop.direct is not None:
             self._direct(key, loop.direct, loop)
         if loop.trial is not None:
             trial = _key(loop.trial, loop.name)
             self._connect([_Open(key, lines=(loop.pace,))], trial)
             self._connect(self._node(loop.trial, loop.name, ()), key, AGAIN)
-        ended = ended_by(self._counts, loop) if self._counts and loop is self._plan.loops[-1] else {}
-        return [_Open(key, lines=tuple(f"{reason} {count}" for reason, count in ended.items()) or ("until",), link=EXIT)]
+        return [_Open(key, lines=("until",), link=EXIT)]
 
     def _direct(self, key: str, direct: Direct, loop: LoopNode) -> None:
         """Draw the stages of a loop that is switched: guidance before the first speculated step, and what the target writes alone."""
@@ -183,17 +165,6 @@ class _Flowchart:
         for guard in open_.guards:
             judge = "" if open_.tail.endswith(f"/{guard.stage}") else f"{guard.stage} "
             yield f"{judge}{guard.word}"
-            if self._counts:
-                yield verdict_count(self._counts, guard)
-
-    def _numbers(self, stage: str) -> Iterator[str]:
-        if self._counts is None:
-            return
-        if (found := self._counts.stages.get(stage)) is None:
-            yield "no calls"
-            return
-        yield f"{found.calls:,} calls" + (f", {found.failed:,} failed" if found.failed else "")
-        yield f"{mean_time(found.in_flight_s, found.calls)} in flight, {mean_time(found.waiting_s, found.calls)} waiting"
 
     def _box(self, key: str, lines: Sequence[str], shape: tuple[str, str], loop: str | None = None) -> None:
         self._boxes.append((loop, f"{self._id(key)}{shape[0]}{_quoted(lines)}{shape[1]}"))

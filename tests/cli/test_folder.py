@@ -65,7 +65,6 @@ def test_an_unsound_folder_is_said_to_be_so_and_refused(source: Path, run: Path)
         ("report",),
         ("export", "-o", "-"),
         ("show", "--failed"),
-        ("graph", "show", "speccot", "--run"),
         ("grade",),
     )
     for command in (*readers, ("resume",)):

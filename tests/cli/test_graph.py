@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import pipeline
-from tests.support.runs import solve_short
 
 SPECCOT = "graphs/speccot.yaml"
 
@@ -20,17 +19,6 @@ def test_the_tree_goes_to_stdout_and_other_formats_where_the_name_says(tmp_path:
     refused = pipeline("graph", "show", SPECCOT, "--output", tmp_path / "a.mmd")
     assert (refused.returncode, refused.stderr.count("file exists; choose another")) == (2, 1)
     assert pipeline("graph", "show", SPECCOT, "--output", tmp_path / "a.mmd", "--overwrite").returncode == 0
-
-
-def test_a_run_is_drawn_as_it_was_and_says_so(tmp_path: Path) -> None:
-    folder = solve_short(tmp_path, limit=2, settings=("candidates=3",)).folder
-    done = pipeline("graph", "show", SPECCOT, "--run", folder)
-    assert done.returncode == 0
-    assert "candidates=3" in done.stdout
-    assert "run run: 2 chains" in done.stdout
-    assert done.stderr.startswith(f"{folder} had candidates 3, ")
-    same = pipeline("graph", "show", SPECCOT, "--run", folder, "--engines", "graphs/engines/sim-2xh100.yaml", "--set", "candidates=3")
-    assert (same.stdout, same.stderr) == (done.stdout, "")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +48,6 @@ def test_what_a_preset_of_another_graph_sets_in_vain_is_said(tmp_path: Path, gra
     ("arguments", "expected"),
     [
         (("tests/bad_graphs/cycle.yaml",), "draft -> fallback -> verify -> draft"),
-        ((SPECCOT, "--run", "tests"), "tests/run.json: cannot be read: no such file or directory; expected a run folder"),
         ((SPECCOT, "--output", "a.png"), "--output a.png: its name must end in .txt, .mmd, .mermaid, or say --format"),
         ((SPECCOT, "--format", "png"), "'png' is not one of 'text', 'mermaid'"),
         ((SPECCOT, "--set", "candidate=3"), "did you mean `candidates`?"),

@@ -1,4 +1,4 @@
-"""Plans to draw: those of the checked-in graphs, one full of text that means something elsewhere, and a run of one."""
+"""Plans to draw: those of the checked-in graphs, one full of text that means something elsewhere."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,6 @@ from pipeline.graph.plan import Plan
 from pipeline.session.prepare import load_plan
 from tests.support.paths import ROOT
 from tests.support.plans import GRAPH, NASTY
-from tests.support.runs import solve_short
 
 Draw = Callable[..., Plan]
 
@@ -31,9 +30,3 @@ def nasty(tmp_path: Path) -> Plan:
     path = tmp_path / "nasty.yaml"
     path.write_text(GRAPH.format(problem="'{{problem}}" + NASTY + "'", model=quoted))
     return load_plan(path)
-
-
-@pytest.fixture(scope="session")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """12 problems by speccot."""
-    return solve_short(tmp_path_factory.mktemp("run")).folder

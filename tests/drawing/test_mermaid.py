@@ -2,13 +2,10 @@
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from pipeline.drawing.mermaid import mermaid
-from pipeline.drawing.run import RunCounts, count_run, engines_of
 from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
@@ -19,10 +16,6 @@ Load = Callable[..., Plan]
 GRAPHS = sorted(path.stem for path in (ROOT / "graphs").glob("*.yaml"))
 BOX = re.compile(r'^ +(n\d+)[\[{(]+"([^"]*)"[\]})]+$', re.MULTILINE)
 ARROW = re.compile(r'^  (n\d+) (-->|-\.->|==>)(?:\|"([^"]*)"\|)? (n\d+)$', re.MULTILINE)
-
-
-def draw(plan: Plan, counts: RunCounts | None = None) -> str:
-    return mermaid(plan, engines_of(plan), counts)
 
 
 def boxes(source: str) -> dict[str, list[str]]:
@@ -38,7 +31,7 @@ def ways(source: str) -> set[tuple[str, str, str]]:
 
 
 def test_a_loop_begins_a_round_or_ends_and_a_verdict_leads_two_ways(plan: Load) -> None:
-    drawn = draw(plan("speccot"))
+    drawn = mermaid(plan("speccot"))
     assert ways(drawn) == {
         ("problem", "guidance", ""),
         ("guidance", "reason", ""),
@@ -58,7 +51,7 @@ def test_a_loop_begins_a_round_or_ends_and_a_verdict_leads_two_ways(plan: Load) 
 
 
 def test_what_is_accepted_goes_past_a_stage_that_waits_for_a_rejection(plan: Load) -> None:
-    assert {each for each in ways(draw(plan("scot"))) if each[0] in ("verify", "fallback")} == {
+    assert {each for each in ways(mermaid(plan("scot"))) if each[0] in ("verify", "fallback")} == {
         ("verify", "fallback", "rejected"),
         ("verify", "answer", "accepted"),
         ("fallback", "answer", ""),
@@ -66,11 +59,11 @@ def test_what_is_accepted_goes_past_a_stage_that_waits_for_a_rejection(plan: Loa
 
 
 def test_a_verdict_that_never_rejects_leads_one_way(plan: Load) -> None:
-    assert ("verify", "answer", "") in ways(draw(plan("best-of-n")))
+    assert ("verify", "answer", "") in ways(mermaid(plan("best-of-n")))
 
 
 def test_what_a_gate_lets_pass_goes_past_what_looks_at_drafts_after_it(plan: Load) -> None:
-    assert {each for each in ways(draw(plan("gated"))) if each[0] in ("gate", "verify", "fallback")} == {
+    assert {each for each in ways(mermaid(plan("gated"))) if each[0] in ("gate", "verify", "fallback")} == {
         ("gate", "verify", "flagged"),
         ("gate", "reason", "passed"),
         ("verify", "fallback", "rejected"),
@@ -80,7 +73,7 @@ def test_what_a_gate_lets_pass_goes_past_what_looks_at_drafts_after_it(plan: Loa
 
 
 def test_of_two_gates_the_second_sees_only_what_the_first_leaves_to_it(plan: Load) -> None:
-    assert {each for each in ways(draw(plan("triggered"))) if each[0] in ("loop", "calm", "plan", "rescue")} == {
+    assert {each for each in ways(mermaid(plan("triggered"))) if each[0] in ("loop", "calm", "plan", "rescue")} == {
         ("loop", "calm", "passed"),
         ("loop", "rescue", "flagged"),
         ("calm", "plan", "flagged"),
@@ -104,7 +97,7 @@ def test_a_second_gate_without_a_condition_is_not_reached_where_the_first_made_a
     reason = {"kind": "repeat", "until": {"token_budget": 500}, "stages": TWO_GATES}
     stages = {"reason": reason, "answer": {"kind": "answer", "engine": "target", "after": "reason"}}
     graph = load_graph({"name": "mine", "stages": stages}, stage_specs(), engine_specs(), engines=ROOT / "graphs/engines/sim-2xh100.yaml")
-    assert {each for each in ways(draw(graph)) if each[0] not in ("problem", "reason", "answer")} == {
+    assert {each for each in ways(mermaid(graph)) if each[0] not in ("problem", "reason", "answer")} == {
         ("draft", "one", ""),
         ("one", "two", "flagged"),
         ("one", "reason", "passed"),
@@ -118,12 +111,12 @@ def test_a_second_gate_without_a_condition_is_not_reached_where_the_first_made_a
 
 
 def test_the_first_steps_are_written_without_drafting(plan: Load) -> None:
-    assert ("reason", "fallback", "the first 4 steps") in ways(draw(plan("specreason", "first_steps=4")))
-    assert not [each for each in ways(draw(plan("specreason"))) if "first" in each[2]]
+    assert ("reason", "fallback", "the first 4 steps") in ways(mermaid(plan("specreason", "first_steps=4")))
+    assert not [each for each in ways(mermaid(plan("specreason"))) if "first" in each[2]]
 
 
 def test_stages_of_one_level_part_and_join(nasty: Plan) -> None:
-    assert {each for each in ways(draw(nasty)) if "end" not in each} == {
+    assert {each for each in ways(mermaid(nasty)) if "end" not in each} == {
         ("problem", "guide", ""),
         ("guide", "one", ""),
         ("guide", "two", ""),
@@ -137,30 +130,15 @@ def test_stages_of_one_level_part_and_join(nasty: Plan) -> None:
 
 
 def test_what_decides_about_a_stage_is_said_and_what_goes_without_saying_is_not(plan: Load) -> None:
-    lines = boxes(draw(plan("speccot", "candidates=1")))
+    lines = boxes(mermaid(plan("speccot", "candidates=1")))
     assert lines["draft"] == ["unit=step candidates=1 max_tokens=256 temperature=0.6"]
     assert lines["fallback"] == ["unit=step max_tokens=256 temperature=0.6", "when verify rejected"]
     assert lines["verify"] == ["unit=step"]
-    assert boxes(draw(plan("best-of-n")))["verify"] == ["unit=thought reject=false"]
-
-
-def test_a_run_puts_its_numbers_on_boxes_and_arrows(plan: Load, run_folder: Path) -> None:
-    drawn = draw(plan("speccot"), count_run(run_folder, "r"))
-    decisions = pq.read_table(run_folder / "steps")["decision"].to_pylist()
-    accepted, rejected = decisions.count("accepted"), decisions.count("fallback")
-    share = accepted / (accepted + rejected)
-    found = ways(drawn)
-    assert ("verify", "reason", f"accepted, {accepted:,} ({share:.1%})") in found
-    assert ("verify", "fallback", f"rejected, {rejected:,} ({1 - share:.1%})") in found
-    assert ("reason", "answer", "thought_closed 12 (100.0%)") in found
-    lines = boxes(drawn)
-    assert lines["problem"] == ["12 chains"]
-    assert lines["reason"][-1] == f"{(accepted + rejected) / 12:.2f} rounds a chain"
-    assert lines["fallback"][-2] == f"{rejected:,} calls"
+    assert boxes(mermaid(plan("best-of-n")))["verify"] == ["unit=thought reject=false"]
 
 
 def test_in_mermaid_texts_of_others_are_texts(nasty: Plan) -> None:
-    source = draw(nasty)
+    source = mermaid(nasty)
     for label in re.findall(r'"([^"\n]*)"', source):
         plain = label.replace("<br/>", "\n")
         assert not set(plain) & set("<>&{}`\\'")
@@ -175,7 +153,7 @@ def test_in_mermaid_texts_of_others_are_texts(nasty: Plan) -> None:
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_every_line_of_a_flowchart_is_a_box_an_arrow_a_frame_or_a_role(plan: Load, name: str) -> None:
-    first, *lines = draw(plan(name)).splitlines()
+    first, *lines = mermaid(plan(name)).splitlines()
     assert first == "flowchart TD"
     other = re.compile(r"  (subgraph l\d|end$|r\d\[|class r\d|classDef role\d fill:#\w{6},stroke:#\w{6})")
     assert [line for line in lines if not (BOX.match(line) or ARROW.match(line) or other.match(line))] == []

@@ -11,12 +11,8 @@ from msgspec.structs import replace
 from pipeline.analysis.ledger import ledger
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.time.modes import ChangeAt, ModesOverTime, ModeTime
-from pipeline.drawing.run import count_run, plan_of_run
-from pipeline.drawing.text import text
 from pipeline.report.figures import engines as figures_modes
 from pipeline.report.run_sections import ReportOptions, run_sections
-from pipeline.session.prepare import load_plan
-from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems
 from tests.support.switching import AtTimes, solve_switched
 
@@ -83,15 +79,6 @@ def test_what_was_interrupted_is_no_waste_and_no_failure(switched: Path) -> None
     assert sum(target.output.values()) == target.counted_output
     assert summary.stages["response"].failed_calls == 0
     assert summary.thought_tokens == sum(len(row["step_token_ids"]) for row in steps)
-
-
-def test_a_run_is_drawn_as_it_was_switched(switched: Path) -> None:
-    plan = plan_of_run(load_plan(ROOT / "graphs/speccot.yaml", SIM), switched)
-    drawn = text(plan.plan, plan.engines, count_run(switched, plan.run))
-    assert plan.differences == ("speculate auto",)
-    [line] = [line for line in drawn.splitlines() if "response: generate" in line]
-    assert line.split()[-5] == str(sum(row["stage"] == "response" for row in rows_of(switched, "calls")))
-    assert "while the target writes alone" in drawn
 
 
 def rows_of(folder: Path, table: str = "steps") -> list[dict[str, Any]]:

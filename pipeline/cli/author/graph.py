@@ -9,7 +9,7 @@ import msgspec
 
 from pipeline.bundled import find_file
 from pipeline.cli.commands import command, option
-from pipeline.cli.located import Located, ProblemFile, RunFolder
+from pipeline.cli.located import ProblemFile
 from pipeline.cli.options import (
     engines_option,
     json_option,
@@ -26,7 +26,6 @@ from pipeline.data.many_files import open_files
 from pipeline.data.problems import Problem
 from pipeline.drawing.mermaid import mermaid
 from pipeline.drawing.prompt import ShownPrompt, problem_in, shown_prompt
-from pipeline.drawing.run import RunCounts, count_run, engines_of, plan_of_run
 from pipeline.drawing.text import text
 from pipeline.errors import UsageError
 from pipeline.export.output import check_output, whole_file
@@ -55,7 +54,7 @@ def check(graph: Path, engines: Path | None, as_json: bool, **options: Any) -> N
         print_page(msgspec.json.encode(redact_all(msgspec.to_builtins(plan)), order="sorted"))
         return
     print_line(f"{find_file(graph, 'graph')}: OK")
-    print_page(redact(_page(plan, None, "text")))
+    print_page(redact(text(plan)))
 
 
 @command()
@@ -117,20 +116,19 @@ def _print_prompt(shown: ShownPrompt, as_json: bool) -> None:
 
 @command()
 @graph_argument
-@option("--run", type=RunFolder(), metavar="RUN", help="Show the counts and mean times of this run, with its params and engines.")
 @engines_option
 @settings_option
 @preset_option
 @option("--format", "form", type=click.Choice(["text", "mermaid"]), help="Output format.  [default: by the suffix of --output, else text]")
 @option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Output file.  [default: stdout]")
 @overwrite_option
-def show(graph: Path, run: Located | None, form: str | None, output: Path | None, overwrite: bool, **options: Any) -> None:
+def show(graph: Path, form: str | None, output: Path | None, overwrite: bool, **options: Any) -> None:
     """Draw the compiled GRAPH: its stages in the order they run, loops and their stop conditions, conditions, engines."""
     form = form or _form(output)
     if output is not None:
         check_output(output, overwrite)
     plan = load_plan(graph, options["engines"], with_preset([graph], options)["settings"])
-    page = redact(_page(plan, None if run is None else run.path, form))
+    page = redact((text if form == "text" else mermaid)(plan))
     if output is None:
         print_page(page)
         return
@@ -144,18 +142,3 @@ def _form(output: Path | None) -> str:
     if output.suffix not in SUFFIXES:
         raise UsageError(f"--output {output}: its name must end in {', '.join(SUFFIXES)}, or say --format")
     return SUFFIXES[output.suffix]
-
-
-def _page(plan: Plan, run: Path | None, form: str) -> str:
-    played, counts = engines_of(plan), None
-    if run is not None:
-        plan, played, counts = _with_run(plan, run)
-    return (text if form == "text" else mermaid)(plan, played, counts)
-
-
-def _with_run(plan: Plan, run: Path) -> tuple[Plan, dict[str, str], RunCounts]:
-    found = plan_of_run(plan, run)
-    counts = count_run(run, found.run)
-    if found.differences:
-        print_notice(f"{run} had {', '.join(found.differences)}: drawn as it was")
-    return found.plan, found.engines, counts
