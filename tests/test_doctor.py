@@ -53,7 +53,6 @@ def test_nothing_installed_says_what_to_install() -> None:
         "torch": False,
         "vllm": False,
         "openai": False,
-        "chat": False,
         "sim": True,
         "replay": True,
     }

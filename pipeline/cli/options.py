@@ -88,8 +88,8 @@ ENGINES_HELP = "Engines: a bundled name (tiny, sim-2xh100), a YAML file, or repl
 SET_HELP = "Set a param of the graph, stages.STAGE.NAME=VALUE or engines.ROLE.NAME=VALUE. May be repeated."
 PRESET_HELP = "Settings of a paper: speccot, specreason, scot, or a file. --set overrides them."
 MODEL_HELP = (
-    "The model of a role: a Hugging Face name, a folder, bundled:NAME, or a server http://HOST:PORT/v1[#NAME] (chat+http://... for one with"
-    " chat completions only). Engines are chosen that fit on this machine; with --engines only its model is replaced. May be repeated."
+    "The model of a role: a Hugging Face name, a folder, bundled:NAME, or a server http://HOST:PORT/v1[#NAME]."
+    " Engines are chosen that fit on this machine; with --engines only its model is replaced. May be repeated."
 )
 
 display_option = headed("Display")

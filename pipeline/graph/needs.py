@@ -20,7 +20,7 @@ _LACKS = {
     ),
     "options": (
         "returns no log probabilities, which stage `{stage}` needs for its verdict",
-        "use a server that returns them, `backend: chat`, which asks for a verdict in words, or a judge without an engine, such as `vote`",
+        "use a server that returns them, or a judge without an engine, such as `vote`",
     ),
     "probabilities": (
         "names one option and no probabilities, which the threshold of stage `{stage}` needs",

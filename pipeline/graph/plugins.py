@@ -20,7 +20,6 @@ ENGINE_SPECS = {
     "torch": "pipeline.engines.torch.spec:TorchSpec",
     "vllm": "pipeline.engines.vllm.spec:VllmSpec",
     "openai": "pipeline.engines.openai.spec:OpenAISpec",
-    "chat": "pipeline.engines.openai.spec:ChatSpec",
     "sim": "pipeline.engines.sim.spec:SimSpec",
     "replay": "pipeline.engines.replay.spec:ReplaySpec",
 }
@@ -30,7 +29,6 @@ ENGINE_BACKENDS = {
     "torch": "pipeline.engines.torch.backend:BACKEND",
     "vllm": "pipeline.engines.vllm.backend:BACKEND",
     "openai": "pipeline.engines.openai.engine:BACKEND",
-    "chat": "pipeline.engines.openai.chat:BACKEND",
     "sim": "pipeline.engines.sim.engine:BACKEND",
     "replay": "pipeline.engines.replay.engine:BACKEND",
 }

@@ -1,4 +1,4 @@
-"""What the replies of servers mean, as one table for both backends that ask over HTTP, and what becomes of the request."""
+"""What the replies of servers mean, as one table, and what becomes of the request."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,9 +13,9 @@ from pipeline.engine import Completion, Request, Timing
 from pipeline.engines.openai.answers import decode_reply
 from pipeline.engines.openai.client import NoAnswer, Reply, Verdict
 from pipeline.engines.openai.engine import open_openai
-from pipeline.engines.openai.replies import finish_of, said_in, server_error_of
+from pipeline.engines.openai.replies import finish_of, server_error_of
 from pipeline.errors import BadCompletion, ContextOverflow, EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused
-from tests.support.served import DIGITS, PROMPT, TOKENIZER, ask, open_backend, outcome, request_of, settled, spec_of
+from tests.support.served import DIGITS, PROMPT, THINK_CLOSE, TOKENIZER, ask, outcome, settled, spec_of
 from tests.support.small_server import SGLANG, VLLM, Fault, Handler, cut, edited, raw, small_server, status
 
 WORDS = "the server's own words"
@@ -37,12 +37,7 @@ def content(raw_bytes: bytes) -> Reply:
 
 
 def chosen(**fields: Any) -> Reply:
-    message = {"role": "assistant", "content": "2"}
-    return content(msgspec.json.encode({"choices": [{"text": "2", "message": message, "finish_reason": "stop"} | fields]}))
-
-
-def said(**message: Any) -> Reply:
-    return chosen(message={"role": "assistant", "content": "2"} | message)
+    return content(msgspec.json.encode({"choices": [{"text": "2", "finish_reason": "stop"} | fields]}))
 
 
 REPLIES: dict[str, tuple[Reply, Verdict, str]] = {
@@ -96,21 +91,13 @@ REPLIES: dict[str, tuple[Reply, Verdict, str]] = {
     "half an answer": (chosen(finish_reason="error", error={"message": WORDS, "code": 502}), "failing", f"broke its answer off: {WORDS}"),
     "no reason": (chosen(finish_reason=None), "malformed", "does not say how it ended"),
     "an odd reason": (chosen(finish_reason="because"), "malformed", "finish_reason 'because'"),
-    # Messages of a chat.
-    "refusal": (said(content=None, refusal=WORDS), "withheld", f"refused to answer: {WORDS}"),
-    "refusal in parts": (said(content=[{"type": "refusal", "refusal": WORDS}]), "withheld", WORDS),
-    "tool": (said(content=None, tool_calls=[{"id": "a", "type": "function"}]), "withheld", "called a tool"),
-    "function": (said(content=None, function_call={"name": "f", "arguments": "{}"}), "withheld", "called a tool"),
-    "null": (said(content=None, reasoning_content=None), "malformed", "holds no text"),
-    "an image": (said(content=[{"type": "image_url", "image_url": {"url": "x"}}]), "malformed", "type 'image_url'"),
-    "a number": (said(content=42), "malformed", "'42' instead of text"),
 }
 
 
-def read(reply: Reply) -> Any:
-    """The message that an answer holds; raises `NoAnswer`."""
+def read(reply: Reply) -> str:
+    """How an answer ended; raises `NoAnswer`."""
     choice = decode_reply(reply).choices[0]
-    return said_in(choice.message or {}, finish_of(choice.finish_reason, choice.error))
+    return finish_of(choice.finish_reason, choice.error)
 
 
 @pytest.mark.parametrize(("reply", "verdict", "says"), REPLIES.values(), ids=REPLIES)
@@ -121,11 +108,17 @@ def test_what_is_no_answer_has_a_verdict(reply: Reply, verdict: Verdict, says: s
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("reason", ["stop", "eos", "end_turn", "COMPLETE", "length", "model_length", "MAX_TOKENS"])
-def test_harmless_shapes_are_answers(reason: str) -> None:
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [
+        *((each, "stop") for each in ("stop", "eos", "end_turn", "COMPLETE")),
+        *((each, "length") for each in ("length", "model_length", "MAX_TOKENS")),
+    ],
+)
+def test_harmless_shapes_are_answers(reason: str, finish: str) -> None:
     beside = {"error": None, "usage": None, "service_tier": None, "created": 1e300, "id": [None]}
-    answer = msgspec.json.decode(chosen(finish_reason=reason, logprobs=None).content) | beside
-    assert read(content(msgspec.json.encode(answer))) == ("", "2")
+    answer = msgspec.json.decode(chosen(finish_reason=reason, logprobs=None, message={"content": "2"}).content) | beside
+    assert read(content(msgspec.json.encode(answer))) == finish
 
 
 def to_long_requests(fault: Fault) -> Fault:
@@ -149,51 +142,21 @@ FATES: dict[str, tuple[Fault, type[PipelineError], str]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["chat", "openai"])
-def test_what_is_no_answer_says_what_becomes_of_its_request(backend: str) -> None:
-    """The same for both backends. A server that refuses a request answers others, such as the small one that tells the two apart."""
+def test_what_is_no_answer_says_what_becomes_of_its_request() -> None:
+    """A server that refuses a request answers others, such as the small one that tells the two apart."""
 
     async def main() -> None:
         for name, (fault, error, says) in FATES.items():
             small.always = None
-            async with open_backend(backend, small) as engines:
+            async with open_openai({"target": spec_of(small, reconnect_s=1.0)}) as engines:
                 small.always = fault
-                found = await settled(engines["target"], request_of(backend))
-            expected = "its answer holds no reply" if (name, backend) == ("malformed", "chat") else says
-            assert (type(found), expected in str(found)) == (error, True), (name, found)
+                found = await settled(engines["target"], ask(logprobs=False, stop_ids=(THINK_CLOSE,)))
+            assert (type(found), says in str(found)) == (error, True), (name, found)
             assert "\n" not in str(found)
             assert len(str(found)) < 800
 
     with small_server(SGLANG, TOKENIZER) as small:
         anyio.run(main)
-
-
-@pytest.mark.parametrize(
-    ("message", "thought", "content"),
-    [
-        ({"content": "2", "reasoning_content": "One."}, "One.", "2"),  # DeepSeek, SGLang, llama.cpp
-        ({"content": "2", "reasoning": "One.", "reasoning_content": "One."}, "One.", "2"),  # vLLM between two names
-        ({"content": "2", "reasoning": "One.", "reasoning_details": [{"type": "reasoning.text", "text": "One."}]}, "One.", "2"),
-        (
-            {"content": "2", "reasoning_details": [{"type": "reasoning.summary", "summary": "1."}, {"type": "reasoning.encrypted"}]},
-            "1.",
-            "2",
-        ),
-        ({"content": "2", "thinking": "One."}, "One.", "2"),  # Ollama
-        ({"content": "2", "thinking_blocks": [{"type": "thinking", "thinking": "One.", "signature": "x"}]}, "One.", "2"),  # LiteLLM
-        (
-            {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "1."}]}, {"type": "text", "text": "2"}]},
-            "1.",
-            "2",
-        ),  # Mistral
-        ({"content": [{"type": "text", "text": "It "}, {"type": "reference", "reference_ids": [1]}, "is 2"]}, "", "It is 2"),
-        ({"content": {"type": "text", "text": {"value": "2"}}}, "", "2"),
-        ({"content": None, "reasoning": "One."}, "One.", ""),
-        ({"content": "", "reasoning": None, "refusal": "", "tool_calls": None}, "", ""),
-    ],
-)
-def test_what_a_message_says(message: dict[str, Any], thought: str, content: str) -> None:
-    assert said_in({"role": "assistant", "annotations": [], "audio": None, **message}, "stop") == (thought, content)
 
 
 @pytest.mark.parametrize(
@@ -309,11 +272,10 @@ def test_times_are_those_that_the_server_states(field: str, times: Any, timing: 
     assert answer.timing == Timing(**dict(zip(Timing.__struct_fields__, timing, strict=True)))
 
 
-@pytest.mark.parametrize("backend", ["chat", "openai"])
 @pytest.mark.parametrize("nonsense", [b"<html>", b'{"choices": ' + DEEP + b"}"], ids=["no API", "deep"])
-def test_a_server_that_answers_nonsense_is_refused_before_the_start(backend: str, nonsense: bytes) -> None:
+def test_a_server_that_answers_nonsense_is_refused_before_the_start(nonsense: bytes) -> None:
     async def main() -> None:
-        async with open_backend(backend, small):
+        async with open_openai({"target": spec_of(small)}):
             raise AssertionError("the engine must not open")
 
     with small_server(SGLANG, TOKENIZER) as small:

@@ -43,6 +43,7 @@ STEPS, THOUGHTS = {"continues", "marks", "seeds"}, {"marks", "seeds"}
         ("gated", ("speculate=never",), {"target": THOUGHTS}),
         ("routed", (), {"draft": STEPS | {"logprobs"}, "target": STEPS}),
         ("self-consistency", (), {"draft": THOUGHTS, "target": THOUGHTS}),
+        ("target", ("answer_confident=0.95",), {"target": STEPS | {"logprobs"}}),
     ],
     ids=lambda each: each if isinstance(each, str) else "-".join(each) if isinstance(each, tuple) else "",
 )

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pipeline.engines.openai.spec import ChatSpec, OpenAISpec
+from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.spec import VllmSpec
@@ -66,26 +66,15 @@ def test_the_key_has_one_name_and_is_kept(spec: Any) -> None:
             spec(chat_template_kwargs={name: []})
 
 
-@pytest.mark.parametrize("given", ["chat_template_kwargs", "extra"])
-def test_a_server_that_chats_is_told_in_every_request(given: str) -> None:
-    arguments = {"enable_thinking": False}
-    value = arguments if given == "chat_template_kwargs" else {"chat_template_kwargs": arguments, "top_k": 20}
-    spec = ChatSpec(model="m", max_model_len=64, **SERVER, **{given: value})  # type: ignore[arg-type]
-    assert spec.fields["chat_template_kwargs"] == arguments
-
-
 @pytest.mark.parametrize(
     ("fields", "flaw"),
     [
-        ({"extra": {"model": "x"}}, "extra must not hold `model`: each request has its own"),
-        ({"extra": {"temperature": 1}}, "extra must not hold `temperature`: the graph sets it"),
-        ({"extra": {"max_completion_tokens": 5}, "max_tokens_key": "max_completion_tokens"}, "must not hold `max_completion_tokens`"),
-        ({"extra": {"chat_template_kwargs": {}}, "chat_template_kwargs": {"a": 1}}, "it is also set next to `extra`; set it once"),
-        ({"extra": {"chat_template_kwargs": [1]}}, "extra.chat_template_kwargs must be a mapping"),
-        ({"extra": {"x": float("inf")}}, "extra.x is inf, which JSON cannot represent"),
+        ({"model": "x"}, "extra must not hold `model`: each request has its own"),
+        ({"temperature": 1}, "extra must not hold `temperature`: each request has its own"),
+        ({"chat_template_kwargs": {}}, "extra must not hold `chat_template_kwargs`: the template is rendered here; set it next to `extra`"),
+        ({"x": float("inf")}, "extra.x is inf, which JSON cannot represent"),
     ],
 )
 def test_fields_that_a_request_has_anyway_are_refused(fields: dict[str, Any], flaw: str) -> None:
     with pytest.raises(ValueError, match=flaw):
-        ChatSpec(model="m", max_model_len=64, **SERVER, **fields)
-    assert ChatSpec(model="m", max_model_len=64, **SERVER, send_sampling=False, extra={"temperature": 1}).fields == {"temperature": 1}
+        OpenAISpec(model="m", extra=fields, **SERVER)

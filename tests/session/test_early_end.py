@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import UsageError
 from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.prepare import load_plan
 from pipeline.session.run import run
 from tests.support.hanging_together import check_hangs_together
 from tests.support.killed import cut
@@ -83,10 +81,3 @@ def test_a_killed_run_goes_on_as_it_would_have_and_a_replay_says_the_same(tmp_pa
     options = {"graph": ROOT / f"graphs/{graph}.yaml", "input": tmp_path / "problems.jsonl", "batch_size": 4}
     replayed = run(RunOptions(**options, engines=Path(f"replay:{whole.folder}"), settings=(CONFIDENT,), output=tmp_path / "replayed"))
     assert (replayed.exit_code, said(replayed)) == (0, said(whole))
-
-
-def test_an_engine_that_cannot_tell_log_probabilities_is_refused_before_the_start(tmp_path: Path) -> None:
-    engines = tmp_path / "engines.yaml"
-    engines.write_text("target: {backend: chat, model: m, base_url: 'http://127.0.0.1:9/v1', max_model_len: 4096}\n")
-    with pytest.raises(UsageError, match="stage `trial`"):
-        load_plan(ROOT / "graphs/target.yaml", engines, (CONFIDENT,))

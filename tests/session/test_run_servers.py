@@ -73,12 +73,10 @@ def test_a_server_that_fails_now_and_then_loses_nothing_and_a_bad_replica_change
     assert texts(tmp_path / "calm") == texts(tmp_path / "moody") == texts(tmp_path / "two")
 
 
-def over(small: SmallServer, backend: str, folder: Path) -> RunOptions:
+def over(small: SmallServer, folder: Path) -> RunOptions:
     """A run over one server."""
-    more = "" if backend == "chat" else ", tokenizer: 'bundled:tiny-target'"
-    (folder / "engines.yaml").write_text(
-        f"target: {{backend: {backend}, model: tiny, base_url: '{small.base_url}', max_model_len: 512, max_retries: 1{more}}}\n"
-    )
+    served = f"model: tiny, base_url: '{small.base_url}', tokenizer: 'bundled:tiny-target'"
+    (folder / "engines.yaml").write_text(f"target: {{backend: openai, {served}, max_model_len: 512, max_retries: 1}}\n")
     target, problems = ROOT / "graphs/target.yaml", write_problems(folder, 20)
     return RunOptions(graph=target, engines=folder / "engines.yaml", input=problems, output=folder / "run", batch_size=4)
 
@@ -98,16 +96,14 @@ def after_five(fault: small_server.Fault) -> small_server.Fault:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("backend", "fault", "says"),
-    [("openai", status(401, WORDS), WORDS), ("chat", raw(b"<html><h1>Sign in</h1></html>"), "is not JSON: ")],
+    ("fault", "says"),
+    [(status(401, WORDS), WORDS), (raw(b"<html><h1>Sign in</h1></html>"), "is not JSON: ")],
     ids=["key", "sign-in page"],
 )
-def test_what_ends_in_mid_run_ends_the_run_and_no_chain(
-    small: SmallServer, tmp_path: Path, backend: str, fault: small_server.Fault, says: str
-) -> None:
+def test_what_ends_in_mid_run_ends_the_run_and_no_chain(small: SmallServer, tmp_path: Path, fault: small_server.Fault, says: str) -> None:
     """None unfinished but the live ones, long before `reconnect_s`, and it goes on where it was."""
     small.always = after_five(fault)
-    options = over(small, backend, tmp_path)
+    options = over(small, tmp_path)
     began = monotonic()
     result = run(options)
     assert (result.exit_code, result.failed) == (1, 0), result.error
@@ -129,7 +125,7 @@ def test_a_request_that_no_server_takes_fails_its_own_chain_only(small: SmallSer
         (status(503) if first and first[0] in TOKENIZER.decode(handler.body["prompt"]) else Handler.send)(handler, reply)
 
     small.always = spurn
-    result = run(over(small, "openai", tmp_path))
+    result = run(over(small, tmp_path))
     assert (result.exit_code, result.failed, result.done) == (3, 1, 19)
     assert {row["error_type"] for row in rows(result, "chains")} == {None, "EngineUnavailable"}
 

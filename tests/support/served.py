@@ -7,10 +7,8 @@ from typing import Any
 import anyio
 
 from pipeline.engine import Completion, Engine, Request
-from pipeline.engines.openai.chat import open_chat
-from pipeline.engines.openai.chat_messages import ChatTokenizer
 from pipeline.engines.openai.engine import OpenAIEngine, open_openai
-from pipeline.engines.openai.spec import ChatSpec, OpenAISpec
+from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import PipelineError
 from tests.support.paths import MODELS
@@ -95,20 +93,6 @@ def after(fault: Fault, request: Request | None = None, kind: Kind = VLLM) -> Co
     with small_server(kind, TOKENIZER) as server:
         talk(spec_of(server), conversation)
     return found[0]
-
-
-def open_backend(backend: str, server: SmallServer) -> Any:
-    """An engine `target` of a backend over a server, which is lost after a second without an answer."""
-    if backend == "chat":
-        return open_chat({"target": ChatSpec(model="tiny", base_url=server.base_url, max_model_len=512, reconnect_s=1.0)})
-    return open_openai({"target": spec_of(server, reconnect_s=1.0)})
-
-
-def request_of(backend: str) -> Request:
-    """A request to an engine of that backend."""
-    tokenizer = ChatTokenizer() if backend == "chat" else TOKENIZER
-    prompt = tokenizer.encode(tokenizer.render([{"role": "user", "content": "How many?"}]))
-    return Request(request_id="r", prompt_ids=prompt, max_tokens=60, stop_ids=(tokenizer.special_ids["</think>"],))
 
 
 def small_servers(stack: ExitStack, count: int, kind: Kind = VLLM) -> list[SmallServer]:

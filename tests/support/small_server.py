@@ -195,8 +195,6 @@ class SmallServer:
         """Whether its list leaves out the model that it serves."""
         self.metrics = ""
         """What `/metrics` says; empty: there is no such page."""
-        self.chat: Callable[[Mapping[str, Any]], Reply] = chat_reply
-        """Replies to the body of a chat."""
         self.seen: list[Seen] = []
         self.changed = threading.Condition()
         self._port = 0
@@ -262,7 +260,7 @@ class SmallServer:
         if seen.path == "/metrics" and self.metrics:
             return 200, {"Content-Type": "text/plain"}, self.metrics.encode()
         if seen.path == "/v1/chat/completions":
-            return self.chat(seen.body)
+            return chat_reply(seen.body)
         if seen.path != "/v1/completions":
             return refusal(404, "Not Found")
         return Writer(self, seen.body).reply()
@@ -275,17 +273,11 @@ def story(prompt: Sequence[int], draw: int) -> str:
 
 
 def chat_reply(body: Mapping[str, Any]) -> Reply:
-    """A short thought and an answer, or one of the options that are asked for."""
-    if "nothing but one of" in body["messages"][-1]["content"]:
-        return said(body, "I take candidate 1.")
-    return said(body, "It is \\boxed{42}.", reasoning_content="Let me think.")
-
-
-def said(body: Mapping[str, Any], content: str, **more: str) -> Reply:
-    """The reply of a chat with this message."""
-    usage = {"prompt_tokens": 7, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}}
-    choices = [{"index": 0, "message": {"role": "assistant", "content": content, **more}, "finish_reason": "stop"}]
-    return page({"id": "chat", "object": "chat.completion", "model": body["model"], "choices": choices, "usage": usage})
+    """A thought and an answer in each choice, or the name of one of the options that are asked for."""
+    asks = "nothing but one of" in body["messages"][-1]["content"]
+    message = {"content": "Not 0, I take 1."} if asks else {"content": "It is \\boxed{391}.", "reasoning_content": "So it is \\boxed{391}."}
+    choices = [{"index": index, "message": {"role": "assistant", **message}, "finish_reason": "stop"} for index in range(body["n"])]
+    return page({"id": "chat", "object": "chat.completion", "model": body["model"], "choices": choices})
 
 
 def page(content: Mapping[str, Any]) -> Reply:

@@ -62,8 +62,6 @@ class CompletionChoice(Struct, frozen=True):
     prompt_logprobs: tuple[dict[str, PromptLogprob] | None, ...] | None = None
     prompt_token_ids: Raw = NULL
     """The prompt, which vLLM repeats with every candidate."""
-    message: dict[str, Any] | None = None
-    """The message of the model, of a chat completion."""
     error: Raw = NULL
     """The reason why it is no whole answer, of OpenRouter."""
 

@@ -5,7 +5,7 @@ that does not answer a prompt as it was sent is refused with its own words.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -127,17 +127,13 @@ async def find_model(where: str, server: Server, spec: OpenAISpec) -> ServedMode
     Raises `GraphError` where nothing listens, the key is wrong, or the model or one of its adapters is not served.
     """
 
-    async def ask(name: str) -> Reply:
-        body = {"model": name, "prompt": "0 or 1?", "max_tokens": 1, **spec.extra}
-        return await server.post("/completions", body, max_bytes(body))
-
     models = await listed_models(where, server, spec.api_key_env, spec.reconnect_s)
     for name, served in spec.adapters.items():
-        found = await served_model(where, server, models, served, ask, f" as the adapter {name!r}")
+        found = await _served_model(where, server, models, served, spec.extra, f" as the adapter {name!r}")
         if found.parent not in (None, spec.model):
             what = f"{server.url} serves {served!r}, configured as the adapter {name!r} of {spec.model!r},"
             raise GraphError(where, f"{what} as an adapter of {quoted(found.parent)!r}; name another, or correct model")
-    return await served_model(where, server, models, spec.model, ask)
+    return await _served_model(where, server, models, spec.model, spec.extra)
 
 
 async def listed_models(where: str, server: Server, api_key_env: str | None, max_s: float) -> list[ServedModel] | Reply:
@@ -154,15 +150,19 @@ async def listed_models(where: str, server: Server, api_key_env: str | None, max
     return reply if models is None else models
 
 
-async def served_model(
-    where: str, server: Server, models: Sequence[ServedModel] | Reply, name: str, ask: Callable[[str], Awaitable[Reply]], purpose: str = ""
+async def _served_model(
+    where: str, server: Server, models: Sequence[ServedModel] | Reply, name: str, extra: Mapping[str, Any], purpose: str = ""
 ) -> ServedModel:
-    """The one of the server's `models` (`listed_models`) that has this name. One that is not listed is served where the server answers
-    `ask`, a small request to the model of a name, and rejects a made-up name. Raises `GraphError` for any other."""
+    """The one of the server's `models` (`listed_models`) that has this name. One that is not listed is served where the server answers a
+    small request to it, with these `extra` fields, and rejects a made-up name. Raises `GraphError` for any other."""
     known = [] if isinstance(models, Reply) else models
     model = next((each for each in known if each.id == name), None)
     if model is not None:
         return model
+
+    async def ask(name: str) -> Reply:
+        body = {"model": name, "prompt": "0 or 1?", "max_tokens": 1, **extra}
+        return await server.post("/completions", body, max_bytes(body))
 
     try:
         reply = await ask(name)

@@ -1,12 +1,12 @@
-"""The meaning of a server's reply, decided in one place for every backend that asks over HTTP. Pure.
+"""The meaning of a server's reply. Pure.
 
-A status, an error inside a reply of status 200, a finish reason or a message enters. An answer leaves, or a `NoAnswer` whose verdict says
+A status, an error inside a reply of status 200 or a finish reason enters. An answer leaves, or a `NoAnswer` whose verdict says
 what becomes of the request. The tables hold what the API references of OpenAI, OpenRouter, Mistral, DeepSeek, Zhipu, Anthropic and Gemini
 name, what the sources of vLLM 0.32, SGLang, llama.cpp and Ollama send, and what LiteLLM translates (`_FINISH_REASON_MAP`).
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -159,11 +159,13 @@ def refuse_closed(where: str, url: str, api_key_env: str | None, reply: Reply) -
 
 # How a candidate ended.
 
-_TOOL = "called a tool instead of writing an answer"
 _FINISH: Mapping[str, FinishReason | tuple[Verdict, str]] = {
     **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn", "complete"), "stop"),
     **dict.fromkeys(("length", "max_tokens", "model_length", "max_output_tokens", "model_context_window_exceeded"), "length"),
-    **dict.fromkeys(("tool_calls", "tool_use", "function_call", "malformed_function_call", "unexpected_tool_call"), ("withheld", _TOOL)),
+    **dict.fromkeys(
+        ("tool_calls", "tool_use", "function_call", "malformed_function_call", "unexpected_tool_call"),
+        ("withheld", "called a tool instead of writing an answer"),
+    ),
     **dict.fromkeys(
         (
             *("content_filter", "content_filtered", "refusal", "safety", "sensitive", "recitation", "guardrail_intervened", "blocklist"),
@@ -196,68 +198,3 @@ def finish_of(stated: str | None, error: Raw = NULL) -> FinishReason:
         return meaning
     verdict, why = meaning
     raise NoAnswer(verdict, f"{why}: it ended with finish_reason {stated!r}")
-
-
-# Messages of chat completions.
-
-
-class Said(NamedTuple):
-    """The two parts of a reply; each is empty where the server shows none."""
-
-    thought: str
-    content: str
-
-
-_THOUGHT = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
-"""The thought as DeepSeek, SGLang, llama.cpp and LiteLLM call it; as vLLM, OpenRouter, LM Studio and Groq; as Ollama; in pieces, of which
-some are encrypted (OpenRouter); in pieces of Anthropic's models (LiteLLM)."""
-_UNSHOWN = ("reference", "redacted_thinking", "reasoning.encrypted")
-"""Kinds of parts that hold no text."""
-
-
-def said_in(message: Mapping[str, Any], finish: FinishReason) -> Said:
-    """The thought and the text of a message, whose `content` is a text, nothing, or a list of parts (Mistral, Anthropic); raises `NoAnswer`
-    for a refusal, for the call of a tool, and for what is no text."""
-    content = list(_parts(message.get("content"), "text"))
-    refused = [text for kind, text in (*content, *_parts(message.get("refusal"), "refusal")) if kind == "refusal"]
-    if "".join(refused).strip():
-        raise NoAnswer("withheld", f"refused to answer: {' '.join(refused)}")
-    if message.get("tool_calls") or message.get("function_call") or any(kind == "tool_use" for kind, _ in content):
-        raise NoAnswer("withheld", _TOOL)
-    found = ("".join(text for _, text in _parts(message.get(name), "thought")) for name in _THOUGHT)
-    thought = next(filter(None, found), "") or "".join(text for kind, text in content if kind == "thought")
-    if message.get("content") is None and not thought and finish != "length":
-        raise NoAnswer("malformed", "holds no text")
-    return Said(thought, "".join(text for kind, text in content if kind == "text"))
-
-
-def _parts(value: Any, kind: str) -> Iterator[tuple[str, str]]:
-    """The parts of a content or a thought, each with its kind: `text`, `thought`, `refusal` or `tool_use`."""
-    if value is None:
-        return
-    if isinstance(value, str):
-        yield kind, value
-    elif isinstance(value, list):
-        for part in value:
-            yield from _parts(part, kind)
-    elif isinstance(value, dict):
-        yield from _part(value, kind)
-    else:
-        raise NoAnswer("malformed", f"holds {str(value)[:20]!r} instead of text")
-
-
-def _part(part: Mapping[str, Any], kind: str) -> Iterator[tuple[str, str]]:
-    named = str(part.get("type") or "text").lower()
-    if named in _UNSHOWN:
-        return
-    if "tool" in named or named == "function":
-        yield "tool_use", ""
-    elif named == "refusal":
-        yield "refusal", str(part.get("refusal") or part.get("text") or "")
-    elif named.startswith(("thinking", "reasoning")):
-        held = (part.get(name) for name in ("thinking", "text", "reasoning", "summary", "content"))
-        yield from _parts(next(filter(None, held), None), "thought")
-    elif found := next((name for name in ("text", "content", "value") if name in part), None):
-        yield from _parts(part[found], kind)
-    else:
-        raise NoAnswer("malformed", f"has a part of type {named!r}, which is not text")

@@ -1,4 +1,4 @@
-"""The keys that an engines file may hold for an engine `openai` or `chat`, and those that both have."""
+"""The keys that an engines file may hold for an engine `openai`."""
 
 import re
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from pipeline.graph.json_keys import check_json, check_template_arguments
-from pipeline.graph.spec import AdapterName, EngineSpec, PositiveSeconds, Tokens
+from pipeline.graph.spec import AdapterName, EngineSpec, PositiveSeconds
 
 ContextTokens = Annotated[int, Meta(ge=16, le=1_000_000_000)]
 _OWN = (
@@ -22,8 +22,8 @@ RESERVED = {
 """The fields that `extra` must not hold, and why."""
 
 
-class ServedSpec(EngineSpec, frozen=True, kw_only=True):
-    """The keys of every engine whose model is served over HTTP."""
+class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
+    """One or more servers with OpenAI's completions endpoint: vLLM, SGLang, llama.cpp, hosted ones. Needs the extra `openai`."""
 
     model: str
     """The name under which the server serves the model."""
@@ -47,22 +47,6 @@ class ServedSpec(EngineSpec, frozen=True, kw_only=True):
     """Arguments of the chat template, such as `enable_thinking: false` for Qwen3."""
     extra: Mapping[str, Any] = {}
     """Additional fields of every request, any JSON, such as `repetition_penalty: 1.05` or `reasoning: {effort: high}`."""
-
-    def __post_init__(self) -> None:
-        """Reject what cannot be a variable's name and may be the key itself, without repeating it."""
-        check_template_arguments(self.chat_template_kwargs)
-        if self.api_key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
-            raise ValueError("api_key_env is the name of the environment variable that holds the key, such as OPENAI_API_KEY")
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """The addresses of all replicas."""
-        return (self.base_url,) if isinstance(self.base_url, str) else self.base_url
-
-
-class OpenAISpec(ServedSpec, frozen=True, kw_only=True, tag="openai"):
-    """One or more servers with OpenAI's completions endpoint: vLLM, SGLang, llama.cpp, hosted ones. Needs the extra `openai`."""
-
     adapters: Mapping[AdapterName, str] = {}
     """LoRA adapters by the names that stages use under `adapter`: the name under which every server serves `model` with that adapter
     (vLLM: `--lora-modules NAME=FOLDER`)."""
@@ -80,56 +64,14 @@ class OpenAISpec(ServedSpec, frozen=True, kw_only=True, tag="openai"):
     prompt tokens shows, which not every server reports."""
 
     def __post_init__(self) -> None:
-        """Reject further fields that every request has."""
-        super().__post_init__()
+        """Reject further fields that every request has, and what cannot be a variable's name and may be the key itself, which is not
+        repeated."""
         check_json("extra", self.extra, RESERVED)
-
-
-class ChatSpec(ServedSpec, frozen=True, kw_only=True, tag="chat"):
-    """Servers that only have chat completions. They write whole thoughts, responses and answers, and judge by the text of a reply; they
-    cannot continue a partial reply, so stages that work step by step cannot use them. Needs the extra `openai`."""
-
-    max_model_len: ContextTokens
-    """Context length in tokens. Tokens are estimated: three bytes of text count as one."""
-    max_tokens_key: str = "max_tokens"
-    """The server's name for the limit of a reply's tokens; some expect `max_completion_tokens`."""
-    send_sampling: bool = True
-    """Send `temperature`, `top_p` and `seed`; some models reject them."""
-    thinking_tokens: Tokens = 2048
-    """Maximum number of tokens that a reasoning model may write before it names an option or gives a final answer."""
-
-    def __post_init__(self) -> None:
-        """Reject further fields that every request already has."""
-        super().__post_init__()
-        own = dict.fromkeys(
-            ("model", "messages", "n", "stream", "stream_options", "max_tokens", self.max_tokens_key), "each request has its own"
-        )
-        if self.send_sampling:
-            own |= dict.fromkeys(("temperature", "top_p", "seed"), "the graph sets it; `send_sampling: false` leaves it to the server")
-        if self.chat_template_kwargs:
-            own["chat_template_kwargs"] = "it is also set next to `extra`; set it once"
-        check_json("extra", self.extra, own)
-        if "chat_template_kwargs" in self.extra:
-            told = self.extra["chat_template_kwargs"]
-            if not isinstance(told, Mapping):
-                raise ValueError("extra.chat_template_kwargs must be a mapping, such as {enable_thinking: false}")
-            check_template_arguments(told)
+        check_template_arguments(self.chat_template_kwargs)
+        if self.api_key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
+            raise ValueError("api_key_env is the name of the environment variable that holds the key, such as OPENAI_API_KEY")
 
     @property
-    def fields(self) -> dict[str, Any]:
-        """The further fields of every request."""
-        return {**self.extra, **({"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {})}
-
-    @property
-    def cannot(self) -> tuple[str, ...]:
-        """A verdict is read from a reply, not from log probabilities of the options."""
-        return (
-            "continues",
-            "probabilities",
-            "scoring",
-            "logprobs",
-            "top_k",
-            "min_p",
-            "interrupt",
-            *(() if self.send_sampling else ("temperature", "top_p", "seeds")),
-        )
+    def urls(self) -> tuple[str, ...]:
+        """The addresses of all replicas."""
+        return (self.base_url,) if isinstance(self.base_url, str) else self.base_url

@@ -1,7 +1,7 @@
 """The meaning of `--model ROLE=VALUE`: a text enters, the model for the role leaves, and what its server or the hub says of it.
 
 A value is a name on the Hugging Face hub, a folder, `bundled:NAME`, or the URL of a server, up to and including `/v1`, with the name of the
-model after a `#` if the server has several. `chat+` before the URL says that the server has chat completions only. A server of which
+model after a `#` if the server has several. A server of which
 nothing is missing is not asked; of a model that is not on this machine only its `config.json` is, a few kilobytes that are not stored.
 """
 
@@ -24,7 +24,6 @@ from pipeline.engines.openai.client import Server, check_url, read_key
 from pipeline.engines.openai.probe import ServedModel, listed_models
 from pipeline.errors import UsageError
 
-_CHAT = "chat+"
 _FORMS = "a Hugging Face name, a folder, bundled:NAME, or http://HOST:PORT/v1#MODEL"
 _SERVER_S, _MAX_NAMES = 30.0, 10
 _HUB_S, _MAX_BYTES = 5.0, 1 << 20
@@ -45,8 +44,6 @@ class Served(Struct, frozen=True):
     url: str
     model: str | None = None
     """As the server names it; None: it has one."""
-    chat: bool = False
-    """It has chat completions only."""
 
 
 Choice: TypeAlias = Weights | Served
@@ -85,9 +82,8 @@ def pairs(values: Sequence[str]) -> dict[str, str]:
 
 
 def _choice(role: str, value: str) -> Choice:
-    text = value.removeprefix(_CHAT)
-    if re.match(r"https?://", text, re.IGNORECASE):
-        return _served(role, text, chat=text != value)
+    if re.match(r"https?://", value, re.IGNORECASE):
+        return _served(role, value)
     if Path(value).expanduser().is_dir():
         return Weights(str(Path(value).expanduser().absolute()))
     if value.startswith("bundled:") or is_hub_name(value):
@@ -96,13 +92,13 @@ def _choice(role: str, value: str) -> Choice:
     raise UsageError(f"--model {role}={value}: {what}; expected {_FORMS}")
 
 
-def _served(role: str, text: str, *, chat: bool) -> Served:
+def _served(role: str, text: str) -> Served:
     url, _, model = text.partition("#")
     path = urlsplit(url).path.rstrip("/")
     if not path:
         example = f"{url.rstrip('/')}/v1" + (f"#{model}" if model else "")
-        raise UsageError(f"--model {role}={text}: a server's URL must include the path, up to /v1: {role}={_CHAT if chat else ''}{example}")
-    return Served(url.rstrip("/"), model or None, chat)
+        raise UsageError(f"--model {role}={text}: a server's URL must include the path, up to /v1: {role}={example}")
+    return Served(url.rstrip("/"), model or None)
 
 
 # Servers.
@@ -110,22 +106,11 @@ def _served(role: str, text: str, *, chat: bool) -> Served:
 
 def served_fields(role: str, choice: Served, said: Mapping[str, Any]) -> dict[str, Any]:
     """The engine of a role that a server plays; `said` are fields that the user sets. Raises `UsageError` and `GraphError`."""
-    missing = "max_model_len" if choice.chat else "tokenizer"
-    known = missing in said or (not choice.chat and "/" in (choice.model or ""))
-    if choice.model is not None and known:
-        return _fields(choice, choice.model)
+    fields = {"backend": "openai", "base_url": choice.url}
+    if choice.model is not None and ("tokenizer" in said or "/" in choice.model):
+        return fields | {"model": choice.model}
     model = _model(role, choice, _ask(role, choice.url, said.get("api_key_env")))
-    fields = _fields(choice, model.id)
-    if choice.chat and missing not in said:
-        if model.own_context is None:
-            what = f"{choice.url} does not report the context length of {model.id!r}"
-            raise UsageError(f"--model {role}=...: {what}; add --set engines.{role}.max_model_len=TOKENS")
-        return fields | {"max_model_len": model.own_context}
-    return fields | ({"tokenizer": model.root} if not choice.chat and model.root != model.id and _is_here(model.root) else {})
-
-
-def _fields(choice: Served, model: str) -> dict[str, Any]:
-    return {"backend": "chat" if choice.chat else "openai", "model": model, "base_url": choice.url}
+    return fields | {"model": model.id} | ({"tokenizer": model.root} if model.root != model.id and _is_here(model.root) else {})
 
 
 def _is_here(root: str | None) -> bool:
@@ -141,8 +126,8 @@ def _model(role: str, choice: Served, listed: list[ServedModel]) -> ServedModel:
     if len(models) != 1:
         names = ", ".join(each.id for each in models[:_MAX_NAMES]) + (", ..." if len(models) > _MAX_NAMES else "")
         what = f"{choice.url} serves {names}" if models else f"{choice.url} does not list its models"
-        url = ("chat+" if choice.chat else "") + choice.url
-        raise UsageError(f"--model {role}={url}: {what}; name one: {role}={url}#{models[0].id if models else 'MODEL'}")
+        known = f"{role}={choice.url}"
+        raise UsageError(f"--model {known}: {what}; name one: {known}#{models[0].id if models else 'MODEL'}")
     return models[0]
 
 

@@ -15,7 +15,7 @@ from pipeline.engines.placement.choices import Served, Weights, card_of, pairs, 
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import UsageError
 from tests.support.paths import MODELS
-from tests.support.small_server import HOSTED, VLLM, SmallServer, small_server
+from tests.support.small_server import VLLM, SmallServer, small_server
 
 TOKENIZER = HFTokenizer(str(MODELS / "tiny-target"))
 
@@ -36,7 +36,7 @@ def test_a_role_is_played_by_a_hub_name_a_bundled_model_or_a_folder(tmp_path: Pa
     [
         ("http://127.0.0.1:8000/v1", Served("http://127.0.0.1:8000/v1")),
         ("http://127.0.0.1:8000/v1/#Qwen/QwQ-32B", Served("http://127.0.0.1:8000/v1", "Qwen/QwQ-32B")),
-        ("chat+https://models.example/v1#large", Served("https://models.example/v1", "large", chat=True)),
+        ("https://models.example/v1#large", Served("https://models.example/v1", "large")),
     ],
 )
 def test_a_role_is_played_by_a_server(value: str, served: Served) -> None:
@@ -86,16 +86,6 @@ def test_a_server_of_several_models_has_to_be_told_which(server: SmallServer) ->
 def test_a_server_whose_model_is_named_by_its_hub_name_is_not_asked(server: SmallServer) -> None:
     assert served_fields("target", Served(server.base_url, "Qwen/QwQ-32B"), {})["model"] == "Qwen/QwQ-32B"
     assert server.seen == []
-
-
-def test_a_chat_server_says_its_context_length_or_it_has_to_be_set(server: SmallServer) -> None:
-    choice = Served(server.base_url, "tiny", chat=True)
-    assert served_fields("target", choice, {}) == {"backend": "chat", "model": "tiny", "base_url": server.base_url, "max_model_len": 512}
-    with small_server(HOSTED, TOKENIZER) as silent:
-        choice = Served(silent.base_url, chat=True)
-        with pytest.raises(UsageError, match=r"does not report the context length of .tiny.; add --set engines"):
-            served_fields("target", choice, {})
-        assert served_fields("target", choice, {"max_model_len": 4096})["model"] == "tiny"
 
 
 # The hub.
