@@ -62,7 +62,6 @@ COMMANDS = {
     "Study": {
         "sweep": CommandEntry("measure throughput by batch size against the target alone", "study.sweep:sweep", solves=True),
         "study": CommandEntry("run a study file to the tables of a paper", "study.study:study", solves=True),
-        "tune": CommandEntry("choose thresholds on a validation set", "study.tune:tune", solves=True),
         "calibrate": CommandEntry("fit the simulator to runs", "study.calibrate:calibrate"),
         "grade": CommandEntry("grade the answers of a run again", "study.grade:grade"),
         "score": CommandEntry("score the steps of a run with a reward model", "study.score:score"),

@@ -39,7 +39,7 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     vary: dict[str, tuple[str, ...]] = {}
     """Values of params that vary, by the param's name; every combination is a separate curve."""
     choices: dict[Path, tuple[dict[str, str], ...]] = {}
-    """By graph the values of params, a curve for each of these choices, in place of those that `vary` gives."""
+    """By graph the values of params, a curve for each of these choices; without them those that `vary` gives."""
     repeats: int = 3
     """Runs of every point; simulated ones run once, because they would be equal."""
     baseline: Path | None = None
@@ -151,11 +151,6 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     remarks: tuple[str, ...] = ()
     """Notices about its baselines and what is unlike."""
     study: Study | None = None
-
-    @property
-    def command(self) -> str:
-        """The command whose folder it is."""
-        return "study" if self.study is not None else "tune" if self.options.choices else "sweep"
 
     @property
     def systems(self) -> list[SweepSystem]:

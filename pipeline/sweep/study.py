@@ -22,10 +22,9 @@ from pipeline.graph.loader import PRESET, GraphNames, load_preset, outline, own_
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import Param
 from pipeline.graph.variants import VARIANT
-from pipeline.graph.yaml_file import setting, shown
+from pipeline.graph.yaml_file import setting, shown, written
 from pipeline.rewards.score import score_run
 from pipeline.rewards.spec import load_reward_model
-from pipeline.sweep.knobs import text_of
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepPlan, SweepSystem, combinations, planned_points, together
 from pipeline.sweep.study_file import DataEntry, EnginesEntry, StudyFile, StudyPart, TableEntry, read_study_file
 from pipeline.sweep.systems import UnlikeSystems, read_systems, remarks, unknown_setting
@@ -202,10 +201,10 @@ def _options(
     part: StudyPart, engines: EnginesEntry | None, common: Mapping[str, Param], own: Mapping[str, Sequence[Param]]
 ) -> SweepOptions:
     """Those of the sweep that a part is on one engines file, but for the problems and the seed."""
-    vary = {name: tuple(map(text_of, values)) for name, values in own.items()}
+    vary = {name: tuple(map(written, values)) for name, values in own.items()}
     choices: dict[Path, tuple[dict[str, str], ...]] = {}
     for entry in part.systems:
-        fixed = {name: text_of(value) for name, value in entry.set.items()}
+        fixed = {name: written(value) for name, value in entry.set.items()}
         free = {name: values for name, values in vary.items() if name not in fixed}
         found = tuple({**fixed, **choice} for choice in combinations(free, dict.fromkeys(outline(Path(entry.graph)).params)))
         choices[Path(entry.graph)] = (*choices.get(Path(entry.graph), ()), *found)

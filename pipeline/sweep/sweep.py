@@ -7,7 +7,7 @@ simulated engines run before them, side by side in processes; those on real engi
 A finished point is never run again, and is in `points.parquet` as soon as it is finished. Loading and warm-up are in no figure.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from pipeline.analysis.compare.studies import SWEEP, read_card
+from pipeline.analysis.compare.studies import SWEEP, read_study
 from pipeline.analysis.points import Point, read_points, write_points
 from pipeline.engines.placement.shares import NONE, DeviceShare, side_by_side
 from pipeline.errors import Interrupted, PipelineError, UsageError
@@ -151,16 +151,16 @@ def held_folder(plan: SweepPlan) -> Iterator[Path]:
 def start_or_resume(prepared: PreparedSweep) -> dict[str, Point]:
     """The finished points by name; `sweep.json` then says what a run of each system has to be given as `--set`.
 
-    Raises `UsageError` where the folder is another command's, or the runs of finished points would be others now.
+    Raises `UsageError` in a study's folder for a sweep, and the other way round, and where the runs of finished points would be others now.
     """
     finished = finished_points(prepared.folder)
-    _check_kin(prepared, finished)
+    if (prepared.folder / SWEEP).is_file() and (read_study(prepared.folder) is None) != (prepared.plan.study is None):
+        raise UsageError(f"{prepared.folder}: a study and a sweep cannot share a folder; choose another directory with --output")
     done = [planned for planned in reversed(prepared.planned_points) if planned.name in finished]
     first = {(planned.system.label, planned.coordinates.data, planned.coordinates.seed): planned for planned in done}
     for planned in first.values():
         _check_same(prepared, planned)
-    shared: dict[str, Any] = {"command": prepared.plan.command}
-    shared |= {"systems": {system.label: system.settings for system in prepared.plan.systems}, "versions": versions()}
+    shared: dict[str, Any] = {"systems": {system.label: system.settings for system in prepared.plan.systems}, "versions": versions()}
     if prepared.plan.study is not None:
         shared["study"] = prepared.plan.study
     with new_file(prepared.folder / SWEEP) as draft:
@@ -171,17 +171,6 @@ def start_or_resume(prepared: PreparedSweep) -> dict[str, Point]:
 def finished_points(folder: Path) -> dict[str, Point]:
     """The finished points in the folder of a sweep, by name; raises `InputError` where its file holds none."""
     return {point.folder: point for point in read_points(folder / POINTS)} if (folder / POINTS).is_file() else {}
-
-
-def _check_kin(prepared: PreparedSweep, finished: Mapping[str, Point]) -> None:
-    """Raise `UsageError` for the folder of another command, and where tuning would not count a run that is there."""
-    folder, command = prepared.folder, prepared.plan.command
-    if (folder / SWEEP).is_file() and (was := read_card(folder).command) != command:
-        raise UsageError(f"{folder}: holds the runs of `pipeline {was}`, which resumes them; choose another directory with --output")
-    planned = {each.name for each in prepared.planned_points}
-    if command == "tune" and (foreign := next((each for name, each in finished.items() if name not in planned), None)):
-        what = f"holds a run of {foreign.system} at batch size {foreign.batch_size}, which is not among those of this tuning"
-        raise UsageError(f"{folder}: {what}; resume it as it was begun, or choose another directory with --output")
 
 
 def _check_same(prepared: PreparedSweep, planned: PlannedPoint) -> None:

@@ -18,10 +18,10 @@ from pipeline.bundled import bundled_files
 from pipeline.errors import GraphError, UsageError
 from pipeline.report.report import sweep_report
 from pipeline.session.observer import Observer, View
-from pipeline.sweep.plan import SweepPlan
+from pipeline.sweep.plan import SweepOptions, SweepPlan
 from pipeline.sweep.study import StudyOptions, file_of, missing_data, plan_study, score_steps
 from pipeline.sweep.study_file import read_study_file
-from pipeline.sweep.sweep import carry_out
+from pipeline.sweep.sweep import carry_out, sweep
 from tests.support.paths import SIM, TEST_SET
 from tests.support.runs import write_problems
 
@@ -269,6 +269,8 @@ def test_a_study_goes_on_where_it_ended_and_makes_its_tables(study: Write) -> No
     assert {heading: len(points) for heading, points in compared.items()} == {"a, arith limit=4": 3, "b, arith limit=4": 3}
     with pytest.raises(UsageError, match=r"cannot be resumed: seed is 3, was 0 for 'speccot'; start anew in another folder"):
         carry_out(plan_study(structs.replace(study(**keys, seeds=[3]), resume=True)))
+    with pytest.raises(UsageError, match="a study and a sweep cannot share a folder; choose another directory"):
+        sweep(SweepOptions(graphs=(Path("speccot"),), engines=(SIM,), input=TEST_SET, batch_sizes=(2,), output=given.output, resume=True))
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from pipeline.analysis.tuned import TunedSetting
 from pipeline.engines.placement.machines import machine_named
 from pipeline.engines.placement.place import place
 from pipeline.engines.sim.spec import SimSpec
@@ -78,8 +77,6 @@ def test_the_target_alone_with_each_variant_is_a_baseline_with_the_memory_that_t
 def test_a_label_has_values_as_the_user_writes_them() -> None:
     found = systems("sim-2xh100", graphs=(Path("gated"),), vary={"answer_confident": ("null", "0.9"), "method": ("greedy",)})
     assert list(found) == ["target", "gated answer_confident=null method=greedy", "gated answer_confident=0.9 method=greedy"]
-    [off] = [system for system in found.values() if system.varied.get("answer_confident", "") is None]
-    assert TunedSetting(values=off.varied).label == "answer_confident=null method=greedy"
 
 
 def test_a_variant_that_no_engines_file_has_is_refused() -> None:

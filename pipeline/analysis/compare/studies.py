@@ -66,23 +66,16 @@ class Study(Struct, frozen=True, kw_only=True):
         return f"{self.title} ({self.source}{small})" if self.source else f"{self.title}{small}"
 
 
-class Card(Struct, frozen=True):
+class _Card(Struct, frozen=True):
     """What is read of `sweep.json`."""
 
-    command: str = "sweep"
-    """The command whose folder it is."""
     study: Study | None = None
-
-
-def read_card(folder: Path) -> Card:
-    """What `sweep.json` in `folder` says; raises `InputError` for a file that is none of a sweep."""
-    with boundary(InputError, str(folder / SWEEP), foreign=(OSError, msgspec.MsgspecError)):
-        return msgspec.json.decode((folder / SWEEP).read_bytes(), type=Card)
 
 
 def read_study(folder: Path) -> Study | None:
     """The study in `folder`, None where that holds another sweep; raises `InputError` for a file that is none of a sweep."""
-    return read_card(folder).study
+    with boundary(InputError, str(folder / SWEEP), foreign=(OSError, msgspec.MsgspecError)):
+        return msgspec.json.decode((folder / SWEEP).read_bytes(), type=_Card).study
 
 
 def study_tables(folder: Path, study: Study, points: Sequence[Point]) -> Iterator[str | Table]:
