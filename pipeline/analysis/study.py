@@ -5,7 +5,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from pipeline.analysis.ledger import Ledger, read_ledger
-from pipeline.analysis.time.latency import CriticalPath, Percentiles, critical_path, latencies
+from pipeline.analysis.time.latency import Percentiles, latencies
 from pipeline.analysis.time.occupancy import BINS, Occupancy, ReplicaFigures, by_replica, occupancy
 from pipeline.analysis.time.work import RunTimes, read_work
 from pipeline.store.query import Query
@@ -15,7 +15,6 @@ class Analysis(Struct, frozen=True, kw_only=True):
     """Where time and tokens of a run went."""
 
     occupancy: Occupancy
-    critical_path: CriticalPath
     ledger: Ledger
     latencies: dict[str, dict[str, Percentiles]]
     """Percentiles by stage and by quantity, one of `latency.QUANTITIES`."""
@@ -34,7 +33,6 @@ def analyse_work(work: RunTimes, bins: int = BINS) -> Analysis:
     over_time = occupancy(work, bins)
     return Analysis(
         occupancy=over_time,
-        critical_path=critical_path(work),
         ledger=read_ledger(work.db),
         latencies=latencies(work.db),
         replicas=by_replica(work, over_time),

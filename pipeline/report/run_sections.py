@@ -11,8 +11,7 @@ from pipeline.analysis.compare.cells import Table, plain
 from pipeline.analysis.headline.baseline import summary_of
 from pipeline.analysis.headline.figures import Summary
 from pipeline.analysis.headline.lines import headline
-from pipeline.analysis.quality.reward_agreement import Agreement, read_agreement
-from pipeline.analysis.quality.step_counts import GOOD, Scores, StepCounts, count_steps
+from pipeline.analysis.quality.step_counts import StepCounts, count_steps
 from pipeline.analysis.resources import EngineFacts, engine_facts, replica_count
 from pipeline.analysis.simulated import of_engines
 from pipeline.analysis.study import Analysis, analyse_work
@@ -59,8 +58,7 @@ def run_sections(folder: Path, options: ReportOptions) -> list[Section]:
         if any(each.total_busy_s for each in analysis.occupancy.engines.values()):
             sections += [_engines(analysis), *_replicas(analysis, summary.replicas), *_modes(modes_over_time(db, run, options.bins))]
             sections += [_chains(read_charts(db), counts, stages), _time(analysis, stages), _tokens(analysis)]
-        sections += [*_steps(count_steps(db)), *_agreement(read_agreement(db))]
-        return [*sections, *_reading(read_transcripts(db, run, worth_reading(db, options.chains)), counts)]
+        return [*sections, *_steps(count_steps(db)), *_reading(read_transcripts(db, run, worth_reading(db, options.chains)), counts)]
 
 
 def _overview(found: Summary, run: RunFile) -> Section:
@@ -155,9 +153,6 @@ def _chains(charts: Sequence[Gantt], counts: ChainCounts, stages: Sequence[str])
 
 def _time(analysis: Analysis, stages: Sequence[str]) -> Section:
     figures = []
-    if analysis.critical_path.total_s:
-        note = f"The sequence of calls that determined when a chain ended; mean of {analysis.critical_path.chains:,} finished chains."
-        figures.append(Figure("Where the time of a chain goes", of_tokens.paths(analysis.critical_path, stages), note))
     if analysis.latencies:
         figures.append(Figure("Call latency by stage", of_tokens.stage_times(analysis.latencies, stages)))
     return Section(title="Where the time goes", figures=figures, tables=[of_tokens.latency_table(analysis.latencies, stages)])
@@ -180,33 +175,6 @@ def _steps(counts: StepCounts) -> Iterator[Section]:
         figures.append(Figure("Acceptance by step number", plot, "The band is Wilson's 95% interval, of each step number by itself."))
     figures += [Figure(f"Acceptance by the verifier's value ({kind})", of_steps.by_score(each)) for kind, each in counts.scores.items()]
     yield Section(title="Steps", figures=figures)
-    judged = {kind: each for kind, each in counts.scores.items() if any(share.count for share in (*each.right, *each.good))}
-    if judged:
-        yield _calibration(judged)
-
-
-def _calibration(judged: Mapping[str, Scores]) -> Section:
-    text = (
-        "A trace does not say whether a step itself was right, only whether its chain ended right and, after "
-        f"`pipeline score RUN --prm FILE`, whether a reward model gives it {GOOD:g} or more. Both are shown for accepted steps, by the "
-        "value that the verifier gave. Intervals are 95%, clustered by problem, as steps of one chain share its end."
-    )
-    missing = [] if any(each.good for each in judged.values()) else ["This run has no rewards, so only the first is shown."]
-    figures = [Figure(f"How often what was accepted is right ({kind})", of_steps.calibration(each)) for kind, each in judged.items()]
-    return Section(title="Verifier calibration", text=[text, *missing], figures=figures)
-
-
-def _agreement(found: Agreement | None) -> Iterator[Section]:
-    if found is None:
-        return
-    known = "undefined, as all values are equal" if found.rank_correlation is None else f"{found.rank_correlation:.2f}"
-    text = (
-        f"All {found.steps:,} steps that were drafted and scored, accepted and rejected ones, by the reward that a process reward model "
-        f"gave them (SpecReason figure 7). Spearman's rank correlation of score and reward: {known}. Intervals are 95%, over problems."
-    )
-    yield Section(
-        title="Scores against a reward model", text=[text], figures=[Figure(f"Mean {found.scale} by reward", of_steps.agreement(found))]
-    )
 
 
 def _reading(found: Transcripts, counts: ChainCounts) -> Iterator[Section]:

@@ -5,12 +5,10 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-from msgspec.structs import replace
 
 from pipeline.analysis import ledger
-from pipeline.analysis.quality.samples import Interval
-from pipeline.analysis.quality.step_counts import OutcomeShare, Scores
-from pipeline.analysis.time import latency, occupancy
+from pipeline.analysis.quality.step_counts import Scores
+from pipeline.analysis.time import occupancy
 from pipeline.analysis.time.latency import QUANTITIES, Percentiles
 from pipeline.reasoning.chain import Scale
 from pipeline.report.chains import ALIVE, WAITING, Gantt, KindSpans, draw_chains, line_width
@@ -18,8 +16,6 @@ from pipeline.report.figures import engines as figures_time
 from pipeline.report.figures import steps as figures_steps
 from pipeline.report.figures import tokens as figures_tokens
 from pipeline.report.figures.style import DECISIONS, WORDS, colours, drawn
-
-NOTHING = OutcomeShare(0, None, None)
 
 
 def named(figure: go.Figure) -> dict[str, Any]:
@@ -55,10 +51,9 @@ def two_seconds() -> occupancy.Occupancy:
     )
 
 
-def test_every_cause_has_words_and_every_purpose_and_segment_too() -> None:
+def test_every_cause_has_words_and_every_purpose_too() -> None:
     assert figures_time.CAUSES.keys() == set(occupancy.CAUSES)
     assert figures_tokens.TOKENS.keys() == set(ledger.OUTCOMES)
-    assert figures_tokens.PATH.keys() == set(latency.SEGMENTS)
     assert figures_tokens.TIMES.keys() == set(QUANTITIES)
     assert DECISIONS.keys() == WORDS.keys()
 
@@ -87,15 +82,6 @@ def test_the_table_of_causes(two_seconds: occupancy.Occupancy) -> None:
         ("idle: tail (too few chains left)", "1.5 s (75.0%)", "1.25 s (62.5%)", "1 s (50.0%)"),
     )
     assert table.note == "Of 2 s. 0.25 s (12.5%) two or more engines busy."
-
-
-def test_paths_show_the_mean_chain(two_seconds: occupancy.Occupancy) -> None:
-    path = latency.CriticalPath(chains=2, total_s={("verify", "prefill"): 4.0, ("draft", "decode"): 6.0, (latency.END, "between"): 1.0})
-    bars = {trace.name: dict(zip(trace.y, trace.x, strict=True)) for trace in figures_tokens.paths(path, ["draft", "verify"]).data}
-    assert list(bars["decode"]) == ["draft", "verify", "after the last call"]
-    assert bars["decode"]["draft"] == 3.0
-    assert bars["prefill"]["verify"] == 2.0
-    assert bars["between calls"]["after the last call"] == 0.5
 
 
 def book(**output: int) -> ledger.EngineLedger:
@@ -158,15 +144,12 @@ def test_acceptance_skips_numbers_that_no_step_has() -> None:
 
 @pytest.fixture
 def scores() -> Scores:
-    share = OutcomeShare(8, 0.75, Interval(0.4, 0.9, "wilson"))
     return Scores(
         scale=Scale("score", 0.0, 1.0),
         edges=np.array([0.0, 0.5, 1.0]),
         accepted=np.array([0, 8]),
         rejected=np.array([2, 0]),
         threshold=0.5,
-        right=(NOTHING, share),
-        good=(),
     )
 
 
@@ -188,18 +171,6 @@ def test_acceptance_by_score(scores: Scores) -> None:
 )
 def test_axes_are_named_after_the_scale(scale: Scale, title: str) -> None:
     assert figures_steps.axis_title(scale) == title
-
-
-@pytest.mark.parametrize(("scale", "diagonal"), [(Scale("chance", 0.0, 1.0), True), (Scale("score", 0.0, 9.0, integers=True), False)])
-def test_calibration_has_a_point_where_there_are_steps(scores: Scores, scale: Scale, diagonal: bool) -> None:
-    by_name = named(figures_steps.calibration(replace(scores, scale=scale)))
-    points = by_name["chain correct"]
-    assert (list(points.x), list(points.y)) == ([0.75], [0.75])
-    assert points.error_y.array[0] == pytest.approx(0.15)
-    assert points.error_y.arrayminus[0] == pytest.approx(0.35)
-    assert list(by_name["accepted steps (chain correct)"].y) == [0, 8]
-    assert ("perfectly calibrated" in by_name) is diagonal
-    assert "reward at least 0.5" not in by_name
 
 
 def test_a_gantt_row_is_a_line_with_gaps() -> None:

@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
@@ -21,40 +20,10 @@ from pipeline.report.run_sections import (
     notices,
     run_sections,
 )
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run
 from pipeline.store.budget import Amounts, BudgetRecord
 from pipeline.store.run_file import RunFile
-from tests.support.changed import write_rewards
 
 pytestmark = pytest.mark.slow  # whole runs
-
-
-def test_scores_stand_against_rewards_where_a_run_has_both(tmp_path: Path) -> None:
-    """A reward that grows with the score, of accepted and of rejected steps."""
-    root = Path(__file__).parent.parent.parent
-    options = RunOptions(
-        graph=root / "graphs/specreason.yaml",
-        engines=root / "graphs/engines/sim-2xh100.yaml",
-        input=root / "datasets/arith/test.parquet",
-        limit=3,
-        output=tmp_path / "run",
-    )
-    assert run(options).exit_code == 0
-    assert "Scores against a reward model" not in [section.title for section in run_sections(tmp_path / "run", ReportOptions())]
-    steps = pq.read_table(tmp_path / "run/steps", columns=["chain_id", "step_index", "score_value"]).to_pylist()
-    rows = [
-        {**step, "candidate_index": 0, "selected": False, "reward": score / 10}
-        for step in steps
-        if (score := step.pop("score_value")) is not None
-    ]
-    write_rewards(tmp_path / "run", rows)
-    [section] = [each for each in run_sections(tmp_path / "run", ReportOptions()) if each.title == "Scores against a reward model"]
-    assert f"All {len(rows)} steps that were drafted and scored" in section.text[0]
-    assert "rank correlation of score and reward: 1.00" in section.text[0]
-    means, counts = section.figures[0].plot.data
-    assert list(means.y) == sorted({row["reward"] * 10 for row in rows})
-    assert sum(counts.y) == len(rows)
 
 
 def test_a_simulated_run_is_marked_before_anything_else(ran: Path) -> None:
@@ -99,7 +68,6 @@ def test_a_small_run_has_all_sections(ran: Path) -> None:
         "Where the time goes",
         "Tokens and waste",
         "Steps",
-        "Verifier calibration",
         "Transcripts",
     ]
 

@@ -8,13 +8,7 @@ import numpy as np
 
 from pipeline.analysis.arrays import Array
 from pipeline.analysis.time.idle import BARRIER, BUSY, NOTHING_ADMITTED, ORCHESTRATION, OTHER_ENGINE, RECOVERY, TAIL, IdleRules
-from pipeline.analysis.time.latency import BETWEEN, DECODE, ENGINE, PREFILL, QUEUE, RETRY, TRANSFER, WAIT
 from pipeline.analysis.time.work import OPEN, SLACK_NS, Calls, Lives
-
-PATH = ("again", "ready", "submit", "end", "stage", "queue", "prefill", "decode")
-"""What a path needs of the calls of a chain."""
-NO_STAGE = -1
-"""Stands for the stage after a chain's last call: the last row of the sums."""
 
 
 def occupancy_sums(rules: IdleRules, chains: Lives, calls: Calls) -> Array:
@@ -120,43 +114,3 @@ def _chain_gaps(rows: Sequence[tuple[int, int, int]], start: int, end: int, afte
             after, since = reduce(or_, (1 << each for ready, each in readies if ready <= time + SLACK_NS)), time
     if not outstanding:
         yield after, start, since
-
-
-Part = tuple[int, int, int]
-"""Stage, segment, nanoseconds."""
-
-
-def path_of(start: int, end: int, calls: Sequence[tuple[int, ...]]) -> list[Part]:
-    """The path of one chain from its end back to its start; `calls` are rows of the columns `PATH` in the order of their ends."""
-    parts: list[Part] = []
-    frontier, after = end, NO_STAGE
-    for again, ready, submit, ended, stage, *known in reversed(calls):
-        if ended <= frontier + SLACK_NS and start <= ready:
-            until = min(ended, frontier)
-            parts.append((after, BETWEEN, frontier - until))
-            parts += [(stage, segment, length) for segment, length in _inside(until - min(submit, until), known)[::-1]]
-            parts.append((stage, RETRY if again else WAIT, min(submit, until) - min(ready, until)))
-            frontier, after = min(ready, until), stage
-    return [*parts, (after, BETWEEN, frontier - start)]
-
-
-def _inside(length: int, known: Sequence[int]) -> list[tuple[int, int]]:
-    """Segments of a call's time at its engine."""
-    parts, left = [], length
-    for segment, own in zip((QUEUE, PREFILL, DECODE), known, strict=True):
-        parts.append((segment, min(max(own, 0), left)))
-        left -= parts[-1][1]
-    return [*parts, (ENGINE if min(known) < 0 else TRANSFER, left)]
-
-
-def path_totals(calls: Calls, start: Array, end: Array, counts: Array, stages: int) -> Array:
-    """Nanoseconds by stage, `NO_STAGE` last, and segment, of the chains that `counts` marks."""
-    total = np.zeros((stages + 1, 8), np.int64)
-    order = np.argsort(calls.chain, kind="stable")
-    cuts = np.searchsorted(calls.chain[order], np.arange(len(start) + 1))
-    for chain in np.flatnonzero(counts):
-        mine = order[cuts[chain] : cuts[chain + 1]]
-        rows = list(zip(*(getattr(calls, name)[mine].tolist() for name in PATH), strict=True))
-        for stage, segment, length in path_of(int(start[chain]), int(end[chain]), rows):
-            total[stage, segment] += length
-    return total

@@ -38,24 +38,14 @@ class ScoredSteps(Struct, frozen=True):
 
 
 class Agreement(Struct, frozen=True, kw_only=True):
-    """Scores against rewards; the tuples have an element for each of the `BINS`: rewards from 0.1 i up to but not with 0.1 (i + 1)."""
+    """Scores against rewards; `means` has an element for each of the `BINS`: rewards from 0.1 i up to but not with 0.1 (i + 1)."""
 
-    scale: str
-    """What the score means."""
     steps: int
     """Speculated steps with both."""
-    counts: tuple[int, ...]
     means: tuple[Estimate, ...]
     """Mean score of the bin's steps, its interval over problems."""
     rank_correlation: float | None
     """Spearman's, -1 to 1, over all steps; null where all scores or all rewards are equal."""
-
-
-def read_agreement(db: Query) -> Agreement | None:
-    """The figures of the scored steps of a run; None without any, or where their scores are on several scales."""
-    db.execute("CREATE OR REPLACE TEMP VIEW places AS SELECT run, chain_id, input_row AS problem FROM chains")
-    steps = read_scored_steps(db)
-    return None if steps is None else agreement(steps)
 
 
 def read_scored_steps(db: Query) -> ScoredSteps | None:
@@ -72,9 +62,7 @@ def agreement(steps: ScoredSteps) -> Agreement | None:
         return None
     bins = np.clip(np.floor(steps.reward * BINS + 1e-9), 0, BINS - 1).astype(int)
     return Agreement(
-        scale=steps.scale,
         steps=len(bins),
-        counts=tuple(np.bincount(bins, minlength=BINS).tolist()),
         means=tuple(_mean(steps.problem[bins == each], steps.score[bins == each]) for each in range(BINS)),
         rank_correlation=spearman(steps.score, steps.reward),
     )

@@ -1,19 +1,14 @@
-"""Counts of steps: a run enters; counts by length, step number and the verifier's value leave, which say how far that can be trusted.
-
-For accepted steps it is counted how often the chain of such a step ended right and, where the run has a rewards table
-(`pipeline score`), how often a reward model holds the step good. A few numbers of each step are held.
-"""
+"""Counts of steps: a run enters; counts by length, step number and the verifier's value leave. A few numbers of each step are held."""
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from msgspec import Struct, structs
 
 from pipeline.analysis.arrays import Array
-from pipeline.analysis.quality.samples import Interval, interval
 from pipeline.reasoning.chain import Scale
 from pipeline.store.query import Query
 
@@ -44,21 +39,14 @@ SELECT verify_kind AS kind, score_scale AS name, score_low AS low, score_high AS
 FROM steps WHERE verify_kind IS NOT NULL GROUP BY ALL ORDER BY min(start_unix_ns), kind, name
 """
 VALUES = """
-SELECT score_value AS value, decision = 'accepted' AS accepted, coalesce(input_row, -1) AS problem,
-       coalesce(correct::INT, -1) AS correct, coalesce(reward, -1.0) AS reward
-FROM (SELECT * FROM steps WHERE verify_kind = $kind AND score_scale = $name AND score_unit = $unit AND score_integers = $integers
-      AND score_low IS NOT DISTINCT FROM $low::DOUBLE AND score_high IS NOT DISTINCT FROM $high::DOUBLE
-      AND NOT isnan(score_value)) AS verdicts
-LEFT JOIN chains USING (chain_id)
-LEFT JOIN (SELECT chain_id, step_index, reward FROM rewards WHERE selected AND candidate_index IS NOT NULL AND NOT isnan(reward)) AS scored
-  USING (chain_id, step_index)
+SELECT score_value AS value, decision = 'accepted' AS accepted
+FROM steps WHERE verify_kind = $kind AND score_scale = $name AND score_unit = $unit AND score_integers = $integers
+AND score_low IS NOT DISTINCT FROM $low::DOUBLE AND score_high IS NOT DISTINCT FROM $high::DOUBLE AND NOT isnan(score_value)
 """
-GOOD = 0.5
-"""From this reward on a step counts as good."""
 BINS = 20
 """Number of bins of a scale with two ends; about half as many, of round width, where an end is open."""
 OUTLIERS = 0.005
-"""OutcomeShare of the values that lie beyond the last edge at an open end; they count in the last bin."""
+"""Share of the values that lie beyond the last edge at an open end; they count in the last bin."""
 
 
 class _Kind(Struct, frozen=True, kw_only=True):
@@ -71,15 +59,6 @@ class _Kind(Struct, frozen=True, kw_only=True):
     unit: str
     integers: bool
     threshold: float | None
-
-
-class OutcomeShare(Struct, frozen=True):
-    """In what share of `count` steps something held; nulls without steps."""
-
-    count: int
-    share: float | None
-    interval: Interval | None
-    """95 % interval with problems as clusters, because steps of one chain share its outcome; see `samples.interval`."""
 
 
 class Scores(Struct, frozen=True, kw_only=True):
@@ -95,10 +74,6 @@ class Scores(Struct, frozen=True, kw_only=True):
     """Number of rejected steps."""
     threshold: float | None
     """Null where it was not the same in all steps."""
-    right: tuple[OutcomeShare, ...]
-    """Among accepted steps of graded chains, the share whose chain ended right."""
-    good: tuple[OutcomeShare, ...]
-    """Among accepted steps with a reward, the share with a reward of `GOOD` or more. Empty where the run has no rewards."""
 
 
 class StepCounts(Struct, frozen=True, kw_only=True):
@@ -136,34 +111,22 @@ def read_scores(query: Query) -> dict[str, Scores]:
     """Bins of the verdicts of a run, by kind of verifier, or by kind and scale where one kind has several scales."""
     kinds = query.rows(KINDS, _Kind)
     several = {kind for kind, count in Counter(each.kind for each in kinds).items() if count > 1}
-    rewarded = bool(query.scalar("SELECT count(*) > 0 FROM rewards"))
-    return {f"{each.kind}, {each.name}" if each.kind in several else each.kind: _scores(query, each, rewarded) for each in kinds}
+    return {f"{each.kind}, {each.name}" if each.kind in several else each.kind: _scores(query, each) for each in kinds}
 
 
-def _scores(query: Query, kind: _Kind, rewarded: bool) -> Scores:
+def _scores(query: Query, kind: _Kind) -> Scores:
     wanted = {name: value for name, value in structs.asdict(kind).items() if name != "threshold"}
     rows = query.columns(VALUES, **wanted)
     scale = Scale(kind.name, kind.low, kind.high, kind.unit, kind.integers)
     edges, accepted = edges_of(scale, rows["value"]), rows["accepted"].astype(bool)
     count = len(edges) - 1
     bins = np.clip(np.searchsorted(edges, rows["value"], "right") - 1, 0, count - 1)
-    graded, scored = (accepted & (rows[name] >= 0) & (rows["problem"] >= 0) for name in ("correct", "reward"))
     return Scores(
         scale=scale,
         edges=edges,
         accepted=np.bincount(bins[accepted], minlength=count),
         rejected=np.bincount(bins[~accepted], minlength=count),
         threshold=kind.threshold,
-        right=_shares(bins, rows, graded, rows["correct"] == 1, count),
-        good=_shares(bins, rows, scored, rows["reward"] >= GOOD, count) if rewarded else (),
-    )
-
-
-def _shares(bins: Array, rows: Mapping[str, Array], which: Array, holds: Array, count: int) -> tuple[OutcomeShare, ...]:
-    masks: Sequence[Array] = [which & (bins == number) for number in range(count)]
-    return tuple(
-        OutcomeShare(int(mask.sum()), float(holds[mask].mean()) if mask.any() else None, interval(rows["problem"][mask], holds[mask]))
-        for mask in masks
     )
 
 

@@ -62,12 +62,6 @@ class Calls(NamedTuple):
     end: Array
     engine: Array
     stage: Array
-    queue: Array
-    """Nanoseconds in the engine's queue by its clock; -1 where it does not measure them."""
-    prefill: Array
-    """Nanoseconds of prefill, likewise."""
-    decode: Array
-    """Nanoseconds of decode, likewise."""
     replica: Array
 
 
@@ -87,7 +81,6 @@ _COLUMNS: dict[str, tuple[str, str, type[np.generic]]] = {
     **{name: (f'"{name}"', "BIGINT", np.int64) for name in ("ready", "submit", "end")},
     "engine": ("list_position($engines, engine) - 1", "TINYINT", np.int8),
     "stage": ("list_position($stages, stage) - 1", "SMALLINT", np.int16),
-    **{name: (f"coalesce(({name}_time_s * 1e9)::BIGINT, -1)", "BIGINT", np.int64) for name in ("queue", "prefill", "decode")},
     "replica": (f"coalesce(replica, {NO_REPLICA})", "INTEGER", np.int32),
 }
 """The columns of `Calls`: SQL, and types in SQL and of the array."""

@@ -1,23 +1,18 @@
 """Figures of steps: counts of steps enter, plotly figures leave. Pure."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
 from pipeline.analysis.arrays import Array
-from pipeline.analysis.quality.reward_agreement import BINS, Agreement
 from pipeline.analysis.quality.samples import wilson
-from pipeline.analysis.quality.step_counts import OutcomeShare, Scores
+from pipeline.analysis.quality.step_counts import Scores
 from pipeline.reasoning.chain import Scale
 from pipeline.report.figures.style import (
-    BLUE,
     DECISIONS,
     GREEN,
     GREY,
-    LIGHT,
-    ORANGE,
     RED,
     WORDS,
     axes,
@@ -87,11 +82,24 @@ def acceptance(verified: Array, accepted: Array) -> go.Figure:
 
 def by_score(scores: Scores) -> go.Figure:
     """The share of accepted steps by the verifier's value, with Wilson's 95% interval, over how many were accepted and not."""
-    middle, count = _middle(scores), scores.accepted + scores.rejected
+    middle, count = (scores.edges[1:] + scores.edges[:-1]) / 2, scores.accepted + scores.rejected
     there = np.flatnonzero(count)
-    shares = [wilson_share(int(scores.accepted[place]), int(count[place])) for place in there]
+    share = scores.accepted[there] / count[there]
+    bounds = [wilson(float(p), int(n)) for p, n in zip(share, count[there], strict=True)]
     figure = stacked_rows(2, 460, heights=[0.55, 0.45], bargap=0.1)
-    figure.add_trace(_points("acceptance rate, 95% interval", middle[there], shares, GREEN), row=1, col=1)
+    figure.add_scatter(
+        x=middle[there],
+        y=share,
+        customdata=[[n, b.low, b.high] for n, b in zip(count[there].tolist(), bounds, strict=True)],
+        error_y=bars_to(share.tolist(), [b.low for b in bounds], [b.high for b in bounds]),
+        name="acceptance rate, 95% interval",
+        mode="lines+markers",
+        marker={"color": GREEN, "size": 8},
+        line={"color": GREEN, "width": 1.5},
+        hovertemplate="%{y:.1%} of %{customdata[0]:,} steps (%{customdata[1]:.1%} to %{customdata[2]:.1%})",
+        row=1,
+        col=1,
+    )
     for name, counts, colour in (("accepted", scores.accepted, GREEN), ("rejected", scores.rejected, RED)):
         _count(figure, name, middle, counts, colour, "about %{x:.3g}: %{y:,}")
     if scores.threshold is not None:
@@ -109,45 +117,6 @@ def axis_title(scale: Scale) -> str:
     return drawn(", ".join(filter(None, (scale.name, ends, scale.unit))))
 
 
-def calibration(scores: Scores) -> go.Figure:
-    """Of accepted steps, by the verifier's value: the share whose chain ended right, and that a reward model holds good."""
-    middle = _middle(scores)
-    figure = stacked_rows(2, 460, heights=[0.72, 0.28], barmode="group")
-    if scores.scale.is_share:
-        line = {"dash": "dot", "color": GREY}
-        figure.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=line, name="perfectly calibrated", hoverinfo="skip")
-    series = (("chain correct", scores.right, BLUE, LIGHT), ("reward at least 0.5", scores.good, ORANGE, "#f3d5ae"))
-    for name, shares, colour, light in series:
-        if any(each.count for each in shares):
-            figure.add_trace(_points(name, middle, shares, colour), row=1, col=1)
-            _count(figure, f"accepted steps ({name})", middle, [each.count for each in shares], light, "%{y:,}")
-    figure.update_yaxes(title="share of accepted steps", tickformat=".0%", range=[-0.02, 1.03], row=1, col=1)
-    figure.update_xaxes(range=[scores.edges[0], scores.edges[-1]])
-    return _titled(figure, axis_title(scores.scale), "accepted steps")
-
-
-def agreement(found: Agreement) -> go.Figure:
-    """The mean score of speculated steps in bins of their reward, over how many there were (SpecReason figure 7)."""
-    places = [(i, mean) for i, mean in enumerate(found.means) if mean.value is not None]
-    middle = [(i + 0.5) / BINS for i, _ in places]
-    values, lows, highs = ([getattr(mean, name) or 0.0 for _, mean in places] for name in ("value", "low", "high"))
-    figure = stacked_rows(2, 460, heights=[0.72, 0.28], bargap=0.1)
-    look: Mapping[str, object] = {"error_y": bars_to(values, lows, highs), "marker": {"color": BLUE}}
-    figure.add_bar(x=middle, y=values, name="mean, 95% interval", hovertemplate="%{y:.3g}", row=1, col=1, **look)
-    _count(figure, "steps", middle, [found.counts[i] for i, _ in places], GREY, "%{y:,}")
-    figure.update_yaxes(title=drawn(f"mean {found.scale}"), row=1, col=1).update_xaxes(range=[0, 1])
-    return _titled(figure, "reward", "speculated steps")
-
-
-def wilson_share(part: int, whole: int) -> OutcomeShare:
-    """`part` of `whole` independent steps, with Wilson's interval."""
-    return OutcomeShare(whole, part / whole, wilson(part / whole, whole))
-
-
-def _middle(scores: Scores) -> Array:
-    return np.asarray((scores.edges[1:] + scores.edges[:-1]) / 2)
-
-
 def _count(figure: go.Figure, name: str, x: Any, y: Any, colour: str, hover: str) -> None:
     """Add bars of how many there were, below the shares."""
     figure.add_bar(x=x, y=y, name=name, marker={"color": colour}, hovertemplate=hover, row=2, col=1)
@@ -156,20 +125,3 @@ def _count(figure: go.Figure, name: str, x: Any, y: Any, colour: str, hover: str
 def _titled(figure: go.Figure, values: str, counts: str) -> go.Figure:
     """`figure` with the titles of its x axis and of the axis of its bars."""
     return figure.update_yaxes(title=counts, row=2, col=1).update_xaxes(title=values, row=2, col=1)
-
-
-def _points(name: str, middle: Array, shares: Sequence[OutcomeShare], colour: str) -> go.Scatter:
-    known = [(x, each.count, each.share, each.interval) for x, each in zip(middle, shares, strict=True) if each.share is not None]
-    counts = [[count, bounds.low, bounds.high] for _, count, _, bounds in known if bounds]
-    values = [share for _, _, share, _ in known]
-    return go.Scatter(
-        x=[x for x, *_ in known],
-        y=values,
-        customdata=counts,
-        error_y=bars_to(values, [low for _, low, _ in counts], [high for *_, high in counts]),
-        name=name,
-        mode="lines+markers",
-        marker={"color": colour, "size": 8},
-        line={"color": colour, "width": 1.5},
-        hovertemplate="%{y:.1%} of %{customdata[0]:,} steps (%{customdata[1]:.1%} to %{customdata[2]:.1%})",
-    )

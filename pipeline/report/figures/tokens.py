@@ -1,4 +1,4 @@
-"""Figures and tables of time and tokens: critical path, ledger and latencies enter, plotly figures and tables leave. Pure."""
+"""Figures and tables of time and tokens: a ledger and latencies enter, plotly figures and tables leave. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 
 from pipeline.analysis.compare.cells import Table, plain, plain_percent
 from pipeline.analysis.ledger import Ledger
-from pipeline.analysis.time.latency import END, QUANTITIES, SEGMENTS, CriticalPath, Percentiles
+from pipeline.analysis.time.latency import QUANTITIES, Percentiles
 from pipeline.report.figures.style import (
     BLUE,
     BROWN,
@@ -29,17 +29,6 @@ from pipeline.report.figures.style import (
     stacked_bars,
 )
 
-PATH = {
-    "between": ("between calls", RED),
-    "retry": ("waiting for a retry", BROWN),
-    "wait": ("client queue", ORANGE),
-    "queue": ("engine queue", SAND),
-    "prefill": ("prefill", PURPLE),
-    "decode": ("decode", BLUE),
-    "transfer": ("transport", PINK),
-    "engine": ("at the engine (no breakdown)", TEAL),
-}
-"""A label and a colour for each kind of segment (`latency.SEGMENTS`)."""
 TOKENS = {
     "committed": ("accepted draft", GREEN),
     "unverified": ("draft, unverified", MINT),
@@ -76,20 +65,6 @@ TIMES = {
     "e2e": "end to end",
     "per_output_token": "time per output token",
 }
-
-
-def paths(path: CriticalPath, stages: Sequence[str]) -> go.Figure:
-    """The critical path of the mean chain: for each stage a stacked bar of its kinds of segments."""
-    means = path.mean_s
-    rows = _ordered({stage for stage, _ in means}, (*stages, END))
-    parts = [
-        (name, [means.get((stage, segment), 0.0) for stage in rows], colour, None)
-        for segment, (name, colour) in ((each, PATH[each]) for each in SEGMENTS)
-        if any(key[1] == segment for key in means)
-    ]
-    figure = go.Figure(layout=layout(150 + 44 * len(rows), bargap=0.3))
-    stacked_bars(figure, [drawn("after the last call" if stage == END else stage) for stage in rows], parts, "%{y}: %{x:.4~g} s")
-    return figure.update_xaxes(title="mean time per chain (s)").update_yaxes(title="stage")
 
 
 def tokens(ledger: Ledger) -> go.Figure:
