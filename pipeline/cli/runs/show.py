@@ -1,12 +1,21 @@
-"""`pipeline show RUN [CHAIN]`: a run's summary, one of its chains step by step, or with `--failed` why chains failed."""
+"""`pipeline show RUN [CHAIN]`: a run's summary, one of its chains step by step, why chains failed, or how far the run is until it ends."""
 
+import sys
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import click
 import msgspec
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
+from pipeline.analysis.progress import ACTIVE, RecentRates, RunProgress, duration, run_progress
 from pipeline.analysis.quality.failures import Failure, failures
+from pipeline.analysis.resources import of_answers
 from pipeline.cli.commands import command, option
 from pipeline.cli.console import PlainConsole
 from pipeline.cli.located import Located, RunFolder
@@ -29,6 +38,10 @@ STYLES = {
 }
 """Colours of steps by their decision; the others, which an engine wrote without a choice, are blue."""
 VERDICTS = {"right": "bold green", "wrong": "bold red", "failed": "bold red"}
+COUNTS = ("over", "steps", "calls")
+"""Counts of a run of which `--follow` prints rates."""
+FOLLOW_S = 2.0
+"""Seconds between two looks of `--follow`: rows are in the folder within these."""
 
 
 @command()
@@ -37,18 +50,24 @@ VERDICTS = {"right": "bold green", "wrong": "bold red", "failed": "bold red"}
 @option("--attempt", type=click.IntRange(min=0), metavar="I", default=0, show_default=True, help="Which sample of the problem, from 0.")
 @option("--candidates", is_flag=True, help="Include rejected candidates.")
 @option("--failed", is_flag=True, help="Print why chains failed, grouped by error, stage and message.")
+@option("--follow", is_flag=True, help="Print how far the run is until it ends; with --json an object every two seconds.")
 @json_option
-def show(run: Located, problem: str | None, attempt: int, candidates: bool, failed: bool, as_json: bool) -> None:
+def show(run: Located, problem: str | None, attempt: int, candidates: bool, failed: bool, follow: bool, as_json: bool) -> None:
     """Show the summary of the run in folder RUN, or how it solved a problem, step by step; CHAIN is the problem_id.
 
     Green: draft step, accepted or unverified. Yellow: written by the target after it rejected all drafts. Cyan: guidance. Blue: no drafts
     involved.
-    `pipeline resume RUN --retry-failed` solves failed chains again.
+    `pipeline resume RUN --retry-failed` solves failed chains again. With --follow the run may be on another machine.
     """
     if as_json and problem is not None:
         raise UsageError("--json: not with CHAIN; for its steps as data use `pipeline export --as steps`")
     folder = run.path
     check_folder(folder)
+    if follow:
+        if problem is not None or candidates or failed:
+            raise UsageError(f"--follow: about the whole run; leave out {'--failed' if failed else 'CHAIN and --candidates'}")
+        _follow(run, as_json)
+        return
     check_readable(folder)
     if failed:
         if problem is not None or candidates:
@@ -67,6 +86,49 @@ def show(run: Located, problem: str | None, attempt: int, candidates: bool, fail
     console = PlainConsole()
     for line in _lines(transcript, candidates, unused):
         console.print(line)
+
+
+def _follow(run: Located, as_json: bool) -> None:
+    """Print how far the run is until no process is at work on it."""
+    rates = RecentRates("over")
+    live = Live(console=PlainConsole(), auto_refresh=False) if sys.stdout.isatty() and not as_json else None
+    with live or nullcontext():
+        while True:
+            run.refresh()
+            found = run_progress(run.path)
+            rates.look(time.monotonic(), {name: float(getattr(found, name)) for name in COUNTS})
+            if as_json:
+                print_page(msgspec.json.encode(found))
+            elif live is None:
+                print_line(_progress_line(found, rates))
+            else:
+                live.update(_panel(found, rates), refresh=True)
+            if found.state not in ACTIVE:
+                return
+            time.sleep(FOLLOW_S)
+
+
+def _progress_line(found: RunProgress, rates: RecentRates) -> str:
+    """How far the run is, in one line."""
+    of = "" if found.chains is None else f"/{found.chains:,}"
+    parts = [f"{found.run}: {found.state}, {found.over:,}{of} chains", f"{found.failed:,} failed", f"{found.steps:,} steps"]
+    if found.graded:
+        parts.append(of_answers(f"{found.correct:,} of {found.graded:,} right", found.answers))
+    per_s = {name: rates.per_s(name) for name in COUNTS}
+    if per_s["over"] is not None:
+        parts.append(f"{per_s['over']:.3g} problems/s, {per_s['steps']:.3g} steps/s, {per_s['calls']:.3g} calls/s")
+    if per_s["over"] and found.chains is not None:
+        parts.append(f"ETA {duration((found.chains - found.over) / per_s['over'])}")
+    return " · ".join(parts)
+
+
+def _panel(found: RunProgress, rates: RecentRates) -> Group:
+    said = Text(_progress_line(found, rates))
+    if found.chains is None:
+        return Group(said)
+    bar = Table.grid(expand=True)
+    bar.add_row(ProgressBar(total=found.chains, completed=found.over))
+    return Group(bar, said)
 
 
 def _print_failures(found: list[Failure], as_json: bool) -> None:
