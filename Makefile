@@ -70,8 +70,8 @@ bench-parent: .venv/ready
 	$(BIN)/python -m bench.cost.against_parent
 
 # Before a release: all figures of the docs, measured again and written there, in about nine hours on a machine that does nothing else.
-release-figures: .venv/vllm build/inflated.yaml build/rambling-aligned
-	rm -rf build/scaling build/frontier build/papers build/training build/levers
+release-figures: .venv/vllm build/inflated.yaml
+	rm -rf build/scaling build/frontier build/papers
 	$(BIN)/python bench/figures.py
 
 # The bundled pair with a target of many more parameters and the same greedy answers.

@@ -8,11 +8,11 @@ and from that bench/scaling.md and its charts (they need Chromium, which kaleido
 """
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
-from msgspec import Struct, structs
+from msgspec import Struct, convert, to_builtins
 
 from bench import over_target
 from bench.figures import RESULTS, ROOT, Results, go_on, grid, percent, results_of
@@ -103,76 +103,94 @@ right: its simulated runs are of GSM8K's, MATH's and AIME's lengths, where one v
 tail."""
 
 
-class Curve(Struct, frozen=True):
-    """One system: its points by batch size."""
+class Curve(Struct, frozen=True, kw_only=True):
+    """One system by batch size, as the results file has it; repeats in ascending order, medians of the rest."""
 
     name: str
-    baseline: bool
-    points: dict[int, list[Results]]
-
-    def rates(self, size: int) -> list[float]:
-        """Problems per second, in order; empty where chains failed or nothing was run."""
-        return sorted(point["problems_per_s"] for point in self.points.get(size, ()) if point["problems_per_s"] is not None)
-
-    def median(self, size: int, name: str) -> float:
-        """The median of a figure over the repeats."""
-        return statistics.median(point[name] for point in self.points[size])
+    cores: int
+    acceptance_rate: float | None
+    """At the smallest batch size, like the accuracy."""
+    accuracy: float
+    problems_per_s: dict[int, list[float]]
+    wall_s: dict[int, float]
+    kept_tokens_per_s: dict[int, float]
 
 
-def curves(points: Iterable[Results]) -> list[Curve]:
-    """The systems of one machine, the target alone first."""
-    found: dict[str, Curve] = {}
-    for point in sorted(points, key=lambda point: not point["baseline"]):
-        name = "target alone" if point["baseline"] else f"{point['system']}, {point['schedule']}"
-        curve = found.setdefault(name, Curve(name, point["baseline"], {}))
-        curve.points.setdefault(point["batch_size"], []).append(point)
-    return list(found.values())
+class Swept(Struct, frozen=True, kw_only=True):
+    """One machine; of its curves the first is the target alone."""
+
+    problems: int
+    repeats: int
+    curves: list[Curve]
 
 
-def ratio(curve: Curve, alone: Curve, size: int) -> tuple[float, float, float] | None:
+def swept_of(points: Sequence[Point]) -> Swept:
+    """What the page shows of the points of one sweep."""
+    by_system: dict[str, dict[int, list[Point]]] = {}
+    for point in sorted(points, key=lambda point: not point.baseline):
+        name = "target alone" if point.baseline else f"{point.system}, {point.schedule}"
+        by_system.setdefault(name, {}).setdefault(point.batch_size, []).append(point)
+    repeats = 1 + max(point.repeat for point in points)
+    return Swept(problems=points[0].problems, repeats=repeats, curves=[_curve(name, found) for name, found in by_system.items()])
+
+
+def _curve(name: str, sizes: Mapping[int, Sequence[Point]]) -> Curve:
+    def medians(field: str) -> dict[int, float]:
+        return {size: statistics.median(getattr(point, field) for point in points) for size, points in sorted(sizes.items())}
+
+    first = sizes[min(sizes)][0]
+    return Curve(
+        name=name,
+        cores=sum(facts.cores or 0 for facts in first.facts.values()),
+        acceptance_rate=None if first.acceptance_rate is None else medians("acceptance_rate")[min(sizes)],
+        accuracy=medians("accuracy")[min(sizes)],
+        problems_per_s={size: sorted(point.problems_per_s or 0 for point in points) for size, points in sorted(sizes.items())},
+        wall_s=medians("wall_s"),
+        kept_tokens_per_s=medians("kept_tokens_per_s"),
+    )
+
+
+def machine(results: Results, name: str) -> Swept:
+    """One machine of the results file."""
+    return convert(results["machines"][name], Swept, strict=False)
+
+
+def ratio(curve: Curve, alone: Curve, size: int) -> tuple[float, float, float]:
     """Throughput over the baseline: of the medians, and the minimum and maximum over all pairs of repeats."""
-    ours, theirs = curve.rates(size), alone.rates(size)
-    if not ours or not theirs:
-        return None
+    ours, theirs = curve.problems_per_s[size], alone.problems_per_s[size]
     return statistics.median(ours) / statistics.median(theirs), ours[0] / theirs[-1], ours[-1] / theirs[0]
 
 
-def _cell(found: tuple[float, float, float] | None) -> str:
-    if found is None:
-        return "-"
+def _cell(found: tuple[float, float, float]) -> str:
     value, low, high = (f"{each:.2f}" for each in found)
     return value if low == high else f"{value} [{low}, {high}]"
 
 
-def ratios(found: Sequence[Curve]) -> str:
+def ratios(found: Sequence[Curve], *, simulated: bool) -> str:
     """A row for each system, a column for each batch size."""
     alone, *others = found
-    sizes = sorted(alone.points)
-    simulated = alone.points[sizes[0]][0]["simulated"]
-    rows = [("*target alone, problems/s*", *(f"*{statistics.median(alone.rates(size)):.3g}*" for size in sizes), "", _accuracy(alone))]
+    sizes = list(alone.problems_per_s)
+    rates = (f"*{statistics.median(alone.problems_per_s[size]):.3g}*" for size in sizes)
+    rows = [("*target alone, problems/s*", *rates, "", percent(alone.accuracy))]
     for curve in others:
-        accepted = percent(curve.median(sizes[0], "acceptance_rate"))
-        rows.append((curve.name, *(_cell(ratio(curve, alone, size)) for size in sizes), accepted, _accuracy(curve)))
+        cells = (_cell(ratio(curve, alone, size)) for size in sizes)
+        rows.append((curve.name, *cells, percent(curve.acceptance_rate), percent(curve.accuracy)))
     accuracy = "accuracy of simulated answers" if simulated else "accuracy"
     return grid(("batch size", *map(str, sizes), "steps accepted", accuracy), rows)
 
 
-def _accuracy(curve: Curve) -> str:
-    return percent(curve.median(min(curve.points), "accuracy"))
-
-
-def best(points: Iterable[Results]) -> dict[int, tuple[float, str]]:
+def best(curves: Sequence[Curve]) -> dict[int, tuple[float, str]]:
     """By batch size the highest ratio to the baseline, and the system that reached it."""
-    alone, *others = curves(points)
-    found = {size: [(over[0], curve.name) for curve in others if (over := ratio(curve, alone, size))] for size in sorted(alone.points)}
-    return {size: max(each) for size, each in found.items() if each}
+    alone, *others = curves
+    return {size: max((ratio(curve, alone, size)[0], curve.name) for curve in others) for size in alone.problems_per_s}
 
 
 def verdict(results: Results) -> Iterator[str]:
     """One line a machine."""
-    for name, machine in SETUPS.items():
-        parts = [f"{value:.2f} at batch size {size} ({system})" for size, (value, system) in best(results["points"][name]).items()]
-        yield f"- {machine.title}: the fastest system reaches {', '.join(parts)}."
+    for name, setup in SETUPS.items():
+        found = best(machine(results, name).curves)
+        parts = [f"{value:.2f} at batch size {size} ({system})" for size, (value, system) in found.items()]
+        yield f"- {setup.title}: the fastest system reaches {', '.join(parts)}."
 
 
 def table(results: Results) -> str:
@@ -182,30 +200,28 @@ def table(results: Results) -> str:
 
 def _cores(found: Sequence[Curve]) -> str:
     """A sentence where the target alone had fewer cores, if engines state them."""
-    alone, other = (sum(facts["cores"] or 0 for facts in next(iter(curve.points.values()))[0]["facts"].values()) for curve in found[:2])
+    alone, other = (curve.cores for curve in found[:2])
     return f" The target alone used {alone} core, the other systems {other}." if alone < other else ""
 
 
-def section(name: str, points: Sequence[Results]) -> Iterator[str]:
+def section(name: str, swept: Swept) -> Iterator[str]:
     """One machine: what it is, its chart, its table."""
-    machine, found = SETUPS[name], curves(points)
-    repeats = 1 + max(point["repeat"] for point in points)
-    runs = "simulated, so one run a point" if points[0]["simulated"] else f"{repeats} runs a point, in turns"
-    yield f"## {machine.title}"
-    yield f"{machine.about} {points[0]['problems']} problems at every batch size, {runs}.{_cores(found)}"
-    yield f"![{machine.title}: throughput over the target alone](scaling/{name}.png)"
-    yield ratios(found)
+    setup, curves = SETUPS[name], swept.curves
+    runs = "simulated, so one run a point" if setup.simulated else f"{swept.repeats} runs a point, in turns"
+    yield f"## {setup.title}"
+    yield f"{setup.about} {swept.problems} problems at every batch size, {runs}.{_cores(curves)}"
+    yield f"![{setup.title}: throughput over the target alone](scaling/{name}.png)"
+    yield ratios(curves, simulated=setup.simulated)
 
 
-def form_of_table_6(points: Sequence[Results]) -> str:
+def form_of_table_6(curves: Sequence[Curve]) -> str:
     """SpecCoT's own scaling next to the simulation of it."""
-    found = {curve.name: curve for curve in curves(points)}
+    found = {curve.name: curve for curve in curves}
     ours, alone = found[FORM], found["target alone"]
-    first_paper, first = TABLE_6[1][0], ours.median(1, "wall_s")
-    rows = []
+    first_paper, rows = TABLE_6[1][0], []
     for size, (wall, rate) in TABLE_6.items():
-        here = ours.median(size, "wall_s")
-        simulated = (f"{ours.median(size, 'committed_tokens_per_s'):,.0f}", f"{first / here:.2f}", _cell(ratio(ours, alone, size)))
+        over = _cell(ratio(ours, alone, size))
+        simulated = (f"{ours.kept_tokens_per_s[size]:,.0f}", f"{ours.wall_s[1] / ours.wall_s[size]:.2f}", over)
         rows.append((str(size), f"{rate:.1f}", f"{first_paper / wall:.2f}", "not printed", *simulated))
     paper = ("kept tokens/s, paper", "speed-up over batch size 1, paper", "over the target alone, paper")
     here = ("kept tokens/s, simulated", "speed-up over batch size 1, simulated", "over the target alone, simulated")
@@ -214,13 +230,12 @@ def form_of_table_6(points: Sequence[Results]) -> str:
 
 def page_of(results: Results) -> str:
     """The whole page."""
-    points = results["points"]
     parts = [
-        *(part for name in SETUPS for part in section(name, points[name])),
+        *(part for name in SETUPS for part in section(name, machine(results, name))),
         "## SpecCoT's table 6",
         f"The paper's wall times on two H100, next to `{FORM}` on the two simulated ones. It prints none for the target alone at the same "
         "batch size. How far the two are apart, and why, is in [calibration.md](calibration.md).",
-        form_of_table_6(points["sim-2xh100"]),
+        form_of_table_6(machine(results, "sim-2xh100").curves),
     ]
     return over_target.page("Where does speculation stop paying?", results, INTRODUCTION, verdict(results), parts)
 
@@ -228,8 +243,8 @@ def page_of(results: Results) -> str:
 def draw(results: Results) -> None:
     """The chart of each machine."""
     for name in SETUPS:
-        alone, *others = curves(results["points"][name])
-        over = {curve.name: {size: found[0] for size in sorted(curve.points) if (found := ratio(curve, alone, size))} for curve in others}
+        alone, *others = machine(results, name).curves
+        over = {curve.name: {size: ratio(curve, alone, size)[0] for size in alone.problems_per_s} for curve in others}
         over_target.chart({"": over}, PICTURES / f"{name}.png", dashed="lockstep")
 
 
@@ -247,8 +262,8 @@ def main(problems: int, repeats: int, as_is: bool, only: str | None) -> None:
         sweeps = {name: run_sweep(name, setup, problems, repeats) for name, setup in SETUPS.items() if only in (None, name)}
         if only is not None:
             return
-        points = {name: [structs.asdict(point) for point in found] for name, found in sweeps.items()}
-        results = recording.write(ROOT / RESULTS / "scaling.json", {"bench": "scaling", "points": points})
+        machines = {name: to_builtins(swept_of(points), str_keys=True) for name, points in sweeps.items()}
+        results = recording.write(ROOT / RESULTS / "scaling.json", {"bench": "scaling", "machines": machines})
     (ROOT / "bench/scaling.md").write_text(page_of(results))
     draw(results)
 

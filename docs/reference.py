@@ -1,4 +1,4 @@
-"""The parts of pages that are made when the documentation is built: the reference from the code, the claims from their benchmark.
+"""The parts of pages that are made when the documentation is built: the reference from the code.
 
 A page names them between `<!-- generated: NAME -->` and `<!-- /generated -->`; what it has there is for readers of the checkout. Run by
 mkdocs (`gen-files`); prints nothing, writes pages of the build alone.
@@ -121,12 +121,6 @@ def api() -> str:
     return "\n".join(["```python\nimport pipeline\n```\n", *members, *others, *table])
 
 
-def claims() -> str:
-    """The tables of `bench/papers.md` that say which of the papers' claims hold."""
-    _, title, rest = (ROOT / "bench/papers.md").read_text().partition("**Claims by verdict**")
-    return title + rest.partition("\n## ")[0] + "\n"
-
-
 def own_engine() -> str:
     """The example of an engine of one's own."""
     return f"```python\n{(ROOT / 'examples/own_engine.py').read_text()}```\n"
@@ -195,7 +189,6 @@ def _cell(text: str) -> str:
 
 PARTS = {
     "api": api,
-    "claims": claims,
     "commands": commands,
     "engines": engines_files,
     "graph": graph_files,

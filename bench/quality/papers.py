@@ -1,57 +1,57 @@
-"""What holds of the claims of the three papers, with the bundled pairs of models and on simulated machines.
+"""What the papers' systems do with the bundled pair of models and on simulated machines, beside what the papers print.
 
-    python -m bench.quality.papers            one to two hours on two quiet cores; `make build/inflated.yaml build/rambling-aligned` first
+    python -m bench.quality.papers            about an hour on two quiet cores; `make build/inflated.yaml` first
     python -m bench.quality.papers --small    a few problems each, in minutes: goes through everything, prints the page, and keeps nothing
 
 The runs are those of the study bench/quality/papers.yaml, kept in build/papers and continued when this is started again. Writes
-bench/papers.md and the figures of all runs beside it, bench/papers/*.csv.
+bench/results/papers.json and bench/papers.md.
 """
 
+import math
 import tempfile
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 import click
+import numpy as np
 from msgspec import structs
 
-from bench.figures import RESULTS, ROOT, begin, go_on, grid, origin
-from bench.quality.judging import CLAIMS, Group, Judged, Site, Verdict, judge, mean_of, noise_of
+from bench.figures import RESULTS, ROOT, Results, begin, go_on, grid, origin, results_of
 from bench.runs import say, whole, write_problems
-from pipeline.analysis.compare.cells import plain
+from pipeline.analysis.compare.cells import number, percent, plain
 from pipeline.analysis.compare.compare import compare
+from pipeline.analysis.compare.figures import Compared
 from pipeline.analysis.compare.runs import RunTable, read_runs
 from pipeline.analysis.compare.studies import Place
-from pipeline.analysis.compare.written import as_csv
-from pipeline.analysis.simulated import of_facts
+from pipeline.analysis.simulated import stated
 from pipeline.graph.yaml_file import shown
 from pipeline.session.observer import Observer
 from pipeline.sweep.plan import PlannedPoint, SweepPlan
-from pipeline.sweep.study import StudyOptions, plan_study, score_steps
+from pipeline.sweep.study import StudyOptions, plan_study
 from pipeline.sweep.sweep import SweepResult, carry_out
 
 STUDY = ROOT / "bench/quality/papers.yaml"
-PAGE, TABLES = ROOT / "bench/papers.md", ROOT / "bench/papers"
+PAGE = ROOT / "bench/papers.md"
+COLUMNS = ("system", "accuracy", "tokens", "s a problem", "wall s", "speed-up", "= tokens", "x rate", "steps that fall back")
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Student's t, 97.5 %, with 1 to 10 degrees of freedom."""
 INTRODUCTION = """\
-# The papers' claims
-
-None of the papers' own models was run. What stands here was measured with toy models on a CPU: the bundled pairs `tiny` and `wordy`, each
-for one kind of problem, `rambling`, the target of `wordy` with a draft that thinks longer than it does, and `inflated`, which is `tiny`
-with a target of 100 million parameters; or was simulated (sim MACHINE/TEXTS). {simulator} A claim that holds shows that this implementation
-has the effect where models have the property that it rests on; it says nothing about other models, and what does not hold says nothing
-about the papers' ones. Settings, and what each paper leaves open: [The papers](../docs/pages/reproduce/papers.md).
-
-A claim *holds* at a site where the whole 95 % interval is on its side, *does not hold* where the whole interval is on the other, and
-*cannot be said* where it includes the bound or there is none. Intervals are over problems; of a ratio of measured times they are wider by
-what runs of the same work differ in. A speed-up is printed as a product: shorter text x tokens a second. *Shown* is what holds at one site
-or more; the others stand beside it, and the headlines are not told again below."""
-
-WHAT_WAS_RUN = """\
-Figures of every run with their intervals are in the files. Do not compare the times of the kinds `quality` and `training`: other work may
-have run beside them, and no claim is about them."""
+None of the papers' own models was run. What stands here was measured with toy models on a CPU (`tiny`, the bundled pair, and `inflated`,
+the same with a target of 100 million parameters) or was simulated (sim MACHINE/TEXTS). It says nothing about other models. Settings, and
+what each paper leaves open: [The papers](../docs/pages/reproduce/papers.md)."""
+PRINTED = """\
+Simulated on 2026-11-26, one problem at a time, 48 problems, seed 0, each with `--batch-size 1 --set 'engines.*.timeout_s=100000'`,
+SpecCoT and SpecReason with `max_steps=1000`. Fitted are tokens and accuracies of SpecCoT and SCoT, SCoT's time of a token, and the rates
+of the A100s; not shares of time, other times of whole problems, and how many steps fall back. SpecReason prints no token counts for its
+pairs; its rows assume `engines.target.text.verbosity=1.8`, `engines.*.text.repair=0.3` and `engines.target.text.judge_auc=0.9`
+(`verifier_accuracy=null`)."""
+RUNS = """\
+Brackets are 95 % intervals over problems. A speed-up is over the target alone in the same table, and a product: shorter text x tokens a
+second. Repeated runs stand with their mean times; *noise* is the factor within which 95 % of the ratios of such times of the same work
+lie. Do not compare the times of the kind `quality`: other work may have run beside them."""
 
 
 def planned(folder: Path, *, small: bool) -> SweepPlan:
@@ -83,116 +83,69 @@ def _system(point: PlannedPoint, place: Place) -> str:
     return f"{point.coordinates.graph} {shown(place.params)}".strip()
 
 
-def read_sites(plan: SweepPlan, result: SweepResult) -> list[Site]:
-    """All sites with the runs of `plan` that were made."""
+def read_sites(plan: SweepPlan, result: SweepResult) -> list[dict[str, Any]]:
+    """All sites with the runs of `plan` that were made, as the results file has them."""
     made = {point.folder: result.folder / "runs" / point.folder for point in result.points}
     tables = dict(zip(made, read_runs(list(made.values())), strict=True)) if made else {}
-    return [_site(family, systems, tables, made) for family, systems in families(plan).items()]
+    return [site for family, systems in families(plan).items() if (site := _site(family, systems, tables))]
 
 
-def _site(family: str, systems: Mapping[str, Sequence[PlannedPoint]], tables: Mapping[str, RunTable], made: Mapping[str, Path]) -> Site:
+def _site(family: str, systems: Mapping[str, Sequence[PlannedPoint]], tables: Mapping[str, RunTable]) -> dict[str, Any] | None:
     name, _, kind = family.rpartition(" ")
     runs = {
-        system: [tables[each.name] for each in points] for system, points in systems.items() if all(each.name in made for each in points)
+        system: [tables[each.name] for each in points] for system, points in systems.items() if all(each.name in tables for each in points)
     }
-    return Site(
-        name=name,
-        kind=kind,
-        runs={system: structs.replace(mean_of(same), name=system) for system, same in runs.items()},
-        folders={system: made[systems[system][0].name] for system in runs},
-        asked=frozenset(systems),
-        noise=noise_of(runs.values()),
-    )
+    if not runs:
+        return None
+    means = [structs.replace(mean_of(same), name=system) for system, same in runs.items()]
+    simulated, noise = any(run.simulated for run in means), noise_of(list(runs.values()))
+    sizes = sorted({run.batch_size for run in means})
+    size = " to ".join(str(each) for each in dict.fromkeys((sizes[0], sizes[-1])))
+    where = "simulated" if simulated else max(run.resources for run in means).label
+    return {
+        "site": f"sim {name}" if simulated else name,
+        "kind": kind,
+        "point": f"batch size {size}, {max(len(run.problem_ids) for run in means)} problems, {where}",
+        "noise": None if noise is None else plain(noise),
+        "rows": [" | ".join(_row(run)) for run in compare(means).runs],
+    }
 
 
-# The page.
+def _row(run: Compared) -> Iterator[str]:
+    yield from (run.run, percent(run.accuracy), number(run.tokens), number(run.latency_s), plain(run.table.wall_time_s))
+    over = run.over_baseline
+    yield from ("-",) * 3 if over.over == run.run else map(number, (over.speed_up, over.token_factor, over.rate_factor))
+    yield percent(run.fallback_rate)
 
 
-def page(about: str, sites: Sequence[Site]) -> str:
-    """The text of papers.md: `about` how it was made, the headlines, all claims by what was found, and what was run."""
-    judged = [judge(claim, sites) for claim in CLAIMS]
-    facts = [each for site in sites if site.simulated for run in site.runs.values() for each in run.facts.values()]
-    parts = [about, INTRODUCTION.format(simulator=of_facts(facts) if facts else "Nothing was simulated.")]
-    parts += ["## What holds, and what does not", "**Claims by verdict**", _counts(judged), "**Ten headlines**", _headlines(judged)]
-    for group in get_args(Group):
-        if rows := [_row(each) for each in judged if each.group == group and not each.claim.why]:
-            parts += [f"**{group.capitalize()}**", grid(("where", "claim", "their number", "here", ""), rows)]
-    parts += ["## What was run", WHAT_WAS_RUN, _sites(sites)]
+def mean_of(runs: Sequence[RunTable]) -> RunTable:
+    """One run with the mean times of repeated ones; all else is that of the first."""
+    latency, wall = np.mean([run.latency_s for run in runs], axis=0), float(np.mean([run.wall_time_s for run in runs]))
+    return runs[0] if len(runs) == 1 else structs.replace(runs[0], latency_s=latency, wall_time_s=wall)
+
+
+def noise_of(repeats: Sequence[Sequence[RunTable]]) -> float | None:
+    """The factor within which 95 % of the ratios between two such means of runs of the same work lie; None without repeated runs.
+
+    Wall times are taken as log-normal with one variance for all systems, pooled over `repeats`, the runs of each.
+    """
+    logs = [np.log([run.wall_time_s for run in same]) for same in repeats if len(same) > 1]
+    freedom = sum(len(each) - 1 for each in logs)
+    if not freedom:
+        return None
+    variance = sum(float(((each - each.mean()) ** 2).sum()) for each in logs) / freedom
+    return math.exp(T_975[min(freedom, len(T_975)) - 1] * math.sqrt(2 * variance / min(map(len, logs))))
+
+
+def page_of(results: Results) -> str:
+    """The whole page."""
+    parts = ["# The papers' systems", f"{origin(results['measured'])[:-1]}.", INTRODUCTION, stated(())]
+    parts += ["## Printed and simulated", PRINTED, grid(("what", "printed", "simulated", "how"), results["printed"])]
+    parts += ["## What was run", RUNS]
+    for site in results["sites"]:
+        noise = f", noise {site['noise']}" if site["noise"] else ""
+        parts += [f"**{site['site']}, {site['kind']}**: {site['point']}{noise}", grid(COLUMNS, (row.split(" | ") for row in site["rows"]))]
     return "\n\n".join(parts) + "\n"
-
-
-def _counts(judged: Sequence[Judged]) -> str:
-    """How many claims each group has, and how often each verdict was reached at a site of either kind."""
-    groups = Counter(each.group for each in judged)
-    said = ", ".join(f"{count} {group}" for group, count in groups.most_common())
-    by_site = {kind: Counter(each.verdict for one in judged for each in one.found if each.site.simulated is kind) for kind in (False, True)}
-    rows = [(verdict, str(by_site[False][verdict]), str(by_site[True][verdict])) for verdict in get_args(Verdict)]
-    return f"Of {len(judged)} claims: {said}.\n\n" + grid(
-        ("at a site", "measured", "simulated"), [row for row in rows if row[1:] != ("0", "0")]
-    )
-
-
-def _headlines(judged: Sequence[Judged]) -> str:
-    columns = ("paper", "claim", "their number", "ours, and verdict", "operating point", "why")
-    first = [each for each in judged if each.claim.why]
-    return grid(columns, [(one.claim.where, one.claim.says, one.claim.theirs, _found(one), _points(one), one.claim.why) for one in first])
-
-
-def _row(judged: Judged) -> tuple[str, ...]:
-    claim = judged.claim
-    lacks = dict.fromkeys(f"Not testable: {claim.lacks[each.site.name]}." for each in judged.found if each.verdict == "not testable here")
-    return (claim.where, claim.says, claim.theirs, _found(judged) or "-", " ".join(filter(None, [*lacks, claim.note])))
-
-
-def _found(judged: Judged) -> str:
-    """Our number at each site, by verdict."""
-    by_verdict = {verdict: [each for each in judged.found if each.verdict == verdict] for verdict in get_args(Verdict)}
-    return "; ".join(
-        f"**{verdict}** {', '.join(f'{_named(each.site)} {each.said}'.strip() for each in found)}"
-        for verdict, found in by_verdict.items()
-        if found
-    )
-
-
-def _named(site: Site) -> str:
-    return f"sim {site.name}" if site.simulated else f"`{site.name}`"
-
-
-def _points(judged: Judged) -> str:
-    """The operating points, with the sites of each where there are several that were measured."""
-    points: dict[str, list[Site]] = {}
-    for each in judged.found:
-        if each.site.runs:
-            points.setdefault(each.site.point, []).append(each.site)
-    measured = [point for point, sites in points.items() if not sites[0].simulated]
-    names = {point: f" ({', '.join(map(_named, points[point]))})" for point in measured if len(measured) > 1}
-    return "; ".join(point + names.get(point, "") for point in points)
-
-
-def _sites(sites: Sequence[Site]) -> str:
-    rows = [
-        (_named(site), site.kind, site.point, "-" if site.noise is None else plain(site.noise), f"[{_file(site)}](papers/{_file(site)})")
-        for site in sites
-        if site.runs
-    ]
-    return grid(("site", "runs", "operating point", "noise between runs, factor", "file"), rows)
-
-
-def _file(site: Site) -> str:
-    return f"{site.name}-{site.kind}.csv".replace("/", "-").replace(",", "-")
-
-
-def write_tables(folder: Path, sites: Iterable[Site]) -> None:
-    """The figures of all runs of each site, a file each; others that are there are removed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.glob("*.csv"):
-        path.unlink()
-    for site in sites:
-        if site.runs:
-            (folder / _file(site)).write_text(as_csv(compare(list(site.runs.values()))))
-
-
-# The command.
 
 
 def possible(plan: SweepPlan, only: Sequence[str]) -> Iterator[PlannedPoint]:
@@ -207,18 +160,9 @@ def possible(plan: SweepPlan, only: Sequence[str]) -> Iterator[PlannedPoint]:
 
 
 def made(plan: SweepPlan, only: Sequence[str] = ()) -> SweepResult:
-    """Make the runs that are missing, and let reward models score those of which rewards are asked."""
-    points = list(possible(plan, only))
-    observer = Observer(tell=say)
-    result = whole(
-        carry_out(structs.replace(plan, points=points), observer, lambda number, of, point: say(f"{number}/{of} {point.folder}"))
-    )
-    assert plan.study is not None
-    there = {point.folder for point in result.points}
-    rewards = {prm: tuple(name for name in names if name in there) for prm, names in plan.study.rewards.items()}
-    if failures := score_steps(result.folder, structs.replace(plan.study, rewards=rewards), say):
-        raise click.ClickException("; ".join(failures))
-    return result
+    """Make the runs that are missing."""
+    plan = structs.replace(plan, points=list(possible(plan, only)))
+    return whole(carry_out(plan, Observer(tell=say), lambda number, of, point: say(f"{number}/{of} {point.folder}")))
 
 
 @click.command()
@@ -235,15 +179,12 @@ def main(small: bool, only: tuple[str, ...]) -> None:
         result = made(plan, only)
         if only and not small:
             return
-        sites = read_sites(plan, result)
-        write_tables(folder / "papers" if small else TABLES, sites)
-        text = page(origin(recording.measured)[:-1], sites)
+        results = {"bench": "papers", "sites": read_sites(plan, result), "printed": results_of("papers")["printed"]}
         if small:
-            click.echo(text)
+            click.echo(page_of(results | {"measured": recording.measured}))
         else:
-            runs = sorted(each.folder for each in result.points)
-            recording.write(ROOT / RESULTS / "papers.json", {"bench": "papers", "runs": runs}, text)
-            click.echo(f"{PAGE}: {len(runs)} runs", err=True)
+            recording.write(ROOT / RESULTS / "papers.json", results)
+            click.echo(f"{PAGE}: {len(result.points)} runs", err=True)
 
 
 if __name__ == "__main__":
