@@ -23,9 +23,8 @@ from pipeline.text import redact
 
 GRAPH = {
     "check": CommandEntry("check a graph and its engines, and print the plan", "author.graph:check"),
-    "show": CommandEntry("draw a graph, with the counts and times of a run", "author.graph:show"),
+    "show": CommandEntry("draw a graph", "author.graph:show"),
     "prompt": CommandEntry("print the prompt of a stage as its engine gets it", "author.graph:prompt"),
-    "schema": CommandEntry("print the JSON Schema of a kind of file, for editors", "author.files:schema"),
 }
 RUNS = {
     "list": CommandEntry("list the runs in a folder", "runs.folders:list_"),

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from pipeline.bundled import FOLDERS
-from pipeline.cli.author import files
 from pipeline.data.in_memory import ProblemList
 from pipeline.data.many_files import open_files
 from pipeline.data.part import ALL
@@ -22,10 +21,8 @@ def test_problems_of_another_kind_are_said_with_one_that_they_know() -> None:
     assert list(strange_problems(load_plan(SPECCOT, SIM), problems)) == []
 
 
-def test_all_problems_of_their_data_set_and_of_init_are_known(tmp_path: Path) -> None:
+def test_all_problems_of_their_data_set_are_known() -> None:
     for name, engines in (("arith", "tiny"), ("wordy", "wordy"), ("wordy", "rambling")):
         for split in ("test", "validation"):
             problems = open_files([FOLDERS["data set"] / name / f"{split}.parquet"])
             assert list(strange_problems(load_plan(SPECCOT, Path(engines)), problems)) == []
-    (tmp_path / "problems.csv").write_text(files.EXAMPLE)
-    assert list(strange_problems(load_plan(SPECCOT, Path("tiny")), open_files([tmp_path / "problems.csv"]))) == []

@@ -1,6 +1,7 @@
-"""`pipeline list` and `graph schema`: everything bundled is listed, and what a schema allows is what the loader accepts."""
+"""What a schema allows is what the loader accepts, and the schemas beside the graphs are current."""
 
 import json
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,39 +10,12 @@ import jsonschema
 import pytest
 import yaml
 
-from pipeline.bundled import FOLDERS, bundled_files
-from pipeline.cli.author import catalog, files
-from pipeline.cli.author.catalog import KINDS
-from tests.support.commands import pipeline
+from pipeline.bundled import FOLDERS
 from tests.support.paths import ROOT
 
+sys.path.insert(0, str(ROOT / "tools"))
 
-def test_without_a_kind_the_kinds_are_listed() -> None:
-    listed = pipeline("list").stdout
-    assert all(f"\n{kind} " in listed for kind in ("graphs", "engines", "tables"))
-    assert [each["name"] for each in json.loads(pipeline("list", "--json").stdout)][:2] == ["graphs", "engines"]
-
-
-def test_the_list_of_graphs_begins_with_the_main_ones() -> None:
-    found = json.loads(pipeline("list", "graphs", "--json").stdout)
-    assert {row["name"] for row in found} == set(bundled_files("graph"))
-    assert [row["name"] for row in found[:4]] == ["speccot", "specreason", "scot", "target"]
-    assert found[0]["params"]["candidates"] == 5
-    assert all(row["about"] for row in found)
-    printed = pipeline("list", "graphs").stdout
-    assert "speccot" in printed
-    assert "None" not in printed
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_everything_bundled_is_listed_with_what_it_is(kind: str) -> None:
-    found = json.loads(pipeline("list", kind, "--json").stdout)
-    assert all(row["name"] and row["about"] for row in found)
-    printed = pipeline("list", kind).stdout
-    assert all(row["name"] in printed for row in found)
-    if kind in catalog.FILES:
-        assert {row["name"] for row in found} == set(bundled_files(catalog.FILES[kind]))
-
+from schemas import schemas
 
 FILES = [
     *((path, "graph") for path in FOLDERS["graph"].glob("*.yaml")),
@@ -54,13 +28,11 @@ FILES = [
 """The name of a training file ends with that of its task."""
 
 
-@cache
-def schema_of(name: str) -> Any:
-    return files.schema_of(name)
+known = cache(schemas)
 
 
 def errors(value: Any, schema: str) -> list[str]:
-    validator = jsonschema.Draft202012Validator(schema_of(schema))
+    validator = jsonschema.Draft202012Validator(known()[schema])
     return [f"{'/'.join(map(str, error.absolute_path))}: {error.message}" for error in validator.iter_errors(value)]
 
 
@@ -104,8 +76,9 @@ def test_an_error_in_a_stage_is_that_of_its_kind_alone(stage: dict[str, Any], sa
 
 
 def test_the_schemas_beside_the_graphs_are_these() -> None:
-    """`pipeline graph schema NAME > graphs/schemas/NAME.json` writes them again."""
-    for name, schema in ((each, schema_of(each)) for each in files.SCHEMAS):
+    """`python tools/schemas.py` writes them again."""
+    assert {path.stem for path in (ROOT / "graphs/schemas").iterdir()} == set(known())
+    for name, schema in known().items():
         assert json.loads((ROOT / f"graphs/schemas/{name}.json").read_text()) == json.loads(json.dumps(schema)), name
     for path, name in FILES:
         first = path.read_text().splitlines()[0]
@@ -114,5 +87,5 @@ def test_the_schemas_beside_the_graphs_are_these() -> None:
 
 
 def test_keys_are_described() -> None:
-    described = schema_of("graph")["$defs"]["DraftSpec"]["properties"]
+    described = known()["graph"]["$defs"]["DraftSpec"]["properties"]
     assert "context" in described["when"]["description"] or "verdict" in described["when"]["description"]
