@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
+from ray.cluster_utils import Cluster
 
+from pipeline.cli.signals import restored_handlers
 from pipeline.cluster.ray_actors import check_room, solve_on_ray
 from pipeline.errors import UsageError
 from pipeline.session.observer import Observer
@@ -27,18 +30,46 @@ from tests.support.patience import HANGS_S
 from tests.support.runs import said, write_problems
 from tests.support.waiting_engines import engines_file, waiting, when
 
-sys.path.insert(0, str(ROOT / "tools"))
-
-from local_ray import Nodes, cluster_of
-
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 CHAINS = 60
 
 
+class Nodes:
+    """The nodes of a cluster on this machine that runs replicas, one each; they come and go."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self.nodes = cluster, list[Any]()
+
+    def add(self) -> None:
+        self.nodes.append(self._cluster.add_node(num_cpus=1))
+
+    def remove(self, node: Any) -> None:
+        """Let a node die as a machine does."""
+        self.nodes.remove(node)
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def actors(self) -> list[tuple[Any, psutil.Process]]:
+        """Each node of a replica, with its process."""
+        raylets = [(node, psutil.Process(node.all_processes["raylet"][0].process.pid)) for node in self.nodes]
+        return [(node, each) for node, raylet in raylets for each in raylet.children(recursive=True) if is_replica(each)]
+
+
+def is_replica(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return "ReplicaActor" in " ".join(process.cmdline())
+    return False
+
+
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    with cluster_of(2) as found:
+    with restored_handlers(), pytest.MonkeyPatch.context() as environment:
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        environment.setenv("RAY_ADDRESS", cluster.address)
+        found = Nodes(cluster)
+        for _ in range(2):
+            found.add()
         yield found
+        cluster.shutdown()
 
 
 @pytest.fixture(autouse=True)
@@ -95,10 +126,11 @@ def test_a_replica_and_a_node_that_die_are_replaced_and_their_chains_go_on(folde
     told: list[str] = []
 
     def strike(view: Any) -> None:
-        nodes.actors()[0].send_signal(signal.SIGKILL)
-        nodes.remove(nodes.nodes[-1])
-        nodes.add()
+        (_, process), *_, (node, _) = nodes.actors()
+        process.send_signal(signal.SIGKILL)
+        nodes.remove(node)
 
+    nodes.add()
     result = on_ray(folder, "struck", when(8, strike, told))
     check(result, alone)
     losses = [loss for replica in result.run.sessions[-1].replicas for loss in replica.losses]
@@ -140,7 +172,9 @@ def test_ctrl_c_drains_and_the_run_goes_on_in_one_process(folder: Path, alone: S
     output, _ = process.communicate(timeout=HANGS_S)
     assert process.returncode == 130, output
     assert "to resume: pipeline resume drained" in output
-    _, alive = psutil.wait_procs(nodes.actors(), timeout=HANGS_S)  # the cluster ends them once it has seen that their driver is gone
+    _, alive = psutil.wait_procs(
+        [process for _, process in nodes.actors()], timeout=HANGS_S
+    )  # the cluster ends them once it has seen that their driver is gone
     assert not alive
     chains = pq.read_table(folder / "drained/chains").to_pylist()
     assert 0 < len(chains) < CHAINS

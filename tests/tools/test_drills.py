@@ -1,4 +1,4 @@
-"""Fault drills, one strike of some kinds; `bench/faults` has all and many. Every chain is there once and says what it said."""
+"""Fault drills, one strike of some kinds; `bench/reliability.py` has all and many. Every chain is there once and says what it said."""
 
 import random
 import signal

@@ -7,5 +7,5 @@
     servers         the engines: servers that misbehave
 
 A `Ground` is what is struck: runs on engines that answer the same twice, and are compared with an undisturbed run, or on
-engines that never do. Tests ask for a few faults of each kind, `bench/faults/reliability.py` for many.
+engines that never do. Tests ask for a few faults of each kind, `bench/reliability.py` for many.
 """

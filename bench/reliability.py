@@ -1,7 +1,7 @@
 """What faults do to a run, and what it costs that they do nothing.
 
-    python -m bench.faults.reliability             every kind, about 20 minutes on two quiet cores; root, for the small file systems
-    python -m bench.faults.reliability --share 0.05 --no-vllm --no-torch --output /tmp/reliability.md
+    python -m bench.reliability             every kind, about 20 minutes on two quiet cores; root, for the small file systems
+    python -m bench.reliability --share 0.05 --no-vllm --no-torch --output /tmp/reliability.md
 
 Strikes runs on engines that answer the same twice and on engines that never do, resumes each until it is done, and looks at what
 is left (`tools/drills`); compares batch sizes; and writes bench/reliability.md and results/reliability.json.
