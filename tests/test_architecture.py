@@ -26,7 +26,7 @@ LEVELS = [
     ["session", "rewards", "calibration", "report", "export", "drawing", "remote"],
     ["sweep", "cluster", "training", "view", "serve"],
     ["api"],
-    ["cli", "ray"],
+    ["cli"],
 ]
 """Folders and modules of `pipeline`; each imports from lines above its own, and from itself."""
 DOORS = {
@@ -57,7 +57,6 @@ DOORS = {
         "export/",
         "training/",
         "api",
-        "ray",
     ],
     "datasets": ["data/prepare", "training/lora/trainer"],
     "prometheus_client": ["cli/metrics"],

@@ -1,13 +1,35 @@
 """The scripts in examples/ run, and their answers are right."""
 
+import json
+import os
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
 from tests.support.paths import ROOT
+from tests.support.patience import HANGS_S
+from tests.support.runs import chains_of, write_problems
 
-SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+RAY_DATA = ROOT / "examples/ray_data.py"
+SCRIPTS = sorted({*(ROOT / "examples").glob("*.py")} - {RAY_DATA})
+BATCHES = f"""
+import json, runpy
+Solver = runpy.run_path({str(RAY_DATA)!r}, run_name="__main__")["Solver"]
+import ray
+problems = [json.loads(line) for line in open("problems.jsonl")]
+problems.append({{**problems[0], "problem_id": "empty", "problem": ""}})
+actors = ray.data.ActorPoolStrategy(min_size=1, max_size=2)
+options = {{"graph": "speccot", "engines": "sim-instant"}}
+solved = ray.data.from_items(problems).map_batches(
+    Solver, fn_constructor_kwargs=options, batch_size=3, batch_format="pyarrow", compute=actors
+)
+print(json.dumps(solved.take_all()))
+"""
 
 
 @pytest.mark.torch
@@ -21,3 +43,18 @@ def test_a_script_solves_what_it_shows(script: Path, capsys: pytest.CaptureFixtu
 def test_one_s_own_engine_is_short() -> None:
     source = (ROOT / "examples/own_engine.py").read_text()
     assert source.partition("class Generate:")[2].partition("if __name__")[0].count("\n") < 50
+
+
+@pytest.mark.slow
+def test_batches_of_ray_data_are_answered_as_in_a_run(tmp_path: Path) -> None:
+    problems = write_problems(tmp_path, 8)
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", BATCHES], cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=HANGS_S)
+    assert done.returncode == 0, done.stderr
+    *script, said = done.stdout.splitlines()
+    assert script[-1] == "100% right"
+    found = {row["problem_id"]: row for row in json.loads(said)}
+    assert found.pop("empty")["error"].endswith("`problem` is empty")
+    run(RunOptions(graph=Path("speccot"), engines=Path("sim-instant"), input=problems, output=tmp_path / "run"))
+    expected = {row["problem_id"]: (row["answer"], row["correct"], None) for row in chains_of(tmp_path / "run")}
+    assert {name: (row["solution"], row["correct"], row["error"]) for name, row in found.items()} == expected

@@ -1,30 +1,35 @@
 """Replicas as actors of a Ray cluster: settings enter, a `Launcher` leaves. The only module that imports Ray.
 
-An actor is a process on one node with the GPUs that the engines file asks for. It runs a `ReplicaWorker` in a thread with an event loop of
-its own. It is never restarted by Ray: a lost replica is started again, so that nothing of a broken process lives on.
+An actor is a process on one node with the GPUs that the engines file asks for. It is never restarted by Ray: a lost replica is started
+again, so that nothing of a broken process lives on.
 """
 
+import asyncio
 import logging
 import os
 import re
 import socket
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
+from threading import Thread
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import anyio.to_thread
 import ray
+from anyio.from_thread import BlockingPortal
 from ray.exceptions import ActorUnavailableError, RayError
 
 from pipeline.cluster.fleet import Launcher, solve_on_replicas
 from pipeline.cluster.messages import Orders, ReplicaLink, ReplicaReport, decoded, encoded
-from pipeline.cluster.replica_thread import ReplicaThread
+from pipeline.cluster.replica_worker import ReplicaWorker
 from pipeline.engines.registry import gpus
 from pipeline.errors import ReplicaLost, UsageError, reason
 from pipeline.graph.plan import Plan
+from pipeline.session.loop import in_loop, rare_collection
 from pipeline.session.observer import Attend, Observer, Tell
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import Prepared, RunSettings
@@ -142,10 +147,23 @@ def ray_launcher(settings: RunSettings, gpus_each: int) -> Launcher:
 
 
 class ReplicaActor:
-    """The process of a replica on its node."""
+    """The process of a replica on its node: a `ReplicaWorker` serves in a thread with another event loop until the process ends."""
 
     def __init__(self, settings: RunSettings) -> None:
-        self._replica = ReplicaThread(settings)
+        # Ray's policy brings uvloop, whose event loop neither tells when a timer is due nor starts processes from this thread.
+        asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
+        ExitStack().enter_context(rare_collection())
+        started: Future[BlockingPortal] = Future()
+
+        async def serve() -> None:
+            async with BlockingPortal() as portal:
+                started.set_result(portal)
+                await portal.sleep_until_stopped()
+
+        Thread(target=in_loop, args=(serve,), kwargs={"virtual": False}, name="replica", daemon=True).start()
+        self._portal = started.result()
+        self._replica = self._portal.call(ReplicaWorker, settings)
+        self._portal.start_task_soon(self._replica.serve)
 
     def where(self) -> tuple[str, str]:
         """The cluster's id of the node, and its network address."""
@@ -153,7 +171,7 @@ class ReplicaActor:
 
     def exchange(self, orders: Orders) -> bytes:
         """The report as MessagePack."""
-        return encoded(self._replica.exchange(orders))
+        return encoded(self._portal.call(self._replica.exchange, orders))
 
 
 class ActorLink:
