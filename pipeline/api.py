@@ -29,7 +29,7 @@ from pipeline.data.in_memory import ProblemList, is_frame, rows_of
 from pipeline.data.obtain import STDIN, problem_files
 from pipeline.engine import Engine
 from pipeline.engines.replay.recording import bindings
-from pipeline.errors import BudgetUsedUp, MissingExtra, Unfinished, UsageError, did_you_mean
+from pipeline.errors import MissingExtra, Unfinished, UsageError, did_you_mean
 from pipeline.grading.plugins import register_grader
 from pipeline.graph.loader import PRESET, load_preset
 from pipeline.graph.loader import load_graph as load_bound
@@ -41,7 +41,6 @@ from pipeline.remote.folder import written_folder
 from pipeline.remote.inputs import fetch_problems
 from pipeline.remote.url import input_urls, is_url
 from pipeline.session.background import Background, ChainStream, MemoryRows, TaskRun, ThreadRun
-from pipeline.session.budget import FORMS, spelled
 from pipeline.session.complete import completed
 from pipeline.session.loop import Stop, on_asyncio, time_is_virtual
 from pipeline.session.notices import gpu_notices, notices
@@ -244,8 +243,6 @@ async def solve_async(graph: Graph, problems: Input, **options: Unpack[RunKeywor
         call = enter() if virtual else await anyio.to_thread.run_sync(enter)
         if call.run.nothing_to_do:
             return
-        if call.run.used_up:
-            raise BudgetUsedUp(call.run.used_up)
         # Where the reader is on the same virtual clock, the clock would jump while the run waits for the reader.
         chains = ChainStream(math.inf if virtual else UNREAD, inline=call.run.virtual_time)
         run = _started(call, chains, stack.pop_all())
@@ -290,9 +287,6 @@ def _solved(call: _SolveCall, trace: bool, progress: bool) -> Result:
     run, kept = call.run, MemoryRows(trace=trace)
     if run.nothing_to_do:
         return _result(SessionResult.of_old(run).run, run, None)
-    if run.used_up:
-        used_up = BudgetUsedUp(run.used_up)
-        raise Unfinished(used_up, _result(SessionResult.of_old(run).run, run, None))
     observer = Observer(sink=kept, watch=progress_shown) if progress else Observer(sink=kept)
     background = ThreadRun(partial(call.carry_out, observer), virtual=run.virtual_time)
     try:
@@ -390,24 +384,19 @@ def _valid(
     values = {"graph": not isinstance(graph, str | Path), "engines": not isinstance(engines, str | Path | None) or isinstance(graph, Plan)}
     first, *more = files or [Path("problems") if output is None else Path(output) / PROBLEMS]
     random = given.get("random")
-    budget = {name: spelled(name, value) for name in FORMS if (value := given.get(name)) is not None}
-    options = (
-        dict(given)
-        | budget
-        | {
-            "graph": plan.name if values["graph"] else str(graph),
-            "input": str(first),
-            "more_inputs": tuple(map(str, more)),
-            "input_urls": input_urls(names),
-            "engines": None if values["engines"] or engines is None else str(engines),
-            "settings": _settings(bound),
-            "output": None if output is None else str(output),
-            "in_memory": tuple(name for name, value in values.items() if value),
-            "columns": dict(given.get("columns") or {}),
-            "samples": _preset_samples(bound.get("preset")) if given.get("samples") is None else given["samples"],
-            "random": None if random is None else str(random),
-        }
-    )
+    options = dict(given) | {
+        "graph": plan.name if values["graph"] else str(graph),
+        "input": str(first),
+        "more_inputs": tuple(map(str, more)),
+        "input_urls": input_urls(names),
+        "engines": None if values["engines"] or engines is None else str(engines),
+        "settings": _settings(bound),
+        "output": None if output is None else str(output),
+        "in_memory": tuple(name for name, value in values.items() if value),
+        "columns": dict(given.get("columns") or {}),
+        "samples": _preset_samples(bound.get("preset")) if given.get("samples") is None else given["samples"],
+        "random": None if random is None else str(random),
+    }
     try:
         return msgspec.convert(options, RunOptions, dec_hook=lambda kind, value: kind(value))
     except msgspec.ValidationError as error:

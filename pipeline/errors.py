@@ -11,7 +11,6 @@ PipelineError
 │   ├── EngineDead        an engine's process or server is gone
 │   ├── ReplicaLost       a replica is gone; others may continue
 │   ├── RunFolderError    the run folder cannot be written
-│   ├── BudgetUsedUp      its time, tokens or cost are used up (exit code 4)
 │   ├── OutOfMemory       this process ran out of memory
 │   ├── InputChanged      the problems file is not what it was when the run started
 │   └── Unfinished        a run of the Python API stopped early; it holds what was finished
@@ -128,14 +127,6 @@ class ReplicaLost(RunError):
 
 class RunFolderError(RunError):
     """The run folder cannot be created or written."""
-
-
-class BudgetUsedUp(RunError):
-    """The budget of a run is used up, as `what` says."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(f"the budget is used up: {what}")
-        self.what = what
 
 
 class OutOfMemory(RunError):

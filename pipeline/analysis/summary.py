@@ -10,8 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.analysis.headline.adapters import unused_adapters
-from pipeline.analysis.headline.costs import costs, left
-from pipeline.analysis.headline.figures import EngineSummary, StageSummary, Summary
+from pipeline.analysis.headline.figures import EngineSummary, Left, StageSummary, Summary
 from pipeline.analysis.headline.switching import switching
 from pipeline.analysis.order import order_correlation
 from pipeline.analysis.quality.option_mass import option_mass, read_masses
@@ -147,8 +146,7 @@ def summarize_work(work: RunTimes) -> Summary:
     calls, models, times = db.rows(CALLS, _Calls), db.rows(ANSWERED_BY, _Answered), timeline(work)
     wall_s, engines = _wall_s(file, chains), [each for each in calls if each.engine]
     tokens, drafted = (sum(getattr(each, name) for each in engines) for name in ("output_tokens", "draft_tokens"))
-    kept, cost = _kept(file, chains, steps, calls), costs(file, {each.engine: _billed(each) for each in engines}, wall_s)
-    over = chains.done + chains.failed
+    kept = _kept(file, chains, steps, calls)
     return Summary(
         run=db.folders[0].resolve().name,
         status=None if file.status == "unknown" else file.status,
@@ -159,10 +157,7 @@ def summarize_work(work: RunTimes) -> Summary:
         pauses=file.totals.pauses,
         order=file.order or None,
         order_correlation=order_correlation(db) if file.order not in ("", "input") else None,
-        cost=sum(cost.values()) if cost else None,
-        costs=cost,
-        used_up=file.budget.used_up if file.budget else "",
-        left=left(file, over, chains.cancelled, tokens, wall_s, cost),
+        left=_left(file, chains, tokens, wall_s),
         wall_time_s=wall_s,
         **_chain_figures(db, chains, wall_s),
         **_step_figures(steps, file.plan, wall_s),
@@ -231,9 +226,16 @@ def _kept(run: RunFile, chains: _Chains, steps: _Steps, calls: Iterable[_Calls])
     return chains.thought_tokens + sum(each.output_tokens for each in calls if each.stage in run.plan.finishing) - steps.finishing_tokens
 
 
-def _billed(sums: _Calls) -> tuple[int, int, int]:
-    """Prompt tokens, those of them that were cached, and sampled tokens."""
-    return sums.input_tokens, sums.cached_input_tokens or 0, sums.output_tokens
+def _left(run: RunFile, chains: _Chains, tokens: int, wall_s: float | None) -> Left | None:
+    """What is left of a run that sampled that many `tokens`: as much for each chain as so far, where one that has begun counts as half.
+    None where nothing is left, or the run is not known."""
+    over, begun = chains.done + chains.failed, chains.cancelled
+    if not run.plan.engines or run.chains <= over or run.status in ("running", "starting"):
+        return None
+    if not over or not tokens:
+        return Left(chains=run.chains - over, begun=begun)
+    share = run.chains / (over + begun / 2) - 1
+    return Left(chains=run.chains - over, begun=begun, tokens=round(tokens * share), time_s=None if wall_s is None else wall_s * share)
 
 
 def _in_order(calls: Iterable[_Calls], run: RunFile) -> list[_Calls]:

@@ -34,7 +34,7 @@ from pipeline.cli.options import (
 from pipeline.cli.signals import restored_handlers, stop_on_signal
 from pipeline.cli.summary import print_about, print_summary
 from pipeline.cli.terminal import print_error, print_notice, printed
-from pipeline.errors import BudgetUsedUp, Interrupted, MissingExtra, UsageError
+from pipeline.errors import Interrupted, MissingExtra, UsageError
 from pipeline.remote.url import input_urls, is_url
 from pipeline.session.loop import rare_collection
 from pipeline.session.notices import shortfall
@@ -59,7 +59,7 @@ take_over_option = option("--take-over", is_flag=True, help=TAKE_OVER_HELP, head
 @preset_option
 @run_options("samples", "seed", "batch_size", "schedule", "admission", "order", "speculate_from", "output", "keep_input", "baseline")
 @json_option
-@run_options("max_time", "max_tokens", "max_cost", "fail_on_error", "resume", "retry_failed", "allow_drift")
+@run_options("fail_on_error", "resume", "retry_failed", "allow_drift")
 @take_over_option
 @run_options("replicas", "cluster")
 @metrics_options
@@ -107,7 +107,7 @@ def run(
 )
 @run_options("batch_size", "schedule", "admission", "order", "baseline", unset=True)
 @json_option
-@run_options("max_time", "max_tokens", "max_cost", "fail_on_error", "retry_failed", unset=True)
+@run_options("fail_on_error", "retry_failed", unset=True)
 @take_over_option
 @run_options("replicas", "cluster", unset=True)
 @metrics_options
@@ -198,9 +198,6 @@ def _print_end(result: SessionResult, folder: str) -> None:
     if (said := shortfall(result.run)) is not None:
         print_notice(said)
     if result.error is None:
-        return
-    if isinstance(result.error, BudgetUsedUp):
-        print_notice(f"{result.error}; to go on: pipeline resume {shlex.quote(folder)} with a greater budget")
         return
     if result.run.status == "failed":
         print_error(str(result.error))

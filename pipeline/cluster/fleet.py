@@ -19,7 +19,7 @@ from msgspec import structs
 from pipeline.cluster.chain_queue import ChainQueue
 from pipeline.cluster.fleet_member import FleetMember
 from pipeline.cluster.messages import OpenReplica, Orders, ReplicaLink, ReplicaReport
-from pipeline.engine import Engine, EngineStatistics, Usage
+from pipeline.engine import Engine, EngineStatistics
 from pipeline.engines.startup import Listener
 from pipeline.errors import ReplicaLost, RunError, UsageError
 from pipeline.graph.spec import EngineSpec
@@ -233,7 +233,6 @@ class FleetWork:
         self._unread = run.chains - len(state.over)
         """Chains of the input that are not in the queue yet."""
         self._fleet, self._rows, self._clock = fleet, rows, clock
-        self._bounded = run.record.budget is not None
         self._draining = self._aborting = self._over = False
 
     @property
@@ -278,8 +277,7 @@ class FleetWork:
         queue = self._queue
         while True:
             await self._fleet.until(lambda: queue.waiting < self._few and not self._draining)
-            many = self._few if self._bounded else 2 * self._few
-            while queue.waiting < many:
+            while queue.waiting < 2 * self._few:
                 await self._rows.room()
                 start = await self._feed.next()
                 if start is None:
@@ -292,10 +290,8 @@ class FleetWork:
 
     @property
     def _few(self) -> int:
-        """More chains are read as soon as fewer wait. With a budget, for which a chain begins as it is read, that is as many as replicas
-        have room for."""
-        members = self._fleet.members
-        return sum(member.wants for member in members) if self._bounded else READ_AHEAD + len(members)
+        """More chains are read as soon as fewer wait."""
+        return READ_AHEAD + len(self._fleet.members)
 
     async def orders(self, member: FleetMember) -> Orders:
         """What this replica is to do now; waits a moment where it has room and chains of the input are about to come."""
@@ -340,12 +336,10 @@ class FleetWork:
     def _count_live(self) -> None:
         """Count the chains in flight, without those that replicas keep waiting."""
         self.progress.live = sum(member.live for member in self._fleet.members)
-        self.progress.changed()
 
     def _call(self, member: FleetMember, row: CallRow) -> None:
         self._queue.call(row)
-        usage = Usage(input_tokens=row.input_tokens, cached_input_tokens=row.cached_input_tokens, output_tokens=row.output_tokens)
-        self.progress.sampled(row.engine, row.stage, usage)
+        self.progress.sampled(row.engine, row.stage, row.output_tokens)
         if row.response_model is not None and row.adapter is None:
             self.progress.answered(row.engine, row.request_model, row.response_model)
         member.output_tokens[row.engine] = member.output_tokens.get(row.engine, 0) + row.output_tokens
@@ -371,5 +365,4 @@ class FleetWork:
             progress.errors[row.error_type or "", row.error_stage or NO_STAGE] += 1
         else:
             progress.done += 1
-            progress.chains_s += row.chain_time_s
             self._feed.ended(start, row.thought_tokens)

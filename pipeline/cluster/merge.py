@@ -128,15 +128,12 @@ def _sessions(sessions: Sequence[Session]) -> Iterator[Session]:
 def _session(sessions: Sequence[Session]) -> Session:
     started, ended = sessions[0].started_unix_ns, max(each.ended_unix_ns or 0 for each in sessions)
     roles = dict.fromkeys(role for each in sessions for role in each.engine_statistics)
-    wall_s = (ended - started) / 1e9
-    used_s = sum(each.sets * (each.wall_time_s or 0.0) for each in sessions)
     return Session(
         started_unix_ns=started,
         status="finished",
         ended_unix_ns=ended,
         startup_s=max(each.startup_s for each in sessions),
-        wall_time_s=wall_s,
-        sets=used_s / wall_s if used_s and wall_s else 1.0,
+        wall_time_s=(ended - started) / 1e9,
         orchestrator_cpu_s=sum(each.orchestrator_cpu_s or 0.0 for each in sessions),
         rewritten_bytes=sum(each.rewritten_bytes for each in sessions),
         versions=sessions[0].versions,

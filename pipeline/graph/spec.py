@@ -247,34 +247,9 @@ class Undecoded(StageSpec, frozen=True, kw_only=True, tag="undecoded"):
         return self.of is None or self.of.answers or self.of.finishes is not StageSpec.finishes
 
 
-Amount = Annotated[float, Meta(ge=0.0, le=1e12)]
-
-
-class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an engine costs, in any one currency."""
-
-    input: Amount = 0.0
-    """Of a million prompt tokens."""
-    cached_input: Amount | None = None
-    """Of a million prompt tokens that were in the prefix cache; null: as `input`."""
-    output: Amount = 0.0
-    """Of a million tokens that the engine samples."""
-    hour: Amount = 0.0
-    """Of an hour of all the hardware it computes on, from the start of the engines to the end of the run. State that of GPUs which several
-    roles share at one of them."""
-
-    def cost(self, input_tokens: int, cached_tokens: int, output_tokens: int, seconds: float) -> float:
-        """The cost of prompts of `input_tokens`, `cached_tokens` of them from the cache, of what was sampled, and of the time."""
-        cached = self.input if self.cached_input is None else self.cached_input
-        tokens = (input_tokens - cached_tokens) * self.input + cached_tokens * cached + output_tokens * self.output
-        return tokens / 1e6 + seconds / 3600 * self.hour
-
-
 class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="backend"):
     """The keys that every engine of an engines file may have."""
 
-    price: Price | None = None
-    """What it costs, for the cost of a run and `--max-cost`; null: not known."""
     max_in_flight: Annotated[int, Meta(ge=1, le=65536)] = 64
     """Maximum number of requests sent to the engine at once; the others wait in its client queue."""
     hang_s: PositiveSeconds = 300.0

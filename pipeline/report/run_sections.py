@@ -202,8 +202,8 @@ def notices(run: RunFile, state: str) -> tuple[str, ...]:
     if run.virtual_time:
         said += filter(None, [clock(run), of_engines(engine_facts(run).values())])
     if state != "finished":
-        why = run.error or ("" if run.budget is None or not run.budget.used_up else f"its budget is used up: {run.budget.used_up}")
-        said.append(f"This run is {state}{f' ({why})' if why and state == run.status else ''}: figures count what is in its folder.")
+        why = f" ({run.error})" if run.error and state == run.status else ""
+        said.append(f"This run is {state}{why}: figures count what is in its folder.")
     return tuple(said)
 
 

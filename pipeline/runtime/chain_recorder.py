@@ -96,7 +96,7 @@ class ChainRecorder:
         label, end = attempt.label, self._clock.now()
         usage = (completion or NO_ANSWER).usage
         self._count(label, usage, attempt.submit - attempt.ready)
-        self._progress.sampled(label.role, label.name, usage)
+        self._progress.sampled(label.role, label.name, usage.output_tokens)
         self._rows.call(self._call_row(attempt, completion, usage, error, end))
         self._calls += 1
         if completion is not None and completion.model is not None:
@@ -218,8 +218,6 @@ class ChainRecorder:
             progress.errors[type(error).__name__, stage or NO_STAGE] += 1
         progress.cancelled += stop_reason == "cancelled"
         progress.done += finished
-        progress.chains_s += now - self._started
-        progress.changed()
 
     def _count(self, label: StageLabel, usage: Usage, wait_s: float) -> None:
         self._input[label.role] += usage.input_tokens

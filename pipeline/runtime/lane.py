@@ -137,8 +137,6 @@ class Lane:
     def __init__(self, role: str, max_in_flight: int, room: CallRoom | None = None) -> None:
         self.role, self.max_in_flight, self._room = role, max_in_flight, room
         self.in_flight = self.waiting = 0
-        self.closed = False
-        """True if no call starts any more."""
         self._stages: dict[str, int] = {}
         """Calls in flight, by stage."""
         self._expected: dict[str, float] = {}
@@ -203,7 +201,7 @@ class Lane:
 
     @property
     def _is_full(self) -> bool:
-        return self.closed or self.in_flight >= self.max_in_flight or (self._room is not None and self._room.is_full)
+        return self.in_flight >= self.max_in_flight or (self._room is not None and self._room.is_full)
 
     def _begin(self, call: Call) -> None:
         call.started = True

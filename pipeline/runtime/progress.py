@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from pipeline.engine import Usage
 from pipeline.engines.validate import is_another_model
 from pipeline.graph.plan import Plan
 from pipeline.runtime.resume_state import ResumeState
@@ -19,11 +18,6 @@ class Progress:
         self.errors = resume_state.errors.copy()
         """The number of chains that failed, by the error and the stage in which they met it."""
         self.output_tokens = {role: resume_state.output_tokens.get(role, 0) for role in plan.engines}
-        self.input_tokens = {role: resume_state.input_tokens.get(role, 0) for role in plan.engines}
-        self.cached_tokens = {role: resume_state.cached_tokens.get(role, 0) for role in plan.engines}
-        """Those of `input_tokens` that were in the prefix cache, as far as engines say so."""
-        self.chains_s = 0.0
-        """Seconds from start to end of the chains that this session has ended."""
         self.kept_tokens = 0
         """Tokens of committed steps and of answers, of this session alone."""
         self._finishing = plan.finishing
@@ -31,8 +25,6 @@ class Progress:
         """When each live chain started, by `chain_id`, oldest first."""
         self.tell: Callable[[str], object] = lambda sentence: None
         """Receives notices for the user during the run."""
-        self.changed: Callable[[], object] = lambda: None
-        """Is called after every call and at the end of every chain."""
         self._strangers: set[tuple[str, str]] = set()
 
     @property
@@ -40,14 +32,11 @@ class Progress:
         """Chains that are done or failed."""
         return self.done + self.failed
 
-    def sampled(self, role: str, stage: str, usage: Usage) -> None:
-        """A call of `stage` to the engine `role` has ended with this usage."""
-        self.output_tokens[role] += usage.output_tokens
-        self.input_tokens[role] += usage.input_tokens
-        self.cached_tokens[role] += usage.cached_input_tokens or 0
+    def sampled(self, role: str, stage: str, tokens: int) -> None:
+        """A call of `stage` to the engine `role` has ended, which sampled that many tokens."""
+        self.output_tokens[role] += tokens
         if stage in self._finishing:
-            self.kept_tokens += usage.output_tokens
-        self.changed()
+            self.kept_tokens += tokens
 
     def committed(self, stage: str, decision: str, tokens: int) -> None:
         """`stage` committed a step of that many tokens. Those of a stage that finishes its chain count as they are sampled."""

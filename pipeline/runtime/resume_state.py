@@ -135,10 +135,6 @@ class ResumeState(Struct, kw_only=True):
     """Rows of the steps table, by their decision."""
     output_tokens: dict[str, int] = {}
     """Output tokens of all calls, by role."""
-    input_tokens: dict[str, int] = {}
-    """Their prompt tokens."""
-    cached_tokens: dict[str, int] = {}
-    """Those of the prompt tokens that were in the prefix cache, as far as engines say so."""
     last_call_unix_ns: int | None = None
     """When the last call of any chain came back; None without calls."""
 

@@ -119,7 +119,7 @@ def _checked(raw: Any) -> Knowledge:
 
 
 def _facts(plan: Plan, schedule: str) -> dict[str, Any]:
-    engines = {f"engines.{role}": settings_of(structs.replace(spec, price=None)) for role, spec in plan.engines.items()}
+    engines = {f"engines.{role}": settings_of(spec) for role, spec in plan.engines.items()}
     stages = {f"stages.{stage.name}": settings_of(stage.spec) for stage in plan.repeated}
     asked = {f"prompts.{name}": msgspec.to_builtins(getattr(plan.prompts, name)) for name in ("choose", "choose_thought", "score")}
     trials = {f"stages.{loop.name}.until": {name: getattr(loop.until, name) for name in TRIALS} for loop in plan.loops if loop.trial}

@@ -86,11 +86,6 @@ SPECULATE_HELP = (
     "What speculate=auto begins with: cache (what the last run on these engines has learnt; not for simulated ones), nothing,"
     " a run folder, or RUN:start (what that run began with)."
 )
-MAX_TIME_HELP = (
-    "End the run after this time, such as 45m, 2h or 1d, all its sessions together (exit code 4). `resume` with a greater one goes on."
-)
-MAX_TOKENS_HELP = "End the run after this many tokens that engines sampled, such as 500k or 2M."
-MAX_COST_HELP = "End the run at this cost, by the prices in the engines file."
 KEEP_HELP = "Keep a copy of the problems in the run folder, for report, export and resume."
 BASELINE_HELP = "Then solve the problems with the target alone as well, on the same engines, and compare."
 
@@ -112,9 +107,6 @@ FailedShare: TypeAlias = Annotated[float, about(SHARE_HELP, "Output", "SHARE", b
 Resume: TypeAlias = Annotated[bool, about("Resume the run in --output, if there is one.", "Resume", recorded=False)]
 RetryFailed: TypeAlias = Annotated[bool, about("Also solve the chains again that failed.", "Resume", recorded=False)]
 AllowDrift: TypeAlias = Annotated[tuple[str, ...], about("Allow a change of {may_drift}.", "Resume", "NAME", recorded=False)]
-MaxTime: TypeAlias = Annotated[str, about(MAX_TIME_HELP, "Budget", "TIME")]
-MaxTokens: TypeAlias = Annotated[str, about(MAX_TOKENS_HELP, "Budget", "N")]
-MaxCost: TypeAlias = Annotated[str, about(MAX_COST_HELP, "Budget", "AMOUNT")]
 Cluster: TypeAlias = Annotated[str, about(CLUSTER_HELP, "Replicas", "ray[://HOST:PORT]")]
 Replicas: TypeAlias = Annotated[int, about(REPLICAS_HELP, "Replicas", "N", bounds=(1, 10_000))]
 
@@ -150,9 +142,6 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     output: Output | None = None
     keep_input: KeepInput = True
     baseline: Baseline = False
-    max_time: MaxTime | None = None
-    max_tokens: MaxTokens | None = None
-    max_cost: MaxCost | None = None
     fail_on_error: FailedShare = 0.0
     resume: Resume = False
     retry_failed: RetryFailed = False
@@ -355,10 +344,6 @@ class RunKeywords(GraphKeywords, total=False):
     speculate_from: SpeculateFrom | None
     keep_input: KeepInput
     baseline: Baseline
-    max_time: MaxTime | float | None
-    """Seconds, or a text with a unit."""
-    max_tokens: MaxTokens | int | None
-    max_cost: MaxCost | float | None
     fail_on_error: FailedShare
     resume: Resume
     retry_failed: RetryFailed

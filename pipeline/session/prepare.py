@@ -27,7 +27,6 @@ from pipeline.runtime.admission.feed import Arrivals, Feed, InputFeed
 from pipeline.runtime.admission.order import SampleCounts, start_order
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.speculation.modes import NOTHING_KNOWN, Knowledge
-from pipeline.session.budget import check_budget, limits_of, spent_before
 from pipeline.session.complete import completed
 from pipeline.session.knowledge import begun_with, knowledge_of
 from pipeline.session.notices import strange_problems
@@ -44,7 +43,6 @@ from pipeline.session.options import (
     recorded_options,
 )
 from pipeline.session.resume import forget_mismatched, read_resume_state
-from pipeline.store.budget import BudgetRecord
 from pipeline.store.check import check_chains
 from pipeline.store.folder import hold_default, hold_output
 from pipeline.store.kept_problems import kept_problems
@@ -96,8 +94,6 @@ class Prepared(Struct, frozen=True, kw_only=True):
     """Notices for the user about the input, and what was found in the folder."""
     nothing_to_do: bool = False
     """The run is to be resumed and is finished already; then its folder is not held."""
-    used_up: str = ""
-    """Which limit of its budget the earlier sessions have reached, as a clause; empty: none."""
     arrivals: Arrivals | None = None
     """The chains of a run whose problems are requests that come while it goes on; None: they are those of `problems`."""
 
@@ -180,7 +176,6 @@ def prepared(
     """
     check_resume(options)
     check_speculate_from(options.speculate_from)
-    check_budget(options, plan)
     with _held(options, plan.name, on_disk=on_disk) as (folder, old):
         found = _problems_of(options, folder, old) if problems is None else problems
         found.origin, found.grader = (*said, *found.origin), grader
@@ -245,14 +240,11 @@ def _taken_up(run: Prepared, folder: Path, old: RunFile) -> Prepared:
         rewritten += forget_mismatched(folder, old)
     state = read_resume_state(folder, most, run.options.retry_failed)
     sessions = _ended_sessions(old, state.last_call_unix_ns)
-    used_up, spent = spent_before(run.options, run.plan, sessions, state, virtual=run.virtual_time)
-    budget = None if run.record.budget is None or spent is None else structs.replace(run.record.budget, spent=spent, used_up=used_up)
     return structs.replace(
         run,
-        record=structs.replace(run.record, sessions=sessions, mode_changes=old.mode_changes, budget=budget),
+        record=structs.replace(run.record, sessions=sessions, mode_changes=old.mode_changes),
         resume_state=state,
         rewritten_bytes=rewritten,
-        used_up=used_up,
     )
 
 
@@ -337,7 +329,6 @@ def _new_record(
         virtual_time=virtual,
         depends_on_timing=plan.speculate == "auto",
         speculation=speculation,
-        budget=None if (limits := limits_of(options)) is None else BudgetRecord(limits=limits),
         versions=versions(),
         host=host(),
         command=[storable(argument) for argument in command],
@@ -395,8 +386,7 @@ def _model_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[s
 
 def _engine_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     for role in sorted(old.keys() | new.keys()):
-        apart = ("model", "price")  # a model is compared by itself, a price makes no difference to a chain
-        sides = ({name: value for name, value in side.get(role, {}).items() if name not in apart} for side in (old, new))
+        sides = ({name: value for name, value in side.get(role, {}).items() if name != "model"} for side in (old, new))
         yield from _changes(f"engines.{role}.", *sides)
 
 

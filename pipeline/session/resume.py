@@ -118,9 +118,9 @@ def _read_steps(folder: Path, resume_state: ResumeState, over: Hashes) -> None:
 
 def _read_calls(folder: Path, resume_state: ResumeState, over: Hashes) -> None:
     for batch in read_batches(folder, "calls", CALL):
-        for sums in pa.Table.from_batches([batch]).group_by("engine").aggregate([(name, "sum") for name in USAGE]).to_pylist():
-            for found, name in zip((resume_state.input_tokens, resume_state.cached_tokens, resume_state.output_tokens), USAGE, strict=True):
-                found[sums["engine"]] = found.get(sums["engine"], 0) + (sums[f"{name}_sum"] or 0)
+        for sums in pa.Table.from_batches([batch]).group_by("engine").aggregate([("output_tokens", "sum")]).to_pylist():
+            role, sampled = sums["engine"], resume_state.output_tokens
+            sampled[role] = sampled.get(role, 0) + sums["output_tokens_sum"]
         ended = pc.max(batch.column("end_unix_ns")).as_py() or 0
         resume_state.last_call_unix_ns = max(ended, resume_state.last_call_unix_ns or 0) or None
         for row in _begun(batch, over).to_pylist():

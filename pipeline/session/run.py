@@ -20,11 +20,10 @@ from pipeline.analysis.headline.adapters import rejections
 from pipeline.engine import Engine, EngineStatistics
 from pipeline.engines.registry import open_engines
 from pipeline.engines.startup import listening
-from pipeline.errors import BudgetUsedUp, Interrupted, OutOfMemory, PipelineError, is_out_of_memory
+from pipeline.errors import Interrupted, OutOfMemory, PipelineError, is_out_of_memory
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.admission.admission import Admission
-from pipeline.runtime.admission.budget import Budget
 from pipeline.runtime.admission.feed import Feed
 from pipeline.runtime.admission.order import Start
 from pipeline.runtime.clock import Clock
@@ -34,7 +33,6 @@ from pipeline.runtime.progress import Progress
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink, Tee
 from pipeline.runtime.speculation.modes import Knowledge
-from pipeline.session.budget import new_budget
 from pipeline.session.chains import Chains, Facts, OpenEngines, statistics, suited, unknown_caches
 from pipeline.session.knowledge import keep, with_learnt
 from pipeline.session.loop import Stop, in_loop, loop_clock
@@ -43,7 +41,6 @@ from pipeline.session.observer import Attend, Observer, ReplicaState, View
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import Prepared, load_plan, prepared
 from pipeline.session.resume import drop_unfinished
-from pipeline.store.budget import BudgetRecord
 from pipeline.store.events import TABLES, ProblemRow
 from pipeline.store.kept_problems import TABLE as KEPT
 from pipeline.store.kept_problems import keep_problems, problem_row
@@ -82,10 +79,7 @@ class SessionResult(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """0: all chains finished, 1: the run could not continue, 3: more chains failed than `fail_on_error` allows, 4: its budget is used
-        up, 130: interrupted."""
-        if isinstance(self.error, BudgetUsedUp):
-            return 4
+        """0: all chains finished, 1: the run could not continue, 3: more chains failed than `fail_on_error` allows, 130: interrupted."""
         if self.run.status == "interrupted":
             return 130
         if self.run.status == "failed":
@@ -94,13 +88,11 @@ class SessionResult(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_old(cls, run: Prepared) -> "SessionResult":
-        """The result of resuming a run that is finished, or whose budget is used up."""
+        """The result of resuming a run that is finished."""
         assert run.old is not None, "only what is there can be finished"
         totals, share = run.old.totals, run.options.fail_on_error
         done, failed = totals.chains_done, totals.chains_failed
-        error = BudgetUsedUp(run.used_up) if run.used_up else None
-        nothing = not run.used_up
-        return cls(folder=run.folder, run=run.old, done=done, failed=failed, error=error, nothing_to_do=nothing, fail_on_error=share)
+        return cls(folder=run.folder, run=run.old, done=done, failed=failed, nothing_to_do=True, fail_on_error=share)
 
 
 def failed_too_often(done: int, failed: int, share: float) -> bool:
@@ -180,7 +172,7 @@ def run(
         observer.tell(sentence)
     # The replicas of a cluster share no simulated clock.
     with prepared(options, plan, virtual=None if options.cluster is None else False, command=command) as found:
-        if found.nothing_to_do or found.used_up:
+        if found.nothing_to_do:
             return SessionResult.of_old(found)
         observer.ready(found)
         for sentence in found.remarks:
@@ -265,7 +257,6 @@ def begin(run: Prepared, facts: Facts, startup_s: float) -> Prepared:
     session = Session(
         started_unix_ns=max(time.time_ns(), before + 1),  # the simulated hours of an earlier session may end after the real time
         startup_s=startup_s,
-        sets=float(run.options.replicas),
         rewritten_bytes=rewritten,
         command=record.command,
         versions=versions(),
@@ -285,7 +276,6 @@ async def execute(run: Prepared, site: Site, observer: Observer, stop: Stop) -> 
     clock = Clock(run.session.started_unix_ns, loop_clock(run.virtual_time))
     work: ChainWork | None = None
     grading: InlineGrader | None = None
-    budget = _budget(run, clock)
     error: BaseException | None = Interrupted()
     try:
         with stop.guard():
@@ -293,15 +283,12 @@ async def execute(run: Prepared, site: Site, observer: Observer, stop: Stop) -> 
                 grading = rows
                 for sentence in unknown_caches(run.settings, run.record.engine_facts):
                     observer.tell(sentence)
-                feed = run.feed() if budget is None else budget.feed(run.feed(), run.resume_state.chains)
-                work = site.work(run, feed, rows, clock)
+                work = site.work(run, run.feed(), rows, clock)
                 work.progress.tell = observer.tell
                 stop.drained_by(work.drain)
                 with observer.watch(_view(run, site, work, clock, rows)):
-                    await _within(budget, work)
-            if budget is not None and budget.stopped and work.progress.over < run.chains:
-                error = BudgetUsedUp(budget.stopped)
-            elif work.exhausted:
+                    await work.run()
+            if work.exhausted:
                 await _check_input(run)
                 error = None
     except PipelineError as failure:
@@ -318,7 +305,6 @@ async def execute(run: Prepared, site: Site, observer: Observer, stop: Stop) -> 
     finally:
         ended = clock.now() if work is None or work.ended is None else work.ended
         record = _ended_record(run, site, work, error, _graded(grading), clock.unix_ns(ended), time.process_time() - cpu)
-        record = structs.replace(record, budget=_spent(record.budget, budget, error, ended))
         if run.folder is not None:
             record.write(run.folder)
         keep(record.speculation, run.options.speculate_from, virtual=run.virtual_time)
@@ -328,41 +314,6 @@ async def execute(run: Prepared, site: Site, observer: Observer, stop: Stop) -> 
     assert error is None or isinstance(error, PipelineError)
     progress, share = work.progress, run.options.fail_on_error
     return SessionResult(folder=run.folder, run=record, done=progress.done, failed=progress.failed, error=error, fail_on_error=share)
-
-
-async def _within(budget: Budget | None, work: ChainWork) -> None:
-    """Solve until all chains are over, or what the budget allows."""
-    if budget is None:
-        await work.run()
-        return
-    budget.meter(work.progress)
-    with unwrapped():
-        async with anyio.create_task_group() as tasks:
-
-            async def end() -> None:
-                await budget.watch(work.lanes.values())
-                tasks.cancel_scope.cancel()
-
-            tasks.start_soon(end)
-            await work.run()
-            tasks.cancel_scope.cancel()
-
-
-def _budget(run: Prepared, clock: Clock) -> Budget | None:
-    """The budget of the session that begins; None where the run has none."""
-    if run.record.budget is None:
-        return None
-    *earlier, this = run.record.sessions
-    limits, options = run.record.budget.limits, run.options
-    return new_budget(limits, run.plan, options.replicas, earlier, clock, virtual=run.virtual_time, startup_s=this.startup_s)
-
-
-def _spent(record: BudgetRecord | None, budget: Budget | None, error: BaseException | None, ended: float) -> BudgetRecord | None:
-    """What `run.json` says of the budget at the end of the session, by the clock."""
-    if record is None or budget is None or not budget.metered:
-        return record
-    used_up = error.what if isinstance(error, BudgetUsedUp) else ""
-    return structs.replace(record, spent=budget.spent_at(ended), used_up=used_up)
 
 
 def _graded(grading: InlineGrader | None) -> GradingStatistics:
@@ -414,7 +365,7 @@ def _ended_record(
     cpu_s: float,
 ) -> RunFile:
     """The content of `run.json` at the end of the session; a run that was cancelled from outside is `interrupted`."""
-    stopped = isinstance(error, Interrupted | BudgetUsedUp) or (error is not None and not isinstance(error, Exception))
+    stopped = isinstance(error, Interrupted) or (error is not None and not isinstance(error, Exception))
     status: Status = "finished" if error is None else "interrupted" if stopped else "failed"
     session = structs.replace(
         run.session,

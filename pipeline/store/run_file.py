@@ -20,7 +20,6 @@ from pipeline.files import new_file, open_file
 from pipeline.graph.plan import Block, Plan, RecordedPlan, decode_plan, encode_plan, settings_of
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import DEFAULT_PROMPTS
-from pipeline.store.budget import BudgetRecord
 from pipeline.store.folder import check_still_held
 from pipeline.system.machine import core_count, cuda_mps, memory
 from pipeline.system.machine import versions as installed
@@ -151,8 +150,6 @@ class Session(Struct, frozen=True, kw_only=True):
     """Bytes that resuming wrote: parts made of write-ahead files, and parts without the chains that are to be solved again."""
     command: list[str] = []
     versions: dict[str, str] = {}
-    sets: float = 1.0
-    """Sets of engines that it began with, whose hours cost: one, or one for each replica; of merged sessions the mean over their time."""
     engine_statistics: dict[str, EngineStatistics] = {}
     """Each engine's own totals at the end of the session, by role; those of all replicas together."""
     replicas: list[Replica] = []
@@ -218,7 +215,6 @@ class RunFile(Struct, frozen=True, kw_only=True):
     """The decisions about that of all sessions; of very many the last ones."""
     speculation: SpeculationRecord | None = None
     """What those decisions began with and what they have taught, in the last session; null where there were none to make."""
-    budget: BudgetRecord | None = None
     """Null where there was none."""
     versions: dict[str, str] = {}
     host: Host = Host()

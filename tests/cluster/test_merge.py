@@ -80,9 +80,6 @@ def test_merged_shards_are_the_run_over_the_whole_input(shards: Mapping[str, Pat
         assert said(merged, table, *columns) == said(whole, table, *columns)
     one, other = RunFile.read(merged), RunFile.read(whole)
     assert (one.totals.chains, one.totals.steps, one.input.rows) == (other.totals.chains, other.totals.steps, PROBLEMS)
-    walls = [RunFile.read(shards[f"{index}/{SHARDS}"]).wall_time_s or 0.0 for index in range(SHARDS)]
-    costing = sum(session.sets * (session.wall_time_s or 0.0) for session in one.sessions)
-    assert costing == pytest.approx(sum(walls)), "each shard costs its own time"
     assert set(pq.read_table(merged / "calls")["run_id"].to_pylist()) == {"merged"}
     assert pipeline("export", merged, "-o", "-").stdout == pipeline("export", whole, "-o", "-").stdout
     assert pipeline("runs", "check", merged).returncode == 0

@@ -20,7 +20,6 @@ from pipeline.report.run_sections import (
     notices,
     run_sections,
 )
-from pipeline.store.budget import Amounts, BudgetRecord
 from pipeline.store.run_file import RunFile
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -38,11 +37,7 @@ def test_a_simulated_run_is_marked_before_anything_else(ran: Path) -> None:
 def test_a_run_that_did_not_finish_says_why(ran: Path) -> None:
     failed = replace(RunFile.read(ran), virtual_time=False, status="failed", error="engine 'draft' died")
     assert notices(failed, "failed") == ("This run is failed (engine 'draft' died): figures count what is in its folder.",)
-    used_up = BudgetRecord(limits=Amounts(tokens=5), used_up="5 of 5 tokens are spent")
-    ended = replace(failed, status="interrupted", error=None, budget=used_up)
-    [said] = notices(ended, "interrupted")
-    assert said.startswith("This run is interrupted (its budget is used up: 5 of 5 tokens are spent): figures")
-    going_on = replace(ended, status="running")
+    going_on = replace(failed, status="running")
     assert notices(going_on, "killed") == ("This run is killed: figures count what is in its folder.",), "what ended it is not on record"
 
 

@@ -114,8 +114,6 @@ class Left(Struct, frozen=True, kw_only=True):
     """Tokens that the engines would sample."""
     time_s: float | None = None
     """With the batch size, graph and engines that it had."""
-    cost: float | None = None
-    """Null also without prices."""
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -169,12 +167,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     order_correlation: float | None = None
     """Spearman's rank correlation, -1 to 1, between what thoughts were expected to come to and what they came to, over the finished chains
     of each sample number, weighted by their numbers; null where the order is that of the input, or all lengths are equal."""
-    cost: float | None = None
-    """By the prices of the engines; null where they have none."""
-    costs: dict[str, float] = {}
-    """The same by role."""
-    used_up: str = ""
-    """Why its budget ended the run, as a clause; empty where it did not."""
     left: Left | None = None
     """Null where all chains are over."""
     wall_time_s: float | None

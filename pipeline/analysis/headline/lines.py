@@ -50,7 +50,7 @@ class Headline(Struct, frozen=True, kw_only=True):
 
 def headline(found: Summary, place: str = "") -> Headline:
     """The summary in ten lines. `place`: the run folder as it is named in commands; empty: no command is told."""
-    rows = (*_failed(found), *_accuracy(found), *_drafting(found), *_switching(found), *_tokens(found), *_cost(found))
+    rows = (*_failed(found), *_accuracy(found), *_drafting(found), *_switching(found), *_tokens(found))
     rows = (*rows, *_engines(found), *_baseline(found, place), *_limit(found), *_simulated(found))
     return Headline(about=_about(found), head=_head(found), rows=rows, commands=_commands(found, place) if place else ())
 
@@ -79,7 +79,7 @@ def _about(s: Summary) -> str:
 def _head(s: Summary) -> str:
     planned = s.chains if s.planned is None else s.planned
     chains = "" if s.samples < 2 else f" chains ({_samples(s)} samples a problem)"
-    state = "" if s.status in (None, "finished") else f"{'budget used up' if s.used_up else s.status}: "
+    state = "" if s.status in (None, "finished") else f"{s.status}: "
     said = f"{state}{s.done:,} of {planned:,}{chains} solved"
     if not s.wall_time_s:
         return said
@@ -98,7 +98,7 @@ def _failed(s: Summary) -> Iterator[Row]:
         causes = ", ".join(f"{count:,} {kind}" for kind, count in s.errors.items())
         example = next(iter(s.error_examples.values()), "")
         yield Row("failed", _percent(s.failed / s.chains), f"{s.failed:,} of {s.chains:,} chains: {causes}; for example: {example}")
-    if s.used_up and s.left is not None:
+    if s.left is not None:
         yield Row("left", f"{s.left.chains:,}", f"chains, {s.left.begun:,} of them begun: {_rest(s.left)}")
     elif s.cancelled:
         yield Row("cancelled", f"{s.cancelled:,}", "chains, which `pipeline resume` solves")
@@ -200,24 +200,13 @@ def _tokens(s: Summary) -> Iterator[Row]:
     yield Row("tokens", _percent(s.kept_tokens / s.output_tokens), f"of {s.output_tokens:,} generated were kept{speeds}{discarded}")
 
 
-def _cost(s: Summary) -> Iterator[Row]:
-    if s.cost is not None:
-        each = f", {_amount(s.cost / s.done)} a finished chain" if s.done else ""
-        yield Row("cost", _amount(s.cost), ", ".join(f"{role} {_amount(cost)}" for role, cost in s.costs.items()) + each)
-
-
 def _rest(left: Left) -> str:
     """What the rest of a run would take."""
     if left.tokens is None:
         return "none is over, so that it is not known what they take"
     parts = [f"{left.tokens:,} tokens"]
     parts += [] if left.time_s is None else [_seconds(left.time_s)]
-    parts += [] if left.cost is None else [f"a cost of {_amount(left.cost)}"]
     return f"about {', '.join(parts)} more, as the chains so far"
-
-
-def _amount(cost: float) -> str:
-    return f"{cost:,.2f}" if cost >= 1 else f"{cost:.3g}"
 
 
 def _engines(s: Summary) -> Iterator[Row]:
