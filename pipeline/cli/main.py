@@ -26,12 +26,6 @@ GRAPH = {
     "show": CommandEntry("draw a graph", "author.graph:show"),
     "prompt": CommandEntry("print the prompt of a stage as its engine gets it", "author.graph:prompt"),
 }
-RUNS = {
-    "list": CommandEntry("list the runs in a folder", "runs.folders:list_"),
-    "rm": CommandEntry("delete runs", "runs.folders:rm"),
-    "merge": CommandEntry("merge the runs of all shards of an input", "runs.folders:merge"),
-    "check": CommandEntry("check a run folder", "runs.folders:check"),
-}
 TRAIN = {
     "draft": CommandEntry("train a draft to think like its target", "train:draft"),
     "select": CommandEntry("train a target to choose among drafts, or to score a step", "train:select"),
@@ -42,6 +36,7 @@ COMMANDS = {
         "run": CommandEntry("solve a data set", "run:run", solves=True),
         "resume": CommandEntry("resume a stopped run", "run:resume", solves=True),
         "serve": CommandEntry("serve a graph at an endpoint of the OpenAI API", "serve:serve", solves=True),
+        "merge": CommandEntry("merge the runs of all shards of an input", "run:merge"),
     },
     "Author": {
         "list": CommandEntry("list what is bundled: graphs, engines, presets, prompts, ...", "author.catalog:list_"),
@@ -49,8 +44,7 @@ COMMANDS = {
         "doctor": CommandEntry("report what this machine can run", "author.doctor:doctor"),
     },
     "Look": {
-        "runs": CommandEntry("list, delete, merge or check runs", inside=RUNS),
-        "show": CommandEntry("show a run: its summary, its progress, or one chain step by step", "runs.show:show"),
+        "show": CommandEntry("list runs, show one, or one of its chains step by step", "runs.show:show"),
         "view": CommandEntry("show runs as pages in a browser, live", "runs.view:view"),
         "report": CommandEntry("write an HTML report on runs", "runs.report:report"),
         "compare": CommandEntry("compare the accuracy and speed of runs", "runs.compare:compare"),

@@ -1,4 +1,4 @@
-"""`pipeline run GRAPH --input FILE` and `pipeline resume RUN`: options enter; a run folder, a live display and a summary leave."""
+"""`pipeline run GRAPH --input FILE`, `resume RUN` and `merge RUN...`: options enter; a run folder, a live display and a summary leave."""
 
 import os
 import shlex
@@ -16,7 +16,7 @@ from msgspec import structs
 from pipeline.analysis.headline.baseline import baseline_folder
 from pipeline.cli import live
 from pipeline.cli.commands import command, option
-from pipeline.cli.located import Located, problems_of, written_run
+from pipeline.cli.located import Located, RunFolder, problems_of, written_run
 from pipeline.cli.options import (
     Address,
     engines_option,
@@ -33,7 +33,8 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.signals import restored_handlers, stop_on_signal
 from pipeline.cli.summary import print_about, print_summary
-from pipeline.cli.terminal import print_error, print_notice, printed
+from pipeline.cli.terminal import print_error, print_line, print_notice, printed
+from pipeline.cluster.merge import merge as merged
 from pipeline.errors import Interrupted, MissingExtra, UsageError
 from pipeline.remote.url import input_urls, is_url
 from pipeline.session.loop import rare_collection
@@ -146,6 +147,18 @@ def with_baseline(options: RunOptions, output: str | None, *, asked: bool) -> Ru
     if asked and is_url(output or ""):
         raise UsageError("--baseline: needs a run folder on this machine")
     return structs.replace(options, baseline=asked or options.baseline or there)
+
+
+@command()
+@click.argument("runs", nargs=-1, required=True, type=RunFolder(), metavar="RUN...")
+@option("-o", "--output", type=click.Path(), required=True, metavar="DIR", help="Run folder to write, or its s3:// or gs:// URL.")
+def merge(runs: tuple[Located, ...], output: str) -> None:
+    """Merge the finished runs of all shards of an input (`pipeline run --shard`) into one run.
+
+    The shards must be of the same graph, engines, input and options; their folders stay as they are.
+    """
+    run = merged([run.path for run in runs], written_run(output, new=True).path)
+    print_line(f"{output}: {len(runs)} shards, {run.input.rows:,} problems, {run.totals.chains:,} chains")
 
 
 def solve_and_exit(options: RunOptions, named: Located | None, as_json: bool, metrics: Address) -> NoReturn:

@@ -1,4 +1,4 @@
-"""`pipeline runs merge`: the run folders of all shards of an input enter, one run folder leaves, as if one process had solved them all.
+"""`pipeline merge`: the run folders of all shards of an input enter, one run folder leaves, as if one process had solved them all.
 
 Nothing is solved, and the folders of the shards stay as they are.
 """
@@ -78,7 +78,7 @@ def _check_chains(found: Mapping[Path, RunFile]) -> None:
         there, expected = _places(run, samples), file.chains
         if len(np.unique(there)) < expected:
             lacking = expected - len(np.unique(there))
-            raise UsageError(f"{run}: {lacking:,} of its {expected:,} chains are missing; `pipeline runs check {run}` says more")
+            raise UsageError(f"{run}: {lacking:,} of its {expected:,} chains are missing")
         everywhere.append(there)
     rows, counts = np.unique(np.concatenate(everywhere), return_counts=True)
     if counts.max(initial=0) > 1:

@@ -71,7 +71,7 @@ def about(help_: str, group: str, metavar: str = "", **more: Any) -> Meta:
 
 
 COLUMN_HELP = "Read problem, answer, problem_id, options or grader from a column, or a path in one: problem=body.messages."
-SHARD_HELP = "Only one shard of the problems, 0/COUNT to COUNT-1/COUNT; see `runs merge`."
+SHARD_HELP = "Only one shard of the problems, 0/COUNT to COUNT-1/COUNT; see `merge`."
 BATCH_HELP = "Maximum number of chains (attempts at a problem) in progress at once."
 REPLICAS_HELP = "Replicas of the engines, each with its GPUs or CPU cores of this machine and up to --batch-size chains in flight."
 SCHEDULE_HELP = "pipelined: each chain advances by itself; lockstep: all take each step together; sequential: one chain at a time."

@@ -1,4 +1,4 @@
-"""The runs of a folder, open for questions: names enter, what `runs list` says of each run and open queries leave.
+"""The runs of a folder, open for questions: names enter, what `show DIR` says of each run and open queries leave.
 
 A query stays open until a file of its run changes, so that a run in progress is read as it is now and another one only once.
 """

@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.store.folder import hold
 from tests.support.commands import pipeline
 from tests.support.runs import solve, write_problems
 
@@ -136,11 +135,11 @@ def test_a_chain_that_is_not_there(source: Path, arguments: list[str], says: str
 
 
 def test_a_table_of_runs(source: Path) -> None:
-    done = pipeline("runs", "list", source)
+    done = pipeline("show", source)
     lines = [line.split() for line in done.stdout.splitlines() if line.strip(" ─")]
     assert (done.returncode, lines[0]) == (0, ["run", "graph", "models", "state", "chains", "accuracy", "chains/s", "size"])
     assert sorted(line[0] for line in lines[1:]) == ["one", "two"]
-    records = {row["folder"]: row for row in map(json.loads, pipeline("runs", "list", source, "--json").stdout.splitlines())}
+    records = {row["folder"]: row for row in map(json.loads, pipeline("show", source, "--json").stdout.splitlines())}
     assert (records["one"]["graph"], records["one"]["state"], records["one"]["chains"], records["one"]["of"]) == (
         "speccot",
         "finished",
@@ -153,21 +152,9 @@ def test_a_table_of_runs(source: Path) -> None:
     assert records["one"]["bytes"] == sum(path.stat().st_size for path in (source / "one").rglob("*") if path.is_file())
 
 
-def test_a_folder_without_runs(tmp_path: Path) -> None:
-    done = pipeline("runs", "list", tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"{tmp_path}: contains no runs\n")
-    done = pipeline("runs", "list", tmp_path / "nothing")
-    assert (done.returncode, "no such directory; name the one that contains your run folders" in done.stderr) == (2, True)
-
-
-def test_runs_are_deleted_when_all_may_be(tmp_path: Path) -> None:
-    problems = write_problems(tmp_path, 2)
-    one, two = solve(tmp_path, "one", input=problems).folder, solve(tmp_path, "two", input=problems).folder
-    done = pipeline("runs", "rm", one, tmp_path, "--yes")
-    assert (done.returncode, "not a run folder" in done.stderr, one.exists()) == (2, True, True)
-    with hold(two):
-        assert "a process is at work in it" in pipeline("runs", "rm", one, two, "--yes").stderr
-    assert one.exists()
-    assert pipeline("runs", "rm", one, two, "--yes").returncode == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["problems.jsonl"]
-    assert problems.exists()
+def test_a_folder_of_runs_is_no_run(source: Path, tmp_path: Path) -> None:
+    for arguments in (["p3"], ["--failed"], ["--follow"], ["--attempt", "1"]):
+        done = pipeline("show", source, *arguments)
+        assert (done.returncode, done.stderr) == (2, f"error: {source}: a folder of runs; name one of them\n")
+    assert f"{tmp_path}/run.json: " in pipeline("show", tmp_path).stderr
+    assert "no such directory; expected a run folder" in pipeline("show", tmp_path / "nothing").stderr

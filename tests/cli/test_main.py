@@ -118,7 +118,7 @@ def test_why_chains_failed_is_printed(tmp_path: Path, problems: Path) -> None:
         (("run", SPECCOT, "--input", "README.md", "--set", "candidate=3"), "did you mean `candidates`?"),
         (("graph", "check", "tests/bad_graphs/cycle.yaml"), "draft -> fallback -> verify -> draft"),
         (("answer",), f"error: pipeline: no command `answer`; {sum(map(len, COMMANDS.values()))} known, such as "),
-        (("runs", "chek"), "error: pipeline runs: no command `chek`; did you mean `check`?"),
+        (("graph", "chek"), "error: pipeline graph: no command `chek`; did you mean `check`?"),
         (("run", SPECCOT, "--bacth-size", "3"), "error: no option `--bacth-size`; did you mean `--batch-size`?"),
         (("list", "graph"), "error: KIND: 'graph' is not one of 'graphs', "),
     ],

@@ -1,4 +1,4 @@
-"""Shards of an input, each solved by itself, and the one run that `pipeline runs merge` makes of them."""
+"""Shards of an input, each solved by itself, and the one run that `pipeline merge` makes of them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +11,7 @@ from msgspec import structs
 from pipeline.data.part import ALL, RowSet, Shard, shard_of
 from pipeline.data.problems import open_problems
 from pipeline.errors import UsageError
+from pipeline.store.check import check_chains
 from pipeline.store.run_file import RunFile
 from tests.support.commands import pipeline
 from tests.support.paths import SIM
@@ -38,7 +39,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 
 def merge(tmp_path: Path, *runs: Path) -> tuple[int, str]:
-    done = pipeline("runs", "merge", *runs, "--output", tmp_path / "merged")
+    done = pipeline("merge", *runs, "--output", tmp_path / "merged")
     return done.returncode, done.stderr
 
 
@@ -82,7 +83,7 @@ def test_merged_shards_are_the_run_over_the_whole_input(shards: Mapping[str, Pat
     assert (one.totals.chains, one.totals.steps, one.input.rows) == (other.totals.chains, other.totals.steps, PROBLEMS)
     assert set(pq.read_table(merged / "calls")["run_id"].to_pylist()) == {"merged"}
     assert pipeline("export", merged, "-o", "-").stdout == pipeline("export", whole, "-o", "-").stdout
-    assert pipeline("runs", "check", merged).returncode == 0
+    check_chains(merged)
     assert "is finished" in pipeline("resume", merged).stderr
 
 

@@ -97,7 +97,6 @@ def test_every_command_reads_a_url(stored: str, prefix: str, tmp_path: Path) -> 
     for command, expected in {
         ("show", stored): "12 of 12 solved",
         ("export", stored, "-o", tmp_path / "answers.csv"): "12 problems",
-        ("runs", "check", stored): f"{stored}: finished, 1 session",
         ("compare", stored): "speccot",
         ("show", stored, "--follow"): f"{prefix}: finished, 12/12 chains",
     }.items():
@@ -120,7 +119,7 @@ def test_what_a_command_writes_is_uploaded(store: ObjectServer, stored: str, pre
     for machine in ("first", "second", "third"):
         machines.be(machine)
         assert answers() == before
-        assert pipeline("runs", "check", stored).returncode == 0
+        assert pipeline("show", stored).returncode == 0
     assert "run.lock" not in store.names(prefix)
 
 
@@ -143,9 +142,9 @@ def test_shards_are_merged_by_url(url: str, tmp_path: Path) -> None:
     shards = [f"{url}/shard-{index}" for index in range(2)]
     for index, shard in enumerate(shards):
         assert pipeline(*COMMAND, "--input", problems, "--shard", f"{index}/2", "--output", shard).returncode == 0
-    done = pipeline("runs", "merge", *shards, "--output", f"{url}/all")
+    done = pipeline("merge", *shards, "--output", f"{url}/all")
     assert (done.returncode, done.stdout) == (0, f"{url}/all: 2 shards, 24 problems, 24 chains\n"), done.stderr
-    assert pipeline("runs", "check", f"{url}/all").returncode == 0
+    assert pipeline("show", f"{url}/all").returncode == 0
 
 
 @pytest.mark.slow
@@ -187,7 +186,7 @@ def test_what_no_run_can_be_written_to(store: ObjectServer, tmp_path: Path, outp
     assert store.names("theirs") == ["part-00000.parquet"]
 
 
-@pytest.mark.parametrize("command", [("report",), ("resume",), ("runs", "check")])
+@pytest.mark.parametrize("command", [("report",), ("resume",), ("show",)])
 def test_a_url_without_a_run(url: str, store: ObjectServer, prefix: str, command: tuple[str, ...]) -> None:
     done = pipeline(*command, f"{url}/none")
     assert done.returncode == 2
@@ -195,7 +194,7 @@ def test_a_url_without_a_run(url: str, store: ObjectServer, prefix: str, command
     assert store.names(prefix) == []
 
 
-@pytest.mark.parametrize("command", [("runs", "list"), ("export", "x", "-o")])
+@pytest.mark.parametrize("command", [("view",), ("export", "x", "-o")])
 def test_commands_for_paths_of_this_machine(url: str, command: tuple[str, ...]) -> None:
     done = pipeline(*command, url)
     assert done.returncode == 2
@@ -281,7 +280,6 @@ def check_resumed(url: str, store: ObjectServer, prefix: str, machines: Machines
     assert said(SimpleNamespace(folder=here)) == whole  # type: ignore[arg-type]
     assert "run.lock" not in store.names(prefix)
     machines.be("a reader")
-    assert pipeline("runs", "check", url).returncode == 0
     check_hangs_together(machines.folder(prefix), CHAINS)
 
 
@@ -311,7 +309,7 @@ def test_a_killed_run_is_taken_over_by_another_machine(
     what = f"has been written by another machine since, and {folder} holds rows that it lacks"
     assert pipeline("resume", killed).stderr == f"error: {killed}: {what}; to continue from what the store has, remove that folder\n"
     shutil.rmtree(folder)
-    assert pipeline("runs", "check", killed).returncode == 0
+    assert pipeline("show", killed).returncode == 0
 
 
 @pytest.mark.slow

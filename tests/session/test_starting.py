@@ -35,7 +35,7 @@ def test_a_run_can_be_seen_and_resumed_before_its_engines_are_open(tmp_path: Pat
     def starting(specs: Mapping[str, EngineSpec]) -> Iterator[Listener]:
         seen.append(state_of(folder, RunFile.read(folder)))
         seen.append(run_progress(folder).state)
-        assert "starting" in pipeline("runs", "list", tmp_path / "runs").stdout
+        assert "starting" in pipeline("show", tmp_path / "runs").stdout
         killed.mkdir()
         (killed / FILE).write_bytes((folder / FILE).read_bytes())
         yield Listener()

@@ -14,10 +14,11 @@ import pytest
 from pipeline.errors import InputError
 from pipeline.session.options import resume_options
 from pipeline.session.run import run as resume
-from pipeline.store.check import check_chains, examine
-from pipeline.store.events import ChainRow, RewardRow, StepRow
+from pipeline.store.check import check_chains
+from pipeline.store.events import CallRow, ChainRow, RewardRow, StepRow
 from pipeline.store.parts import write_part
 from pipeline.store.query import check_readable
+from pipeline.store.read import read_table
 from pipeline.store.run_file import RunFile
 from pipeline.store.run_store import RunStore
 from tests.support.golden import golden_run
@@ -70,11 +71,6 @@ def last(run: Path, table: str) -> Path:
 def without(run: Path, table: str, column: str) -> None:
     part = last(run, table)
     write_part(part, pq.ParquetFile(part).read().drop_columns([column]))
-
-
-def flip(path: Path) -> None:
-    whole = path.read_bytes()
-    path.write_bytes(whole[:2000] + bytes(byte ^ 0xFF for byte in whole[2000:2040]) + whole[2040:])
 
 
 EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -135,18 +131,12 @@ def refusal(check: Callable[[Path], object], run: Path) -> str:
     return ""
 
 
-def test_a_sound_folder_is_examined(run: Path) -> None:
-    check_readable(run)
-    found = examine(run)
-    assert (found.sound, found.status, found.sessions) == (True, "interrupted", 1)
-    assert [(table.table, table.rows) for table in found.tables] == [("calls", 100), ("steps", 48), ("chains", 4), ("problems", 4)]
-    assert {table.write_ahead for table in found.tables} == {0}
-
-
 def test_a_garbled_page_is_met_by_who_reads_every_row(run: Path) -> None:
-    flip(run / "calls/part-00000.parquet")
-    [flaw] = examine(run).flaws
-    assert flaw.startswith(f"{run}/calls/part-00000.parquet: cannot be read: ")
+    part = run / "calls/part-00000.parquet"
+    whole = part.read_bytes()
+    part.write_bytes(whole[:2000] + bytes(byte ^ 0xFF for byte in whole[2000:2040]) + whole[2040:])
+    with pytest.raises(InputError, match=r"calls/part-00000\.parquet: cannot be read: "):
+        read_table(run, CallRow, "calls")
 
 
 def test_the_files_of_two_generations_are_told_apart(tmp_path: Path, blank: Callable[..., object]) -> None:

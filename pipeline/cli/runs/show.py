@@ -1,32 +1,38 @@
-"""`pipeline show RUN [CHAIN]`: a run's summary, one of its chains step by step, why chains failed, or how far the run is until it ends."""
+"""`pipeline show RUN [CHAIN]`: a run's summary, one of its chains step by step, why chains failed, or how far the run is until it ends.
+
+Of a folder of runs it is a table of them.
+"""
 
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 
 import click
 import msgspec
 from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
+from pipeline.analysis.compare.cells import Table, plain, plain_percent, size
 from pipeline.analysis.progress import ACTIVE, RecentRates, RunProgress, duration, run_progress
 from pipeline.analysis.quality.failures import Failure, failures
 from pipeline.analysis.resources import of_answers
+from pipeline.analysis.run_list import RunState, run_folders, run_state
 from pipeline.cli.commands import command, option
-from pipeline.cli.console import PlainConsole
+from pipeline.cli.console import PlainConsole, print_table
 from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.options import json_option
 from pipeline.cli.summary import print_summary
-from pipeline.cli.terminal import print_line, print_page
-from pipeline.errors import UsageError, did_you_mean
+from pipeline.cli.terminal import print_line, print_notice, print_page
+from pipeline.errors import InputError, UsageError, did_you_mean
 from pipeline.report.transcripts import ShownCandidate, ShownStep, Transcript, read_transcripts, unused_drafts
 from pipeline.store.query import Query, check_readable
 from pipeline.store.read import check_folder
-from pipeline.store.run_file import RunFile
+from pipeline.store.run_file import FILE, RunFile
 
 STYLES = {
     "accepted": "green",
@@ -45,7 +51,7 @@ FOLLOW_S = 2.0
 
 
 @command()
-@click.argument("run", type=RunFolder(), metavar="RUN")
+@click.argument("run", type=RunFolder(), default="runs", metavar="[RUN|DIR]")
 @click.argument("problem", required=False, metavar="[CHAIN]")
 @option("--attempt", type=click.IntRange(min=0), metavar="I", default=0, show_default=True, help="Which sample of the problem, from 0.")
 @option("--candidates", is_flag=True, help="Include rejected candidates.")
@@ -55,6 +61,8 @@ FOLLOW_S = 2.0
 def show(run: Located, problem: str | None, attempt: int, candidates: bool, failed: bool, follow: bool, as_json: bool) -> None:
     """Show the summary of the run in folder RUN, or how it solved a problem, step by step; CHAIN is the problem_id.
 
+    Of a folder DIR of runs (default: runs) all runs are listed, latest first; with --json one object a line.
+
     Green: draft step, accepted or unverified. Yellow: written by the target after it rejected all drafts. Cyan: guidance. Blue: no drafts
     involved.
     `pipeline resume RUN --retry-failed` solves failed chains again. With --follow the run may be on another machine.
@@ -63,6 +71,11 @@ def show(run: Located, problem: str | None, attempt: int, candidates: bool, fail
         raise UsageError("--json: not with CHAIN; for its steps as data use `pipeline export --as steps`")
     folder = run.path
     check_folder(folder)
+    if not (folder / FILE).exists() and (runs := run_folders(folder, depth=1)):
+        if problem is not None or attempt or candidates or failed or follow:
+            raise UsageError(f"{folder}: a folder of runs; name one of them")
+        _list(runs, as_json)
+        return
     if follow:
         if problem is not None or candidates or failed:
             raise UsageError(f"--follow: about the whole run; leave out {'--failed' if failed else 'CHAIN and --candidates'}")
@@ -86,6 +99,30 @@ def show(run: Located, problem: str | None, attempt: int, candidates: bool, fail
     console = PlainConsole()
     for line in _lines(transcript, candidates, unused):
         console.print(line)
+
+
+def _list(runs: Sequence[Path], as_json: bool) -> None:
+    """Print a line for each run, as JSON or in a table."""
+    states = []
+    for run in runs:
+        try:
+            states.append(run_state(run, run.name))
+        except InputError as error:
+            print_notice(str(error))
+    if as_json:
+        for state in states:
+            print_line(msgspec.json.encode(state).decode())
+        return
+    columns = ("run", "graph", "models", "state", "chains", "accuracy", "chains/s", "size")
+    print_table(Table("Runs", columns, tuple(tuple(_cells(state)) for state in states)), PlainConsole())
+
+
+def _cells(state: RunState) -> Iterator[str]:
+    of = "" if state.of is None else f" of {state.of:,}"
+    yield from (state.folder, state.graph, state.models, state.state, f"{state.chains:,}{of}")
+    yield "-" if state.answers == "simulated" else plain_percent(state.accuracy)
+    yield plain(state.problems_per_s)
+    yield size(state.bytes)
 
 
 def _follow(run: Located, as_json: bool) -> None:
@@ -126,7 +163,7 @@ def _panel(found: RunProgress, rates: RecentRates) -> Group:
     said = Text(_progress_line(found, rates))
     if found.chains is None:
         return Group(said)
-    bar = Table.grid(expand=True)
+    bar = RichTable.grid(expand=True)
     bar.add_row(ProgressBar(total=found.chains, completed=found.over))
     return Group(bar, said)
 
