@@ -17,7 +17,7 @@ from tests.support.chains import World
 from tests.support.paths import ROOT, SHARED
 from tests.support.rows import blank
 
-pytest_plugins = ["tests.support.browser", "tests.support.open_engines"]
+pytest_plugins = ["tests.support.browser", "tests.support.installed", "tests.support.open_engines"]
 settings.register_profile("suite", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("suite"), max_examples=10, derandomize=True)
 settings.load_profile("suite")  # a machine with other work is slow, and fails nobody; `make check` takes `quick`

@@ -464,8 +464,8 @@ def test_roles_may_be_given_by_their_models_alone() -> None:
 
 
 @pytest.mark.slow
-def test_a_result_says_whether_too_many_chains_failed() -> None:
-    faulty = {"engines.target.faults.garbage_share": 0.02, "engines.target.max_retries": 0}
-    found = [pipeline.solve("speccot", PROBLEMS, engines="sim-2xh100", set=faulty, fail_on_error=share) for share in (0.0, 1.0)]
+def test_a_result_says_whether_too_many_chains_failed(faulty: Path) -> None:
+    garbage = {"engines.target.faults.garbage_share": 0.02, "engines.target.max_retries": 0}
+    found = [pipeline.solve("speccot", PROBLEMS, engines=faulty, set=garbage, fail_on_error=share) for share in (0.0, 1.0)]
     assert [result.too_many_failed for result in found] == [True, False]
     assert found[0].run.totals.chains_failed

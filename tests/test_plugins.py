@@ -2,9 +2,7 @@
 process. It goes through every command as the built-in kinds and engines do, and roles are those of its graph."""
 
 import json
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,10 @@ from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.ledger import ledger
 from pipeline.analysis.quality.step_counts import count_steps
 from pipeline.analysis.summary import summarize
-from pipeline.graph import plugins
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from tests.support.commands import pipeline
+from tests.support.installed import installed
 from tests.support.killed import cut
 from tests.support.paths import ROOT
 
@@ -27,23 +25,6 @@ GRAPH = PLUGIN / "critic.yaml"
 ROLES = ("apprentice", "master", "referee")
 
 pytestmark = pytest.mark.slow  # each engine is a process
-
-
-@contextmanager
-def installed(*folders: Path) -> Iterator[None]:
-    """The packages in these folders, and no others, are installed in this process and those that it starts."""
-    with pytest.MonkeyPatch.context() as patch:
-        for folder in folders:
-            patch.syspath_prepend(folder)
-        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (*folders, ROOT))))
-        forget()
-        yield
-    forget()
-
-
-def forget() -> None:
-    for known in (plugins.stage_kinds, plugins.engine_specs, plugins.engine_backend, plugins._entries):
-        known.cache_clear()
 
 
 @pytest.fixture

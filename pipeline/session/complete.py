@@ -12,7 +12,7 @@ from pipeline.engines.replay.engine import cannot_of
 from pipeline.engines.replay.recording import as_recorded, read_recording, sim_spec
 from pipeline.engines.replay.spec import ReplaySpec
 from pipeline.engines.sim.device import devices_of
-from pipeline.engines.sim.lengths_file import with_lengths
+from pipeline.engines.sim.recorded_lengths import with_lengths
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import GraphError
 from pipeline.graph.needs import check_needs, unmet_needs
@@ -21,7 +21,7 @@ from pipeline.graph.spec import EngineSpec
 
 
 def completed(plan: Plan) -> Plan:
-    """A plan with all that its engines take from recorded runs and files.
+    """A plan with all that its engines take from recorded runs.
 
     Raises `GraphError` also for what a stage needs and a recorded engine did not have, such as an adapter, and for simulated engines that
     disagree on their device or on the number of steps of a thought.
@@ -39,7 +39,7 @@ def completed(plan: Plan) -> Plan:
 
 
 def _filled(role: str, engine: EngineSpec) -> EngineSpec:
-    """A spec with the values of its recorded run, or the lengths in its files."""
+    """A spec with the values, or the lengths, of its recorded run."""
     if isinstance(engine, ReplaySpec):
         return as_recorded(role, engine)
     return with_lengths(role, engine) if isinstance(engine, SimSpec) else engine
@@ -75,4 +75,4 @@ def _check_steps(engines: Mapping[str, SimSpec]) -> None:
     for role, spec in engines.items():
         if first is not None and spec.text.distribution("steps") != engines[first].text.distribution("steps"):
             what = f"its thoughts differ in numbers of steps from those of {role!r}, which continues them"
-            raise GraphError(f"engine {first!r}: text", f"{what}; give both the same `preset`, or `lengths` with the same `steps`")
+            raise GraphError(f"engine {first!r}: text", f"{what}; give both the same `preset`, or the `lengths` of the same run")

@@ -68,8 +68,10 @@ def test_first_steps_are_written_and_later_ones_fall_back(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("graph", ["speccot", "specreason", "likelihood"])
-def test_failed_attempts_and_lost_chains(tmp_path: Path, graph: str) -> None:
-    result = solve(tmp_path, graph=graph, settings=(*GARBAGE, *(f"engines.{role}.max_retries=0" for role in ("draft", "target"))))
+def test_failed_attempts_and_lost_chains(tmp_path: Path, faulty: Path, graph: str) -> None:
+    result = solve(
+        tmp_path, graph=graph, engines=faulty, settings=(*GARBAGE, *(f"engines.{role}.max_retries=0" for role in ("draft", "target")))
+    )
     assert result.failed
     found = ledger(result.folder)
     for role, engine in found.engines.items():
@@ -81,8 +83,8 @@ def test_failed_attempts_and_lost_chains(tmp_path: Path, graph: str) -> None:
     assert found.output("unrecorded") > 0  # what was answered and was no answer
 
 
-def test_attempts_that_are_repeated_lose_no_chain(tmp_path: Path) -> None:
-    result = solve(tmp_path, settings=tuple(setting.replace("=2", "=20") for setting in GARBAGE))
+def test_attempts_that_are_repeated_lose_no_chain(tmp_path: Path, faulty: Path) -> None:
+    result = solve(tmp_path, engines=faulty, settings=tuple(setting.replace("=2", "=20") for setting in GARBAGE))
     assert not result.failed
     found = ledger(result.folder)
     assert found.output("lost_chains") == 0

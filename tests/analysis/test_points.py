@@ -24,7 +24,6 @@ from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.errors import InputError
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
-from tests.support.paths import SIM
 from tests.support.points import alone, point
 from tests.support.runs import write_problems
 
@@ -57,11 +56,15 @@ def test_facts_come_back_from_the_file_and_are_none_in_earlier_ones(tmp_path: Pa
     assert (earlier.facts, earlier.engines) == ({}, "")
 
 
-def test_a_run_with_failed_chains_has_no_speed_and_is_not_compared(tmp_path: Path) -> None:
+def test_a_run_with_failed_chains_has_no_speed_and_is_not_compared(tmp_path: Path, faulty: Path) -> None:
     problems = write_problems(tmp_path, 8, (b'{"problem_id": "no problem"}',))  # which fails at once, on both sides
-    faulty = ("engines.target.faults.garbage_share=0.02", "engines.target.max_retries=0")
-    for name, settings in (("target", ()), ("speccot", faulty)):
-        run(RunOptions(graph=ROOT / f"graphs/{name}.yaml", engines=SIM, input=problems, settings=settings, output=tmp_path / name / "run"))
+    garbage = ("engines.target.faults.garbage_share=0.02", "engines.target.max_retries=0")
+    for name, settings in (("target", ()), ("speccot", garbage)):
+        run(
+            RunOptions(
+                graph=ROOT / f"graphs/{name}.yaml", engines=faulty, input=problems, settings=settings, output=tmp_path / name / "run"
+            )
+        )
     made = [
         point_of_run(
             tmp_path / name / "run",

@@ -13,7 +13,6 @@ from msgspec import structs
 from pipeline.cluster.fleet import SILENT_S
 from pipeline.cluster.fleet_member import MAX_LOSSES
 from pipeline.cluster.messages import ReplicaFailure, ReplicaReport
-from pipeline.engines.sim.spec import SimFaultsSpec
 from pipeline.engines.startup import Listener
 from pipeline.errors import Interrupted, RunError, UsageError
 from pipeline.runtime.clock import backoff_s
@@ -33,13 +32,14 @@ from tests.support.fated_replicas import (
     places,
     stopping,
 )
+from tests.support.faulty_engine import Faults
 from tests.support.killed import cut
 from tests.support.runs import rows, said, write_problems
 
-pytestmark = pytest.mark.slow  # whole runs
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("faulty")]  # whole runs
 
-DYING = SimFaultsSpec(dies_after_calls=5)
-MUMBLING = SimFaultsSpec(garbage_share=1.0)
+DYING = Faults(dies_after_calls=5)
+MUMBLING = Faults(garbage_share=1.0)
 DIED = "it died as it was told to"
 
 
@@ -353,7 +353,7 @@ def luck(seed: int) -> FatedFleet:
             return Fate(refused=True)
         if start >= 6 or draw.random() < 0.3:
             return Fate(late_s=draw.choice((0.0, 1.0)), rates=draw.choice((1.0, 0.1)))
-        faults = SimFaultsSpec(dies_after_calls=draw.randrange(40)) if draw.random() < 0.3 else SimFaultsSpec()
+        faults = Faults(dies_after_calls=draw.randrange(40)) if draw.random() < 0.3 else Faults()
         return Fate(
             at_s=draw.uniform(0.0, 4.0),
             ending=draw.choice(("dies", "hangs")),  # type: ignore[arg-type]

@@ -29,8 +29,8 @@ def chain(place: int, **fields: Any) -> Assignment:
     return Assignment(item=problem, sample_index=0, order=place, **fields)
 
 
-def settings_of(*more: str, **options: Any) -> RunSettings:
-    plan = load_plan(ROOT / "graphs/speccot.yaml", SIM, (*BRIEF, *more))
+def settings_of(*more: str, engines: Path = SIM, **options: Any) -> RunSettings:
+    plan = load_plan(ROOT / "graphs/speccot.yaml", engines, (*BRIEF, *more))
     return RunSettings(plan=plan, options=options_of(Path("/"), "run", Path("/problems"), **options), run_id="run", virtual_time=True)
 
 
@@ -132,8 +132,8 @@ async def test_its_end_lets_chains_in_flight_end_or_cancels_them(end: str, stopp
             assert last.statistics["target"].requests == sum(row.engine == "target" for row in it.rows("calls"))
 
 
-async def test_a_dead_engine_is_the_failure_of_the_replica() -> None:
-    async with driven("engines.draft.faults.dies_after_calls=2", "engines.draft.max_restarts=0") as it:
+async def test_a_dead_engine_is_the_failure_of_the_replica(faulty: Path) -> None:
+    async with driven("engines.draft.faults.dies_after_calls=2", "engines.draft.max_restarts=0", engines=faulty) as it:
         it.order(chains=(chain(0), chain(1)))
         last = await it.until(lambda report: report.over)
         assert last.failure is not None

@@ -1,7 +1,6 @@
-"""How long simulated thoughts are: distributions, presets against what was measured, files and recorded runs, steps to the token."""
+"""How long simulated thoughts are: distributions, presets against what was measured, recorded runs, steps to the token."""
 
 import math
-from collections.abc import Callable
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
@@ -13,12 +12,12 @@ import pytest
 
 from pipeline.engine import Request
 from pipeline.engines.sim.difficulty import chances
-from pipeline.engines.sim.lengths import MAX_LENGTHS, PRESETS, Distribution, Preset, SimLengthsSpec, distribution, log_normal
-from pipeline.engines.sim.lengths_file import KEPT, read_lengths, with_lengths
+from pipeline.engines.sim.lengths import MAX_LENGTHS, PRESETS, Distribution, Preset, SimLengthsSpec, log_normal, quantiles, samples
+from pipeline.engines.sim.recorded_lengths import KEPT, read_lengths, with_lengths
 from pipeline.engines.sim.spec import SimTextSpec
 from pipeline.engines.sim.text import TextModel
 from pipeline.engines.sim.tokenizer import SimTokenizer
-from pipeline.errors import GraphError, InputError, UsageError
+from pipeline.errors import GraphError, InputError
 from pipeline.graph.loader import load_engines
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.prompts import DELIMITER, THINK_CLOSE
@@ -84,56 +83,43 @@ def test_aime_has_40_to_200_steps_of_the_measured_length() -> None:
 
 
 def test_quantiles_are_met_and_between_them_the_distribution_is_log_normal() -> None:
-    found = distribution({"p10": 5, "p50": 20, "p99.9": 300, "p100": 400}, MAX_LENGTHS["steps"])
+    found = quantiles({10: 5, 50: 20, 99.9: 300, 100: 400}, MAX_LENGTHS["steps"])
     for part, value in ((0.1, 5), (0.5, 20), (0.999, 300)):
         assert found.at(NormalDist().inv_cdf(part)) == pytest.approx(value)
     assert found.at(8) == pytest.approx(400)
     assert all(below <= above for below, above in pairwise(map(found.at, NORMALS)))
-    two = distribution({"p10": math.exp(3 - 1.2815515655 * 0.7), "p90": math.exp(3 + 1.2815515655 * 0.7)}, MAX_LENGTHS["steps"])
+    two = quantiles({10: math.exp(3 - 1.2815515655 * 0.7), 90: math.exp(3 + 1.2815515655 * 0.7)}, MAX_LENGTHS["steps"])
     normal = log_normal(math.exp(3 + 0.7**2 / 2), 0.7)
     assert [two.at(z) for z in (-2, -0.3, 0, 1.7, 3)] == pytest.approx([normal.at(z) for z in (-2, -0.3, 0, 1.7, 3)])
 
 
 def test_without_bounds_no_length_is_below_1_or_above_the_most() -> None:
-    steep = distribution({"p49": 2, "p51": 5000}, MAX_LENGTHS["steps"])
+    steep = quantiles({49: 2, 51: 5000}, MAX_LENGTHS["steps"])
     assert (steep.at(-7), steep.at(7)) == pytest.approx((1, MAX_LENGTHS["steps"]))
 
 
 def test_samples_are_equally_likely() -> None:
-    found = distribution((64, 3, 4, 4), MAX_LENGTHS["steps"])
+    found = samples((64, 3, 4, 4))
     assert [sum(found.at(normal) == value for normal in NORMALS) for value in (3, 4, 64)] == [500, 1000, 500]
 
 
 @pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ({}, "holds no lengths; give `steps`, `step_tokens` or both"),
-        ({"steps": []}, "`steps` is empty; give samples"),
-        ({"steps": [3, 0]}, "`steps` is 0 at place 2; expected a number from 1 to 10,000"),
-        ({"steps": [math.nan]}, "`steps` is nan at place 1; expected a number from 1 to 10,000"),
-        ({"step_tokens": {"p10": 1, "p50": math.inf}}, "`step_tokens` is inf at p50; expected a number from 1 to 100,000"),
-        ({"steps": {"p10": 3, "p9o": 3}}, "`steps` has the key `p9o`; quantiles are named p0 to p100"),
-        ({"steps": {"p10": 3, "p101": 3}}, "`steps` has the key `p101`; quantiles are named p0 to p100"),
-        ({"steps": {"p10": 3, "p10.0": 3}}, "`steps` has `p10` and `p10.0`, which are the same quantile; drop one"),
-        ({"steps": {"p10": 4, "p90": 3}}, "`steps` is 4 at p10 and 3 at p90; quantiles must not decrease"),
-        ({"steps": {"p0": 1, "p50": 3, "p100": 9}}, "`steps` has fewer than two quantiles between p0 and p100"),
-    ],
+    ("steps", "what"),
+    [([], "length >= 1"), ([3, 0], r">= 1.0 - at `\$.steps\[1\]`"), ([10_001], "<= 10000"), ([math.nan], r"at `\$.steps\[0\]`")],
 )
-def test_what_cannot_be_lengths_is_refused(text: dict[str, Any], what: str) -> None:
-    with pytest.raises(msgspec.ValidationError) as error:
-        msgspec.convert(text, SimLengthsSpec)
-    assert what in str(error.value)
+def test_what_cannot_be_lengths_is_refused(steps: list[float], what: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=what):
+        msgspec.convert({"steps": steps, "step_tokens": [4]}, SimLengthsSpec)
 
 
-def test_one_length_has_one_source() -> None:
+def test_lengths_have_one_source() -> None:
     with pytest.raises(ValueError, match="`preset` and `lengths` both set the length of thoughts; drop one"):
-        SimTextSpec(preset="math", lengths="lengths.yaml")
+        SimTextSpec(preset="math", lengths="runs/A")
     with pytest.raises(ValueError, match="`preset` and `step_tokens_sigma` both set `step_tokens`; drop one, or set it to null"):
         SimTextSpec(preset="math", step_tokens_sigma=0.6)
     with pytest.raises(ValueError, match="`lengths` and `steps_mean` both set `steps`; drop one"):
-        SimTextSpec(lengths=SimLengthsSpec(steps=(3,)), steps_mean=12)
-    half = SimTextSpec(lengths=SimLengthsSpec(steps=(3,)), step_tokens_mean=50)
-    assert (half.steps_mean, half.step_tokens_mean, half.step_tokens_sigma) == (None, 50, 0.6)
+        SimTextSpec(lengths="runs/A", steps_mean=12)
+    assert SimTextSpec(lengths="runs/A").steps_mean is None
     assert SimTextSpec().distribution("steps") == log_normal(12, 0.5)
 
 
@@ -236,43 +222,29 @@ def test_the_ends_of_the_correlation_are_no_special_case(correlation: float, fou
     assert counts == found if correlation else counts >= found
 
 
-def test_a_file_counts_from_the_folder_of_the_engines_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_counts_from_the_folder_of_the_engines_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, elsewhere = tmp_path / "engines", tmp_path / "elsewhere"
     folder.mkdir()
-    elsewhere.mkdir()
+    (elsewhere / "runs/A").mkdir(parents=True)
     monkeypatch.chdir(elsewhere)
-    raw = msgspec.to_builtins(SIM) | {"text": {"lengths": "mine.yaml"}}
+    raw = msgspec.to_builtins(SIM) | {"text": {"lengths": "runs/A"}}
     (folder / "engines.yaml").write_bytes(msgspec.json.encode({"target": raw}))
-    (elsewhere / "mine.yaml").write_text("steps: [7]\n")
-    assert the_steps(folder) == (7,)
-    (folder / "mine.yaml").write_text("steps: [3]\n")
-    assert the_steps(folder) == (3,)
+    assert the_run(folder) == str(elsewhere / "runs/A")
+    (folder / "runs/A").mkdir(parents=True)
+    assert the_run(folder) == str(folder / "runs/A")
 
 
-def the_steps(folder: Path) -> Any:
+def the_run(folder: Path) -> str:
     spec: Any = load_engines(folder / "engines.yaml", engine_specs())["target"]
-    return with_lengths("target", spec).text.lengths.steps
+    return str(spec.text.lengths)
 
 
-def named(path: Path, **text: Any) -> Callable[[], Any]:
-    spec = msgspec.structs.replace(SIM, text=SimTextSpec(lengths=str(path), **text))
-    return lambda: with_lengths("draft", spec)
-
-
-def test_what_holds_no_lengths_is_named(tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_text("steps: [.nan]\n")
-    (tmp_path / "good.yaml").write_text("steps: [3]\n")
-    for path, what in {
-        "missing.yaml": "missing.yaml: cannot be read: no such file or directory",
-        "bad.yaml": "bad.yaml, line 1: $: `steps` is nan at place 1; expected a number from 1 to 10,000",
-        "": "run.json: cannot be read: no such file or directory; expected a run folder",
-    }.items():
-        with pytest.raises(UsageError) as error:
-            named(tmp_path / path)()
-        assert str(error.value).startswith("engine 'draft': text.lengths: ")
-        assert what in str(error.value)
-    with pytest.raises(GraphError, match="`lengths` and `steps_mean` both set `steps`; drop one, or set it to null"):
-        named(tmp_path / "good.yaml", steps_mean=12.0)()
+def test_what_is_no_run_is_named(tmp_path: Path) -> None:
+    spec = msgspec.structs.replace(SIM, text=SimTextSpec(lengths=str(tmp_path)))
+    with pytest.raises(
+        GraphError, match=r"^engine 'draft': text.lengths: .*run.json: cannot be read: no such file or directory; expected a run folder"
+    ):
+        with_lengths("draft", spec)
 
 
 @pytest.mark.parametrize("graph", ["target", "specreason"])
@@ -288,7 +260,7 @@ def test_a_recorded_run_gives_the_lengths_of_its_thoughts(tmp_path: Path, graph:
     assert found.steps == tuple(sorted(len(thought) for thought in thoughts))
     tokens = sorted(len(TOKENIZER.encode(step)) + 1 for thought in thoughts for step in thought)
     assert found.step_tokens == pytest.approx(tokens, rel=0.5)
-    assert fmean(found.step_tokens or ()) == pytest.approx(fmean(tokens), rel=0.01)
+    assert fmean(found.step_tokens) == pytest.approx(fmean(tokens), rel=0.01)
 
 
 def test_a_run_without_a_finished_thought_gives_none(tmp_path: Path) -> None:
@@ -300,7 +272,7 @@ def test_a_run_without_a_finished_thought_gives_none(tmp_path: Path) -> None:
 def test_of_many_samples_the_mean_is_kept(tmp_path: Path) -> None:
     result = solve(tmp_path, graph="target", settings=("engines.target.text.preset=aime", "token_budget=30720"))
     found = read_lengths(tmp_path / "run")
-    assert len(found.step_tokens or ()) == KEPT
-    count = sum(found.steps or ())
+    assert len(found.step_tokens) == KEPT
+    count = sum(found.steps)
     tokens = sum(row["thought_tokens"] for row in rows(result, "chains"))
-    assert fmean(found.step_tokens or ()) * count == pytest.approx(tokens, rel=0.01)
+    assert fmean(found.step_tokens) * count == pytest.approx(tokens, rel=0.01)

@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.export.perfetto import Slots, export
+from tests.support.installed import FAULTY, faulty_file, installed
 from tests.support.replicas import replica_run
 from tests.support.run_files import write_run_json
 from tests.support.runs import solve
@@ -50,8 +51,10 @@ def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Of a run whose draft dies after every 40 calls, so that those it had are sent again; and of one on two replicas."""
     folder = tmp_path_factory.mktemp("run")
     settings = ("engines.draft.faults.dies_after_calls=40", "engines.draft.max_restarts=100")
-    run = replica_run(folder, 2) if request.param == "replicas" else solve(folder, settings=settings, samples=2).folder
-    return Trace(run, folder / "trace.json")
+    with installed(FAULTY):
+        dying = {"engines": faulty_file(folder), "settings": settings}
+        run = replica_run(folder, 2) if request.param == "replicas" else solve(folder, samples=2, **dying).folder
+        return Trace(run, folder / "trace.json")
 
 
 def levels(spans: list[Interval]) -> list[Interval]:

@@ -151,9 +151,12 @@ def test_a_request_that_takes_too_long_ends_as_an_error(tmp_path: Path) -> None:
     assert row["error_message"] == "there was no answer within 0.2 s"
 
 
-def test_an_engine_that_is_lost_ends_the_server_and_tells_its_clients(tmp_path: Path) -> None:
+def test_an_engine_that_is_lost_ends_the_server_and_tells_its_clients(tmp_path: Path, faulty: Path) -> None:
     settings = (SHORT, "engines.target.faults.dies_after_calls=3", "engines.target.max_restarts=0")
-    with serving(tmp_path / "run", *settings) as server, pytest.raises(openai.InternalServerError, match="stopped before the answer"):
+    with (
+        serving(tmp_path / "run", *settings, engines=str(faulty)) as server,
+        pytest.raises(openai.InternalServerError, match="stopped before the answer"),
+    ):
         server.client().chat.completions.create(model="speccot", messages=ASKED)
     assert server.result is not None
     assert (server.result.exit_code, server.result.run.status) == (1, "failed")

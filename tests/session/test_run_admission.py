@@ -114,10 +114,10 @@ def test_the_order_changes_no_answer_and_says_how_good_it_was(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_run_in_another_order_is_resumed_to_the_same_answers(tmp_path: Path) -> None:
+def test_a_run_in_another_order_is_resumed_to_the_same_answers(tmp_path: Path, faulty: Path) -> None:
     whole = solve(tmp_path, "whole", "specreason", batch_size=2)
     dying = ("engines.target.faults.dies_after_calls=60", "engines.target.max_restarts=0")
-    assert solve(tmp_path, "cut", "specreason", batch_size=2, order="longest", settings=dying).exit_code == 1
+    assert solve(tmp_path, "cut", "specreason", batch_size=2, order="longest", engines=faulty, settings=dying).exit_code == 1
     again: dict[str, Any] = {"batch_size": 2, "resume": True, "allow_drift": ("engines",)}
     with pytest.raises(UsageError, match="order is input, was longest; add --allow-drift order"):
         solve(tmp_path, "cut", "specreason", **again)

@@ -47,10 +47,10 @@ def statistics(result: SessionResult, engine: str) -> dict[str, Any]:
 @pytest.mark.parametrize("schedule", ["pipelined", "lockstep", "sequential"])
 @pytest.mark.parametrize(("fault", "words"), [("dies", "as configured"), ("hangs", "it computed nothing for")])
 def test_an_engine_that_fails_is_restarted_and_no_answer_changes(
-    tmp_path: Path, calm: SessionResult, schedule: Any, fault: str, words: str
+    tmp_path: Path, faulty: Path, calm: SessionResult, schedule: Any, fault: str, words: str
 ) -> None:
     settings = (f"engines.draft.faults.{fault}_after_calls=40", "engines.draft.max_restarts=100", "engines.draft.hang_s=10")
-    result = solve(tmp_path, schedule=schedule, settings=settings)
+    result = solve(tmp_path, engines=faulty, schedule=schedule, settings=settings)
     assert result.exit_code == 0
     assert said(result) == said(calm)
     restarts = summarize(result.folder).engines["draft"].restarts
@@ -67,9 +67,9 @@ def test_an_engine_that_fails_is_restarted_and_no_answer_changes(
     assert statistics(result, "draft")["requests"] == answered
 
 
-def test_an_engine_that_dies_too_often_ends_the_run_with_its_last_words(tmp_path: Path) -> None:
+def test_an_engine_that_dies_too_often_ends_the_run_with_its_last_words(tmp_path: Path, faulty: Path) -> None:
     settings = ("engines.draft.faults.dies_after_calls=10", "engines.draft.max_restarts=2")
-    result = solve(tmp_path, settings=settings)
+    result = solve(tmp_path, engines=faulty, settings=settings)
     words = "engine 'draft' died: as configured by dies_after_calls=10; it was restarted 2 times, and max_restarts=2 allows no more"
     assert (result.exit_code, str(result.error)) == (1, words)
     assert result.run.error == words
@@ -78,16 +78,16 @@ def test_an_engine_that_dies_too_often_ends_the_run_with_its_last_words(tmp_path
     assert {row["stop_reason"] for row in rows(result, "chains")} <= {"cancelled", "thought_closed"}
 
 
-def test_without_restarts_the_first_death_ends_the_run(tmp_path: Path) -> None:
-    result = solve(tmp_path, settings=("engines.draft.faults.dies_after_calls=10", "engines.draft.max_restarts=0"))
+def test_without_restarts_the_first_death_ends_the_run(tmp_path: Path, faulty: Path) -> None:
+    result = solve(tmp_path, engines=faulty, settings=("engines.draft.faults.dies_after_calls=10", "engines.draft.max_restarts=0"))
     assert (result.exit_code, str(result.error)) == (1, "engine 'draft' died: as configured by dies_after_calls=10")
     assert {len(call) for call in attempts(result, "draft")} == {1}
 
 
 @pytest.mark.parametrize("graph", ["speccot", "likelihood"])
-def test_what_is_no_answer_is_asked_for_again(tmp_path: Path, graph: str) -> None:
+def test_what_is_no_answer_is_asked_for_again(tmp_path: Path, faulty: Path, graph: str) -> None:
     settings = tuple(f"engines.{role}.{field}" for role in ("draft", "target") for field in ("faults.garbage_share=0.2", "max_retries=20"))
-    calm, result = solve(tmp_path, "calm", graph), solve(tmp_path, "garbage", graph, settings=settings)
+    calm, result = solve(tmp_path, "calm", graph), solve(tmp_path, "garbage", graph, engines=faulty, settings=settings)
     assert result.exit_code == 0
     assert said(result) == said(calm)
     flawed = [row for row in rows(result, "calls") if row["error_type"]]
@@ -97,8 +97,10 @@ def test_what_is_no_answer_is_asked_for_again(tmp_path: Path, graph: str) -> Non
     assert 0.1 < len(flawed) / len(rows(result, "calls")) < 0.3
 
 
-def test_a_chain_that_gets_no_answer_fails_alone_and_the_others_say_what_they_would_have(tmp_path: Path, calm: SessionResult) -> None:
-    result = solve(tmp_path, settings=("engines.target.faults.garbage_share=0.02",))
+def test_a_chain_that_gets_no_answer_fails_alone_and_the_others_say_what_they_would_have(
+    tmp_path: Path, faulty: Path, calm: SessionResult
+) -> None:
+    result = solve(tmp_path, engines=faulty, settings=("engines.target.faults.garbage_share=0.02",))
     assert result.exit_code == 3
     failed = {row["chain_id"]: row["error_type"] for row in rows(result, "chains") if row["stop_reason"] == "error"}
     assert 0 < len(failed) < 12
@@ -109,9 +111,9 @@ def test_a_chain_that_gets_no_answer_fails_alone_and_the_others_say_what_they_wo
 
 
 @pytest.mark.parametrize(("share", "exit_code"), [(0.0, 3), (0.05, 3), (1.0, 0)])
-def test_a_run_fails_only_where_more_chains_failed_than_it_may(tmp_path: Path, share: float, exit_code: int) -> None:
+def test_a_run_fails_only_where_more_chains_failed_than_it_may(tmp_path: Path, faulty: Path, share: float, exit_code: int) -> None:
     """Some of the 12 chains fail, more than one in twenty and not all; a resume may allow another share."""
-    result = solve(tmp_path, settings=("engines.target.faults.garbage_share=0.02",), fail_on_error=share)
+    result = solve(tmp_path, engines=faulty, settings=("engines.target.faults.garbage_share=0.02",), fail_on_error=share)
     assert result.exit_code == exit_code
     assert result.folder is not None
     assert json.loads((result.folder / "run.json").read_text())["options"]["fail_on_error"] == share

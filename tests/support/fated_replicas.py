@@ -22,6 +22,7 @@ from pipeline.session.prepare import RunSettings
 from pipeline.session.run import SessionResult, run
 from pipeline.store.events import counted
 from pipeline.system.tasks import background_tasks
+from tests.support.faulty_engine import FaultySpec
 from tests.support.hanging_together import check_hangs_together
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said
@@ -121,7 +122,9 @@ def _changed(settings: RunSettings, fate: Fate) -> RunSettings:
         device = spec.device  # type: ignore[attr-defined]
         rates = {name: fate.rates * getattr(device, name) for name in ("flops_per_s", "bytes_per_s")}
         slower = structs.replace(device, **rates, overhead_s=device.overhead_s / fate.rates)
-        engines[role] = structs.replace(spec, device=slower, **fate.engines.get(role, {}))
+        changed = {"device": slower} | fate.engines.get(role, {})
+        made = FaultySpec if "faults" in changed else type(spec)
+        engines[role] = made(**{name: getattr(spec, name) for name in spec.__struct_fields__} | changed)
     return structs.replace(settings, plan=structs.replace(settings.plan, engines=engines))
 
 

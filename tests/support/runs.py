@@ -33,7 +33,8 @@ def write_problems(folder: Path, count: int = 12, extra: tuple[bytes, ...] = ())
 
 def solve(folder: Path, name: str = "run", graph: str = "speccot", **options: Any) -> SessionResult:
     problems = options.pop("input", None) or write_problems(folder)
-    return run(RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=problems, output=folder / name, **options))
+    chosen = {"engines": SIM, "input": problems, "output": folder / name}
+    return run(RunOptions(graph=ROOT / f"graphs/{graph}.yaml", **chosen | options))
 
 
 def solve_short(folder: Path, name: str = "run", graph: str = "speccot", settings: tuple[str, ...] = (), **options: Any) -> SessionResult:

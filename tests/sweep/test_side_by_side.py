@@ -93,10 +93,9 @@ def test_points_side_by_side_are_those_of_one_after_the_other(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_an_error_in_a_point_lets_the_others_under_way_end_and_is_raised(tmp_path: Path) -> None:
-    engines = tmp_path / "engines.yaml"
-    engines.write_text(SIM.read_text().replace("draft:\n", "draft:\n  faults: {dies_after_calls: 100}\n", 1))
-    result = sweep(options(tmp_path, engines=(engines,), settings=("engines.draft.max_restarts=0",)))
+def test_an_error_in_a_point_lets_the_others_under_way_end_and_is_raised(tmp_path: Path, faulty: Path) -> None:
+    settings = ("engines.draft.faults.dies_after_calls=100", "engines.draft.max_restarts=0")
+    result = sweep(options(tmp_path, engines=(faulty,), settings=settings))
     assert (result.points[0].curve, result.points[0].batch_size) == ("target", 1)
     assert {point.curve for point in result.points} == {"target"}
     assert result.exit_code == 1

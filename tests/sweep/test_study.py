@@ -274,9 +274,9 @@ def test_a_study_goes_on_where_it_ended_and_makes_its_tables(study: Write) -> No
 
 
 @pytest.mark.slow
-def test_a_run_all_of_whose_chains_failed_is_said_and_the_others_have_their_tables(study: Write) -> None:
+def test_a_run_all_of_whose_chains_failed_is_said_and_the_others_have_their_tables(study: Write, faulty: Path) -> None:
     faults = {"engines.draft.faults.garbage_share": 1, "engines.draft.max_retries": 0}
-    engines = [{"engines": "sim-2xh100", "name": "broken", "set": faults}]
+    engines = [{"engines": str(faulty), "name": "broken", "set": faults}]
     result = carry_out(plan_study(study(engines=engines, tables=["data-sets"])))
     found = read_study(result.folder)
     assert found is not None

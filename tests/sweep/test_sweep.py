@@ -160,11 +160,9 @@ def test_failed_chains_are_in_the_points(tmp_path: Path) -> None:
     assert {(point.chains, point.failed) for point in result.points} == {(4, 1)}
 
 
-def test_a_dead_engine_ends_the_sweep_and_leaves_its_points(tmp_path: Path) -> None:
-    given = options(tmp_path, batch_sizes=(1, 4), settings=("engines.draft.max_restarts=0",))
-    engines = tmp_path / "engines.yaml"
-    engines.write_text(SIM.read_text().replace("draft:\n", "draft:\n  faults: {dies_after_calls: 100}\n", 1))
-    result = sweep(msgspec.structs.replace(given, engines=(engines,)))
+def test_a_dead_engine_ends_the_sweep_and_leaves_its_points(tmp_path: Path, faulty: Path) -> None:
+    settings = ("engines.draft.faults.dies_after_calls=100", "engines.draft.max_restarts=0")
+    result = sweep(msgspec.structs.replace(options(tmp_path, batch_sizes=(1, 4), settings=settings), engines=(faulty,)))
     assert [point.curve for point in result.points] == ["target"]
     assert result.exit_code == 1
     assert "draft" in str(result.error)

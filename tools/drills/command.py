@@ -13,8 +13,9 @@ import psutil
 
 from pipeline.cli.main import main
 
-VARYING = Path(__file__).parent / "varying"
-"""A package with engines that never answer the same twice, for `sys.path`."""
+ROOT = Path(__file__).parent.parent.parent
+PACKAGES = (str(Path(__file__).parent / "varying"), str(ROOT / "tests/support/packages"), str(ROOT))
+"""For `sys.path`: engines that never answer the same twice, and engines that fail."""
 PRELOADED = ["pipeline.cli.run", "pipeline.engines.sim.engine", "pipeline.engines.openai.engine", "pipeline.runtime.virtual_loop"]
 LONGEST_S = 300.0
 """No command takes longer; one that does is killed, and has ended wrongly."""
@@ -91,7 +92,7 @@ def _main(arguments: list[str], log: str, cwd: Path | None, stdout: str | None) 
         os.dup2(out if stdout == "log" else os.open(stdout, os.O_WRONLY), 1)
     if cwd is not None:
         os.chdir(cwd)
-    sys.path.insert(0, str(VARYING))
+    sys.path[:0] = PACKAGES
     sys.argv = ["pipeline", *arguments]
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

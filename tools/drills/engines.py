@@ -1,4 +1,4 @@
-"""The engines are struck: simulated ones die, hang and answer with garbage as they are told, real ones lose their processes."""
+"""The engines are struck: those of `tests/support/faulty_engine.py` die, hang and answer with garbage, real ones lose their processes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,6 +7,7 @@ import psutil
 import pyarrow.parquet as pq
 
 from drills.command import Command, carried_out
+from drills.grounds import SIM
 from drills.signals import rows_bytes
 from drills.toll import Ground, Toll, card, toll
 
@@ -23,7 +24,9 @@ def failing(fault: str, ground: Ground, folder: Path) -> Toll:
     folder.mkdir(parents=True, exist_ok=True)
     run, log = folder / fault.replace(" ", "-"), folder / f"{fault}.log"
     settings = [word for setting in FAULTS[fault] for word in ("--set", f"engines.draft.{setting}")]
-    code = carried_out([*ground.command(run), *settings], log)
+    engines = folder / "faulty.yaml"
+    engines.write_text(SIM.read_text().replace("backend: sim", "backend: faulty"))
+    code = carried_out([*ground.command(run), "--engines", str(engines), *settings], log)
     errors = pq.read_table(run / "calls", columns=["error_type"]).column(0)
     faults = card(run)["engine_statistics"]["draft"]["restarts"] or len(errors) - errors.null_count
     return toll(fault, ground, run, log, faults=faults, wrong_ends=int(code != 0))

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from pipeline.engine import Tokenizer
 from pipeline.engines.models import resolve
 from pipeline.engines.replay.spec import ReplaySpec
-from pipeline.engines.sim.spec import SimFaultsSpec, SimSpec
+from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, InputError, boundary, did_you_mean
@@ -119,14 +119,13 @@ def _costs(role: str, spec: ReplaySpec, then: EngineSpec) -> tuple[Literal["reco
 
 
 def sim_spec(role: str, spec: ReplaySpec, recording: Recording) -> SimSpec:
-    """The simulated engine that says how long calls take where costs are simulated; without faults and with the recorded context
-    length."""
+    """The simulated engine that says how long calls take where costs are simulated, with the recorded context length."""
     found = recording.engine(role) if spec.costs_from is None else _of_file(role, Path(spec.costs_from))
     if isinstance(found, UnknownEngine):
         raise InputError(f"{spec.run}/run.json: $.engines.{role}", found.flaw)
     assert isinstance(found, SimSpec)
     adapters = tuple(settings_of(recording.engine(role)).get("adapters") or ())
-    return structs.replace(found, faults=SimFaultsSpec(), max_model_len=recording.limits(role).max_model_len, adapters=adapters)
+    return structs.replace(found, max_model_len=recording.limits(role).max_model_len, adapters=adapters)
 
 
 def _of_file(role: str, path: Path) -> SimSpec:

@@ -8,27 +8,22 @@ results to the last bit; on a real clock the engines take real time. The only cl
 import asyncio
 import math
 from array import array
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from hashlib import blake2b
 from itertools import count, pairwise
-from typing import Literal, TypeAlias
-
-from msgspec import structs
+from typing import TypeAlias
 
 from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Fact, Request, Timing, Tokenizer, Usage, packed
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.sim.cache import PrefixCache
 from pipeline.engines.sim.device import Share, SimDevice, devices_of, widened
-from pipeline.engines.sim.lengths_file import with_lengths
 from pipeline.engines.sim.output import Output
+from pipeline.engines.sim.recorded_lengths import with_lengths
 from pipeline.engines.sim.scheduler import Job, Scheduler
-from pipeline.engines.sim.spec import SimFaultsSpec, SimSpec
+from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.sim.speculation import SpeculationMeter, iterations_of
 from pipeline.engines.sim.text import SeededText, TextSource
-from pipeline.engines.sim.tokenizer import VOCAB_SIZE
 from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, RequestRefused
 from pipeline.system.tasks import background_tasks
@@ -82,14 +77,14 @@ class SimEngine:
         self.tokenizer: Tokenizer = source.tokenizer
         self.max_model_len, self.vocab_size = spec.max_model_len, source.vocab_size
         self.facts: dict[str, Fact] = _facts(spec)
-        self._clock, self._faults = clock, SimFaults(spec.faults)
+        self._clock = clock
         self._shares: list[Share] = []
         self._join_device()
         self._numbers = count()
         self._open_jobs: dict[Job, Done] = {}
         self._interruptible: dict[str, Collection[Job]] = {}
         """The open jobs of each request that may be interrupted."""
-        self._alive, self._computes, self._closed = True, True, False
+        self._alive, self._closed = True, False
         self._exit_reason = ""
         self._meter = UsageMeter()
         inner = spec.speculative
@@ -99,7 +94,6 @@ class SimEngine:
         """Answer `request`; see `Engine.generate`."""
         self._check_alive()
         validate_request(request, self.max_model_len, self.vocab_size, self.spec.adapters)
-        self._fail(self._faults.next_call())
         output = self._source.output(request, self.max_model_len)
         jobs = self._jobs(request, packed(request.prompt_ids), output)
         if request.interruptible:
@@ -119,14 +113,13 @@ class SimEngine:
         self._meter.count(usage)
         if self._speculation:
             self._speculation.count([each for job in jobs for each in job.progress], output.lengths)
-        completion = Completion(
+        return Completion(
             candidates=output.candidates,
             option_logprobs=output.option_logprobs,
             scored_logprobs=output.scored_logprobs,
             usage=usage,
             timing=_timing(first, others),
         )
-        return self._faults.garble(request, completion)
 
     def interrupt(self, request_id: str) -> None:
         for job in self._interruptible.get(request_id, ()):
@@ -156,7 +149,9 @@ class SimEngine:
     def kill(self, exit_reason: str) -> None:
         if self._alive:
             self._alive, self._exit_reason = False, exit_reason
-        self._drop_all()
+        for job in self._open_jobs:
+            self._clock.device.drop(self._share, job, self._clock.now())
+        self._clock.adjust()
         for done in self._open_jobs.values():
             _end(done)
 
@@ -165,29 +160,13 @@ class SimEngine:
         if self._closed:
             raise EngineDead(self.role, "it was closed")
         self._join_device()
-        self._faults.reset()
-        self._alive = self._computes = True
+        self._alive = True
 
     def _join_device(self) -> None:
         """Take a new share of the device, with an empty queue and an empty cache."""
         self._scheduler = Scheduler(self.spec)
         self._share = self._clock.device.join(self._scheduler)
         self._shares.append(self._share)
-
-    def _fail(self, fault: str | None) -> None:
-        """Carry out a fault of `SimFaults.next_call`, if there is one."""
-        if fault == "dies":
-            self.kill(f"as configured by dies_after_calls={self.spec.faults.dies_after_calls}")
-        elif fault == "hangs":
-            self._computes = False
-            self._drop_all()
-        self._check_alive()
-
-    def _drop_all(self) -> None:
-        """Drop all jobs from the device, waiting or running."""
-        for job in self._open_jobs:
-            self._clock.device.drop(self._share, job, self._clock.now())
-        self._clock.adjust()
 
     def _check_alive(self) -> None:
         if not self._alive:
@@ -215,9 +194,7 @@ class SimEngine:
         """Wait until the device has computed `jobs`; cancelling frees what they hold."""
         self._open_jobs.update(jobs)
         for job in jobs:
-            if not self._computes:
-                job.cancelled = True
-            elif self._clock.device.add(self._share, job, job.arrived):
+            if self._clock.device.add(self._share, job, job.arrived):
                 self._clock.adjust()
         try:
             for done in jobs.values():
@@ -261,69 +238,6 @@ def _timing(first: Job, others: list[Job]) -> Timing:
 def _known(seconds: float) -> float | None:
     """None for NaN: of an interrupted job that did not come so far."""
     return None if math.isnan(seconds) else seconds
-
-
-class SimFaults:
-    """Decides which calls of one engine meet a fault, and garbles completions; the engine itself carries out a death or a hang.
-
-    Which call meets a fault follows from its number or from its request alone, so that the same run meets the same faults.
-    """
-
-    def __init__(self, spec: SimFaultsSpec) -> None:
-        self._spec = spec
-        self._calls = 0
-        self._attempts: Counter[str] = Counter()
-
-    def reset(self) -> None:
-        """Count calls from 0 again, after the engine was restarted."""
-        self._calls = 0
-
-    def next_call(self) -> Literal["dies", "hangs"] | None:
-        """Count a call; returns the fault that the engine meets at it, None for none."""
-        self._calls += 1
-        if self._spec.dies_after_calls is not None and self._calls > self._spec.dies_after_calls:
-            return "dies"
-        return "hangs" if self._spec.hangs_after_calls is not None and self._calls > self._spec.hangs_after_calls else None
-
-    def garble(self, request: Request, completion: Completion) -> Completion:
-        """The completion as the engine returns it; a share of them are made invalid, each in one of the ways of `_GARBAGE`."""
-        if not self._spec.garbage_share:
-            return completion
-        attempt = self._attempts[request.request_id]
-        self._attempts[request.request_id] += 1
-        digest = blake2b(f"{request.request_id}\0{request.seed}\0{attempt}".encode(), digest_size=8).digest()
-        draw, kind = int.from_bytes(digest[:7]) / (1 << 56), digest[7]
-        return _GARBAGE[kind % len(_GARBAGE)](completion) if draw < self._spec.garbage_share else completion
-
-
-def _nothing(completion: Completion) -> Completion:
-    return structs.replace(completion, candidates=(), option_logprobs=(), scored_logprobs=())
-
-
-def _never_asked_for(completion: Completion) -> Completion:
-    """Ids that are no options and no tokens of the model, and a log probability too many."""
-    candidates = tuple(structs.replace(candidate, ids=(VOCAB_SIZE,)) for candidate in completion.candidates)
-    return structs.replace(completion, candidates=candidates, scored_logprobs=(*completion.scored_logprobs, 0.0))
-
-
-def _not_a_number(completion: Completion) -> Completion:
-    return structs.replace(
-        completion,
-        candidates=tuple(structs.replace(candidate, cumulative_logprob=math.nan) for candidate in completion.candidates),
-        option_logprobs=(math.nan,) * len(completion.option_logprobs),
-        scored_logprobs=(math.nan,) * len(completion.scored_logprobs),
-    )
-
-
-def _empty(completion: Completion) -> Completion:
-    """Candidates without any text that did not end by themselves."""
-    empty = {"ids": (), "text": "", "finish_reason": "length", "stop_reason": None}
-    candidates = tuple(structs.replace(candidate, **empty) for candidate in completion.candidates)
-    usage = structs.replace(completion.usage, output_tokens=0)
-    return structs.replace(completion, candidates=candidates, scored_logprobs=completion.scored_logprobs[:-1], usage=usage)
-
-
-_GARBAGE: tuple[Callable[[Completion], Completion], ...] = (_nothing, _never_asked_for, _not_a_number, _empty)
 
 
 @asynccontextmanager

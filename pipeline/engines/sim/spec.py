@@ -1,4 +1,4 @@
-"""The keys that an engines file may hold for an engine `sim`: its device, the model on it, what it writes, and its faults."""
+"""The keys that an engines file may hold for an engine `sim`: its device, the model on it, and what it writes."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Self
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr, replace
 
-from pipeline.engines.sim.lengths import MAX_LENGTHS, PRESETS, Distribution, Preset, SimLengthsSpec, distribution, log_normal
-from pipeline.graph.spec import AdapterName, Count, RestartableSpec, Tokens
+from pipeline.engines.sim.lengths import PRESETS, Distribution, Preset, SimLengthsSpec, log_normal, samples
+from pipeline.graph.spec import AdapterName, RestartableSpec, Tokens
 
 _DEFAULTS = {"steps": {"steps_mean": 12.0, "steps_sigma": 0.5}, "step_tokens": {"step_tokens_mean": 40.0, "step_tokens_sigma": 0.6}}
 """The keys of a length, and the values that hold where nothing else gives it; named as in `SimLengthsSpec`."""
@@ -56,8 +56,8 @@ class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a simulated engine writes: lengths and quality, drawn from the seeds of the run.
 
-    Lengths of thoughts and steps are log-normal by the keys `steps_*` and `step_tokens_*`, or those of a `preset`, a file or a recorded
-    run (`lengths`). One length has one source: a key next to a preset or a file that gives the same length is an error.
+    Lengths of thoughts and steps are log-normal by the keys `steps_*` and `step_tokens_*`, or those of a `preset` or a recorded run
+    (`lengths`). They have one source: a key next to a preset or a run is an error.
 
     A step is correct if a number, uniform in [0, 1), is below `step_accuracy`. For a share `step_correlation` of the steps, picked by
     problem and step number, all candidates have the same number, so they are all correct or all wrong, and if one engine fails, every
@@ -77,14 +77,14 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     preset: Preset | None = None
     """Lengths measured on texts of reasoning models."""
     lengths: str | SimLengthsSpec | None = None
-    """A file of lengths, or the folder of a recorded run. A relative path is relative to the engines file, or else to the
-    working directory."""
+    """The folder of a recorded run with such lengths. A relative path is relative to the engines file, or else to the working
+    directory."""
     steps_mean: Annotated[float, Meta(gt=0, le=1e5)] | None = None
-    """Mean number of steps of a thought at `verbosity` 1, log-normal over the problems; null: 12, unless a preset or a file gives it."""
+    """Mean number of steps of a thought at `verbosity` 1, log-normal over the problems; null: 12, unless a preset or a run gives it."""
     steps_sigma: Annotated[float, Meta(ge=0, le=3)] | None = None
     """Standard deviation of the logarithm of that number; null: 0.5."""
     step_tokens_mean: Annotated[float, Meta(gt=1, le=1e5)] | None = None
-    """Mean number of tokens of a step, log-normal over the candidates; null: 40, unless a preset or a file gives it."""
+    """Mean number of tokens of a step, log-normal over the candidates; null: 40, unless a preset or a run gives it."""
     step_tokens_sigma: Annotated[float, Meta(ge=0, le=3)] | None = None
     """Standard deviation of the logarithm of that number; null: 0.6."""
     answer_tokens: Tokens = 40
@@ -127,36 +127,28 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ValueError("`judge_auc` and `verifier_accuracy` both say how well it judges; drop one, or set it to null")
         if self.preset is not None and self.lengths is not None:
             raise ValueError("`preset` and `lengths` both set the length of thoughts; drop one")
-        if isinstance(self.lengths, str):
-            return  # which lengths it gives is known once it is read
         for part, defaults in _DEFAULTS.items():
-            source = self._source(part)
             for key, value in defaults.items():
-                if source is None and getattr(self, key) is None:
+                if not self.measured and getattr(self, key) is None:
                     force_setattr(self, key, value)
-                elif source is not None and getattr(self, key) is not None:
+                elif self.measured and getattr(self, key) is not None:
+                    source = "lengths" if self.preset is None else "preset"
                     raise ValueError(f"`{source}` and `{key}` both set `{part}`; drop one, or set it to null")
 
     @property
     def measured(self) -> bool:
-        """Whether lengths are those of a preset, a file or a recorded run."""
+        """Whether lengths are those of a preset or a recorded run."""
         return self.preset is not None or self.lengths is not None
 
     def distribution(self, part: Literal["steps", "step_tokens"]) -> Distribution:
         """The distribution of the steps of a thought, or of the tokens of a step. `lengths` must have been read."""
         assert not isinstance(self.lengths, str), "lengths are read before an engine opens"
-        measured = PRESETS[self.preset] if self.preset is not None else self.lengths
-        values = getattr(measured, part, None)
-        if values is not None:
-            return distribution(values, MAX_LENGTHS[part])
+        if self.preset is not None:
+            return PRESETS[self.preset][part]
+        if self.lengths is not None:
+            return samples(getattr(self.lengths, part))
         mean, sigma = (getattr(self, key) for key in _DEFAULTS[part])
         return log_normal(mean, sigma)
-
-    def _source(self, part: str) -> str | None:
-        """The key that gives a length; None where the keys of `_DEFAULTS` do."""
-        if self.preset is not None:
-            return "preset"
-        return "lengths" if getattr(self.lengths, part, None) is not None else None
 
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
@@ -204,17 +196,6 @@ class SimSpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.acceptance
 
 
-class SimFaultsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Injected faults, to try what a run does then."""
-
-    dies_after_calls: Count | None = None
-    """It dies at the call after this many; counted from 0 again after a restart."""
-    hangs_after_calls: Count | None = None
-    """It hangs from the call after this many on; counted from 0 again after a restart."""
-    garbage_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Share of attempts that get an invalid answer, drawn by request, seed and attempt."""
-
-
 class SimSpec(RestartableSpec, frozen=True, kw_only=True, tag="sim"):
     """A simulated model on a virtual clock: times from a roofline, seeded text."""
 
@@ -246,8 +227,6 @@ class SimSpec(RestartableSpec, frozen=True, kw_only=True, tag="sim"):
     unmodified model."""
     text: SimTextSpec = SimTextSpec()
     """Lengths and accuracy of what it writes."""
-    faults: SimFaultsSpec = SimFaultsSpec()
-    """Injected faults."""
 
     @property
     def tokenizer_name(self) -> None:

@@ -1,6 +1,6 @@
-"""Reads the lengths of simulated texts: the path of a file or of a recorded run's folder enters, a `SimLengthsSpec` leaves.
+"""Reads the lengths of simulated texts: the folder of a recorded run enters, a `SimLengthsSpec` leaves.
 
-Of a run the thoughts count that were finished, and not cut or ended as repetitive. A step is the text between blank lines, whichever calls
+The thoughts count that were finished, and not cut or ended as repetitive. A step is the text between blank lines, whichever calls
 wrote it: the tokens of a call with several steps are divided by characters.
 """
 
@@ -13,7 +13,6 @@ from msgspec import structs
 from pipeline.engines.sim.lengths import MAX_LENGTHS, SimLengthsSpec
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import GraphError, InputError, UsageError, boundary
-from pipeline.graph.loader import load_struct
 from pipeline.graph.prompts import DELIMITER, THINK_CLOSE
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
@@ -29,23 +28,15 @@ KEPT = 512
 
 
 def with_lengths(role: str, spec: SimSpec) -> SimSpec:
-    """`spec` with what its `text.lengths` names in place of the path; raises `UsageError` where that holds no lengths."""
-    path = spec.text.lengths
-    if not isinstance(path, str):
+    """`spec` with the lengths of the run that its `text.lengths` names; raises `GraphError` where that holds none."""
+    run = spec.text.lengths
+    if not isinstance(run, str):
         return spec
-    where = f"engine {role!r}: text.lengths"
-    with boundary(GraphError, where, foreign=UsageError):
-        found = read_lengths(Path(path))
-    with boundary(GraphError, where, foreign=ValueError):
-        return structs.replace(spec, text=structs.replace(spec.text, lengths=found))
+    with boundary(GraphError, f"engine {role!r}: text.lengths", foreign=UsageError):
+        return structs.replace(spec, text=structs.replace(spec.text, lengths=read_lengths(Path(run))))
 
 
-def read_lengths(path: Path) -> SimLengthsSpec:
-    """The lengths in a file, or those of the recorded run in the folder `path`; raises `UsageError`."""
-    return _recorded(path) if path.is_dir() else load_struct(path, SimLengthsSpec)
-
-
-def _recorded(run: Path) -> SimLengthsSpec:
+def read_lengths(run: Path) -> SimLengthsSpec:
     """The lengths of the finished thoughts of a run; raises `InputError` where there are none."""
     RunFile.read(run)
     with Query(run) as db:

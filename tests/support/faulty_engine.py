@@ -1,0 +1,137 @@
+"""Simulated engines that fail as their spec says: they die, hang, and answer with what is no answer.
+
+The backend `faulty` of an installed package, `tests/support/packages`; its keys are those of `sim` and `faults`. Which call meets a fault
+follows from its number or from its request alone, so that the same run meets the same faults.
+"""
+
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from hashlib import blake2b
+from typing import Any
+
+import anyio
+from msgspec import Struct, structs
+
+from pipeline.engine import Backend, Completion, Engine, Request
+from pipeline.engines.sim.engine import BACKEND as SIM
+from pipeline.engines.sim.engine import open_sim
+from pipeline.engines.sim.spec import SimSpec
+from pipeline.engines.sim.tokenizer import VOCAB_SIZE
+from pipeline.errors import EngineDead
+
+
+class Faults(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an engine fails."""
+
+    dies_after_calls: int | None = None
+    """It dies at the call after this many; counted from 0 again after a restart."""
+    hangs_after_calls: int | None = None
+    """It hangs from the call after this many on; counted from 0 again after a restart."""
+    garbage_share: float = 0.0
+    """Share of attempts that get an invalid answer, drawn by request, seed and attempt."""
+
+
+class FaultySpec(SimSpec, frozen=True, kw_only=True, tag="faulty"):
+    """The keys of `sim`, and faults."""
+
+    faults: Faults = Faults()
+
+
+class FaultyEngine:
+    """A simulated engine that fails; what is not here is the simulated engine's own."""
+
+    def __init__(self, engine: Any, faults: Faults) -> None:
+        self._engine, self._faults = engine, faults
+        self._attempts: Counter[str] = Counter()
+        self._start()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def _start(self) -> None:
+        self._calls, self._died, self._exit_reason = 0, anyio.Event(), ""
+        self._computed: set[anyio.CancelScope] = set()
+
+    async def generate(self, request: Request) -> Completion:
+        died = self._died
+        if not died.is_set():
+            self._calls += 1
+            if _after(self._calls, self._faults.dies_after_calls):
+                self.kill(f"as configured by dies_after_calls={self._faults.dies_after_calls}")
+        hangs = _after(self._calls, self._faults.hangs_after_calls) and not died.is_set()
+        if hangs:
+            for each in self._computed:
+                each.cancel()
+        else:
+            with anyio.CancelScope() as scope:
+                self._computed.add(scope)
+                try:
+                    return self._garbled(request, await self._engine.generate(request))
+                finally:
+                    self._computed.discard(scope)
+        await died.wait()
+        raise EngineDead(self._engine.role, self._exit_reason)
+
+    def kill(self, exit_reason: str) -> None:
+        if not self._died.is_set():
+            self._exit_reason = exit_reason
+            self._died.set()
+        self._engine.kill(exit_reason)
+
+    async def restart(self) -> None:
+        await self._engine.restart()
+        self._start()
+
+    def _garbled(self, request: Request, completion: Completion) -> Completion:
+        """The completion as the engine returns it; a share of them are made invalid, each in one of the ways of `_GARBAGE`."""
+        attempt = self._attempts[request.request_id]
+        self._attempts[request.request_id] += 1
+        digest = blake2b(f"{request.request_id}\0{request.seed}\0{attempt}".encode(), digest_size=8).digest()
+        draw, kind = int.from_bytes(digest[:7]) / (1 << 56), digest[7]
+        return _GARBAGE[kind % len(_GARBAGE)](completion) if draw < self._faults.garbage_share else completion
+
+
+def _after(calls: int, limit: int | None) -> bool:
+    return limit is not None and calls > limit
+
+
+def _nothing(completion: Completion) -> Completion:
+    return structs.replace(completion, candidates=(), option_logprobs=(), scored_logprobs=())
+
+
+def _never_asked_for(completion: Completion) -> Completion:
+    """Ids that are no options and no tokens of the model, and a log probability too many."""
+    candidates = tuple(structs.replace(candidate, ids=(VOCAB_SIZE,)) for candidate in completion.candidates)
+    return structs.replace(completion, candidates=candidates, scored_logprobs=(*completion.scored_logprobs, 0.0))
+
+
+def _not_a_number(completion: Completion) -> Completion:
+    return structs.replace(
+        completion,
+        candidates=tuple(structs.replace(candidate, cumulative_logprob=math.nan) for candidate in completion.candidates),
+        option_logprobs=(math.nan,) * len(completion.option_logprobs),
+        scored_logprobs=(math.nan,) * len(completion.scored_logprobs),
+    )
+
+
+def _empty(completion: Completion) -> Completion:
+    """Candidates without any text that did not end by themselves."""
+    empty = {"ids": (), "text": "", "finish_reason": "length", "stop_reason": None}
+    candidates = tuple(structs.replace(candidate, **empty) for candidate in completion.candidates)
+    usage = structs.replace(completion.usage, output_tokens=0)
+    return structs.replace(completion, candidates=candidates, scored_logprobs=completion.scored_logprobs[:-1], usage=usage)
+
+
+_GARBAGE: tuple[Callable[[Completion], Completion], ...] = (_nothing, _never_asked_for, _not_a_number, _empty)
+
+
+@asynccontextmanager
+async def open_faulty(specs: Mapping[str, FaultySpec]) -> AsyncIterator[Mapping[str, Engine]]:
+    """Open the engines of all roles."""
+    async with open_sim(specs) as engines:
+        yield {role: FaultyEngine(engine, specs[role].faults) for role, engine in engines.items()}
+
+
+BACKEND = Backend(spec=FaultySpec, open=open_faulty, virtual_time=True, tokenizer=SIM.tokenizer, widened=SIM.widened)
