@@ -71,7 +71,7 @@ bench-parent: .venv/ready
 
 # Before a release: all figures of the docs, measured again and written there, in about nine hours on a machine that does nothing else.
 release-figures: .venv/vllm build/inflated.yaml
-	rm -rf build/scaling build/frontier build/papers
+	rm -rf build/scaling build/over-target build/papers
 	$(BIN)/python bench/figures.py
 
 # The bundled pair with a target of many more parameters and the same greedy answers.

@@ -1,19 +1,55 @@
-"""Throughput over the target alone: the frame and the charts of the pages about it, and the short tables and the picture of the docs."""
+"""Throughput of SpecReason over the target alone: the runs, and the tables and the picture of the docs.
+
+    python -m bench.over_target [--output PATH]
+
+Most of it is SIMULATED: machines x lengths of thoughts x batch sizes, with more than one seed where thoughts are short and a run ends with
+the longest of them. The other setups are measured: the bundled pair and an inflated target on the torch engine, and vLLM's CPU engine, with
+so many chains that the target alone takes about a minute. Each sweep is kept in build/over-target/NAME and continued when it is started
+again, so that nothing finished is run twice.
+
+Batch sizes are run with different numbers of problems: with few problems one very long thought can be most of a run, and the target alone
+may solve fewer problems per second at a larger batch size.
+"""
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bench.figures import ROOT, Results, grid, origin, results_of
-from pipeline.analysis.simulated import MEDIAN_ERROR, MPS_ERROR, OWN_TEXT_ERROR, stated
+import click
+from msgspec import Struct, structs
 
+from bench.figures import RESULTS, ROOT, Results, go_on, grid, results_of
+from bench.runs import ARITH, say, swept, write_problems
+from pipeline.analysis.points import Point
+from pipeline.analysis.simulated import MEDIAN_ERROR, MPS_ERROR, OWN_TEXT_ERROR
+from pipeline.engines.sim.spec import KERNEL_WAIT
+from pipeline.sweep.plan import SweepOptions
+
+BUILD = ROOT / "build/over-target"
+SIMULATED = ("sim-2xh100", "sim-2xh100-mps", "sim-1xh200", "sim-1xh200-mps", "sim-2xa6000", "sim-2xa6000-mps")
+MPS = "-mps"
+PROBLEMS = {16: (1, 2, 4), 64: (8, 16, 32), 384: (64, 128, 256)}
+"""Batch sizes by the number of problems that they are measured with."""
+ROOMY = ("token_budget=30720", "max_steps=1000")
+"""Settings under which hardly any thought of the three lengths is cut."""
+PATIENT = tuple(f"engines.{role}.timeout_s=1000000" for role in ("draft", "target"))
+"""The target alone writes a whole thought in one request, which may wait at the engine before: on slow machines that takes hours of
+simulated time."""
+SEEDS = {"gsm8k": 3, "math": 1, "aime": 1}
+"""Lengths of thoughts, and the number of runs with each."""
+MEASURED = {
+    "torch": {1: (180, 1), 32: (500, 4)},
+    "torch-inflated": {1: (16, 1), 32: (128, 1)},
+    "vllm": {1: (165, 1), 32: (500, 4)},
+}
+"""Problems and samples by machine and batch size."""
 Cells = list[dict[str, Any]]
-"""The cells of bench/frontier.py: a machine, a length of thoughts and a batch size each."""
-Line = Mapping[float, float | None]
-"""Ratios by batch size; None at a place between two of them interrupts the line."""
+"""The cells of the map: see `Cell`."""
 PICTURE = Path("docs/pages/concepts/over-target.svg")
 SIZES = (1, 32, 128)
 """Batch sizes of the short tables."""
@@ -32,121 +68,206 @@ MACHINES = {
     "sim-1xh200": "one H200",
     "sim-2xa6000": "two A6000",
 }
-AIM = 0.98
-"""From this ratio on `auto` counts as no slower than the target alone."""
 
 
-def page(title: str, results: Results, introduction: str, verdict: Iterable[str], sections: Iterable[str]) -> str:
-    """A page: what was measured and how, the verdict, the simulator's error, then the sections."""
-    head = [f"# {title}", f"{origin(results['measured'])[:-1]}.", introduction, "\n".join(verdict), stated(())]
-    return "\n\n".join([*head, *sections]) + "\n"
+class Setup(Struct, frozen=True, kw_only=True):
+    """One sweep: problems of one kind on one machine."""
+
+    name: str
+    machine: str
+    lengths: str
+    batch_sizes: tuple[int, ...]
+    problems: int
+    simulated: bool
+    engines: Path
+    settings: tuple[str, ...]
+    samples: int = 1
+    seed: int = 0
 
 
-def chart(panels: Mapping[str, Mapping[str, Line]], path: Path, dashed: str) -> None:
-    """Draw into `path` a panel for each title, in it a line for each system; those whose names contain `dashed` are dotted.
+class Cell(Struct, frozen=True, kw_only=True):
+    """One batch size of one machine; all rates in problems per second. Simulated: all seeds together. Measured: of the target alone the
+    median of its repeats, of others that times the median of their ratios to the target alone in the same repeat."""
 
-    Kaleido needs Chromium for it.
-    """
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
-
-    from pipeline.report.figures.style import SERIES, axes, layout
-
-    figure = make_subplots(cols=len(panels), subplot_titles=list(panels), shared_yaxes=True, horizontal_spacing=0.03)
-    for column, lines in enumerate(panels.values(), 1):
-        for place, (name, line) in enumerate(lines.items()):
-            look = {"color": SERIES[place // 2], "dash": "dot" if dashed in name else "solid", "width": 2}
-            about = {"name": name, "legendgroup": name, "showlegend": column == 1, "mode": "lines+markers", "line": look}
-            figure.add_trace(go.Scatter(x=list(line), y=list(line.values()), **about), row=1, col=column)
-        figure.add_hline(y=1, line={"color": "#222b36", "width": 2}, row=1, col=column)
-    sizes = sorted({size for lines in panels.values() for line in lines.values() for size, ratio in line.items() if ratio is not None})
-    axes(figure.update_layout(layout(420)))
-    figure.update_layout(margin={"t": 110}, legend={"y": 1.2, "orientation": "h"})
-    figure.update_xaxes(type="log", tickvals=sizes, ticktext=list(map(str, sizes)), title="batch size")
-    figure.update_yaxes(title="times the target alone", col=1, rangemode="tozero")
-    path.parent.mkdir(exist_ok=True)
-    figure.write_image(path, width=1100, height=480, scale=1.5)
+    machine: str
+    lengths: str
+    batch_size: int
+    problems: int
+    """Of each run."""
+    seeds: int
+    simulated: bool
+    target: float
+    always: float
+    """Of SpecReason, with every step drafted."""
+    best: float
+    """Of the best baseline: the target alone, or with token-level speculation in its engine."""
+    best_name: str
 
 
-# Short tables of the front pages, of the figures of frontier.md.
+def setups() -> Iterator[Setup]:
+    """The simulated setups, then those that this machine computes itself."""
+    for machine, lengths, (problems, sizes) in product(SIMULATED, SEEDS, PROBLEMS.items()):
+        for seed in range(SEEDS[lengths]):
+            yield Setup(
+                name=f"{machine}-{lengths}-{problems}-{seed}",
+                machine=machine,
+                lengths=lengths,
+                batch_sizes=sizes,
+                problems=problems,
+                seed=seed,
+                engines=ROOT / f"graphs/engines/{machine}.yaml",
+                settings=(*ROOMY, *PATIENT, f"engines.draft.text.preset={lengths}", f"engines.target.text.preset={lengths}"),
+                simulated=True,
+            )
+    wide = tuple(f"engines.{role}.{name}=128" for role in ("draft", "target") for name in ("max_in_flight", "max_num_seqs"))
+    for name, engines, settings in (
+        ("torch", ROOT / "graphs/engines/tiny.yaml", wide),
+        ("torch-inflated", ROOT / "build/inflated.yaml", wide),
+        ("vllm", ROOT / "graphs/engines/tiny-vllm.yaml", ()),
+    ):
+        for size, (problems, samples) in MEASURED[name].items():
+            yield Setup(
+                name=f"{name}-{size}",
+                machine=name,
+                lengths="arith",
+                batch_sizes=(size,),
+                problems=problems,
+                samples=samples,
+                engines=engines,
+                settings=settings,
+                simulated=False,
+            )
 
 
-def frontier(root: Path = ROOT) -> Cells:
-    """The cells, with `always` and `auto` as ratios to the target alone."""
-    cells: Cells = results_of("frontier", root)["cells"]
-    return [cell | {mode: cell[mode] and cell[mode] / cell["target"] for mode in ("always", "auto")} for cell in cells]
+def missing(setup: Setup) -> str | None:
+    """The reason why a setup cannot be run here; None if it can."""
+    if not setup.engines.exists():
+        return f"there is no {setup.engines.relative_to(ROOT)}; `make build/inflated.yaml` makes it"
+    return "vLLM is not installed" if setup.machine == "vllm" and find_spec("vllm") is None else None
 
 
-def _ratio(cells: Cells, machine: str, lengths: str, size: int, mode: str = "always") -> str:
-    found = [cell for cell in cells if (cell["machine"], cell["lengths"], cell["batch_size"]) == (machine, lengths, size)]
-    return f"{found[0][mode]:.2f}" if found and found[0][mode] else "-"
-
-
-def _rows(cells: Cells, mode: str) -> Iterator[Sequence[str]]:
-    for (machine, lengths), title in ROWS.items():
-        yield title, *(_ratio(cells, machine, lengths, size, mode) for size in SIZES)
-
-
-def under_mps(results: Results) -> str:
-    """A remark about simulated speeds under CUDA MPS, by the rule with which they were simulated."""
-    return (
-        f"Under CUDA MPS a kernel is simulated to wait for {results['kernel_wait']:g} of one of the other model: fitted to PyTorch's "
-        f"decoders on one H200 (off by {MPS_ERROR:.0%} there), not to vLLM, whose two runs it does not describe well."
+def options_of(setup: Setup, repeats: int) -> SweepOptions:
+    """The sweep of one setup."""
+    return SweepOptions(
+        graphs=(ROOT / "graphs/specreason.yaml",),
+        input=write_problems(BUILD / f"problems-{setup.problems}.parquet", setup.problems) if setup.simulated else ARITH,
+        batch_sizes=setup.batch_sizes,
+        repeats=1 if setup.simulated else repeats,
+        variants=() if setup.machine.endswith(MPS) else None,  # alone on a device, an engine is as fast as in time slices
+        engines=(setup.engines,),
+        settings=setup.settings,
+        limit=setup.problems,
+        samples=setup.samples,
+        seed=setup.seed,
+        output=BUILD / setup.name,
+        resume=True,
     )
 
 
-def _error(root: Path) -> str:
+def cells(setup: Setup, points: Sequence[Point]) -> Iterator[Cell]:
+    """The cells of one setup, which may have `points` of several seeds."""
+    for size in setup.batch_sizes:
+        found: dict[str, list[tuple[int, Any]]] = {}
+        for point in points:
+            if point.batch_size == size:
+                name = (point.variant or "target") if point.baseline else "always"
+                found.setdefault(name, []).append((point.repeat, point.problems_per_s))
+        rates = _all_seeds(found) if setup.simulated else _in_turns(found)
+        best = max(rates.keys() - {"always"}, key=rates.__getitem__)
+        yield Cell(
+            machine=setup.machine,
+            lengths=setup.lengths,
+            batch_size=size,
+            problems=setup.problems * setup.samples,
+            seeds=SEEDS.get(setup.lengths, 1),
+            simulated=setup.simulated,
+            target=rates["target"],
+            always=rates["always"],
+            best=rates[best],
+            best_name=best,
+        )
+
+
+def _all_seeds(found: Mapping[str, Sequence[tuple[int, float]]]) -> dict[str, float]:
+    return {name: statistics.harmonic_mean(rate for _, rate in rates) for name, rates in found.items()}
+
+
+def _in_turns(found: Mapping[str, Sequence[tuple[int, float]]]) -> dict[str, float]:
+    alone = dict(found["target"])
+    ratios = {name: statistics.median(rate / alone[repeat] for repeat, rate in rates) for name, rates in found.items()}
+    return {name: statistics.median(alone.values()) * ratio for name, ratio in ratios.items()}
+
+
+def measure(repeats: int) -> list[Cell]:
+    """Run what is missing of the sweeps."""
+    found: dict[object, tuple[Setup, list[Point]]] = {}
+    for setup in setups():
+        if lack := missing(setup):
+            say(f"{setup.name}: left out, {lack}")
+            continue
+        points = swept(options_of(setup, repeats), setup.name)
+        found.setdefault((setup.machine, setup.lengths, setup.batch_sizes), (setup, []))[1].extend(points)
+    return [cell for setup, points in found.values() for cell in cells(setup, [*points, *_variants_in_time_slices(setup, found)])]
+
+
+def _variants_in_time_slices(setup: Setup, found: Mapping[object, tuple[Setup, list[Point]]]) -> list[Point]:
+    """Under MPS: the baselines with token-level speculation that were run in time slices."""
+    if not setup.machine.endswith(MPS):
+        return []
+    _, points = found[setup.machine.removesuffix(MPS), setup.lengths, setup.batch_sizes]
+    return [point for point in points if point.variant]
+
+
+# The tables.
+
+
+def _ratios(cells: Cells, machine: str, lengths: str, sizes: Sequence[int]) -> Iterator[str]:
+    """SpecReason over the target alone at these batch sizes."""
+    found = {cell["batch_size"]: over(cell) for cell in cells if (cell["machine"], cell["lengths"]) == (machine, lengths)}
+    return (f"{found[size]:.2f}" if size in found else "-" for size in sizes)
+
+
+def over(cell: Results) -> float:
+    """SpecReason over the target alone."""
+    return float(cell["always"] / cell["target"])
+
+
+def _error(results: Results) -> str:
     return (
-        f"On a GPU only iterations and short runs were measured (`bench/gpu.md`), no such ratio. {under_mps(results_of('frontier', root))} "
-        f"Simulated rows: on our measured points the simulator is off by a median of {OWN_TEXT_ERROR:.0%} with text of its own, as here, "
-        f"and of {MEDIAN_ERROR:.0%} with recorded text."
+        "On a GPU only iterations and short runs were measured (`bench/gpu.md`), no such ratio. Under CUDA MPS a kernel is simulated to "
+        f"wait for {results['kernel_wait']:g} of one of the other model: fitted to PyTorch's decoders on one H200 (off by {MPS_ERROR:.0%} "
+        "there), not to vLLM, whose two runs it does not describe well. Simulated rows: on our measured points the simulator is off by a "
+        f"median of {OWN_TEXT_ERROR:.0%} with text of its own, as here, and of {MEDIAN_ERROR:.0%} with recorded text."
     )
 
 
 def over_target(root: Path) -> str:
     """SpecReason against the target alone, by batch size."""
     columns = ("throughput over the target alone, same hardware", *(f"batch size {size}" for size in SIZES))
-    cells = frontier(root)
-    simulated = [cell for cell in cells if cell["simulated"]]
-    beaten = sum(cell["best"] > cell["always"] * cell["target"] for cell in simulated)
-    means = {mode: statistics.geometric_mean(cell[mode] for cell in simulated) for mode in ("always", "auto")}
+    results = results_of("over-target", root)
+    rows = [(title, *_ratios(results["cells"], *where, SIZES)) for where, title in ROWS.items()]
+    simulated = [cell for cell in results["cells"] if cell["simulated"]]
+    beaten = sum(cell["best"] > cell["always"] for cell in simulated)
     said = (
-        "SpecReason, every step drafted; above 1, two models are faster (`bench/frontier.md`). That is the default (`speculate=always`): "
-        f"over {len(simulated)} simulated settings its geometric mean is {means['always']:.2f}, that of `auto` {means['auto']:.2f}. The "
-        f"target alone with EAGLE-3 inside is faster than SpecReason in {beaten} of them."
+        f"SpecReason, every step drafted; above 1, two models are faster. Over {len(simulated)} simulated settings the geometric mean is "
+        f"{statistics.geometric_mean(map(over, simulated)):.2f}. The target alone with EAGLE-3 inside is faster than SpecReason in "
+        f"{beaten} of them."
     )
-    return f"{grid(columns, _rows(cells, 'always'))}\n\n{said} {_error(root)}"
-
-
-def auto(root: Path) -> str:
-    """The same with `speculate=auto`, and how often that is no slower."""
-    cells = frontier(root)
-    table = grid(("`auto` over the target alone", *(f"batch size {size}" for size in SIZES)), _rows(cells, "auto"))
-    simulated = [cell for cell in cells if cell["simulated"]]
-    least = min(simulated, key=lambda cell: cell["auto"])
-    reached = sum(cell["auto"] >= AIM for cell in simulated)
-    where = f"{least['machine'].removeprefix('sim-')} with {least['lengths']} lengths at batch size {least['batch_size']}"
-    commit = results_of("frontier", root)["measured"]["commit"]
-    said = (
-        f"In simulation, `auto` as of commit {commit:.7} reached at least {AIM} in {reached} of {len(simulated)} settings, at worst "
-        f"{least['auto']:.2f}, {where}."
-    )
-    return f"{table}\n\n{said} {_error(root)}"
+    return f"{grid(columns, rows)}\n\n{said} {_error(results)}"
 
 
 def mps(root: Path) -> str:
     """The gain by CUDA MPS: the ratio in time slices and under MPS."""
-    cells, sizes = frontier(root), (1, 8, 64, 256)
-    rows = [
-        (title, *(" → ".join(_ratio(cells, name, "math", size) for name in (machine, f"{machine}-mps")) for size in sizes))
-        for machine, title in MACHINES.items()
-        if machine.startswith("sim-")
-    ]
+    results, sizes = results_of("over-target", root), (1, 8, 64, 256)
+    rows = []
+    for machine in (each for each in SIMULATED if not each.endswith(MPS)):
+        slices, mps = (_ratios(results["cells"], name, "math", sizes) for name in (machine, f"{machine}{MPS}"))
+        rows.append((MACHINES[machine], *map(" → ".join, zip(slices, mps, strict=True))))
     columns = ("over the target alone, time slices → MPS", *(f"batch size {size}" for size in sizes))
-    return f"{grid(columns, rows)}\n\nQwQ-32B and R1-Distill-Qwen-1.5B, SpecReason, MATH lengths. {_error(root)}"
+    return f"{grid(columns, rows)}\n\nQwQ-32B and R1-Distill-Qwen-1.5B, SpecReason, MATH lengths. {_error(results)}"
 
 
-VIEWS: dict[str, Callable[[Path], str]] = {"over-target": over_target, "auto": auto, "mps": mps}
+VIEWS: dict[str, Callable[[Path], str]] = {"over-target": over_target, "mps": mps}
 """By the name between the markers."""
 
 # The picture.
@@ -156,7 +277,7 @@ LEFT, CELL, ROW, TOP = 300, 62, 26, 56
 
 def picture(root: Path) -> str:
     """All ratios of systems that always draft, as an SVG heat map: green is faster than the target alone."""
-    cells = frontier(root)
+    cells: Cells = results_of("over-target", root)["cells"]
     sizes = sorted({cell["batch_size"] for cell in cells})
     rows = sorted(dict.fromkeys((cell["simulated"], cell["machine"], cell["lengths"]) for cell in cells), key=lambda row: row[0])
     width, height = LEFT + CELL * len(sizes) + 10, TOP + ROW * len(rows) + 30
@@ -171,7 +292,7 @@ def picture(root: Path) -> str:
         parts.append(_text(10, y + 18, _label(simulated, machine, lengths), "start"))
         here = [cell for cell in cells if (cell["simulated"], cell["machine"], cell["lengths"]) == (simulated, machine, lengths)]
         for cell in here:
-            parts += _cell(LEFT + CELL * sizes.index(cell["batch_size"]), y, cell["always"])
+            parts += _cell(LEFT + CELL * sizes.index(cell["batch_size"]), y, over(cell))
     parts.append(
         _text(
             10,
@@ -186,8 +307,8 @@ def picture(root: Path) -> str:
 def _label(simulated: bool, machine: str, lengths: str) -> str:
     if not simulated:
         return f"measured: {MACHINES[machine]}"
-    sharing = "MPS" if machine.endswith("-mps") else "time slices"
-    return f"simulated: {MACHINES[machine.removesuffix('-mps')]}, {sharing}, {lengths.upper()}"
+    sharing = "MPS" if machine.endswith(MPS) else "time slices"
+    return f"simulated: {MACHINES[machine.removesuffix(MPS)]}, {sharing}, {lengths.upper()}"
 
 
 def _cell(x: float, y: float, ratio: float) -> Iterator[str]:
@@ -200,3 +321,17 @@ def _cell(x: float, y: float, ratio: float) -> Iterator[str]:
 
 def _text(x: float, y: float, text: str, anchor: str = "middle", *, fill: str = "#1c2530", weight: str = "normal") -> str:
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{fill}" font-weight="{weight}">{escape(text)}</text>'
+
+
+@click.command()
+@click.option("--repeats", default=3, show_default=True, help="Of the measured sweeps.")
+@click.option("--output", type=click.Path(path_type=Path), default=ROOT / RESULTS / "over-target.json")
+def main(repeats: int, output: Path) -> None:
+    """Run what is missing, then write the results."""
+    recording = go_on(__file__, BUILD)
+    about = {"bench": "over-target", "kernel_wait": KERNEL_WAIT, "repeats": repeats}
+    recording.write(output, about | {"cells": [structs.asdict(cell) for cell in measure(repeats)]})
+
+
+if __name__ == "__main__":
+    main()

@@ -14,8 +14,7 @@ from pathlib import Path
 import click
 from msgspec import Struct, convert, to_builtins
 
-from bench import over_target
-from bench.figures import RESULTS, ROOT, Results, go_on, grid, percent, results_of
+from bench.figures import RESULTS, ROOT, Results, go_on, grid, origin, percent, results_of
 from bench.runs import ARITH, swept, write_problems
 from pipeline.analysis.points import Point
 from pipeline.analysis.simulated import stated
@@ -98,9 +97,9 @@ Each figure is throughput (problems per second until the last one ends) over tha
 same batch size, on the same problems and hardware, on simulated machines with the draft's memory added to its cache. Above 1 is faster.
 Brackets: minimum and maximum over all pairs of repeats.
 
-[frontier.md](frontier.md) has the same machines with text of other lengths and `speculate: auto`. It differs from this page, and both are
-right: its simulated runs are of GSM8K's, MATH's and AIME's lengths, where one very long thought is most of a run, and rounds shorten that
-tail."""
+The map in [when to use it](../docs/pages/concepts/when-to-use.md) has the same machines with text of other lengths. It differs from this
+page, and both are right: its simulated runs are of GSM8K's, MATH's and AIME's lengths, where one very long thought is most of a run, and
+rounds shorten that tail."""
 
 
 class Curve(Struct, frozen=True, kw_only=True):
@@ -231,21 +230,39 @@ def form_of_table_6(curves: Sequence[Curve]) -> str:
 def page_of(results: Results) -> str:
     """The whole page."""
     parts = [
+        "# Where does speculation stop paying?",
+        f"{origin(results['measured'])[:-1]}.",
+        INTRODUCTION,
+        table(results),
         *(part for name in SETUPS for part in section(name, machine(results, name))),
         "## SpecCoT's table 6",
         f"The paper's wall times on two H100, next to `{FORM}` on the two simulated ones. It prints none for the target alone at the same "
         "batch size. How far the two are apart, and why, is in [calibration.md](calibration.md).",
         form_of_table_6(machine(results, "sim-2xh100").curves),
     ]
-    return over_target.page("Where does speculation stop paying?", results, INTRODUCTION, verdict(results), parts)
+    return "\n\n".join(parts) + "\n"
 
 
 def draw(results: Results) -> None:
-    """The chart of each machine."""
+    """The chart of each machine, a line for each system, dotted in lockstep. Kaleido needs Chromium for it."""
+    import plotly.graph_objects as go
+
+    from pipeline.report.figures.style import SERIES, axes, layout
+
+    PICTURES.mkdir(exist_ok=True)
     for name in SETUPS:
         alone, *others = machine(results, name).curves
-        over = {curve.name: {size: ratio(curve, alone, size)[0] for size in alone.problems_per_s} for curve in others}
-        over_target.chart({"": over}, PICTURES / f"{name}.png", dashed="lockstep")
+        sizes = sorted(alone.problems_per_s)
+        figure = axes(go.Figure(layout=layout(420)))
+        for place, curve in enumerate(others):
+            line = {"color": SERIES[place // 2], "dash": "dot" if "lockstep" in curve.name else "solid", "width": 2}
+            over = [ratio(curve, alone, size)[0] for size in sizes]
+            figure.add_trace(go.Scatter(x=sizes, y=over, name=curve.name, mode="lines+markers", line=line))
+        figure.add_hline(y=1, line={"color": "#222b36", "width": 2})
+        figure.update_layout(margin={"t": 110}, legend={"y": 1.2, "orientation": "h"})
+        figure.update_xaxes(type="log", tickvals=sizes, ticktext=list(map(str, sizes)), title="batch size")
+        figure.update_yaxes(title="times the target alone", rangemode="tozero")
+        figure.write_image(PICTURES / f"{name}.png", width=1100, height=480, scale=1.5)
 
 
 @click.command()

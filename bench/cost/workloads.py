@@ -1,8 +1,7 @@
 """What the orchestration of a call and a durable row cost, in microseconds of CPU: the workloads of bench/cost/against_parent.py.
 
 The engines answer at once. `orchestration` is a whole run of them with everything on, `admission` the same where the caches limit the
-live chains, `controller` what `speculate: auto` does at each call, `durable_rows` the rows of calls straight into a store, and
-`volatile_rows` the same over write-ahead files that take nothing.
+live chains, `durable_rows` the rows of calls straight into a store, and `volatile_rows` the same over write-ahead files that take nothing.
 """
 
 import gc
@@ -29,7 +28,6 @@ from pipeline.runtime.admission.order import InputOrder, SampleCounts
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.schedule import Pipelined
-from pipeline.runtime.speculation.adaptive import Adaptive
 from pipeline.session.loop import rare_collection
 from pipeline.session.prepare import load_plan
 from pipeline.stages.build import build_stages
@@ -37,8 +35,6 @@ from pipeline.store.recorder import open_recorder
 from pipeline.store.run_store import RunStore
 
 ROOT = Path(__file__).parent.parent.parent
-WRITTEN_PER_S = 1000.0
-"""Tokens that each chain gets in a second from the target alone, for the controller."""
 LIVE, ROWS_AT_ONCE = 1000, 1024
 STEPS, STEP_TOKENS, MAX_IN_FLIGHT = 10, 12, 256
 CALLS_PER_CHAIN = 2 + 2 * STEPS
@@ -108,25 +104,6 @@ async def solved(engines: dict[str, Instant], live: int, chains: int, admission:
         return time.process_time() - cpu
 
 
-async def controller(engines: dict[str, Instant], live: int, chains: int) -> float:
-    """CPU seconds that the controller of `speculate: auto` needs for as many calls: rounds of three, or direct requests, as it decides."""
-    control = Adaptive(lambda: EngineStatistics(written_tokens=int(now * WRITTEN_PER_S)), most=live)
-    now, tick, purposes = 0.0, 1.0 / (live * WRITTEN_PER_S / STEP_TOKENS), ("draft", "judge", "write")
-    answered, turn, cpu = 0, 0, time.process_time()
-    for order in range(live):
-        control.enter(order, now)
-    while answered < chains * CALLS_PER_CHAIN:
-        order, turn = turn % live, turn + 1
-        mode, begun = control.mode(order, CONTEXT_TOKENS, now), now
-        for purpose in purposes[: 3 if mode == "speculative" else 1]:
-            now, answered = now + tick, answered + 1
-            control.called(purpose=purpose, direct=mode == "direct", n=1, output_tokens=STEP_TOKENS, submit=begun, end=now)
-            control.interrupts(now)
-        control.wrote(order, mode, STEP_TOKENS, turn % 4 > 0, now)
-        control.interrupts(now)
-    return time.process_time() - cpu
-
-
 class NoWal:
     """A write-ahead file that keeps nothing."""
 
@@ -188,5 +165,5 @@ def workloads() -> Mapping[str, Callable[[], float]]:
 
         return cost
 
-    plays = {play.__name__: measured(play) for play in (orchestration, admission, controller)}
+    plays = {play.__name__: measured(play) for play in (orchestration, admission)}
     return plays | {"durable_rows": lambda: written(rows, True), "volatile_rows": lambda: written(rows, False)}

@@ -36,7 +36,7 @@ OUTCOMES = (
 - `committed`: in a drafted step that was accepted.
 - `unverified`: in a step by the draft that a gate let pass, which nothing verified.
 - `guidance`, `written`, `fallback`: in a step that an engine wrote without a draft: before the first step, to guide the thought;
-  as a first step, in a graph without drafts, in direct mode, or because a gate flagged the draft; or after the drafts were rejected.
+  as a first step, in a graph without drafts, or because a gate flagged the draft; or after the drafts were rejected.
 - `answer`: in the answer after the thought.
 - `verification`: in a verdict.
 - `trial`: in an answer that was asked for before the thought was over.
@@ -51,7 +51,7 @@ OUTCOMES = (
 WRITTEN = {
     "unverified": ("unverified",),
     "guidance": ("guidance",),
-    "written": ("first_steps", "written", "interrupted"),
+    "written": ("first_steps", "written"),
     "fallback": ("fallback",),
 }
 """For each outcome of steps that an engine may have written without a draft: the decisions in the steps table that it covers."""

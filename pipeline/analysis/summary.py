@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from pipeline.analysis.headline.adapters import unused_adapters
 from pipeline.analysis.headline.figures import EngineSummary, Left, StageSummary, Summary
-from pipeline.analysis.headline.switching import switching
 from pipeline.analysis.order import order_correlation
 from pipeline.analysis.quality.option_mass import option_mass, read_masses
 from pipeline.analysis.quality.samples import sample_statistics
@@ -203,7 +202,6 @@ def _decided(run: RunFile, chains: _Chains) -> dict[str, Any]:
         "answers": answers(facts.values()),
         "unused_adapters": tuple(unused_adapters(plan)),
         "take_turns": take_turns(run, facts),
-        "switching": switching(run),
     }
 
 

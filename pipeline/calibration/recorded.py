@@ -42,7 +42,7 @@ ORDER BY submit_unix_ns, call_index
 STEPS = """
 WITH spoken AS (
     SELECT *, coalesce(len(candidate_tokens), 0) > 0 AND NOT (chosen_candidate IS NULL AND decision IN ('unverified', 'written')) AS drafted
-    FROM steps WHERE NOT ($switched AND mode = 'direct')  -- what the target wrote at a stretch is no step
+    FROM steps
 ),
 written AS (
     SELECT source_engine AS role, len(step_token_ids) AS tokens FROM spoken
@@ -61,10 +61,7 @@ SELECT count(verify_kind), count(*) FILTER (decision = 'accepted'), sum(len(cand
        count(*) FILTER (decision = 'unverified')
 FROM spoken
 """
-THOUGHTS = """
-SELECT 'thought' AS role, if($mean::DOUBLE IS NULL, steps, greatest(1, round(thought_tokens / $mean::DOUBLE))) AS length
-FROM chains WHERE finished
-"""
+THOUGHTS = "SELECT 'thought' AS role, steps AS length FROM chains WHERE finished"
 ANSWERS = "SELECT avg(output_tokens) FROM calls WHERE error_type IS NULL AND list_contains($stages::VARCHAR[], stage)"
 CORRELATION = 0.5
 """Assumed correlation of a step's candidates (`SimTextSpec`): it cannot be found from a run with one number of candidates."""
@@ -176,17 +173,14 @@ class Lengths(Struct, frozen=True, kw_only=True):
 
 def read_lengths(run: Path, plan: Plan) -> Lengths:
     """The lengths of the texts of the run of `plan` in the folder `run`; raises `InputError` where it cannot be read."""
-    switched = plan.speculate == "auto"
-    given = {"switched": switched, "drafters": list(plan.drafters)}
+    drafters = list(plan.drafters)
     answering = [stage.name for stage in plan.stages() if stage.spec.purpose == "answer"]
     with Query(run) as db:
-        [(verified, accepted, drafted, unverified)] = db.stream(f"{STEPS} {VERDICTS}", **given)
-        # Of a chain that was switched the steps are as many of the mean length as its thought is long.
-        mean = db.scalar(f"{STEPS} SELECT greatest(1.0, avg(tokens)) FROM written", **given) if switched else None
+        [(verified, accepted, drafted, unverified)] = db.stream(f"{STEPS} {VERDICTS}", drafters=drafters)
         return Lengths(
-            drafters=frozenset(plan.drafters),
-            steps=_moments(db, THOUGHTS, mean=mean).get("thought"),
-            step_tokens=_moments(db, f"{STEPS} SELECT role, tokens AS length FROM written", **given),
+            drafters=frozenset(drafters),
+            steps=_moments(db, THOUGHTS).get("thought"),
+            step_tokens=_moments(db, f"{STEPS} SELECT role, tokens AS length FROM written", drafters=drafters),
             answer_tokens=db.scalar(ANSWERS, stages=answering),
             acceptance=accepted / verified if verified else None,
             candidates=drafted / verified if verified else 1.0,

@@ -57,7 +57,7 @@ TIMEOUT_HELP = "Maximum time of a request in seconds."
 @model_option
 @settings_option
 @preset_option
-@run_options("seed", "batch_size", "admission", "speculate_from", "output")
+@run_options("seed", "batch_size", "admission", "output")
 @json_option
 @notice_options
 def serve(

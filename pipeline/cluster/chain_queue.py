@@ -98,9 +98,7 @@ class ChainQueue:
 
     def step(self, row: StepRow) -> None:
         """Keep a reported step of a chain that is at a replica."""
-        resumed = self._chains[row.chain_id].resumed
-        resumed.steps.append(row.step_token_ids)
-        resumed.modes.append(row.mode)  # type: ignore[arg-type]  # a column of the trace is any text
+        self._chains[row.chain_id].resumed.steps.append(row.step_token_ids)
 
     def end(self, name: str) -> Start:
         """A chain is over."""
@@ -133,7 +131,7 @@ class ChainQueue:
 def _assignment(chain: UnfinishedChain) -> Assignment:
     start, resumed = chain.start, chain.resumed
     # A replica takes calls out of what it gets, and one of this process would take them out of ours.
-    own = structs.replace(resumed, calls=dict(resumed.calls), steps=list(resumed.steps), modes=list(resumed.modes))
+    own = structs.replace(resumed, calls=dict(resumed.calls), steps=list(resumed.steps))
     return Assignment(
         item=start.item,
         sample_index=start.sample_index,

@@ -35,7 +35,7 @@ from pipeline.session.options import check_replicas
 from pipeline.session.prepare import Prepared
 from pipeline.session.run import SessionResult, attended, begin, execute
 from pipeline.store.events import CallRow, ChainRow
-from pipeline.store.run_file import ModeChange, Replica
+from pipeline.store.run_file import Replica
 from pipeline.system.tasks import background_tasks, unwrapped
 
 Launcher = Callable[[int], AbstractAsyncContextManager[ReplicaLink]]
@@ -226,8 +226,6 @@ class FleetWork:
         self.lanes: dict[str, Lane] = {}
         self.admission = None
         self.ended: float | None = None
-        self.mode_changes: tuple[ModeChange, ...] = ()
-        self.learnt = None  # each replica has learnt for itself
         self._feed = feed
         self._queue = ChainQueue(state)
         self._unread = run.chains - len(state.over)
@@ -325,7 +323,6 @@ class FleetWork:
             self._chain(member, chain)
         if report.over:
             self._queue.put_back(list(self._queue.names(member.number)))  # it has not begun them
-        self.mode_changes = tuple(sorted((*self.mode_changes, *report.mode_changes), key=lambda change: change.unix_ns))
         self._count_live()
 
     def lose(self, member: FleetMember) -> None:

@@ -106,7 +106,6 @@ def merged_run(files: Sequence[RunFile], run_id: str) -> RunFile:
         samples=max(file.samples for file in files),
         input=structs.replace(first.input, shard=None, rows=rows, bad_rows=bad, chains=chains),
         options={name: value for name, value in first.options.items() if name != "shard"},
-        mode_changes=tuple(sorted((change for file in files for change in file.mode_changes), key=lambda change: change.unix_ns)),
         totals=_totals([file.totals for file in files]),
         command=[],
         sessions=sessions,

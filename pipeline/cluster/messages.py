@@ -14,7 +14,6 @@ from pipeline.errors import ReplicaLost
 from pipeline.runtime.admission.order import Item
 from pipeline.runtime.resume_state import ResumedChain
 from pipeline.store.events import CallRow, ChainRow, StepRow
-from pipeline.store.run_file import ModeChange
 
 
 class Assignment(Struct, frozen=True, kw_only=True):
@@ -80,8 +79,6 @@ class ReplicaReport(Struct, frozen=True, kw_only=True):
     """Of its engines since they opened, by role."""
     pauses: int | None = None
     """How often a chain had to pause since then."""
-    mode_changes: tuple[ModeChange, ...] = ()
-    """In the last report: its decisions about which chains are speculated."""
     failure: ReplicaFailure | None = None
     over: bool = False
     """This is its last report."""

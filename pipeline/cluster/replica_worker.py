@@ -190,7 +190,6 @@ class ReplicaWorker:
             live=0 if chains is None else chains.progress.live,
             statistics=self._statistics if over or chains is None else statistics(chains.engines),
             pauses=None if chains is None else chains.pauses,
-            mode_changes=chains.mode_changes if over and chains is not None else (),
             failure=self._failure,
             over=over,
         )

@@ -101,13 +101,7 @@ class _Tree:
         until = _Line("until", tuple(map(_Line, exit_lines(loop))))
         title = ", ".join(filter(None, ("repeat", condition_line(loop.condition))))
         tried = () if loop.trial is None else (_Line(loop.pace, (self._stage(loop.trial, loop.body),)),)
-        if loop.direct is None:
-            return _Line(f"↻ {loop.name}: {title}", (*self.block(loop.body), *tried, until))
-        guidance, direct = loop.direct.guidance, (loop.direct.response, loop.direct.boundary)
-        first = () if guidance is None else (self._stage(guidance, loop.body),)
-        speculative = _Line("while it speculates", (*first, *self.block(loop.body)))
-        alone = _Line("while the target writes alone", tuple(self._stage(stage, loop.body) for stage in direct))
-        return _Line(f"↻ {loop.name}: {title}", (speculative, alone, *tried, until))
+        return _Line(f"↻ {loop.name}: {title}", (*self.block(loop.body), *tried, until))
 
     def _verdicts(self, stage: StageNode) -> Iterator[_Line]:
         spec = stage.spec

@@ -17,7 +17,7 @@ from pipeline.system.machine import Machine
 MPS_START, MPS_STOP = "nvidia-cuda-mps-control -d", "echo quit | nvidia-cuda-mps-control"
 """The commands that start the control daemon of CUDA MPS, and end it."""
 MPS_GAIN = (1.0, 1.5)
-"""Least and greatest gain by CUDA MPS at batch sizes from 8 on, simulated: SpecReason in bench/results/frontier.json, each machine under
+"""Least and greatest gain by CUDA MPS from batch size 8 on, simulated: SpecReason in bench/results/over-target.json, each machine under
 MPS over itself in time slices."""
 MPS_MEASURED = (1.1, 1.3)
 """How much more two decoding processes did together under MPS than without it, on an H200: `bench/results/gpu-*.json`, CUDA graphs."""

@@ -1,8 +1,7 @@
 """From a graph that obeys all rules to its plan. Pure: equal specs give equal plans.
 
-A loop with `speculate: never` or `auto` also gets what the target writes without speculation. The role of its `generate` stage, the
-fallback, is the target. The `response` is the request that `target.yaml` makes, by the same name, so that it has the same id and seed; the
-`boundary` lets the target finish a step that was cut when its response was interrupted.
+A loop with `speculate: never` becomes what the target writes without speculation. The role of its `generate` stage, the fallback, is the
+target. The `response` is the request that `target.yaml` makes, by the same name, so that it has the same id and seed.
 
 Where an `until` asks for the answer before the thought is over, its loop gets the stage `trial`, which asks it. A response with such an
 `until` becomes a loop, whose rounds write pieces of it.
@@ -17,8 +16,8 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from pipeline.graph.plan import Block, Condition, Direct, LoopNode, Plan, StageNode
-from pipeline.graph.rules import BOUNDARY, READINGS, RESPONSE, TRIAL, Stages, early_end, waits_for
+from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
+from pipeline.graph.rules import READINGS, RESPONSE, TRIAL, Stages, early_end, waits_for
 from pipeline.graph.spec import EndSpec, GraphSpec, RepeatSpec, Speculate, StageSpec, TrialSpec, UntilSpec
 
 
@@ -27,8 +26,10 @@ def compile_graph(graph: GraphSpec) -> Plan:
     engines = graph.engines
     assert isinstance(engines, dict), "the loader binds the roles"
     block, roles = _block(graph.stages, count()), tuple(dict.fromkeys(_roles(graph.stages)))
-    if any(isinstance(spec, RepeatSpec) and spec.speculate != "always" for spec in graph.stages.values()):
-        block, roles = _switched(graph.stages, block, roles)
+    speculate = _speculation(graph.stages)
+    if speculate == "never":
+        block = _alone(graph.stages)
+        roles = tuple(dict.fromkeys(str(node.spec.role) for node in block.stages()))
     if trial := _trial(graph.stages, sum(1 for _ in block.stages())):
         block = structs.replace(block, levels=tuple(tuple(_tried(node, trial) for node in level) for level in block.levels))
     return Plan(
@@ -38,7 +39,7 @@ def compile_graph(graph: GraphSpec) -> Plan:
         engines={role: engines[role] for role in roles},
         params=graph.params,
         digest=_digest(graph),
-        speculate=_speculation(graph.stages),
+        speculate=speculate,
     )
 
 
@@ -106,49 +107,27 @@ def _speculation(stages: Stages) -> Speculate | None:
     return next((loop.speculate for loop in loops if loop.speculate != "always"), "always") if loops else None
 
 
-def _switched(stages: Stages, block: Block, roles: tuple[str, ...]) -> tuple[Block, tuple[str, ...]]:
-    """`block` of a loop with `speculate: never` or `auto`, and those of the `roles` that it needs.
-
-    Never: the response, and the answer where that is cut. Auto: the loop has the response and the boundary too, and the guidance, which is
-    for drafts alone.
-    """
-    ranks = count(sum(1 for _ in block.stages()))
-    specs = {RESPONSE: _response(stages), BOUNDARY: _fallback(stages, unit="step")}
-    response, boundary = (StageNode(name, spec, None, next(ranks)) for name, spec in specs.items())
-    nodes = [node for level in block.levels for node in level]
-    if _speculation(stages) == "never":
-        answers = [node for node in nodes if isinstance(node, StageNode) and node.spec.answers]
-        after = (structs.replace(node, rank=1, spec=structs.replace(node.spec, after=RESPONSE)) for node in answers)
-        alone = [structs.replace(response, rank=0), *after]
-        return Block(tuple((node,) for node in alone)), tuple(dict.fromkeys(str(node.spec.role) for node in alone))
-    guidance = next((node for node in nodes if isinstance(node, StageNode) and node.spec.purpose == "guide"), None)
-    direct = Direct(response, boundary, guidance)
-    switched = [structs.replace(node, direct=direct) if isinstance(node, LoopNode) else node for node in nodes if node is not guidance]
-    return Block(tuple((node,) for node in switched)), roles
+def _alone(stages: Stages) -> Block:
+    """What the target writes of a loop with `speculate: never`: the response, and the answer where that is cut."""
+    loop = next(spec for spec in stages.values() if isinstance(spec, RepeatSpec) and spec.speculate == "never")
+    name, answer = next((name, spec) for name, spec in stages.items() if spec.answers)
+    said = getattr(answer, "max_tokens", None) if getattr(answer, "budget", None) == "thought" else None
+    fallback: Any = next(spec for spec in loop.stages.values() if spec.kind == "generate")
+    response = structs.replace(
+        fallback,
+        after=(),
+        when=None,
+        first_steps=0,
+        unit="response",
+        max_tokens=loop.until.token_budget,
+        answer_tokens=said,
+        until=_end_of_response(loop.until, fallback.max_tokens),
+    )
+    return Block(((StageNode(RESPONSE, response, None, 0),), (_node(name, structs.replace(answer, after=RESPONSE), count(1)),)))
 
 
-def _response(stages: Stages) -> StageSpec:
-    answer: Any = next(spec for spec in stages.values() if spec.answers and not spec.when)
-    said = answer.max_tokens if getattr(answer, "budget", None) == "thought" else None
-    loop = _switchable(stages).until
-    return _fallback(stages, unit="response", max_tokens=loop.token_budget, answer_tokens=said, until=_end_of_response(stages, loop))
-
-
-def _end_of_response(stages: Stages, loop: UntilSpec) -> EndSpec | None:
-    """When the target's response ends early: as the loop, in which it writes one step in at most so many tokens."""
-    if not loop.tries:
-        return None if loop.every == UntilSpec().every else EndSpec(every=loop.every)
-    # With `auto` the loop counts pieces as steps; with `never` there is no other loop, and the answer is asked for after each piece.
-    pieces = loop.every if _speculation(stages) == "never" else 1
-    every = pieces * int(getattr(_fallback(stages), "max_tokens", 1))
-    return EndSpec(answer_confident=loop.answer_confident, answer_stable=loop.answer_stable, every=every)
-
-
-def _fallback(stages: Stages, **fields: Any) -> StageSpec:
-    """The `generate` stage of the loop, by itself and with other `fields`."""
-    writer = next(spec for spec in _switchable(stages).stages.values() if spec.kind == "generate")
-    return structs.replace(writer, after=(), when=None, first_steps=0, **fields)
-
-
-def _switchable(stages: Stages) -> RepeatSpec:
-    return next(spec for spec in stages.values() if isinstance(spec, RepeatSpec) and spec.speculate != "always")
+def _end_of_response(until: UntilSpec, step_tokens: int) -> EndSpec | None:
+    """When the target's response ends early: as the loop, of which it writes a step in at most so many tokens."""
+    if not until.tries:
+        return None if until.every == UntilSpec().every else EndSpec(every=until.every)
+    return EndSpec(answer_confident=until.answer_confident, answer_stable=until.answer_stable, every=until.every * step_tokens)

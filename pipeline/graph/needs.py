@@ -40,16 +40,12 @@ _LACKS = {
         "hides the closing reasoning tag, a special token of its model, at which stage `{stage}` stops: no thought would end",
         "start it so that it shows special tokens (llama-server: --special), or use a server that returns token ids",
     ),
-    "interrupt": (
-        "cannot interrupt a request, so a response of the target alone is not switched to speculation before its end",
-        "use an engine that can, or `--set speculate=always`",
-    ),
     "seeds": (
         "does not support seeds: stage `{stage}` samples a different text in every run",
         "use an engine that does if runs must be reproducible",
     ),
 }
-_BEARABLE = ("interrupt", "seeds")
+_BEARABLE = ("seeds",)
 """Needs without which a run does its work, but not as well: a note."""
 
 
@@ -93,8 +89,6 @@ def _needs(plan: Plan) -> Iterator[tuple[str, str, str, object]]:
             yield from ((node.spec.role, node.name, need, value) for need, value in node.spec.needs.items())
     roles = {node.name: str(node.spec.role) for node in plan.stages()}
     yield from ((roles[draft], gate, "logprobs", True) for draft, gate in plan.measured.items())
-    if plan.direct is not None:
-        yield str(plan.direct.response.spec.role), plan.direct.response.name, "interrupt", True
 
 
 def _unhonoured(need: str, value: object) -> tuple[str, str]:

@@ -54,8 +54,6 @@ class LoopNode(Struct, frozen=True, tag="loop", tag_field="node"):
     until: UntilSpec
     body: "Block"
     condition: Condition | None
-    direct: "Direct | None" = None
-    """What writes while the loop does not speculate; None: it always does."""
     trial: StageNode | None = None
     """What asks for the answer before the thought is over; None where `until` needs no such answer."""
 
@@ -65,17 +63,6 @@ class LoopNode(Struct, frozen=True, tag="loop", tag_field="node"):
         pieces = [end.every for node in self.body.stages() if (end := early_end(node.spec)) is not None]
         every, unit = (pieces[0], "token") if pieces else (self.until.every, "step")
         return f"every {unit}" if every == 1 else f"every {every:,} {unit}s"
-
-
-class Direct(Struct, frozen=True):
-    """The stages of a loop that is switched while it runs (`speculate: auto`), in addition to those of its body."""
-
-    response: StageNode
-    """The target writes on to the end of thought and answer, in one request."""
-    boundary: StageNode
-    """The target finishes the step that was cut where its response was interrupted."""
-    guidance: StageNode | None = None
-    """The stage that gives guidance if a thought begins with speculation; None: the graph has no guidance."""
 
 
 class Block(Struct, frozen=True):
@@ -94,10 +81,7 @@ class Block(Struct, frozen=True):
                 if isinstance(node, StageNode):
                     yield node
                     continue
-                direct = node.direct
-                yield from () if direct is None or direct.guidance is None else (direct.guidance,)
                 yield from node.body.stages()
-                yield from () if direct is None else (direct.response, direct.boundary)
                 yield from () if node.trial is None else (node.trial,)
 
 
@@ -124,11 +108,6 @@ class Plan(Struct, frozen=True):
     def loops(self) -> tuple[LoopNode, ...]:
         """The loops, in plan order."""
         return tuple(node for level in self.block.levels for node in level if isinstance(node, LoopNode))
-
-    @property
-    def direct(self) -> Direct | None:
-        """What writes while its loop does not speculate; None where that always or never does."""
-        return next((loop.direct for loop in self.loops), None)
 
     @property
     def repeated(self) -> tuple[StageNode, ...]:
@@ -301,15 +280,9 @@ def _encode_node(node: StageNode | LoopNode) -> dict[str, Any]:
     condition = msgspec.to_builtins(node.condition)
     if isinstance(node, LoopNode):
         loop = {"name": node.name, "until": msgspec.to_builtins(node.until), "body": _encode_block(node.body), "condition": condition}
-        direct = {} if node.direct is None else {"direct": _encode_direct(node.direct)}
-        return {**loop, **direct, **({} if node.trial is None else {"trial": _encode_node(node.trial)})}
+        return {**loop, **({} if node.trial is None else {"trial": _encode_node(node.trial)})}
     capabilities = {name: getattr(node.spec, name) for name in _CAPABILITIES}
     return {"name": node.name, "spec": settings_of(node.spec), "condition": condition, "rank": node.rank, **capabilities}
-
-
-def _encode_direct(direct: Direct) -> dict[str, Any]:
-    guidance = None if direct.guidance is None else _encode_node(direct.guidance)
-    return {"response": _encode_node(direct.response), "boundary": _encode_node(direct.boundary), "guidance": guidance}
 
 
 def _decode_block(block: Mapping[str, Any], kinds: Mapping[str, type[StageSpec]]) -> Block:
@@ -322,10 +295,9 @@ def _decode_block(block: Mapping[str, Any], kinds: Mapping[str, type[StageSpec]]
 def _decode_node(node: Mapping[str, Any], kinds: Mapping[str, type[StageSpec]]) -> StageNode | LoopNode:
     if "body" not in node:
         return _decode_stage(node, kinds)
-    direct = {name: each and _decode_stage(each, kinds) for name, each in node.get("direct", {}).items()}
     condition, until = msgspec.convert((node.get("condition"), node["until"]), tuple[Condition | None, UntilSpec])
     trial = _decode_stage(node["trial"], {**kinds, "trial": TrialSpec}) if "trial" in node else None
-    return LoopNode(node["name"], until, _decode_block(node["body"], kinds), condition, Direct(**direct) if direct else None, trial)
+    return LoopNode(node["name"], until, _decode_block(node["body"], kinds), condition, trial)
 
 
 def _decode_stage(node: Mapping[str, Any], kinds: Mapping[str, type[StageSpec]]) -> StageNode:

@@ -18,8 +18,8 @@ JUDGES = "a `choose`, `score`, `likelihood`, `reward` or `vote` stage"
 """How an error names the built-in stages that judge."""
 VERDICTS, READINGS = ("accepted", "rejected"), ("flagged", "passed")
 """What a condition may name of a judge, and of a gate."""
-RESPONSE, BOUNDARY = "response", "boundary"
-"""Names of the stages that write while a loop does not speculate."""
+RESPONSE = "response"
+"""Name of the stage that writes where a loop never speculates."""
 TRIAL = "trial"
 """Name of the stage that asks for the answer before the thought is over."""
 
@@ -260,16 +260,16 @@ def _with_keys(stages: Stages, above: tuple[str, ...]) -> Iterator[tuple[tuple[s
 
 
 def speculation_flaw(stages: Stages) -> Flaw | None:
-    """Why a graph that obeys all other rules cannot be without speculation, where its loop is `never` or `auto`.
+    """Why a graph that obeys all other rules cannot be without speculation, where its loop is `never`.
 
     Such a graph has a plain path without it: nothing but guidance before the loop, nothing but the answer after it, and in the loop a
     `generate` stage, the fallback.
     """
-    found = next(((name, s) for name, s in stages.items() if isinstance(s, RepeatSpec) and s.speculate != "always"), None)
+    found = next(((name, s) for name, s in stages.items() if isinstance(s, RepeatSpec) and s.speculate == "never"), None)
     if found is None:
         return None
     name, loop = found
-    place, asked = (name, "speculate"), f"`speculate: {loop.speculate}`"
+    place, asked = (name, "speculate"), "`speculate: never`"
     if not any(spec.drafts for spec in loop.stages.values()):
         return place, f"{asked} has no effect where nothing is drafted; drop it"
     guides = [other for other in waits_for(loop) if stages[other].purpose == "guide"]
@@ -277,8 +277,8 @@ def speculation_flaw(stages: Stages) -> Flaw | None:
     if loop.when or stages.keys() > plain:
         odd = "this loop has a condition" if loop.when else f"this one also has `{next(other for other in stages if other not in plain)}`"
         return place, f"{asked} works only in graphs of the form [guidance], repeat, answer; {odd}"
-    if taken := {RESPONSE, BOUNDARY} & (stages.keys() | loop.stages.keys()):
-        return place, f"{asked} adds a stage named `{min(taken)}`; rename yours"
+    if RESPONSE in stages or RESPONSE in loop.stages:
+        return place, f"{asked} adds a stage named `{RESPONSE}`; rename yours"
     if loop.until.token_budget is None:
         return (name, "until"), f"{asked} needs a `token_budget`, the maximum number of tokens of the target's response"
     if not any(spec.kind == "generate" for spec in loop.stages.values()):

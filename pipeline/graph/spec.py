@@ -26,9 +26,8 @@ interpreter at its exit: msgspec issue 717)."""
 Name = str
 AdapterName = Annotated[str, Meta(min_length=1, max_length=64)]
 Param = bool | int | float | str | None
-Speculate = Literal["always", "never", "auto"]
-"""Whether the steps of a loop are speculated: all of them, none (the target alone writes, in one request), or whichever is
-faster."""
+Speculate = Literal["always", "never"]
+"""Whether the steps of a loop are speculated: all of them, or none (the target alone writes, in one request)."""
 PLAIN_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 """How text is sampled by a model's own distribution."""
 Purpose = Literal["guide", "draft", "judge", "write", "trial", "answer", "gate"]
@@ -211,8 +210,7 @@ class RepeatSpec(StageSpec, frozen=True, kw_only=True, tag="repeat"):
     until: UntilSpec
     """The stop conditions."""
     speculate: Speculate = "always"
-    """`always`: every step is drafted and judged. `never`: the target alone, one request per problem, as in `target.yaml`. `auto`: each
-    chain is switched to whichever is faster; answers then depend on when it was switched."""
+    """`always`: every step is drafted and judged. `never`: the target alone, one request per problem, as in `target.yaml`."""
     stages: dict[Name, StageSpec] = {}
     """The stages of one round."""
 

@@ -122,9 +122,9 @@ class Outcome(Struct, frozen=True, kw_only=True):
     step: Span | None = None
     """A step that is committed without a verdict."""
     decision: str = ""
-    """How `step` came about: `guidance`, `fallback`, `first_steps`, `written`, `unverified` or `interrupted`."""
+    """How `step` came about: `guidance`, `fallback`, `first_steps`, `written` or `unverified`."""
     answer: Span | None = None
-    """What follows the thought; its beginning, where `step` was interrupted."""
+    """What follows the thought."""
     finishes: bool = False
     """Whether the chain is over with it: thought and answer came in one response."""
     trial: Trial | None = None
@@ -149,8 +149,6 @@ class Step(Struct, frozen=True, kw_only=True):
     """What the gates of its round found, by the name of the stage, in order."""
     chosen: int | None = None
     """Index of the candidate that it is; None where it is none of them."""
-    mode: str | None = None
-    """The mode of the chain when it was committed."""
 
 
 def chain_id(problem_id: str, sample_index: int) -> str:
@@ -181,9 +179,7 @@ class Chain:
         "chain_id",
         "content",
         "contexts",
-        "cut",
         "finished",
-        "mode",
         "next_index",
         "order",
         "overflowed",
@@ -212,10 +208,8 @@ class Chain:
         builders: Mapping[str, PromptBuilder],
         translator: TokenTranslator,
         limits: Mapping[str, int],
-        mode: str | None = None,
     ) -> None:
-        """`mode`: in which its first steps are written, `speculative` or `direct`; None where nothing is drafted. `seed`: that of the run;
-        the problem may have its own."""
+        """`seed`: that of the run; the problem may have its own."""
         self.problem, self.sample_index, self.order = problem, sample_index, order
         asked = problem.problem, problem.options, problem.history
         self.sampling = problem.settings.sampling
@@ -246,10 +240,6 @@ class Chain:
         self.thought_closed = self.overflowed = self.finished = False
         self.withheld = False
         """Whether candidates of this round were not drafted, because a judge could not be shown them."""
-        self.mode = mode
-        """The mode in which its next step is written."""
-        self.cut = False
-        """Whether the last step was interrupted before its end."""
         self.stop_reason: str | None = None
         self.repeats = 0
         self.trial: Trial | None = None
@@ -345,12 +335,6 @@ class Chain:
         """Whether the thought ended because a trial answer was sure or stable."""
         return self.stop_reason in ("answer_confident", "answer_stable")
 
-    @property
-    def took_draft(self) -> bool:
-        """Whether a judge accepted a candidate in this round, or no gate flagged any."""
-        passed = bool(self.readings) and not any(reading.flagged for reading in self.readings.values())
-        return passed or any(verdict.accepted for verdict in self.verdicts.values())
-
     def tries(self, until: UntilSpec) -> bool:
         """Whether the answer is to be asked for now, before the next step."""
         return until.tries and self.next_index - 1 - self.tried_at >= until.every
@@ -435,7 +419,6 @@ class Chain:
             verify_stage=judge,
             readings=dict(self.readings) if self.readings else {},
             chosen=chosen,
-            mode=self.mode,
         )
         for key, context in self.contexts.items():
             context.extend(self.translate(span, self._roles[key]))
@@ -446,7 +429,6 @@ class Chain:
         said = span.text.strip()
         self.repeats = self.repeats + 1 if said == self._last else 1
         self._last = said
-        self.cut = decision == "interrupted" and not (span.closes or span.text.endswith(self._delimiter))
         self.candidates, self._distinct, self.pending_from = (), None, 0
         self.withheld = False
         return step

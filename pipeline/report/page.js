@@ -84,7 +84,6 @@
   // Transcripts.
   const words = {
     guidance: "guidance", accepted: "accepted", unverified: "unverified", fallback: "fallback", first_steps: "first steps", written: "written",
-    interrupted: "written by the target alone, interrupted",
     rejected: "rejected candidate", not_chosen: "candidate not chosen",
   };
   const percent = (share) => `${(100 * share).toFixed(1)} %`;

@@ -15,7 +15,6 @@ from pipeline.analysis.quality.step_counts import StepCounts, count_steps
 from pipeline.analysis.resources import EngineFacts, engine_facts, replica_count
 from pipeline.analysis.simulated import of_engines
 from pipeline.analysis.study import Analysis, analyse_work
-from pipeline.analysis.time.modes import ModesOverTime, modes_over_time
 from pipeline.analysis.time.timeline import Imbalance
 from pipeline.analysis.time.work import read_work
 from pipeline.report.chains import CONSECUTIVE, COUNTS, SHORTEST, ChainCounts, Gantt, draw_chains, read_charts, worth_reading
@@ -56,7 +55,7 @@ def run_sections(folder: Path, options: ReportOptions) -> list[Section]:
         sections = [_overview(summary, run)]
         counts = db.row(COUNTS, ChainCounts)
         if any(each.total_busy_s for each in analysis.occupancy.engines.values()):
-            sections += [_engines(analysis), *_replicas(analysis, summary.replicas), *_modes(modes_over_time(db, run, options.bins))]
+            sections += [_engines(analysis), *_replicas(analysis, summary.replicas)]
             sections += [_chains(read_charts(db), counts, stages), _time(analysis, stages), _tokens(analysis)]
         return [*sections, *_steps(count_steps(db)), *_reading(read_transcripts(db, run, worth_reading(db, options.chains)), counts)]
 
@@ -116,25 +115,6 @@ def _replicas(analysis: Analysis, found: Imbalance | None) -> Iterator[Section]:
             Figure("Chains in flight by replica", of_time.chains_in_flight(analysis.occupancy, found.tail_s, over_s), note),
         ],
         tables=[of_time.replicas_table(replicas), *filter(None, [of_time.losses_table(replicas)])],
-    )
-
-
-def _modes(found: ModesOverTime | None) -> Iterator[Section]:
-    if found is None:
-        return
-    expected = (
-        "Expected: the throughput of all live chains together that the controller assumed when it decided."
-        if found.replicas == 1
-        else "Each replica has its own controller, which decides only about its own chains; the decisions of all are in the table."
-    )
-    note = (
-        "A chain is in the mode of a step from the commit of the step before it until its own, and a step's tokens are spread evenly over "
-        f"that time. {expected}"
-    )
-    yield Section(
-        title="Modes over time",
-        figures=[Figure("Chains in each mode, and how fast they wrote", of_time.modes(found), note)],
-        tables=[of_time.modes_table(found), *([of_time.changes_table(found)] if found.changes else [])],
     )
 
 

@@ -1,6 +1,6 @@
 """Records a chain while it runs: calls, steps and its end enter, rows of the trace and counts for the display leave. Never waits."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -16,7 +16,6 @@ from pipeline.runtime.lane import Call
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain
 from pipeline.runtime.rows import RowSink
-from pipeline.runtime.speculation.modes import Mode
 from pipeline.store.events import MEASURED_IN, CallRow, ChainRow, StepRow
 from pipeline.text import redact
 
@@ -68,13 +67,14 @@ class ChainRecorder:
         resumed: ResumedChain,
         *,
         blocks: Mapping[str, int] = {},
+        mode: str | None = None,
         expected_length: float | None = None,
     ) -> None:
-        """`blocks`: see `ComputedContexts`, by role; `expected_length` is a column of the row."""
+        """`blocks`: see `ComputedContexts`, by role; `mode` and `expected_length` are columns of its rows."""
         self._rows, self._progress, self._clock, self._problem, self._resumed = rows, progress, clock, problem, resumed
         self.contexts: Mapping[str, Sequence[int]] = {}
         """The chain's contexts, once it has begun: they grow with its thought."""
-        self._computed, self._expected_length = ComputedContexts(blocks), expected_length
+        self._computed, self._mode, self._expected_length = ComputedContexts(blocks), mode, expected_length
         self._chain_id = chain_id(problem.problem_id, sample_index)
         self._identity = (run_id, problem.problem_id, self._chain_id, sample_index)
         """The first columns of every table."""
@@ -86,8 +86,6 @@ class ChainRecorder:
         """Tokens of its calls, by role."""
         self._wasted = self._accepted = self._fallbacks = self._unverified = 0
         self._round = RoundTotals()
-        self.called: Callable[[Attempt, Completion, float], None] | None = None
-        """Is told of every call that is answered, with the time of its end; None: nobody is."""
         progress.live += 1
         progress.oldest[self._chain_id] = self._started
 
@@ -101,12 +99,6 @@ class ChainRecorder:
         self._calls += 1
         if completion is not None and completion.model is not None:
             self._progress.answered(label.role, label.served, completion.model)
-        if self.called is not None and completion is not None and label.purpose != "trial":
-            self.called(attempt, completion, end)
-
-    def mode_before(self, index: int) -> Mode | None:
-        """The mode in which the step number `index` (from 0) was begun in an earlier session of the run; None where it was not."""
-        return self._resumed.mode(self._chain_id, index)
 
     def recall(self, label: StageLabel, request: Request) -> ResumedCall | None:
         """The answer that `request` got in an earlier session of the run, or None. Its tokens count; it gets no second row."""
@@ -158,7 +150,7 @@ class ChainRecorder:
                 self._clock.unix_ns(self._step_started),
                 self._clock.unix_ns(now),
                 self._calls,
-                step.mode,
+                self._mode,
                 step.span.cut,
                 *_gate_columns(step.readings),
             )

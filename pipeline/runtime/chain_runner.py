@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import anyio
 import anyio.to_thread
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from pipeline.engine import Completion, Request
 from pipeline.errors import ContextOverflow, PipelineError, RunError
-from pipeline.graph.plan import Block, Condition, Direct, LoopNode, Plan, StageNode
+from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
 from pipeline.graph.spec import UntilSpec
 from pipeline.reasoning.chain import Chain
 from pipeline.runtime.admission.admission import AdmissionMember
@@ -16,7 +16,6 @@ from pipeline.runtime.chain_recorder import ChainRecorder, StageLabel
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.schedule import Schedule
-from pipeline.runtime.speculation.switch import ModeSwitch, SwitchedResponse
 from pipeline.stages.base import Stage
 
 
@@ -35,24 +34,12 @@ class BoundStage(Struct, frozen=True, kw_only=True):
     """True if it writes the answer, which it does also where the thought has filled the context."""
 
 
-class BoundDirect(Struct, frozen=True, kw_only=True):
-    """The bound stages of a `Direct`, each as the stages of a level, and what decides when they run."""
-
-    switch: ModeSwitch
-    response: tuple[BoundStage, ...]
-    boundary: tuple[BoundStage, ...]
-    guidance: tuple[BoundStage, ...]
-    """Empty where the graph has none."""
-
-
 class BoundLoop(Struct, frozen=True, kw_only=True):
     """A loop of the plan with bound stages."""
 
     until: UntilSpec
     body: "BoundBlock"
     condition: Condition | None
-    direct: BoundDirect | None
-    """None where the loop always speculates."""
     trial: tuple[BoundStage, ...]
     """What asks for the answer before the thought is over; empty where its `until` needs no such answer."""
 
@@ -75,11 +62,9 @@ class BoundBlock(Struct, frozen=True, kw_only=True):
     first_steps: int
 
 
-def bind(
-    plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Dispatcher], switch: ModeSwitch | None, *, threads: bool = False
-) -> BoundBlock:
-    """The block of `plan` with its stages, and the dispatchers of their engines, by name and by role; `switch`: that of its loop, where
-    that is switched while it runs. `threads`: stages may compute in threads."""
+def bind(plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Dispatcher], *, threads: bool = False) -> BoundBlock:
+    """The block of `plan` with its stages, and the dispatchers of their engines, by name and by role. `threads`: stages may compute in
+    threads."""
 
     def stage(node: StageNode) -> BoundStage:
         built, spec = stages[node.name], node.spec
@@ -100,20 +85,9 @@ def bind(
             answers=spec.answers,
         )
 
-    def direct(node: Direct) -> BoundDirect:
-        assert switch is not None, "who runs a plan with `speculate: auto` gives a control"
-        response = stage(node.response)
-        return BoundDirect(
-            switch=switch,
-            response=(structs.replace(response, stage=SwitchedResponse(response.stage, switch)),),
-            boundary=(stage(node.boundary),),
-            guidance=() if node.guidance is None else (stage(node.guidance),),
-        )
-
     def loop(node: LoopNode) -> BoundLoop:
-        switched = None if node.direct is None else direct(node.direct)
         trial = () if node.trial is None else (stage(node.trial),)
-        return BoundLoop(until=node.until, body=block(node.body), condition=node.condition, direct=switched, trial=trial)
+        return BoundLoop(until=node.until, body=block(node.body), condition=node.condition, trial=trial)
 
     def level(nodes: Sequence[StageNode | LoopNode]) -> BoundLevel:
         loops = (loop(node) for node in nodes if isinstance(node, LoopNode))
@@ -156,10 +130,7 @@ class ChainRunner:
                 if chain.finished:
                     return
             for loop in loops:
-                if loop.direct is None:
-                    await self._loop(chain, loop)
-                else:
-                    await self._switched_loop(chain, loop, loop.direct)
+                await self._loop(chain, loop)
                 if chain.finished:
                     return
 
@@ -168,7 +139,10 @@ class ChainRunner:
         body, reason = loop.body, None
         while not chain.finished and (reason := await self._exit(chain, loop)) is None:
             chain.begin_round()
-            await self._round(chain, body)
+            if body.first_writer and chain.next_index <= body.first_steps:
+                await self._level(chain, body.first_writer)
+            else:
+                await self.block(chain, body)
         chain.leave(reason or chain.default_stop_reason())
 
     async def _exit(self, chain: Chain, loop: BoundLoop) -> str | None:
@@ -178,47 +152,6 @@ class ChainRunner:
             return reason
         await self._level(chain, loop.trial)
         return chain.exit(loop.until)
-
-    async def _round(self, chain: Chain, body: BoundBlock) -> None:
-        """Run the body of a loop once."""
-        if body.first_writer and chain.next_index <= body.first_steps:
-            await self._level(chain, body.first_writer)
-        else:
-            await self.block(chain, body)
-
-    async def _switched_loop(self, chain: Chain, loop: BoundLoop, direct: BoundDirect) -> None:
-        """Run a loop whose mode is decided anew at every step boundary; a direct response may finish the chain."""
-        switch, reason = direct.switch, None
-        chain.enter(loop.until)
-        self.record.called = switch.called
-        try:
-            while not chain.finished and (reason := await self._exit(chain, loop)) is None:
-                chain.begin_round()
-                await self._step(chain, loop, direct)
-        finally:
-            switch.leave(chain.order)
-        chain.leave(reason or chain.default_stop_reason())
-
-    async def _step(self, chain: Chain, loop: BoundLoop, direct: BoundDirect) -> None:
-        """Finish a step that was cut, or write on from its end in the mode that is decided here."""
-        written, before = chain.thought_tokens, self.record.mode_before(len(chain.thought))
-        cut = chain.cut
-        chain.mode = mode = "direct" if cut else before or direct.switch.mode(chain)
-        if mode == "direct":
-            await self._level(chain, direct.boundary if cut else direct.response)
-            if chain.thought_tokens == written and not (cut or chain.finished or chain.overflowed):
-                return  # it was interrupted before its first token: it is asked anew
-        if mode == "speculative":
-            await self._speculate(chain, loop, direct)
-        if before is None:
-            direct.switch.wrote(chain, mode, chain.thought_tokens - written, chain.took_draft)
-
-    async def _speculate(self, chain: Chain, loop: BoundLoop, direct: BoundDirect) -> None:
-        """One round of the body; before the first step of the thought guidance."""
-        if direct.guidance and not chain.thought:
-            await self._level(chain, direct.guidance)
-        if chain.exit(loop.until) is None:
-            await self._round(chain, loop.body)
 
     async def _level(self, chain: Chain, stages: Sequence[BoundStage]) -> None:
         """Run `stages` concurrently and apply their outcomes in plan order, so that timing never changes an answer.

@@ -4,17 +4,13 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from pipeline.engine import Candidate, Completion, Engine, Interruptible, Request, Usage
+from pipeline.engine import Completion, Engine, Request
 from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.chain_recorder import Attempt, ChainRecorder, StageLabel
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.lane import Call, CallRoom, Lane
 from pipeline.runtime.retry import RetryingCaller
 from pipeline.runtime.waiting import new_gate
-
-
-class _CallInterrupted(Exception):
-    """A call was interrupted while none of its attempts was at the engine."""
 
 
 class Dispatcher:
@@ -25,8 +21,6 @@ class Dispatcher:
         self.lane = Lane(engine.role, spec.max_in_flight, None if cache_tokens is None else CallRoom(cache_tokens))
         self._engine, self._clock = engine, clock
         self._caller = RetryingCaller(engine, spec, clock)
-        self._interruptible: dict[int, Call] = {}
-        """Interruptible calls that wait or are in flight, by the order of their chains."""
 
     async def call(
         self, record: ChainRecorder, label: StageLabel, order: int, step_index: int, request: Request, ready: float
@@ -39,35 +33,15 @@ class Dispatcher:
         if (answered := record.recall(label, request)) is not None:
             return answered.completion(self._engine.tokenizer)
         call = Call(label.name, order, request)
-        if request.interruptible:
-            self._interruptible[order] = call
         completion: Completion | None = None
         try:
             submit = await self._wait(call, record, ready)
             attempt = Attempt(label=label, call=call, step_index=step_index, number=0, ready=ready, submit=submit)
             completion = await self._caller.ask(request, _RecordedAttempts(record, attempt, self.lane.priority, self._clock))
             return completion
-        except _CallInterrupted:
-            return _nothing_written(request)
         finally:
-            if request.interruptible:
-                del self._interruptible[order]
             self.lane.leave(call, completion.usage.output_tokens // max(1, request.n) if completion else None)
             self._start()
-
-    def interrupt(self, order: int) -> None:
-        """End the interruptible call of a chain early, if it has one: what it has written so far is its completion, nothing where it
-        waits here. If the engine cannot interrupt what was sent, it continues to its end."""
-        call = self._interruptible.get(order)
-        if call is None or call.interrupted:
-            return
-        if not call.started:
-            call.interrupted = True
-            if not call.gate.done():
-                call.gate.set_result(None)
-        elif isinstance(self._engine, Interruptible):
-            call.interrupted = True
-            self._engine.interrupt(call.request.request_id)
 
     async def watch(self) -> None:
         """Give up attempts that take too long, and restart the engine when it dies; runs until it is cancelled."""
@@ -102,8 +76,6 @@ class _RecordedAttempts:
         self._record, self._attempt, self._priority, self._clock = record, attempt, priority, clock
 
     def begin_attempt(self, request: Request) -> Request:
-        if self._attempt.call.interrupted:
-            raise _CallInterrupted
         self._record.active.begin(self._attempt.submit)
         return structs.replace(request, priority=self._priority(self._attempt.call))
 
@@ -118,9 +90,3 @@ class _RecordedAttempts:
     def end_pause(self, now: float) -> None:
         self._attempt = structs.replace(self._attempt, submit=now)
         self._record.waiting.end(now)
-
-
-def _nothing_written(request: Request) -> Completion:
-    """The completion of an interrupted request that no engine began."""
-    candidate = Candidate(ids=(), text="", cumulative_logprob=None, finish_reason="interrupted")
-    return Completion(candidates=(candidate,) * request.n, usage=Usage(input_tokens=0))

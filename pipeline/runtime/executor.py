@@ -26,14 +26,11 @@ from pipeline.runtime.progress import Progress
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import Schedule
-from pipeline.runtime.speculation.adaptive import Adaptive
-from pipeline.runtime.speculation.modes import Mode
-from pipeline.runtime.speculation.switch import ModeSwitch
 from pipeline.stages.base import Stage
 from pipeline.system.tasks import unwrapped
 
-MODES: dict[str | None, Mode] = {"always": "speculative", "never": "direct"}
-"""The mode of all steps, by what the graph says under `speculate`; none where that changes, or where nothing is drafted."""
+MODES = {"always": "speculative", "never": "direct"}
+"""The mode of all steps, by what the graph says under `speculate`; none where nothing is drafted."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -64,17 +61,14 @@ class Executor:
         clock: Clock,
         settings: Settings,
         resume_state: ResumeState | None = None,
-        control: Adaptive | None = None,
     ) -> None:
-        """`control` decides where the plan has `speculate: auto`."""
         specs, self._resume_state = plan.engines, resume_state or ResumeState()
         rooms = settings.cache_tokens
         self.dispatchers = {role: Dispatcher(engines[role], spec, clock, rooms.get(role)) for role, spec in specs.items()}
         self.lanes = {role: dispatcher.lane for role, dispatcher in self.dispatchers.items()}
         self.progress = Progress(plan, self._resume_state)
-        self._switch = self._new_switch(plan, control, clock, schedule)
-        self._block = bind(plan, stages, self.dispatchers, self._switch, threads=not settings.virtual_time)
-        self._mode = MODES.get(plan.speculate)
+        self._block = bind(plan, stages, self.dispatchers, threads=not settings.virtual_time)
+        self._mode = None if plan.speculate is None else MODES[plan.speculate]
         self._settings, self._openings = settings, openings(builders)
         self._blocks = {role: block_tokens(engine.facts) for role, engine in engines.items()}
         self._limits = {role: engine.max_model_len for role, engine in engines.items()}
@@ -84,12 +78,6 @@ class Executor:
         self._feeding = anyio.CancelScope()
         self.exhausted = False
         """True if every chain of the feed was started."""
-
-    def _new_switch(self, plan: Plan, control: Adaptive | None, clock: Clock, schedule: Schedule) -> ModeSwitch | None:
-        if control is None or (direct := plan.direct) is None:
-            return None
-        role = str(direct.response.spec.role)
-        return ModeSwitch(control, self.dispatchers[role], role, clock, schedule)
 
     def drain(self) -> None:
         """Start no more chains; the live ones run to their ends, and then `run` returns."""
@@ -105,8 +93,6 @@ class Executor:
             async with anyio.create_task_group() as watchers:
                 for dispatcher in self.dispatchers.values():
                     watchers.start_soon(dispatcher.watch)
-                if self._switch is not None:
-                    watchers.start_soon(self._switch.watch)
                 async with anyio.create_task_group() as chains:
                     with self._feeding:
                         await self._start(feed, chains)
@@ -118,10 +104,7 @@ class Executor:
         """Start chains as the feed gives them and the row sink and the schedule admit them."""
         while (start := await feed.next()) is not None:
             await self._recorder.room()
-            member = await self._schedule.enter()
-            if self._switch is not None:
-                self._switch.enter(start.order, member)
-            chains.start_soon(self._solve, start, member, feed)
+            chains.start_soon(self._solve, start, await self._schedule.enter(), feed)
 
     async def _solve(self, start: Start, member: AdmissionMember | None, feed: Feed) -> None:
         """Run one chain from its first call to its row."""
@@ -137,6 +120,7 @@ class Executor:
             sample_index,
             resumed,
             blocks=self._blocks,
+            mode=self._mode,
             expected_length=start.expected_length,
         )
         runner = ChainRunner(self._schedule, member, self._clock, record)
@@ -144,8 +128,6 @@ class Executor:
             await self._run_chain(runner, start, feed)
         finally:
             self._schedule.leave(member)
-            if self._switch is not None:
-                self._switch.leave(start.order)
 
     async def _run_chain(self, runner: ChainRunner, start: Start, feed: Feed) -> None:
         """Run the chain itself; the one place where its end is recorded, whatever that is."""
@@ -154,7 +136,7 @@ class Executor:
             if isinstance(item, BadRow):
                 raise item
             seed, limits = self._settings.seed, self._limits
-            chain = Chain(item, start.sample_index, start.order, seed, self._openings, self._translator, limits, self._mode)
+            chain = Chain(item, start.sample_index, start.order, seed, self._openings, self._translator, limits)
             runner.begin(chain)
             await self._run_block(runner, chain, start)
             if runner.overflow is not None and not chain.thought:

@@ -20,8 +20,8 @@ MAX_OVERTAKES = 8
 class Call:
     """One request in a client queue: which stage and chain it comes from, and whether it was started.
 
-    `order` is the number of its chain in the input; `interrupted`: its chain no longer wants it. When the call starts, the queue fills in
-    how many calls are then in flight at the engine and of the stage, and how many wait.
+    `order` is the number of its chain in the input. When the call starts, the queue fills in how many calls are then in flight at the
+    engine and of the stage, and how many wait.
     """
 
     __slots__ = (
@@ -30,7 +30,6 @@ class Call:
         "gate",
         "in_flight_engine",
         "in_flight_stage",
-        "interrupted",
         "order",
         "request",
         "stage",
@@ -40,7 +39,7 @@ class Call:
 
     def __init__(self, stage: str, order: int, request: Request) -> None:
         self.stage, self.order, self.request = stage, order, request
-        self.started = self.cancelled = self.interrupted = False
+        self.started = self.cancelled = False
         self.gate: Any = None
         """The event that is set when the call starts; put here by the caller that waits for that."""
         self.arrival = self.in_flight_engine = self.in_flight_stage = self.waiting_engine = 0

@@ -16,8 +16,6 @@ from msgspec import Struct
 from pipeline.confidence import Confidence
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Tokenizer, Usage
 from pipeline.errors import ChainError
-from pipeline.graph.rules import RESPONSE
-from pipeline.runtime.speculation.modes import Mode
 
 NO_STAGE = "no stage"
 """The stage of a chain that failed before its first one."""
@@ -81,8 +79,6 @@ class ResumedChain(Struct, kw_only=True):
     """Its rows in the calls table, failed ones included."""
     steps: list[tuple[int, ...]] = []
     """Token ids of its steps in the steps table, in order."""
-    modes: list[Mode | None] = []
-    """The mode of each of `steps`."""
     started_unix_ns: int | None = None
     """When its first call could have been sent."""
     ended_unix_ns: int | None = None
@@ -92,18 +88,6 @@ class ResumedChain(Struct, kw_only=True):
         """Take out the answered call of this request; None where there is none, or one of the same id had another prompt."""
         call = self.calls.pop(request.request_id, None)
         return None if call is None or call.prompt_digest not in (None, request.digest()) else call
-
-    def mode(self, chain_id: str, index: int) -> Mode | None:
-        """The mode in which the chain began its step number `index` (from 0); None where it came to none.
-
-        A response that was interrupted before its first token was direct, though the step was speculated then.
-        """
-        place = f"{chain_id}/{index}/"
-        if f"{place}{RESPONSE}" in self.calls:
-            return "direct"
-        if index < len(self.modes):
-            return self.modes[index]
-        return "speculative" if any(name.startswith(place) for name in self.calls) else None
 
     def holds(self, index: int, ids: Sequence[int]) -> bool:
         """True if the steps table has the chain's step number `index` (from 0). Raises `ResumeMismatch` where it has other `ids`."""

@@ -62,20 +62,9 @@ class Schedule:
     def exhausted(self) -> None:
         """Expect no more chains."""
 
-    def limit(self, max_running: int | None) -> None:
-        """Let at most `max_running` chains run if some may pause; None: no such limit."""
-        if self._admission is not None:
-            for resumed in self._admission.limit(max_running):
-                self._resume(resumed)
-            self._open_entrance()
-
     async def _pause(self, member: AdmissionMember) -> None:
         member.gate = anyio.Event()
-        member.on_pause(True)
-        try:
-            await member.gate.wait()
-        finally:
-            member.on_pause(False)
+        await member.gate.wait()
 
     def _resume(self, member: AdmissionMember) -> None:
         """Let a chain continue that was to pause; one that has not reached its next level does not wait."""
@@ -160,11 +149,6 @@ class Lockstep(Schedule):
     def exhausted(self) -> None:
         """Rounds need not be full any more."""
         self._no_more = True
-        self._advance()
-
-    def limit(self, max_running: int | None) -> None:
-        """A round that waited to be full may be full now."""
-        super().limit(max_running)
         self._advance()
 
     async def _pause(self, member: AdmissionMember) -> None:

@@ -11,7 +11,6 @@ from msgspec import Struct
 from pipeline.engine import Engine, EngineStatistics, Fact
 from pipeline.errors import GraphError
 from pipeline.graph.needs import check_needs, unmet_needs
-from pipeline.graph.plan import Plan
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit, cache_limits, call_tokens
@@ -21,13 +20,10 @@ from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import SCHEDULES
-from pipeline.runtime.speculation.adaptive import Adaptive
-from pipeline.runtime.speculation.modes import NOTHING_KNOWN, Knowledge
 from pipeline.session.observer import Tell
 from pipeline.session.prepare import RunSettings
 from pipeline.stages.base import EngineStage, Stage
 from pipeline.stages.build import build_stages, builders_of, cannot_of, flaw_in_contract
-from pipeline.store.run_file import ModeChange
 
 Facts = Mapping[str, Mapping[str, Fact]]
 """What each engine states about itself, by role."""
@@ -104,7 +100,6 @@ class Chains:
         plan, options = settings.plan, settings.options
         self.engines, self.admission = opened.engines, new_admission(settings, opened.facts)
         schedule = SCHEDULES[options.schedule](options.batch_size, self.admission)
-        self.control = new_control(plan, opened.engines, options.max_live, settings.known)
         known = Settings(
             run_id=settings.run_id,
             seed=options.seed,
@@ -112,9 +107,7 @@ class Chains:
             cache_tokens={} if options.admission == "batch" else call_tokens(plan, opened.facts),
             virtual_time=settings.virtual_time,
         )
-        self.executor = Executor(
-            plan, opened.stages, opened.engines, opened.builders, schedule, rows, clock, known, resume_state, self.control
-        )
+        self.executor = Executor(plan, opened.stages, opened.engines, opened.builders, schedule, rows, clock, known, resume_state)
         self.progress, self.lanes, self.drain = self.executor.progress, self.executor.lanes, self.executor.drain
         self.ended: float | None = None
         """When the last chain was over, by the run's clock; grading and writing that continue after it are not part of the run's time."""
@@ -124,27 +117,6 @@ class Chains:
     def exhausted(self) -> bool:
         """True if every chain of the feed was started."""
         return self.executor.exhausted
-
-    @property
-    def mode_changes(self) -> tuple[ModeChange, ...]:
-        """The decisions so far about which chains are speculated."""
-        decided = () if self.control is None else self.control.changes
-        return tuple(
-            ModeChange(
-                unix_ns=self._clock.unix_ns(each.time),
-                what=each.what,
-                speculating=each.speculating,
-                live=each.live,
-                speculative=each.speculative,
-                direct=each.direct,
-            )
-            for each in decided
-        )
-
-    @property
-    def learnt(self) -> Knowledge | None:
-        """What is known by now about these engines and the loop; None where nothing decides."""
-        return None if self.control is None else self.control.knowledge
 
     @property
     def pauses(self) -> int | None:
@@ -162,12 +134,3 @@ class Chains:
 def statistics(engines: Mapping[str, Engine]) -> dict[str, EngineStatistics]:
     """What each engine is doing at this moment, and its totals since it opened, by role."""
     return {role: engine.statistics() for role, engine in engines.items()}
-
-
-def new_control(plan: Plan, engines: Mapping[str, Engine], most: int, known: Knowledge = NOTHING_KNOWN) -> Adaptive | None:
-    """What decides for the chains of a run on open `engines`, of which `most` can be live, with what is `known` from earlier runs; None
-    where nothing is to be decided."""
-    if plan.direct is None:
-        return None
-    target = engines[str(plan.direct.response.spec.role)]
-    return Adaptive(target.statistics, known=known, most=most)

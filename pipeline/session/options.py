@@ -25,7 +25,6 @@ from pipeline.graph.plugins import stage_kinds
 from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
-from pipeline.session.knowledge import START
 from pipeline.stages.base import StageKind
 from pipeline.stages.function_judge import JudgeFunction
 from pipeline.store.run_file import RunFile
@@ -82,10 +81,6 @@ ADMISSION_HELP = (
 ORDER_HELP = "input, longest (longest expected first; holds all problems in memory) or longest:RUN (by reasoning length in an earlier run)."
 SHARE_HELP = "Exit with code 3 only if more than this share of the chains failed, 0 to 1."
 CLUSTER_HELP = "Place the replicas on a Ray cluster: ray (RAY_ADDRESS, this machine's, or a new one) or ray://HOST:PORT."
-SPECULATE_HELP = (
-    "What speculate=auto begins with: cache (what the last run on these engines has learnt; not for simulated ones), nothing,"
-    " a run folder, or RUN:start (what that run began with)."
-)
 KEEP_HELP = "Keep a copy of the problems in the run folder, for report, export and resume."
 BASELINE_HELP = "Then solve the problems with the target alone as well, on the same engines, and compare."
 
@@ -99,7 +94,6 @@ BatchSize: TypeAlias = Annotated[int, about(BATCH_HELP, "Scheduling", "N", drift
 Schedule: TypeAlias = Annotated[ScheduleName, about(SCHEDULE_HELP, "Scheduling", "NAME", drift="allowed")]
 AdmissionKind: TypeAlias = Annotated[AdmissionName, about(ADMISSION_HELP, "Scheduling", "NAME", drift="allowed")]
 Order: TypeAlias = Annotated[str, about(ORDER_HELP, "Scheduling", "ORDER", drift="allowed")]
-SpeculateFrom: TypeAlias = Annotated[str, about(SPECULATE_HELP, "Scheduling", "cache|nothing|RUN")]
 Output: TypeAlias = Annotated[Path, about("Run folder, or its s3:// or gs:// URL.", "Output", "DIR", recorded=False)]
 KeepInput: TypeAlias = Annotated[bool, about(KEEP_HELP, "Output")]
 Baseline: TypeAlias = Annotated[bool, about(BASELINE_HELP, "Output")]
@@ -138,7 +132,6 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     schedule: Schedule = "pipelined"
     admission: AdmissionKind = "cache"
     order: Order = "input"
-    speculate_from: SpeculateFrom | None = None
     output: Output | None = None
     keep_input: KeepInput = True
     baseline: Baseline = False
@@ -227,8 +220,6 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
         files["engines"] = str(find_file(options.engines, "engines file").absolute())
     if (run := options.earlier_run) is not None:
         files["order"] = f"{LONGEST}:{run.absolute()}"
-    if options.speculate_from not in (None, "cache", "nothing"):
-        files["speculate_from"] = str(Path(options.speculate_from).absolute())
     recorded: dict[str, Any] = {name: storable(path) for name, path in files.items()}
     recorded["more_inputs"] = tuple(map(storable, more))
     recorded["settings"] = tuple(anywhere(setting, Path(files["graph"])) for setting in options.settings)
@@ -285,17 +276,6 @@ def check_resume(options: RunOptions) -> None:
         raise UsageError(f"--{'retry-failed' if options.retry_failed else 'allow-drift'}: only when a run is resumed; add --resume")
 
 
-def check_speculate_from(source: str | None) -> None:
-    """Raise `UsageError` where the option `speculate_from` cannot name a run on this machine."""
-    if source is None:
-        return
-    if "://" in source:
-        what = "a URL, where only a run folder of this machine can be used"
-        raise UsageError(f"--speculate-from {source}: {what}; copy the run here and name the copy, or use `nothing`")
-    if not source.removesuffix(START):
-        raise UsageError(f"--speculate-from {source!r}: names no run; name the folder of one, or use `cache` or `nothing`")
-
-
 def check_replicas(options: RunOptions) -> None:
     """Raise `UsageError` if options need all chains in one process, or on a cluster engines of this machine."""
     if options.schedule == "lockstep":
@@ -341,7 +321,6 @@ class RunKeywords(GraphKeywords, total=False):
     schedule: Schedule
     admission: AdmissionKind
     order: Order
-    speculate_from: SpeculateFrom | None
     keep_input: KeepInput
     baseline: Baseline
     fail_on_error: FailedShare

@@ -26,9 +26,7 @@ from pipeline.graph.plugins import engine_specs, registered_alone, stage_specs
 from pipeline.runtime.admission.feed import Arrivals, Feed, InputFeed
 from pipeline.runtime.admission.order import SampleCounts, start_order
 from pipeline.runtime.resume_state import ResumeState
-from pipeline.runtime.speculation.modes import NOTHING_KNOWN, Knowledge
 from pipeline.session.complete import completed
-from pipeline.session.knowledge import begun_with, knowledge_of
 from pipeline.session.notices import strange_problems
 from pipeline.session.options import (
     ABOUT,
@@ -39,7 +37,6 @@ from pipeline.session.options import (
     check_replicas,
     check_resume,
     check_served,
-    check_speculate_from,
     recorded_options,
 )
 from pipeline.session.resume import forget_mismatched, read_resume_state
@@ -47,7 +44,7 @@ from pipeline.store.check import check_chains
 from pipeline.store.folder import hold_default, hold_output
 from pipeline.store.kept_problems import kept_problems
 from pipeline.store.query import Query
-from pipeline.store.run_file import FILE, RunFile, RunInput, Session, SpeculationRecord, host, versions
+from pipeline.store.run_file import FILE, RunFile, RunInput, Session, host, versions
 from pipeline.store.run_store import RunStore, new_folder_id
 from pipeline.text import storable
 
@@ -66,8 +63,6 @@ class RunSettings(Struct, frozen=True, kw_only=True):
     options: RunOptions
     run_id: str
     virtual_time: bool
-    known: Knowledge = NOTHING_KNOWN
-    """What `speculate: auto` begins with."""
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
@@ -105,13 +100,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     @property
     def settings(self) -> RunSettings:
         """The part that each replica of the run has to know."""
-        return RunSettings(
-            plan=self.plan,
-            options=self.options,
-            run_id=self.record.run_id,
-            virtual_time=self.virtual_time,
-            known=knowledge_of(self.record.speculation),
-        )
+        return RunSettings(plan=self.plan, options=self.options, run_id=self.record.run_id, virtual_time=self.virtual_time)
 
     @property
     def session(self) -> Session:
@@ -175,7 +164,6 @@ def prepared(
     Raises `UsageError` for whatever is wrong, and where another process is at work in the folder.
     """
     check_resume(options)
-    check_speculate_from(options.speculate_from)
     with _held(options, plan.name, on_disk=on_disk) as (folder, old):
         found = _problems_of(options, folder, old) if problems is None else problems
         found.origin, found.grader = (*said, *found.origin), grader
@@ -209,9 +197,7 @@ def prepare(
     check_replay(plan, options, fingerprint)
     virtual = virtual_time(plan.engines, str(options.graph), plan.reward_roles) if virtual is None else virtual
     run_id = plan.name if folder is None else folder.name
-    before = None if old is None else old.speculation
-    speculation = begun_with(plan, options.speculate_from, virtual=virtual, schedule=options.schedule, before=before)
-    record = _new_record(options, plan, fingerprint, run_id, virtual=virtual, speculation=speculation, command=command)
+    record = _new_record(options, plan, fingerprint, run_id, virtual=virtual, command=command)
     found = Prepared(
         options=options,
         plan=plan,
@@ -242,7 +228,7 @@ def _taken_up(run: Prepared, folder: Path, old: RunFile) -> Prepared:
     sessions = _ended_sessions(old, state.last_call_unix_ns)
     return structs.replace(
         run,
-        record=structs.replace(run.record, sessions=sessions, mode_changes=old.mode_changes),
+        record=structs.replace(run.record, sessions=sessions),
         resume_state=state,
         rewritten_bytes=rewritten,
     )
@@ -297,7 +283,6 @@ def _new_record(
     run_id: str,
     *,
     virtual: bool,
-    speculation: SpeculationRecord | None,
     command: Sequence[str],
 ) -> RunFile:
     """The `run.json` of a new run, before its first session."""
@@ -327,8 +312,6 @@ def _new_record(
             chains=fingerprint.chains(options.samples),
         ),
         virtual_time=virtual,
-        depends_on_timing=plan.speculate == "auto",
-        speculation=speculation,
         versions=versions(),
         host=host(),
         command=[storable(argument) for argument in command],

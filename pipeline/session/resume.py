@@ -107,13 +107,11 @@ def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_fa
 
 
 def _read_steps(folder: Path, resume_state: ResumeState, over: Hashes) -> None:
-    for batch in read_batches(folder, "steps", ["chain_id", "decision", "step_token_ids", "mode"]):
+    for batch in read_batches(folder, "steps", ["chain_id", "decision", "step_token_ids"]):
         for count in pc.value_counts(batch.column("decision")).to_pylist():
             resume_state.decisions[count["values"]] += count["counts"]
         for row in _begun(batch, over).to_pylist():
-            resumed = _resumed(resume_state, row)
-            resumed.steps.append(tuple(row["step_token_ids"]))
-            resumed.modes.append(row["mode"])
+            _resumed(resume_state, row).steps.append(tuple(row["step_token_ids"]))
 
 
 def _read_calls(folder: Path, resume_state: ResumeState, over: Hashes) -> None:
@@ -151,7 +149,7 @@ def recorded_call(row: Mapping[str, Any]) -> ResumedCall:
 def _resumed(resume_state: ResumeState, row: Mapping[str, Any]) -> ResumedChain:
     resumed = resume_state.chains.get(row["chain_id"])
     if resumed is None:
-        resumed = resume_state.chains[row["chain_id"]] = ResumedChain(calls={}, steps=[], modes=[])
+        resumed = resume_state.chains[row["chain_id"]] = ResumedChain(calls={}, steps=[])
     return resumed
 
 

@@ -32,9 +32,7 @@ from pipeline.runtime.lane import Lane
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink, Tee
-from pipeline.runtime.speculation.modes import Knowledge
 from pipeline.session.chains import Chains, Facts, OpenEngines, statistics, suited, unknown_caches
-from pipeline.session.knowledge import keep, with_learnt
 from pipeline.session.loop import Stop, in_loop, loop_clock
 from pipeline.session.notices import gpu_notices, notices, shortfall
 from pipeline.session.observer import Attend, Observer, ReplicaState, View
@@ -46,15 +44,13 @@ from pipeline.store.kept_problems import TABLE as KEPT
 from pipeline.store.kept_problems import keep_problems, problem_row
 from pipeline.store.read import count_rows
 from pipeline.store.recorder import WRITE_EVERY_S, Recorder, open_recorder
-from pipeline.store.run_file import ModeChange, Replica, RunFile, Session, Status, Totals, versions
+from pipeline.store.run_file import Replica, RunFile, Session, Status, Totals, versions
 from pipeline.store.run_store import RunStore
 from pipeline.system.tasks import unwrapped
 
 T = TypeVar("T")
 Solve = Callable[..., Awaitable["SessionResult"]]
 """What has the signature of `solve`, and carries a session out in the running event loop as that does."""
-MAX_CHANGES = 1000
-"""Decisions about speculation that `run.json` holds: the last ones."""
 
 
 class SessionResult(Struct, frozen=True, kw_only=True):
@@ -118,14 +114,6 @@ class ChainWork(Protocol):
     @property
     def exhausted(self) -> bool:
         """True if every chain was started."""
-
-    @property
-    def mode_changes(self) -> tuple[ModeChange, ...]:
-        """The decisions so far about which chains are speculated."""
-
-    @property
-    def learnt(self) -> Knowledge | None:
-        """What those that decide have learnt; None where none decides, or several do."""
 
     @property
     def pauses(self) -> int | None:
@@ -307,7 +295,6 @@ async def execute(run: Prepared, site: Site, observer: Observer, stop: Stop) -> 
         record = _ended_record(run, site, work, error, _graded(grading), clock.unix_ns(ended), time.process_time() - cpu)
         if run.folder is not None:
             record.write(run.folder)
-        keep(record.speculation, run.options.speculate_from, virtual=run.virtual_time)
     if work is None:
         raise Interrupted
     stop.over()
@@ -377,10 +364,8 @@ def _ended_record(
         replicas=site.replicas(),
     )
     totals = Totals() if work is None else _totals(work, graded, run.resume_state)
-    changes = (*run.record.mode_changes, *(() if work is None else work.mode_changes))[-MAX_CHANGES:]
     failure = _sentence(error) if status == "failed" else None
-    speculation = with_learnt(run.record.speculation, None if work is None else work.learnt)
-    record = structs.replace(run.record, status=status, error=failure, totals=totals, mode_changes=changes, speculation=speculation)
+    record = structs.replace(run.record, status=status, error=failure, totals=totals)
     if run.arrivals is not None:
         rows, chains = (0 if run.folder is None else count_rows(run.folder, table) for table in (KEPT, "chains"))
         record = structs.replace(record, input=structs.replace(record.input, rows=rows, chains=chains))

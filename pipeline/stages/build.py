@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import structs
 
-from pipeline.engine import Engine, Interruptible, Tokenizer
+from pipeline.engine import Engine, Tokenizer
 from pipeline.errors import GraphError, RequestRefused, boundary
 from pipeline.graph.plan import Condition, Plan
 from pipeline.graph.plugins import stage_kinds
@@ -63,7 +63,7 @@ def builders_of(plan: Plan, tokenizers: Mapping[str, Tokenizer]) -> dict[str, Pr
 def cannot_of(engine: Engine) -> frozenset[str]:
     """What an open engine cannot do of all that stages may need; see the fact `cannot`."""
     stated: Any = engine.facts.get("cannot", ())
-    return frozenset(stated) | (frozenset() if isinstance(engine, Interruptible) else {"interrupt"})
+    return frozenset(stated)
 
 
 def flaw_in_contract(contract: type, thing: object) -> str | None:

@@ -91,12 +91,9 @@ class GenerateStage(EngineStage):
         return "first_steps" if self.spec.first_steps and not chain.candidates else "written"
 
     def _response(self, candidate: Candidate) -> Outcome:
-        """The outcome of a response; one that was interrupted, or cut at its last token, leaves what it wrote, and the chain continues."""
+        """The outcome of a response; one that was cut at its last token leaves what it wrote, and the chain continues."""
         thought, answer = self._split(self.whole(candidate))
-        if candidate.finish_reason != "interrupted":
-            whole = candidate.finish_reason == "stop"
-            return Outcome(step=thought, decision="written", answer=answer, finishes=whole)
-        return Outcome(step=thought, decision="interrupted", answer=answer) if thought.ids else Outcome()
+        return Outcome(step=thought, decision="written", answer=answer, finishes=candidate.finish_reason == "stop")
 
     def _within(self, answer: Span) -> Span:
         """What follows a thought, without what it has beyond the tokens of an answer."""

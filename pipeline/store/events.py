@@ -95,7 +95,7 @@ class CallRow(Struct, frozen=True):
     output_token_ids: tuple[tuple[int, ...], ...]
     """The tokens of each candidate."""
     finish_reason: Annotated[tuple[str, ...], column(vllm="finished_reason")]
-    """`stop`, `length` (cut at `max_tokens` or the end of the context), or `interrupted` (cut by the run, possibly before any token)."""
+    """`stop`, or `length` (cut at `max_tokens` or the end of the context)."""
     stop_reason: Annotated[tuple[str | None, ...], column(vllm="stop_reason")]
     """Stop sequence at which each candidate ended; null: none."""
     option_ids: tuple[int, ...]
@@ -198,8 +198,7 @@ class StepRow(Struct, frozen=True):
     """The role of the engine that wrote it."""
     decision: str
     """`guidance`, `accepted`, `unverified` (by the draft, which a gate let pass: neither accepted nor rejected), `fallback` (after all
-    candidates were rejected), `first_steps`, `written` (without a draft, or because a gate flagged it), or `interrupted` (what the target
-    had written when the chain was switched to speculation)."""
+    candidates were rejected), `first_steps`, or `written` (without a draft, or because a gate flagged it)."""
     verify_kind: str | None
     """Kind of the stage that gave the verdict, such as `choose`, `score` or `likelihood`; null if nothing was verified."""
     verify_stage: str | None

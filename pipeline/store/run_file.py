@@ -156,35 +156,6 @@ class Session(Struct, frozen=True, kw_only=True):
     """The replicas by their numbers; empty where the process itself had the engines."""
 
 
-class ModeChange(Struct, frozen=True, kw_only=True):
-    """A decision about which chains are speculated, of a run with `speculate: auto`."""
-
-    unix_ns: Instant
-    what: str
-    """What was decided, in a word or a few."""
-    speculating: Count
-    """Chains that were to speculate from then on."""
-    live: Count
-    """Chains in their loop."""
-    speculative: float | None = None
-    """Expected thought tokens a second of all live chains together, if as many speculate as was decided about; null: not known."""
-    direct: float | None = None
-    """The same if none speculates."""
-
-
-class SpeculationRecord(Struct, frozen=True, kw_only=True):
-    """What a run with `speculate: auto` knew about its engines and its loop; both maps are a `runtime.speculation.modes.Knowledge`."""
-
-    digest: str
-    """Of the engines, the loop and, where times are measured, the machine and how its GPUs are shared."""
-    begun_from: str = ""
-    """The file, or the run, that `begun_with` is from; empty: it began with nothing."""
-    begun_with: dict[str, Any] = {}
-    """Empty: nothing was known."""
-    learnt: dict[str, Any] = {}
-    """What it knew in the end."""
-
-
 class RunFile(Struct, frozen=True, kw_only=True):
     """The content of `run.json`. Times are ns UTC; durations are seconds, summed over the sessions."""
 
@@ -209,13 +180,6 @@ class RunFile(Struct, frozen=True, kw_only=True):
     input: RunInput
     virtual_time: bool
     """Whether time was simulated: then all times except `startup_s` and `orchestrator_cpu_s` are those of the simulated clock."""
-    depends_on_timing: bool = False
-    """Whether answers depend on when chains were switched between speculation and the target alone (`speculate: auto`)."""
-    mode_changes: tuple[ModeChange, ...] = ()
-    """The decisions about that of all sessions; of very many the last ones."""
-    speculation: SpeculationRecord | None = None
-    """What those decisions began with and what they have taught, in the last session; null where there were none to make."""
-    """Null where there was none."""
     versions: dict[str, str] = {}
     host: Host = Host()
     command: list[str] = []

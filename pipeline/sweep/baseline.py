@@ -45,7 +45,7 @@ def plan_baseline(options: RunOptions) -> BaselinePlan:
     alone = next(system for system in systems if system.baseline)
     if len(systems) == 1:
         raise UsageError(f"--baseline: {options.graph} is the target alone: there is nothing to compare it with")
-    own = {"graph": alone.graph, "engines": alone.engines_file, "settings": alone.settings, "baseline": False, "speculate_from": None}
+    own = {"graph": alone.graph, "engines": alone.engines_file, "settings": alone.settings, "baseline": False}
     return BaselinePlan(
         options=structs.replace(options, **own),
         notices=tuple(baselines(systems)),

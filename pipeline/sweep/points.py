@@ -13,7 +13,6 @@ from pipeline.data.many_files import open_files
 from pipeline.data.problems import Fingerprint, Problems
 from pipeline.engine import Engine, PrefixCacheReset
 from pipeline.engines.placement.shares import NONE, DeviceShare
-from pipeline.session.knowledge import NOTHING
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import Prepared, Thoughts, check_replay, earlier_thoughts, prepare
@@ -107,7 +106,6 @@ def run_options(options: SweepOptions, system: SweepSystem, folder: Path, **chan
         "seed": options.seed,
         "admission": options.admission,
         "order": options.order,
-        "speculate_from": NOTHING,  # points are not to depend on those before them, nor on the warm-up
         "output": folder,
         "keep_input": False,  # once for each point
     }

@@ -26,11 +26,8 @@ from pipeline.runtime.chain_recorder import ChainRecorder, StageLabel
 from pipeline.runtime.chain_runner import BoundBlock, ChainRunner, bind
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.dispatch import Dispatcher
-from pipeline.runtime.executor import MODES
 from pipeline.runtime.resume_state import ResumedCall, ResumedChain
 from pipeline.runtime.schedule import Pipelined
-from pipeline.runtime.speculation.modes import Mode
-from pipeline.runtime.speculation.switch import ModeSwitch
 from pipeline.session.resume import RECORDED, recorded_call
 from pipeline.stages.build import build_stages, builders_of
 from pipeline.store.events import UNFINISHED
@@ -101,7 +98,7 @@ class Retracer:
         own = {key: builder.tokenizer for key, builder in self.builders.items() if key == role_of(key)}
         self._translator = TokenTranslator(own, self.plan.prompts.thought)
         answers = {role: cast(Dispatcher, _RecordedAnswers(tokenizer)) for role, tokenizer in tokenizers.items()}
-        self._block = bind(self.plan, self.stages, answers, cast(ModeSwitch, _RecordedModes()))
+        self._block = bind(self.plan, self.stages, answers)
 
     def problems(self) -> Iterator[Problem | BadRow]:
         """The rows of the run's input. Raises `InputError` where it is gone and was not kept."""
@@ -141,11 +138,10 @@ class Retracer:
 
     def _recorded(self, names: Sequence[str]) -> dict[str, ResumedChain]:
         """The answered calls and the steps of these chains."""
-        found = {name: ResumedChain(calls={}, steps=[], modes=[]) for name in names}
+        found = {name: ResumedChain(calls={}, steps=[]) for name in names}
         wanted = pa.array(names, pa.string())
-        for row in _rows(self.run, "steps", ["chain_id", "step_token_ids", "mode"], wanted):
+        for row in _rows(self.run, "steps", ["chain_id", "step_token_ids"], wanted):
             found[row["chain_id"]].steps.append(tuple(row["step_token_ids"]))
-            found[row["chain_id"]].modes.append(row["mode"])
         for row in _rows(self.run, "calls", RECORDED, wanted):
             if row["error_type"] is None:
                 found[row["chain_id"]].calls[row["request_id"]] = recorded_call(row)
@@ -155,8 +151,7 @@ class Retracer:
         """The chain of a row of the table `chains`; None where its calls do not lead to its steps."""
         sample = row["sample_index"]
         order = (problem.row - 1) * self.record.samples + sample
-        mode = MODES.get(self.plan.speculate)
-        chain = Chain(problem, sample, order, self.record.seed, self._openings, self._translator, self._limits, mode)
+        chain = Chain(problem, sample, order, self.record.seed, self._openings, self._translator, self._limits)
         record = _Record(chain, recorded)
         try:
             anyio.run(partial(_run, chain, record, self._block))
@@ -181,7 +176,6 @@ class _Record:
     """Answers the requests of one chain from what was recorded, in a `ChainRecorder`'s place, and notes them with the steps."""
 
     contexts: Mapping[str, Sequence[int]]
-    called: object
 
     def __init__(self, chain: Chain, recorded: ResumedChain) -> None:
         self._chain, self._recorded = chain, recorded
@@ -199,11 +193,6 @@ class _Record:
         self.ended = "length" not in answered.finish_reason
         return answered
 
-    def mode_before(self, index: int) -> Mode:
-        if (mode := self._recorded.mode(self._chain.chain_id, index)) is None:
-            raise NeverGenerated(self._chain.chain_id, f"the recorded run has no step {index}")
-        return mode
-
     def commit(self, step: Step) -> None:
         self._recorded.holds(len(self.committed), step.span.ids)  # raises where it is another one
         self.committed.append(RetracedStep(step=step, asked=tuple(self._asked)))
@@ -218,18 +207,6 @@ class _RecordedAnswers:
 
     async def call(self, record: _Record, label: StageLabel, order: int, step_index: int, request: Request, ready: float) -> Completion:
         return record.answer(label, request).completion(self._tokenizer)
-
-
-class _RecordedModes:
-    """The `ModeSwitch` of a chain whose steps were recorded: each has the mode that it had."""
-
-    called = None
-
-    def send(self, chain: Chain) -> bool:
-        return True
-
-    def leave(self, order: int) -> None:
-        """Nobody waits."""
 
 
 async def _run(chain: Chain, record: _Record, block: BoundBlock) -> None:

@@ -12,7 +12,6 @@ from pipeline.analysis.headline.baseline import baseline_folder, summary_of
 from pipeline.analysis.headline.figures import Baseline, EngineSummary, Summary
 from pipeline.analysis.headline.limits import limit, percent
 from pipeline.analysis.headline.lines import headline
-from pipeline.analysis.headline.switching import switching
 from pipeline.analysis.quality.estimates import Estimate
 from pipeline.analysis.quality.samples import Interval
 from pipeline.analysis.resources import EngineFacts
@@ -20,7 +19,7 @@ from pipeline.analysis.summary import summarize, take_turns
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import load_plan
 from pipeline.session.run import run
-from pipeline.store.run_file import UNKNOWN, Host, ModeChange, RunFile, Session, SpeculationRecord
+from pipeline.store.run_file import UNKNOWN, Host
 from pipeline.sweep.baseline import plan_baseline
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import solve, write_problems
@@ -221,66 +220,6 @@ def test_a_run_is_compared_with_the_run_of_the_target_alone_next_to_it(tmp_path:
     assert found.problems_per_s == pytest.approx(12 / (alone.run.wall_time_s or 0))
     assert found.times_as_fast == pytest.approx((alone.run.wall_time_s or 0) / (result.run.wall_time_s or 0))
     assert not any("max_steps" in flag for flag in found.flags), "no chain has met it"
-
-
-S = 1_000_000_000
-
-
-def change(second: float, what: str, live: int, gain: float | None = None) -> ModeChange:
-    speculating = live if what == "speculate" else 0
-    rates = {} if gain is None else {"speculative": 100 * gain, "direct": 100.0}
-    return ModeChange(unix_ns=round(second * S), what=what, speculating=speculating, live=live, **rates)
-
-
-def line(*changes: ModeChange, known: str = "", **others: Any) -> str | None:
-    record = SpeculationRecord(digest="d", begun_from=known)
-    run: RunFile = structs.replace(UNKNOWN, started_unix_ns=1, mode_changes=changes, speculation=record, **others)
-    rows = headline(summary(switching=switching(run))).rows
-    return next((row.text for row in rows if row.name == "auto"), None)
-
-
-START, DIRECT = change(0, "speculate", 0), change(0, "direct", 0)
-
-
-@pytest.mark.parametrize(
-    ("changes", "known", "said"),
-    [
-        ((START,), "", "began with drafting, with nothing known before; never left drafting; ended with drafting"),
-        ((DIRECT,), "runs/a", "began with the target alone, by what runs/a knew; never left drafting; ended with the target alone"),
-        (
-            (START, change(4, "check", 32), change(5, "speculate", 31, 1.4)),
-            "",
-            "began with drafting, with nothing known before; left drafting once, at 4 s with 32 in progress to see the target alone; "
-            "ended with drafting",
-        ),
-        (
-            (START, change(4, "check", 32), change(5, "speculate", 31, 1.1), change(9, "losing", 1200, 0.853)),
-            "runs/a",
-            "began with drafting, by what runs/a knew; left drafting 2 times, first at 4 s with 32 in progress to see the target alone, "
-            "last at 9 s with 1,200 in progress at 0.85 of the target's own speed; ended with the target alone",
-        ),
-        (  # the first decisions of very many are not recorded
-            (change(4, "losing", 3, 0.9), change(5, "speculate", 3, 1.1), change(9, "losing", 2, 0.5)),
-            "",
-            "with nothing known before; left drafting 2 times, last at 9 s with 2 in progress at 0.50 of the target's own speed; "
-            "ended with the target alone",
-        ),
-    ],
-)
-def test_one_line_says_when_and_why_drafting_was_left(changes: tuple[ModeChange, ...], known: str, said: str) -> None:
-    assert line(*changes, known=known) == said
-
-
-def test_the_time_between_sessions_does_not_count_and_a_session_that_begins_leaves_nothing() -> None:
-    sessions = tuple(Session(status="finished", started_unix_ns=since, ended_unix_ns=until) for since, until in ((1, S), (61 * S, 70 * S)))
-    said = line(START, change(61, "direct", 0), change(63, "speculate", 4, 1.2), change(64, "losing", 4, 0.9), sessions=sessions)
-    assert said is not None
-    assert "left drafting once, at 4 s with 4 in progress" in said
-
-
-def test_nothing_is_said_where_nothing_was_decided_or_recorded() -> None:
-    assert line() is None
-    assert switching(structs.replace(UNKNOWN, started_unix_ns=1, mode_changes=(START,))) is None
 
 
 @pytest.mark.parametrize(("planned", "said"), [(1000, "2"), (700, "up to 2")])

@@ -35,8 +35,7 @@ from pipeline.session.prepare import load_plan
 from pipeline.session.run import run
 from pipeline.store.run_file import RunFile
 from tests.support.replicas import replica_run
-from tests.support.runs import solve, write_problems
-from tests.support.switching import AtTimes, solve_switched
+from tests.support.runs import write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -299,15 +298,3 @@ def test_calls_that_took_no_time_are_left_out_of_the_fit() -> None:
 def test_a_call_of_which_nobody_knows_what_it_computed_counts_for_nothing(cached: Sequence[int | None], counted: list[bool]) -> None:
     calls = {"a": [TimedCall("s", float(start), 0.5, 10, each, (5,)) for start, each in enumerate(cached)]}
     assert undisturbed(calls)["a"].tolist() == counted
-
-
-def test_what_the_target_wrote_at_a_stretch_is_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that was switched has about as many and as long steps as one that always speculated."""
-    problems = write_problems(tmp_path, 3)
-    switched = solve_switched(monkeypatch, AtTimes(0.5, 1.5, 1.6), tmp_path, "switched", input=problems)
-    always = solve(tmp_path, "always", input=problems)
-    found, expected = (read_lengths(tmp_path / name, run.run.plan) for name, run in (("switched", switched), ("always", always)))
-    assert found.steps is not None
-    assert expected.steps is not None
-    assert found.steps.mean == pytest.approx(expected.steps.mean, rel=0.25)
-    assert found.step_tokens["draft"].mean == pytest.approx(expected.step_tokens["draft"].mean, rel=0.25)

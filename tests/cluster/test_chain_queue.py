@@ -45,7 +45,7 @@ def test_a_chain_that_failed_on_a_replica_goes_to_another_one_once() -> None:
 
 
 def test_what_is_recorded_of_a_chain_goes_with_it() -> None:
-    state = ResumeState(chains={"p0#0": ResumedChain(attempts=1, steps=[(9,)], modes=[None])})
+    state = ResumeState(chains={"p0#0": ResumedChain(attempts=1, steps=[(9,)])})
     queue = queue_of(2, state)
     first, second = queue.take(0, 2, alone=True)
     assert second.resumed is None
@@ -53,12 +53,12 @@ def test_what_is_recorded_of_a_chain_goes_with_it() -> None:
     first.resumed.steps.clear()  # a replica of this process takes out what it comes to
     queue.call(call("p0#0", "a", 2.0, prompt_digest=7, input_tokens=3, output_tokens=2, output_token_ids=((1, 2),)))
     queue.call(call("p0#0", "b", 1.0, error_type="CallTimeout"))
-    queue.step(blank(StepRow, chain_id="p0#0", step_token_ids=(1, 2), mode="direct"))
+    queue.step(blank(StepRow, chain_id="p0#0", step_token_ids=(1, 2)))
     queue.put_back(["p0#0"])
     [again] = queue.take(1, 1, alone=True)
     resumed = again.resumed
     assert resumed is not None
-    assert (list(resumed.calls), resumed.attempts, resumed.steps, resumed.modes) == (["a"], 3, [(9,), (1, 2)], [None, "direct"])
+    assert (list(resumed.calls), resumed.attempts, resumed.steps) == (["a"], 3, [(9,), (1, 2)])
     assert (resumed.started_unix_ns, resumed.ended_unix_ns) == (750_000_000, 3 * 10**9)
     assert (resumed.calls["a"].prompt_digest, [list(ids) for ids in resumed.calls["a"].output_token_ids]) == (7, [[1, 2]])
     assert state.chains == {}

@@ -100,14 +100,6 @@ def test_no_option_makes_a_difference_to_what_is_said(problems: Path, tmp_path: 
     check_whole(on_replicas(options_of(tmp_path, "run", problems, replicas=3, **options), at_first(r0=Fate(at_s=1.5))), alone)
 
 
-def test_chains_that_switch_their_mode_end_on_replicas_that_die(problems: Path, tmp_path: Path) -> None:
-    options = options_of(tmp_path, "run", problems, replicas=3)
-    options = structs.replace(options, settings=(*options.settings, "speculate=auto"))
-    result = on_replicas(options, at_first(r0=Fate(at_s=1.0), r1=Fate(at_s=1.7)))
-    assert (result.exit_code, result.done) == (0, 8)
-    check_totals(result)
-
-
 def test_bad_rows_are_rows_of_the_run(tmp_path: Path) -> None:
     problems = write_problems(tmp_path, 4, (b'{"problem_id": "no problem"}', b'{"problem_id": "p1", "problem": 3}'))
     alone = run(options_of(tmp_path, "alone", problems))

@@ -112,7 +112,7 @@ async def test_a_chain_that_was_begun_elsewhere_goes_on_where_it_was() -> None:
         await it.until(lambda report: it.rows("chains"))
         whole, steps = it.rows("chains")[0], it.rows("steps")
     async with driven() as it:
-        it.order(chains=(chain(0, resumed=ResumedChain(steps=[steps[0].step_token_ids], modes=[None], attempts=1)),))
+        it.order(chains=(chain(0, resumed=ResumedChain(steps=[steps[0].step_token_ids], attempts=1)),))
         await it.until(lambda report: it.rows("chains"))
         assert [row.step_token_ids for row in it.rows("steps")] == [row.step_token_ids for row in steps[1:]]
         assert it.rows("calls")[0].call_index == 1

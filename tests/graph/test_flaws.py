@@ -148,7 +148,7 @@ def test_lines(tmp_path: Path) -> None:
         ("stages.verify.unit.x=1", "--set stages.verify.unit.x=1: expected a mapping, got `str`"),
         ("stages.reason.until.max_steps=0", "--set stages.reason.until.max_steps=0: expected `int` >= 1, got 0"),
         ("prompts=specrason", "--set prompts=specrason: no prompts file is named `specrason`"),
-        ("speculate=maybe", "--set speculate=maybe: unknown value `maybe`; known are `always`, `auto`, `never`"),
+        ("speculate=maybe", "--set speculate=maybe: unknown value `maybe`; known are `always`, `never`"),
     ],
 )
 def test_a_value_of_a_setting_is_blamed_on_it(setting: str, message: str) -> None:

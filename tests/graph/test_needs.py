@@ -10,7 +10,7 @@ from pipeline.graph.plan import Plan
 from pipeline.session.prepare import load_plan
 from tests.support.paths import ROOT, SIM
 
-EVERYTHING = ("continues", "options", "probabilities", "scoring", "logprobs", "marks", "interrupt", "seeds", "top_p", "top_k", "min_p")
+EVERYTHING = ("continues", "options", "probabilities", "scoring", "logprobs", "marks", "seeds", "top_p", "top_k", "min_p")
 
 
 def plan(graph: str, *settings: str) -> Plan:
@@ -34,7 +34,7 @@ STEPS, THOUGHTS = {"continues", "marks", "seeds"}, {"marks", "seeds"}
         ("speccot", (), {"draft": STEPS, "target": STEPS | {"options"}}),
         ("speccot", ("guidance_tokens=0", "temperature=0.0"), {"draft": STEPS - {"seeds"}, "target": (STEPS | {"options"}) - {"seeds"}}),
         ("speccot", ("speculate=never",), {"target": THOUGHTS}),
-        ("speccot", ("speculate=auto", "top_k=20"), {"draft": STEPS | {"top_k"}, "target": STEPS | {"options", "interrupt", "top_k"}}),
+        ("speccot", ("top_k=20",), {"draft": STEPS | {"top_k"}, "target": STEPS | {"options", "top_k"}}),
         ("specreason", (), {"draft": STEPS, "target": STEPS | {"options"}}),
         ("likelihood", (), {"draft": STEPS, "target": STEPS | {"scoring"}}),
         ("scot", ("top_p=1.0", "min_p=0.1"), {"draft": THOUGHTS | {"min_p"}, "target": THOUGHTS | {"min_p", "options"}}),
@@ -85,8 +85,7 @@ def test_a_gate_needs_the_log_probabilities_of_the_draft_before_it() -> None:
         check_needs(plan("triggered"), {"draft": ("logprobs",)})
 
 
-@pytest.mark.parametrize("need", ["seeds", "interrupt"])
-def test_what_a_run_can_do_without_is_no_error(need: str) -> None:
-    found = plan("speccot", "speculate=auto")
-    check_needs(found, {"target": (need,)})
-    assert [each.fatal for each in unmet_needs(found, {"target": (need,)})] == [False]
+def test_what_a_run_can_do_without_is_no_error() -> None:
+    found = plan("speccot")
+    check_needs(found, {"target": ("seeds",)})
+    assert [each.fatal for each in unmet_needs(found, {"target": ("seeds",)})] == [False]

@@ -70,44 +70,6 @@ def test_a_cache_is_not_filled_to_its_last_token() -> None:
     assert going(members) == [True, False]
 
 
-def test_no_more_go_on_than_there_is_said_to_be_room_for() -> None:
-    found = admission(1000)
-    stopped: list[int] = []
-    members = [found.enter() for _ in range(4)]
-    for number, member in enumerate(members):
-        member.interrupt = lambda number=number: stopped.append(number)  # type: ignore[misc]
-        grow(found, member, 30)
-    assert list(found.limit(2)) == []
-    assert (going(members), stopped, found.pauses) == ([True, True, False, False], [3, 2], 2)
-    assert not found.may_enter()
-    assert list(found.limit(3)) == [members[2]]
-    assert list(found.leave(members[0])) == [members[3]]
-    assert not found.may_enter()
-    assert list(found.limit(None)) == []
-    assert found.may_enter()
-
-
-def test_the_oldest_goes_on_where_there_is_room_for_none() -> None:
-    found = admission(1000)
-    members = [found.enter() for _ in range(2)]
-    assert list(found.limit(0)) == []
-    assert going(members) == [True, False]
-
-
-def test_what_is_written_directly_is_no_step() -> None:
-    """A response of 400 tokens does not make room be kept for candidates as long."""
-    found = admission(1000)
-    members = [found.enter() for _ in range(2)]
-    for member in members:
-        grow(found, member, 30)
-        member.wrote_directly = True
-        assert grow(found, member, 430)
-    assert going(members) == [True, True]
-    members[0].wrote_directly = False
-    grow(found, members[0], 460)  # and four of the mean step, 30, beside each
-    assert going(members) == [True, False]
-
-
 def test_a_chain_that_ends_while_it_pauses_leaves_no_trace() -> None:
     found = admission(100)
     old, young = found.enter(), found.enter()

@@ -86,45 +86,6 @@ async def test_lockstep_goes_on_when_a_waiting_chain_is_cancelled() -> None:
     assert schedule.live == 0
 
 
-@pytest.mark.parametrize("kind", [Pipelined, Lockstep])
-async def test_chains_enter_as_soon_as_a_limit_is_lifted(kind: type[Pipelined]) -> None:
-    schedule = kind(5, Admission([CacheLimit(role="target", tokens=1e9)]))
-    schedule.limit(2)
-    log: list[float] = []
-
-    async def chain() -> None:
-        member = await schedule.enter()
-        chains.start_soon(chain) if schedule.live < 5 else schedule.exhausted()
-        await schedule.before_level(0, member, {"target": range(100)})
-        log.append(anyio.current_time() - origin)
-        await anyio.sleep(60)
-        schedule.leave(member)
-
-    origin = anyio.current_time()
-    async with anyio.create_task_group() as chains:
-        chains.start_soon(chain)
-        await anyio.sleep(10)
-        schedule.limit(None)
-    assert log == [0, 0, 10, 10, 10] if kind is Pipelined else [0, 0, 60, 60, 60]
-
-
-async def test_a_round_that_waits_for_chains_begins_once_none_may_enter() -> None:
-    schedule, log = Lockstep(2, Admission([CacheLimit(role="target", tokens=1e9)])), []
-    member = await schedule.enter()
-
-    async def chain() -> None:
-        await schedule.before_level(0, member, {"target": range(100)})
-        log.append(anyio.current_time() - origin)
-        schedule.leave(member)
-
-    origin = anyio.current_time()
-    async with anyio.create_task_group() as chains:
-        chains.start_soon(chain)
-        await anyio.sleep(10)
-        schedule.limit(1)
-    assert log == [10]
-
-
 async def test_a_chain_that_is_shorter_than_was_expected_lets_another_enter() -> None:
     schedule, entered = Pipelined(9, Admission([CacheLimit(role="target", tokens=1000)])), list[float]()
     await schedule.before_level(0, await schedule.enter(), {"target": range(450)})

@@ -13,7 +13,6 @@ ENGINES = ROOT / "graphs/engines/sim-2xh100.yaml"
     ("graph", "settings", "stage", "param"),
     [
         ("specreason", ("every=4",), "reason", "every"),
-        ("specreason", ("every=4", "speculate=auto"), "reason", "every"),
         ("specreason", ("every=64", "speculate=never"), "response", "every"),
         ("target", ("every_tokens=32",), "response", "every_tokens"),
     ],

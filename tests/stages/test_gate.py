@@ -79,15 +79,6 @@ def test_what_passes_without_accept_stays_a_candidate(world: World) -> None:
     assert (chain.candidates, chain.readings["gate"].flagged) == (spans, False)
 
 
-def test_a_draft_is_taken_where_no_gate_flags_it(world: World) -> None:
-    for threshold, taken in ((-5.0, True), (-0.0001, False)):
-        chain, _ = drafted(world(), MIDDLE)
-        assert not chain.took_draft
-        chain.apply("loop", gate(1, "repeats", accept=False).apply(chain, []))
-        chain.apply("gate", gate(threshold).apply(chain, []))
-        assert chain.took_draft is taken
-
-
 def test_a_candidate_without_log_probabilities_and_withheld_ones_are_flagged(world: World) -> None:
     here = world()
     chain, _ = drafted(here, None)

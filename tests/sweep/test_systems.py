@@ -4,16 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from pipeline.engines.placement.machines import machine_named
 from pipeline.engines.placement.place import place
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError, UsageError
-from pipeline.session.knowledge import begun_with, keep
 from pipeline.sweep.plan import SweepOptions, SweepSystem, parts, planned_points, together
-from pipeline.sweep.points import run_options
 from pipeline.sweep.systems import all_virtual, baselines, only_the_target, read_systems, unequal_rules
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -250,19 +247,3 @@ def test_graphs_that_name_other_engines_are_refused_also_where_one_is_the_baseli
 def test_simulated_and_real_engines_are_not_compared() -> None:
     with pytest.raises(UsageError, match="speccot on sim-2xh100 would run on simulated time, the other systems would not"):
         all_virtual(list(systems("sim-2xh100", "tiny").values()))
-
-
-def test_no_point_begins_with_what_an_earlier_run_has_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a sweep would depend on the order of its points, on its warm-up, and on what ran on this machine before."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    options = SweepOptions(
-        graphs=(SPECCOT,), input=Path("p.csv"), batch_sizes=(1,), engines=(Path("sim-2xh100"),), variants=(), settings=("speculate=auto",)
-    )
-    system = next(each for each in read_systems(options) if each.label == "speccot")
-    measured = begun_with(system.plan, None, virtual=False)
-    assert measured is not None
-    keep(structs.replace(measured, learnt={"direct": [0.1, 0.0, 0.0]}), None, virtual=False)
-    for source, begins in ((None, True), (run_options(options, system, tmp_path).speculate_from, False)):
-        found = begun_with(system.plan, source, virtual=False)
-        assert found is not None
-        assert bool(found.begun_with) is begins

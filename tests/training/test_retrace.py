@@ -71,15 +71,6 @@ def test_windows_of_chains_make_no_difference(tmp_path: Path, monkeypatch: pytes
     assert [chain.chain.chain_id for chain in Retracer(folder).chains()] == whole
 
 
-def test_a_run_that_was_switched_while_it_ran(tmp_path: Path) -> None:
-    problems = write_problems(tmp_path, 16)
-    result = solve(tmp_path, input=problems, settings=("speculate=auto",), batch_size=16)
-    modes = {row["mode"] for row in rows(result, "steps")}
-    assert modes == {"direct", "speculative"}
-    retracer = Retracer(result.folder)
-    assert (len(list(retracer.chains())), retracer.lost) == (16, 0)
-
-
 def test_chains_without_an_end_are_counted(tmp_path: Path) -> None:
     cut(solve(tmp_path).folder, tmp_path / "killed", 0.5)
     retracer = Retracer(tmp_path / "killed")

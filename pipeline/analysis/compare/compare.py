@@ -109,8 +109,6 @@ def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
         said.append(f"{run.cancelled} chains were cancelled and are in no figure")
     if run.option_mass and run.option_mass.flagged:
         said.append(mass_sentence(run.option_mass))
-    if run.depends_on_timing:
-        said.append("its answers depend on when chains were switched (`speculate: auto`)")
     if (seeds := _seeds(run)) != (others := _seeds(base)):
         said.append(f"seed is {seeds}, the baseline's {others}")
     for name in ("samples", "batch_size", "replicas", "schedule", "admission", "order"):

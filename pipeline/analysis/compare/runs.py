@@ -122,8 +122,6 @@ class RunTable(Struct, frozen=True, kw_only=True, dict=True):
     resources: Resources
     facts: dict[str, EngineFacts] = {}
     """What the engines stated about themselves, by role."""
-    depends_on_timing: bool = False
-    """True if its answers depend on when chains were switched."""
     host: Host
     params: dict[str, Any]
     rules: Rules
@@ -249,7 +247,7 @@ def _member(folder: Path, name: str) -> _Member:
     same = ("graph", "engines", "schedule", "batch_size", "admission", "order", "samples", "seed", "status", "input", "host")
     counts = {role: found.speculation for role, found in run.engine_statistics.items()}
     facts, replicas = engine_facts(run), replica_count(run)
-    fields = {each: getattr(run, each) for each in (*same, "depends_on_timing")} | {
+    fields = {each: getattr(run, each) for each in same} | {
         "name": name,
         "digest": run.plan.digest,
         "params": run.plan.params,

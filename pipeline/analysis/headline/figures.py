@@ -78,31 +78,6 @@ class Baseline(Struct, frozen=True, kw_only=True):
     """Reasons other than the graph why the two may differ, as clauses."""
 
 
-class Departure(Struct, frozen=True, kw_only=True):
-    """A decision of `speculate: auto` to leave drafting for the target alone."""
-
-    at_s: float
-    """Seconds since the run began, without the time between sessions."""
-    live: int
-    """Chains in their loop."""
-    gain: float | None
-    """How many times as fast as the target alone drafting was, as far as it could tell; null: the target alone had not been seen yet."""
-
-
-class Switching(Struct, frozen=True, kw_only=True):
-    """What `speculate: auto` decided."""
-
-    begun_from: str
-    """The run or file whose knowledge it began with in the last session; empty: none."""
-    began_drafting: bool | None
-    """Null: there were so many decisions that the first are not recorded."""
-    departures: tuple[Departure, ...]
-    """Those that are recorded."""
-    ended_drafting: bool
-    replicas: int
-    """How many decided, each for its own chains; 1 where the run has one process."""
-
-
 class Left(Struct, frozen=True, kw_only=True):
     """What is left of a run that ended before its chains were over, and what it would take if its chains are as those so far. What is not
     known is null."""
@@ -150,8 +125,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     """A notice for each engine with adapters that no stage uses."""
     take_turns: tuple[str, ...] = ()
     """Roles of engines that computed on one GPU in turns, because CUDA MPS did not run."""
-    switching: Switching | None = None
-    """What `speculate: auto` decided; null where it did not, and until a session has ended."""
     example: str | None = None
     """A problem of which a chain gave an answer."""
     baseline: Baseline | None = None

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from pipeline.analysis.headline.figures import Baseline, Departure, Left, Summary
+from pipeline.analysis.headline.figures import Baseline, Left, Summary
 from pipeline.analysis.headline.limits import limit, percent
 from pipeline.analysis.quality.option_mass import mass_sentence
 
@@ -50,7 +50,7 @@ class Headline(Struct, frozen=True, kw_only=True):
 
 def headline(found: Summary, place: str = "") -> Headline:
     """The summary in ten lines. `place`: the run folder as it is named in commands; empty: no command is told."""
-    rows = (*_failed(found), *_accuracy(found), *_drafting(found), *_switching(found), *_tokens(found))
+    rows = (*_failed(found), *_accuracy(found), *_drafting(found), *_tokens(found))
     rows = (*rows, *_engines(found), *_baseline(found, place), *_limit(found), *_simulated(found))
     return Headline(about=_about(found), head=_head(found), rows=rows, commands=_commands(found, place) if place else ())
 
@@ -164,30 +164,6 @@ def _drafting(s: Summary) -> Iterator[Row]:
     yield Row("drafting", _percent(s.acceptance_rate), f"of {s.verified_steps:,} {drafted} steps accepted{written}{rewritten}")
     if s.option_mass and s.option_mass.flagged:
         yield Row("options", "", mass_sentence(s.option_mass))
-
-
-def _switching(s: Summary) -> Iterator[Row]:
-    found = s.switching
-    if found is None:
-        return
-    left = found.departures
-    times = "once" if len(left) == 1 else f"{len(left):,} times"
-    if found.replicas > 1:
-        yield Row("auto", "", f"each of {found.replicas} replicas decided for itself; drafting was left {times} in all")
-        return
-    way = {True: "drafting", False: "the target alone"}
-    began = [] if found.began_drafting is None else [f"began with {way[found.began_drafting]}"]
-    known = [f"by what {found.begun_from} knew" if found.begun_from else "with nothing known before"]
-    first = [f"{'first ' if len(left) > 1 else ''}{_departure(left[0])}"] if began and left else []
-    last = [f"last {_departure(left[-1])}"] if len(left) > len(first) else []
-    gone = f"left drafting {times}, {', '.join((*first, *last))}" if left else "never left drafting"
-    yield Row("auto", "", "; ".join((", ".join((*began, *known)), gone, f"ended with {way[found.ended_drafting]}")))
-
-
-def _departure(left: Departure) -> str:
-    """When and why drafting was left."""
-    why = "to see the target alone" if left.gain is None else f"at {left.gain:.2f} of the target's own speed"
-    return f"at {_seconds(left.at_s)} with {left.live:,} in progress {why}"
 
 
 def _tokens(s: Summary) -> Iterator[Row]:

@@ -1,5 +1,4 @@
-"""Figures of engines, replicas and modes over time: an `Occupancy`, `ReplicaFigures` or a `ModesOverTime` enter, plotly figures and tables
-leave. Pure.
+"""Figures of engines and replicas over time: an `Occupancy` or `ReplicaFigures` enter, plotly figures and tables leave. Pure.
 
 Of many replicas the table and the throughput show the slowest and the fastest ones, by the tokens that they sampled in a second.
 """
@@ -12,7 +11,6 @@ import plotly.graph_objects as go
 
 from pipeline.analysis.arrays import Array
 from pipeline.analysis.compare.cells import Table, plain, plain_percent
-from pipeline.analysis.time.modes import ModesOverTime
 from pipeline.analysis.time.occupancy import Occupancy, ReplicaFigures, Spent
 from pipeline.report.figures.style import (
     BLUE,
@@ -43,12 +41,6 @@ CAUSES = {
     "tail": ("tail (too few chains left)", "tail", PURPLE),
 }
 """A label, a short one and a colour for each cause of idleness (`occupancy.CAUSES`)."""
-MODES = {"speculative": ("speculative", GREEN), "direct": ("target only", BLUE)}
-"""A label and a colour for each mode."""
-EXPECTED = {"speculative": ("expected, as decided", ORANGE), "direct": ("expected, target only", RED)}
-"""The same for the estimates that a decision was based on."""
-MAX_CHANGES = 40
-"""Most decisions in the table."""
 ENDS = 10
 """How many of the slowest and of the fastest replicas are shown where there are more than both together."""
 MAX_NODE = 16
@@ -112,48 +104,6 @@ def causes_table(occupancy: Occupancy) -> Table:
             rows.append((f"idle: {words}", *map(seconds, idle)))
     overlap = f"{plain(occupancy.overlap_s)} s ({plain_percent(occupancy.overlap_share)}) two or more engines busy"
     return Table("Utilization and idle time, by cause", ("", *places), tuple(rows), f"Of {plain(occupancy.span_s)} s. {overlap}.")
-
-
-def modes(found: ModesOverTime) -> go.Figure:
-    """How many live chains were in each mode, and the tokens a second of all together next to what the controller expected of them, unless
-    there were several controls, none of which knew of all."""
-    figure = stacked_rows(2, 480, spacing=0.07, hovermode="x unified")
-    for mode, (words, colour) in MODES.items():
-        each = found.modes[mode]
-        for row, values in ((1, each.chains), (2, each.tokens_per_s)):
-            figure.add_trace(_area(words, _middle(found.edges_s), values, colour, row, "%{y:,.3g}"), row=row, col=1)
-    for mode, (words, colour) in EXPECTED.items():
-        known = [(change.at_s, value) for change in found.changes if (value := getattr(change, mode)) is not None]
-        if known and found.replicas == 1:
-            x, y = np.transpose(known)
-            mark = {"color": colour, "symbol": "x", "size": 8}
-            figure.add_trace(go.Scatter(x=x, y=y, name=words, mode="markers", marker=mark, hovertemplate="%{y:,.3g}"), row=2, col=1)
-    figure.update_yaxes(title="chains in flight", rangemode="tozero", row=1, col=1)
-    figure.update_yaxes(title="thought<br>tokens/s", rangemode="tozero", row=2, col=1)
-    return figure.update_xaxes(range=[0, float(found.edges_s[-1])]).update_xaxes(title=SECONDS, row=2, col=1)
-
-
-def modes_table(found: ModesOverTime) -> Table:
-    """Steps, tokens, time and speed by mode."""
-    total = sum(each.chain_s for each in found.modes.values())
-    rows = []
-    for mode, (words, _) in MODES.items():
-        each = found.modes[mode]
-        share = plain_percent(each.chain_s / total if total else None)
-        speed = plain(each.tokens / each.chain_s if each.chain_s else None)
-        rows.append((words, f"{each.steps:,}", f"{each.tokens:,}", f"{plain(each.chain_s)} s ({share})", speed))
-    return Table("Modes", ("mode", "steps", "thought tokens", "chain time", "thought tokens/s per chain"), tuple(rows))
-
-
-def changes_table(found: ModesOverTime) -> Table:
-    """What the control decided, and the tokens a second that it expected."""
-    rows = tuple(
-        (f"{each.at_s:.3f}", each.what, f"{each.speculating:,} of {each.live:,}", plain(each.speculative), plain(each.direct))
-        for each in found.changes[:MAX_CHANGES]
-    )
-    columns = ("time (s)", "decision", "speculating chains", "expected thought tokens/s", "expected thought tokens/s, target only")
-    more = len(found.changes) - len(rows)
-    return Table("Controller decisions", columns, rows, f"The first {len(rows)}; {more:,} more are in run.json." if more else "")
 
 
 def shown(replicas: Sequence[ReplicaFigures]) -> list[ReplicaFigures]:

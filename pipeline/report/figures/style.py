@@ -23,7 +23,6 @@ DECISIONS = {
     "fallback": ORANGE,
     "first_steps": PURPLE,
     "written": TEAL,
-    "interrupted": CYAN,
     "rejected": RED,
     "not_chosen": GREY,
 }
@@ -35,7 +34,6 @@ WORDS = {
     "fallback": "fallback step",
     "first_steps": "first steps, without drafts",
     "written": "step written without a draft",
-    "interrupted": "written by the target alone until it was interrupted",
     "rejected": "rejected candidate",
     "not_chosen": "candidate not chosen",
 }

@@ -7,8 +7,7 @@ because a gate let them pass: its next call computes them, and needs the room. D
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import inf
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pipeline.reasoning.prompts import role_of
@@ -20,7 +19,7 @@ AdmissionName = Literal["cache", "batch"]
 class AdmissionMember:
     """A live chain, as `Admission` knows it."""
 
-    __slots__ = ("gate", "interrupt", "number", "on_pause", "running", "starts", "tokens", "wrote_directly")
+    __slots__ = ("gate", "number", "running", "starts", "tokens")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -33,16 +32,6 @@ class AdmissionMember:
         """Tokens of its context in each of the caches before its first level; empty until then."""
         self.tokens: list[int] = []
         """The same before its last level."""
-        self.wrote_directly = False
-        """True if what it wrote last is no step of a round."""
-        self.interrupt: Callable[[], None] = _nothing
-        """Called when it is to pause, to end a long request early."""
-        self.on_pause: Callable[[bool], None] = _nothing
-        """Called with True when it begins to pause, and with False when it continues."""
-
-
-def _nothing(*_: object) -> None:
-    return None
 
 
 class Admission:
@@ -60,7 +49,6 @@ class Admission:
         self._keys: list[list[str]] = []
         """For each role the keys of its contexts in every chain."""
         self._max_sequences = min(limit.sequences for limit in limits)
-        self._limit = inf
         self._members: list[AdmissionMember] = []
         self._running = self._numbers = self._unseen = 0
         """The numbers of members that run, that ever began, and that run and have not reported a context yet."""
@@ -89,17 +77,13 @@ class Admission:
         tokens = [len(contexts[keys[0]]) if len(keys) == 1 else sum(len(contexts[key]) for key in keys) for keys in self._keys]
         if tokens != member.tokens:
             if member.starts:
-                self._grow(member, tokens, step=not member.wrote_directly)
+                for cache, start, before, now in zip(self._caches, member.starts, member.tokens, tokens, strict=True):
+                    cache.grow(start, before, now, member.running)
+                member.tokens = tokens
             else:
                 self._begin(member, tokens)
             self._pause_youngest()
         return member.running
-
-    def limit(self, max_running: int | None) -> Iterator[AdmissionMember]:
-        """Let at most `max_running` run, whatever is expected of them; None: no such limit. Returns those that continue."""
-        self._limit = inf if max_running is None else max_running
-        self._pause_youngest()
-        yield from self._resume()
 
     def leave(self, member: AdmissionMember) -> Iterator[AdmissionMember]:
         """`member` has ended; returns those that continue in its place, the oldest first."""
@@ -108,26 +92,14 @@ class Admission:
         for cache, start, tokens in zip(self._caches, member.starts, member.tokens, strict=False):
             cache.end(start, tokens)
         del self._members[bisect_left(self._members, member.number, key=lambda each: each.number)]
-        yield from self._resume()
-
-    def _grow(self, member: AdmissionMember, tokens: list[int], *, step: bool) -> None:
-        for cache, start, before, now in zip(self._caches, member.starts, member.tokens, tokens, strict=True):
-            cache.grow(start, before, now, member.running)
-            if step:
-                cache.step(now - before)
-        member.tokens = tokens
-
-    def _resume(self) -> Iterator[AdmissionMember]:
         while self._running < len(self._members) and self._may_resume(oldest := self._members[self._running]):
             self._set(oldest, running=True)
             yield oldest
 
     def _pause_youngest(self) -> None:
         while self._running > 1 and not self._fits():
-            youngest = self._members[self._running - 1]
-            self._set(youngest, running=False)
+            self._set(self._members[self._running - 1], running=False)
             self.pauses += 1
-            youngest.interrupt()
 
     def _begin(self, member: AdmissionMember, tokens: list[int]) -> None:
         """The first report of `member`: its contexts have `tokens` tokens."""
@@ -151,7 +123,7 @@ class Admission:
             cache.go(start, tokens, sign)
 
     def _fits(self) -> bool:
-        return self._running <= min(self._max_sequences, self._limit) and all(cache.fits(self._running) for cache in self._caches)
+        return self._running <= self._max_sequences and all(cache.fits(self._running) for cache in self._caches)
 
     def _may_resume(self, member: AdmissionMember) -> bool:
         if not member.starts:
@@ -166,7 +138,7 @@ class Admission:
         """True if one more member with these contexts may run."""
         if not self._running:
             return True
-        if self._running >= min(self._max_sequences, self._limit):
+        if self._running >= self._max_sequences:
             return False
         each = zip(self._caches, starts, tokens, strict=True)
         return all(cache.has_room(self._running + 1, start, size, self._unseen) for cache, start, size in each)

@@ -114,7 +114,7 @@ class Cache:
         self.tokens += sign * tokens
 
     def grow(self, start: int, before: int, tokens: int, running: bool) -> None:
-        """A context that began with `start` tokens and came to `before` is now `tokens` long."""
+        """A step of a round has brought a context that began with `start` tokens from `before` to `tokens`."""
         while tokens - start >= CLASSES * self._width:
             self._widen()
         self._live[(before - start) // self._width] -= 1
@@ -122,11 +122,8 @@ class Cache:
         if running:
             self.go(start, before, -1)
             self.go(start, tokens)
-
-    def step(self, tokens: int) -> None:
-        """A step of a round was that many tokens long."""
         self._steps += 1
-        self._grown += tokens
+        self._grown += tokens - before
 
     def end(self, start: int, tokens: int) -> None:
         """A member that no longer runs has ended with a context of `tokens`."""

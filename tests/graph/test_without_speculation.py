@@ -1,4 +1,4 @@
-"""Loops that may be without speculation: which graphs have them, what the target writes there, and what is refused."""
+"""Loops without speculation: which graphs have them, what the target writes there, and what is refused."""
 
 import re
 from typing import Any
@@ -27,7 +27,7 @@ def plan(name: str, *settings: str) -> Plan:
     return load_plan(ROOT / f"graphs/{name}.yaml", SIM, settings)
 
 
-def compiled(speculate: str = "auto", before: dict[str, Any] | None = None, after: dict[str, Any] | None = None, **loop: Any) -> Plan:
+def compiled(speculate: str = "never", before: dict[str, Any] | None = None, after: dict[str, Any] | None = None, **loop: Any) -> Plan:
     """A plan of a loop over `STEPS` with the stages `before` it and `after` it."""
     repeat = {"kind": "repeat", "speculate": speculate, "until": {"token_budget": 500}, "stages": STEPS, "after": tuple(before or ())}
     answer = {"kind": "answer", "engine": "target", "after": "reason"}
@@ -35,7 +35,7 @@ def compiled(speculate: str = "auto", before: dict[str, Any] | None = None, afte
     return load_graph({"name": "mine", "stages": stages}, stage_specs(), engine_specs(), engines=SIM)
 
 
-def test_every_bundled_graph_with_a_loop_that_drafts_can_be_switched() -> None:
+def test_every_bundled_graph_with_a_loop_that_drafts_can_be_without() -> None:
     assert [name for name in NAMES if "speculate" in plan(name).params] == [name for name in NAMES if name in LOOPS]
     assert {name: plan(name).speculate for name in NAMES} == {name: "always" if name in (*LOOPS, *FIXED) else None for name in NAMES}
 
@@ -46,35 +46,22 @@ def test_never_is_the_plan_of_the_target_alone(name: str) -> None:
     assert (never.block, never.engines, never.speculate) == (target.block, target.engines, "never")
 
 
-@pytest.mark.parametrize(("speculate", "tokens"), [("never", 512), ("auto", 256)])
-def test_the_answer_is_asked_for_after_as_many_tokens_as_two_steps_have(speculate: str, tokens: int) -> None:
-    found = plan("specreason", f"speculate={speculate}", "answer_stable=2", "every=2")
+def test_the_answer_is_asked_for_after_as_many_tokens_as_two_steps_have() -> None:
+    found = plan("specreason", "speculate=never", "answer_stable=2", "every=2")
     pieces = [getattr(node.spec, "until", None) for node in found.stages() if node.name == "response"]
-    assert [end.every for end in pieces if end is not None] == [tokens]
-    assert [loop.until.every for loop in found.loops] == [512 // tokens], "rounds between two trials, of which each writes a piece"
-
-
-@pytest.mark.parametrize("name", LOOPS)
-def test_always_is_what_it_was(name: str) -> None:
-    always, auto = plan(name), plan(name, "speculate=auto")
-    assert always.direct is None
-    names = [stage.name for stage in always.stages()]
-    assert [stage.name for stage in auto.stages()] == [*names[:-1], "response", "boundary", names[-1]]
-    assert list(auto.engines) == list(always.engines)
+    assert [end.every for end in pieces if end is not None] == [512]
+    assert [loop.until.every for loop in found.loops] == [1], "each round writes a piece"
 
 
 def test_the_target_writes_on_as_its_fallback_does() -> None:
-    direct = compiled().direct
-    assert direct is not None
-    response, boundary = (msgspec.to_builtins(stage.spec) for stage in (direct.response, direct.boundary))
+    [response, answer] = compiled().stages()
     same = {"kind": "generate", "engine": "target", "temperature": 0.1, "top_p": 1.0, "after": (), "when": None, "first_steps": 0}
     same |= {"prompts": None, "adapter": None, "top_k": 0, "min_p": 0.0, "until": None}
-    assert response == {**same, "unit": "response", "max_tokens": 500, "answer_tokens": 1024}
-    assert boundary == {**same, "unit": "step", "max_tokens": 99, "answer_tokens": None}
-    assert direct.guidance is None
+    assert msgspec.to_builtins(response.spec) == {**same, "unit": "response", "max_tokens": 500, "answer_tokens": 1024}
+    assert (response.rank, answer.rank, answer.spec.after) == (0, 1, "response")
 
 
-@pytest.mark.parametrize("speculate", ["always", "never", "auto"])
+@pytest.mark.parametrize("speculate", ["always", "never"])
 def test_a_recorded_plan_is_read_back(speculate: str) -> None:
     found = plan("speccot", f"speculate={speculate}")
     recorded = msgspec.convert(msgspec.json.decode(msgspec.json.encode(encode_plan(found))), RecordedPlan)
@@ -88,10 +75,9 @@ MORE = {"kind": "generate", "engine": "target", "unit": "step", "max_tokens": 8,
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        ({"speculate": "sometimes"}, "$.stages.reason.speculate: unknown value `sometimes`; known are `always`, `auto`, `never`"),
-        ({"speculate": False}, "$.stages.reason.speculate: unknown value `False`; known are `always`, `auto`, `never`"),
-        ({"until": {"max_steps": 9}}, "$.stages.reason.until: `speculate: auto` needs a `token_budget`"),
-        ({"until": {"max_steps": 9}, "speculate": "never"}, "$.stages.reason.until: `speculate: never` needs a `token_budget`"),
+        ({"speculate": "sometimes"}, "$.stages.reason.speculate: unknown value `sometimes`; known are `always`, `never`"),
+        ({"speculate": False}, "$.stages.reason.speculate: unknown value `False`; known are `always`, `never`"),
+        ({"until": {"max_steps": 9}}, "$.stages.reason.until: `speculate: never` needs a `token_budget`"),
         ({"stages": {"step": {**GUIDE, "unit": "step"}}}, "has no effect where nothing is drafted; drop it"),
         ({"stages": {"draft": DRAFT, "verify": {**CHOOSE, "reject": False}}}, "needs a `generate` stage in the loop"),
         ({"before": {"guide": GUIDE, "step": {**GUIDE, "unit": "step", "after": "guide"}}}, "this one also has `step`"),
@@ -100,7 +86,7 @@ MORE = {"kind": "generate", "engine": "target", "unit": "step", "max_tokens": 8,
             {"after": {"more": MORE, "answer": {"kind": "answer", "engine": "target", "after": "more"}}},
             "works only in graphs of the form [guidance], repeat, answer; this one also has `more`",
         ),
-        ({"before": {"boundary": GUIDE}}, "adds a stage named `boundary`; rename yours"),
+        ({"before": {"response": GUIDE}}, "adds a stage named `response`; rename yours"),
     ],
 )
 def test_a_graph_of_another_form_is_refused(parts: dict[str, Any], says: str) -> None:
@@ -110,4 +96,4 @@ def test_a_graph_of_another_form_is_refused(parts: dict[str, Any], says: str) ->
 
 def test_the_same_graph_may_always_speculate() -> None:
     before = {"guide": GUIDE, "more": {**GUIDE, "after": "guide"}}
-    assert compiled("always", before, until={"max_steps": 9}).direct is None
+    assert compiled("always", before, until={"max_steps": 9}).speculate == "always"
