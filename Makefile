@@ -80,14 +80,6 @@ build/inflated.yaml: .venv/ready
 	echo '{draft: {backend: torch, model: "bundled:tiny-draft"}, target: {backend: torch, model: build/inflated-target},' \
 	'params: {specreason: {prompts: default}, gated: {prompts: default}, scot: {prompts: default}, best-of-n: {prompts: default}}}' > $@
 
-# The draft of the pair rambling, after it learnt to think as its target does (SCoT 3.3).
-build/rambling-aligned: .venv/ready
-	rm -rf build/alignment
-	$(BIN)/pipeline run target --engines rambling --input datasets/wordy/validation.parquet --output build/alignment/target
-	$(BIN)/pipeline export build/alignment/target --as sft --model bundled:rambling-draft -o build/alignment/thoughts.parquet
-	$(BIN)/pipeline train draft wordy-draft --set model=bundled:rambling-draft --set 'data=[build/alignment/thoughts.parquet]' --output build/alignment/adapter
-	$(BIN)/pipeline train merge build/alignment/adapter -o $@
-
 # What a run needs, and nothing for development.
 .venv/run: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'

@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 import make_arith
-import tiny_eval
 import torch
+import train_tiny
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -69,7 +69,7 @@ def seconds_per_token(model: Any, batch: int, tokens: int = 30) -> float:
 def greedy(model: Any, builder: PromptBuilder, problems: int) -> Sequence[Any]:
     """What the model writes on the first validation problems."""
     prompts = [builder.generation(each.text) for each in make_arith.split("validation")[:problems]]
-    return tiny_eval.sample(model, prompts, 1, 0.0, 128, list(builder.tokenizer.eos_ids))
+    return train_tiny.sample(model, prompts, 1, 0.0, 128, list(builder.tokenizer.eos_ids))
 
 
 def save(model: Any, source: Path, out: Path) -> None:
@@ -90,7 +90,7 @@ def save(model: Any, source: Path, out: Path) -> None:
 def main(source: Path, out: Path, width: int, layers: int, draft: Path, problems: int, threads: int) -> None:
     """Write an inflated copy of SOURCE to OUT, check that it says the same, print what a token costs."""
     torch.set_num_threads(threads)
-    small, builder = tiny_eval.load(source), PromptBuilder(HFTokenizer(str(source)))
+    small, builder = train_tiny.load(source), PromptBuilder(HFTokenizer(str(source)))
     if layers < small.config.num_hidden_layers:
         raise click.UsageError(f"--layers {layers}: the model has {small.config.num_hidden_layers}")
     large = inflate(small, width, layers)
@@ -98,7 +98,7 @@ def main(source: Path, out: Path, width: int, layers: int, draft: Path, problems
         raise click.ClickException("the inflated model answers differently; nothing was written")
     save(large, source, out)
     click.echo(f"{out}: {large.num_parameters() / 1e6:.1f}M parameters, same greedy answers on {problems} problems")
-    cheap, costly = (tiny_eval.load(path).to(torch.bfloat16) for path in (draft, out))
+    cheap, costly = (train_tiny.load(path).to(torch.bfloat16) for path in (draft, out))
     for batch in (1, 16):
         low, high = seconds_per_token(cheap, batch), seconds_per_token(costly, batch)
         click.echo(f"batch {batch}: {high * 1e3:.1f} ms an iteration, the draft {low * 1e3:.1f} ms: {high / low:.1f} to 1")

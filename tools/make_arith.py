@@ -6,11 +6,10 @@ problems are drawn on the fly and are disjoint from both by their text.
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
 
 import click
 
@@ -24,31 +23,8 @@ SPLIT_SEEDS = {"validation": 1, "test": 2}
 SPLIT_SIZE = 500
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How long what a pair of models writes about its problems may be, in steps and in tokens."""
-
-    steps: int = 12
-    step: int = 20
-    answer: int = 16
-    response: int = 96
-
-
-LIMITS = Limits()
-
-
-class Stated(Protocol):
-    """A problem of any language."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def steps(self) -> Sequence[str]: ...
-    @property
-    def answer(self) -> int: ...
-
-
-P = TypeVar("P", bound=Stated)
+STEP_TOKENS, RESPONSE_TOKENS = 20, 96
+"""More than a step and a whole response take."""
 
 
 @dataclass(frozen=True)
@@ -105,67 +81,48 @@ def _event(rng: random.Random, verb: str, sign: int, total: int) -> Event | None
     return Event(verb, sign, packs, size) if 0 <= total + sign * packs * size <= MOST else None
 
 
-def write(path: Path, prefix: str, source: str, problems: Sequence[tuple[str, int, list[str]]]) -> None:
-    """Write problems, each a text, its answer and its steps, as Parquet: problem_id, problem, answer, steps, source."""
+def split(name: str) -> list[Problem]:
+    """The problems of `validation` or `test`; no text occurs twice, and none in both."""
+    taken = {each.text for each in split("validation")} if name == "test" else set()
+    rng, problems = random.Random(SPLIT_SEEDS[name]), list[Problem]()
+    while len(problems) < SPLIT_SIZE:
+        new = problem(rng)
+        if new.text not in taken:
+            taken.add(new.text)
+            problems.append(new)
+    return problems
+
+
+def training(seed: int) -> Iterator[Problem]:
+    """Problems without end, none of which is in `validation` or `test`."""
+    held_out = {each.text for name in SPLIT_SEEDS for each in split(name)}
+    rng = random.Random(f"train {seed}")
+    while True:
+        new = problem(rng)
+        if new.text not in held_out:
+            yield new
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path), default=Path("datasets/arith"), show_default=True)
+@click.option("--training", "count", type=int, metavar="N", help="Write N training problems as train.parquet instead.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the training problems.")
+def main(out: Path, count: int | None, seed: int) -> None:
+    """Write the held-out problems, or training problems, as Parquet: problem_id, problem, answer, steps, source."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [
-        {"problem_id": f"{prefix}-{i:03}", "problem": text, "answer": str(answer), "steps": steps, "source": source}
-        for i, (text, answer, steps) in enumerate(problems)
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), path, compression="zstd")
-    click.echo(f"{path}: {len(rows)} problems")
+    out.mkdir(parents=True, exist_ok=True)
+    sets = {name: split(name) for name in SPLIT_SEEDS} if count is None else {"train": [*islice(training(seed), count)]}
+    for name, problems in sets.items():
+        rows = [
+            {"problem_id": f"arith-{name}-{i:03}", "problem": each.text, "answer": str(each.answer), "steps": list(each.steps)}
+            for i, each in enumerate(problems)
+        ]
+        table = pa.Table.from_pylist([row | {"source": "tools/make_arith.py"} for row in rows])
+        pq.write_table(table, out / f"{name}.parquet", compression="zstd")
+        click.echo(f"{out / name}.parquet: {len(rows)} problems")
 
-
-@dataclass(frozen=True)
-class ProblemSets(Generic[P]):
-    """The problems of one language: two sets that are held out, and as many for training as are asked for."""
-
-    language: str
-    draw: Callable[[random.Random], P]
-    seeds: Mapping[str, int]
-    """Of `validation` and `test`."""
-
-    def split(self, name: str) -> list[P]:
-        """The problems of `validation` or `test`; no text occurs twice, and none in both."""
-        taken = {each.text for each in self.split("validation")} if name == "test" else set()
-        rng, problems = random.Random(self.seeds[name]), list[P]()
-        while len(problems) < SPLIT_SIZE:
-            new = self.draw(rng)
-            if new.text not in taken:
-                taken.add(new.text)
-                problems.append(new)
-        return problems
-
-    def training(self, seed: int) -> Iterator[P]:
-        """Problems without end, none of which is in `validation` or `test`."""
-        held_out = {each.text for name in self.seeds for each in self.split(name)}
-        rng = random.Random(f"train {seed}")
-        while True:
-            new = self.draw(rng)
-            if new.text not in held_out:
-                yield new
-
-    def command(self) -> click.Command:
-        """The command line that writes them."""
-
-        @click.command(help="Write the held-out problems, or training problems, as Parquet: problem_id, problem, answer, steps, source.")
-        @click.option("--out", type=click.Path(path_type=Path), default=Path(f"datasets/{self.language}"), show_default=True)
-        @click.option("--training", "count", type=int, metavar="N", help="Write N training problems as train.parquet instead.")
-        @click.option("--seed", type=int, default=0, show_default=True, help="Of the training problems.")
-        def main(out: Path, count: int | None, seed: int) -> None:
-            sets = {name: self.split(name) for name in self.seeds} if count is None else {"train": list(islice(self.training(seed), count))}
-            for name, problems in sets.items():
-                told = [(each.text, each.answer, list(each.steps)) for each in problems]
-                write(out / f"{name}.parquet", f"{self.language}-{name}", f"tools/make_{self.language}.py", told)
-
-        return main
-
-
-SETS = ProblemSets("arith", problem, SPLIT_SEEDS)
-split, training = SETS.split, SETS.training
 
 if __name__ == "__main__":
-    SETS.command()()
+    main()

@@ -56,7 +56,7 @@ class Examples:
     """Draws training sequences for one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
-        self.builder, self._encode, self.limits = PromptBuilder(tokenizer), tokenizer.encode, make_arith.LIMITS
+        self.builder, self._encode = PromptBuilder(tokenizer), tokenizer.encode
         self.rng = random.Random(seed)
         self.problems: Iterator[Problem] = make_arith.training(seed)
         self._end = next(iter(tokenizer.eos_ids))

@@ -6,7 +6,6 @@ model of a million parameters need not read them.
 """
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from make_arith import GAINS, ITEMS, LOSSES, NAMES
@@ -26,19 +25,19 @@ TEMPLATE = (
 )
 
 
-def build(words: Sequence[str] = (), candidates: int = 9) -> PreTrainedTokenizerFast:
-    """The tokenizer with its chat template; `words` are more that it has whole, `candidates` so many labels of a choice."""
+def build() -> PreTrainedTokenizerFast:
+    """The tokenizer with its chat template."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     space = "\u0120"  # how byte-level vocabularies write a leading blank
-    begins = [*NAMES, "Then", *words]
-    inner = [*NAMES, *words, *ITEMS, *GAINS, *LOSSES, "How", "has", "many", "now", "packs", "of", "so", "+", "-", "*", "="]
+    begins = [*NAMES, "Then"]
+    inner = [*NAMES, *ITEMS, *GAINS, *LOSSES, "How", "has", "many", "now", "packs", "of", "so", "+", "-", "*", "="]
     numbers = [str(i) for i in range(100)]
     tokens = dict.fromkeys([*letters, *begins, *numbers, *(space + word for word in [*inner, *numbers])])
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
-    pieces = [DELIMITER, "\\boxed{", *WORDINGS, *(f"[{label}] " for label in LABELS[1 : candidates + 1])]
+    pieces = [DELIMITER, "\\boxed{", *WORDINGS, *(f"[{label}] " for label in LABELS[1:10])]
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in pieces])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>", clean_up_tokenization_spaces=False, model_max_length=CONTEXT
@@ -47,9 +46,9 @@ def build(words: Sequence[str] = (), candidates: int = 9) -> PreTrainedTokenizer
     return fast
 
 
-def save(folder: Path, words: Sequence[str] = (), candidates: int = 9) -> PreTrainedTokenizerFast:
+def save(folder: Path) -> PreTrainedTokenizerFast:
     """Build it and write it next to a model, in files that transformers 4 and 5 read alike: template and class name inside."""
-    tokenizer = build(words, candidates)
+    tokenizer = build()
     tokenizer.save_pretrained(folder, save_jinja_files=False)
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import click
 import make_arith
-import tiny_eval
 import torch
+import train_tiny
 from make_arith import Problem
 from tiny_examples import Examples
 from torch import Tensor, nn
@@ -64,13 +64,13 @@ class Judge:
         prompt = load_reward_model(PRM, engine_specs()).prompt
         self.examples, self._end = Examples(HFTokenizer(folder), seed), prompt.thought_end
         self.builder = RewardPromptBuilder(self.examples.builder.tokenizer, prompt, str(PRM))
-        self._draft = tiny_eval.load(MODELS / "tiny-draft")
+        self._draft = train_tiny.load(MODELS / "tiny-draft")
 
     def judged(self, problems: Sequence[Problem], *, made_up: bool) -> Iterator[Judged]:
         """For a random step of each problem what the draft samples there, and if `made_up` also a right and a wrong step."""
         examples = self.examples
         situations = [examples.situation(problem) for problem in problems]
-        drafted = tiny_eval.sample_steps(self._draft, [s.context for s in situations], DRAFTED, TEMPERATURE, examples.builder)
+        drafted = train_tiny.sample_steps(self._draft, [s.context for s in situations], DRAFTED, TEMPERATURE, examples.builder)
         for situation, samples in zip(situations, drafted, strict=True):
             extra = [situation.gold, examples.corrupt(situation)] if made_up else []
             for step in dict.fromkeys([*samples, *extra]):
@@ -167,7 +167,7 @@ def main(out: Path, situations: int, seed: int) -> None:
     started = time.monotonic()
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    judge, target = Judge(seed), tiny_eval.load(MODELS / "tiny-target").eval()
+    judge, target = Judge(seed), train_tiny.load(MODELS / "tiny-target").eval()
     embedding, options = target.get_input_embeddings().weight.detach(), judge.builder.option_ids
     problems = [next(judge.examples.problems) for _ in range(situations)]
     sets = {

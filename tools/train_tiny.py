@@ -4,7 +4,6 @@
     python tools/train_tiny.py target --out build/tiny-target-reasoning          # chain of thought alone
     python tools/train_tiny.py verify --out pipeline/models/tiny-target --start build/tiny-target-reasoning \
         --draft pipeline/models/tiny-draft
-    python tools/train_tiny.py draft --pair rambling --out pipeline/models/rambling-draft    # its target is wordy-target
 
 The draft stops on purpose once it solves half of the validation problems. The target learns to reason first and to
 verify afterwards; everything mixed from the start is far slower. The test set is never read here.
@@ -20,18 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import click
-import tiny_eval
+import make_arith
 import tiny_tokenizer
 import torch
-from make_wordy import GAINS, LOSSES
-from make_wordy import WORDS as MORE_WORDS
-from tiny_examples import NONE, Example, Examples
+from tiny_examples import NONE, Example, Examples, Situation
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen3Config
-from wordy_examples import MOST, WordyExamples
 
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.spec import cpu_has_bfloat16
+from pipeline.grading.stated import boxed
+from pipeline.graph.prompts import DELIMITER
+from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
 
 SHAPES = {
     "draft": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 2},
@@ -39,25 +38,24 @@ SHAPES = {
 }
 ATTENTION = "eager"
 """While training: its backward pass is faster on a CPU than that of `sdpa`, for sequences of a few hundred tokens."""
-WORDS = (*MORE_WORDS, *GAINS, *LOSSES)
-"""Words that the tokenizer of the pair `wordy` has also at the beginning of a text."""
-MOST_SHOWN = {"tiny": 5, "wordy": MOST, "rambling": MOST}
-"""Candidates of a choice in training, by pair."""
-RATES = {"draft": (0.02, 0.003), "target": (0.02, 0.003), "verify": (0.006, 0.001), "reward": (0.006, 0.001)}
+SHOWN = 5
+"""Candidates of a choice."""
+RATES = {"draft": (0.02, 0.003), "target": (0.02, 0.003), "verify": (0.006, 0.001)}
 """Learning rates of Muon (matrices) and AdamW (the rest); higher ones damage what the target has learnt."""
 FORESEES, COMPARES, JUDGES = 4, 5, 6
 """Layers told what a right candidate says next, whether the candidate says it, and what it deserves so far."""
-DRAFT_LOOKS_BELOW = {"tiny": 0.1, "wordy": 0.2, "rambling": math.inf}
-"""Loss under which the draft is worth an evaluation, by pair; it gets too good within seconds then."""
-LOOK_EVERY = {"draft": 0.008, "target": 0.3, "verify": 0.34, "rambling": 0.2}
-"""Evaluations, as shares of the time, by role; a rambling draft may be trained to the end, as it talks itself out of right totals."""
+DRAFT_LOOKS_BELOW = 0.1
+"""Loss under which the draft is worth an evaluation; it gets too good within seconds then."""
+LOOK_EVERY = {"draft": 0.008, "target": 0.3, "verify": 0.34}
+"""Evaluations, as shares of the time, by role."""
 LOOK_PROBLEMS = 150
 """Of an evaluation on the way."""
-REASONING = {"tiny": 0.125, "wordy": 0.2}
-"""Share of the sequences that are chains of thought while a target learns to verify, by pair: those of `tiny` have one before every
-verification, too."""
-BATCH = {"tiny": {"draft": 64, "target": 64, "verify": 48}, "wordy": {"draft": 64, "target": 24, "verify": 16}, "rambling": {"draft": 32}}
-"""Sequences of a step, by pair and role; those of `wordy` are two to three times as long."""
+REASONING = 0.125
+"""Share of the sequences that are chains of thought while the target learns to verify: the others have one before the verification, too."""
+BATCH = {"draft": 64, "target": 64, "verify": 48}
+"""Sequences of a step, by role."""
+TEMPERATURE, THRESHOLD, SITUATIONS = 0.6, 7, 200
+"""Of evaluations."""
 
 
 class Pool:
@@ -66,15 +64,13 @@ class Pool:
     FIRST, MORE, EVERY, MOST = 1500, 300, 5000, 12_000
     """Situations at the start; new ones after so many uses; the oldest go beyond so many."""
 
-    def __init__(self, draft: Any, examples: Any, most: int) -> None:
-        """`most`: candidates of a choice."""
-        self.most = most
+    def __init__(self, draft: Any, examples: Examples) -> None:
         self._draft, self._examples, self._uses = draft, examples, 0
-        self._entries: list[tuple[Any, list[tuple[int, ...]]]] = []
+        self._entries: list[tuple[Situation, list[tuple[int, ...]]]] = []
         for _ in range(0, self.FIRST, self.MORE):
             self._grow()
 
-    def draw(self) -> tuple[Any, list[tuple[int, ...]]]:
+    def draw(self) -> tuple[Situation, list[tuple[int, ...]]]:
         self._uses += 1
         if self._uses % self.EVERY == 0:
             self._grow()
@@ -85,7 +81,7 @@ class Pool:
         rng, situations = self._examples.rng, [self._examples.situation() for _ in range(self.MORE)]
         contexts, temperature = [s.context for s in situations], rng.choice([0.6, 0.6, 0.8])
         examples = self._examples
-        drafted = tiny_eval.sample_steps(self._draft, contexts, self.most + 1, temperature, examples.builder, examples.limits)
+        drafted = sample_steps(self._draft, contexts, SHOWN + 1, temperature, examples.builder)
         both = zip(situations, drafted, strict=True)
         self._entries += [(s, d) for s, d in both if not all(examples.is_right(s, each) for each in d) or rng.random() < 0.3]
         del self._entries[: -self.MOST]
@@ -125,11 +121,10 @@ def collate(batch: Sequence[Example], device: str) -> dict[str, Tensor]:
     }
 
 
-def loss_of(model: Any, body: Any, batch: Sequence[Example], device: str, verifies: bool) -> Tensor:
-    """Next tokens at the last layer; when it `verifies`, also what middle layers are told, and the decisions. `body` is the model below
-    its head, compiled or not."""
+def loss_of(model: Any, batch: Sequence[Example], device: str, verifies: bool) -> Tensor:
+    """Next tokens at the last layer; when it `verifies`, also what middle layers are told, and the decisions."""
     tensors = collate(batch, device)
-    out = body(input_ids=tensors["ids"], use_cache=False, output_hidden_states=verifies)
+    out = model.model(input_ids=tensors["ids"], use_cache=False, output_hidden_states=verifies)
     logits = model.lm_head(out.last_hidden_state).float()
     told = tensors["next_token"].flatten()
     summed = nn.functional.cross_entropy(logits.flatten(0, 1), told, ignore_index=NONE, reduction="sum")
@@ -165,10 +160,9 @@ def processor_s() -> float:
 class Trainer:
     """One model, its optimisers on a cosine that ends with the time given, and its log."""
 
-    def __init__(self, model: Any, role: str, minutes: float, device: str, compiled: bool = False) -> None:
+    def __init__(self, model: Any, role: str, minutes: float, device: str) -> None:
         self.model, self.device, self.seconds = model.to(device), device, minutes * 60
-        self._body = torch.compile(model.model, dynamic=True) if compiled else model.model
-        self.rates, self.verifies = RATES[role], role in ("verify", "reward")
+        self.rates, self.verifies = RATES[role], role == "verify"
         matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
         rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
         self.optimisers = [
@@ -196,7 +190,7 @@ class Trainer:
         with torch.autocast(
             self.device.split(":")[0], dtype=torch.bfloat16, enabled=not self.device.startswith("cpu") or cpu_has_bfloat16()
         ):
-            loss = loss_of(self.model, self._body, batch, self.device, self.verifies)
+            loss = loss_of(self.model, batch, self.device, self.verifies)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimiser in self.optimisers:
@@ -207,7 +201,7 @@ class Trainer:
         return self.loss
 
 
-def reasoning_batches(examples: Any, size: int) -> Iterator[list[Example]]:
+def reasoning_batches(examples: Examples, size: int) -> Iterator[list[Example]]:
     """Chains of thought alone."""
     while True:
         yield from by_length([examples.reasoning(next(examples.problems)) for _ in range(4 * size)], size, examples.rng)
@@ -221,23 +215,23 @@ def by_length(drawn: list[Example], size: int, rng: random.Random) -> list[list[
     return batches
 
 
-def verify_batches(examples: Any, pool: Pool, size: int, reasoning: float) -> Iterator[list[Example]]:
-    """A share of chains of `reasoning`, then scores and choices, two to five; four batches at a time, by length, to pad less."""
+def verify_batches(examples: Examples, pool: Pool, size: int) -> Iterator[list[Example]]:
+    """A share of chains of thought, then scores and choices, two to five; four batches at a time, by length, to pad less."""
     rng = examples.rng
     while True:
-        drawn = [examples.reasoning(next(examples.problems)) for _ in range(round(4 * size * reasoning))]
+        drawn = [examples.reasoning(next(examples.problems)) for _ in range(round(4 * size * REASONING))]
         for i in range(4 * size - len(drawn)):
             situation, candidates = candidates_of(examples, pool)
             drawn.append(examples.score(situation, rng.choice(candidates)) if i % 7 < 2 else examples.choose(situation, candidates))
         yield from by_length(drawn, size, rng)
 
 
-def candidates_of(examples: Any, pool: Pool) -> tuple[Any, list[tuple[int, ...]]]:
-    """Up to `pool.most` different candidates, in random order, as a draft would have sampled them."""
+def candidates_of(examples: Examples, pool: Pool) -> tuple[Situation, list[tuple[int, ...]]]:
+    """Up to `SHOWN` different candidates, in random order, as a draft would have sampled them."""
     rng = examples.rng
     if rng.random() < 0.6:
         situation, drafted = pool.draw()
-        candidates = list(dict.fromkeys(rng.sample(drafted, rng.choice([*range(1, pool.most + 1), pool.most]))))
+        candidates = list(dict.fromkeys(rng.sample(drafted, rng.choice([*range(1, SHOWN + 1), SHOWN]))))
     else:
         situation = examples.situation()
         candidates = [examples.corrupt(situation) for _ in range(rng.choice([1, 1, 2, 3, 4]))]
@@ -246,7 +240,113 @@ def candidates_of(examples: Any, pool: Pool) -> tuple[Any, list[tuple[int, ...]]
         candidates = [each for each in candidates if not examples.is_right(situation, each)] or candidates
     candidates = list(dict.fromkeys(candidates))
     rng.shuffle(candidates)
-    return situation, candidates[: pool.most]
+    return situation, candidates[:SHOWN]
+
+
+# Evaluation, over transformers' own `generate`.
+
+
+def load(folder: Path | None, device: str = "cpu", attention: str = "sdpa") -> Any:
+    """A model in float32, ready to sample, or to train with another `attention`."""
+    assert folder is not None
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).to(device)
+
+
+@torch.no_grad()
+def sample(
+    model: Any, prompts: Sequence[Sequence[int]], n: int, temperature: float, max_tokens: int, stop: Sequence[int]
+) -> list[list[tuple[int, ...]]]:
+    """`n` continuations of each prompt, each cut after its first id of `stop`."""
+    model.eval()
+    device, width, pad = model.device, max(map(len, prompts)), model.config.pad_token_id
+    ids = torch.tensor([[*[pad] * (width - len(p)), *p] for p in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+    out = model.generate(
+        input_ids=ids,
+        attention_mask=mask,
+        do_sample=temperature > 0,
+        temperature=temperature or None,
+        top_k=0 if temperature else None,
+        top_p=None,
+        num_return_sequences=n,
+        max_new_tokens=max_tokens,
+        eos_token_id=list(stop),
+        pad_token_id=pad,
+    )[:, width:].tolist()
+    rows = [_cut(row, stop) for row in out]
+    return [rows[i * n : (i + 1) * n] for i in range(len(prompts))]
+
+
+def _cut(row: Sequence[int], stop: Sequence[int]) -> tuple[int, ...]:
+    at = next((i for i, token in enumerate(row) if token in stop), len(row) - 1)
+    return tuple(row[: at + 1])
+
+
+def sample_steps(
+    model: Any, contexts: Sequence[Sequence[int]], n: int, temperature: float, builder: PromptBuilder
+) -> list[list[tuple[int, ...]]]:
+    """`n` next steps of each context."""
+    stop = [builder.tokenizer.encode(DELIMITER)[0], builder.think_close_id or 0]
+    return sample(model, contexts, n, temperature, make_arith.STEP_TOKENS, stop)
+
+
+def alone(model: Any, problems: Sequence[make_arith.Problem], builder: PromptBuilder) -> float:
+    """Share of `problems` that one model solves by itself."""
+    prompts, eos = [builder.generation(p.text) for p in problems], list(builder.tokenizer.eos_ids)
+    said = sample(model, prompts, 1, TEMPERATURE, make_arith.RESPONSE_TOKENS, eos)
+    return _share([boxed(builder.tokenizer.decode(rows[0])) == str(p.answer) for p, rows in zip(problems, said, strict=True)])
+
+
+def verdicts(target: Any, asked: Sequence[tuple[Situation, list[tuple[int, ...]]]], builder: PromptBuilder) -> list[tuple[int, ...] | None]:
+    """The accepted candidate of each situation, or None; one candidate is scored, of several one is chosen."""
+    prompts: list[OptionPrompt] = []
+    for situation, steps in asked:
+        prompts.append(builder.score(situation.context, steps[0]) if len(steps) == 1 else builder.choose(situation.context, steps))
+    chosen = decide(target, prompts)
+    return [
+        (steps[0] if best >= THRESHOLD else None) if len(steps) == 1 else steps[best - 1] if best else None
+        for (_, steps), best in zip(asked, chosen, strict=True)
+    ]
+
+
+@torch.no_grad()
+def decide(model: Any, prompts: Sequence[OptionPrompt]) -> list[int]:
+    """Index of the likeliest option of each verification."""
+    model.eval()
+    width = max(len(each.ids) for each in prompts)
+    batch = torch.tensor([[*each.ids, *[0] * (width - len(each.ids))] for each in prompts], device=model.device)
+    hidden = model.model(input_ids=batch, use_cache=False).last_hidden_state
+    logits = model.lm_head(hidden[range(len(prompts)), [len(each.ids) - 1 for each in prompts]])
+    return [int(logits[i, list(each.option_ids)].argmax()) for i, each in enumerate(prompts)]
+
+
+def verification(draft: Any, target: Any, examples: Examples) -> dict[str, float]:
+    """One-token verdicts on the draft's samples: right where a candidate is right, and where none is.
+
+    From every second set the right candidates are taken out, as they are rarely all wrong.
+    """
+    situations = [examples.situation() for _ in range(SITUATIONS)]
+    drafted = sample_steps(draft, [s.context for s in situations], SHOWN, TEMPERATURE, examples.builder)
+    figures: dict[str, float] = {}
+    for name, shown in (("choose", SHOWN), ("score", 1)):
+        asked = []
+        for place, (situation, steps) in enumerate(zip(situations, drafted, strict=True)):
+            wrong = [each for each in steps[:shown] if not examples.is_right(situation, each)]
+            asked.append((situation, list(dict.fromkeys((wrong or steps[:shown]) if place % 2 else steps[:shown]))))
+        found = [
+            (step is not None and examples.is_right(each, step), step is None, any(examples.is_right(each, one) for one in steps))
+            for step, (each, steps) in zip(verdicts(target, asked, examples.builder), asked, strict=True)
+        ]
+        figures[f"{name}_right"] = _share([right for right, _, possible in found if possible])
+        figures[f"{name}_none"] = _share([none for _, none, possible in found if not possible])
+    return figures
+
+
+def _share(right: Sequence[bool]) -> float:
+    return round(sum(right) / max(1, len(right)), 4)
+
+
+# The command.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +354,6 @@ class Options:
     """What the command line says."""
 
     role: str
-    pair: str
     out: Path
     start: Path | None
     draft: Path | None
@@ -263,17 +362,10 @@ class Options:
     device: str
     seed: int
     threads: int
-    compile: bool
-
-    @property
-    def look_every(self) -> float:
-        """The share of the time between evaluations."""
-        return LOOK_EVERY["rambling" if self.pair == "rambling" else self.role]
 
 
 @click.command()
 @click.argument("role", type=click.Choice(["draft", "target", "verify"]))
-@click.option("--pair", type=click.Choice(list(MOST_SHOWN)), default="tiny", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--start", type=click.Path(path_type=Path), help="verify: the target that reasons.")
 @click.option("--draft", type=click.Path(path_type=Path), help="verify: the draft whose samples are judged.")
@@ -282,46 +374,31 @@ class Options:
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--threads", type=int, default=1, show_default=True)
-@click.option("--compile", is_flag=True, help="Compile the model: a CPU takes a minute for it, and less time from then on.")
 def main(**given: Any) -> None:
     """Train one model and write it, with its log, to --out."""
     options = Options(**given)
     if options.role == "verify" and not (options.start and options.draft):
         raise click.UsageError("verify needs --start, the target that reasons, and --draft")
-    if options.pair == "rambling" and options.role != "draft":
-        raise click.UsageError("rambling has only a draft of its own; its target is that of the pair wordy")
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     options.out.mkdir(parents=True, exist_ok=True)
-    fast, examples = new_examples(options)
-    if options.start:
-        model = tiny_eval.load(options.start, options.device, ATTENTION)
-    else:
-        model = new_model(options.role, len(fast), fast.eos_token_id)
-    batches = reasoning_batches(examples, BATCH[options.pair][options.role])
+    fast = tiny_tokenizer.save(options.out)
+    examples = Examples(HFTokenizer(str(options.out)), options.seed)
+    model = load(options.start, options.device, ATTENTION) if options.start else new_model(options.role, len(fast), fast.eos_token_id)
+    batches = reasoning_batches(examples, BATCH[options.role])
     if options.draft:
-        pool = Pool(tiny_eval.load(options.draft, options.device), examples, MOST_SHOWN[options.pair])
-        batches = verify_batches(examples, pool, BATCH[options.pair][options.role], REASONING[options.pair])
-    train(options, Trainer(model, options.role, options.minutes, options.device, options.compile), batches, examples)
+        batches = verify_batches(examples, Pool(load(options.draft, options.device), examples), BATCH[options.role])
+    train(options, Trainer(model, options.role, options.minutes, options.device), batches, examples)
 
 
-def new_examples(options: Options) -> tuple[Any, Any]:
-    """The tokenizer of the pair, which is written next to the model, and what draws its training sequences."""
-    if options.pair == "tiny":
-        return tiny_tokenizer.save(options.out), Examples(HFTokenizer(str(options.out)), options.seed)
-    fast = tiny_tokenizer.save(options.out, WORDS, MOST)
-    writer = "target" if options.role != "draft" else "draft" if options.pair == "wordy" else "rambling"
-    return fast, WordyExamples(HFTokenizer(str(options.out)), options.seed, writer)
-
-
-def train(options: Options, trainer: Trainer, batches: Iterator[list[Example]], examples: Any) -> None:
+def train(options: Options, trainer: Trainer, batches: Iterator[list[Example]], examples: Examples) -> None:
     """Until the time is up, or, for the draft, until it is good enough; the weights are written at every evaluation."""
-    problems, next_look = tiny_eval.PAIRS[options.pair].split("validation"), options.look_every
+    problems, next_look = make_arith.split("validation"), LOOK_EVERY[options.role]
     while trainer.share < 1:
         loss = trainer.step(next(batches))
-        if trainer.share < next_look or (options.role == "draft" and loss > DRAFT_LOOKS_BELOW[options.pair]):
+        if trainer.share < next_look or (options.role == "draft" and loss > DRAFT_LOOKS_BELOW):
             continue
-        next_look = trainer.share + options.look_every
+        next_look = trainer.share + LOOK_EVERY[options.role]
         save(trainer.model, options.out)
         value = look(options, trainer, problems[:LOOK_PROBLEMS], examples)
         if options.role == "draft" and value >= options.solves:
@@ -330,9 +407,12 @@ def train(options: Options, trainer: Trainer, batches: Iterator[list[Example]], 
     look(options, trainer, problems, examples)
 
 
-def look(options: Options, trainer: Trainer, problems: Sequence[Any], examples: Any) -> float:
+def look(options: Options, trainer: Trainer, problems: Sequence[make_arith.Problem], examples: Examples) -> float:
     """Evaluate and log; returns how good the draft is."""
-    figures = tiny_eval.look(options.role, trainer.model, options.draft, problems, examples)
+    name = "draft" if options.role == "draft" else "target"
+    figures = {name: alone(trainer.model, problems, examples.builder)}
+    if options.draft:
+        figures |= verification(load(options.draft, options.device), trainer.model, examples)
     row = {"seconds": trainer.seconds_so_far, "steps": trainer.steps, "tokens": trainer.tokens, "loss": round(trainer.loss, 4), **figures}
     with (options.out / "training.jsonl").open("a") as log:
         log.write(json.dumps(row) + "\n")

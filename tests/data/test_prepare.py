@@ -423,7 +423,7 @@ def test_what_is_not_bundled_and_what_is_not_on_the_hub(tmp_path: Path) -> None:
 
 
 def test_every_recipe_is_whole() -> None:
-    assert set(bundled_files("data set")) == {*PUBLISHED, *FIRST_500, "math-scot", "arith", "wordy", "gpqa_diamond"}
+    assert set(bundled_files("data set")) == {*PUBLISHED, *FIRST_500, "math-scot", "arith", "gpqa_diamond"}
     for name in bundled_files("data set"):
         recipe = find_recipe(name)
         assert recipe.rows

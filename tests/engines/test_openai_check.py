@@ -15,8 +15,12 @@ from pipeline.engines.openai.probe import CacheConfig, cache_config
 from pipeline.engines.validate import is_another_model
 from pipeline.errors import GraphError, PipelineError, RequestRefused
 from pipeline.system.machine import look
+from tests.support.chat_models import folder_of
 from tests.support.served import PROMPT, TOKENIZER, answers, ask, opened, outcome, small_servers, spec_of, talk
 from tests.support.small_server import HOSTED, LLAMA, SGLANG, VLLM, Handler, Kind, edited, hang, raw, small_server, status
+
+OTHER = str(folder_of("qwen3"))
+"""A tokenizer of another model."""
 
 # What a server can do.
 
@@ -152,8 +156,8 @@ def test_a_model_that_is_not_listed_is_served_where_it_answers_and_no_other_does
     [
         ({"wraps": 11}, {}, r"reports (\d+) tokens for a prompt of (\d+): it wraps prompts in a chat template"),
         ({"keeps": 200}, {}, r"reports 200 tokens for a prompt of 448: it truncates prompts"),
-        ({"owned_by": "vllm", "ids": True}, {"tokenizer": "bundled:wordy-target"}, r"`tokenizer` does not match its model"),
-        ({}, {"tokenizer": "bundled:wordy-target"}, r"reports (\d+) tokens for a prompt of (\d+): .* `tokenizer` does not match its model"),
+        ({"owned_by": "vllm", "ids": True}, {"tokenizer": OTHER}, r"`tokenizer` does not match its model"),
+        ({}, {"tokenizer": OTHER}, r"reports (\d+) tokens for a prompt of (\d+): .* `tokenizer` does not match its model"),
         ({"bos": True}, {"adds_bos": False}, r"reports (\d+) tokens for a prompt of (\d+): it wraps .* or adds special tokens"),
         ({}, {"adds_bos": True}, r"reports (\d+) tokens for a prompt of (\d+): it truncates"),
     ],

@@ -41,10 +41,9 @@ def test_rlhflow_is_asked_as_in_its_own_evaluation() -> None:
     assert ["".join(turn) for turn in turns(prompt, DUCKS, STEPS)] == [f"{DUCKS} {STEPS[0]}", STEPS[1]]
 
 
-@pytest.mark.parametrize("pair", ["tiny", "wordy"])
-def test_a_bundled_model_is_asked_in_the_words_that_its_body_reasons_in(pair: str) -> None:
-    tokenizer = HFTokenizer(str(ROOT / f"pipeline/models/{pair}-prm"))
-    builder = RewardPromptBuilder(tokenizer, prompt_of(f"prm-{pair}"), "test")
+def test_a_bundled_model_is_asked_in_the_words_that_its_body_reasons_in() -> None:
+    tokenizer = HFTokenizer(str(ROOT / "pipeline/models/tiny-prm"))
+    builder = RewardPromptBuilder(tokenizer, prompt_of("prm-tiny"), "test")
     thought = tokenizer.encode("Ben buys 2, so 3 + 2 = 5.\n\nThen 5 - 1 = 4.\n\n")
     assert builder.ids("How many?", ["Ben buys 2, so 3 + 2 = 5.", "Then 5 - 1 = 4."]) == [
         *PromptBuilder(tokenizer).generation("How many?"),

@@ -49,7 +49,7 @@ def test_every_checked_in_file_loads_says_what_it_is_and_can_be_examined(path: P
     assert path.read_text().startswith("# ")
     assert load_roles(path, ()).specs == {"reward": spec}
     assert isinstance(spec, TorchSpec | VllmSpec)
-    assert spec.model in ("bundled:tiny-prm", "bundled:wordy-prm") or spec.model in PUBLISHED
+    assert spec.model == "bundled:tiny-prm" or spec.model in PUBLISHED
 
 
 @pytest.mark.parametrize("path", LARGE, ids=lambda path: path.stem)
@@ -107,11 +107,11 @@ def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
 
 
 def test_a_graph_takes_from_the_file_what_serves_the_model_and_how_it_is_asked(tmp_path: Path) -> None:
-    plan = load_plan(ROOT / "graphs/rsd.yaml", None, ("prm=prm-wordy", "engines.reward.max_in_flight=3"))
+    plan = load_plan(ROOT / "graphs/rsd.yaml", None, ("prm=prm-tiny", "engines.reward.max_in_flight=3"))
     verify = next(node.spec for node in plan.stages() if node.name == "verify")
     assert isinstance(verify, RewardJudgeSpec)
-    assert verify.prompt == load_reward_model(Path("prm-wordy"), engine_specs()).prompt
-    assert (plan.models["reward"], plan.engines["reward"].max_in_flight) == ("wordy-prm", 3)
+    assert verify.prompt == load_reward_model(Path("prm-tiny"), engine_specs()).prompt
+    assert (plan.models["reward"], plan.engines["reward"].max_in_flight) == ("tiny-prm", 3)
     with pytest.raises(GraphError, match=r"tiny\.yaml: has no `reward`; the file of a reward model"):
         load_plan(ROOT / "graphs/rsd.yaml", None, (f"prm={ROOT / 'graphs/engines/tiny.yaml'}",))
 

@@ -40,8 +40,8 @@ def test_what_cannot_be_merged(tmp_path: Path, config: dict[str, Any], model: st
 def test_bundled_adapters_are_known_by_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^bundled:tiny-target: cannot be merged: no bundled adapter is named 'tiny-target' \("):
         merge("bundled:tiny-target", tmp_path / "out")
-    with pytest.raises(UsageError, match="was trained on bundled:tiny-target, and the model is bundled:wordy-target"):
-        merge("bundled:tiny-selection", tmp_path / "out", "bundled:wordy-target")
+    with pytest.raises(UsageError, match="bundled:tiny-selection belongs to another model: "):
+        merge("bundled:tiny-selection", tmp_path / "out", "bundled:tiny-draft")
 
 
 def test_a_folder_that_holds_something_stays_as_it_is(tmp_path: Path) -> None:
