@@ -1,11 +1,7 @@
-"""How a command is put together: groups that import a command when it is called, options under headings, environment variables, errors.
-
-An option of a command can also be given by the environment variable `PIPELINE_COMMAND_OPTION`; several values are separated by spaces.
-"""
+"""How a command is put together: groups that import a command when it is called, options under headings, errors."""
 
 import os
 import re
-import shlex
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from ctypes import CDLL
@@ -16,34 +12,10 @@ from typing import Any, TypeVar
 import click
 from msgspec import Struct
 
-from pipeline.cli.terminal import print_notice
-from pipeline.errors import did_you_mean, nearest
+from pipeline.errors import did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any] | click.Command)
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120, "auto_envvar_prefix": "PIPELINE"}
-
-_variables: dict[str, str] = {}
-"""The options that the environment gave to the command that is being carried out, each with its variable."""
-_debugging = False
-
-
-def is_debugging() -> bool:
-    """True if the command was asked for tracebacks."""
-    return _debugging
-
-
-def begin() -> None:
-    """Forget what an earlier command was given."""
-    global _debugging
-    _debugging = False
-    _variables.clear()
-
-
-def with_variables(sentence: str) -> str:
-    """A message, with the environment variables that set the options that it names."""
-    named = (f"{option} is from {name}" for option, name in _variables.items() if re.search(rf"{option}(?![\w-])", sentence))
-    said = ", ".join(named)
-    return f"{sentence} ({said})" if said else sentence
 
 
 class Opened(ExitStack):
@@ -62,7 +34,7 @@ class Opened(ExitStack):
 
 
 class Option(click.Option):
-    """An option with a heading for the help of long commands, and an environment variable that is called after it."""
+    """An option with a heading for the help of long commands."""
 
     def __init__(self, *args: Any, heading: str = "", **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -79,47 +51,13 @@ class Option(click.Option):
         extra.pop("range", None)
         return extra
 
-    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """The variable is called after the option, not after the function's parameter."""
-        name = self.variable(ctx)
-        value = None if name is None else os.environ.get(name) or None
-        if name is not None and value is not None:
-            _variables[self.long_name] = name
-        return value
-
-    def variable(self, ctx: click.Context) -> str | None:
-        """The name of its environment variable."""
-        prefix = ctx.auto_envvar_prefix
-        return None if prefix is None else f"{prefix}_{self.long_name.lstrip('-').replace('-', '_').upper()}"
-
-    def value_from_envvar(self, ctx: click.Context) -> Any:
-        """Several values are separated as the words of a shell."""
-        value = self.resolve_envvar_value(ctx) if self.multiple else None
-        if value is None:
-            return super().value_from_envvar(ctx)
-        try:
-            return shlex.split(value)
-        except ValueError as error:
-            raise click.BadParameter(str(error).lower(), ctx, self) from error
-
 
 class Command(click.Command):
-    """A command with the option `--debug`, and if it is `headed` with its options under headings."""
+    """A command, if it is `headed` with its options under headings."""
 
     def __init__(self, *args: Any, headed: bool = False, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.headed = headed
-        self.params.append(
-            Option(
-                ["--debug"], is_flag=True, is_eager=True, expose_value=False, callback=_debug, help="Show tracebacks.", heading="Display"
-            )
-        )
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Variables of the environment that look like options of this command, and are none, are named."""
-        if not ctx.resilient_parsing and (said := _misspelt(ctx)):
-            print_notice(said)
-        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if not self.headed:
@@ -132,22 +70,6 @@ class Command(click.Command):
         for heading, records in found.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
-
-
-def _misspelt(ctx: click.Context) -> str:
-    """A notice of the variables that begin as those of the command do, or nearly, and set nothing; empty where there are none."""
-    known = {name for param in ctx.command.params if isinstance(param, Option) and (name := param.variable(ctx))}
-    strange = [
-        name
-        for name in os.environ
-        if name.startswith("PIPELINE_") and name not in known and (name.startswith(f"{ctx.auto_envvar_prefix}_") or nearest(name, known))
-    ]
-    return "; ".join(f"{name} sets nothing: {did_you_mean(name, known)}" for name in sorted(strange))
-
-
-def _debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    global _debugging
-    _debugging = value
 
 
 def command(**settings: Any) -> Callable[[Callable[..., Any]], Command]:

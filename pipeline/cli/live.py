@@ -53,8 +53,7 @@ def watch(view: View) -> Iterator[None]:
 
 def has_panel() -> bool:
     """True if a display that changes is to be shown: on a terminal, unless the command was asked for something else."""
-    chosen = notice_settings()
-    return sys.stderr is not None and PlainConsole(stderr=True).is_terminal and not (chosen.quiet or chosen.timestamps)
+    return sys.stderr is not None and PlainConsole(stderr=True).is_terminal and not notice_settings().quiet
 
 
 @contextmanager

@@ -15,8 +15,7 @@ from typing import NoReturn
 
 import click
 
-from pipeline.cli import commands
-from pipeline.cli.commands import SETTINGS, CommandEntry, Commands, Opened
+from pipeline.cli.commands import SETTINGS, CommandEntry, Commands, Opened, usage_sentence
 from pipeline.cli.terminal import discard_stdout, notices_end, print_error
 from pipeline.errors import Interrupted, OutOfMemory, PipelineError, RunError, is_interrupt, is_out_of_memory, reason
 from pipeline.text import redact
@@ -76,6 +75,11 @@ NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of the system that only the name of a file has, which the user gave."""
 
 
+def is_debugging() -> bool:
+    """True if errors are to be tracebacks."""
+    return bool(os.environ.get("PIPELINE_DEBUG"))
+
+
 def exit_now(code: int) -> NoReturn:
     """End the process at once, without waiting for abandoned threads, such as an interrupted download."""
     with suppress(OSError):
@@ -107,7 +111,7 @@ def main() -> None:
     except KeyboardInterrupt:
         code = 130
     except Exception as error:
-        if commands.is_debugging():
+        if is_debugging():
             raise
         print_error(str(OutOfMemory()) if is_out_of_memory(error) else sentence_of(error))
         code = 1
@@ -119,9 +123,8 @@ def main() -> None:
 def run_command(arguments: Sequence[str]) -> int:
     """Run the command that `arguments` name and return its exit code.
 
-    Errors of this package are one message on stderr, with `--debug` a traceback.
+    Errors of this package are one message on stderr, with `PIPELINE_DEBUG=1` a traceback.
     """
-    commands.begin()
     try:
         with Opened() as opened:
             try:
@@ -137,7 +140,7 @@ def run_command(arguments: Sequence[str]) -> int:
             raise
         return 130
     except click.ClickException as error:
-        print_error(commands.with_variables(commands.usage_sentence(error)))
+        print_error(usage_sentence(error))
         return error.exit_code
     except BrokenPipeError:  # a reader that has gone (`| head`) wants no more
         discard_stdout()
@@ -145,7 +148,7 @@ def run_command(arguments: Sequence[str]) -> int:
     except PipelineError as error:  # what was opened cannot be closed
         return _refused(error, Opened())
     except OSError as error:
-        if commands.is_debugging():
+        if is_debugging():
             raise
         gone = isinstance(error, FileNotFoundError) and error.filename is None
         print_error(f"{'the working folder' if gone else error.filename or 'output'}: {reason(error)}")
@@ -158,10 +161,10 @@ def _refused(error: PipelineError, opened: Opened) -> int:
     """Print what is wrong, by the URLs that the user gave; the exit code."""
     if isinstance(error, Interrupted):
         return 130
-    if commands.is_debugging():
+    if is_debugging():
         raise error
     for line in str(error).splitlines():
-        print_error(commands.with_variables(opened.named(line)))
+        print_error(opened.named(line))
     return 1 if isinstance(error, RunError) else 2
 
 
@@ -169,7 +172,7 @@ def sentence_of(error: BaseException) -> str:
     """A message for the user about an unexpected error, whose traceback is kept in a new file, without secrets."""
     lines = [*str(error).strip().splitlines(), ""]
     what = f"unexpected {type(error).__name__}{': ' if lines[0] else ''}{lines[0]}"
-    kept = "the traceback that --debug shows"
+    kept = "the traceback that PIPELINE_DEBUG=1 shows"
     with (
         suppress(OSError),
         NamedTemporaryFile("w", prefix="pipeline-error-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace") as file,

@@ -169,19 +169,18 @@ def metrics_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def notice_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command that takes long the options `--quiet`, `--verbose`, `--timestamps` and `--log-file`."""
+    """Give a command that takes long the options `--quiet`, `--verbose` and `--log-file`."""
 
     @display_option("-q", "--quiet", is_flag=True, help="Print only errors and results.")
     @display_option("-v", "--verbose", is_flag=True, help="Also print the logs of the engines' processes.")
-    @display_option("--timestamps", is_flag=True, help="Plain lines with the time instead of a live display.")
     @display_option(
         "--log-file", type=click.Path(path_type=Path), metavar="FILE", help="Append messages, progress and engine logs to FILE."
     )
     @wraps(command)
-    def noticed(*args: Any, quiet: bool, verbose: bool, timestamps: bool, log_file: Path | None, **others: Any) -> Any:
+    def noticed(*args: Any, quiet: bool, verbose: bool, log_file: Path | None, **others: Any) -> Any:
         if quiet and verbose:
             raise UsageError("--quiet and --verbose: give one of them")
-        notices_as(NoticeOptions(quiet=quiet, verbose=verbose, timestamps=timestamps, log_file=log_file))
+        notices_as(NoticeOptions(quiet=quiet, verbose=verbose, log_file=log_file))
         return command(*args, **others)
 
     return noticed

@@ -21,8 +21,6 @@ class NoticeOptions(Struct, frozen=True):
     """Only errors."""
     verbose: bool = False
     """Also what the processes of engines print."""
-    timestamps: bool = False
-    """Every line with its time, and no display that changes."""
     log_file: Path | None = None
 
 
@@ -35,11 +33,10 @@ class Notices:
     def say(self, text: str, *, error: bool = False, file_only: bool = False) -> None:
         """Print one line; `file_only`: to the file alone."""
         line = one_line(redact(text))
-        stamped = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {line}"
-        self._keep(stamped)
+        self._keep(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {line}")
         if not file_only and (error or not self.options.quiet):
             with suppress(OSError):  # nobody can be told
-                print(stamped if self.options.timestamps else line, file=sys.stderr, flush=True)
+                print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Close the file; nothing goes there any more."""

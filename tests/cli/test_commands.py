@@ -57,46 +57,13 @@ def test_the_options_of_run_are_under_headings(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 def test_options_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"BATCH_SIZE": "3", "SET": "candidates=2 'temperature=0.5'", "LIMIT": "2", "QUIET": "1", "KEEP_INPUT": "0"}.items():
+    for name, value in {"BATCH_SIZE": "3", "LIMIT": "2", "QUIET": "1", "KEEP_INPUT": "0"}.items():
         monkeypatch.setenv(f"PIPELINE_RUN_{name}", value)
     words = ("run", "speccot", "--engines", SIM, "-i", write_problems(tmp_path, 4), "-o", tmp_path / "run")
     done = pipeline(*words, "--batch-size", "5")
     assert (done.returncode, done.stderr) == (0, "")
     run = RunFile.read(tmp_path / "run")
     assert (run.batch_size, run.input.rows, run.options["keep_input"]) == (5, 2, False)
-    assert run.plan.params | {"candidates": 2, "temperature": 0.5} == run.plan.params
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "says"),
-    [
-        ("BATCH_SIZE", "many", "--batch-size: 'many' is not a whole number (--batch-size is from PIPELINE_RUN_BATCH_SIZE)"),
-        ("RANDOM", "x", "--random x: expected N or N:SEED, with N at least 1 (--random is from PIPELINE_RUN_RANDOM)"),
-        ("SET", "'a=1", "--set: no closing quotation (--set is from PIPELINE_RUN_SET)"),
-    ],
-)
-def test_a_bad_value_names_its_variable(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str) -> None:
-    monkeypatch.setenv(f"PIPELINE_RUN_{variable}", value)
-    done = pipeline("run", "speccot", "--engines", SIM, "-i", "datasets/arith/test.parquet")
-    assert (done.returncode, done.stderr) == (2, f"error: {says}\n")
-
-
-def test_an_error_about_something_else_names_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIPELINE_RUN_BATCH_SIZE", "3")
-    assert pipeline("run", "speccot", "--engines", SIM, "-i", "none.csv").stderr.startswith("error: none.csv: no such file")
-    assert "PIPELINE_" not in pipeline("run", "speccot", "--engines", SIM, "-i", "none.csv").stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "said"), [("RUN_BATCHSIZE", "did you mean `PIPELINE_RUN_BATCH_SIZE`?"), ("RUN_QUITE", "`PIPELINE_RUN_QUIET`")]
-)
-def test_a_variable_that_sets_nothing_is_named(monkeypatch: pytest.MonkeyPatch, name: str, said: str) -> None:
-    monkeypatch.setenv(f"PIPELINE_{name}", "1")
-    monkeypatch.setenv("PIPELINE_ELSEWHERE", "1")
-    first = pipeline("run", "speccot", "--engines", SIM, "-i", "none.csv").stderr.splitlines()[0]
-    assert first.startswith(f"PIPELINE_{name} sets nothing: ")
-    assert said in first
-    assert "ELSEWHERE" not in first
 
 
 @pytest.mark.slow

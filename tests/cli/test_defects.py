@@ -13,10 +13,10 @@ FAIL = "import pipeline.bundled as b\ndef fail(*kinds):\n    raise {}\nb.bundled
 START = "from pipeline.cli.main import main; main()"
 
 
-def failing(error: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def failing(error: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """`pipeline list engines` where an error is raised in the middle of it."""
-    words = [sys.executable, "-c", FAIL.format(error) + START, "list", "engines", *arguments]
-    variables = os.environ | {"TMPDIR": str(folder), "MY_API_KEY": "sk-canary-7f3a9c"}
+    words = [sys.executable, "-c", FAIL.format(error) + START, "list", "engines"]
+    variables = os.environ | variables | {"TMPDIR": str(folder), "MY_API_KEY": "sk-canary-7f3a9c"}
     return subprocess.run(words, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
 
 
@@ -24,14 +24,14 @@ def failing(error: str, folder: Path, *arguments: str) -> subprocess.CompletedPr
 def test_the_traceback_is_in_a_file_that_the_sentence_names(tmp_path: Path) -> None:
     done = failing("KeyError('sk-canary-7f3a9c')", tmp_path)
     (kept,) = tmp_path.iterdir()
-    said = f"this is a bug in pipeline: please report it with {kept} (or the traceback that --debug shows)"
+    said = f"this is a bug in pipeline: please report it with {kept} (or the traceback that PIPELINE_DEBUG=1 shows)"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: unexpected KeyError: '***'; {said}\n")
     assert "in fail\nKeyError: '***'\n" in kept.read_text()
 
 
 @pytest.mark.slow
 def test_debug_shows_it(tmp_path: Path) -> None:
-    done = failing("KeyError('x')", tmp_path, "--debug")
+    done = failing("KeyError('x')", tmp_path, PIPELINE_DEBUG="1")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert list(tmp_path.iterdir()) == []
