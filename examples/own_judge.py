@@ -40,7 +40,7 @@ GRAPH = {
 
 
 @pipeline.judge
-def sums(problem: str, thought: str, candidates: Sequence[str]) -> int | None:
+def sums(problem: pipeline.Problem, candidates: Sequence[str]) -> int | None:
     """The first step whose sums are true and go the way that its verb says; none where there is no such step."""
     return next((place for place, step in enumerate(candidates) if is_right(step)), None)
 

@@ -50,8 +50,9 @@ from pipeline.session.prepare import Prepared, load_plan, prepared
 from pipeline.session.progress import progress_shown
 from pipeline.session.run import SessionResult, failed_too_often, solve_on
 from pipeline.session.run import solve as open_and_solve
+from pipeline.stages.base import StageKind
 from pipeline.stages.build import flaw_in_contract
-from pipeline.stages.function_judge import as_judge
+from pipeline.stages.function_judge import judge
 from pipeline.store.columns import table_of
 from pipeline.store.events import CallRow, ChainRow, StepRow
 from pipeline.store.folder import PROBLEMS
@@ -174,8 +175,8 @@ def load_graph(graph: Graph, engines: Engines | None = None, **bound: Unpack[Gra
             raise UsageError(f"{found[0]}: the plan is already compiled; pass this to load_graph")
         return graph
     source = Path(graph) if isinstance(graph, str) else graph
-    for judge in given.get("judges", ()):
-        register(as_judge(judge))
+    for each in given.get("judges", ()):
+        register(each if isinstance(each, StageKind) else judge(each))
     if given.get("models"):
         engines, _ = _placed(source, engines, given)
     named = bindings(Path(engines)) if isinstance(engines, str | Path) else engines and _roles(engines)

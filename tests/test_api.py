@@ -182,7 +182,7 @@ def wrong(**changes: Any) -> Any:
         ({"set": {"candidatez": 3}}, "no param `candidatez`; did you mean `candidates`"),
         ({"set": {"candidates": object()}}, r"set\['candidates'\]: .*expected a number"),
         ({"batchsize": 3}, "batchsize: there is no such option; did you mean `batch_size`?"),
-        ({"judges": [5]}, "judges: expected functions, got a `int`"),
+        ({"judges": [5]}, r"judge 5: expected a function of \(problem, candidates\): 5 is not"),
         ({"graders": [lambda answer: True]}, r"cannot be called as function\(answer, reference\), nor with the problem"),
         ({"random": 2, "limit": 2}, "^random 2 and limit 2: give only one of them$"),
         ({"retry_failed": True}, "^retry_failed: only when a run is resumed; add resume=True$"),

@@ -13,8 +13,8 @@ from pipeline.text import one_line
 
 LONGEST = 60
 """How many characters of a foreign text, such as a model's name, are shown."""
-ELSEWHERE = {"after", "when", "engine", "until", "stages", "prompts", "prompt"}
-"""Fields of a stage that are not in its settings line, because the drawing shows them otherwise."""
+ELSEWHERE = {"kind", "after", "when", "engine", "until", "stages", "prompts", "prompt"}
+"""Fields of a stage that the drawing shows elsewhere than in its settings line."""
 NEUTRAL = (None, 0, 1, ())
 """Defaults that are not shown; true and false equal 1 and 0."""
 MARKS = "●○◆◇▲△■□"

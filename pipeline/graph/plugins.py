@@ -39,7 +39,7 @@ _registered: dict[str, Any] = {}
 
 def register(kind: Any) -> None:
     """Make a `StageKind` known in this process, in place of an earlier one; raises `UsageError` where a built-in one has its name."""
-    name = _tag(kind.spec)
+    name = kind.name
     if name in STAGE_KINDS or name == _tag(RepeatSpec):
         raise UsageError(f"{name!r} is a built-in kind of stage; choose another name")
     _registered[name] = kind
@@ -48,14 +48,14 @@ def register(kind: Any) -> None:
 
 def registered_alone() -> frozenset[str]:
     """The names of the stage kinds that this process has registered and no package announces."""
-    return frozenset(_registered) - {_tag(kind.spec) for kind in _announced("pipeline.stages")}
+    return frozenset(_registered) - {kind.name for kind in _announced("pipeline.stages")}
 
 
 @cache
 def stage_kinds() -> dict[str, Any]:
     """Every known `pipeline.stages.base.StageKind`, by the word that names it under `kind`."""
     found = [*_announced("pipeline.stages"), *_registered.values(), *(_load(reference) for reference in STAGE_KINDS.values())]
-    return {_tag(kind.spec): kind for kind in found}
+    return {kind.name: kind for kind in found}
 
 
 def stage_specs() -> dict[str, type[StageSpec]]:

@@ -298,7 +298,7 @@ class GraphKeywords(TypedDict, total=False):
     """The model of each role: a Hugging Face name, a folder, `bundled:NAME`, or the URL of a server. Engines are chosen that fit on this
     machine; with `engines` only the models in them are replaced."""
     judges: Sequence[JudgeFunction | StageKind]
-    """Functions that the graph names as kinds of stages: what `@pipeline.judge` made, or plain functions, by their own names."""
+    """Functions that the graph names as kinds of stages: what `pipeline.judge` made, or plain functions, by their own names."""
 
 
 class RunKeywords(GraphKeywords, total=False):

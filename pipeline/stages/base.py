@@ -63,6 +63,11 @@ class StageKind(Struct, frozen=True, kw_only=True):
     """Makes a stage ready to run: `build(name, spec, builders) -> Stage`, where `builders` has a `PromptBuilder` for each role, and for
     each stage with its own prompts (`builder_key`)."""
 
+    @property
+    def name(self) -> str:
+        """The word under `kind`."""
+        return str(self.spec.__struct_config__.tag)
+
 
 class EngineStage:
     """The common part of the built-in stages, each of which calls one engine."""

@@ -1,21 +1,33 @@
 """`vote`: takes a candidate whose answer most candidates give (self-consistency), without a call to any engine."""
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
+from pipeline.data.problems import Problem
 from pipeline.grading.answers import Canonical, canonical
 from pipeline.grading.stated import stated
+from pipeline.graph.spec import StageSpec
 from pipeline.reasoning.chain import Scale
-from pipeline.stages.function_judge import kind_of
+from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.stages.base import StageKind
+from pipeline.stages.function_judge import FunctionJudge
 
-Votes = Annotated[int, Meta(ge=1, le=10_000, description="Minimum number of votes for the winner; with fewer, all are rejected.")]
+
+class VoteSpec(StageSpec, frozen=True, kw_only=True, tag="vote"):
+    """Accept the first candidate whose answer is the most frequent one. No engine is called."""
+
+    judges: ClassVar[bool] = True
+
+    least_votes: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    """Minimum number of votes for the winner; with fewer, all are rejected."""
 
 
-def majority_vote(problem: str, thought: str, candidates: Sequence[str], *, least_votes: Votes = 1) -> tuple[int | None, float]:
-    """Accept the first candidate whose answer is the most frequent one, if that has `least_votes`.
+def majority_vote(problem: Problem, candidates: Sequence[str], *, least_votes: int) -> tuple[int | None, float]:
+    """The first candidate whose answer is the most frequent one, if that has `least_votes`, and its share of the candidates.
 
     A candidate's answer is the one that it marks, else its last number or formula; candidates with neither do not vote. Equal answers count
     as one (Wang et al., Self-Consistency Improves Chain of Thought Reasoning, section 2).
@@ -35,4 +47,9 @@ def _answer(text: str) -> Canonical | None:
     return None if said is None else canonical(said.text)
 
 
-KIND = kind_of(majority_vote, "vote", Scale("share of votes", 0.0, 1.0), distinct=False)
+def _build(name: str, spec: VoteSpec, builders: Mapping[str, PromptBuilder]) -> FunctionJudge:
+    counted = partial(majority_vote, least_votes=spec.least_votes)
+    return FunctionJudge(name, spec, counted, Scale("share of votes", 0.0, 1.0), in_thread=False)
+
+
+KIND = StageKind(spec=VoteSpec, build=_build)

@@ -1,16 +1,16 @@
 """Judges that are functions, votes, and judges of candidates that others have rejected."""
 
-from collections.abc import Sequence
+import pickle
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import pytest
-from msgspec import Meta
 
 import pipeline
-from pipeline import judge
+from pipeline import Problem, judge
+from pipeline.errors import UsageError
 from pipeline.grading.answers import canonical
 from pipeline.graph.plugins import _entries, stage_kinds, stage_specs
 from pipeline.stages.vote import KIND as VOTE
@@ -21,20 +21,26 @@ pytestmark = pytest.mark.slow  # whole runs
 
 MODULE = '''
 from collections.abc import Sequence
+from functools import partial
 
-from pipeline import judge
+from pipeline import Problem, judge
 
 
-@judge("shortest", value="characters", low=0)
-def shortest(problem: str, thought: str, candidates: Sequence[str], *, longest: int = 400) -> tuple[int | None, float]:
+def at_most(problem: Problem, candidates: Sequence[str], longest: int) -> tuple[int | None, float]:
     """Takes the shortest candidate, unless all are too long."""
     best = min(range(len(candidates)), key=lambda place: len(candidates[place]))
     return (best if len(candidates[best]) <= longest else None), len(candidates[best])
 
 
-@judge("broken", in_thread=True)
-def broken(problem: str, thought: str, candidates: Sequence[str]) -> int:
+shortest = judge(partial(at_most, longest=400), name="shortest", value="characters", low=0)
+none = judge(partial(at_most, longest=0), name="none")
+
+
+def broken(problem: Problem, candidates: Sequence[str]) -> int:
     return undefined
+
+
+broken = judge(broken, in_thread=True)
 '''
 GRAPH = """
 name: short
@@ -45,7 +51,7 @@ stages:
     until: {{thought_closed: true, max_steps: 20}}
     stages:
       draft: {{kind: draft, engine: draft, candidates: 3, max_tokens: 100}}
-      verify: {{kind: {kind}, after: draft{keys}}}
+      verify: {{kind: {kind}, after: draft}}
       write: {{kind: generate, engine: target, unit: step, after: verify, when: verify.rejected, max_tokens: 100}}
   answer: {{kind: answer, engine: target, after: reason}}
 """
@@ -59,13 +65,13 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: short\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[pipeline.stages]\nshortest = short:shortest\nbroken = short:broken\ngone = nothing_there:KIND\n"
+        "[pipeline.stages]\nshortest = short:shortest\nnone = short:none\nbroken = short:broken\ngone = nothing_there:KIND\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
 
-    def graph(kind: str, keys: str = "") -> Path:
+    def graph(kind: str) -> Path:
         path = tmp_path / "short.yaml"
-        path.write_text(GRAPH.format(engines=SIM, kind=kind, keys=keys))
+        path.write_text(GRAPH.format(engines=SIM, kind=kind))
         return path
 
     stage_kinds.cache_clear()
@@ -83,7 +89,7 @@ def solve_with(graph: Path, tmp_path: Path) -> pipeline.Result:
     return pipeline.solve(graph, write_problems(tmp_path, 6), output=tmp_path / "run", engines=SIM)
 
 
-def test_a_decorated_function_judges(installed: Any, tmp_path: Path) -> None:
+def test_a_function_of_an_installed_package_judges(installed: Any, tmp_path: Path) -> None:
     result = solve_with(installed("shortest"), tmp_path)
     steps = [row for row in rows_of(result, "steps") if row.decision == "accepted"]
     assert steps
@@ -94,15 +100,15 @@ def test_a_decorated_function_judges(installed: Any, tmp_path: Path) -> None:
     assert {row.stage for row in rows_of(result, "calls")} == {"draft", "answer"}
 
 
-def test_its_keyword_only_arguments_are_keys_of_the_graph(installed: Any, tmp_path: Path) -> None:
-    result = solve_with(installed("shortest", ", longest: 0"), tmp_path)
+def test_a_partial_sets_its_parameters(installed: Any, tmp_path: Path) -> None:
+    result = solve_with(installed("none"), tmp_path)
     assert {row.decision for row in rows_of(result, "steps")} == {"fallback"}
-    with pytest.raises(
-        pipeline.PipelineError, match=r"line 10: \$\.stages\.reason\.stages\.verify: unknown key `longst`; did you mean `longest`"
-    ):
-        pipeline.load_graph(installed("shortest", ", longst: 0"))
-    with pytest.raises(pipeline.PipelineError, match="expected `int`"):
-        pipeline.load_graph(installed("shortest", ", longest: many"))
+
+
+def test_its_spec_reaches_another_process(installed: Any) -> None:
+    plan = pipeline.load_graph(installed("shortest"))
+    assert pickle.loads(pickle.dumps(plan)) == plan
+    assert [stage.spec.kind for stage in plan.stages() if stage.spec.judges] == ["shortest"]
 
 
 def test_an_error_in_it_fails_the_chain_and_names_the_line(installed: Any, tmp_path: Path) -> None:
@@ -132,29 +138,11 @@ def test_what_is_no_judgement_is_refused(returned: Any) -> None:
         _judgement("mine", returned, 3)
 
 
-def test_a_function_with_other_arguments_is_no_judge() -> None:
-    def two(problem: str, candidates: Sequence[str]) -> int:
-        return 0
-
-    with pytest.raises(TypeError, match=r"accepts .problem, thought, candidates."):
-        judge("two")(two)
-
-
-@pytest.mark.parametrize("key", ["prompts", "after", "engine", "kind"])
-def test_a_key_that_every_stage_has_is_refused(key: str) -> None:
-    space: dict[str, Any] = {}
-    exec(f"def mine(problem, thought, candidates, *, {key}=1): return 0", space)
-    with pytest.raises(TypeError, match=f"cannot have a key named {key}:"):
-        judge("mine")(space["mine"])
-
-
-def test_bounds_of_its_keys() -> None:
-    @judge("bounded")
-    def bounded(problem: str, thought: str, candidates: Sequence[str], *, share: Annotated[float, Meta(ge=0, le=1)] = 0.5) -> int:
-        return 0
-
-    with pytest.raises(msgspec.ValidationError, match="<= 1"):
-        msgspec.convert({"kind": "bounded", "share": 2}, bounded.spec)
+def test_what_is_no_judge_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^judge 'two': expected a function of \(problem, candidates\): missing a required argument"):
+        judge(lambda problem, candidates, third: 0, name="two")
+    with pytest.raises(UsageError, match="has no name; give it one"):
+        judge(partial(lambda problem, candidates, place: place, place=0))
 
 
 VOTES = [
@@ -174,8 +162,8 @@ VOTES = [
 def test_votes(candidates: list[str], least: int, place: int | None, share: float) -> None:
     from pipeline.stages.vote import majority_vote
 
-    assert majority_vote("", "", candidates, least_votes=least) == (place, pytest.approx(share))
-    assert VOTE.spec.__struct_config__.tag == "vote"
+    assert majority_vote(Problem(1, "1", "", None), candidates, least_votes=least) == (place, pytest.approx(share))
+    assert VOTE.name == "vote"
 
 
 def test_self_consistency_takes_the_answer_that_most_drafts_give(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Judges and graders that are functions of the process: registered or passed, and unknown to any other process."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,19 @@ from tests.support.paths import SIM
 PROBLEMS = [{"problem": f"Problem number {i}?", "answer": "A", "options": ["one", "two"]} for i in range(3)]
 
 
-def graph(kind: str, **keys: Any) -> dict[str, Any]:
+def graph(kind: str) -> dict[str, Any]:
     write = {"kind": "generate", "engine": "target", "unit": "step", "after": "verify", "when": "verify.rejected", "max_tokens": 100}
     body = {
         "draft": {"kind": "draft", "engine": "draft", "candidates": 3, "max_tokens": 100},
-        "verify": {"kind": kind, "after": "draft", **keys},
+        "verify": {"kind": kind, "after": "draft"},
         "write": write,
     }
     loop = {"kind": "repeat", "until": {"thought_closed": True, "max_steps": 3}, "stages": body}
     return {"name": "own", "stages": {"reason": loop, "answer": {"kind": "answer", "engine": "target", "after": "reason"}}}
 
 
-def solve(kind: str, problems: Any = PROBLEMS, keys: dict[str, Any] | None = None, **options: Any) -> pipeline.Result:
-    return pipeline.solve(graph(kind, **(keys or {})), problems, engines=str(SIM), **options)
+def solve(kind: str, problems: Any = PROBLEMS, **options: Any) -> pipeline.Result:
+    return pipeline.solve(graph(kind), problems, engines=str(SIM), **options)
 
 
 def forget() -> None:
@@ -48,18 +49,22 @@ def alone() -> Iterator[None]:
 
 def test_a_decorated_judge_is_known_and_can_be_called() -> None:
     @pipeline.judge
-    def nth(problem: str, thought: str, candidates: Sequence[str], *, place: int = 0) -> int | None:
-        return place if place < len(candidates) else None
+    def first(problem: Problem, candidates: Sequence[str]) -> int | None:
+        return 0
 
-    assert nth("", "", ["a"]) == 0
-    assert all(row.fallback_steps == 0 for row in solve("nth"))
-    assert all(row.accepted_steps == 0 for row in solve("nth", keys={"place": 9}))
+    def never(problem: Problem, candidates: Sequence[str], label: str) -> int | None:
+        return None
+
+    assert first(Problem(1, "1", "", None), ["a"]) == 0
+    assert all(row.fallback_steps == 0 for row in solve("first"))
+    pipeline.judge(partial(never, label="x"), name="nobody")
+    assert all(row.accepted_steps == 0 for row in solve("nobody"))
 
 
-def test_a_judge_is_passed_and_sees_the_whole_problem_if_it_asks() -> None:
+def test_a_judge_is_passed_and_sees_the_whole_problem() -> None:
     seen: list[pipeline.Problem] = []
 
-    def look(problem: pipeline.Problem, thought: str, candidates: Sequence[str]) -> int:
+    def look(problem: Problem, candidates: Sequence[str]) -> int:
         seen.append(problem)
         return 0
 
@@ -68,7 +73,7 @@ def test_a_judge_is_passed_and_sees_the_whole_problem_if_it_asks() -> None:
 
 
 def test_replicas_that_are_processes_do_not_know_it() -> None:
-    def mine(problem: str, thought: str, candidates: Sequence[str]) -> int:
+    def mine(problem: Problem, candidates: Sequence[str]) -> int:
         return 0
 
     assert len(solve("mine", judges=[mine], replicas=2)) == 3, "simulated ones are in this process"
@@ -77,7 +82,7 @@ def test_replicas_that_are_processes_do_not_know_it() -> None:
 
 
 def test_a_name_of_ours_is_not_taken() -> None:
-    def choose(problem: str, thought: str, candidates: Sequence[str]) -> int:
+    def choose(problem: Problem, candidates: Sequence[str]) -> int:
         return 0
 
     def math(answer: str, reference: str) -> bool:
@@ -110,7 +115,7 @@ def test_graders_are_named_by_problems_and_a_single_one_grades_all() -> None:
 
 @pytest.mark.slow
 def test_what_only_python_knew_is_named_when_the_command_line_is_to_continue(tmp_path: Path) -> None:
-    def first(problem: str, thought: str, candidates: Sequence[str]) -> int:
+    def first(problem: Problem, candidates: Sequence[str]) -> int:
         return 0
 
     (tmp_path / "graph.yaml").write_text(str(graph("first") | {"engines": str(SIM)}))
