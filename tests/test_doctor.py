@@ -38,9 +38,9 @@ GPU = Gpu(index=0, cuda_name="0", name="H100", memory_bytes=80 * GIB, free_bytes
 SIM = SimSpec(model="label", device=SimDeviceSpec(name="here", flops_per_s=1e12, bytes_per_s=1e12), parameters=1e9, kv_bytes_per_token=1000)
 
 
-def machine(*gpus: Gpu, usable: bool = False, **versions: str) -> Machine:
+def machine(*gpus: Gpu, **versions: str) -> Machine:
     named = {name.replace("_", "-"): version for name, version in versions.items()}
-    return Machine(cores=(0, 1), memory_bytes=64 * GIB, free_memory_bytes=60 * GIB, gpus=gpus, cuda_usable=usable, versions=named)
+    return Machine(cores=(0, 1), memory_bytes=64 * GIB, free_memory_bytes=60 * GIB, gpus=gpus, versions=named)
 
 
 def states(where: Machine) -> dict[str, BackendState]:
@@ -88,7 +88,7 @@ def sharing_notices(backend: str, cuda_mps: bool) -> list[str]:
     specs: dict[str, EngineSpec] = {role: TorchSpec(model=model, device="cuda:0") for role in ("draft", "target")}
     if backend == "vllm":
         specs = {role: VllmSpec(model=model, gpu_memory_utilization=0.4) for role in specs}
-    here = structs.replace(machine(GPU, usable=True, torch="2.13.0", vllm="0.32.0"), cuda_mps=cuda_mps)
+    here = structs.replace(machine(GPU, torch="2.13.0", vllm="0.32.0"), cuda_mps=cuda_mps)
     return [*taking_turns(specs, here), *side_by_side(specs, here)]
 
 

@@ -40,9 +40,8 @@ def core_facts(role: str, cores: Sequence[int], threads: int) -> dict[str, Fact]
     return {"devices": (name,), "cores": threads}
 
 
-def core_findings(core_requests: Mapping[str, CoreRequest], cores: Sequence[int], count: int) -> Iterator[Finding]:
-    """The flaws of the cores that engines on the CPU want; `cores` are those that this process may use, of which it may keep `count`
-    busy."""
+def core_findings(core_requests: Mapping[str, CoreRequest], cores: Sequence[int]) -> Iterator[Finding]:
+    """The flaws of the cores that engines on the CPU want; `cores` are those that this process may use."""
     taken: dict[int, str] = {}
     for role, request in core_requests.items():
         named = [] if request.first is None else list(range(request.first, request.first + request.threads))
@@ -54,10 +53,9 @@ def core_findings(core_requests: Mapping[str, CoreRequest], cores: Sequence[int]
             yield Finding(role=role, what=what, remedy="choose other cores, or none", fatal=False)
         taken |= dict.fromkeys(named, role)
     wanted = sum(request.threads for request in core_requests.values())
-    if wanted > count:
-        there = f"{count} are there" if count == len(cores) else f"a CPU quota allows only {count}"
-        what = f"the engines want {wanted} cores together, but {there}: they slow each other down"
-        yield Finding(role=[*core_requests][-1], what=what, remedy=f"keep the sum of threads at {count} or less", fatal=False)
+    if wanted > len(cores):
+        what = f"the engines want {wanted} cores together, but {len(cores)} are there: they slow each other down"
+        yield Finding(role=[*core_requests][-1], what=what, remedy=f"keep the sum of threads at {len(cores)} or less", fatal=False)
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.engine import Request
-from pipeline.system.heaps import forget
 
+FEW = 128
+"""A heap of no more calls than this, and two for each that waits, is not searched."""
 MAX_OVERTAKES = 8
 """A waiting call is overtaken by at most this many times `max_in_flight` others."""
 
@@ -167,7 +168,9 @@ class Lane:
         call = self._overdue() or self._shortest()
         self.waiting -= 1
         self._begin(call)
-        forget(self._ready, self.waiting, lambda entry: entry[-1].waits)
+        if len(self._ready) > FEW + 2 * self.waiting:  # those that were dropped would else stay below ever new calls with lower keys
+            self._ready = [entry for entry in self._ready if entry[-1].waits]
+            heapq.heapify(self._ready)
         return call
 
     def leave(self, call: Call, output_tokens: int | None = None) -> None:

@@ -22,7 +22,6 @@ from pathlib import Path
 from msgspec import Struct
 
 import pipeline
-from pipeline.system.cgroup import memory_kills, memory_limits
 from pipeline.text import is_secret
 
 _STDERR_BYTES = 1 << 16
@@ -78,7 +77,6 @@ class WorkerProcess:
         finally:
             theirs.close()
             os.close(their_stderr)
-        self._kills = memory_kills()
         self._said = b""
         self._line = b""
         """The beginning of a line that it has not ended."""
@@ -125,18 +123,9 @@ class WorkerProcess:
         self._process.wait()
 
     def ending(self) -> str:
-        """How it ended, for the user: its exit status or signal, and whether the kernel killed here for lack of memory meanwhile."""
+        """How it ended, for the user: its exit status or signal."""
         status = self._process.poll()
-        if status != -signal.SIGKILL:
-            return "it still runs" if status is None else describe(status)
-        kills = memory_kills()
-        if kills is None or self._kills is None:
-            return f"{describe(status)}, often for lack of memory"
-        if kills > self._kills:
-            limit = min((most for most, _ in memory_limits()), default=None)
-            may_have = "" if limit is None else f", of which its cgroup may have {limit / (1 << 30):.1f} GiB"
-            return f"{describe(status)} for lack of memory{may_have}"
-        return describe(status)
+        return "it still runs" if status is None else describe(status)
 
     def last_error(self) -> str:
         """The error that the worker died of, read from its stderr, or the last line there; empty where it wrote nothing."""

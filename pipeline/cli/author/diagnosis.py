@@ -96,7 +96,7 @@ def diagnose(
     """Look at this machine, or another one `elsewhere`, and at an engines file, a run folder or a graph and its engines, `bound` in their
     place; raises `UsageError`."""
     specs, plan = Roles({}) if engines is None else load_roles(engines, settings, bound)
-    machine = elsewhere or look(deep=True)
+    machine = elsewhere or look()
     examined = anyio.run(examine, specs, machine)
     tokenizers, broken = read_tokenizers(specs)
     vocabularies = {role: tokenizer.vocabulary for role, tokenizer in tokenizers.items()}

@@ -106,17 +106,14 @@ def _print(diagnosis: Diagnosis) -> None:
 
 
 def _machine_rows(system: str, machine: Machine) -> list[tuple[str, str]]:
-    limited = machine.core_count < len(machine.cores)
-    quota = f", of which a CPU quota leaves the time of {machine.core_count}" if limited else ""
     return [
         ("system", system),
-        ("cores", f"{len(machine.cores)}{quota}"),
+        ("cores", str(len(machine.cores))),
         ("memory", f"{gib(machine.memory_bytes)}, {gib(machine.free_memory_bytes)} free"),
         *((f"GPU {gpu.index}", _gpu(gpu)) for gpu in machine.gpus),
         *([] if machine.gpus else [("GPU", "none that the NVIDIA driver and CUDA_VISIBLE_DEVICES show")]),
         *([] if machine.cuda_mps is None else [("CUDA MPS", f"its control daemon {'runs' if machine.cuda_mps else 'does not run'}")]),
         ("driver", machine.driver or "none"),
-        ("torch sees", _torch_sees(machine)),
         ("versions", ", ".join(f"{name} {version}" for name, version in machine.versions.items())),
     ]
 
@@ -125,13 +122,6 @@ def _gpu(gpu: Gpu) -> str:
     if gpu.memory_bytes is None or gpu.free_bytes is None:
         return f"{gpu.name}, memory not told"
     return f"{gpu.name}, {gib(gpu.memory_bytes)}, {gib(gpu.free_bytes)} free"
-
-
-def _torch_sees(machine: Machine) -> str:
-    if machine.cuda_usable is None:
-        return "torch does not load here"
-    built = f"no CUDA device (built for CUDA {machine.cuda})" if machine.cuda else "no CUDA"
-    return f"{f'CUDA {machine.cuda}' if machine.cuda_usable else built}, {'Apple MPS' if machine.mps else 'no Apple MPS'}"
 
 
 def _role(role: RoleState) -> str:

@@ -18,7 +18,6 @@ import msgspec
 from msgspec import Raw
 
 from pipeline.errors import GraphError, PipelineError, install_command
-from pipeline.system.proxies import is_loopback, proxy_variable
 from pipeline.text import LEAST_CHARACTERS, declare_secret, redact, without
 
 CONNECT_S = 10.0
@@ -148,10 +147,8 @@ class Server:
         self._key = key if key is not None and len(key) >= LEAST_CHARACTERS else None
         self._failures = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, RuntimeError)
         self._unreachable = (httpx2.ConnectError, httpx2.ConnectTimeout)
-        self._proxy = proxy_variable(url)
         self._client = httpx2.AsyncClient(
             base_url=url,
-            trust_env=self._proxy is not None or not is_loopback(url),  # what listens here is never asked through a proxy
             verify=_certificates(),
             headers={"Accept": "application/json", "Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
             timeout=httpx2.Timeout(None, connect=CONNECT_S),  # how long an answer may take is the caller's business
@@ -196,8 +193,7 @@ class Server:
                     keep(received)
         except self._failures as error:
             fate = "cannot be reached" if isinstance(error, self._unreachable) else "broke the connection"
-            through = f" through the proxy that {self._proxy} names" if self._proxy else ""
-            raise NoAnswer("failing", f"{fate}{through}: {quoted(_cause(error))}") from None
+            raise NoAnswer("failing", f"{fate}: {quoted(_cause(error))}") from None
         return reply._replace(content=b"".join(pieces))
 
 

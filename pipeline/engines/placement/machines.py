@@ -51,8 +51,6 @@ def machine_named(text: str) -> Machine:
         memory_bytes=1024 * GIB,
         free_memory_bytes=1024 * GIB,
         gpus=tuple(gpus),
-        cuda="12",
-        cuda_usable=True,
         assumed=True,
         versions={"vllm": VERSION, "torch": "2"},
     )

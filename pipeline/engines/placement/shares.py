@@ -70,7 +70,7 @@ def divided(specs: Specs, machine: Machine, count: int, noun: str = "replica") -
     on_cores = {role: specs[role] for role, found in placed.items() if not found or _core(specs[role]) is not None}
     cores = _cores(on_cores, machine, count) if on_cores else [()] * count
     shares = tuple(DeviceShare(gpus=machine.gpus[n * each : (n + 1) * each], cores=cores[n]) for n in range(count))
-    least = min(*map(len, cores), machine.core_count // count)
+    least = min(*map(len, cores), len(machine.cores) // count)
     wanted = sum(_threads(spec) for spec in on_cores.values())
     what = f"the engines of a {noun} want {wanted} CPU cores together, but it has {least}: they slow each other down"
     crowded = [f"warning: --{noun}s {count}: {what}"] if on_cores and wanted > least else []
@@ -107,7 +107,6 @@ def part_of(machine: Machine, count: int) -> Machine:
         cores=machine.cores[: max(1, len(machine.cores) // count)],
         memory_bytes=machine.memory_bytes // count,
         free_memory_bytes=machine.free_memory_bytes // count,
-        cpu_quota=None if machine.cpu_quota is None else machine.cpu_quota / count,
     )
 
 
@@ -127,11 +126,11 @@ def _too_few_gpus(each: int, there: int, count: int) -> str:
 
 def _cores(specs: Specs, machine: Machine, count: int) -> list[tuple[int, ...]]:
     """The cores of each replica: equal parts of those of the machine, in their order."""
-    there, busy = machine.cores, machine.core_count
-    if busy < count:
-        what = f"its engines compute on the CPU, but this machine has {_count(busy, 'CPU core')}, not one for each replica"
-        raise UsageError(f"--replicas {count}: {what}; use --replicas {busy}{' or fewer' * (busy > 1)}")
-    least = len(there) // count
+    there, most = machine.cores, len(machine.cores)
+    if most < count:
+        what = f"its engines compute on the CPU, but this machine has {_count(most, 'CPU core')}, not one for each replica"
+        raise UsageError(f"--replicas {count}: {what}; use --replicas {most}{' or fewer' * (most > 1)}")
+    least = most // count
     for role, spec in specs.items():
         if (core := _core(spec)) is not None and (last := core + _threads(spec) - 1) >= least:
             what = f"engine {role!r} names core {last}, but each replica has {_count(least, 'CPU core')} of this machine, counted from 0"

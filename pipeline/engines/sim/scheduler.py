@@ -31,7 +31,7 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -40,10 +40,11 @@ from pipeline.engines.sim.cache import Node, PrefixCache
 from pipeline.engines.sim.roofline import Cost, Roofline
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.sim.speculation import CandidateIterations
-from pipeline.system.heaps import forget
 
 Key = tuple[int, float, str, int]
 """The order of jobs: priority, arrival, request id, number."""
+FEW = 128
+"""A queue of no more jobs than this, and two for each that waits, is not searched."""
 OLDEST_EVERY = 8
 """One in this many admissions goes to the oldest job, whatever its priority, so that none waits forever."""
 
@@ -228,7 +229,9 @@ class Scheduler:
         heappush(self._by_age, ((0, *job.key[1:]), job))
         self.waiting += 1
         for queue in (self._queue, self._by_age):
-            forget(queue, self.waiting, lambda entry: entry[1].queued)  # those that were admitted from the other one
+            if len(queue) > FEW + 2 * self.waiting:  # those that were admitted from the other one would stay
+                queue[:] = [entry for entry in queue if entry[1].queued]
+                heapify(queue)
         return self._head() is job
 
     def drop(self, job: Job) -> bool:

@@ -17,7 +17,7 @@ from pipeline.engines.models import load_tokenizer, resolve, tokenizer_of
 from pipeline.engines.process.engine import InterruptibleWorkerEngine, WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.torch.spec import TorchSpec, float32_on_cpu
-from pipeline.system.machine import Gpu, Machine, bindable_cores, gib
+from pipeline.system.machine import Gpu, Machine, cores, gib
 from pipeline.system.worker_process import Program
 
 _PROCESS_BYTES = 3 << 28
@@ -36,8 +36,8 @@ async def open_torch(specs: Mapping[str, TorchSpec]) -> AsyncIterator[Mapping[st
         card = cards[role]
         refuse([*missing(role, card, _needs(spec)), *adapter_findings(role, adapters[role], card, VARIANTS), *_slots(role, spec)])
     core_requests = {role: CoreRequest(spec.core, spec.threads, not spec.device.startswith("cuda")) for role, spec in specs.items()}
-    cores = share_cores(core_requests, bindable_cores())
-    async with open_workers([[_engine(role, spec, cores[role])] for role, spec in specs.items()]) as opened:
+    shares = share_cores(core_requests, cores())
+    async with open_workers([[_engine(role, spec, shares[role])] for role, spec in specs.items()]) as opened:
         yield opened
 
 
@@ -75,8 +75,8 @@ def torch_available(machine: Machine) -> Availability:
     version = machine.versions.get("torch")
     if version is None:
         return Availability(usable=False, what="torch is not installed", remedy="pip install torch")
-    where = "on CUDA" if machine.cuda_usable else "on the CPU"
-    idle = machine.gpus and not machine.cuda_usable
+    where = "on CUDA" if machine.gpus and cuda_build(machine) else "on the CPU"
+    idle = machine.gpus and not cuda_build(machine)
     remedy = "it cannot use the GPU: pip install --force-reinstall torch" if idle else ""
     return Availability(usable=True, what=f"torch {version}, {where}", remedy=remedy)
 
@@ -107,7 +107,7 @@ def torch_examination(
             rows.append(need.row(role, gpu or machine, cache_bytes=cache))
             starts.append((rows[-1], need.fixed_bytes))
     core_requests = {role: CoreRequest(spec.core, spec.threads, True) for role, spec in specs.items() if gpu_of(spec, machine) is None}
-    found += core_findings(core_requests, machine.cores, machine.core_count)
+    found += core_findings(core_requests, machine.cores)
     found += shortages(starts, _WITHOUT_GPU if not machine.gpus else "use a smaller model, another device, or backend vllm")
     for row in rows:
         left = None if row.free_bytes is None else row.free_bytes - sum(taken for each, taken in starts if each.device == row.device)
@@ -141,9 +141,7 @@ def gpu_of(spec: TorchSpec, machine: Machine) -> int | None:
 
 
 def cuda_build(machine: Machine) -> bool:
-    """True if the installed torch is one for CUDA; its version tells, where torch itself was not asked (`look(deep=True)`)."""
-    if machine.cuda_usable is not None:
-        return machine.cuda_usable
+    """True if the installed torch is one for CUDA, by its version."""
     return "torch" in machine.versions and not machine.versions["torch"].endswith("+cpu")
 
 

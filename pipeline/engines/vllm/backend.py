@@ -20,7 +20,7 @@ from pipeline.engines.startup import current_listener
 from pipeline.engines.vllm.check import check, examine_vllm, vllm_available
 from pipeline.engines.vllm.memory import build, devices_of, has_room, may_score, on_cpu, widened
 from pipeline.engines.vllm.spec import VllmSpec
-from pipeline.system.machine import Machine, bindable_cores, look
+from pipeline.system.machine import Machine, cores, look
 from pipeline.system.worker_process import Program
 
 _SHUTDOWN_S = 15.0
@@ -38,9 +38,9 @@ async def open_vllm(specs: Mapping[str, VllmSpec]) -> AsyncIterator[Mapping[str,
     plan = check(specs, machine)
     on_cpu = build(machine) == "cpu"
     core_requests = {role: CoreRequest(spec.core, spec.threads, on_cpu) for role, spec in specs.items()}
-    cores = share_cores(core_requests, bindable_cores())
-    programs = {role: program(spec, cores[role] if on_cpu else None, machine) for role, spec in specs.items()}
-    engines = {role: _engine(setup(role, spec, cores[role]), spec, programs[role]) for role, spec in specs.items()}
+    shares = share_cores(core_requests, cores())
+    programs = {role: program(spec, shares[role] if on_cpu else None, machine) for role, spec in specs.items()}
+    engines = {role: _engine(setup(role, spec, shares[role]), spec, programs[role]) for role, spec in specs.items()}
     async with open_workers(_queues(specs, engines, on_cpu)) as opened:
         for role, engine in engines.items():
             if not may_score(plan, role, engine.vocab_size, engine.max_model_len, engine.facts):

@@ -140,7 +140,6 @@ def _without_gpu(plan: MemoryPlan) -> Iterator[Finding]:
     yield from core_findings(
         {role: CoreRequest(spec.core, spec.threads, True) for role, spec in plan.specs.items()},
         plan.machine.cores,
-        plan.machine.core_count,
     )
     taken = [(row, (row.weights_bytes or 0) + row.overhead_bytes + (row.cache_bytes or 0)) for row in plan.rows]
     yield from shortages(taken, "lower kv_cache_gib, use a smaller model, or plan for GPUs: pipeline doctor --as 2xH100-80GB")

@@ -68,8 +68,6 @@ def test_what_is_told_about_them() -> None:
     assert divided(pair, EIGHT, 8).sentences == ("8 replicas: GPU 0, GPU 1, GPU 2, ..., GPU 7",)
     crowded = "warning: --replicas 7: the engines of a replica want 2 CPU cores together, but it has 1: they slow each other down"
     assert divided(pair, CPUS, 7).sentences[1:] == (crowded,)
-    limited = structs.replace(CPUS, cpu_quota=3.0)
-    assert divided(pair, limited, 3).sentences[1:] == (crowded.replace("7", "3"),), "of two cores each it has the time of one"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +94,7 @@ def test_what_is_told_about_them() -> None:
             "use --replicas 7 or fewer",
         ),
         (
-            {"target": torch()}, structs.replace(CPUS, cpu_quota=1.5), 2,
+            {"target": torch()}, structs.replace(CPUS, cores=(0,)), 2,
             "--replicas 2: its engines compute on the CPU, but this machine has a CPU core, not one for each replica; use --replicas 1",
         ),
         (
@@ -141,8 +139,8 @@ def test_workers_whose_engines_are_servers_are_as_many_as_asked() -> None:
 
 
 def test_engines_are_chosen_for_a_part_of_the_machine() -> None:
-    part = part_of(structs.replace(EIGHT, cpu_quota=32.0), 3)
-    assert ([gpu.index for gpu in part.gpus], len(part.cores), part.core_count, part.memory_bytes) == ([0, 1], 21, 10, 1024 * GIB // 3)
+    part = part_of(EIGHT, 3)
+    assert ([gpu.index for gpu in part.gpus], len(part.cores), part.memory_bytes) == ([0, 1], 21, 1024 * GIB // 3)
     assert part_of(EIGHT, 1) == EIGHT
     with pytest.raises(UsageError, match=r"^--replicas 9: each replica needs a GPU, but this machine has 8; use --replicas 8 or fewer"):
         part_of(EIGHT, 9)
