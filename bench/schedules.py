@@ -33,8 +33,7 @@ from pipeline.engines.sim.text import sim_answer
 from pipeline.grading.grader import Grader
 from pipeline.graph.plan import Plan
 from pipeline.reasoning.prompts import PromptBuilder
-from pipeline.runtime.admission.feed import InputFeed
-from pipeline.runtime.admission.order import InputOrder, SampleCounts
+from pipeline.runtime.admission.feed import InputFeed, SampleCounts
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.inline_grader import open_inline_grader
@@ -144,7 +143,7 @@ class Bench(Struct, kw_only=True):
             recorder = await stack.enter_async_context(open_recorder(RunStore(folder), virtual=self.virtual))
             rows = await stack.enter_async_context(open_inline_grader(recorder, grader, self.virtual))
             clock = Clock(time.time_ns()) if self.virtual else Clock(time.time_ns(), time.monotonic)
-            feed = InputFeed(iter(problems), InputOrder(SampleCounts(1, 1), lambda order: False), threads=not self.virtual)
+            feed = InputFeed(iter(problems), SampleCounts(1, 1), lambda place: False, threads=not self.virtual)
             executor = Executor(plan, stages, engines, builders, schedule, rows, clock, settings)
             await executor.run(feed)
         if executor.progress.done < len(problems):

@@ -23,8 +23,7 @@ from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit
-from pipeline.runtime.admission.feed import InputFeed
-from pipeline.runtime.admission.order import InputOrder, SampleCounts
+from pipeline.runtime.admission.feed import InputFeed, SampleCounts
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.schedule import Pipelined
@@ -99,7 +98,7 @@ async def solved(engines: dict[str, Instant], live: int, chains: int, admission:
             clock = Clock(time.time_ns(), time.monotonic)
             stages = build_stages(plan, builders, "bench")
             run = Executor(plan, stages, engines, builders, Pipelined(live, admission), recorder, clock, Settings(run_id="bench"))
-            await run.run(InputFeed(iter(problems), InputOrder(SampleCounts(1, 1), lambda order: False), threads=True))
+            await run.run(InputFeed(iter(problems), SampleCounts(1, 1), lambda place: False, threads=True))
         assert run.progress.done == chains
         return time.process_time() - cpu
 

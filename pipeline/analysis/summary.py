@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from pipeline.analysis.headline.adapters import unused_adapters
 from pipeline.analysis.headline.figures import EngineSummary, Left, StageSummary, Summary
-from pipeline.analysis.order import order_correlation
 from pipeline.analysis.quality.option_mass import option_mass, read_masses
 from pipeline.analysis.quality.samples import sample_statistics
 from pipeline.analysis.quality.step_counts import STEP_SUMS
@@ -154,8 +153,6 @@ def summarize_work(work: RunTimes) -> Summary:
         batch_size=file.batch_size or None,
         admission=file.admission or None,
         pauses=file.totals.pauses,
-        order=file.order or None,
-        order_correlation=order_correlation(db) if file.order not in ("", "input") else None,
         left=_left(file, chains, tokens, wall_s),
         wall_time_s=wall_s,
         **_chain_figures(db, chains, wall_s),

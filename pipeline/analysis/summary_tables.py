@@ -16,7 +16,6 @@ def facts(s: Summary) -> Table:
         ("steps", f"{s.steps:,}, {_number(s.steps_per_s)} steps/s; {s.thought_tokens:,} tokens"),
         *([("options", mass_sentence(s.option_mass))] if s.option_mass else []),
         *_speculation_rows(s),
-        *_order_rows(s),
         *([("admission", f"by cache, chains paused {s.pauses:,} times")] if s.pauses else []),
         ("overlap", f"{_percent(s.overlap_share)} of the time at least two engines {_of_one(s)}were busy"),
         ("stop reasons", ", ".join(f"{reason} {count}" for reason, count in s.stop_reasons.items())),
@@ -83,14 +82,6 @@ def _replicas(found: Imbalance) -> str:
     said += [f"most chains {found.chains:.2f} times the mean"] if found.chains is not None else []
     said += [f"idle {found.tail_idle_share:.1%} of the tail of {_number(found.tail_s)} s"] if found.tail_idle_share is not None else []
     return f"{found.replicas}{': ' if said else ''}{', '.join(said)}"
-
-
-def _order_rows(s: Summary) -> list[tuple[str, str]]:
-    """How good the expectation was by which chains began; no row in the order of the input."""
-    if s.order in (None, "input"):
-        return []
-    known = "not known" if s.order_correlation is None else f"{s.order_correlation:.2f} (1: in this order, 0: by chance)"
-    return [("order", f"{s.order}; rank correlation of expected and actual thought lengths: {known}")]
 
 
 def _speculation_rows(s: Summary) -> list[tuple[str, str]]:

@@ -58,7 +58,7 @@ take_over_option = option("--take-over", is_flag=True, help=TAKE_OVER_HELP, head
 @model_option
 @settings_option
 @preset_option
-@run_options("samples", "seed", "batch_size", "schedule", "admission", "order", "output", "keep_input", "baseline")
+@run_options("samples", "seed", "batch_size", "schedule", "admission", "output", "keep_input", "baseline")
 @json_option
 @run_options("fail_on_error", "resume", "retry_failed", "allow_drift")
 @take_over_option
@@ -106,7 +106,7 @@ def run(
     help="Other engines: a bundled name, a YAML file, or replay:RUN.",
     heading="Models",
 )
-@run_options("batch_size", "schedule", "admission", "order", "baseline", unset=True)
+@run_options("batch_size", "schedule", "admission", "baseline", unset=True)
 @json_option
 @run_options("fail_on_error", "retry_failed", unset=True)
 @take_over_option

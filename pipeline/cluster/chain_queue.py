@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from pipeline.cluster.messages import Assignment
 from pipeline.engine import Usage
 from pipeline.reasoning.chain import chain_id
-from pipeline.runtime.admission.order import Start
+from pipeline.runtime.admission.feed import Start
 from pipeline.runtime.resume_state import ResumedCall, ResumedChain, ResumeState
 from pipeline.store.events import CallRow, StepRow
 
@@ -100,11 +100,9 @@ class ChainQueue:
         """Keep a reported step of a chain that is at a replica."""
         self._chains[row.chain_id].resumed.steps.append(row.step_token_ids)
 
-    def end(self, name: str) -> Start:
+    def end(self, name: str) -> None:
         """A chain is over."""
-        chain = self._chains.pop(name)
-        self._leave(chain)
-        return chain.start
+        self._leave(self._chains.pop(name))
 
     def put_back(self, names: Iterable[str]) -> None:
         """Let chains wait again, before all others, because their replica is lost or has ended."""
@@ -136,7 +134,6 @@ def _assignment(chain: UnfinishedChain) -> Assignment:
         item=start.item,
         sample_index=start.sample_index,
         order=start.order,
-        expected_length=start.expected_length,
         resumed=own if resumed.attempts or resumed.steps else None,
     )
 

@@ -354,7 +354,8 @@ class FleetWork:
             return
         member.chains += 1
         self._rows.chain(structs.replace(row, replica=member.number, node=member.node))
-        start, progress = self._queue.end(name), self.progress
+        self._queue.end(name)
+        progress = self.progress
         if row.stop_reason == "cancelled":
             progress.cancelled += 1
         elif row.stop_reason == "error":
@@ -362,4 +363,3 @@ class FleetWork:
             progress.errors[row.error_type or "", row.error_stage or NO_STAGE] += 1
         else:
             progress.done += 1
-            self._feed.ended(start, row.thought_tokens)

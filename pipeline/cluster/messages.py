@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from pipeline.engine import EngineStatistics, Fact
 from pipeline.errors import ReplicaLost
-from pipeline.runtime.admission.order import Item
+from pipeline.runtime.admission.feed import Item
 from pipeline.runtime.resume_state import ResumedChain
 from pipeline.store.events import CallRow, ChainRow, StepRow
 
@@ -23,7 +23,6 @@ class Assignment(Struct, frozen=True, kw_only=True):
     sample_index: int
     order: int
     """Its place in the input."""
-    expected_length: float | None = None
     resumed: ResumedChain | None = None
     """What is recorded of it, if it was begun elsewhere or in an earlier session."""
 

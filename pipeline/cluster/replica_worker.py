@@ -17,8 +17,7 @@ from pipeline.engines.startup import Listener
 from pipeline.errors import PipelineError, UsageError
 from pipeline.graph.spec import EngineSpec
 from pipeline.reasoning.chain import chain_id
-from pipeline.runtime.admission.feed import Arrivals
-from pipeline.runtime.admission.order import Start
+from pipeline.runtime.admission.feed import Arrivals, Start
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.session.chains import Chains, OpenEngines, statistics, suited
@@ -144,7 +143,7 @@ class ReplicaWorker:
         """Let a chain that was handed out wait, with what is recorded of it."""
         if chain.resumed is not None:
             self._state.chains[chain_id(chain.item.problem_id, chain.sample_index)] = chain.resumed
-        self._feed.add(Start(chain.item, chain.sample_index, chain.order, chain.expected_length))
+        self._feed.add(Start(chain.item, chain.sample_index, chain.order))
 
     def _follow(self) -> None:
         """Let the executor know what was ordered, as soon as there is one."""

@@ -208,7 +208,6 @@ def _setup_rows(run: RunFile) -> Iterator[tuple[str, str]]:
     count = replica_count(run)
     yield "batch size", f"{run.batch_size} chains in flight{f' on each of {count} replicas' if count > 1 else ''}, {run.schedule}"
     yield "admission", _admission(run)
-    yield "order", run.order or "not recorded"
     yield "samples and seed", f"{run.mean_samples:g} per problem, seed {run.seed}"
     yield "input", f"{run.input.file}, {run.input.rows:,} rows"
     yield "clock", "simulated" if run.virtual_time else "measured"

@@ -68,13 +68,12 @@ class ChainRecorder:
         *,
         blocks: Mapping[str, int] = {},
         mode: str | None = None,
-        expected_length: float | None = None,
     ) -> None:
-        """`blocks`: see `ComputedContexts`, by role; `mode` and `expected_length` are columns of its rows."""
+        """`blocks`: see `ComputedContexts`, by role; `mode` is a column of its rows."""
         self._rows, self._progress, self._clock, self._problem, self._resumed = rows, progress, clock, problem, resumed
         self.contexts: Mapping[str, Sequence[int]] = {}
         """The chain's contexts, once it has begun: they grow with its thought."""
-        self._computed, self._mode, self._expected_length = ComputedContexts(blocks), mode, expected_length
+        self._computed, self._mode = ComputedContexts(blocks), mode
         self._chain_id = chain_id(problem.problem_id, sample_index)
         self._identity = (run_id, problem.problem_id, self._chain_id, sample_index)
         """The first columns of every table."""
@@ -200,7 +199,6 @@ class ChainRecorder:
                 wait_time_s=self.waiting.total_s,
                 start_unix_ns=self._resumed.started_unix_ns or self._clock.unix_ns(self._started),
                 end_unix_ns=self._clock.unix_ns(now),
-                expected_length=self._expected_length,
                 unverified_steps=self._unverified,
                 answer_cut=None if said is None else said.cut,
             )

@@ -16,8 +16,7 @@ from pipeline.reasoning.chain import Chain, chain_id
 from pipeline.reasoning.prompts import PromptBuilder, openings, role_of
 from pipeline.reasoning.translate import TokenTranslator
 from pipeline.runtime.admission.admission import AdmissionMember
-from pipeline.runtime.admission.feed import Feed
-from pipeline.runtime.admission.order import Start
+from pipeline.runtime.admission.feed import Feed, Start
 from pipeline.runtime.chain_recorder import ChainRecorder, block_tokens
 from pipeline.runtime.chain_runner import ChainRunner, bind
 from pipeline.runtime.clock import Clock
@@ -104,9 +103,9 @@ class Executor:
         """Start chains as the feed gives them and the row sink and the schedule admit them."""
         while (start := await feed.next()) is not None:
             await self._recorder.room()
-            chains.start_soon(self._solve, start, await self._schedule.enter(), feed)
+            chains.start_soon(self._solve, start, await self._schedule.enter())
 
-    async def _solve(self, start: Start, member: AdmissionMember | None, feed: Feed) -> None:
+    async def _solve(self, start: Start, member: AdmissionMember | None) -> None:
         """Run one chain from its first call to its row."""
         item, sample_index = start.item, start.sample_index
         problem = Problem(row=item.row, problem_id=item.problem_id, problem="", answer=None) if isinstance(item, BadRow) else item
@@ -121,15 +120,14 @@ class Executor:
             resumed,
             blocks=self._blocks,
             mode=self._mode,
-            expected_length=start.expected_length,
         )
         runner = ChainRunner(self._schedule, member, self._clock, record)
         try:
-            await self._run_chain(runner, start, feed)
+            await self._run_chain(runner, start)
         finally:
             self._schedule.leave(member)
 
-    async def _run_chain(self, runner: ChainRunner, start: Start, feed: Feed) -> None:
+    async def _run_chain(self, runner: ChainRunner, start: Start) -> None:
         """Run the chain itself; the one place where its end is recorded, whatever that is."""
         item = start.item
         try:
@@ -142,7 +140,6 @@ class Executor:
             if runner.overflow is not None and not chain.thought:
                 raise runner.overflow  # not even the problem fits
             runner.record.end(chain, chain.stop_reason or chain.default_stop_reason())
-            feed.ended(start, chain.thought_tokens)
         except (anyio.get_cancelled_exc_class(), RunError, MemoryError):  # none of these is the chain's own
             runner.record.end(runner.chain, "cancelled")
             raise

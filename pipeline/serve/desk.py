@@ -16,8 +16,7 @@ from pipeline.data.requests.chat import AskedChat
 from pipeline.data.requests.errors import ApiError, error_of
 from pipeline.data.requests.reply import ChainReply
 from pipeline.reasoning.chain import chain_id
-from pipeline.runtime.admission.feed import Arrivals
-from pipeline.runtime.admission.order import Start, Withdrawal
+from pipeline.runtime.admission.feed import Arrivals, Start, Withdrawal
 from pipeline.store.events import CallRow, ChainRow, StepRow
 
 RECENT = 64

@@ -40,8 +40,6 @@ Input: TypeAlias = str | Path | Sequence[Path] | Iterable[str | Mapping[str, Any
 `problem` and, where known, `answer`, `problem_id`, `options`, `grader`; or a table with such columns, of pandas, polars or Arrow."""
 _LOADED = ("vllm", "torch")
 """Backends whose engines were chosen for the GPUs of this machine."""
-LONGEST = "longest"
-"""The value of `order` by which the longest problems are first; after a colon the run folder that says how long."""
 
 Drift = Literal["allowed", "refused"]
 """What a change of an option means for a run that is resumed: it may be allowed, or it would be another run."""
@@ -78,7 +76,6 @@ ADMISSION_HELP = (
     "cache: chains, or their calls, wait while they exceed the engines' KV caches; batch: only the batch size limits how many are"
     " in flight."
 )
-ORDER_HELP = "input, longest (longest expected first; holds all problems in memory) or longest:RUN (by reasoning length in an earlier run)."
 SHARE_HELP = "Exit with code 3 only if more than this share of the chains failed, 0 to 1."
 CLUSTER_HELP = "Place the replicas on a Ray cluster: ray (RAY_ADDRESS, this machine's, or a new one) or ray://HOST:PORT."
 KEEP_HELP = "Keep a copy of the problems in the run folder, for report, export and resume."
@@ -93,7 +90,6 @@ Seed: TypeAlias = Annotated[int, about("Random seed.", "Prompting", "N", drift="
 BatchSize: TypeAlias = Annotated[int, about(BATCH_HELP, "Scheduling", "N", drift="allowed", bounds=(1, 1_000_000))]
 Schedule: TypeAlias = Annotated[ScheduleName, about(SCHEDULE_HELP, "Scheduling", "NAME", drift="allowed")]
 AdmissionKind: TypeAlias = Annotated[AdmissionName, about(ADMISSION_HELP, "Scheduling", "NAME", drift="allowed")]
-Order: TypeAlias = Annotated[str, about(ORDER_HELP, "Scheduling", "ORDER", drift="allowed")]
 Output: TypeAlias = Annotated[Path, about("Run folder, or its s3:// or gs:// URL.", "Output", "DIR", recorded=False)]
 KeepInput: TypeAlias = Annotated[bool, about(KEEP_HELP, "Output")]
 Baseline: TypeAlias = Annotated[bool, about(BASELINE_HELP, "Output")]
@@ -131,7 +127,6 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     batch_size: BatchSize = 64
     schedule: Schedule = "pipelined"
     admission: AdmissionKind = "cache"
-    order: Order = "input"
     output: Output | None = None
     keep_input: KeepInput = True
     baseline: Baseline = False
@@ -184,12 +179,6 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         sample = None if self.random is None else row_sample(self.random)
         return RowSet(limit=self.limit, sample=sample, shard=None if self.shard is None else shard_of(self.shard))
 
-    @property
-    def earlier_run(self) -> Path | None:
-        """The run folder whose thoughts say which chains begin first."""
-        kind, _, folder = self.order.partition(":")
-        return Path(folder) if kind == LONGEST and folder else None
-
 
 def _known() -> dict[str, About]:
     found: dict[str, About] = {}
@@ -218,8 +207,6 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
         files["engines"] = f"{PREFIX}{run}"
     elif options.engines is not None:
         files["engines"] = str(find_file(options.engines, "engines file").absolute())
-    if (run := options.earlier_run) is not None:
-        files["order"] = f"{LONGEST}:{run.absolute()}"
     recorded: dict[str, Any] = {name: storable(path) for name, path in files.items()}
     recorded["more_inputs"] = tuple(map(storable, more))
     recorded["settings"] = tuple(anywhere(setting, Path(files["graph"])) for setting in options.settings)
@@ -320,7 +307,6 @@ class RunKeywords(GraphKeywords, total=False):
     batch_size: BatchSize
     schedule: Schedule
     admission: AdmissionKind
-    order: Order
     keep_input: KeepInput
     baseline: Baseline
     fail_on_error: FailedShare

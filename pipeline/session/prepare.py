@@ -23,14 +23,12 @@ from pipeline.grading.plugins import graders_of_this_process, takes_problem
 from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, registered_alone, stage_specs
-from pipeline.runtime.admission.feed import Arrivals, Feed, InputFeed
-from pipeline.runtime.admission.order import SampleCounts, start_order
+from pipeline.runtime.admission.feed import Arrivals, Feed, InputFeed, SampleCounts
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.session.complete import completed
 from pipeline.session.notices import strange_problems
 from pipeline.session.options import (
     ABOUT,
-    LONGEST,
     MAY_DRIFT,
     RunOptions,
     check_functions,
@@ -43,17 +41,12 @@ from pipeline.session.resume import forget_mismatched, read_resume_state
 from pipeline.store.check import check_chains
 from pipeline.store.folder import hold_default, hold_output
 from pipeline.store.kept_problems import kept_problems
-from pipeline.store.query import Query
 from pipeline.store.run_file import FILE, RunFile, RunInput, Session, host, versions
 from pipeline.store.run_store import RunStore, new_folder_id
 from pipeline.text import storable
 
 RUNS = Path("runs")
 """Where run folders are made that the user does not name."""
-
-
-Thoughts = Mapping[str, Sequence[int]]
-"""Tokens of the finished thoughts of an earlier run, by `problem_id`."""
 
 
 class RunSettings(Struct, frozen=True, kw_only=True):
@@ -73,8 +66,6 @@ class Prepared(Struct, frozen=True, kw_only=True):
     problems: Problems
     fingerprint: Fingerprint
     virtual_time: bool
-    earlier_thoughts: Thoughts = {}
-    """Lengths of thoughts by which chains are put in order."""
     folder: Path | None = None
     """None for a run that writes nothing to disk."""
     old: RunFile | None = None
@@ -112,8 +103,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
         if self.arrivals is not None:
             return self.arrivals
         samples = SampleCounts(self.options.samples, self.record.samples)
-        order = start_order(self.options.order, samples, self.resume_state.is_over, self.earlier_thoughts)
-        return InputFeed(self.problems.unchanged(), order, threads=not self.virtual_time)
+        return InputFeed(self.problems.unchanged(), samples, self.resume_state.is_over, threads=not self.virtual_time)
 
     def problem_rows(self) -> dict[int, Mapping[str, Any]]:
         """The whole rows of the problems by their numbers, if a grader of this process wants them."""
@@ -180,9 +170,8 @@ def prepare(
     virtual: bool | None = None,
     command: Sequence[str] = (),
     fingerprint: Fingerprint | None = None,
-    earlier: Thoughts | None = None,
 ) -> Prepared:
-    """Prepare a run in a `folder` that this process holds; `fingerprint` and `earlier` thoughts where they are known already."""
+    """Prepare a run in a `folder` that this process holds; `fingerprint`: where it is known already."""
     if options.on_replicas:
         check_replicas(options)
     if folder is not None and old is not None:
@@ -204,7 +193,6 @@ def prepare(
         problems=problems,
         fingerprint=fingerprint,
         virtual_time=virtual,
-        earlier_thoughts=earlier_thoughts(options.order) if earlier is None else earlier,
         folder=folder,
         old=old,
         record=record,
@@ -295,7 +283,6 @@ def _new_record(
         plan=plan,
         schedule=options.schedule,
         admission=options.admission,
-        order=recorded["order"],
         batch_size=options.batch_size,
         samples=max(options.samples, fingerprint.own_most),
         seed=options.seed,
@@ -417,18 +404,3 @@ def needs(recording: RunFile, options: RunOptions, fingerprint: Fingerprint) -> 
         yield f"--limit {then.rows} or less, and no --random"
     elif fingerprint.rows > then.rows:
         yield f"--limit {then.rows} or less"
-
-
-def earlier_thoughts(order: str) -> Thoughts:
-    """The thoughts of the run that `order` names, empty where it names none; raises `UsageError` for what is no order and where the run has
-    none, `InputError` where its chains cannot be read."""
-    word, colon, run = order.partition(":")
-    if word not in ("input", LONGEST) or bool(colon) != bool(run) or (run and word != LONGEST):
-        raise UsageError(f"--order {order}: expected input, {LONGEST}, or {LONGEST}:RUN with the folder of an earlier run")
-    if not run:
-        return {}
-    with Query(Path(run)) as db:
-        found = dict(db.stream("SELECT problem_id, list(thought_tokens) FROM chains WHERE finished GROUP BY problem_id"))
-    if not found:
-        raise UsageError(f"--order {order}: there is no finished chain in {run}; name the folder of a run that has some")
-    return found

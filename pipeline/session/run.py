@@ -24,8 +24,7 @@ from pipeline.errors import Interrupted, OutOfMemory, PipelineError, is_out_of_m
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.admission.admission import Admission
-from pipeline.runtime.admission.feed import Feed
-from pipeline.runtime.admission.order import Start
+from pipeline.runtime.admission.feed import Feed, Start
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.inline_grader import GradingStatistics, InlineGrader, open_inline_grader
 from pipeline.runtime.lane import Lane

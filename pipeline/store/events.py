@@ -348,9 +348,6 @@ class ChainRow(Struct, frozen=True):
     """When the chain started."""
     end_unix_ns: Instant
     """When it ended."""
-    expected_length: float | None = None
-    """With `--order longest`: what decided its place, the expected tokens of the thought or, without an earlier run, the characters of the
-    problem. Null in the order of the input."""
     replica: int | None = None
     """The replica on which it ended, from 0; null in runs of one process."""
     node: str | None = None

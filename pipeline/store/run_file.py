@@ -171,8 +171,6 @@ class RunFile(Struct, frozen=True, kw_only=True):
     schedule: str
     admission: str = ""
     """`cache` or `batch`."""
-    order: str = ""
-    """`input`, `longest` or `longest:RUN`."""
     batch_size: Count
     samples: Count
     """Chains of a problem; where the problems of the input say that themselves, the most of any."""

@@ -15,7 +15,7 @@ from pipeline.graph.plan import Plan
 from pipeline.graph.spec import EngineSpec, Param
 from pipeline.graph.yaml_file import shown
 from pipeline.runtime.schedule import ScheduleName
-from pipeline.session.options import AdmissionKind, Columns, FailedShare, Limit, Order, Random, Samples, Seed
+from pipeline.session.options import AdmissionKind, Columns, FailedShare, Limit, Random, Samples, Seed
 
 
 class Rows(NamedTuple):
@@ -35,7 +35,6 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     batch_sizes: tuple[int, ...]
     schedules: tuple[ScheduleName, ...] = ("pipelined",)
     admission: AdmissionKind = "cache"
-    order: Order = "input"
     vary: dict[str, tuple[str, ...]] = {}
     """Values of params that vary, by the param's name; every combination is a separate curve."""
     choices: dict[Path, tuple[dict[str, str], ...]] = {}

@@ -15,7 +15,7 @@ from pipeline.engine import Engine, PrefixCacheReset
 from pipeline.engines.placement.shares import NONE, DeviceShare
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
-from pipeline.session.prepare import Prepared, Thoughts, check_replay, earlier_thoughts, prepare
+from pipeline.session.prepare import Prepared, check_replay, prepare
 from pipeline.session.run import opened_engines, solve_on
 from pipeline.store.folder import hold
 from pipeline.store.run_file import RunFile
@@ -32,8 +32,6 @@ class PreparedSweep(Struct, frozen=True, kw_only=True):
     plan: SweepPlan
     inputs: dict[Rows, tuple[Problems, Fingerprint]]
     """The problems of its points."""
-    earlier_thoughts: Thoughts
-    """Lengths of thoughts by which chains are put in order."""
     folder: Path
 
     @property
@@ -66,17 +64,15 @@ class PreparedSweep(Struct, frozen=True, kw_only=True):
             folder,
             virtual=system.virtual,
             fingerprint=fingerprint,
-            earlier=self.earlier_thoughts,
         )
 
 
 def prepare_sweep(plan: SweepPlan, folder: Path) -> PreparedSweep:
     """Check everything that can be checked before an engine starts; raises `GraphError`, `InputError` and `UsageError`."""
-    options = plan.options
     inputs = read_inputs(plan.points)
     for point in plan.points:
         check_replay(point.system.plan, run_options(point.sweep, point.system, folder), inputs[point.sweep.rows][1])
-    return PreparedSweep(plan=plan, inputs=inputs, earlier_thoughts=earlier_thoughts(options.order), folder=folder)
+    return PreparedSweep(plan=plan, inputs=inputs, folder=folder)
 
 
 def read_inputs(points: Sequence[PlannedPoint]) -> dict[Rows, tuple[Problems, Fingerprint]]:
@@ -105,7 +101,6 @@ def run_options(options: SweepOptions, system: SweepSystem, folder: Path, **chan
         "random": options.random,
         "seed": options.seed,
         "admission": options.admission,
-        "order": options.order,
         "output": folder,
         "keep_input": False,  # once for each point
     }

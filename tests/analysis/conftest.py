@@ -35,7 +35,6 @@ def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:
         "rules": RULES,
         "schedule": "pipelined",
         "admission": "cache",
-        "order": "input",
         "batch_size": 8,
         "samples": 1,
         "seed": 0,

@@ -145,7 +145,6 @@ def test_differences_are_over_the_problems_both_have(table: Make) -> None:
         ({"host": Host(processor="one", cores=1)}, "it could use another number of cores: 1, the baseline None"),
         ({"rules": structs.replace(RULES, thought_tokens=50)}, "its thoughts have at most 50 tokens, the baseline's at most 100 tokens"),
         ({"admission": "batch"}, "admission is batch, the baseline's cache"),
-        ({"order": "longest"}, "order is longest, the baseline's input"),
         ({"rules": structs.replace(RULES, engines={"target": {"model": "other"}})}, "its target is other, the baseline's large"),
         (
             {"rules": structs.replace(RULES, engines={"target": {"backend": "vllm"}})},

@@ -10,7 +10,7 @@ from pipeline.cluster.chain_queue import ChainQueue
 from pipeline.cluster.messages import Assignment
 from pipeline.data.problems import Problem
 from pipeline.reasoning.chain import chain_id
-from pipeline.runtime.admission.order import Start
+from pipeline.runtime.admission.feed import Start
 from pipeline.runtime.resume_state import ResumedChain, ResumeState
 from pipeline.store.events import CallRow, StepRow
 from tests.support.rows import blank

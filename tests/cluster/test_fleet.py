@@ -88,7 +88,7 @@ def test_a_replica_that_joins_late_gets_its_share(problems: Path, calm: SessionR
 @pytest.mark.parametrize(
     "options",
     [
-        {"samples": 3, "order": "longest"},
+        {"samples": 3},
         {"schedule": "sequential", "batch_size": 64},
         {"settings": ("engines.*.text.steps_mean=3", "engines.target.kv_cache_tokens=1500"), "batch_size": 6},
         {"graph": "specreason"},

@@ -18,8 +18,7 @@ from pipeline.engine import Candidate, Completion, Engine, Request, Usage
 from pipeline.engines.registry import open_engines
 from pipeline.errors import EngineDead, EngineUnavailable
 from pipeline.reasoning.prompts import PromptBuilder
-from pipeline.runtime.admission.feed import InputFeed
-from pipeline.runtime.admission.order import InputOrder, SampleCounts, Start
+from pipeline.runtime.admission.feed import InputFeed, SampleCounts, Start
 from pipeline.runtime.clock import LONGEST_BACKOFF_S, Clock, backoff_s
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.schedule import SCHEDULES
@@ -124,7 +123,7 @@ async def execute(
     folder: Path, graph: Path, schedule: str = "pipelined", draft: Callable[[Engine], Any] = healthy, settings: tuple[str, ...] = ()
 ) -> Executor:
     async with opened_executor(folder, graph, schedule, draft, settings) as executor:
-        await executor.run(InputFeed(problems(), InputOrder(SampleCounts(1, 1), lambda order: False), threads=False))
+        await executor.run(InputFeed(problems(), SampleCounts(1, 1), lambda place: False, threads=False))
     return executor
 
 
@@ -271,8 +270,6 @@ class Handed:
             return self._starts.pop(0)
         self.asked.set()
         await anyio.sleep_forever()
-
-    def ended(self, start: Start, thought_tokens: int) -> None: ...
 
 
 @pytest.mark.anyio

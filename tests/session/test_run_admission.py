@@ -1,7 +1,6 @@
 """Admission by cache and the order of chains in whole runs on simulated engines: what changes is when, never what is said."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec import structs
@@ -11,7 +10,6 @@ from pipeline.analysis.summary import summarize
 from pipeline.engine import Completion, Request
 from pipeline.engines.registry import open_engines
 from pipeline.engines.sim.engine import SimEngine
-from pipeline.errors import UsageError
 from pipeline.session.loop import in_loop
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
@@ -91,48 +89,3 @@ def test_an_engine_that_does_not_state_its_cache_is_named(tmp_path: Path) -> Non
     ]
     assert (result.exit_code, result.run.totals.pauses) == (0, None)
     assert {row["recomputed_input_tokens"] for row in rows(result, "calls")} == {None}
-
-
-@pytest.mark.slow
-def test_the_order_changes_no_answer_and_says_how_good_it_was(tmp_path: Path) -> None:
-    plain = solve(tmp_path, "plain", "specreason", batch_size=2, samples=2)
-    by_run = solve(tmp_path, "by-run", "specreason", batch_size=1, samples=2, order=f"longest:{tmp_path / 'plain'}")
-    by_text = solve(tmp_path, "by-text", "specreason", batch_size=2, samples=2, order="longest")
-    assert said(plain) == said(by_run) == said(by_text)
-    assert {row["expected_length"] for row in rows(plain, "chains")} == {None}
-    lengths: dict[str, list[int]] = {}
-    for row in rows(plain, "chains"):
-        lengths.setdefault(row["problem_id"], []).append(row["thought_tokens"])
-    firsts = sorted((row for row in rows(by_run, "chains") if not row["sample_index"]), key=lambda row: row["start_unix_ns"])
-    assert [row["expected_length"] for row in firsts] == sorted((sum(each) / 2 for each in lengths.values()), reverse=True)
-    summary = summarize(by_run.folder)
-    assert summary.order == f"longest:{tmp_path / 'plain'}"
-    assert summary.order_correlation > 0.8
-    assert summarize(plain.folder).order_correlation is None
-    keys = [{row["chain_id"]: row["request_id"] for row in rows(each, "calls")} for each in (plain, by_run)]
-    assert keys[0] == keys[1]
-
-
-@pytest.mark.slow
-def test_a_run_in_another_order_is_resumed_to_the_same_answers(tmp_path: Path, faulty: Path) -> None:
-    whole = solve(tmp_path, "whole", "specreason", batch_size=2)
-    dying = ("engines.target.faults.dies_after_calls=60", "engines.target.max_restarts=0")
-    assert solve(tmp_path, "cut", "specreason", batch_size=2, order="longest", engines=faulty, settings=dying).exit_code == 1
-    again: dict[str, Any] = {"batch_size": 2, "resume": True, "allow_drift": ("engines",)}
-    with pytest.raises(UsageError, match="order is input, was longest; add --allow-drift order"):
-        solve(tmp_path, "cut", "specreason", **again)
-    resumed = solve(tmp_path, "cut", "specreason", order="longest", **again)
-    assert (resumed.exit_code, resumed.done) == (0, 12)
-    assert said(resumed) == said(whole)
-
-
-@pytest.mark.parametrize("order", ["shortest", "longest:", "input:runs/x"])
-def test_what_is_no_order_is_refused(tmp_path: Path, order: str) -> None:
-    with pytest.raises(UsageError, match=f"--order {order}: expected input, longest, or longest:RUN"):
-        solve(tmp_path, order=order)
-
-
-def test_a_run_without_chains_gives_no_order(tmp_path: Path) -> None:
-    (tmp_path / "empty/chains").mkdir(parents=True)
-    with pytest.raises(UsageError, match="there is no finished chain in"):
-        solve(tmp_path, order=f"longest:{tmp_path / 'empty'}")

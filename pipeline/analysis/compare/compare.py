@@ -111,7 +111,7 @@ def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
         said.append(mass_sentence(run.option_mass))
     if (seeds := _seeds(run)) != (others := _seeds(base)):
         said.append(f"seed is {seeds}, the baseline's {others}")
-    for name in ("samples", "batch_size", "replicas", "schedule", "admission", "order"):
+    for name in ("samples", "batch_size", "replicas", "schedule", "admission"):
         ours, theirs = getattr(run, name), getattr(base, name)
         if ours != theirs:
             said.append(f"{name} is {ours}, the baseline's {theirs}")

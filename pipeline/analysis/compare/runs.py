@@ -55,7 +55,7 @@ FROM chains GROUP BY run
 """
 MODELS = "SELECT run, string_agg(DISTINCT model, ', ' ORDER BY model) AS model FROM rewards GROUP BY run"
 ALIKE = (
-    *("graph", "digest", "engines", "params", "resources", "host", "batch_size", "replicas", "schedule", "admission", "order", "samples"),
+    *("graph", "digest", "engines", "params", "resources", "host", "batch_size", "replicas", "schedule", "admission", "samples"),
     "simulated",
 )
 """Fields of a `RunTable` that have to agree in runs that are pooled, in addition to those of the input."""
@@ -128,7 +128,6 @@ class RunTable(Struct, frozen=True, kw_only=True, dict=True):
     """What its chains are held to."""
     schedule: str
     admission: str
-    order: str
     batch_size: int
     replicas: int = 1
     """The number of replicas at once, each with its own engines and `batch_size` chains."""
@@ -244,7 +243,7 @@ def read_run(folder: Path) -> RunTable:
 
 def _member(folder: Path, name: str) -> _Member:
     run = RunFile.read(folder)
-    same = ("graph", "engines", "schedule", "batch_size", "admission", "order", "samples", "seed", "status", "input", "host")
+    same = ("graph", "engines", "schedule", "batch_size", "admission", "samples", "seed", "status", "input", "host")
     counts = {role: found.speculation for role, found in run.engine_statistics.items()}
     facts, replicas = engine_facts(run), replica_count(run)
     fields = {each: getattr(run, each) for each in same} | {

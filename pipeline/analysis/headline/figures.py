@@ -135,11 +135,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     """As in `run.json`: `cache` or `batch`; null where there is none."""
     pauses: int | None = None
     """Times that a chain had to pause for room in a cache; null where the run does not say."""
-    order: str | None = None
-    """As in `run.json`: `input`, `longest` or `longest:RUN`; null where there is none."""
-    order_correlation: float | None = None
-    """Spearman's rank correlation, -1 to 1, between what thoughts were expected to come to and what they came to, over the finished chains
-    of each sample number, weighted by their numbers; null where the order is that of the input, or all lengths are equal."""
     left: Left | None = None
     """Null where all chains are over."""
     wall_time_s: float | None

@@ -8,7 +8,6 @@ import numpy as np
 from msgspec import Struct
 
 from pipeline.analysis.arrays import Array
-from pipeline.analysis.order import spearman
 from pipeline.analysis.quality.estimates import NOTHING, Estimate, ratio
 from pipeline.store.query import Query
 
@@ -73,3 +72,18 @@ def _mean(problem: Array, score: Array) -> Estimate:
         return NOTHING
     place = np.unique(problem, return_inverse=True)[1]
     return ratio(np.bincount(place, score), np.bincount(place))
+
+
+def spearman(one: Array, other: Array) -> float | None:
+    """The correlation of the ranks of two columns, equal values having their mean rank; None where a column has but one value."""
+    ranks = [_ranks(values) for values in (one, other)]
+    if any(np.ptp(each) == 0 for each in ranks):
+        return None
+    # From 2.4 on numpy types what it returns as a matrix or a number.
+    return float(np.corrcoef(np.array(ranks))[0, 1])  # type: ignore[index, unused-ignore]
+
+
+def _ranks(values: Array) -> Array:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts - 1) / 2)[inverse])

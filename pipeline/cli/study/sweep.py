@@ -140,7 +140,7 @@ models_option, scheduling_option = headed("Models"), headed("Scheduling")
     metavar="NAME,...",
     help=f"Schedules: {', '.join(get_args(ScheduleName))}.",
 )
-@run_options("admission", "order")
+@run_options("admission")
 @scheduling_option(
     "--repeats", type=click.IntRange(1, 1000), metavar="N", default=3, show_default=True, help="Runs per point; simulated points: 1."
 )

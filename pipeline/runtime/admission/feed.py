@@ -1,17 +1,65 @@
 """Feeds of an executor: problems of an input in their order, or chains that come during the run, from a driver or from clients."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import anyio
 import anyio.to_thread
 
-from pipeline.runtime.admission.order import Item, Start, StartOrder
+from pipeline.data.problems import Problem
+from pipeline.errors import BadRow, Withdrawn
 
 READ_AHEAD = 256
 """The number of problems that are read from the input at a time."""
+Item = Problem | BadRow
+
+
+class Withdrawal:
+    """Ends a chain before its time, whoever asked for it."""
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope()
+        """That in which the chain runs."""
+        self.error = Withdrawn("")
+        """With what it ends."""
+
+    def withdraw(self, why: str) -> None:
+        """End the chain, or let it end as soon as it begins."""
+        self.error = Withdrawn(why)
+        self.scope.cancel()
+
+
+class Start(NamedTuple):
+    """A chain that is to begin."""
+
+    item: Item
+    sample_index: int
+    order: int
+    """Its `place` in the input."""
+    withdrawal: Withdrawal | None = None
+    """What may end it early; None: nothing but the end of the run."""
+    record: Mapping[str, Any] | None = None
+    """The whole row of its problem, where that is a request and in no file."""
+
+
+class SampleCounts(NamedTuple):
+    """How many chains a problem has."""
+
+    each: int
+    """Of a problem that does not say it."""
+    most: int
+    """Of any problem."""
+
+    def of(self, item: Item) -> int:
+        """The number of chains of `item`."""
+        own = item.settings.samples if isinstance(item, Problem) else None
+        return self.each if own is None else own
+
+    def place(self, item: Item, sample_index: int) -> int:
+        """The place of a chain in the input: rows first, samples of a row next, with room for those of every row."""
+        return (item.row - 1) * self.most + sample_index
 
 
 class Feed(Protocol):
@@ -20,37 +68,36 @@ class Feed(Protocol):
     async def next(self) -> Start | None:
         """Wait for the chain that begins next; None when no more will come."""
 
-    def ended(self, start: Start, thought_tokens: int) -> None:
-        """A chain was finished with a thought of that many tokens."""
-
 
 class InputFeed:
-    """The `Feed` of an input: its problems in the order that `order` decides."""
+    """The `Feed` of an input: each problem with all of its samples, one problem after the other."""
 
-    def __init__(self, problems: Iterator[Item], order: StartOrder, *, threads: bool) -> None:
-        """`threads`: read in a thread; on virtual time, which must not wait for one, at once."""
-        self._problems, self._order, self._threads = problems, order, threads
-        self._read_all = False
+    def __init__(self, problems: Iterator[Item], samples: SampleCounts, is_over: Callable[[int], bool], *, threads: bool) -> None:
+        """`is_over`: whether the chain at a place of the input was finished in an earlier session. `threads`: read in a thread; on
+        virtual time, which must not wait for one, at once."""
+        self._problems, self._samples, self._is_over, self._threads = problems, samples, is_over, threads
+        self._starts: Iterator[Start] = iter(())
 
     async def next(self) -> Start | None:
-        while True:
-            may_begin = self._read_all or not self._order.reads_all
-            if may_begin and (start := self._order.take()) is not None:
-                return start
-            if self._read_all:
-                return None
+        while (start := next(self._starts, None)) is None:
             items = await self._read()
-            self._order.add(items)
-            self._read_all = not items
-
-    def ended(self, start: Start, thought_tokens: int) -> None:
-        self._order.ended(start, thought_tokens)
+            if not items:
+                return None
+            self._starts = self._of(items)
+        return start
 
     async def _read(self) -> list[Item]:
         """The next problems, an empty list at the end."""
         if not self._threads:
             return list(islice(self._problems, READ_AHEAD))
         return await anyio.to_thread.run_sync(lambda: list(islice(self._problems, READ_AHEAD)))
+
+    def _of(self, items: Sequence[Item]) -> Iterator[Start]:
+        for item in items:
+            for sample_index in range(self._samples.of(item)):
+                place = self._samples.place(item, sample_index)
+                if not self._is_over(place):
+                    yield Start(item, sample_index, place)
 
 
 class Arrivals:
@@ -102,9 +149,6 @@ class Arrivals:
         _, start = self._waiting.popitem(last=False)
         self.taken(start)
         return start
-
-    def ended(self, start: Start, thought_tokens: int) -> None:
-        """Whoever sent it sees it in the row."""
 
 
 def _ignore(start: Start) -> None:
