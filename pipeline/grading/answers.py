@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from pipeline.grading.notation import clean, compact
 from pipeline.grading.plugins import KINDS, grader_names
-from pipeline.grading.stated import WHOLE, Form, Stated, declared, only_option, segments
+from pipeline.grading.stated import Form, declared, only_option, segments
 
 Kind = str
 """How a problem's answers are graded: one of `KINDS`, or the name of a grader of others (`grading.plugins`)."""
@@ -72,10 +72,6 @@ class Ruling(Struct, frozen=True):
     correct: bool
     rule: str
     """The rule, and what it found: `equal numbers`, `different letters`."""
-    answer: str = ""
-    """The answer as it was compared."""
-    reference: str = ""
-    """The reference as it was compared."""
 
 
 def _kept(read: Callable[P, T]) -> Callable[P, T]:
@@ -91,17 +87,17 @@ def _kept(read: Callable[P, T]) -> Callable[P, T]:
 
 
 @_kept
-def taken(kind: Kind, answer: str) -> Stated:
+def taken(kind: Kind, answer: str) -> str:
     """The part of an answer or of a reference that is compared: what it marks as its answer, or else all of it."""
     if kind not in KINDS or len(answer) > LONGEST:
-        return Stated(answer, WHOLE)
+        return answer
     form: Form | None = {"numeric": "number", "letter": "letter"}.get(kind)  # type: ignore[assignment]
     found = declared(answer, form)
     if found is None and kind == "math" and len(formulas := segments(answer)) == 1 and _is_sentence(clean(answer)):
-        found = Stated(formulas[0], "the one formula in it")
-    if found is None and kind == "letter" and choice(answer) is None and (option := only_option(answer[:_MAX_NUMERIC])) is not None:
-        found = Stated(option, "the one option named in it")
-    return found or Stated(answer, WHOLE)
+        found = formulas[0]
+    if found is None and kind == "letter" and choice(answer) is None:
+        found = only_option(answer[:_MAX_NUMERIC])
+    return found or answer
 
 
 def same_answer(a: str, b: str) -> bool:
@@ -130,7 +126,7 @@ def is_kind(name: str) -> bool:
 
 def form_of(kind: Kind, reference: str) -> Form:
     """What a text that answers a problem with this reference is searched for."""
-    reference = taken(kind, reference).text
+    reference = taken(kind, reference)
     if kind == "letter" and choice(reference) is not None:
         return "letter"
     return "number" if kind == "numeric" or (len(reference) <= LONGEST and _read(reference).value is not None) else "expression"
@@ -138,7 +134,7 @@ def form_of(kind: Kind, reference: str) -> Form:
 
 def quick_grade(kind: Kind, answer: str, reference: str) -> bool | None:
     """True if `answer` is right; None where only a worker process can decide: mathematical equivalence, and announced graders."""
-    found = ruling(kind, taken(kind, answer).text, taken(kind, reference).text)
+    found = ruling(kind, taken(kind, answer), taken(kind, reference))
     return None if found is None else found.correct
 
 
@@ -147,21 +143,21 @@ def ruling(kind: Kind, answer: str, reference: str) -> Ruling | None:
     if kind not in KINDS:
         return None
     if answer.strip() == reference.strip():
-        return Ruling(True, "the same text", answer.strip(), reference.strip())
+        return Ruling(True, "the same text")
     if max(len(answer), len(reference)) > LONGEST:
         return Ruling(False, f"other texts, one of more than {LONGEST:,} characters")
     letters, options = choice(answer), choice(reference)
     if options and (kind == "letter" or (letters and len(options) == 1)):
-        return _told("letters", letters == options, letters or clean(answer), options)
+        return _told("letters", letters == options)
     mine, theirs = _read(answer), _read(reference)
-    forms, values = (mine.compact, theirs.compact), (mine.value, theirs.value)
+    values = mine.value, theirs.value
     if None in values and (kind == "numeric" or (values[1] is not None and _is_sentence(mine.cleaned))):
         values = _figure(answer), _figure(reference)
     if values[0] is not None and values[1] is not None:
         return _numbers(values[0], values[1], is_percentage(answer), is_percentage(reference))
-    if forms[0] == forms[1] != "":
-        return Ruling(True, "the same text in one notation", *forms)
-    return Ruling(False, "different texts", *forms) if kind == "letter" else None
+    if mine.compact == theirs.compact != "":
+        return Ruling(True, "the same text in one notation")
+    return Ruling(False, "different texts") if kind == "letter" else None
 
 
 @_kept
@@ -236,19 +232,13 @@ def _figure(text: str) -> Fraction | None:
     return number(found[0].replace(" ", "") if "/" not in found[0] else found[0]) if len(found) == 1 else None
 
 
-def _told(what: str, correct: bool, answer: str, reference: str) -> Ruling:
-    return Ruling(correct, f"{'equal' if correct else 'different'} {what}", answer, reference)
+def _told(what: str, correct: bool) -> Ruling:
+    return Ruling(correct, f"{'equal' if correct else 'different'} {what}")
 
 
 def _numbers(answer: Fraction, reference: Fraction, percent: bool, expected: bool) -> Ruling:
     """Whether two numbers are equal; where one text alone is a percentage, whether it denotes the other number (50% is 0.5)."""
     if answer != reference and percent != expected:
         hundredth = (answer / 100, reference) if percent else (answer, reference / 100)
-        return _told("numbers, one of them a percentage", hundredth[0] == hundredth[1], *map(str, hundredth))
-    return _told("numbers", answer == reference, _written(answer), _written(reference))
-
-
-def _written(value: Fraction) -> str:
-    """A number as it is shown: exact, and short where it has many digits."""
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"
+        return _told("numbers, one of them a percentage", hundredth[0] == hundredth[1])
+    return _told("numbers", answer == reference)

@@ -1,4 +1,4 @@
-"""Whether two mathematical expressions are equal: two texts without wrapping enter, a `forms.AnswerComparison` leaves.
+"""Whether two mathematical expressions are equal: two texts without wrapping enter, a `Ruling` leaves.
 
 math-verify reads them. Values are compared here, because its own comparison has an absolute tolerance: `10^{-20}` is `5\\cdot 10^{-20}`
 to it. Rational numbers are compared exactly, all others to `DIGITS` significant digits, and expressions with variables at `POINTS`;
@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import permutations
 from typing import Any
 
-from pipeline.grading.forms import AnswerComparison
+from pipeline.grading.answers import Ruling
 from pipeline.system.worker_process import without_collections
 
 with without_collections():
@@ -49,7 +49,7 @@ _PLAIN = NormalizationConfig(basic_latex=True, units=False, malformed_operators=
 _EXTRACTION = [LatexExtractionConfig(normalization_config=_PLAIN)]
 
 
-def equal(answer: str, reference: str) -> AnswerComparison:
+def equal(answer: str, reference: str) -> Ruling:
     """Whether two expressions, the answer and the reference, are mathematically equal."""
     said, expected = parsed(answer), parsed(reference)
     if said and expected:
@@ -57,7 +57,7 @@ def equal(answer: str, reference: str) -> AnswerComparison:
         with suppress(TypeError, ValueError, ArithmeticError, AttributeError, NotImplementedError):  # sympy's, where it cannot tell
             if (found := _decimals(answer, reference, a, b) or _same(a, b)) is not None:
                 return found
-    return AnswerComparison(bool(verify(expected, said, allow_set_relation_comp=True, timeout_seconds=None)), "math-verify")
+    return Ruling(bool(verify(expected, said, allow_set_relation_comp=True, timeout_seconds=None)), "math-verify")
 
 
 @lru_cache(PARSED)
@@ -75,7 +75,7 @@ def _exact(read: Any) -> Any:
     return read
 
 
-def _decimals(answer: str, reference: str, a: Any, b: Any) -> AnswerComparison | None:
+def _decimals(answer: str, reference: str, a: Any, b: Any) -> Ruling | None:
     """Whether a decimal is the rounded value of the other side's irrational number; None unless one side is a decimal of
     `LEAST_FIGURES` and the other one is such a number."""
     for text, decimal, other in ((answer, a, b), (reference, b, a)):
@@ -85,13 +85,11 @@ def _decimals(answer: str, reference: str, a: Any, b: Any) -> AnswerComparison |
             continue
         value = _number(other, {})
         if value is not None and not value.is_rational:
-            return AnswerComparison(
-                bool(abs(value - decimal) <= Rational(1, 2 * 10 ** len(found[1]))), "a decimal, and the number that it may round"
-            )
+            return Ruling(bool(abs(value - decimal) <= Rational(1, 2 * 10 ** len(found[1]))), "a decimal, and the number that it may round")
     return None
 
 
-def _same(a: Any, b: Any) -> AnswerComparison | None:
+def _same(a: Any, b: Any) -> Ruling | None:
     """Whether two parsed things are equal; None where that cannot be told by values."""
     if isinstance(a, Expr) and isinstance(b, Expr):
         if any(isinstance(each, Symbol) and len(each.name) > 1 for each in (a, b)):
@@ -107,10 +105,10 @@ def _as_set(read: Any) -> Any:
     return read.as_set() if isinstance(read, Relational | And) and len(read.free_symbols) == 1 else read
 
 
-def _same_values(a: Any, b: Any) -> AnswerComparison | None:
+def _same_values(a: Any, b: Any) -> Ruling | None:
     names = sorted(a.free_symbols | b.free_symbols, key=str)
     if not names and (exact := _rationals(a, b)) is not None:
-        return AnswerComparison(exact, "exact values")
+        return Ruling(exact, "exact values")
     real, other = 0, list[bool]()
     for point in _points(names, a, b):
         left, right = _number(a, point), _number(b, point)
@@ -118,16 +116,14 @@ def _same_values(a: Any, b: Any) -> AnswerComparison | None:
             continue
         close, is_real = _close(left, right), not names or bool(left.is_real and right.is_real)
         if is_real and not close:
-            return AnswerComparison(False, "different values" + _where(point))
+            return Ruling(False, "different values" + _where(point))
         real += is_real
         other += [] if is_real else [close]
     if not real and not all(other):
-        return AnswerComparison(
-            False, "different values"
-        )  # \ln x^2 and 2 \ln x differ where they are not real, which counts only if they never are
+        return Ruling(False, "different values")  # \ln x^2 and 2 \ln x differ where they are not real, which counts only if they never are
     if (real or len(other)) < (3 if names else 1):
         return None
-    return AnswerComparison(True, f"equal to {DIGITS} digits" + (f" at {real or len(other)} points" if names else ""))
+    return Ruling(True, f"equal to {DIGITS} digits" + (f" at {real or len(other)} points" if names else ""))
 
 
 def _points(names: Sequence[Any], a: Any, b: Any) -> Iterator[Mapping[Any, Any]]:
@@ -185,15 +181,15 @@ def _close(a: Any, b: Any) -> bool:
     return bool(abs(a - b) <= Rational(1, 10**DIGITS) * max(abs(a), abs(b)))
 
 
-def _same_sets(a: Any, b: Any) -> AnswerComparison | None:
+def _same_sets(a: Any, b: Any) -> Ruling | None:
     """Whether two intervals, or two unions of intervals, have equal ends; None for other sets."""
     mine, theirs = (each.args if isinstance(each, Union) else (each,) for each in (a, b))
     if not all(isinstance(each, Interval) for each in (*mine, *theirs)) or len(mine) > 4:
         return None
     for order in permutations(theirs) if len(mine) == len(theirs) else ():
         if all(_same_interval(x, y) for x, y in zip(mine, order, strict=True)):
-            return AnswerComparison(True, "intervals with equal ends")
-    return AnswerComparison(False, "intervals with different ends")
+            return Ruling(True, "intervals with equal ends")
+    return Ruling(False, "intervals with different ends")
 
 
 def _same_interval(a: Any, b: Any) -> bool:
@@ -204,14 +200,14 @@ def _same_interval(a: Any, b: Any) -> bool:
 
 def _same_end(a: Any, b: Any) -> bool:
     found = None if a.is_infinite or b.is_infinite else _same_values(a, b)
-    return bool(a == b) or (found is not None and found.same)
+    return bool(a == b) or (found is not None and found.correct)
 
 
-def _same_relations(a: Any, b: Any) -> AnswerComparison | None:
+def _same_relations(a: Any, b: Any) -> Ruling | None:
     """Whether one equation or inequality is a multiple of the other; None where it is not, and another solution may make them the same."""
     (mine, left), (theirs, right) = _difference(a), _difference(b)
     if mine is not theirs:
-        return AnswerComparison(False, "different relations")
+        return Ruling(False, "different relations")
     names = sorted(a.free_symbols | b.free_symbols, key=str)
     ratios = []
     for point in _points(names, left, right):
@@ -220,8 +216,8 @@ def _same_relations(a: Any, b: Any) -> AnswerComparison | None:
             ratios.append(x / y)
     if len(ratios) >= 3 and all(_close(ratio, ratios[0]) for ratio in ratios):
         if mine in (Equality, Unequality) or ratios[0] > 0:
-            return AnswerComparison(True, "one is a multiple of the other")
-        return AnswerComparison(False, "opposite relations")
+            return Ruling(True, "one is a multiple of the other")
+        return Ruling(False, "opposite relations")
     if len(names) == 1 and mine is not Equality:
         return _same_sets(_as_set(a), _as_set(b))
     return None

@@ -87,7 +87,7 @@ class Grader:
         """The grade of `answer` if it is known or takes no worker, else None. Never waits."""
         if takes_problem(kind):
             return None
-        return self._at_once((kind, taken(kind, answer).text, taken(kind, reference).text))
+        return self._at_once((kind, taken(kind, answer), taken(kind, reference)))
 
     def grade(self, kind: Kind, answer: str, reference: str, problem: Mapping[str, Any] | None = None) -> Grade:
         """The grade of `answer` to a `problem`, a row. Waits for a worker where one is needed; raises nothing."""
@@ -95,7 +95,7 @@ class Grader:
             if problem is None:
                 return Grade(None, f"the grader {kind!r} needs the problem, which only its run has")
             return _called(kind, same, answer, reference, problem)
-        question = kind, taken(kind, answer).text, taken(kind, reference).text
+        question = kind, taken(kind, answer), taken(kind, reference)
         found = self._at_once(question)
         if found is None:
             found = self._ask(*question)
@@ -165,7 +165,7 @@ class Grader:
 def _called(name: str, same: Same, answer: str, reference: str, *problem: Mapping[str, Any]) -> Grade:
     """The grade by a function of this process."""
     try:
-        found = Ruling(bool(same(answer, reference, *problem)), f"the grader {name}", answer, reference)
+        found = Ruling(bool(same(answer, reference, *problem)), f"the grader {name}")
     except Exception as error:
         return Grade(False, storable(f"the grader {name!r} raised {type(error).__name__}: {with_place(error)}"))
     return Grade(found.correct, ruling=found)

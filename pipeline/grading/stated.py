@@ -1,4 +1,4 @@
-"""Which answer a text states: a text enters, what it gives as its answer and how that was found leave.
+"""Which answer a text states: a text enters, what it gives as its answer leaves.
 
 A text that ends in an answer says so: in its last `\\boxed{}`, in a line `#### ANSWER`, after `answer is`, `Answer:` or `Final Answer`, or
 in bold in its last line. From a text without these a reader takes what it ends with: the last number, option or expression, whichever the
@@ -8,14 +8,10 @@ reference is. Time is linear in the length of the text, and nothing raises.
 import re
 from typing import Literal, TypeAlias
 
-from msgspec import Struct
-
 from pipeline.grading.notation import in_ascii
 
 Form: TypeAlias = Literal["number", "letter", "expression"]
 """What kind of thing a reference is, and so the answer that is looked for."""
-WHOLE = "the whole answer"
-"""How an unmarked answer was found."""
 THINK_CLOSE = "</think>"
 MAX_PHRASES = 4
 """Phrases such as `the answer is` that are looked at, from the end."""
@@ -52,14 +48,6 @@ _SEVERAL = re.compile(r"\b(?:or|and|to|between)\b|[=<>+*]")
 _WRAPPED = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}")
 
 
-class Stated(Struct, frozen=True):
-    """The answer that a text states."""
-
-    text: str
-    how: str
-    """What it was found as, such as `the last box` or `the last number`."""
-
-
 def boxed(text: str) -> str | None:
     """The content of the last `\\boxed{...}` that is balanced and not blank, of nested ones the inner; None without one."""
     answer, answer_start = None, -1
@@ -80,7 +68,7 @@ def has_boxed(text: str) -> bool:
     return boxed(text) is not None
 
 
-def stated(text: str, form: Form | None = None) -> Stated | None:
+def stated(text: str, form: Form | None = None) -> str | None:
     """The answer that a whole `text` states, looked for as a thing of this `form`; None where it states none.
 
     What follows `</think>` counts before the thought.
@@ -94,30 +82,30 @@ def stated(text: str, form: Form | None = None) -> Stated | None:
     return None
 
 
-def stated_in(answer: str, thought: str, form: Form | None = None) -> Stated | None:
+def stated_in(answer: str, thought: str, form: Form | None = None) -> str | None:
     """What a chain gives as its answer: what the text of its `answer` marks as such, else the last box of its `thought`, else the whole
     text of the answer. None where it has neither."""
     text = answer.strip()
     if (found := declared(text, form)) is not None:
         return found
     if (box := boxed(thought)) is not None:
-        return Stated(box, "the last box of the thought")
-    return Stated(text, WHOLE) if text else None
+        return box
+    return text or None
 
 
-def declared(text: str, form: Form | None = None) -> Stated | None:
+def declared(text: str, form: Form | None = None) -> str | None:
     """The answer that `text` marks as its answer: a box, a phrase, or bold in its last line; None where nothing is marked."""
     if (box := boxed(text)) is not None:
-        return Stated(box, "the last box")
+        return box
     if marked := _HASHES.findall(text):
-        return Stated(marked[-1].strip(), "the line that begins with ####")
+        return str(marked[-1]).strip()
     plain = _MARKS.sub("", text)
     for phrase in [*_PHRASE.finditer(plain)][: -MAX_PHRASES - 1 : -1]:
         if value := _of_form(_clause(plain, phrase.end()), form):
-            return Stated(value, f"what follows `{' '.join(phrase[0].split())}`")
+            return value
     bold = [one or other for one, other in _BOLD.findall(text.rstrip().rpartition("\n")[2])]
     if len(bold) == 1 and not bold[0].rstrip().endswith(":") and (value := _of_form(bold[0], form, whole=True)):
-        return Stated(value, "bold in the last line")
+        return value
     return None
 
 
@@ -148,28 +136,28 @@ def _of_form(text: str, form: Form | None, whole: bool = False) -> str | None:
     return str(option[1]) if option else str(numbers[0]).strip() if len(numbers) == 1 else None
 
 
-def _ending(text: str, form: Form | None) -> Stated | None:
+def _ending(text: str, form: Form | None) -> str | None:
     """What a text that marks no answer ends with."""
     return next(filter(None, (rule(text) for rule in _ENDINGS[form])), None)
 
 
-def _last_number(text: str) -> Stated | None:
+def _last_number(text: str) -> str | None:
     for line in reversed(text.split("\n")):
         if numbers := _NUMBER.findall(line):
-            return Stated(numbers[-1].strip(), "the last number")
+            return str(numbers[-1]).strip()
     return None
 
 
-def _last_option(text: str) -> Stated | None:
+def _last_option(text: str) -> str | None:
     options = _options(text)
-    return Stated(options[-1], "the last option named") if options else None
+    return options[-1] if options else None
 
 
-def _last_formula(text: str) -> Stated | None:
+def _last_formula(text: str) -> str | None:
     if math := segments(text):
-        return Stated(math[-1], "the last formula")
+        return math[-1]
     last = re.split(r"\.\s|\n", text.rpartition("=")[2].strip(), maxsplit=1)[0].strip(" .,;:$") if "=" in text else ""
-    return Stated(last, "what follows the last `=`") if last else None
+    return last if last else None
 
 
 _ENDINGS = {

@@ -63,7 +63,7 @@ def _rule(kind: Kind, leaf: Leaf) -> Callable[[str, str], Ruling]:
     if kind in KINDS:
         return lambda answer, reference: same_form(answer, reference, leaf)
     same = load_grader(kind)
-    return lambda answer, reference: Ruling(bool(same(answer, reference)), f"the grader {kind}", answer, reference)
+    return lambda answer, reference: Ruling(bool(same(answer, reference)), f"the grader {kind}")
 
 
 if __name__ == "__main__":

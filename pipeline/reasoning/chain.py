@@ -12,7 +12,7 @@ from msgspec import Struct
 from pipeline.confidence import Confidence
 from pipeline.data.problems import Problem
 from pipeline.engine import Content
-from pipeline.grading.stated import Form, Stated, has_boxed, stated_in
+from pipeline.grading.stated import Form, has_boxed, stated_in
 from pipeline.graph.prompts import DELIMITER
 from pipeline.graph.spec import UntilSpec
 from pipeline.reasoning.prompts import PromptBuilder, role_of
@@ -400,7 +400,7 @@ class Chain:
             return "thought_closed"
         return "context_length" if self.overflowed or self._is_full(0) else "max_tokens"
 
-    def stated_answer(self, form: Form | None = None) -> Stated | None:
+    def stated_answer(self, form: Form | None = None) -> str | None:
         """What the chain gives as its answer, looked for as a thing of this `form`; None where it gives none."""
         return stated_in(self.answer.text if self.answer else "", "".join(span.text for span in self.thought), form)
 

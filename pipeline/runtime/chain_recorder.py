@@ -165,13 +165,12 @@ class ChainRecorder:
         problem = self._problem
         grader = problem.grader or ("letter" if problem.options else "math")
         form = None if problem.answer is None else form_of(as_kind(grader), problem.answer)
-        stated = chain.stated_answer(form) if chain and finished else None
         said: Span | None = chain.answer if chain else None
         self._rows.chain(
             ChainRow(
                 *self._identity,
                 input_row=problem.row,
-                answer=stated.text if stated else None,
+                answer=chain.stated_answer(form) if chain and finished else None,
                 answer_text=said.text if said else None,
                 reference_answer=problem.answer,
                 correct=None,  # `inline_grader` fills it in

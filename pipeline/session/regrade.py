@@ -42,8 +42,8 @@ class Change(Struct, frozen=True):
     """Whether the answer was right by the old grade; None where it was not graded."""
     after: bool | None
     """Whether it is right by the new grade; None where it was not graded."""
-    why: str | None
-    """What kept the answers from being compared to the end; None where nothing did."""
+    rule: str | None
+    """What decided the new grade, or kept the answers from being compared to the end; None where there was nothing to compare."""
 
 
 class Regrade(Struct, frozen=True):
@@ -154,8 +154,8 @@ class Tally:
         self.correct += bool(verdict)
         self.errors.update([grade.why] if grade.why else [])
         if grade.correct != row["correct"]:
-            reference = row["reference_answer"] or ""
-            self.changes.append(Change(row["chain_id"], row["answer"], reference, row["correct"], grade.correct, grade.why))
+            reference, rule = row["reference_answer"] or "", grade.why or (grade.ruling.rule if grade.ruling else None)
+            self.changes.append(Change(row["chain_id"], row["answer"], reference, row["correct"], grade.correct, rule))
         if (grade.correct, grade.why) != (row["correct"], row["grading_error"]):
             self.new[row["chain_id"]] = grade
 

@@ -44,7 +44,7 @@ def majority_vote(problem: Problem, candidates: Sequence[str], *, least_votes: i
 def _answer(text: str) -> Canonical | None:
     """The answer that a candidate gives; None where it gives none."""
     said = stated(text)
-    return None if said is None else canonical(said.text)
+    return None if said is None else canonical(said)
 
 
 def _build(name: str, spec: VoteSpec, builders: Mapping[str, PromptBuilder]) -> FunctionJudge:

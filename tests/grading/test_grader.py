@@ -53,6 +53,25 @@ def test_every_pair_has_its_verdict(grader: Grader, topic: tuple[str, str]) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "answer", "reference", "right", "rule"),
+    [
+        ("math", " 2 602 ", "2602", True, "equal numbers"),
+        ("math", r"50\%", "0.5", True, "equal numbers, one of them a percentage"),
+        ("math", "So it is **73**.", "73", True, "the same text"),
+        ("letter", "C", "D", False, "different letters"),
+        ("math", r"x=1, y=\sqrt{8}", r"x=1, y=2\sqrt{2}", True, "2 parts in any order"),
+        ("math", r"5\text{ cm}", r"5\text{ m}", False, "different units, cm and m"),
+    ],
+)
+def test_what_decided_is_said(grader: Grader, kind: str, answer: str, reference: str, right: bool, rule: str) -> None:
+    grade = grader.grade(kind, answer, reference)
+    assert grade.correct is right
+    assert grade.ruling is not None
+    assert grade.ruling.rule.startswith(rule)
+
+
+@pytest.mark.slow
 def test_most_verdicts_are_symmetric(grader: Grader) -> None:
     """Bare expressions are: an answer may be a sentence or bold, a reference not."""
     pairs = [pair for pair in PAIRS if pair.topic in SYMMETRIC]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.grading.answers import quick_grade
-from pipeline.grading.stated import Form, Stated, stated
+from pipeline.grading.stated import Form, stated
 
 DRAFTS: list[tuple[Form | None, str, str | None]] = [
     ("number", "Tom collects 2, so 13 + 2 = 15.\n\nTom drops 2, so 15 - 2 = 13.\n\n</think>", "13"),
@@ -57,22 +57,20 @@ DRAFTS: list[tuple[Form | None, str, str | None]] = [
 
 @pytest.mark.parametrize(("form", "text", "answer"), DRAFTS)
 def test_what_a_draft_states(form: Form | None, text: str, answer: str | None) -> None:
-    found = stated(text, form)
-    assert (found and found.text) == answer
+    assert stated(text, form) == answer
 
 
-def test_how_it_was_found_is_said() -> None:
-    assert stated("so \\boxed{3}") == Stated("3", "the last box")
-    assert stated("The answer is 3.", "number") == Stated("3", "what follows `answer is`")
-    assert stated("So it is **3**.", "number") == Stated("3", "bold in the last line")
-    assert stated("#### 3") == Stated("3", "the line that begins with ####")
-    assert stated("of 5, 3 are left", "number") == Stated("3", "the last number")
+def test_what_marks_an_answer() -> None:
+    assert stated("so \\boxed{3}") == "3"
+    assert stated("The answer is 3.", "number") == "3"
+    assert stated("So it is **3**.", "number") == "3"
+    assert stated("#### 3") == "3"
+    assert stated("of 5, 3 are left", "number") == "3"
 
 
 @given(st.text(), st.sampled_from(["number", "letter", "expression", None]))
 def test_any_text_is_read(text: str, form: Form | None) -> None:
-    found = stated(text, form)
-    assert found is None or found.text
+    assert stated(text, form) != ""
 
 
 HOSTILE = ["the answer is " * 8_000, "answer: " * 12_000, "1" * 100_000, "1,234" * 20_000, "**" * 50_000, "$" * 100_000, "\\[" * 50_000]
@@ -126,7 +124,7 @@ def test_drafts_published_with_scot_have_their_labels(shared: Path) -> None:
     as_text = by_value = misprints = 0
     for thought, reference, label in drafts:
         found = stated(thought, "number")
-        said = "" if found is None else found.text.strip("\\$% ")
+        said = "" if found is None else found.strip("\\$% ")
         as_text += (said == reference) == label
         value = _value(said)
         misprint = not label and value is not None and said != reference and value == _value(reference)

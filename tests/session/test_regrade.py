@@ -69,7 +69,7 @@ def test_what_changed_is_said_and_written(run: Path) -> None:
     found = regrade(run)
     assert (found.chains, found.graded, found.correct, found.changed) == (8, 6, 3, 3)
     assert (found.became_right, found.became_wrong, found.errors) == (2, 1, {})
-    assert found.changes[0] == Change("c4", "1/2", "0.5", False, True, None)
+    assert found.changes[0] == Change("c4", "1/2", "0.5", False, True, "equal numbers")
     assert correct(run) == [True, False, None, True, False, True, None, False]
     after = content(run)
     assert {name for name in after if before.get(name) != after[name]} == {"chains/part-00000.parquet", "run.json"}
@@ -151,7 +151,9 @@ def pipeline(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_the_command(run: Path) -> None:
     would = pipeline("grade", run, "--dry-run")
     assert would.returncode == 0, would.stderr
-    assert "a-run: 3 verdicts would change, 2 to right and 1 to wrong\n  c4: wrong -> right: 1/2  for  0.5\n" in would.stdout
+    assert (
+        "a-run: 3 verdicts would change, 2 to right and 1 to wrong\n  c4: wrong -> right: 1/2  for  0.5  (equal numbers)\n" in would.stdout
+    )
     found = json.loads(pipeline("grade", run, "--json").stdout)
     assert (found["changed"], found["correct"], len(found["changes"])) == (3, 3, 3)
     done = pipeline("grade", run)

@@ -47,7 +47,7 @@ class ThoughtChoices(Struct, frozen=True):
 def draft_is_right(thought: str, kind: Kind, reference: str, grader: Grader) -> bool | None:
     """Whether the answer that a drafted thought states is right; None where it states none, or it cannot be graded."""
     said = stated(thought, form_of(kind, reference))
-    return None if said is None else grader.grade(kind, said.text, reference).correct
+    return None if said is None else grader.grade(kind, said, reference).correct
 
 
 def read_choices(db: Query, plan: Plan) -> ThoughtChoices | None:

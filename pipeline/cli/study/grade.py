@@ -1,6 +1,4 @@
-"""`pipeline grade RUN`: the answers of a run graded again, or how the verdict on one came about."""
-
-from collections.abc import Iterator
+"""`pipeline grade RUN`: the answers of a run graded again."""
 
 import click
 import msgspec
@@ -9,9 +7,7 @@ from pipeline.cli.commands import command, option
 from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.options import json_option
 from pipeline.cli.terminal import print_line, print_page
-from pipeline.errors import UsageError
 from pipeline.grading.grader import LIMIT_S
-from pipeline.session.explain import Explanation, explanations
 from pipeline.session.regrade import Change, Regrade, regrade
 from pipeline.store.query import check_readable
 
@@ -22,7 +18,6 @@ _WORDS = {True: "right", False: "wrong", None: "no verdict"}
 
 @command()
 @click.argument("run", type=RunFolder(), metavar="RUN")
-@option("--explain", "row", metavar="ROW", help="Explain the verdict on ROW, a problem_id or chain_id; write nothing.")
 @option("--dry-run", is_flag=True, help="Report what would change; write nothing.")
 @option("--workers", type=click.IntRange(1, 256), metavar="N", help="Number of grading processes.  [default: one per core, maximum 8]")
 @option(
@@ -34,23 +29,17 @@ _WORDS = {True: "right", False: "wrong", None: "no verdict"}
     help="Time limit of a comparison.",
 )
 @json_option
-def grade(run: Located, row: str | None, dry_run: bool, workers: int | None, timeout: float, as_json: bool) -> None:
+def grade(run: Located, dry_run: bool, workers: int | None, timeout: float, as_json: bool) -> None:
     """Grade the answers in the run folder RUN again, and store the verdicts there.
 
-    With --explain, print what was taken as the answer of one row, from where, and which rule compared it with the reference.
+    Every changed verdict is printed with the rule that decided it.
     """
     check_readable(run.path)
-    if row is None:
-        found = regrade(run.path, workers=workers, limit_s=timeout, dry_run=dry_run)
-        print_result(found, _lines(found), as_json)
-        return
-    if dry_run or workers is not None:
-        raise UsageError(f"--{'dry-run' if dry_run else 'workers'} has no effect with --explain, which writes nothing; leave it out")
-    explained = explanations(run.path, row, timeout)
-    print_result(explained, [line for each in explained for line in _explained(each)], as_json)
+    found = regrade(run.path, workers=workers, limit_s=timeout, dry_run=dry_run)
+    print_result(found, _lines(found), as_json)
 
 
-def print_result(result: msgspec.Struct | list[Explanation], lines: list[str], as_json: bool) -> None:
+def print_result(result: msgspec.Struct, lines: list[str], as_json: bool) -> None:
     """Print what a command found, as JSON or as lines."""
     if as_json:
         print_page(msgspec.json.encode(result, order="sorted"))
@@ -71,24 +60,8 @@ def _lines(found: Regrade) -> list[str]:
 
 def _line(change: Change) -> str:
     answer, reference = (_short(text) for text in (change.answer or "no answer", change.reference_answer))
-    return f"  {change.chain_id}: {_WORDS[change.before]} -> {_WORDS[change.after]}: {answer}  for  {reference}"
-
-
-def _explained(each: Explanation) -> Iterator[str]:
-    """The lines about one verdict."""
-    yield f"{each.chain_id}: {_WORDS[each.verdict]}" + (
-        f", recorded as {_WORDS[each.recorded]}" if each.recorded is not each.verdict else ""
-    )
-    facts = [
-        ("answer's text", each.answer_text and _short(each.answer_text)),
-        ("answer", each.answer and f"{_short(each.answer)}  ({each.answer_is})"),
-        ("reference", each.reference),
-        ("kind", each.kind),
-        ("answer, compared as", each.normal_answer),
-        ("reference, compared as", each.normal_reference),
-        ("decided by", each.rule),
-    ]
-    yield from (f"  {name:<24}{_short(value) if name != 'answer' else value}" for name, value in facts if value is not None)
+    rule = f"  ({change.rule})" if change.rule else ""
+    return f"  {change.chain_id}: {_WORDS[change.before]} -> {_WORDS[change.after]}: {answer}  for  {reference}{rule}"
 
 
 def _short(text: str) -> str:
