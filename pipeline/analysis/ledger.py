@@ -94,7 +94,6 @@ class CallSums(Struct, frozen=True):
     read: int
     """Prompt tokens, cached ones included."""
     cached: int
-    recomputed: int
     unstated: int
     """Prompt tokens of calls for which the engine does not say what was cached."""
 
@@ -125,17 +124,11 @@ class EngineLedger(Struct, frozen=True, kw_only=True):
     output: dict[str, int]
     """Sampled tokens by outcome, one of `OUTCOMES`; their sum is `counted_output`, where that is known."""
     input: dict[str, int]
-    """Prompt tokens that were `computed` for the first time, computed again after they had been evicted from the cache (`recomputed`, at
-    least: see the column of the calls table), found in the prefix cache (`cached`), or are missing in the trace (`unrecorded`); the sum
-    is `counted_input`, where that is known. `unstated`: of calls for which the engine does not say what was cached."""
-    speculated: dict[str, int]
-    """Tokens that the engine's own token-level speculation proposed, `accepted` and `rejected`, by its own count. Accepted ones are in
-    `output` too. Empty where the engine does not speculate."""
+    """Prompt tokens that were `computed`, found in the prefix cache (`cached`), or are missing in the trace (`unrecorded`).
+    `unstated`: of calls for which the engine does not say what was cached."""
     counted_output: int | None
     """Sampled tokens by the engine's own counter, over all sessions; null where a session recorded no count: then nothing is
     `unrecorded`."""
-    counted_input: int | None
-    """Prompt tokens by the engine's own counter, likewise."""
     why_unrecorded: tuple[str, ...]
     """Reasons why `unrecorded` may differ from 0 in this run, as clauses; empty where it must be 0."""
 
@@ -169,15 +162,6 @@ class Ledger(Struct, frozen=True, kw_only=True):
     def verification_share(self) -> float | None:
         """Share of the sampled tokens that are verdicts, 0 to 1. Verification mostly costs prompt tokens, see `EngineLedger.input`."""
         return self._share(("verification",))
-
-    @property
-    def cached_share(self) -> float | None:
-        """Share of the prompt tokens that were in a prefix cache, 0 to 1; null where there are none."""
-        return self._input_share("cached")
-
-    def _input_share(self, outcome: str) -> float | None:
-        total = sum(sum(each.input.values()) - each.input["unstated"] for each in self.engines.values())
-        return sum(each.input[outcome] for each in self.engines.values()) / total if total else None
 
     def _share(self, outcomes: tuple[str, ...]) -> float | None:
         return sum(map(self.output, outcomes)) / self.output_tokens if self.output_tokens else None
@@ -238,7 +222,7 @@ def _settle(db: Query, run: RunFile, output: Mapping[str, Counter[str]]) -> None
 
 def _engine(run: RunFile, role: str, calls: Sequence[CallSums], output: Counter[str]) -> EngineLedger:
     answered = [sums for sums in calls if sums.engine == role and sums.outcome != "retried"]
-    read = {name: sum(getattr(each, name) for each in answered) for name in ("recomputed", "cached", "unstated")}
+    read = {name: sum(getattr(each, name) for each in answered) for name in ("cached", "unstated")}
     read = {"computed": sum(each.read for each in answered) - sum(read.values()), **read}
     counted = run.statistics(role)
     counted_output = None if counted is None else sum(each.output_tokens for each in counted)
@@ -249,9 +233,7 @@ def _engine(run: RunFile, role: str, calls: Sequence[CallSums], output: Counter[
     return EngineLedger(
         output={outcome: output[outcome] for outcome in OUTCOMES},
         input=read | {"unrecorded": 0 if counted_input is None else counted_input - sum(read.values())},
-        speculated=_speculated(counted or []),
         counted_output=counted_output,
-        counted_input=counted_input,
         why_unrecorded=tuple(_why(run, failed, counted)),
     )
 
@@ -268,9 +250,3 @@ def _why(run: RunFile, failed: int, counted: Sequence[EngineStatistics] | None) 
         yield f"replicas were lost {losses} times; what their engines counted last, and calls in flight then, may be missing"
     if any(session.status == "killed" for session in run.sessions):
         yield "a session was killed; the calls that were in flight then left no rows"
-
-
-def _speculated(counted: Sequence[EngineStatistics]) -> dict[str, int]:
-    found = [each.speculation for each in counted if each.speculation is not None]
-    proposed, accepted = sum(each.draft_tokens for each in found), sum(each.accepted_tokens for each in found)
-    return {"accepted": accepted, "rejected": proposed - accepted} if found else {}

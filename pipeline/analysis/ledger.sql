@@ -21,6 +21,5 @@ told AS (
     FROM calls LEFT JOIN writers USING (stage) LEFT JOIN (SELECT chain_id, finished FROM chains) AS over USING (chain_id))
 SELECT engine, outcome, purpose = 'draft' AS drafts, count(*) AS calls, sum(output_tokens)::BIGINT AS sampled, sum(eos_tokens)::BIGINT AS ended,
        sum(input_tokens)::BIGINT AS read, coalesce(sum(cached_input_tokens), 0)::BIGINT AS cached,
-       coalesce(sum(recomputed_input_tokens), 0)::BIGINT AS recomputed,
        coalesce(sum(input_tokens) FILTER (cached_input_tokens IS NULL), 0)::BIGINT AS unstated
 FROM told GROUP BY ALL ORDER BY engine, outcome

@@ -78,7 +78,6 @@ class Point(Coordinates, frozen=True, kw_only=True):
     """Wall time of the run, from the first chain's start to the last one's end."""
     tail_s: float
     """The last part of `wall_s`, in which fewer chains lived than the batch size."""
-    orchestrator_cpu_s: float | None
     problems_per_s: float | None
     """Finished problems over the wall time, the tail included. Null, as are the other speeds of the run, where chains failed that an
     engine worked for: their time does not measure speed. Rows that hold no problem fail at once."""
@@ -88,24 +87,12 @@ class Point(Coordinates, frozen=True, kw_only=True):
     """Generated tokens, those that all engines sampled, over the wall time."""
     kept_tokens_per_s: float | None
     """Tokens of thoughts and answers, whichever engine wrote them, over the wall time."""
-    chain_mean_s: float | None
     chain_p50_s: float | None
     chain_p90_s: float | None
-    chain_p99_s: float | None
     accuracy: float | None
-    accuracy_low: float | None
-    accuracy_high: float | None
-    """Upper end of the 95 % interval, `accuracy_low` the lower one; see `Summary.accuracy_interval`."""
     acceptance_rate: float | None
-    draft_share: float | None
-    """Share of the thought tokens that are in steps by the draft, accepted or unverified, 0 to 1."""
-    wasted_draft_tokens: int
-    overlap_share: float
-    """Share of the time in which two or more engines were busy, 0 to 1."""
     busy_share: dict[str, float]
     """Share of the time in which the engine had at least one request, by role, 0 to 1."""
-    cached_share: dict[str, float | None]
-    """Share of the prompt tokens that were in the prefix cache, by role, 0 to 1."""
     facts: dict[str, EngineFacts] = {}
     """What the engines stated about themselves, by role."""
     cache_kept: bool
@@ -135,10 +122,10 @@ class Spread(Struct, frozen=True):
     high: float
 
 
-def point_of_run(folder: Path, coordinates: Coordinates, *, simulated: bool, cpu_s: float | None, cache_kept: bool) -> Point:
+def point_of_run(folder: Path, coordinates: Coordinates, *, simulated: bool, cache_kept: bool) -> Point:
     """The figures of the finished run in `folder`; raises `InputError` where its trace cannot be read.
 
-    `cache_kept` as in `Point`; `cpu_s` are the CPU seconds of the orchestrating process.
+    `cache_kept` as in `Point`.
     """
     summary = summarize(folder)
     wall_s = summary.wall_time_s or summary.span_s
@@ -153,20 +140,13 @@ def point_of_run(folder: Path, coordinates: Coordinates, *, simulated: bool, cpu
         problems=summary.problems,
         wall_s=wall_s,
         tail_s=tail_s,
-        orchestrator_cpu_s=cpu_s,
         problems_per_s=summary.problems_per_s or 0.0 if whole else None,
         output_tokens_per_s=summary.output_tokens_per_s if whole else None,
         kept_tokens_per_s=summary.kept_tokens_per_s if whole else None,
         **(times if whole else dict.fromkeys(times)),
         accuracy=summary.accuracy,
-        accuracy_low=summary.accuracy_interval.low if summary.accuracy_interval else None,
-        accuracy_high=summary.accuracy_interval.high if summary.accuracy_interval else None,
         acceptance_rate=summary.acceptance_rate,
-        draft_share=summary.draft_share,
-        wasted_draft_tokens=summary.wasted_draft_tokens,
-        overlap_share=summary.overlap_share,
         busy_share={role: engine.busy_share for role, engine in summary.engines.items()},
-        cached_share={role: engine.cached_share for role, engine in summary.engines.items()},
         facts=engine_facts(RunFile.read(folder)),
         cache_kept=cache_kept,
     )
@@ -175,17 +155,14 @@ def point_of_run(folder: Path, coordinates: Coordinates, *, simulated: bool, cpu
 class _Times(Struct, frozen=True):
     """Times of the chains that finished; null where none did."""
 
-    chain_mean_s: float | None = None
     chain_p50_s: float | None = None
     chain_p90_s: float | None = None
-    chain_p99_s: float | None = None
     before_tail: int = 0
     """Those that ended before the tail."""
 
 
 TIMES = """
-SELECT avg(chain_time_s) AS chain_mean_s, quantile_cont(chain_time_s, 0.5) AS chain_p50_s, quantile_cont(chain_time_s, 0.9) AS chain_p90_s,
-       quantile_cont(chain_time_s, 0.99) AS chain_p99_s,
+SELECT quantile_cont(chain_time_s, 0.5) AS chain_p50_s, quantile_cont(chain_time_s, 0.9) AS chain_p90_s,
        count(*) FILTER (end_unix_ns <= (SELECT max(end_unix_ns) FROM chains WHERE finished) - $tail) AS before_tail
 FROM chains WHERE finished
 """
@@ -198,13 +175,13 @@ def _times(folder: Path, wall_s: float, tail_s: float, summary: Summary) -> dict
         found = db.row(TIMES, _Times, tail=round(tail_s * 1e9))
     latencies = {name: value for name, value in structs.asdict(found).items() if name != "before_tail"}
     before_s = wall_s - tail_s
-    if before_s <= 0 or found.chain_mean_s is None:
+    if before_s <= 0 or found.chain_p50_s is None:
         return latencies | {"steady_problems_per_s": None}
     return latencies | {"steady_problems_per_s": found.before_tail / before_s * summary.problems / summary.chains}
 
 
-BY_ROLE = ("busy_share", "cached_share")
-"""Fields of a `Point` by role or device; the Parquet file has a column for each, such as `busy_share.draft`."""
+BUSY = "busy_share."
+"""Begins the names of the columns that have the busy shares, one for each role."""
 
 
 def write_points(file: Path, points: Sequence[Point]) -> None:
@@ -226,17 +203,15 @@ def read_points(file: Path) -> list[Point]:
 
 
 def _row(point: Point) -> dict[str, Any]:
+    """Its fields; of the busy shares one for each role, such as `busy_share.draft`."""
     row = structs.asdict(point) | {"params": _json(point.params), "facts": _json(point.facts)}
-    return row | {f"{name}.{role}": value for name in BY_ROLE for role, value in row.pop(name).items()}
+    return row | {f"{BUSY}{role}": share for role, share in row.pop("busy_share").items()}
 
 
 def _decoded(row: dict[str, Any]) -> dict[str, Any]:
-    by_role: dict[str, dict[str, float]] = {name: {} for name in BY_ROLE}
-    for name, _, role in (key.partition(".") for key in row):
-        if role and row[f"{name}.{role}"] is not None:
-            by_role[name][role] = row[f"{name}.{role}"]
+    busy = {name.removeprefix(BUSY): share for name, share in row.items() if name.startswith(BUSY) and share is not None}
     facts = msgspec.json.decode(row.get("facts") or "{}")
-    return row | by_role | {"params": msgspec.json.decode(row["params"]), "facts": facts_of(facts)}
+    return row | {"busy_share": busy, "params": msgspec.json.decode(row["params"]), "facts": facts_of(facts)}
 
 
 def _json(value: Any) -> str:

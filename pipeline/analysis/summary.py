@@ -3,7 +3,7 @@
 Works on a run that is in progress or cut short: it counts what is on disk, in parts or write-ahead files. Nothing is written.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +52,10 @@ SELECT coalesce(engine, '') AS engine, coalesce(stage, '') AS stage, count(*) AS
        coalesce(sum(output_tokens) FILTER (purpose = 'draft'), 0)::BIGINT AS draft_tokens,
        sum(cached_input_tokens)::BIGINT AS cached_input_tokens,
        sum(input_tokens) FILTER (cached_input_tokens IS NOT NULL)::BIGINT AS stated_input_tokens,
-       sum(recomputed_input_tokens)::BIGINT AS recomputed_input_tokens, sum(client_wait_s) + coalesce(sum(queue_time_s), 0) AS wait_s
+       sum(client_wait_s) + coalesce(sum(queue_time_s), 0) AS wait_s
 FROM calls GROUP BY GROUPING SETS ((engine), (stage)) ORDER BY min(end_unix_ns), engine, stage
 """
 """A row for each engine, with an empty stage, and one for each stage, with an empty engine."""
-ANSWERED_BY = """
-SELECT engine, response_model AS name, count(*) AS count FROM calls WHERE response_model IS NOT NULL GROUP BY ALL ORDER BY min(end_unix_ns)
-"""
 ERROR_EXAMPLES = """
 SELECT error_type, coalesce(arg_min(error_message, end_unix_ns), '') FROM chains WHERE error_type IS NOT NULL
 GROUP BY error_type ORDER BY min(end_unix_ns), error_type
@@ -116,16 +113,7 @@ class _Calls(Struct, frozen=True):
     cached_input_tokens: int | None
     stated_input_tokens: int | None
     """Prompt tokens of the calls of which the engine says how many were cached."""
-    recomputed_input_tokens: int | None
     wait_s: float
-
-
-class _Answered(Struct, frozen=True):
-    """Calls of an engine that a server's model answered."""
-
-    engine: str
-    name: str
-    count: int
 
 
 def summarize(run: Path) -> Summary:
@@ -141,7 +129,7 @@ def summarize_work(work: RunTimes) -> Summary:
     db, file = work.db, work.run
     db.execute(STEP_SUMS)
     chains, steps = db.row(CHAINS, _Chains), db.row(STEPS, _Steps, finishing=list(file.plan.finishing))
-    calls, models, times = db.rows(CALLS, _Calls), db.rows(ANSWERED_BY, _Answered), timeline(work)
+    calls, times = db.rows(CALLS, _Calls), timeline(work)
     wall_s, engines = _wall_s(file, chains), [each for each in calls if each.engine]
     tokens, drafted = (sum(getattr(each, name) for each in engines) for name in ("output_tokens", "draft_tokens"))
     kept = _kept(file, chains, steps, calls)
@@ -151,7 +139,6 @@ def summarize_work(work: RunTimes) -> Summary:
         **_decided(file, chains),
         example=chains.example,
         batch_size=file.batch_size or None,
-        admission=file.admission or None,
         pauses=file.totals.pauses,
         left=_left(file, chains, tokens, wall_s),
         wall_time_s=wall_s,
@@ -165,11 +152,10 @@ def summarize_work(work: RunTimes) -> Summary:
         kept_tokens=kept,
         kept_tokens_per_s=None if kept is None else _over(kept, wall_s),
         span_s=times.span_s,
-        overlap_s=times.overlap_s,
         overlap_share=times.overlap_share,
         tail_time_s=times.tail_s,
-        replicas=times.imbalance,
-        engines={each.engine: _engine(each, file.engine_statistics.get(each.engine), models, times, wall_s) for each in engines},
+        replicas=times.replicas,
+        engines={each.engine: _engine(each, file.engine_statistics.get(each.engine), times, wall_s) for each in engines},
         stages={each.stage: _stage(each, times) for each in _in_order(calls, file)},
         error_examples=dict(db.stream(ERROR_EXAMPLES)),
     )
@@ -239,17 +225,12 @@ def _in_order(calls: Iterable[_Calls], run: RunFile) -> list[_Calls]:
     return sorted((each for each in calls if each.stage), key=lambda each: places.get(each.stage, len(places)))
 
 
-def _engine(
-    sums: _Calls, own: EngineStatistics | None, models: Sequence[_Answered], times: Timeline, wall_s: float | None
-) -> EngineSummary:
+def _engine(sums: _Calls, own: EngineStatistics | None, times: Timeline, wall_s: float | None) -> EngineSummary:
     time, speculation = times.engines[sums.engine], own.speculation if own else None
     return EngineSummary(
         calls=sums.calls,
         input_tokens=sums.input_tokens,
-        answered_by={each.name: each.count for each in models if each.engine == sums.engine},
-        cached_input_tokens=sums.cached_input_tokens,
         cached_share=None if sums.cached_input_tokens is None else _over(sums.cached_input_tokens, sums.stated_input_tokens),
-        recomputed_input_tokens=sums.recomputed_input_tokens,
         output_tokens=sums.output_tokens,
         output_tokens_per_s=_over(sums.output_tokens, wall_s),
         busy_s=time.busy_s,
@@ -259,12 +240,11 @@ def _engine(
         restarts=own.restarts if own else None,
         speculated_tokens=speculation.draft_tokens if speculation else None,
         accepted_speculated_tokens=speculation.accepted_tokens if speculation else None,
-        speculations=speculation.drafts if speculation else None,
     )
 
 
 def _stage(sums: _Calls, times: Timeline) -> StageSummary:
-    in_flight_s = times.stages[sums.stage].in_flight_s
+    in_flight_s = times.stages_s[sums.stage]
     return StageSummary(sums.calls, sums.failed_calls, sums.input_tokens, sums.output_tokens, in_flight_s, sums.wait_s)
 
 
@@ -286,7 +266,6 @@ def _chain_figures(db: Query, chains: _Chains, wall_s: float | None) -> dict[str
         "grading_errors": _counts(db, "grading_error"),
         "accuracy": _over(chains.correct, chains.graded),
         "problems_per_s": _over(chains.done_problems, wall_s),
-        "chains_per_s": _over(chains.done, wall_s),
         "stop_reasons": _counts(db, "stop_reason"),
         "errors": _counts(db, "error_type"),
         "accuracy_interval": samples.interval,

@@ -3,7 +3,6 @@
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.headline.figures import Summary
 from pipeline.analysis.quality.option_mass import mass_sentence
-from pipeline.analysis.time.timeline import Imbalance
 
 
 def facts(s: Summary) -> Table:
@@ -12,10 +11,8 @@ def facts(s: Summary) -> Table:
     rows = (
         *ready,
         ("wall time", f"{_number(s.wall_time_s)} s ({_number(s.tail_time_s)} s tail: {_tail(s)})"),
-        *([("replicas", _replicas(s.replicas))] if s.replicas else []),
         ("steps", f"{s.steps:,}, {_number(s.steps_per_s)} steps/s; {s.thought_tokens:,} tokens"),
         *([("options", mass_sentence(s.option_mass))] if s.option_mass else []),
-        *_speculation_rows(s),
         *([("admission", f"by cache, chains paused {s.pauses:,} times")] if s.pauses else []),
         ("overlap", f"{_percent(s.overlap_share)} of the time at least two engines {_of_one(s)}were busy"),
         ("stop reasons", ", ".join(f"{reason} {count}" for reason, count in s.stop_reasons.items())),
@@ -26,7 +23,7 @@ def facts(s: Summary) -> Table:
 
 def engines(summary: Summary) -> Table:
     """A row for each engine: its calls, tokens and busy time."""
-    columns = ("engine", "calls", "input tokens", "cached", "recomputed", "output tokens", "generated tokens/s", "busy", "in flight")
+    columns = ("engine", "calls", "input tokens", "cached", "output tokens", "generated tokens/s", "busy", "in flight")
     rows = []
     for name, engine in summary.engines.items():
         rows.append(
@@ -35,14 +32,13 @@ def engines(summary: Summary) -> Table:
                 f"{engine.calls:,}",
                 f"{engine.input_tokens:,}",
                 _percent(engine.cached_share),
-                "-" if engine.recomputed_input_tokens is None else f"{engine.recomputed_input_tokens:,}",
                 f"{engine.output_tokens:,}",
                 _number(engine.output_tokens_per_s),
                 _percent(engine.busy_share),
                 f"{engine.mean_in_flight:.1f}",
             )
         )
-    note = f"Of all {summary.replicas.replicas} replicas; busy is the mean of their engines." if summary.replicas else ""
+    note = f"Of all {summary.replicas} replicas; busy is the mean of their engines." if summary.replicas > 1 else ""
     return Table("Engines", columns, tuple(rows), note)
 
 
@@ -68,34 +64,12 @@ def stages(summary: Summary) -> Table:
 
 def _tail(s: Summary) -> str:
     """What the tail is."""
-    return "a replica had fewer chains in flight than the batch size" if s.replicas else "fewer chains in flight than the batch size"
+    return "a replica had fewer chains in flight than the batch size" if s.replicas > 1 else "fewer chains in flight than the batch size"
 
 
 def _of_one(s: Summary) -> str:
     """Which engines an overlap is of."""
-    return "of a replica, on average, " if s.replicas else ""
-
-
-def _replicas(found: Imbalance) -> str:
-    """How many replicas there were, and how evenly they worked."""
-    said = [f"the busiest {found.busy:.2f} times the mean busy time"] if found.busy is not None else []
-    said += [f"most chains {found.chains:.2f} times the mean"] if found.chains is not None else []
-    said += [f"idle {found.tail_idle_share:.1%} of the tail of {_number(found.tail_s)} s"] if found.tail_idle_share is not None else []
-    return f"{found.replicas}{': ' if said else ''}{', '.join(said)}"
-
-
-def _speculation_rows(s: Summary) -> list[tuple[str, str]]:
-    """A row for each engine that used token-level speculation."""
-    rows = []
-    for name, engine in s.engines.items():
-        if engine.speculated_tokens and engine.speculations:
-            accepted = engine.accepted_speculated_tokens or 0
-            share, length = accepted / engine.speculated_tokens, 1 + accepted / engine.speculations
-            said = (
-                f"{name} accepted {share:.1%} of {engine.speculated_tokens:,} tokens proposed inside it, {length:.2f} tokens an iteration"
-            )
-            rows.append(("speculation", said))
-    return rows
+    return "of a replica, on average, " if s.replicas > 1 else ""
 
 
 def _percent(share: float | None) -> str:

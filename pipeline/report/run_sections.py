@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.analysis import summary_tables
-from pipeline.analysis.compare.cells import Table, plain
+from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.headline.baseline import summary_of
 from pipeline.analysis.headline.figures import Summary
 from pipeline.analysis.headline.lines import headline
@@ -15,7 +15,6 @@ from pipeline.analysis.quality.step_counts import StepCounts, count_steps
 from pipeline.analysis.resources import EngineFacts, engine_facts, replica_count
 from pipeline.analysis.simulated import of_engines
 from pipeline.analysis.study import Analysis, analyse_work
-from pipeline.analysis.time.timeline import Imbalance
 from pipeline.analysis.time.work import read_work
 from pipeline.report.chains import CONSECUTIVE, COUNTS, SHORTEST, ChainCounts, Gantt, draw_chains, read_charts, worth_reading
 from pipeline.report.figures import engines as of_time
@@ -55,7 +54,7 @@ def run_sections(folder: Path, options: ReportOptions) -> list[Section]:
         sections = [_overview(summary, run)]
         counts = db.row(COUNTS, ChainCounts)
         if any(each.total_busy_s for each in analysis.occupancy.engines.values()):
-            sections += [_engines(analysis), *_replicas(analysis, summary.replicas)]
+            sections += [_engines(analysis), *_replicas(analysis, summary.tail_time_s)]
             sections += [_chains(read_charts(db), counts, stages), _time(analysis, stages), _tokens(analysis)]
         return [*sections, *_steps(count_steps(db)), *_reading(read_transcripts(db, run, worth_reading(db, options.chains)), counts)]
 
@@ -93,15 +92,10 @@ def _engines(analysis: Analysis) -> Section:
     )
 
 
-def _replicas(analysis: Analysis, found: Imbalance | None) -> Iterator[Section]:
+def _replicas(analysis: Analysis, tail_s: float | None) -> Iterator[Section]:
     replicas = analysis.replicas
-    if not replicas or found is None:
+    if not replicas:
         return
-    said = [f"{found.replicas} replicas, each with its own engines."]
-    if found.busy is not None and found.chains is not None:
-        said.append(f"The busiest was busy for {found.busy:.2f} times the mean; most chains on one: {found.chains:.2f} times the mean.")
-    if found.tail_s is not None and found.tail_idle_share is not None:
-        said.append(f"The tail is {plain(found.tail_s)} s; on average a replica was idle for {found.tail_idle_share:.1%} of it.")
     over_s = analysis.occupancy.span_s - min(each.tail_s for each in replicas)
     note = (
         "The tail begins when a replica has begun its last chain and has fewer in flight than the batch size: no more problems wait for "
@@ -109,10 +103,10 @@ def _replicas(analysis: Analysis, found: Imbalance | None) -> Iterator[Section]:
     )
     yield Section(
         title="Replicas",
-        text=[" ".join(said)],
+        text=[f"{len(replicas)} replicas, each with its own engines."],
         figures=[
             Figure("Throughput by replica", of_time.throughput(replicas), of_time.which(replicas)),
-            Figure("Chains in flight by replica", of_time.chains_in_flight(analysis.occupancy, found.tail_s, over_s), note),
+            Figure("Chains in flight by replica", of_time.chains_in_flight(analysis.occupancy, tail_s, over_s), note),
         ],
         tables=[of_time.replicas_table(replicas), *filter(None, [of_time.losses_table(replicas)])],
     )

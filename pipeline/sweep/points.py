@@ -18,7 +18,6 @@ from pipeline.session.options import RunOptions
 from pipeline.session.prepare import Prepared, check_replay, prepare
 from pipeline.session.run import opened_engines, solve_on
 from pipeline.store.folder import hold
-from pipeline.store.run_file import RunFile
 from pipeline.sweep.plan import PlannedPoint, Rows, SweepOptions, SweepPlan, SweepSystem
 from pipeline.system.machine import core_count
 
@@ -133,7 +132,7 @@ class SweepRunner:
                 limit, batch_size = min(most, planned.sweep.limit or most), planned.coordinates.batch_size
                 place = Path(folder) / planned.system.plan.digest[:16]
                 run = prepared.run_of(planned, place, limit=limit, random=None, batch_size=batch_size)
-                await self._solved(run, engines)
+                await self._solve(run, engines)
 
     async def _point(self, engines: Mapping[str, Engine], planned: PlannedPoint) -> None:
         """Run one point."""
@@ -144,18 +143,16 @@ class SweepRunner:
         shutil.rmtree(folder, ignore_errors=True)
         kept = await reset_caches(engines, planned.system.plan.engines)
         run = prepared.run_of(planned, folder, **planned.options)
-        record = await self._solved(run, engines)
-        simulated, cpu_s = planned.system.virtual, record.orchestrator_cpu_s
-        self._keep(planned, point_of_run(folder, coordinates, simulated=simulated, cpu_s=cpu_s, cache_kept=kept))
+        await self._solve(run, engines)
+        self._keep(planned, point_of_run(folder, coordinates, simulated=planned.system.virtual, cache_kept=kept))
 
-    async def _solved(self, run: Prepared, engines: Mapping[str, Engine]) -> RunFile:
-        """Carry out a run and return its `run.json`; raises the error that ends it early."""
+    async def _solve(self, run: Prepared, engines: Mapping[str, Engine]) -> None:
+        """Carry out a run; raises the error that ends it early."""
         assert run.folder is not None, "every point has a folder"
         with hold(run.folder):
             result = await solve_on(engines, run, self._observer)
         if result.error is not None:
             raise result.error
-        return result.run
 
 
 async def reset_caches(engines: Mapping[str, Engine], roles: Collection[str]) -> bool:

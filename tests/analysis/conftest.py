@@ -9,7 +9,6 @@ import pytest
 
 from pipeline.analysis.compare.runs import Details, RunTable
 from pipeline.analysis.quality.by_problem import Texts
-from pipeline.analysis.quality.samples import SampleStatistics, interval
 from pipeline.analysis.resources import Resources
 from pipeline.store.run_file import Host, RunInput
 from tests.support.replicas import replica_run
@@ -42,19 +41,14 @@ def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:
         "status": "finished",
         "input": RunInput(sha256="same", file="data.parquet", rows=count),
         "wall_time_s": 10.0,
-        "speculation": {},
         "problem_ids": tuple(f"p{i}" for i in range(count)),
         "failed": 0,
         "chains": ones,
         "graded": ones,
         "right": right,
-        "sample_statistics": SampleStatistics(
-            interval=interval(np.arange(count), right), samples=1, pass_at={1: float(right.mean())}, majority=None
-        ),
         "latency_s": np.array(latency),
         "thought_tokens": 40 * ones,
         "answer_tokens": 10 * ones,
-        "output_tokens": {"draft": 30 * ones, "target": 10 * ones},
         "steps": 4 * ones,
         "accepted": 3 * ones,
         "fallbacks": ones,
@@ -65,15 +59,16 @@ def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:
         "option_mass": None,
         "scored": None,
         "texts": {
-            "drafted": Texts(15 * ones, 90 * ones, 50 * ones, ones),
-            "fallback": Texts(ones, 20 * ones, 10 * ones, 2 * ones),
+            "drafted": Texts(15 * ones, 90 * ones),
+            "fallback": Texts(ones, 20 * ones),
         },
         "choices": None,
         "quality": None,
+        "reward_model": None,
     }
     values |= fields
     details = Details(**{name: values.pop(name) for name in Details.__struct_fields__})
-    values = {"roles": tuple(sorted(values["engines"], reverse=True)), "reward_model": details.quality and details.quality.model} | values
+    values = {"roles": tuple(sorted(values["engines"], reverse=True))} | values
     return RunTable(**{"lost": values["failed"]} | values, read=lambda: details)
 
 

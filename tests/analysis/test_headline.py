@@ -36,7 +36,7 @@ SLOWER = Baseline(
 
 def engine(busy: float) -> EngineSummary:
     """An engine that was busy for this share of the time."""
-    counts = dict.fromkeys(EngineSummary.__struct_fields__, 1) | {"busy_share": busy, "speculated_tokens": None, "answered_by": {}}
+    counts = dict.fromkeys(EngineSummary.__struct_fields__, 1) | {"busy_share": busy, "speculated_tokens": None}
     return EngineSummary(**counts | {"retried_calls": 0, "restarts": 0})
 
 
@@ -68,7 +68,6 @@ def summary(draft: float = 0.895, target: float = 0.997, **others: Any) -> Summa
         "pass_at": {"1": 0.996},
         "majority_accuracy": None,
         "problems_per_s": 48.5,
-        "chains_per_s": 48.5,
         "steps": 2654,
         "steps_per_s": 258.0,
         "output_tokens": 88_703,
@@ -87,7 +86,6 @@ def summary(draft: float = 0.895, target: float = 0.997, **others: Any) -> Summa
         "draft_tokens": 80_000,
         "wasted_draft_tokens": 64_800,
         "span_s": 10.3,
-        "overlap_s": 9.0,
         "overlap_share": 0.87,
         "tail_time_s": 0.5,
         "engines": {"target": engine(target), "draft": engine(draft)},
@@ -202,7 +200,6 @@ def test_kept_tokens_are_those_that_a_comparison_says(tmp_path: Path) -> None:
         folder = solve(tmp_path, graph, graph).folder
         found, ours = summarize(folder), compare([read_run(folder)]).runs[0]
         assert found.kept_tokens_per_s == pytest.approx(ours.kept_tokens_per_s)
-        assert found.output_tokens_per_s == pytest.approx(ours.generated_tokens_per_s)
         assert 0 < found.kept_tokens <= found.output_tokens
 
 

@@ -70,7 +70,6 @@ def test_a_run_with_failed_chains_has_no_speed_and_is_not_compared(tmp_path: Pat
             tmp_path / name / "run",
             Coordinates(system=name, graph=name, schedule="pipelined", batch_size=8, baseline=name == "target"),
             simulated=True,
-            cpu_s=None,
             cache_kept=False,
         )
         for name in ("target", "speccot")
@@ -243,7 +242,7 @@ def test_a_point_is_what_its_run_was(tmp_path: Path) -> None:
         )
     )
     place = Coordinates(system="speccot", graph="speccot", schedule="pipelined", batch_size=4)
-    found = point_of_run(tmp_path / "run", place, simulated=True, cpu_s=0.5, cache_kept=False)
+    found = point_of_run(tmp_path / "run", place, simulated=True, cache_kept=False)
     assert found.wall_s == done.run.wall_time_s
     assert (found.chains, found.problems, found.failed) == (12, 12, 0)
     assert found.problems_per_s == pytest.approx(12 / found.wall_s)

@@ -1,7 +1,6 @@
 """Analyses of steps, verdicts, rewards and failures, against plain loops over the rows of random small runs."""
 
 import random
-import re
 from collections import Counter
 from pathlib import Path
 from statistics import fmean
@@ -9,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 
-from pipeline.analysis.quality.by_problem import REFLECTIVE, Quality, Texts, read_quality, read_texts
+from pipeline.analysis.quality.by_problem import Quality, Texts, read_quality, read_texts
 from pipeline.analysis.quality.failures import failures
 from pipeline.analysis.quality.option_mass import LOW, mass_sentence, option_mass, read_masses
-from pipeline.analysis.quality.reward_agreement import BINS, agreement, read_scored_steps
+from pipeline.analysis.quality.reward_agreement import BINS, agreement, read_scored_steps, spearman
 from pipeline.analysis.quality.step_counts import count_steps
 from pipeline.store.events import ChainRow, StepRow
 from pipeline.store.query import Query
@@ -128,13 +129,11 @@ def test_texts(given: tuple[Path, Rows]) -> None:
     run, rows = given
     places, sums = places_of(rows), dict[str, Any]()
     for row in rows["steps"]:
-        drafts = list(zip(row["candidate_texts"], row["candidate_tokens"], strict=True))
-        said = [(row["decision"], row["step_text"], len(row["step_token_ids"]))]
-        said += [("drafted", *draft) for draft in drafts] + ([("longest", *max(drafts, key=lambda draft: draft[1]))] if drafts else [])
-        said += [("rejected", *draft) for draft in drafts] if row["decision"] == "fallback" else []
-        for kind, text, tokens in said if row["chain_id"] in places else ():
-            reflective = len(re.findall(rf"\b({'|'.join(REFLECTIVE)})\b", text, re.IGNORECASE))
-            sums.setdefault(kind, np.zeros((4, 12)))[:, places[row["chain_id"]]] += (1, tokens, len(re.findall(r"\w+", text)), reflective)
+        drafts = row["candidate_tokens"]
+        said = [(row["decision"], len(row["step_token_ids"])), *(("drafted", tokens) for tokens in drafts)]
+        said += [("longest", max(drafts))] if drafts else []
+        for kind, tokens in said if row["chain_id"] in places else ():
+            sums.setdefault(kind, np.zeros((2, 12)))[:, places[row["chain_id"]]] += (1, tokens)
     found = read_texts(placed(run, rows), 12)
     assert {kind: [getattr(each, name).tolist() for name in Texts.__struct_fields__] for kind, each in found.items()} == {
         kind: each.tolist() for kind, each in sums.items()
@@ -147,18 +146,15 @@ def test_rewards_of_problems(given: tuple[Path, Rows]) -> None:
     for row in rows["rewards"]:
         if row["reward"] is not None and row["chain_id"] in places:
             steps.setdefault((row["chain_id"], row["step_index"]), []).append(row)
-    sums = {name: np.zeros(12) for name in Quality.__struct_fields__ if name != "model"}
+    sums = {name: np.zeros(12) for name in Quality.__struct_fields__}
     for (chain, _), texts in steps.items():
         drafts = [row["reward"] for row in texts if row["candidate_index"] is not None]
         picked = [row["reward"] for row in texts if row["candidate_index"] is not None and row["selected"]]
-        written = [row["reward"] for row in texts if row["candidate_index"] is None and row["decision"] == "fallback"]
-        mean = fmean(drafts) if drafts else 0.0
-        added = {"drafted": mean, "steps": bool(drafts), "selected": sum(picked), "selected_from": mean * bool(picked)}
-        added |= {"selections": bool(picked), "fallback": sum(written), "fallbacks": len(written)}
+        added = {"drafted": fmean(drafts) if drafts else 0.0, "steps": bool(drafts), "selected": sum(picked), "selections": bool(picked)}
         for name, value in added.items():
             sums[name][places[chain]] += value
     found = read_quality(placed(run, rows), 12)
-    assert (found is None) == (not rows["rewards"])
+    assert (found is None) == (not steps)
     for name, column in sums.items() if found else ():
         assert getattr(found, name) == pytest.approx(column), name
 
@@ -182,6 +178,24 @@ def test_scores_against_rewards(given: tuple[Path, Rows]) -> None:
         for place, mean in enumerate(found.means):
             values = [score for (score, _), own in zip(pairs, bins, strict=True) if own == place]
             assert mean.value == (pytest.approx(fmean(values)) if values else None)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    from scipy.stats import spearmanr  # most of a second, in every worker that collects this file
+
+    return spearmanr
+
+
+@pytest.mark.slow
+@drawn(pairs=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=30))
+def test_the_correlation_is_that_of_spearman_with_ties(reference: Any, pairs: list[tuple[int, int]]) -> None:
+    one, other = np.array(pairs, float).T
+    found = spearman(one, other)
+    if np.ptp(one) == 0 or np.ptp(other) == 0:
+        assert found is None
+    else:
+        assert found == pytest.approx(reference(one, other).statistic)
 
 
 def test_lengths_and_verdicts(given: tuple[Path, Rows]) -> None:

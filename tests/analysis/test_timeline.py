@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.analysis.time.timeline import EngineTime, StageTime, Timeline, timeline
+from pipeline.analysis.time.timeline import EngineTime, Timeline, timeline
 from pipeline.analysis.time.work import Axis, RunTimes, read_work
 from pipeline.errors import InputError
 from pipeline.store.query import Query
@@ -44,7 +44,7 @@ def test_busy_overlap_and_in_flight_by_hand(tmp_path: Path) -> None:
     assert found.span_s == 10
     assert found.engines == {"d": EngineTime(5, 0.5, pytest.approx(0.7)), "t": EngineTime(6, pytest.approx(0.6), pytest.approx(0.6))}
     assert (found.overlap_s, found.overlap_share) == (3, pytest.approx(0.3))
-    assert found.stages == {"by d": StageTime("by d", 4, 7), "by t": StageTime("by t", 2, 6)}
+    assert found.stages_s == {"by d": 7, "by t": 6}
 
 
 def test_blocks_that_touch_are_one_and_do_not_overlap_another_engine(tmp_path: Path) -> None:
@@ -115,10 +115,8 @@ def test_the_tail_of_two_replicas_by_hand(tmp_path: Path) -> None:
     times = [("d", 0, 6, 0), ("t", 4, 7, 0), ("d", 0, 2, 1), ("t", 5, 6, 1), ("t", 8, 9, 1)]
     calls = [call(f"c{3 * replica}", engine, start, start, end, replica=replica) for engine, start, end, replica in times]
     rows = [chain(f"c{place}", start, end, replica=replica) for place, (start, end, replica) in enumerate(lives)]
-    found = timeline(read_work(Query(write(tmp_path, calls=calls, chains=rows, card=card(0, 9))))).imbalance
-    assert found is not None
-    assert (found.replicas, found.busy, found.chains, found.tail_s) == (2, 9 / 6.5, 1.0, 4)
-    assert found.tail_idle_share == pytest.approx(1 - (2 + 1 + 1) / 8)
+    found = timeline(read_work(Query(write(tmp_path, calls=calls, chains=rows, card=card(0, 9)))))
+    assert (found.replicas, found.engines["d"].busy_s, found.tail_s) == (2, (6 + 2) / 2, 4)
 
 
 @pytest.mark.parametrize(("first", "lost", "begins"), [(0, [2], 2), (0, [0, 2], 5), (1, [], 5)])
@@ -131,9 +129,7 @@ def test_one_that_waits_in_vain_begins_the_tail_although_others_still_begin_chai
 
 
 def test_no_chain_was_on_a_replica(tmp_path: Path) -> None:
-    found = timeline(replicated(tmp_path, [])).imbalance
-    assert found is not None
-    assert [found.busy, found.tail_s, found.tail_idle_share] == [None] * 3
+    assert tail(replicated(tmp_path, [])) is None
 
 
 lives = st.tuples(st.integers(0, 20), st.integers(1, 9), st.integers(0, 2)).map(lambda row: (row[0], row[0] + row[1], row[2]))
@@ -161,9 +157,6 @@ def test_plain_loops_say_the_same(tmp_path_factory: pytest.TempPathFactory, chai
         for role in "abc"
     }
     several = [sum(sum(second in seconds[number, role] for role in "abc") > 1 for second in range(50)) for number in range(3)]
-    for number, each in found.replicas.items():
-        assert each.busy_s == {role: len(seconds[number, role]) for role in "abc" if any(call[1:3] == (number, role) for call in told)}
-        assert each.overlap_s == several[number]
     for role, engine in found.engines.items():
         assert engine.busy_s == pytest.approx(sum(len(seconds[number, role]) for number in range(3)) / 3)
     assert found.overlap_s == pytest.approx(sum(several) / 3)

@@ -89,9 +89,7 @@ def book(**output: int) -> ledger.EngineLedger:
     return ledger.EngineLedger(
         output=counts,
         input={"computed": 30, "cached": 10, "unrecorded": 0},
-        speculated={},
         counted_output=sum(output.values()),
-        counted_input=None,
         why_unrecorded=("an attempt was lost",) if "unrecorded" in output else (),
     )
 

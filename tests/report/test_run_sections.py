@@ -74,7 +74,6 @@ def test_replicas_have_a_section_of_their_own(replicas: Path) -> None:
     assert section.text[0].startswith("4 replicas, each with its own engines.")
     assert [figure.title for figure in section.figures] == ["Throughput by replica", "Chains in flight by replica"]
     assert [table.title for table in section.tables] == ["Replicas", "Lost replicas"]
-    assert summary["replicas"].startswith("4: ")
     assert "totals over all 4 replicas" in sections["Engines over time"].text[1]
     assert dict(decisions(RunFile.read(replicas)).rows)["batch size"] == "4 chains in flight on each of 4 replicas, pipelined"
     line = section.figures[1].plot.layout.shapes[0]

@@ -14,9 +14,9 @@ from msgspec import Struct
 from pipeline.analysis.arrays import Array
 from pipeline.analysis.compare.runs import RunTable
 from pipeline.analysis.quality.by_problem import Quality
-from pipeline.analysis.quality.estimates import NOTHING, Estimate, Sums, change, estimate, gain, outcomes, ratio, share, sums
-from pipeline.analysis.quality.option_mass import OptionMass
+from pipeline.analysis.quality.estimates import NOTHING, Estimate, Sums, estimate, gain, outcomes, ratio, share, sums
 from pipeline.analysis.quality.reward_agreement import Agreement, agreement
+from pipeline.analysis.quality.samples import interval_of
 from pipeline.analysis.quality.selection import ThoughtChoices
 from pipeline.analysis.resources import answers
 
@@ -44,7 +44,7 @@ class Difference(Figures):
 
     @cached_property
     def _paired(self) -> "_PairedSums":
-        return _PairedSums(self._run, self._base, self._both, ("tokens", "thought_tokens", "answer_tokens", "latency_s", "steps", *_STEPS))
+        return _PairedSums(self._run, self._base, self._both, ("tokens", "latency_s"))
 
     @cached_property
     def over(self) -> str:
@@ -62,27 +62,6 @@ class Difference(Figures):
         every = _common(self._run, self._base, np.ones(len(self._run.graded)), np.ones(len(self._base.graded)))
         pair = _PairedSums(self._run, self._base, every, ("right", "graded"))
         return gain(*pair["right", "graded"])
-
-    def losses(self) -> Array:
-        """The share of right samples in the other run less that in this one, for each problem that is graded in both."""
-        ours, theirs = _common(self._run, self._base, self._run.graded, self._base.graded)
-        run, base = self._run, self._base
-        return np.asarray(base.right[theirs] / base.graded[theirs] - run.right[ours] / run.graded[ours])
-
-    @cached_property
-    def token_change(self) -> Estimate:
-        """Relative change of committed tokens: -0.5 is half as many (SpecCoT 4.2)."""
-        return change(*self._paired["tokens",])
-
-    @cached_property
-    def thought_change(self) -> Estimate:
-        """Relative change of the tokens of thoughts."""
-        return change(*self._paired["thought_tokens",])
-
-    @cached_property
-    def answer_change(self) -> Estimate:
-        """Relative change of the tokens after the thought."""
-        return change(*self._paired["answer_tokens",])
 
     @cached_property
     def speed_up(self) -> Estimate:
@@ -106,18 +85,7 @@ class Difference(Figures):
         ours, theirs = self._both
         return ratio(self._base.details.thinking_s[theirs], self._run.details.thinking_s[ours])
 
-    @cached_property
-    def fallback_change(self) -> Estimate:
-        """Fallback rate of this run less that of the other."""
-        return gain(*self._paired["fallbacks", "verified"])
 
-    @cached_property
-    def draft_share_change(self) -> Estimate:
-        """Share of steps by the draft in this run, less that in the other."""
-        return gain(*self._paired["by_draft", "steps"])
-
-
-_STEPS = ("by_draft", "fallbacks", "verified")
 Places = tuple[Array, Array]
 """Indices of the same problems in the arrays of two runs."""
 
@@ -152,33 +120,19 @@ class Selection(Struct, frozen=True):
     """ThoughtChoices with at least one right draft."""
     class_1_right: Estimate
     """Share of the class 1 choices in which a right draft was selected."""
-    by_chance: Estimate
-    """Share of the drafts in class 1 choices that are right: the expected `class_1_right` of a random choice."""
     class_2: int
     """ThoughtChoices without a right draft."""
     class_2_right: Estimate
     """Share of the class 2 choices in which all drafts were rejected; null where that was no option."""
-    agreement: Estimate
-    """Share of selected drafts whose answer, as found in the thought, was graded as the chain's answer was."""
-    unknown: int
-    """ThoughtChoices in neither class: drafts state no answer, so that nobody knows whether any is right, or the selected one."""
 
 
 class StepQuality(Struct, frozen=True):
     """Mean rewards that a process reward model gave to steps, 0 to 1 (SpecCoT table 5)."""
 
-    model: str
-    """The reward model."""
     drafted: Estimate
     """Reward of all candidates: mean over steps of the mean over each step's candidates."""
-    selected_from: Estimate
-    """The same mean over steps of which a candidate was selected."""
     selected: Estimate
     """Reward of the selected candidates."""
-    gain: Estimate
-    """`selected` less `selected_from`: what selecting adds, on the same steps."""
-    fallback: Estimate
-    """Reward of steps that the target wrote after rejecting all candidates."""
 
 
 class Compared(Figures):
@@ -215,8 +169,7 @@ class Compared(Figures):
             "unverified",
             "verified",
         )
-        roles = {f"output_tokens.{role}": tokens for role, tokens in run.output_tokens.items()}
-        return sums({name: getattr(run, name) for name in names} | roles)
+        return sums({name: getattr(run, name) for name in names})
 
     @cached_property
     def _details(self) -> dict[str, Sums]:
@@ -252,18 +205,11 @@ class Compared(Figures):
     @cached_property
     def accuracy(self) -> Estimate:
         """pass@1, with the same interval as in summaries (`samples.interval`)."""
-        bounds, graded = self.table.sample_statistics.interval, self.table.graded.sum()
-        return NOTHING if bounds is None else Estimate(float(self.table.right.sum() / graded), bounds.low, bounds.high)
-
-    @cached_property
-    def pass_at(self) -> dict[str, float]:
-        """pass@k by k; see `samples.pass_at`."""
-        return {str(k): value for k, value in self.table.sample_statistics.pass_at.items()}
-
-    @cached_property
-    def majority_accuracy(self) -> float | None:
-        """Share of problems whose most frequent answer is right, 0 to 1; null with one sample a problem."""
-        return self.table.sample_statistics.majority
+        some = self.table.graded > 0
+        if not some.any():
+            return NOTHING
+        bounds = interval_of(self.table.graded[some], self.table.right[some])
+        return Estimate(float(self.table.right.sum() / self.table.graded.sum()), bounds.low, bounds.high)
 
     @cached_property
     def tokens(self) -> Estimate:
@@ -279,21 +225,6 @@ class Compared(Figures):
     def answer_tokens(self) -> Estimate:
         """Tokens sampled after the thought (SCoT table 3)."""
         return self._mean("answer_tokens")
-
-    @cached_property
-    def output_tokens(self) -> dict[str, Estimate]:
-        """Tokens sampled by each role, whatever became of them."""
-        return {role: self._mean(f"output_tokens.{role}") for role in self.table.output_tokens}
-
-    @cached_property
-    def speculated_tokens(self) -> dict[str, int]:
-        """Tokens that token-level speculation inside an engine proposed, by role, over the whole run."""
-        return {role: count.proposed for role, count in self.table.speculation.items()}
-
-    @cached_property
-    def accepted_speculated_tokens(self) -> dict[str, int]:
-        """Those of them that were accepted."""
-        return {role: count.accepted for role, count in self.table.speculation.items()}
 
     @cached_property
     def latency_s(self) -> Estimate:
@@ -348,39 +279,15 @@ class Compared(Figures):
         return self.problems / self.wall_time_s if self.wall_time_s else None
 
     @cached_property
-    def generated_tokens_per_s(self) -> float | None:
-        """Tokens that all roles sampled, whatever became of them, over wall time."""
-        return self._per_s(sum(self.table.output_tokens.values(), np.zeros(len(self.table.chains))))
-
-    @cached_property
     def kept_tokens_per_s(self) -> float | None:
-        """Kept tokens, those of thoughts and answers, over wall time (SpecCoT table 6)."""
-        return self._per_s(self.table.tokens)
-
-    def _per_s(self, tokens: Array) -> float | None:
-        """Tokens of a run over its wall time, the mean one of pooled runs; `tokens` are means over the samples of each problem."""
-        total = float((tokens * self.table.chains).sum())
+        """Kept tokens, those of thoughts and answers, over the wall time, the mean one of pooled runs (SpecCoT table 6)."""
+        total = float((self.table.tokens * self.table.chains).sum())
         return total / self.wall_time_s / max(1, len(self.table.pooled)) if self.wall_time_s else None
 
     @cached_property
     def text_tokens(self) -> dict[str, Estimate]:
-        """Tokens of a text by its kind: `drafted`, `longest` of a round, `accepted`, `rejected`, `fallback`."""
+        """Tokens of a text by its kind: `drafted`, `longest` of a round, `accepted`, `fallback`."""
         return {kind: ratio(self._details[f"{kind}.tokens"], self._details[f"{kind}.count"]) for kind in self.table.details.texts}
-
-    @cached_property
-    def reflective(self) -> dict[str, Estimate]:
-        """Words of second thoughts (`by_problem.REFLECTIVE`) per 1,000 words, by kind of text (SpecCoT A.1)."""
-        return {kind: estimate(lambda found, words: 1000 * found / words, *self._words(kind)) for kind in self.table.details.texts}
-
-    @cached_property
-    def reflective_gain(self) -> Estimate:
-        """`reflective` of fallback steps less that of drafts."""
-        if not {"fallback", "drafted"} <= self.table.details.texts.keys():
-            return NOTHING
-        return estimate(lambda a, b, c, d: 1000 * a / b - 1000 * c / d, *self._words("fallback"), *self._words("drafted"))
-
-    def _words(self, kind: str) -> tuple[Sums, Sums]:
-        return self._details[f"{kind}.reflective"], self._details[f"{kind}.words"]
 
     @cached_property
     def selection(self) -> Selection | None:
@@ -393,37 +300,22 @@ class Compared(Figures):
         return _quality(self.table.details.quality) if self.table.details.quality else None
 
     @cached_property
-    def option_mass(self) -> OptionMass | None:
-        """Probability on the valid options of verifications; null without any that says."""
-        return self.table.option_mass
-
-    @cached_property
     def agreement(self) -> Agreement | None:
         """Scores of speculated steps against rewards; null for runs without both (SpecReason figure 7)."""
         return agreement(self.table.details.scored) if self.table.details.scored else None
 
 
 def _selection(choices: ThoughtChoices) -> Selection:
-    first = choices.right_drafts > 0
-    second, judged = ~first, ~np.isnan(choices.agrees)
+    first = choices.right_drafted > 0
+    second = ~first
     return Selection(
         class_1=int(first.sum()),
         class_1_right=outcomes(choices.problem[first], choices.picked_right[first]),
-        by_chance=ratio(np.bincount(choices.problem[first], choices.right_drafts[first]), np.bincount(choices.problem[first])),
         class_2=int(second.sum()),
         class_2_right=outcomes(choices.problem[second], choices.rejected[second]) if choices.may_reject else NOTHING,
-        agreement=outcomes(choices.problem[judged], choices.agrees[judged]),
-        unknown=choices.unknown,
     )
 
 
 def _quality(q: Quality) -> StepQuality:
-    of = sums({name: getattr(q, name) for name in q.__struct_fields__ if name != "model"})
-    return StepQuality(
-        q.model,
-        ratio(of["drafted"], of["steps"]),
-        ratio(of["selected_from"], of["selections"]),
-        ratio(of["selected"], of["selections"]),
-        estimate(lambda selected, among, steps: (selected - among) / steps, of["selected"], of["selected_from"], of["selections"]),
-        ratio(of["fallback"], of["fallbacks"]),
-    )
+    of = sums({name: getattr(q, name) for name in q.__struct_fields__})
+    return StepQuality(ratio(of["drafted"], of["steps"]), ratio(of["selected"], of["selections"]))

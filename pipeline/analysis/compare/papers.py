@@ -51,7 +51,7 @@ CREATE OR REPLACE MACRO signed(e) AS {'value': e.value, 'low': e.low, 'high': e.
 CREATE OR REPLACE MACRO reward(e) AS {'value': e.value, 'low': e.low, 'high': e.high, 'form': 'reward'};
 """
 """For queries: how a figure is printed; and the share of the time that a speed-up saves, as SpecCoT table 4 has it."""
-RATES = ("wall_time_s", "generated_tokens_per_s", "kept_tokens_per_s")
+RATES = ("wall_time_s", "kept_tokens_per_s")
 LEAST = ("resources", "batch_size")
 DECISIONS = ("graph", "schedule", "batch_size", "replicas", "samples", "failed")
 NAMED = ("data", "models", "draft", "target")

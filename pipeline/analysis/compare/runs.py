@@ -20,7 +20,6 @@ from pipeline.analysis.compare.rules import Rules, rules_of
 from pipeline.analysis.quality.by_problem import Quality, Texts, place_chains, read_quality, read_texts
 from pipeline.analysis.quality.option_mass import OptionMass, option_mass, read_masses
 from pipeline.analysis.quality.reward_agreement import ScoredSteps, read_scored_steps
-from pipeline.analysis.quality.samples import SampleStatistics, interval_of, pass_at, sample_statistics
 from pipeline.analysis.quality.selection import ThoughtChoices, read_choices
 from pipeline.analysis.resources import EngineFacts, Resources, engine_facts, replica_count, resources
 from pipeline.analysis.time.thinking import KINDS, read_thinking
@@ -37,11 +36,11 @@ SELECT problem_id, count(*) FILTER (finished) AS chains, count(counted) AS grade
        sum(fallback_steps) FILTER (finished) AS fallbacks, sum(unverified_steps) FILTER (finished) AS unverified
 FROM chains WHERE finished OR counted IS NOT NULL GROUP BY problem_id ORDER BY problem_id
 """
-TOKENS = """
-SELECT problem, {by_role}, coalesce(sum(output_tokens) FILTER (list_contains($finishing, stage)), 0)::BIGINT AS answer
-FROM calls JOIN places USING (run, chain_id) GROUP BY problem
+ANSWERS = """
+SELECT problem, sum(output_tokens)::BIGINT AS tokens FROM calls JOIN places USING (run, chain_id)
+WHERE list_contains($finishing, stage) GROUP BY problem
 """
-"""Output tokens of each problem by role, every attempt at a call included; `answer`: those of stages that finish a chain."""
+"""Output tokens of the stages that finish a chain, every attempt at a call included."""
 THOUGHTS = """
 SELECT problem, sum(len(step_token_ids))::BIGINT AS tokens FROM steps JOIN places USING (run, chain_id)
 WHERE list_contains($finishing, stage) GROUP BY problem
@@ -78,13 +77,6 @@ class _RewardModel(Struct, frozen=True):
 
     run: str
     model: str
-
-
-class SpeculatedTokens(Struct, frozen=True):
-    """Tokens that token-level speculation inside an engine proposed and accepted, by the engine's own count."""
-
-    proposed: int
-    accepted: int
 
 
 class Details(Struct, frozen=True, kw_only=True):
@@ -137,8 +129,6 @@ class RunTable(Struct, frozen=True, kw_only=True, dict=True):
     status: str
     input: RunInput
     wall_time_s: float
-    speculation: dict[str, SpeculatedTokens]
-    """By role of the engines that speculate."""
     pooled: tuple[str, ...] = ()
     """Names of the runs that were pooled into this one; empty for one run."""
     seeds: tuple[int, ...] = ()
@@ -157,14 +147,11 @@ class RunTable(Struct, frozen=True, kw_only=True, dict=True):
     """Number of chains that count as right or wrong; see `events.counted`."""
     right: Array
     """Number of chains whose answer was right."""
-    sample_statistics: SampleStatistics
     latency_s: Array
     """Seconds from admission to the end. This and the following arrays are means over a problem's finished samples."""
     thought_tokens: Array
     answer_tokens: Array
     """Tokens sampled after the thought."""
-    output_tokens: dict[str, Array]
-    """All sampled tokens by role, whatever became of them."""
     steps: Array
     """Committed steps."""
     accepted: Array
@@ -244,7 +231,6 @@ def read_run(folder: Path) -> RunTable:
 def _member(folder: Path, name: str) -> _Member:
     run = RunFile.read(folder)
     same = ("graph", "engines", "schedule", "batch_size", "admission", "samples", "seed", "status", "input", "host")
-    counts = {role: found.speculation for role, found in run.engine_statistics.items()}
     facts, replicas = engine_facts(run), replica_count(run)
     fields = {each: getattr(run, each) for each in same} | {
         "name": name,
@@ -259,7 +245,6 @@ def _member(folder: Path, name: str) -> _Member:
         "facts": facts,
         "replicas": replicas,
         "resources": resources(facts.values(), replicas),
-        "speculation": {role: SpeculatedTokens(count.draft_tokens, count.accepted_tokens) for role, count in counts.items() if count},
     }
     return _Member(folder, run, fields)
 
@@ -301,10 +286,9 @@ def _read(members: Sequence[_Member]) -> RunTable:
         ids = tuple(columns.pop("problem_id").tolist())
         found = {name: column.astype(float) for name, column in columns.items()}
         samples = np.maximum(found["chains"], 1)
-        output, answer = _tokens(db, run.plan, len(ids))
+        answer = _answer_tokens(db, run.plan, len(ids))
         model = db.scalar("SELECT string_agg(DISTINCT model, ', ' ORDER BY model) FROM rewards")
         mass = option_mass(read_masses(db))
-        statistics = sample_statistics(db) if len(members) == 1 else _pooled_statistics(folders, found["graded"], found["right"])
     fields = members[0].fields | (_pooled(members) if len(members) > 1 else {})
     fields |= {name: found[name] for name in ("chains", "graded", "right")}
     fields |= {name: found[name] / samples for name in ("latency_s", "thought_tokens", "steps", "accepted", "fallbacks", "unverified")}
@@ -314,9 +298,7 @@ def _read(members: Sequence[_Member]) -> RunTable:
         failed=sum(each.failed for each in ends),
         lost=sum(each.lost for each in ends),
         cancelled=sum(each.cancelled for each in ends),
-        sample_statistics=statistics,
         answer_tokens=answer / samples,
-        output_tokens={role: tokens / samples for role, tokens in output.items()},
         option_mass=mass,
         reward_model=model,
         read=lambda: _details(folders, run.plan, ids, samples, places),
@@ -334,59 +316,30 @@ def _ends(db: Query) -> list[_Ends]:
     return list(found.values())
 
 
-def _tokens(db: Query, plan: Plan, problems: int) -> tuple[dict[str, Array], Array]:
-    """Output tokens of each problem by role, and those after the thought: those of stages that answer, and of whole responses those after
-    their thought."""
-    finishing, roles = list(plan.finishing), list(plan.engines)
-    by_role = ", ".join(f'sum(output_tokens) FILTER (engine = $roles[{place + 1}])::BIGINT AS "{place}"' for place in range(len(roles)))
-    found = db.columns(TOKENS.format(by_role=by_role), finishing=finishing, roles=roles)
-    columns = {role: found[str(place)] for place, role in enumerate(roles)}
-    output = {role: _by_problem(found, column, problems) for role, column in columns.items() if np.ma.count(column)}
-    answer = _by_problem(found, found["answer"], problems)
+def _answer_tokens(db: Query, plan: Plan, problems: int) -> Array:
+    """Output tokens of each problem after the thought: those of stages that answer, and of whole responses those after their thought."""
+    finishing = list(plan.finishing)
+    answer = _by_problem(db.columns(ANSWERS, finishing=finishing), problems)
     if any(node.spec.finishes and not node.spec.answers for node in plan.stages()):
-        thoughts = db.columns(THOUGHTS, finishing=finishing)
-        answer -= _by_problem(thoughts, thoughts["tokens"], problems)
-    return output, answer
+        answer -= _by_problem(db.columns(THOUGHTS, finishing=finishing), problems)
+    return answer
 
 
-def _by_problem(rows: Mapping[str, Array], values: Array, problems: int) -> Array:
-    """A column of rows, one for each problem, by problem."""
-    return np.bincount(rows["problem"], np.ma.filled(values, 0).astype(float), problems)
+def _by_problem(rows: Mapping[str, Array], problems: int) -> Array:
+    """Tokens of rows, one for each problem, by problem."""
+    return np.bincount(rows["problem"], np.ma.filled(rows["tokens"], 0).astype(float), problems)
 
 
 def _pooled(members: Sequence[_Member]) -> dict[str, Any]:
     """Fields of the table of runs that differ in their seeds alone."""
     tables = [member.fields for member in members]
-    roles = dict.fromkeys(role for table in tables for role in table["speculation"])
-    counts = {role: [table["speculation"][role] for table in tables if role in table["speculation"]] for role in roles}
     return {
         "name": f"{tables[0]['name']} (+{len(tables) - 1} seeds)",
         "pooled": tuple(table["name"] for table in tables),
         "seeds": tuple(table["seed"] for table in tables),
         "status": next((table["status"] for table in tables if table["status"] != "finished"), "finished"),
         "wall_time_s": float(np.mean([table["wall_time_s"] for table in tables])),
-        "speculation": {
-            role: SpeculatedTokens(sum(each.proposed for each in found), sum(each.accepted for each in found))
-            for role, found in counts.items()
-        },
     }
-
-
-def _pooled_statistics(folders: Sequence[Path], graded: Array, right: Array) -> SampleStatistics:
-    """Statistics of all chains as samples of their problems; pass@k for the k of one run, the majority vote as the mean over the runs."""
-    each = []
-    for folder in folders:
-        with Query(folder) as db:
-            each.append(sample_statistics(db))
-    some, samples = graded > 0, max(found.samples for found in each)
-    votes = [found.majority for found in each if found.majority is not None]
-    powers = pass_at(graded[some].astype(int), right[some].astype(int))
-    return SampleStatistics(
-        interval=interval_of(graded[some], right[some]) if some.any() else None,
-        samples=samples,
-        pass_at={k: share for k, share in powers.items() if k <= samples},
-        majority=float(np.mean(votes)) if votes else None,
-    )
 
 
 def _details(folders: Sequence[Path], plan: Plan, ids: Sequence[str], samples: Array, places: pa.Table) -> Details:

@@ -59,11 +59,9 @@ def read_baseline(run: Path, stop_reasons: Collection[str]) -> Baseline | None:
         status=state,
         variant=next((each.removeprefix(VARIANT) for each in file.options.get("settings", ()) if each.startswith(VARIANT)), ""),
         problems_per_s=base_rate,
-        kept_tokens_per_s=theirs.kept_tokens_per_s,
         accuracy=theirs.accuracy.value,
         times_as_fast=rate / base_rate if rate and base_rate else None,
         speed_up=ours.over_baseline.speed_up,
-        accuracy_gain=ours.over_baseline.accuracy_gain,
         flags=tuple(flag.what for flag in found.flags if flag.run == ours.run and flag.what not in unmet),
     )
 

@@ -5,7 +5,6 @@ from msgspec import Struct
 from pipeline.analysis.quality.estimates import NOTHING, Estimate
 from pipeline.analysis.quality.option_mass import OptionMass
 from pipeline.analysis.quality.samples import Interval
-from pipeline.analysis.time.timeline import Imbalance
 
 
 class EngineSummary(Struct, frozen=True, kw_only=True):
@@ -14,10 +13,9 @@ class EngineSummary(Struct, frozen=True, kw_only=True):
     calls: int
     input_tokens: int
     """Prompt tokens, cached ones included."""
-    cached_input_tokens: int | None
-    """Prompt tokens that were in the prefix cache, of the calls for which the engine says so; null where it does for none."""
     cached_share: float | None
-    """`cached_input_tokens` over the prompt tokens of those calls, 0 to 1."""
+    """Share of the prompt tokens that were in the prefix cache, 0 to 1, of the calls for which the engine says so; null where it does for
+    none."""
     output_tokens: int
     output_tokens_per_s: float | None
     """`output_tokens` over the wall time."""
@@ -35,12 +33,6 @@ class EngineSummary(Struct, frozen=True, kw_only=True):
     """Tokens that token-level speculation inside the engine proposed, by its own count; null where it does not speculate."""
     accepted_speculated_tokens: int | None
     """Those of `speculated_tokens` that were accepted."""
-    speculations: int | None
-    """Times that it proposed tokens for a sequence; each time the sequence grows by the accepted ones and one more."""
-    answered_by: dict[str, int] = {}
-    """Answered calls by the model that the server says has answered them; empty where it does not say."""
-    recomputed_input_tokens: int | None = None
-    """Prompt tokens that were computed again after they had been evicted from the cache, at least; null where no call says."""
 
 
 class StageSummary(Struct, frozen=True):
@@ -66,14 +58,11 @@ class Baseline(Struct, frozen=True, kw_only=True):
     variant: str = ""
     """The variant of the engines file that both runs were given, such as token-level speculation; empty: none."""
     problems_per_s: float | None = None
-    kept_tokens_per_s: float | None = None
     accuracy: float | None = None
     times_as_fast: float | None = None
     """Problems a second of the run over those of the baseline; each of the two has one wall time, so that there is no interval."""
     speed_up: Estimate = NOTHING
     """Time of a problem in the baseline over that in the run."""
-    accuracy_gain: Estimate = NOTHING
-    """Accuracy of the run less that of the baseline."""
     flags: tuple[str, ...] = ()
     """Reasons other than the graph why the two may differ, as clauses."""
 
@@ -131,8 +120,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     """The run of the target alone (`run --baseline`), where `headline.baseline` has read it."""
     batch_size: int | None
     """As in `run.json`: the most chains in flight at once, on each replica where there are several."""
-    admission: str | None = None
-    """As in `run.json`: `cache` or `batch`; null where there is none."""
     pauses: int | None = None
     """Times that a chain had to pause for room in a cache; null where the run does not say."""
     left: Left | None = None
@@ -169,8 +156,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Share of problems whose most frequent answer is right, 0 to 1; null with one sample a problem."""
     problems_per_s: float | None
     """Problems with a chain that is done, over the wall time."""
-    chains_per_s: float | None
-    """Chains done over the wall time."""
     steps: int
     """Committed steps, guidance included."""
     steps_per_s: float | None
@@ -205,15 +190,13 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Those of `draft_tokens` that were not committed."""
     span_s: float
     """Seconds from the first call that was sent until the last that ended, without pauses between sessions."""
-    overlap_s: float
-    """Seconds in which two or more engines were busy; of several replicas the mean of each one's seconds with its own engines."""
     overlap_share: float
-    """`overlap_s` over `span_s`, 0 to 1."""
+    """Share of `span_s` in which two or more engines were busy, 0 to 1; of several replicas the mean of each one's with its own engines."""
     tail_time_s: float | None
     """Seconds at the end of the run in which fewer chains lived than the batch size, or than the most that ever did; null without
     chains. Of several replicas: since the first one had fewer, see `timeline`."""
-    replicas: Imbalance | None = None
-    """How evenly the replicas worked, of a run with several; else null."""
+    replicas: int = 1
+    """Those that were started or have rows."""
     engines: dict[str, EngineSummary]
     """By role."""
     stages: dict[str, StageSummary]

@@ -65,7 +65,7 @@ def _cache_full(s: Summary) -> str | None:
 
 def _few_in_flight(s: Summary) -> str | None:
     shares = {role: engine.busy_share for role, engine in s.engines.items()}
-    if not shares or s.replicas is not None or not 0 < max(shares.values()) < BUSY or s.status != "finished":
+    if not shares or s.replicas > 1 or not 0 < max(shares.values()) < BUSY or s.status != "finished":
         return None
     role = max(shares, key=lambda each: shares[each])
     idle = f"no engine was busy all the time, the {role} {percent(shares[role])} of it"
@@ -78,7 +78,7 @@ def _few_in_flight(s: Summary) -> str | None:
 
 def _bottleneck(s: Summary) -> str | None:
     busy = {role: engine.busy_share for role, engine in s.engines.items()}
-    if not busy or max(busy.values()) < BUSY or len(busy) < 2 or s.replicas is not None:
+    if not busy or max(busy.values()) < BUSY or len(busy) < 2 or s.replicas > 1:
         return None
     first, second, *_ = sorted(busy, key=lambda role: -busy[role])
     if busy[first] - busy[second] <= ALIKE:

@@ -189,7 +189,7 @@ def _engines(s: Summary) -> Iterator[Row]:
     busy = {role: engine for role, engine in s.engines.items() if engine.calls}
     if busy and s.span_s:
         said = [f"{role} {_percent(engine.busy_share)}{' busy' if not place else ''}" for place, (role, engine) in enumerate(busy.items())]
-        yield Row("engines", "", ", ".join(said) + (f", mean of {s.replicas.replicas} replicas" if s.replicas else ""))
+        yield Row("engines", "", ", ".join(said) + (f", mean of {s.replicas} replicas" if s.replicas > 1 else ""))
     for role, engine in busy.items():
         if engine.speculated_tokens:
             accepted = (engine.accepted_speculated_tokens or 0) / engine.speculated_tokens

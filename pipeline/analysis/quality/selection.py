@@ -1,7 +1,7 @@
 """How well a verifier chooses among whole drafted thoughts: steps and chains of runs enter, an outcome for each chain leaves.
 
 A draft is graded by the answer that its thought states, found by `grading.stated`; one that states none is neither right nor wrong, and
-where that leaves open whether any draft is right, the choice is left out. `ThoughtChoices.agrees` says how far this can be trusted.
+where that leaves open whether any draft is right, or the selected one, the choice is left out.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from pipeline.graph.plan import Plan, StageNode
 from pipeline.store.query import Query
 
 SQL = """
-SELECT places.problem, chains.sample_index, step_index, chosen_candidate, candidate_texts, grader, reference_answer, correct
+SELECT places.problem, chains.sample_index, step_index, chosen_candidate, candidate_texts, grader, reference_answer
 FROM steps JOIN places USING (run, chain_id) JOIN chains USING (run, chain_id)
 WHERE score_of_candidates AND len(candidate_texts) > 0 AND reference_answer IS NOT NULL
 """
@@ -30,18 +30,14 @@ class ThoughtChoices(Struct, frozen=True):
 
     problem: Array
     """Index of its problem."""
-    right_drafts: Array
-    """Share of the drafts that are right. SCoT 4.4: class 1 where it is above 0, else class 2."""
+    right_drafted: Array
+    """1 where a draft is right (SCoT 4.4: class 1), else 0 (class 2)."""
     rejected: Array
     """1 where all drafts were rejected, else 0."""
     picked_right: Array
     """1 where a right draft was selected, else 0."""
-    agrees: Array
-    """1 where the selected draft was graded as the chain's answer was, 0 where not, NaN where none was selected."""
     may_reject: bool
     """Whether the verifier could reject all drafts."""
-    unknown: int = 0
-    """ThoughtChoices that are left out: drafts state no answer, so that nobody knows whether any is right, or the selected one."""
 
 
 def draft_is_right(thought: str, kind: Kind, reference: str, grader: Grader) -> bool | None:
@@ -59,9 +55,9 @@ def read_choices(db: Query, plan: Plan) -> ThoughtChoices | None:
     with Grader() as grader:  # starts no process but for answers that `quick_grade` cannot decide
         found = list(_choices(db, grader))
     rows = sorted((row for row in found if row is not None), key=itemgetter(0))
-    right_drafts, rejected, picked_right, agrees = np.array([row[1:] for row in rows], float).reshape(-1, 4).T
+    right_drafted, rejected, picked_right = np.array([row[1:] for row in rows], float).reshape(-1, 3).T
     problem, may_reject = np.array([row[0][0] for row in rows], int), any(spec.may_reject for spec in judges)
-    return ThoughtChoices(problem, right_drafts, rejected, picked_right, agrees, may_reject, len(found) - len(rows))
+    return ThoughtChoices(problem, right_drafted, rejected, picked_right, may_reject)
 
 
 def _drafts_thoughts(plan: Plan) -> bool:
@@ -73,12 +69,9 @@ def _drafts_thoughts(plan: Plan) -> bool:
 
 def _choices(db: Query, grader: Grader) -> Iterator[tuple[Any, ...] | None]:
     """Where each choice was made, and its row of the arrays; None where nobody knows if a draft, or the selected one, is right."""
-    for problem, sample, step, chosen, texts, kind, reference, correct in db.stream(SQL):
+    for problem, sample, step, chosen, texts, kind, reference in db.stream(SQL):
         right = [draft_is_right(text, as_kind(kind), reference, grader) for text in texts]
-        known = [each for each in right if each is not None]
-        if (None in right and not any(known)) or (chosen is not None and right[chosen] is None):
+        if (None in right and True not in right) or (chosen is not None and right[chosen] is None):
             yield None
             continue
-        picked = chosen is not None and right[chosen]
-        agrees = np.nan if chosen is None or correct is None else picked == correct
-        yield (problem, sample, step), sum(known) / len(known), float(chosen is None), float(picked), float(agrees)
+        yield (problem, sample, step), float(True in right), float(chosen is None), float(chosen is not None and right[chosen] is True)

@@ -50,7 +50,6 @@ TOKENS = {
 PROMPT_TOKENS = {
     "cached": ("prefix cache hit", GREEN),
     "computed": ("computed", BLUE),
-    "recomputed": ("recomputed after eviction", RED),
     "unstated": ("not stated by the engine", LIGHT),
     "unrecorded": TOKENS["unrecorded"],
 }
@@ -102,7 +101,6 @@ def tokens_table(ledger: Ledger) -> Table:
     rows.append(("total", *(f"{total:,}" for total in sums)))
     rows.append(("reported by the engine", *("unknown" if (n := each.counted_output) is None else f"{n:,}" for each in engines)))
     rows.append(("prefix cache hit rate", *(_share(each.input, "cached") for each in engines)))
-    rows.append(("prompt tokens recomputed after eviction", *(_share(each.input, "recomputed") for each in engines)))
     shares = (("useful", ledger.useful_share), ("verification", ledger.verification_share), ("wasted", ledger.waste_share))
     note = f"Of all output tokens {', '.join(f'{plain_percent(share)} {name}' for name, share in shares)}."
     if why := sorted({reason for each in engines for reason in each.why_unrecorded}):
