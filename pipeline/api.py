@@ -28,6 +28,7 @@ from msgspec import Struct, structs
 from pipeline.data.in_memory import ProblemList, is_frame, rows_of
 from pipeline.data.obtain import STDIN, problem_files
 from pipeline.engine import Engine
+from pipeline.engines.registry import notices
 from pipeline.engines.replay.recording import bindings
 from pipeline.errors import MissingExtra, Unfinished, UsageError, did_you_mean
 from pipeline.grading.plugins import register_grader
@@ -43,7 +44,6 @@ from pipeline.remote.url import input_urls, is_url
 from pipeline.session.background import Background, ChainStream, MemoryRows, TaskRun, ThreadRun
 from pipeline.session.complete import completed
 from pipeline.session.loop import Stop, on_asyncio, time_is_virtual
-from pipeline.session.notices import gpu_notices, notices
 from pipeline.session.observer import Observer
 from pipeline.session.options import Engines, Graph, GraphKeywords, Input, RunKeywords, RunOptions
 from pipeline.session.prepare import Prepared, load_plan, prepared
@@ -89,8 +89,8 @@ class Result(Struct, frozen=True, kw_only=True):
     folder: Path | None
     """The run folder, where `output` was given."""
     notices: tuple[str, ...] = ()
-    """Notices for the user: which foreign code ran, where replayed engines got their times from, what was found in the
-    folder of a resumed run, which engine cannot be interrupted, and that every draft was rejected."""
+    """Notices for the user: which foreign code ran, which engines shared a GPU, what an engine could not do, and what was found in the
+    folder of a resumed run."""
     baseline: "Result | None" = None
     """The outcome with the target alone, of a run with `baseline=True`."""
     steps: tuple[StepRow, ...] = ()
@@ -349,7 +349,7 @@ def _prepared_call(stack: ExitStack, graph: Graph, problems: Input, given: dict[
         planned, sentences = _placed(graph, engines, bound, given.get("batch_size", 64), given.get("replicas", 1))
         said += sentences
     plan = load_graph(graph, planned or engines, **{name: value for name, value in bound.items() if name != "models"})
-    said += gpu_notices(plan) if opened is None else []
+    said += notices(plan.engines) if opened is None else []
     names = _input_names(problems)
     here = not any(name == STDIN or "://" in name for name in names)
     files = [Path(name) for name in names] if here else stack.enter_context(problem_files(names, fetch_problems, said.append))
@@ -476,7 +476,7 @@ def _result(run: RunFile, started: Prepared, kept: MemoryRows | None, remarks: S
         chains=tuple(sorted(kept.chains, key=lambda row: (row.input_row, row.sample_index))),
         run=run,
         folder=started.folder,
-        notices=(*notices(started.plan), *remarks),
+        notices=tuple(remarks),
         steps=tuple(kept.steps),
         calls=tuple(kept.calls),
     )

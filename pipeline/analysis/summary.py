@@ -9,7 +9,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from pipeline.analysis.headline.adapters import unused_adapters
 from pipeline.analysis.headline.figures import EngineSummary, Left, StageSummary, Summary
 from pipeline.analysis.quality.option_mass import option_mass, read_masses
 from pipeline.analysis.quality.samples import sample_statistics
@@ -183,7 +182,6 @@ def _decided(run: RunFile, chains: _Chains) -> dict[str, Any]:
         "simulated": run.virtual_time,
         "simulator": of_engines(facts.values()) if run.virtual_time else "",
         "answers": answers(facts.values()),
-        "unused_adapters": tuple(unused_adapters(plan)),
         "take_turns": take_turns(run, facts),
     }
 

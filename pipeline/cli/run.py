@@ -38,7 +38,6 @@ from pipeline.cluster.merge import merge as merged
 from pipeline.errors import Interrupted, MissingExtra, UsageError
 from pipeline.remote.url import input_urls, is_url
 from pipeline.session.loop import rare_collection
-from pipeline.session.notices import shortfall
 from pipeline.session.observer import Observer
 from pipeline.session.options import MAY_DRIFT, RunOptions, resume_options
 from pipeline.session.run import SessionResult, Solve
@@ -208,8 +207,6 @@ def _folder_of(result: SessionResult) -> Path:
 
 def _print_end(result: SessionResult, folder: str) -> None:
     """Print what stopped a run early, and how to resume it."""
-    if (said := shortfall(result.run)) is not None:
-        print_notice(said)
     if result.error is None:
         return
     if result.run.status == "failed":

@@ -10,9 +10,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pipeline.engine import Backend, Engine
 from pipeline.engines.cores import ranges
 from pipeline.errors import GraphError
-from pipeline.graph.plugins import engine_backend
+from pipeline.graph.plugins import broken_plugins, engine_backend
 from pipeline.graph.spec import EngineSpec
-from pipeline.system.machine import Machine
+from pipeline.system.machine import Machine, look
 
 MPS_START, MPS_STOP = "nvidia-cuda-mps-control -d", "echo quit | nvidia-cuda-mps-control"
 """The commands that start the control daemon of CUDA MPS, and end it."""
@@ -55,6 +55,13 @@ def cautions(specs: Mapping[str, EngineSpec]) -> list[str]:
         *(f"warning: engine {role!r}: trust_remote_code is on, so code that comes with {model!r} will run" for role, model in trusting),
         *(f"warning: engine {role!r}: the environment variable {name} (api_key_env) is not set" for role, name in keys),
     ]
+
+
+def notices(specs: Mapping[str, EngineSpec]) -> list[str]:
+    """What a person should know before these engines start: plug-ins that cannot be loaded, foreign code, missing keys, shared GPUs."""
+    may_share = len(specs) > 1 and any(backend.devices is not None for backend, _ in by_backend(specs))
+    turns = taking_turns(specs, look()) if may_share else ()
+    return [*(f"warning: {each}" for each in broken_plugins()), *cautions(specs), *turns]
 
 
 def gpus(specs: Mapping[str, EngineSpec]) -> int:

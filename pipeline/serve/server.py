@@ -16,13 +16,13 @@ import uvicorn
 from msgspec import Struct, structs
 
 from pipeline.data.in_memory import RequestedProblems
+from pipeline.engines.registry import notices
 from pipeline.runtime.admission.feed import Arrivals
 from pipeline.runtime.rows import Tee
 from pipeline.serve.app import Access, Phase, ServerSelf, new_app
 from pipeline.serve.completions import ChatEndpoint
 from pipeline.serve.desk import Desk, ServeLimits
 from pipeline.session.loop import Stop, in_loop
-from pipeline.session.notices import gpu_notices, notices
 from pipeline.session.observer import Attend, Observer, View
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import Prepared, load_plan, prepared
@@ -151,7 +151,7 @@ def serve(
     Not for use in a running event loop.
     """
     plan = load_plan(options.graph, options.bound_engines, options.settings)
-    for sentence in (*notices(plan), *gpu_notices(plan)):
+    for sentence in notices(plan.engines):
         observer.tell(sentence)
     allow_files()
     with (

@@ -26,7 +26,6 @@ from pipeline.graph.plugins import engine_specs, registered_alone, stage_specs
 from pipeline.runtime.admission.feed import Arrivals, Feed, InputFeed, SampleCounts
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.session.complete import completed
-from pipeline.session.notices import strange_problems
 from pipeline.session.options import (
     ABOUT,
     MAY_DRIFT,
@@ -196,7 +195,7 @@ def prepare(
         folder=folder,
         old=old,
         record=record,
-        remarks=(*problems.remarks, *strange_problems(plan, problems)),
+        remarks=tuple(problems.remarks),
     )
     return found if folder is None or old is None else _taken_up(found, folder, old)
 

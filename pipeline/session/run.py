@@ -16,9 +16,8 @@ import anyio
 import anyio.to_thread
 from msgspec import Struct, structs
 
-from pipeline.analysis.headline.adapters import rejections
 from pipeline.engine import Engine, EngineStatistics
-from pipeline.engines.registry import open_engines
+from pipeline.engines.registry import notices, open_engines
 from pipeline.engines.startup import listening
 from pipeline.errors import Interrupted, OutOfMemory, PipelineError, is_out_of_memory
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
@@ -33,7 +32,6 @@ from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink, Tee
 from pipeline.session.chains import Chains, Facts, OpenEngines, statistics, suited, unknown_caches
 from pipeline.session.loop import Stop, in_loop, loop_clock
-from pipeline.session.notices import gpu_notices, notices, shortfall
 from pipeline.session.observer import Attend, Observer, ReplicaState, View
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import Prepared, load_plan, prepared
@@ -155,7 +153,7 @@ def run(
     engines of this process. Not for use in a running event loop.
     """
     plan, observer = load_plan(options.graph, options.bound_engines, options.settings), observer or Observer()
-    for sentence in (*notices(plan), *gpu_notices(plan)):
+    for sentence in notices(plan.engines):
         observer.tell(sentence)
     # The replicas of a cluster share no simulated clock.
     with prepared(options, plan, virtual=None if options.cluster is None else False, command=command) as found:
@@ -213,7 +211,7 @@ async def solve_on(
     opened = await suited(run.settings, engines, observer.tell)
     begun = begin(run, opened.facts, 0.0 if opening is None else time.monotonic() - opening)
     result = await execute(begun, LocalEngines(opened), observer, stop or Stop())
-    return structs.replace(result, notices=(*opened.notices, *filter(None, (shortfall(result.run), rejections(result.run)))))
+    return structs.replace(result, notices=opened.notices)
 
 
 class LocalEngines:

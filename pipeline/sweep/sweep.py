@@ -19,10 +19,10 @@ from msgspec import Struct
 from pipeline.analysis.compare.studies import SWEEP, read_study
 from pipeline.analysis.points import Point, read_points, write_points
 from pipeline.engines.placement.shares import NONE, DeviceShare, side_by_side
+from pipeline.engines.registry import notices
 from pipeline.errors import Interrupted, PipelineError, UsageError
 from pipeline.files import new_file
 from pipeline.session.loop import Stop, in_loop
-from pipeline.session.notices import gpu_notices, notices
 from pipeline.session.observer import Attend, Observer
 from pipeline.session.prepare import drift
 from pipeline.session.run import attended, failed_too_often
@@ -83,7 +83,7 @@ def carry_out(plan: SweepPlan, observer: Observer | None = None, done: Done | No
     error: PipelineError | None = None
     with held_folder(plan) as folder:
         prepared = prepare_sweep(plan, folder)
-        said = [each for system in plan.systems for each in (*notices(system.plan), *gpu_notices(system.plan))]
+        said = [each for system in plan.systems for each in notices(system.plan.engines)]
         for sentence in dict.fromkeys([*said, *plan.remarks]):
             observer.tell(sentence)
         finished = FinishedPoints(prepared, start_or_resume(prepared), done or (lambda *about: None))

@@ -110,8 +110,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     """How far simulated speeds are from measured ones; empty where they are measured."""
     answers: str | None = None
     """`simulated` or `recorded` where models did not give the answers; see `resources.answers`."""
-    unused_adapters: tuple[str, ...] = ()
-    """A notice for each engine with adapters that no stage uses."""
     take_turns: tuple[str, ...] = ()
     """Roles of engines that computed on one GPU in turns, because CUDA MPS did not run."""
     example: str | None = None

@@ -32,12 +32,8 @@ def limit(found: Summary) -> str | None:
 def _nothing_accepted(s: Summary) -> str | None:
     if not s.verified_steps or s.accepted_steps or s.unverified_steps:
         return None
-    remedy = next(iter(s.unused_adapters), "was the verifier trained to choose, and does it fit the drafts?")
-    return f"nothing drafted was accepted, 100 % of {s.verified_steps:,} verdicts were rejections; {remedy}"
-
-
-def _unused_adapter(s: Summary) -> str | None:
-    return next(iter(s.unused_adapters), None)
+    what = f"nothing drafted was accepted, 100 % of {s.verified_steps:,} verdicts were rejections"
+    return f"{what}; was the verifier trained to choose, and does it fit the drafts?"
 
 
 def _slower_than_the_target(s: Summary) -> str | None:
@@ -89,7 +85,6 @@ def _bottleneck(s: Summary) -> str | None:
 
 RULES: tuple[Callable[[Summary], str | None], ...] = (
     _nothing_accepted,
-    _unused_adapter,
     _slower_than_the_target,
     _take_turns,
     _cache_full,

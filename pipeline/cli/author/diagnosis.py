@@ -23,11 +23,10 @@ from pipeline.errors import GraphError, UsageError
 from pipeline.graph.loader import load_engines
 from pipeline.graph.needs import unmet_needs
 from pipeline.graph.plan import Plan
-from pipeline.graph.plugins import engine_backend, engine_specs
+from pipeline.graph.plugins import broken_plugins, engine_backend, engine_specs
 from pipeline.graph.spec import EngineSpec
 from pipeline.graph.yaml_file import read_yaml
 from pipeline.rewards.spec import load_reward_model
-from pipeline.session.notices import notices
 from pipeline.session.prepare import load_plan
 from pipeline.stages.build import build_stages, builders_of
 from pipeline.store.run_file import FILE as RUN_FILE
@@ -68,7 +67,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     sharing: tuple[str, ...] = ()
     """A notice for each group of roles that share a GPU: how they share it, and what would be better."""
     notices: tuple[str, ...] = ()
-    """What a run of the graph would say before it starts."""
+    """A sentence for each plug-in that cannot be loaded."""
     engines: dict[str, dict[str, Any]] = {}
     """The engines that were chosen for models which the user named, as an engines file would hold them."""
 
@@ -111,7 +110,7 @@ def diagnose(
         memory=memory,
         handover=handover(vocabularies),
         sharing=(*taking_turns(specs, machine), *side_by_side(specs, machine)),
-        notices=() if plan is None else tuple(each for each in notices(plan) if each not in cautions(specs)),
+        notices=broken_plugins(),
         engines=dict(bound) if isinstance(bound, Mapping) else {},
     )
 

@@ -27,10 +27,10 @@ from pipeline.data.problems import Problem
 from pipeline.drawing.mermaid import mermaid
 from pipeline.drawing.prompt import ShownPrompt, problem_in, shown_prompt
 from pipeline.drawing.text import text
+from pipeline.engines.registry import notices
 from pipeline.errors import UsageError
 from pipeline.export.output import check_output, whole_file
 from pipeline.graph.plan import Plan
-from pipeline.session.notices import notices
 from pipeline.session.prepare import load_plan
 from pipeline.text import redact, redact_all, sanitize
 
@@ -96,7 +96,7 @@ def _plan(graph: Path, engines: Path | None, options: Mapping[str, Any]) -> Plan
     """The compiled graph, after what is to be said about it."""
     bound = with_models([graph], {**with_preset([graph], options), "engines": engines})
     plan = load_plan(graph, bound.get("planned_engines") or engines, bound["settings"])
-    for notice in notices(plan):
+    for notice in notices(plan.engines):
         print_notice(notice)
     return plan
 
