@@ -4,6 +4,7 @@ A durable file is flushed, then given its name, then its folder is flushed, so t
 for its other end, for ever where there is none.
 """
 
+import gzip
 import os
 import re
 import stat
@@ -12,6 +13,7 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from secrets import token_hex
+from typing import BinaryIO, cast
 
 sync_data = getattr(os, "fdatasync", os.fsync)
 """Flush the data of an open file, given by its descriptor; its times need not be flushed, which is faster."""
@@ -50,6 +52,20 @@ def new_file(path: Path) -> Iterator[Path]:
         publish(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a `new_file` to write to, compressed where its name ends in `.gz`.
+
+    Compressed files hold no name and no time, so that equal content gives equal files.
+    """
+    with new_file(path) as draft, draft.open("wb") as file:
+        if path.suffix == ".gz":
+            with gzip.GzipFile("", "wb", fileobj=file, mtime=0, compresslevel=6) as packed:
+                yield cast(BinaryIO, packed)
+        else:
+            yield file
 
 
 def is_draft(path: "Path | os.DirEntry[str]") -> bool:

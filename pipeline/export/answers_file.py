@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import UsageError
-from pipeline.export.output import whole_file
+from pipeline.files import whole_file
 from pipeline.text import cell
 
 Row = dict[str, Any]

@@ -19,7 +19,7 @@ from pipeline.data.requests.errors import ApiError, ErrorBody, error_of
 from pipeline.data.requests.reply import ChainReply, ChatCompletion, completion
 from pipeline.data.rows import Flaw, Record
 from pipeline.errors import BadRow
-from pipeline.export.output import whole_file
+from pipeline.files import whole_file
 from pipeline.store.events import UNFINISHED
 from pipeline.store.kept_problems import solved_problems
 from pipeline.store.query import Query

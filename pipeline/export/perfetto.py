@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from pipeline.errors import InputError
-from pipeline.export.output import whole_file
+from pipeline.files import whole_file
 from pipeline.store.query import Query
 
 ENGINE = "coalesce('replica ' || replica || ' ', '') || engine"

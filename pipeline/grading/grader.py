@@ -52,7 +52,7 @@ class Grade(Struct, frozen=True):
     """None where there was nothing to compare, or the grader itself failed."""
     why: str | None = None
     """What kept the answers from being compared to the end (a time limit, a lost grader); None where nothing did."""
-    ruling: Ruling | None = None
+    rule: str | None = None
     """What decided it; None where they were not compared to the end."""
 
 
@@ -116,7 +116,7 @@ class Grader:
         kind, answer, reference = question
         quick = ruling(kind, answer, reference)
         if quick is not None:
-            return Grade(quick.correct, ruling=quick)
+            return Grade(quick.correct, rule=quick.rule)
         if kind in KINDS and max(len(answer), len(reference)) > LONGEST:
             return Grade(False, f"longer than {LONGEST:,} characters")
         with self._lock:
@@ -143,7 +143,7 @@ class Grader:
                     if not said.startswith("{"):
                         return Grade(False, f"the comparison ended with {said}")
                     found = msgspec.json.decode(said, type=Ruling)
-                    return Grade(found.correct, ruling=found)
+                    return Grade(found.correct, rule=found.rule)
                 except TooLong:
                     return Grade(False, f"not compared within {self.limit_s:g} s of CPU time")
                 except WorkerLost as error:
@@ -165,10 +165,9 @@ class Grader:
 def _called(name: str, same: Same, answer: str, reference: str, *problem: Mapping[str, Any]) -> Grade:
     """The grade by a function of this process."""
     try:
-        found = Ruling(bool(same(answer, reference, *problem)), f"the grader {name}")
+        return Grade(bool(same(answer, reference, *problem)), rule=f"the grader {name}")
     except Exception as error:
         return Grade(False, storable(f"the grader {name!r} raised {type(error).__name__}: {with_place(error)}"))
-    return Grade(found.correct, ruling=found)
 
 
 class TooLong(Exception):

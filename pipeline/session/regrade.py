@@ -154,7 +154,7 @@ class Tally:
         self.correct += bool(verdict)
         self.errors.update([grade.why] if grade.why else [])
         if grade.correct != row["correct"]:
-            reference, rule = row["reference_answer"] or "", grade.why or (grade.ruling.rule if grade.ruling else None)
+            reference, rule = row["reference_answer"] or "", grade.why or grade.rule
             self.changes.append(Change(row["chain_id"], row["answer"], reference, row["correct"], grade.correct, rule))
         if (grade.correct, grade.why) != (row["correct"], row["grading_error"]):
             self.new[row["chain_id"]] = grade

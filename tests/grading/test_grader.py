@@ -49,7 +49,7 @@ def test_every_pair_has_its_verdict(grader: Grader, topic: tuple[str, str]) -> N
     pairs = [pair for pair in PAIRS if (pair.kind, pair.topic) == topic]
     grades = [grader.grade(pair.kind, pair.answer, pair.reference) for pair in pairs]
     assert [pair for pair, grade in zip(pairs, grades, strict=True) if grade.correct is not pair.right or grade.why] == []
-    assert all(grade.ruling is not None and grade.ruling.rule for grade in grades)
+    assert all(grade.rule for grade in grades)
 
 
 @pytest.mark.slow
@@ -67,8 +67,7 @@ def test_every_pair_has_its_verdict(grader: Grader, topic: tuple[str, str]) -> N
 def test_what_decided_is_said(grader: Grader, kind: str, answer: str, reference: str, right: bool, rule: str) -> None:
     grade = grader.grade(kind, answer, reference)
     assert grade.correct is right
-    assert grade.ruling is not None
-    assert grade.ruling.rule.startswith(rule)
+    assert (grade.rule or "").startswith(rule)
 
 
 @pytest.mark.slow

@@ -11,13 +11,13 @@ from pipeline.analysis.compare.cells import Table
 from pipeline.cli.author.diagnosis import Diagnosis, RoleState, diagnose
 from pipeline.cli.commands import command, option
 from pipeline.cli.console import PlainConsole, print_table
-from pipeline.cli.options import json_option, model_option, overwrite_option, run_options, with_models
+from pipeline.cli.options import check_output, json_option, model_option, overwrite_option, run_options, with_models
 from pipeline.cli.terminal import print_line, print_notice, print_page
 from pipeline.engine import MemoryRow
 from pipeline.engines.cores import ranges
 from pipeline.engines.placement.machines import described, machine_named
 from pipeline.errors import UsageError
-from pipeline.export.output import check_output, whole_file
+from pipeline.files import whole_file
 from pipeline.graph.yaml_file import engines_text
 from pipeline.system.machine import GIB, Gpu, Machine, gib, look
 

@@ -11,6 +11,7 @@ from pipeline.bundled import find_file
 from pipeline.cli.commands import command, option
 from pipeline.cli.located import ProblemFile
 from pipeline.cli.options import (
+    check_output,
     engines_option,
     json_option,
     model_option,
@@ -29,7 +30,7 @@ from pipeline.drawing.prompt import ShownPrompt, problem_in, shown_prompt
 from pipeline.drawing.text import text
 from pipeline.engines.registry import notices
 from pipeline.errors import UsageError
-from pipeline.export.output import check_output, whole_file
+from pipeline.files import whole_file
 from pipeline.graph.plan import Plan
 from pipeline.session.prepare import load_plan
 from pipeline.text import redact, redact_all, sanitize

@@ -9,13 +9,12 @@ import msgspec
 
 from pipeline.cli.commands import Option, command, headed, option
 from pipeline.cli.located import LocalPath, Located, RunFolder, problems_of
-from pipeline.cli.options import overwrite_option
+from pipeline.cli.options import check_output, overwrite_option
 from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import RunFolderError, UsageError, boundary
 from pipeline.export.answers import Answers
 from pipeline.export.answers_file import Form, form_of, write_batches, write_rows
 from pipeline.export.openai_batch import errors_file, write_batch_files
-from pipeline.export.output import check_output
 from pipeline.export.perfetto import export as write_trace
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS

@@ -12,10 +12,9 @@ from pipeline.analysis.compare.runs import read_runs
 from pipeline.cli.commands import command, option
 from pipeline.cli.console import PlainConsole, print_table
 from pipeline.cli.located import LocalPath, Located, RunFolder
-from pipeline.cli.options import json_option, overwrite_option
+from pipeline.cli.options import check_output, json_option, overwrite_option
 from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import RunFolderError, UsageError, boundary, reason
-from pipeline.export.output import check_output
 from pipeline.files import new_file
 from pipeline.store.query import Query, check_readable
 
