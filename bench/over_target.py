@@ -32,7 +32,7 @@ from pipeline.sweep.plan import SweepOptions
 
 BUILD = ROOT / "build/over-target"
 SIMULATED = ("sim-2xh100", "sim-2xh100-mps", "sim-1xh200", "sim-1xh200-mps", "sim-2xa6000", "sim-2xa6000-mps")
-MPS = "-mps"
+MPS, SHARED = "-mps", ("engines.*.device.sharing=mps",)
 PROBLEMS = {16: (1, 2, 4), 64: (8, 16, 32), 384: (64, 128, 256)}
 """Batch sizes by the number of problems that they are measured with."""
 ROOMY = ("token_budget=30720", "max_steps=1000")
@@ -115,8 +115,8 @@ def setups() -> Iterator[Setup]:
                 batch_sizes=sizes,
                 problems=problems,
                 seed=seed,
-                engines=ROOT / f"graphs/engines/{machine}.yaml",
-                settings=(*ROOMY, *PATIENT, f"engines.draft.text.preset={lengths}", f"engines.target.text.preset={lengths}"),
+                engines=ROOT / f"graphs/engines/{machine.removesuffix(MPS)}.yaml",
+                settings=(*ROOMY, *PATIENT, f"engines.*.text.preset={lengths}", *(SHARED if machine.endswith(MPS) else ())),
                 simulated=True,
             )
     wide = tuple(f"engines.{role}.{name}=128" for role in ("draft", "target") for name in ("max_in_flight", "max_num_seqs"))

@@ -61,7 +61,7 @@ def test_a_graph_of_whole_thoughts_runs_to_its_end(example: Mapping[str, Any], s
     assert {body["messages"][0]["role"] for body in server.bodies} == {"user"}
 
 
-@pytest.mark.parametrize("graph", ["speccot", "specreason", "likelihood", "gated"])
+@pytest.mark.parametrize("graph", ["speccot", "specreason", "gated"])
 def test_a_graph_that_continues_thoughts_is_refused_before_a_request(example: Mapping[str, Any], server: SmallServer, graph: str) -> None:
     with pytest.raises(GraphError, match="cannot continue a partial reply, which stage `"):
         pipeline.solve(graph, PROBLEMS, engines=engines(example, server))

@@ -18,7 +18,7 @@ from tests.support.traces import call, card, chain, plan_of, statistics, write
 
 pytestmark = pytest.mark.slow  # whole runs
 
-GRAPHS = ("speccot", "scot", "specreason", "likelihood", "best-of-n", "target", "draft", "gated", "routed", "triggered")
+GRAPHS = ("speccot", "scot", "specreason", "best-of-n", "target", "draft", "gated", "routed", "triggered")
 UNVERIFIED = ("routed", "triggered")
 """Graphs without a verification, besides those that ask for no verdict."""
 GARBAGE = tuple(f"engines.{role}.{field}" for role in ("draft", "target") for field in ("faults.garbage_share=0.1", "max_retries=2"))
@@ -43,7 +43,7 @@ def test_the_lines_are_what_the_engines_counted(tmp_path: Path, graph: str) -> N
         assert engine.input["cached"] == counted.cached_input_tokens
         assert min(engine.output.values()) >= 0
         assert engine.why_unrecorded == ()
-    assert (found.output("verification") == 0) == (graph in ("likelihood", "target", "draft", *UNVERIFIED))
+    assert (found.output("verification") == 0) == (graph in ("target", "draft", *UNVERIFIED))
     assert (found.output("unverified") > 0) == (graph in ("gated", *UNVERIFIED))
     assert found.output("cut") >= 12  # every answer ends with an end-of-sequence token
 
@@ -67,7 +67,7 @@ def test_first_steps_are_written_and_later_ones_fall_back(tmp_path: Path) -> Non
     assert found.output("unrecorded") == 0
 
 
-@pytest.mark.parametrize("graph", ["speccot", "specreason", "likelihood"])
+@pytest.mark.parametrize("graph", ["speccot", "specreason"])
 def test_failed_attempts_and_lost_chains(tmp_path: Path, faulty: Path, graph: str) -> None:
     result = solve(
         tmp_path, graph=graph, engines=faulty, settings=(*GARBAGE, *(f"engines.{role}.max_retries=0" for role in ("draft", "target")))
@@ -78,7 +78,7 @@ def test_failed_attempts_and_lost_chains(tmp_path: Path, faulty: Path, graph: st
         assert sum(engine.output.values()) == result.run.engine_statistics[role].output_tokens
         assert sum(engine.input.values()) == result.run.engine_statistics[role].input_tokens
         assert min(engine.output.values()) >= 0
-        assert engine.output["lost_chains"] > 0 or graph == "likelihood"
+        assert engine.output["lost_chains"] > 0
         assert "attempts failed" in engine.why_unrecorded[0]
     assert found.output("unrecorded") > 0  # what was answered and was no answer
 

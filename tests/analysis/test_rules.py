@@ -8,7 +8,7 @@ from pipeline.analysis.compare.rules import Rules, differences, rules_of
 from pipeline.bundled import bundled_files
 from pipeline.session.prepare import load_plan
 
-BASELINES = ["target", "draft", "target-steps", "guided-draft", "speccot", "specreason", "likelihood", "scot"]
+BASELINES = ["target", "draft", "target-steps", "guided-draft", "speccot", "specreason", "scot"]
 
 
 def rules(graph: str, *settings: str) -> Rules:
@@ -28,7 +28,7 @@ def test_every_bundled_system_has_the_target_s_budgets(graph: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("graph", ["speccot", "specreason", "likelihood", "target-steps"])
+@pytest.mark.parametrize("graph", ["speccot", "specreason", "target-steps"])
 def test_the_step_wise_target_can_have_the_exits_of_any_system(graph: str) -> None:
     exits = ("answer_boxed=true", "repeated=2")
     assert unlike(rules("target-steps", *exits), rules(graph, *exits)) == []

@@ -71,7 +71,7 @@ def test_resume_changes_what_its_options_name(tmp_path: Path) -> None:
     run = tmp_path / "run"
     started = pipeline("run", "speccot", "--engines", SIM, "-i", write_problems(tmp_path, 4), "-n", "2", "-o", run)
     assert started.returncode == 0, started.stderr
-    resumed = pipeline("resume", run, "-n", "3", "--batch-size", "2", "--schedule", "sequential", "--engines", "sim-2xh100-mps")
+    resumed = pipeline("resume", run, "-n", "3", "--batch-size", "2", "--schedule", "sequential", "--engines", "sim-1xh200")
     assert resumed.returncode == 0, resumed.stderr
     found = RunFile.read(run)
     assert (found.totals.chains_done, found.batch_size, found.schedule) == (3, 2, "sequential")

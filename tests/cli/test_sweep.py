@@ -46,11 +46,11 @@ def test_a_sweep_prints_its_tables_and_the_crossing(tmp_path: Path, capfd: pytes
 @pytest.mark.slow
 def test_placements_of_the_engines_are_compared_by_one_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     problems = str(write_problems(tmp_path, 6))
-    files = [part for name in ("sim-2xh100", "sim-2xh100-mps", "sim-2xh100-own") for part in ("--engines", name)]
+    files = [part for name in ("sim-2xh100", "sim-2xh100-own") for part in ("--engines", name)]
     arguments = ["sweep", SPECCOT, "--input", problems, *files, "--batch-size", "4", "--output", str(tmp_path / "sweep")]
     assert run_command(arguments) == 0
     out, _ = capfd.readouterr()
-    for name in ("sim-2xh100", "sim-2xh100-mps", "sim-2xh100-own"):
+    for name in ("sim-2xh100", "sim-2xh100-own"):
         assert f"**target on {name} (simulated)**" in out
         assert f"**speccot on {name}, pipelined (simulated)**" in out
         assert f"| speccot, pipelined | 4 | {name} | " in out

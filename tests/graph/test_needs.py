@@ -36,7 +36,6 @@ STEPS, THOUGHTS = {"continues", "marks", "seeds"}, {"marks", "seeds"}
         ("speccot", ("speculate=never",), {"target": THOUGHTS}),
         ("speccot", ("top_k=20",), {"draft": STEPS | {"top_k"}, "target": STEPS | {"options", "top_k"}}),
         ("specreason", (), {"draft": STEPS, "target": STEPS | {"options"}}),
-        ("likelihood", (), {"draft": STEPS, "target": STEPS | {"scoring"}}),
         ("scot", ("top_p=1.0", "min_p=0.1"), {"draft": THOUGHTS | {"min_p"}, "target": THOUGHTS | {"min_p", "options"}}),
         ("scot", ("top_p=1.0", "min_probability=0.5"), {"draft": THOUGHTS, "target": THOUGHTS | {"options", "probabilities"}}),
         ("gated", (), {"draft": STEPS | {"logprobs"}, "target": STEPS | {"options"}}),

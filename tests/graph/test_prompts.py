@@ -104,7 +104,7 @@ def test_questions_that_papers_published_are_asked_of_models_that_are_not_bundle
     tmp_path: Path, draft: str, target: str, expected: str
 ) -> None:
     (tmp_path / "engines.yaml").write_text(f"draft: {draft}\ntarget: {target}\n")
-    for graph in ("specreason", "specreason-decode", "gated", "scot", "best-of-n"):
+    for graph in ("specreason", "gated", "scot", "best-of-n"):
         plan = load_plan(Path(graph), tmp_path / "engines.yaml")
         assert (plan.params["prompts"], plan.prompts) == (expected, load_prompts(bundled_files("prompts file")[expected]))
         assert plan.prompts.problem == DEFAULT_PROMPTS.problem, "as of every other system"

@@ -14,7 +14,7 @@ from pipeline.session.prepare import load_plan
 from tests.support.graphs import NAMES
 from tests.support.paths import ROOT, SIM
 
-LOOPS = ("speccot", "speccot-decode", "specreason", "specreason-decode", "likelihood", "gated")
+LOOPS = ("speccot", "specreason", "gated")
 FIXED = ("routed", "triggered")
 """Those that always speculate: their papers have no other mode."""
 DRAFT = {"kind": "draft", "engine": "draft", "max_tokens": 100}

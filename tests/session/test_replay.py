@@ -20,7 +20,7 @@ from tests.support.runs import write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
 
-GRAPHS = ("speccot", "specreason", "likelihood", "scot", "best-of-n", "target", "gated", "routed", "triggered")
+GRAPHS = ("speccot", "specreason", "scot", "best-of-n", "target", "gated", "routed", "triggered")
 PROBLEMS = 6
 CHAINS = 2 * PROBLEMS
 MOMENT = ("in_flight_engine", "in_flight_stage", "waiting_engine")

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow  # whole runs
 
 ROOT = Path(__file__).parent.parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
-GRAPHS = ("speccot", "likelihood", "scot", "target", "gated")
+GRAPHS = ("speccot", "scot", "target", "gated")
 
 
 def options(folder: Path, graph: str = "speccot", **other: Any) -> RunOptions:

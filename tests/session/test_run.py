@@ -32,7 +32,7 @@ def test_a_run_leaves_three_tables_and_its_card(tmp_path: Path) -> None:
 
 
 def test_token_level_speculation_changes_times_and_no_answer(tmp_path: Path) -> None:
-    graph, problems = ROOT / "graphs/specreason-decode.yaml", write_problems(tmp_path)
+    graph, problems = ROOT / "graphs/specreason.yaml", write_problems(tmp_path)
     plain, faster = (
         run(
             RunOptions(graph=graph, engines=ROOT / f"graphs/engines/{name}.yaml", input=problems, settings=settings, output=tmp_path / name)
@@ -173,7 +173,7 @@ def test_a_full_context_ends_the_thought_and_is_no_error(tmp_path: Path) -> None
     assert any(row["stop_reason"] == "context_length" and row["answer"] for row in rows(result, "chains"))
 
 
-@pytest.mark.parametrize("graph", ["target-steps", "target", "likelihood", "specreason", "speccot"])
+@pytest.mark.parametrize("graph", ["target-steps", "target", "specreason", "speccot"])
 def test_a_thought_that_fills_the_context_is_answered_and_nothing_is_drafted_in_vain(tmp_path: Path, graph: str) -> None:
     result = solve_short(tmp_path, graph=graph, settings=("engines.*.max_model_len=360", "engines.*.text.steps_mean=30"))
     assert result.exit_code == 0

@@ -84,7 +84,7 @@ def test_without_restarts_the_first_death_ends_the_run(tmp_path: Path, faulty: P
     assert {len(call) for call in attempts(result, "draft")} == {1}
 
 
-@pytest.mark.parametrize("graph", ["speccot", "likelihood"])
+@pytest.mark.parametrize("graph", ["speccot"])
 def test_what_is_no_answer_is_asked_for_again(tmp_path: Path, faulty: Path, graph: str) -> None:
     settings = tuple(f"engines.{role}.{field}" for role in ("draft", "target") for field in ("faults.garbage_share=0.2", "max_retries=20"))
     calm, result = solve(tmp_path, "calm", graph), solve(tmp_path, "garbage", graph, engines=faulty, settings=settings)

@@ -27,7 +27,6 @@ DEFAULTS = {
     "specreason": ((PRESET,), "ef8e3f9c3bd2312a"),
     "scot": ((), "174c94635d090a44"),
     "gated": (("sure=-0.2",), "2693bc6b2bf855c6"),
-    "likelihood": ((), "b84538664e4e68b8"),
     "target": (("answer_stable=3",), "45c13b1ceeed02ef"),
     "rsd": ((), "11d88ac6fd658965"),
 }

@@ -14,7 +14,7 @@ from pipeline.errors import UsageError
 from pipeline.grading.answers import canonical
 from pipeline.graph.plugins import _entries, stage_kinds, stage_specs
 from pipeline.stages.vote import KIND as VOTE
-from tests.support.paths import ROOT, SIM
+from tests.support.paths import SIM
 from tests.support.runs import rows, solve, write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -173,21 +173,3 @@ def test_self_consistency_takes_the_answer_that_most_drafts_give(tmp_path: Path)
         if row["decision"] == "accepted":
             assert row["verify_kind"] == "vote"
     assert canonical("1.0") == canonical("1")
-
-
-def test_a_cascade_asks_the_target_only_where_the_middle_model_rejects(tmp_path: Path) -> None:
-    engines = ROOT / "graphs/engines/sim-4xh100-cascade.yaml"
-    plan = pipeline.load_graph("cascade", engines)
-    result = pipeline.solve(plan, write_problems(tmp_path, 24), output=tmp_path / "run")
-    calls = [(row.chain_id, row.stage) for row in rows_of(result, "calls")]
-    count = {stage: sum(each == stage for _, each in calls) for stage in ("draft", "check", "propose", "verify", "fallback")}
-    assert count["draft"] == count["check"] > count["propose"] == count["verify"] > count["fallback"] > 0
-    accepted = [row for row in rows_of(result, "steps") if row.decision == "accepted"]
-    assert {row.verify_stage for row in accepted} == {"check", "verify"}
-    for row in accepted:
-        chosen = row.candidate_texts[row.chosen_candidate]
-        assert chosen == row.step_text
-        if row.verify_stage == "verify":
-            assert len(row.candidate_texts) == 6
-            assert row.chosen_candidate == 5, "what was rejected is not shown again"
-            assert row.num_distinct_candidates == 1

@@ -115,7 +115,7 @@ def test_log_probabilities_are_asked_for_where_a_gate_reads_them(world: World, g
     assert [request.logprobs for request in requests] == [asks]
 
 
-@pytest.mark.parametrize("graph", ["speccot", "specreason", "likelihood"])
+@pytest.mark.parametrize("graph", ["speccot", "specreason"])
 def test_and_nowhere_else(world: World, graph: str) -> None:
     here = world()
     stages = built(here, graph)

@@ -23,8 +23,7 @@ from tests.support.patience import HANGS_S
 from tests.support.run_files import RUN_JSON, SIM, STAGE, write_run_json
 
 ROOT = Path(__file__).parent.parent.parent
-GRAPHS = sorted(path for path in (ROOT / "graphs").glob("*.yaml") if path.stem != "cascade")
-"""Those of two models."""
+GRAPHS = sorted((ROOT / "graphs").glob("*.yaml"))
 STATISTICS = EngineStatistics(
     running=0, waiting=0, kv_cache_usage=0.5, requests=2, input_tokens=3, cached_input_tokens=1, output_tokens=4, busy_s=1.5
 )

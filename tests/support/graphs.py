@@ -5,11 +5,8 @@ NAMES = (
     "draft",
     "speculative-decoding",
     "speccot",
-    "speccot-decode",
     "scot",
     "specreason",
-    "specreason-decode",
-    "likelihood",
     "best-of-n",
     "target-steps",
     "guided-draft",
@@ -18,23 +15,21 @@ NAMES = (
     "triggered",
 )
 """Those of the papers."""
-OURS = {"cascade": "sim-4xh100-cascade", "self-consistency": "sim-2xh100", "rsd": "sim-4xh100-rsd"}
+OURS = {"self-consistency": "sim-2xh100", "rsd": "sim-4xh100-rsd"}
 """Those of no paper that the papers compare, with simulated engines for each."""
 
 
 SETTINGS = {"gated": ("sure=-0.2",)}
 """Simulated drafts are less sure than those of the bundled pair, of which the graph's threshold is."""
-DECODE = {"speculative-decoding": "target", "speccot-decode": "speccot", "specreason-decode": "specreason"}
-"""Graphs that differ from another in nothing but their engines."""
 
 
 SEEN = {
     "target": ({"generate"}, {"written"}),
+    "speculative-decoding": ({"generate"}, {"written"}),
     "draft": ({"generate"}, {"written"}),
     "speccot": ({"generate", "draft", "choose", "answer"}, {"guidance", "accepted", "fallback"}),
     "scot": ({"generate", "draft", "choose", "answer"}, {"accepted", "fallback"}),
     "specreason": ({"generate", "draft", "score", "answer"}, {"accepted", "fallback"}),
-    "likelihood": ({"generate", "draft", "likelihood", "answer"}, {"accepted", "fallback"}),
     "rsd": ({"generate", "draft", "reward", "answer"}, {"accepted", "fallback"}),
     "best-of-n": ({"draft", "choose", "answer"}, {"accepted"}),
     "target-steps": ({"generate", "answer"}, {"written"}),
@@ -42,7 +37,6 @@ SEEN = {
     "gated": ({"generate", "draft", "score", "answer"}, {"accepted", "fallback", "unverified"}),
     "routed": ({"generate", "draft", "answer"}, {"written", "unverified"}),
     "triggered": ({"generate", "draft", "answer"}, {"first_steps", "unverified"}),
-    "cascade": ({"generate", "draft", "choose", "answer"}, {"guidance", "accepted", "fallback"}),
     "self-consistency": ({"draft", "answer"}, {"accepted"}),
 }
 """Of each graph: kinds of calls, decisions of steps."""

@@ -138,10 +138,10 @@ def test_engines_chosen_for_named_models_are_those_of_all_systems_but_a_baseline
     assert spec.gpu_memory_utilization == sum(engine["gpu_memory_utilization"] for engine in planned.values())
     assert set(found["speccot"].engines) == {"target", "draft"}
     fields = {"planned_engines": planned, "settings": ("engines.*.max_model_len=10240",)}
-    found = systems(**fields, baseline_engines=Path("qwq-r1_1.5b-4x80gb"))
+    found = systems(**fields, baseline_engines=Path("qwq-r1_1.5b-2x48gb"))
     alone = next(system for system in found.values() if system.baseline).engines["target"]
     assert isinstance(alone, VllmSpec)
-    assert alone.tensor_parallel_size == 4
+    assert alone.tensor_parallel_size == 2
 
 
 def test_the_baseline_may_have_an_engines_file_of_its_own_with_the_memory_of_all_in_it() -> None:
@@ -164,7 +164,7 @@ def test_settings_are_of_all_systems_on_every_engines_file_as_far_as_it_has_such
     (tmp_path / "alone.yaml").write_text(
         (ROOT / "graphs/engines/sim-2xh100.yaml").read_text().partition("\ntarget:")[2].join(["target:", ""])
     )
-    names, settings = ("sim-2xh100", "sim-2xh100-mps"), ("engines.*.text.preset=math", "engines.draft.max_num_seqs=7")
+    names, settings = ("sim-2xh100", "sim-1xh200"), ("engines.*.text.preset=math", "engines.draft.max_num_seqs=7")
     for baseline in (None, Path("sim-2xh100"), tmp_path / "alone.yaml"):
         for system in systems(*names, baseline_engines=baseline, settings=settings).values():
             assert {spec.text.preset for spec in system.plan.engines.values() if isinstance(spec, SimSpec)} == {"math"}

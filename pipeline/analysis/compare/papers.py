@@ -337,7 +337,8 @@ def _rows(layout: Layout, systems: Sequence[System], runs: Sequence[RunTable]) -
 
 def _speculation(run: RunTable) -> str:
     """What proposes tokens inside its engines: the draft's model, or else the method."""
-    configs = (run.engines[role].get("speculative_config") for role in run.roles if role in run.engines)
+    specs = (run.engines[role] for role in run.roles if role in run.engines)
+    configs = (spec.get("speculative_config") or (spec.get("speculative") and {"method": "simulated"}) for spec in specs)
     return ", ".join(model_name(str(each.get("model") or each.get("method"))) for each in configs if each) or "-"
 
 

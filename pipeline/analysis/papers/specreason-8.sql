@@ -1,7 +1,0 @@
--- title: Accuracy and latency of the schemes with another base model
--- source: SpecReason figure 8, section A.1
--- systems: draft alone = graph draft; target alone = graph target; SpecDecode = graph speculative-decoding; SpecReason = graph specreason; SpecReason+Decode = graph specreason-decode
--- rows: system, models
--- columns: data, metric
-SELECT run, graph, data, models, percent(accuracy) AS accuracy, latency_s AS "latency s", over_target.speed_up AS r
-FROM runs WHERE graph IN ('draft', 'target', 'speculative-decoding', 'specreason', 'specreason-decode')
