@@ -26,7 +26,7 @@ class Chat:
     """One model of a server; a request is one POST. The text of a reply is a thought or an answer, or it names an option."""
 
     def __init__(self, role: str, base_url: str, model: str, key: str | None = None, max_model_len: int = 32768) -> None:
-        self.facts = {"cannot": ("continues", "probabilities", "scoring", "logprobs", "top_k", "min_p", "interrupt")}
+        self.facts = {"cannot": ("continues", "probabilities", "scoring", "logprobs", "top_k", "min_p")}
         self.role, self.model, self.max_model_len, self.vocab_size = role, model, max_model_len, VOCAB_SIZE
         self.tokenizer, self.requests = SimTokenizer(), 0  # the server's is unknown: three bytes count as a token, turns have marks
         self.close = self.tokenizer.special_ids["</think>"]

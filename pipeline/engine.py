@@ -19,7 +19,7 @@ from pipeline.confidence import Confidence
 from pipeline.graph.spec import EngineSpec
 from pipeline.system.machine import Machine
 
-FinishReason = Literal["stop", "length", "interrupted"]
+FinishReason = Literal["stop", "length"]
 Fact = str | int | float | bool | tuple[str, ...]
 """One entry of `Engine.facts`; all of them can be written as JSON."""
 _NO_ID = (1 << 32) - 1
@@ -76,8 +76,6 @@ class Request(Struct, frozen=True, kw_only=True):
     """The chain: requests of one chain share a prefix and belong on one replica."""
     content: "Content | None" = None
     """What the prompt holds, for engines that simulate an answer; those that compute one do not need it."""
-    interruptible: bool = False
-    """Whether `Interruptible.interrupt` may end it early; never set for choices and scorings."""
 
     def digest(self) -> int:
         """64 bits of what an answer depends on and calls have no columns for: the prompt, `scored_ids`, `stop_ids`, and where they are set
@@ -112,7 +110,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     """Sum over the sampled tokens, natural log, under the model's own distribution at temperature 1. None if it was not requested and the
     engine does not compute it anyway, or cannot."""
     finish_reason: FinishReason
-    """`length`: cut at `max_tokens` or at the end of the context; `interrupted`: cut because the caller asked for it."""
+    """`length`: cut at `max_tokens` or at the end of the context."""
     stop_reason: str | int | None = None
     """The stop string or stop id that ended it; None for an end-of-sequence token or `length`."""
     confidence: Confidence | None = None
@@ -315,7 +313,7 @@ class Engine(Protocol):
         cannot: what it cannot do of all that stages may need (`StageSpec.needs`). `continues`: continue a partial reply;
             `options`: give log probabilities of `option_ids`; `scoring`: of `scored_ids`; `logprobs`: of what it writes, and of the
             likeliest tokens in its place; `marks`: show the closing reasoning tag;
-            `top_p`, `top_k`, `min_p`, `seeds`: honour these; `interrupt`: end a request early. Left out: it can do all of it.
+            `top_p`, `top_k`, `min_p`, `seeds`: honour these. Left out: it can do all of it.
         batch_invariant: whether it promises that a request gets the same answer whatever else is in the batch. Left out: it does not.
         kv_cache_tokens: tokens whose keys and values fit into its cache, over all replicas.
         kv_cache_sequences: sequences that fit into its cache, where each takes a place of one size, however short it is.
@@ -369,15 +367,6 @@ class Distant(Engine, Protocol):
     @property
     def received_bytes(self) -> int:
         """Bytes of answers that have arrived from them: while this grows they make progress."""
-
-
-@runtime_checkable
-class Interruptible(Engine, Protocol):
-    """An engine that can end a request early and give back what it wrote."""
-
-    def interrupt(self, request_id: str) -> None:
-        """Let the `generate` of this request, which is `interruptible`, return soon: every unfinished candidate has the finish reason
-        `interrupted` and the tokens sampled so far, none if it had not started. Does nothing where no such request is open."""
 
 
 @runtime_checkable

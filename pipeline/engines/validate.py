@@ -77,8 +77,6 @@ def _flaw_in_options(request: Request) -> str | None:
         return f"a choice among option_ids is one token of one candidate, not max_tokens={request.max_tokens}, n={request.n}"
     if request.scored_ids and request.n != 1:
         return f"scored_ids are scored once, not n={request.n} times"
-    if request.interruptible and (request.option_ids or request.scored_ids):
-        return "choices and scorings cannot be interrupted, so interruptible must not be set"
     return None
 
 
@@ -108,7 +106,7 @@ def validate_completion(completion: Completion, request: Request, vocab_size: in
     A valid answer has as many candidates and log probabilities as were asked for, none of more than `max_tokens` tokens, ids below
     `vocab_size`, a choice among the options, and log probabilities that are numbers not above 0. What it says of its tokens and times
     can be true (`flaw_in_usage`, `flaw_in_timing`). A candidate may be without tokens only where the engine says that it ended its
-    turn, that it was interrupted as the request allows, or that it sampled tokens up to their limit which it does not show.
+    turn, or that it sampled tokens up to their limit which it does not show.
     """
     try:
         return _flaw_in_completion(completion, request, vocab_size)
@@ -162,11 +160,8 @@ def _flaw_in_candidate(candidate: Candidate, request: Request, vocab_size: int, 
         return f"a candidate has {len(ids)} tokens, more than max_tokens={max_tokens}"
     if candidate.finish_reason not in _FINISH_REASONS:
         return f"it ended a candidate with finish reason {candidate.finish_reason!r}"
-    interrupted = candidate.finish_reason == "interrupted"
-    if interrupted and not request.interruptible:
-        return "it interrupted a request that is not interruptible"
     unshown = candidate.finish_reason == "length" and sampled
-    if not ids and (candidate.text or candidate.stop_reason is not None or not (candidate.ended or interrupted or unshown)):
+    if not ids and (candidate.text or candidate.stop_reason is not None or not (candidate.ended or unshown)):
         return "a candidate has no tokens and did not end its turn"
     if total is not None and not total <= _ROUNDING * max(1, len(ids)):
         return f"{_shown(total)} is not a log probability"

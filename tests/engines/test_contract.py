@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from anyio.from_thread import BlockingPortal
 
-from pipeline.engine import Completion, Engine, Fact, Interruptible, PrefixCacheReset, Request
+from pipeline.engine import Completion, Engine, Fact, PrefixCacheReset, Request
 from pipeline.engines.validate import validate_completion
 from pipeline.errors import ContextOverflow, RequestRefused
 from pipeline.session.loop import in_loop
@@ -25,8 +25,6 @@ PROBLEM = "Lily has 19 pens. Lily sells 5 packs of 2. Lily drops 9. How many pen
 LARGEST_BLOCK_TOKENS = 32
 """What a prefix cache may hold is rounded down to blocks; vLLM's CPU build has the largest."""
 LONG = "Mia has 8 apples. Mia buys 3 packs of 4. Mia loses 5. " * 2 + PROBLEM
-ENDLESS = f"What is {' + '.join('1' * 13)}?"
-"""The bundled draft model never ends its greedy answer: it is interrupted in the middle, however slow the machine is."""
 OTHERS = [f"Finn has {n} coins. Finn finds {n // 2 + 1}. Finn loses 3. How many coins has Finn now?" for n in range(5, 19)]
 
 
@@ -295,7 +293,6 @@ def test_a_prompt_that_fills_the_context_overflows(converse: Converse) -> None:
         ({"option_ids": (1, 2), "max_tokens": 2}, "one token of one candidate, not max_tokens=2, n=1"),
         ({"option_ids": (1, 2), "max_tokens": 1, "n": 2}, "one token of one candidate, not max_tokens=1, n=2"),
         ({"option_ids": (1, 2), "max_tokens": 1, "scored_ids": (1,)}, "exclude each other"),
-        ({"option_ids": (1, 2), "max_tokens": 1, "interruptible": True}, "choices and scorings cannot be interrupted"),
         ({"scored_ids": (1,), "n": 2}, "scored once, not n=2 times"),
         ({"max_tokens": 0}, "must be at least 1, not 1 and 0"),
         ({"n": 0}, "must be at least 1, not 0 and 12"),
@@ -352,119 +349,6 @@ def test_cancelled_requests_free_their_places(converse: Converse) -> None:
         after = engine.statistics()
         assert (after.running, after.waiting) == (0, 0)
         assert after.requests < before.requests + 60
-
-    converse(talk)
-
-
-async def until_they_wait() -> None:
-    """Let the tasks that were started send their requests."""
-    for _ in range(3):
-        await anyio.lowlevel.checkpoint()
-
-
-async def interrupted(engine: Interruptible, request: Request, after_tokens: int, times: int = 1) -> Completion:
-    """The answer to `request`, which is interrupted when two requests beside it had so many tokens one after the other; 0: at once."""
-    answers: list[Completion] = []
-
-    async def ask() -> None:
-        answers.append(await engine.generate(request))
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask)
-        await until_they_wait()
-        for name in ("first", "second") if after_tokens else ():
-            await engine.generate(thinking(engine, request_id=name, max_tokens=after_tokens, temperature=0.0))
-        for _ in range(times):
-            engine.interrupt(request.request_id)
-    return answers[0]
-
-
-def check_cut(engine: Engine, answer: Completion, uncut: Completion) -> None:
-    """Fail where the candidates of `answer` are not those of `uncut`, or what there was of them when they were interrupted."""
-    pairs = list(zip(answer.candidates, uncut.candidates, strict=True))
-    cut = [part.finish_reason == "interrupted" for part, _ in pairs]
-    wholes = [whole.ids[: len(part.ids)] if short else whole.ids for short, (part, whole) in zip(cut, pairs, strict=True)]
-    check_alike(engine, ids_of(answer), wholes)
-    for short, (part, whole) in zip(cut, pairs, strict=True):
-        if short:
-            assert part.stop_reason is None
-        elif part.ids == whole.ids:
-            assert (part.finish_reason, part.stop_reason) == (whole.finish_reason, whole.stop_reason)
-
-
-@pytest.mark.parametrize(("after_tokens", "times"), [(0, 1), (2, 2), (9, 1)])
-def test_an_interrupted_request_gives_what_it_has_and_can_be_continued(converse: Converse, after_tokens: int, times: int) -> None:
-    async def talk(engine: Engine) -> None:
-        assert isinstance(engine, Interruptible)
-        request = thinking(engine, ENDLESS, max_tokens=400, temperature=0.0, logprobs=True)
-        uncut = await engine.generate(request)
-        (whole,) = uncut.candidates
-        answer = await interrupted(engine, msgspec.structs.replace(request, interruptible=True), after_tokens, times)
-        (part,) = answer.candidates
-        assert validate_completion(answer, msgspec.structs.replace(request, interruptible=True), engine.vocab_size) is None
-        assert part.finish_reason == "interrupted"
-        check_cut(engine, answer, uncut)
-        assert len(part.ids) < len(whole.ids)
-        if after_tokens == 9:
-            assert part.ids
-        assert part.text == engine.tokenizer.decode(part.ids)
-        assert answer.usage.output_tokens == len(part.ids)
-        left = 400 - len(part.ids)
-        goes_on = thinking(engine, prompt_ids=[*request.prompt_ids, *part.ids], max_tokens=left, temperature=0.0)
-        (rest,) = (await engine.generate(goes_on)).candidates
-        check_alike(engine, [part.ids + rest.ids], ids_of(uncut))
-        assert (engine.statistics().running, engine.statistics().waiting) == (0, 0)
-
-    converse(talk)
-
-
-def test_of_several_candidates_the_finished_ones_keep_their_reason(converse: Converse) -> None:
-    async def talk(engine: Engine) -> None:
-        assert isinstance(engine, Interruptible)
-        request = thinking(engine, n=12, max_tokens=100, temperature=1.5, stop=(" ", "9"), request_id="several")
-        uncut = await engine.generate(request)
-        answer = await interrupted(engine, msgspec.structs.replace(request, interruptible=True), 6)
-        assert len(answer.candidates) == 12
-        check_cut(engine, answer, uncut)
-        assert sum(len(c.ids) for c in answer.candidates) <= answer.usage.output_tokens < 12 * 100
-
-    converse(talk)
-
-
-def test_an_interrupted_request_that_still_waits_has_no_tokens(converse: Converse) -> None:
-    async def talk(engine: Engine) -> None:
-        assert isinstance(engine, Interruptible)
-        before = engine.statistics()
-        ended: list[Completion] = []
-
-        async def other(index: int) -> None:
-            ended.append(await engine.generate(thinking(engine, OTHERS[index], n=8, max_tokens=400, temperature=1.0, seed=index)))
-
-        async with anyio.create_task_group() as tasks:
-            for index in range(10):
-                tasks.start_soon(other, index)
-            await until_they_wait()
-            answer = await interrupted(engine, thinking(engine, request_id="late", n=3, priority=9, interruptible=True), 0)
-            tasks.cancel_scope.cancel()
-        assert [(c.ids, c.text, c.finish_reason) for c in answer.candidates] == [((), "", "interrupted")] * 3
-        assert answer.usage.output_tokens == 0
-        assert answer.timing.decode_time_s is None
-        await engine.generate(thinking(engine, max_tokens=1))
-        after = engine.statistics()
-        assert (after.running, after.waiting, after.requests - before.requests) == (0, 0, 2 + len(ended))
-
-    converse(talk)
-
-
-def test_only_the_interruptible_request_of_that_id_is_interrupted(converse: Converse) -> None:
-    async def talk(engine: Engine) -> None:
-        assert isinstance(engine, Interruptible)
-        request = thinking(engine, request_id="r", max_tokens=40)
-        whole = await engine.generate(request)
-        engine.interrupt("nobody")
-        engine.interrupt("r")
-        again = [await interrupted(engine, request, 2), await engine.generate(msgspec.structs.replace(request, interruptible=True))]
-        check_alike(engine, ids_of(*again), ids_of(whole) * 2)
 
     converse(talk)
 

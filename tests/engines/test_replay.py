@@ -9,7 +9,7 @@ import pytest
 from pipeline.confidence import Confidence
 from pipeline.engine import Request, Timing, Usage
 from pipeline.engines.replay.calls import CALL_COLUMNS, RecordedCall, RecordedCalls
-from pipeline.engines.replay.engine import RecordedText, ReplayEngine, mismatch, output_of, written_after
+from pipeline.engines.replay.engine import RecordedText, ReplayEngine, mismatch, output_of
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.errors import ContextOverflow, EngineDead, NeverGenerated
 from pipeline.store.events import MEASURED_IN, CallRow
@@ -116,41 +116,6 @@ def test_what_asks_otherwise_gets_nothing(fields: dict[str, Any], says: str | No
 
 def test_another_engine_would_have_said_something_else() -> None:
     assert mismatch(call(), request(), "target") == "the recorded call went to the engine `draft`"
-
-
-INTERRUPTED = {"finish_reason": ("interrupted", "stop"), "max_tokens": 64}
-
-
-def test_an_interrupted_answer_is_given_as_it_was_to_what_may_be_interrupted() -> None:
-    answer = output_of(call(**INTERRUPTED), request(interruptible=True), 64, TOKENIZER)
-    assert answer is not None
-    assert [(each.ids, each.finish_reason) for each in answer.candidates] == [(SAID, "interrupted"), (ENDED, "stop")]
-    assert answer.sampled == len(SAID) + len(ENDED) + 1
-    nothing = output_of(call(**INTERRUPTED, output_token_ids=((), ENDED)), request(interruptible=True), 64, TOKENIZER)
-    assert nothing is not None
-    assert (nothing.candidates[0].ids, nothing.sampled) == ((), len(ENDED) + 1)
-
-
-def test_an_interrupted_answer_is_a_text_that_was_cut_to_what_may_not_be_interrupted() -> None:
-    assert output_of(call(**INTERRUPTED), request(), 64, TOKENIZER) is None
-    shorter = output_of(call(**INTERRUPTED), request(max_tokens=2), 2, TOKENIZER)
-    assert shorter is not None
-    assert (shorter.candidates[0].ids, shorter.candidates[0].finish_reason) == (SAID[:2], "length")
-
-
-@pytest.mark.parametrize(
-    ("elapsed_s", "first_s", "counts"),
-    [
-        (0.0, 0.0625, [0, 0]),
-        (0.0625, 0.0625, [1, 1]),
-        (0.15625, 0.0625, [5, 3]),
-        (0.1, None, [3, 3]),
-        (0.24, None, [8, 3]),
-    ],
-)
-def test_the_tokens_of_a_recorded_call_come_at_a_steady_pace(elapsed_s: float, first_s: float | None, counts: list[int]) -> None:
-    recorded = call(timing=Timing(time_to_first_token_s=first_s))
-    assert written_after(recorded, [9, 3], elapsed_s) == counts
 
 
 def row(blank: Any, **fields: Any) -> CallRow:
@@ -261,25 +226,3 @@ def test_a_digest_tells_what_is_asked_about() -> None:
     assert len({each.digest() for each in others}) == len(others)
     assert request(prompt_ids=[1, 2]).digest() == request(prompt_ids=(1, 2), request_id="other", priority=3).digest()
     assert all(-(1 << 63) <= each.digest() < 1 << 63 for each in others)
-
-
-@pytest.mark.anyio
-async def test_an_interrupted_replay_gives_what_was_written_by_then(calls: RecordedCalls) -> None:
-    engine = ReplayEngine("draft", RecordedText("draft", calls, TOKENIZER, VOCAB_SIZE), max_model_len=100)
-    answers = []
-
-    async def ask() -> None:
-        answers.append(await engine.generate(request(max_tokens=len(SAID), interruptible=True)))
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask)
-        await anyio.sleep(0.125)
-        engine.interrupt("p#0/1/draft")
-    (answer,) = answers
-    assert [(c.ids, c.finish_reason) for c in answer.candidates] == [
-        (SAID[: len(c.ids)], "interrupted") if index == 0 else (ENDED[: len(c.ids)], c.finish_reason)
-        for index, c in enumerate(answer.candidates)
-    ]
-    assert 0 < len(answer.candidates[0].ids) < len(SAID)
-    engine.interrupt("p#0/1/draft")
-    assert engine.statistics().running == 0

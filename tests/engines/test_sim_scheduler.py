@@ -280,41 +280,6 @@ def test_the_example_of_completed_iterations(at: float, iterations: int) -> None
     assert segment(10.0, 5, BatchCost(2.0, 1.0, 0.0, 0.0)).completed(at) == iterations
 
 
-@pytest.mark.parametrize(
-    ("at", "lengths", "cached"),
-    [(0.5, (0, 0), 4), (1.0, (1, 1), 4), (1.9, (1, 1), 4), (2.0, (2, 2), 6), (3.0, (3, 3), 8), (4.5, (3, 4), 9)],
-)
-def test_an_interrupted_job_keeps_what_is_computed_of_it(at: float, lengths: tuple[int, int], cached: int) -> None:
-    device = SimDevice(ONE_SECOND.device)
-    share = device.join(Scheduler(ONE_SECOND))
-    long = Job((0, 0.0, "a", 1), (1, 2, 3, 4), 3, (3, 5), ((11, 12), (21, 22, 23, 24)), lambda: None)
-    device.add(share, long, 0.0)
-    while device.next_event() <= at:
-        device.advance(device.next_event())
-    device.interrupt(share, long, at)
-    assert (long.lengths, long.finished) == (lengths, at)
-    assert device.sampled(share, at) == sum(lengths)
-    while (event := device.next_event()) < math.inf:
-        device.advance(event)
-    assert share.scheduler.cache.cached == cached
-    assert (share.scheduler.cache.reserved, share.scheduler.size, share.scheduler.running, share.scheduler.waiting) == (0, 0, 0, 0)
-
-
-def test_a_job_that_is_interrupted_before_it_runs_leaves_nothing() -> None:
-    device = SimDevice(ONE_SECOND.device)
-    share = device.join(Scheduler(ONE_SECOND))
-    first, second = job(1, 0.0, *[9] * ONE_SECOND.max_num_seqs), job(2, 0.0, 4)
-    device.add(share, first, 0.0)
-    device.add(share, second, 0.0)
-    device.advance(device.next_event())
-    device.interrupt(share, second, 2.5)
-    assert (second.lengths, second.finished, share.scheduler.waiting) == ((0,), 2.5, 0)
-    while (event := device.next_event()) < math.inf:
-        device.advance(event)
-    assert first.finished == 9.0
-    assert device.sampled(share, 20.0) == 9 * ONE_SECOND.max_num_seqs
-
-
 def test_what_arrives_while_a_real_clock_is_late_joins_no_iteration_from_before() -> None:
     device = SimDevice(ONE_SECOND.device)
     share = device.join(Scheduler(ONE_SECOND))

@@ -1,6 +1,5 @@
 """Token-level speculation of a simulated engine: what is accepted, what it costs, and that it changes no text."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -9,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.engine import Completion, Request
-from pipeline.engines.sim.device import SimDevice
 from pipeline.engines.sim.engine import open_sim
-from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimSpeculativeSpec
 from pipeline.engines.sim.speculation import SpeculationMeter, acceptances, draws, iterations_of
 from pipeline.errors import GraphError
@@ -84,11 +81,9 @@ def test_candidates_differ_by_the_stated_deviation_and_are_in_the_middle_what_is
 def test_what_is_accepted_is_counted_by_position() -> None:
     inner, meter = SimSpeculativeSpec(num_speculative_tokens=3, acceptance=1.0), SpeculationMeter(3)
     progress = [iterations_of(inner, asked(), candidate, length) for candidate, length in enumerate((11, 1))]
-    meter.count(progress, [11, 1])
+    meter.count(progress)
     found = meter.totals()  # 1, then 4, 4 and 2 tokens
     assert (found.drafts, found.draft_tokens, found.accepted_tokens, found.accepted_by_position) == (3, 9, 8, (3, 3, 2))
-    meter.count(progress, [5, 0])
-    assert meter.totals().since(found).accepted_by_position == (1, 1, 1)
 
 
 async def said(role: SimSpec, requests: list[Request]) -> tuple[list[Completion], Any]:
@@ -132,26 +127,6 @@ async def test_verified_tokens_fill_the_multipliers() -> None:
     inner = SimSpeculativeSpec(num_speculative_tokens=4, acceptance=1.0)
     [answer], _ = await said(spec(speculative=inner), [asked(n=8)])
     assert answer.timing.decode_time_s == 8 * (40 * 2.0**-10 + 2.0**-9)
-
-
-@pytest.mark.parametrize(("iterations", "tokens"), [(0.5, 0), (1.0, 1), (1.9, 1), (2.0, 6), (3.5, 11), (5.0, 20)])
-def test_an_interrupted_candidate_has_the_tokens_of_its_iterations(iterations: float, tokens: int) -> None:
-    inner = SimSpeculativeSpec(num_speculative_tokens=4, acceptance=1.0)
-    role, meter = spec(speculative=inner), SpeculationMeter(4)
-    device = SimDevice(role.device)
-    share, progress = device.join(Scheduler(role)), [iterations_of(inner, asked(), 0, 20)]
-    job = Job((0, 0.0, "r0", 0), (1, 2, 3, 4), 3, (20,), (range(19),), lambda: None, progress)
-    at = iterations * (2.0**-7 + 2.0**-9)
-    device.add(share, job, 0.0)
-    while device.next_event() <= at:
-        device.advance(device.next_event())
-    device.interrupt(share, job, at)
-    assert job.lengths == (tokens,)
-    meter.count(progress, job.lengths)
-    assert meter.totals().accepted_tokens == {0: 0, 1: 0, 6: 4, 11: 8, 20: 16}[tokens]
-    while (event := device.next_event()) < math.inf:
-        device.advance(event)
-    assert (share.scheduler.size, share.scheduler.running, share.scheduler.cache.reserved) == (0, 0, 0)
 
 
 @pytest.mark.anyio

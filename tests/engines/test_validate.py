@@ -25,7 +25,6 @@ def flaw(asked: dict[str, Any], **given: Any) -> str | None:
 
 
 TWO = {"n": 2}
-MAY_BE_INTERRUPTED = {"n": 2, "interruptible": True}
 CHOICE = {"option_ids": (3, 4), "max_tokens": 1}
 SCORING = {"scored_ids": (3, 4)}
 
@@ -36,7 +35,6 @@ SCORING = {"scored_ids": (3, 4)}
         (TWO, {"candidates": (said(1), said(9))}),
         (TWO, {"candidates": (said(1), said(text=""))}),
         (TWO, {"candidates": (said(1, cumulative_logprob=None), said(1, cumulative_logprob=0.004))}),
-        (MAY_BE_INTERRUPTED, {"candidates": (said(1, finish_reason="interrupted"), said(text="", finish_reason="interrupted"))}),
         (CHOICE, {"candidates": (said(4),), "option_logprobs": (-math.inf, 0.0)}),
         (SCORING, {"scored_logprobs": (-math.inf, -2.0)}),
         (TWO, {"candidates": (said(1, 2, 3, 4),) * 2, "usage": Usage(input_tokens=160, cached_input_tokens=160, output_tokens=8)}),
@@ -59,12 +57,6 @@ def test_an_answer_is_one(asked: dict[str, Any], given: dict[str, Any]) -> None:
         (TWO, {"candidates": (said(1), said(text="", finish_reason="length"))}, "a candidate has no tokens and did not end its turn"),
         (TWO, {"candidates": (said(1), said(1, cumulative_logprob=NAN))}, "nan is not a log probability"),
         (TWO, {"candidates": (said(1), said(1)), "option_logprobs": (0.0,)}, "it has 1 log probability for 0 options"),
-        (TWO, {"candidates": (said(1), said(1, finish_reason="interrupted"))}, "it interrupted a request that is not interruptible"),
-        (
-            MAY_BE_INTERRUPTED,
-            {"candidates": (said(1), said(finish_reason="interrupted"))},
-            "a candidate has no tokens and did not end its turn",
-        ),
         (CHOICE, {"candidates": (said(5),), "option_logprobs": (-1.0, -1.0)}, "it chose [5], which is none of the options"),
         (CHOICE, {"candidates": (said(3),), "option_logprobs": (-1.0,)}, "it has 1 log probability for 2 options"),
         (CHOICE, {"candidates": (said(3),), "option_logprobs": (-1.0, math.inf)}, "inf is not a log probability"),

@@ -59,16 +59,12 @@ class InProcess:
         self.max_model_len, self.vocab_size, self.facts = self._runner.max_model_len, self._runner.vocab_size, self._runner.facts
         self._adapters = spec.adapters
         self._numbers = count()
-        self._open: dict[str, int] = {}
-        """The numbers of the requests that may be interrupted."""
         self._done: dict[int, Completion] = {}
 
     async def generate(self, request: Request) -> Completion:
         validate_request(request, self.max_model_len, self.vocab_size, self._adapters)
         number = next(self._numbers)
         self._runner.add(number, structs.replace(request, content=None))
-        if request.interruptible:
-            self._open[request.request_id] = number
         try:
             await anyio.lowlevel.checkpoint()
             while number not in self._done:
@@ -76,13 +72,7 @@ class InProcess:
                 await anyio.lowlevel.checkpoint()
             return self._done.pop(number)
         finally:
-            self._open.pop(request.request_id, None)
             self._runner.abort(number)
-
-    def interrupt(self, request_id: str) -> None:
-        number = self._open.pop(request_id, None)
-        if number is not None and (cut := self._runner.interrupt(number)) is not None:
-            self._done[number] = cut
 
     async def reset_prefix_cache(self) -> None:
         self._runner.reset_prefix_cache()

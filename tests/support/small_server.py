@@ -43,7 +43,6 @@ class Kind:
     """The field that says which stop ended a candidate."""
     many: bool = True
     newer_logprobs: bool = False
-    streams: bool = True
     logprobs: bool = True
     """Gives log probabilities; else they are null."""
     seeds: bool = True
@@ -117,49 +116,6 @@ class Sick:
         (self.fault if self.calls else Handler.send)(handler, reply)
 
 
-def pieces(reply: Reply) -> list[bytes]:
-    """The events in which an answer is streamed: a token of each choice at a time, each choice's end, the counts, the end."""
-    answer = json.loads(reply[2])
-    events: list[Any] = []
-    for choice in answer["choices"]:
-        rest = {name: choice[name] for name in ("index", "prompt_token_ids") if name in choice}
-        text, given = choice["text"], choice.get("logprobs") or {}
-        count = len(choice.get("token_ids") or next(iter(given.values()), text))
-        for place in range(count):
-            start, end = (len(text) * each // count for each in (place, place + 1))
-            piece = {**rest, "text": text[start:end], "finish_reason": None}
-            piece |= {"token_ids": choice["token_ids"][place : place + 1]} if choice.get("token_ids") else {}
-            piece |= {"logprobs": {name: values[place : place + 1] for name, values in given.items()}} if given else {}
-            events.append(piece)
-            rest = {"index": choice["index"]}
-        kept = ("finish_reason", "stop_reason", "matched_stop")
-        events.append({**rest, "text": "", **{name: choice[name] for name in kept if name in choice}})
-    bodies = [*({"choices": [event]} for event in events), {"choices": [], "usage": answer["usage"]}]
-    named = ({"model": answer["model"], **body} for body in bodies)
-    return [b"data: " + json.dumps(body).encode() + b"\n\n" for body in named] + [b"data: [DONE]\n\n"]
-
-
-def streamed(count: int | None = None, *, then: bytes | None = None) -> Fault:
-    """Answer in pieces. Of them only the first `count`, after which comes `then` and the end, or nothing until the other side closes."""
-
-    def fault(handler: "Handler", reply: Reply) -> None:
-        if not handler.body.get("stream"):
-            handler.send(reply)
-            return
-        content = b"".join(pieces(reply)[:count]) + (then or b"")
-        handler.close_connection = True
-        handler.send_response(200)
-        handler.send_header("Content-Type", "text/event-stream; charset=utf-8")
-        handler.end_headers()
-        handler.wfile.write(content)
-        handler.wfile.flush()
-        handler.small.streaming.release()
-        if count is not None and then is None:
-            handler.rfile.read(1)
-
-    return fault
-
-
 def late(seconds: float) -> Fault:
     """Answer after a while."""
 
@@ -187,7 +143,6 @@ class SmallServer:
         self.kind, self.tokenizer, self.model, self.key = kind, tokenizer, model, key
         self.faults: deque[Fault] = deque()
         self.always: Fault | None = None
-        self.streaming = threading.Semaphore(0)
         """Released whenever what is to come of a stream is sent."""
         self.adapters: dict[str, str] = {}
         """Further models that it lists, as vLLM lists adapters: by name, with the model that each belongs to."""
@@ -428,9 +383,7 @@ class Handler(BaseHTTPRequestHandler):
         fault = self.small.always
         if self.command == "POST" and self.small.faults:
             fault = self.small.faults.popleft()
-        if fault is None and body.get("stream") and reply[0] == 200 and self.small.kind.streams:
-            streamed()(self, reply)
-        elif fault is None:
+        if fault is None:
             self.send(reply)
         else:
             fault(self, reply)

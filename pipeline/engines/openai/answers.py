@@ -1,14 +1,13 @@
-"""The JSON of a server's answer, whole or in pieces, as structs: bytes enter, a `ResponseBody` leaves, or `NoAnswer` says what is wrong.
+"""The JSON of a server's answer as structs: bytes enter, a `ResponseBody` leaves, or `NoAnswer` says what is wrong.
 
 Counts, times and names are not the answer, so that none of them makes an answer invalid: one that is missing, of a wrong type or cannot be
 true is set aside. Whatever the bytes are, nothing but `NoAnswer` is raised. Pure.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from pipeline.engine import Timing
 from pipeline.engines.openai.client import UNREADABLE, NoAnswer, Reply, read_json
@@ -19,8 +18,6 @@ Stop = str | int | None
 """What ended a candidate: a stop string, a stop id, or an end of sequence."""
 Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
 _MAX_NAME_CHARS = 300
-_BROKEN_OFF = "broke its answer off"
-_STATED = ("usage", "model", "system_fingerprint", "metrics", "timings")
 
 
 class TokenLogprob(Struct, frozen=True):
@@ -52,7 +49,6 @@ class CompletionChoice(Struct, frozen=True):
     index: int | None = None
     text: str | None = None
     finish_reason: str | None = None
-    """Ours is `interrupted`."""
     token_ids: tuple[Count, ...] | None = None
     logprobs: Logprobs | None = None
     stop_reason: Stop | UnsetType = UNSET
@@ -107,12 +103,6 @@ class ResponseBody(Struct, frozen=True):
         return Timing() if flaw_in_timing(timing) else timing
 
 
-class Piece(ResponseBody, frozen=True):
-    """A piece of an answer that comes as a stream: some hold no candidate, but what the server states."""
-
-    choices: tuple[CompletionChoice, ...] | None = None  # type: ignore[assignment]
-
-
 class PromptDetails(Struct, frozen=True):
     """Details of the prompt's tokens."""
 
@@ -140,19 +130,14 @@ def _seconds(stated: dict[str, Any], name: str) -> float | None:
 
 
 def decode_reply(reply: Reply) -> ResponseBody:
-    """The answer that a reply holds; raises `NoAnswer` where it holds none."""
+    """The answer that a reply holds. Raises `NoAnswer` for a refusal, JSON that is no completion, what is not JSON, and an error
+    that it holds."""
     if not reply.ok:
         raise refusal_of(reply)
-    return decode_answer(reply.content)
-
-
-def decode_answer(content: bytes, kind: type[ResponseBody] = ResponseBody, prefix: str = "") -> ResponseBody:
-    """Decode an answer, or a piece of one. Raises `NoAnswer` for JSON that is no completion, for what is not JSON, and for an error that it
-    holds, with `prefix` before its words."""
-    if (error_inside := error_within(content, prefix)) is not None:
+    if (error_inside := error_within(reply.content)) is not None:
         raise error_inside
     try:
-        return msgspec.json.decode(content, type=kind)
+        return msgspec.json.decode(reply.content, type=ResponseBody)
     except msgspec.ValidationError as error:
         failure = NoAnswer("malformed", f"is not a completion: {error}")
     except RecursionError:
@@ -160,84 +145,3 @@ def decode_answer(content: bytes, kind: type[ResponseBody] = ResponseBody, prefi
     except UNREADABLE as error:
         failure = NoAnswer("unreadable", f"sent an answer that is not JSON: {error}")
     raise failure
-
-
-class StreamedAnswer:
-    """One answer that comes as server-sent events, as far as it has arrived."""
-
-    def __init__(self) -> None:
-        self._unread = b""
-        self._pieces: dict[int, list[CompletionChoice]] = {}
-        """The pieces of each candidate, by its index."""
-        self._stated: dict[str, Any] = {}
-        """Counts, times and names that came with it."""
-        self._flaw: NoAnswer | None = None
-
-    def feed(self, received: bytes) -> None:
-        """Take the next bytes of the stream."""
-        *lines, self._unread = (self._unread + received).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                self._take(line.removeprefix(b"data:").strip())
-
-    def body(self) -> ResponseBody:
-        """The answer once the stream has ended; raises `NoAnswer` where pieces lack or one of them is none."""
-        self.feed(b"\n")  # the last line may have no end
-        choices = [_joined(index, pieces) for index, pieces in sorted(self._pieces.items())]
-        return self._body(choices, whole=bool(choices) and all(choice.finish_reason is not None for choice in choices))
-
-    def interrupted(self, asked: int) -> ResponseBody:
-        """The answer so far, with as many candidates as were requested; raises `NoAnswer` where a piece is none."""
-        choices = (_joined(index, self._pieces.get(index, ())) for index in range(asked))
-        return self._body([structs.replace(choice, finish_reason=choice.finish_reason or "interrupted") for choice in choices])
-
-    def _body(self, choices: Sequence[CompletionChoice], whole: bool = True) -> ResponseBody:
-        if self._flaw is not None:
-            raise self._flaw
-        if not whole:
-            raise NoAnswer("failing", _BROKEN_OFF)
-        return ResponseBody(tuple(choices), **self._stated)
-
-    def _take(self, event: bytes) -> None:
-        """Take one event; what comes after one that cannot be read is ignored."""
-        if event == b"[DONE]" or self._flaw is not None:
-            return
-        try:
-            piece = decode_answer(event, Piece, f"{_BROKEN_OFF}: ")
-        except NoAnswer as flaw:
-            self._flaw = flaw
-            return
-        for choice in piece.choices or ():
-            self._pieces.setdefault(choice.index or 0, []).append(choice)
-        self._stated |= {name: value for name in _STATED if (value := getattr(piece, name)) != NULL}
-
-
-def _joined(index: int, pieces: Sequence[CompletionChoice]) -> CompletionChoice:
-    """The candidate that `pieces` make; without pieces one of no tokens."""
-
-    def last(name: str, nothing: object) -> Any:
-        return next((value for piece in reversed(pieces) if (value := getattr(piece, name)) != nothing), nothing)
-
-    texts = [piece.text for piece in pieces if piece.text is not None]
-    ids = [piece.token_ids for piece in pieces if piece.token_ids is not None]
-    logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
-    return CompletionChoice(
-        index=index,
-        text="".join(texts) if texts or not pieces else None,
-        token_ids=tuple(id_ for each in ids for id_ in each) if ids or not pieces else None,
-        logprobs=_joined_logprobs(logprobs) if logprobs else None,
-        finish_reason=last("finish_reason", None),
-        stop_reason=last("stop_reason", UNSET),
-        matched_stop=last("matched_stop", UNSET),
-        prompt_token_ids=last("prompt_token_ids", NULL),
-        error=last("error", NULL),
-    )
-
-
-def _joined_logprobs(pieces: Sequence[Logprobs]) -> Logprobs:
-    newer = any(piece.content is not None for piece in pieces)
-    return Logprobs(
-        token_logprobs=tuple(value for piece in pieces for value in piece.token_logprobs or ()),
-        top_logprobs=tuple(place for piece in pieces for place in piece.top_logprobs or ()),
-        content=tuple(entry for piece in pieces for entry in piece.content or ()) if newer else None,
-    )

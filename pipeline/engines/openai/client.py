@@ -6,7 +6,7 @@ whatever a server says is quoted with `quoted`, which removes it.
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from functools import cache
 from time import time
@@ -74,11 +74,6 @@ class Reply(NamedTuple):
     def ok(self) -> bool:
         """True if it holds an answer (status 200)."""
         return self.status == 200
-
-    @property
-    def streamed(self) -> bool:
-        """True if its answer comes in pieces, which are not in `content`."""
-        return self.ok and self.headers.get("content-type", "").lower().startswith("text/event-stream")
 
     @property
     def retry_after_s(self) -> float | None:
@@ -156,10 +151,9 @@ class Server:
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=max_in_flight, keepalive_expiry=_KEEPALIVE_S),
         )
 
-    async def post(self, path: str, body: Mapping[str, Any], max_bytes: int, take: Callable[[bytes], None] | None = None) -> Reply:
-        """The reply to the `body` of a request, read up to `max_bytes`; `path` is relative to the base URL. With `take`, the bytes of an
-        answer in pieces go there as they arrive. Raises `NoAnswer`."""
-        return await self._send("POST", path, min(max_bytes, MAX_BODY_BYTES), msgspec.json.encode(body), take)
+    async def post(self, path: str, body: Mapping[str, Any], max_bytes: int) -> Reply:
+        """The reply to the `body` of a request, read up to `max_bytes`; `path` is relative to the base URL. Raises `NoAnswer`."""
+        return await self._send("POST", path, min(max_bytes, MAX_BODY_BYTES), msgspec.json.encode(body))
 
     async def get(self, path: str) -> Reply:
         """The reply to a question about the server itself; `path` is relative to its base URL or is a full URL. Raises `NoAnswer`."""
@@ -176,25 +170,21 @@ class Server:
         if self._key is not None and without(text, self._key) != text:
             raise NoAnswer("withheld", "repeats the API key in its answer")
 
-    async def _send(
-        self, method: str, path: str, max_bytes: int, content: bytes | None = None, take: Callable[[bytes], None] | None = None
-    ) -> Reply:
+    async def _send(self, method: str, path: str, max_bytes: int, content: bytes | None = None) -> Reply:
         headers, pieces, length = {"Content-Type": "application/json"} if content else None, list[bytes](), 0
         try:
             async with self._client.stream(method, path, content=content, headers=headers) as response:
-                reply = Reply(response.status_code, response.headers, b"")
-                keep = take if take is not None and reply.streamed else pieces.append
                 # Raw: nothing is unpacked, as a few compressed bytes may stand for gigabytes.
                 async for received in response.aiter_raw():
                     length += len(received)
                     if length > max_bytes:
                         raise NoAnswer("malformed", f"is longer than {max_bytes >> 10:,} KiB, the maximum for this request")
                     self.received_bytes += len(received) if method == "POST" else 0
-                    keep(received)
+                    pieces.append(received)
         except self._failures as error:
             fate = "cannot be reached" if isinstance(error, self._unreachable) else "broke the connection"
             raise NoAnswer("failing", f"{fate}: {quoted(_cause(error))}") from None
-        return reply._replace(content=b"".join(pieces))
+        return Reply(response.status_code, response.headers, b"".join(pieces))
 
 
 @cache

@@ -25,8 +25,6 @@ _MIN_LOGPROB, _MAX_LOGPROB = -9998.0, 0.01
 the second: half-precision servers round."""
 _ID_LABEL, _ID_DIGITS = "token_id:", 10
 """vLLM's label of a token, and most digits of the number after it."""
-_CUT: Mapping[str | None, FinishReason] = {"length": "length", "interrupted": "interrupted"}
-"""The finish reasons of candidates that did not end by themselves."""
 
 
 def completion_of(request: Request, answers: Sequence[ResponseBody], can: Capabilities, tokenizer: Tokenizer) -> Completion:
@@ -35,7 +33,7 @@ def completion_of(request: Request, answers: Sequence[ResponseBody], can: Capabi
     stated = [answer.counted for answer in answers]
     # Candidates that were computed in several answers at once have no times of their own.
     timing, model = answers[0].timing if len(answers) == 1 else Timing(), answers[0].answered_by
-    choices = [choice for answer in answers for choice in _choices(request, answer, asked // len(answers))]
+    choices = [choice for answer in answers for choice in _choices(answer, asked // len(answers))]
     if can.prompts == "ids":
         _check_prompts(request, [answer.choices[0] for answer in answers])
     _check_counts(request, stated, can, tokenizer, asked // len(answers))
@@ -58,20 +56,14 @@ def _malformed(words: str) -> NoAnswer:
     return NoAnswer("malformed", words)
 
 
-def _choices(request: Request, answer: ResponseBody, asked: int) -> list[CompletionChoice]:
+def _choices(answer: ResponseBody, asked: int) -> list[CompletionChoice]:
     """The `asked` choices in the order of their index, each of them ended as it should."""
     if len(answer.choices) != asked:
         raise _malformed(f"has {len(answer.choices)} choices, not {asked}")
     choices = sorted(answer.choices, key=lambda choice: choice.index or 0)
     if [choice.index or 0 for choice in choices] != list(range(asked)):
         raise _malformed("numbers its choices in an unexpected way")
-    return [structs.replace(choice, finish_reason=_finish(request, choice)) for choice in choices]
-
-
-def _finish(request: Request, choice: CompletionChoice) -> FinishReason:
-    if request.interruptible and choice.finish_reason == "interrupted":
-        return "interrupted"
-    return finish_of(choice.finish_reason, choice.error)
+    return [structs.replace(choice, finish_reason=finish_of(choice.finish_reason, choice.error)) for choice in choices]
 
 
 # The prompt that was read, and the counts of tokens.
@@ -162,8 +154,8 @@ def _candidate_of_ids(request: Request, choice: CompletionChoice, can: Capabilit
 
 def _end_of_ids(request: Request, choice: CompletionChoice, ids: Sequence[int], tokenizer: Tokenizer) -> tuple[int, FinishReason, Stop]:
     """The number of `ids` to keep, and what ended them."""
-    if cut := _CUT.get(choice.finish_reason):
-        return len(ids), cut, None
+    if choice.finish_reason == "length":
+        return len(ids), "length", None
     if ids and ids[-1] in request.stop_ids:
         return len(ids), "stop", ids[-1]
     reported = choice.reported_stop
@@ -209,8 +201,8 @@ def _end_of_text(
     if found := [(start, start + len(stop), reason) for stop, reason in stops.items() if (start := text.find(stop)) >= 0]:
         start, end, reason = min(found, key=lambda each: each[:2])
         return text[: start if reason is None else end], "stop", reason
-    if cut := _CUT.get(choice.finish_reason):
-        return text, cut, None
+    if choice.finish_reason == "length":
+        return text, "length", None
     trimmed = _trimmed(choice.reported_stop, stops, stop_texts(request, can, tokenizer))
     return text + (trimmed or ""), "stop", stops.get(trimmed) if trimmed else None
 

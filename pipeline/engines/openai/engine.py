@@ -1,14 +1,13 @@
 """Engine `openai`: any server with OpenAI's completions endpoint, or several that are replicas of one another.
 
 Specs enter, open engines leave: every server is asked what it is and what it can do before anything is run. Then requests become bodies,
-and answers completions. Requests that may be interrupted are streamed: closing the stream tells a server that it may stop.
+and answers completions.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial, reduce
 from importlib.metadata import version
-from itertools import zip_longest
 from typing import Any, NamedTuple, TypeVar
 
 import anyio
@@ -17,7 +16,7 @@ from anyio.abc import TaskGroup
 from pipeline.engine import Availability, Backend, Completion, EngineStatistics, Examination, Fact, Finding, Request, Tokenizer
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.models import resolve
-from pipeline.engines.openai.answers import ResponseBody, StreamedAnswer, decode_reply
+from pipeline.engines.openai.answers import ResponseBody, decode_reply
 from pipeline.engines.openai.client import ASK_S, NoAnswer, Server, check_url, quoted, read_key
 from pipeline.engines.openai.completions import completion_of
 from pipeline.engines.openai.probe import CheckedServer, ServedModel, check_server, context_length, find_model
@@ -28,12 +27,10 @@ from pipeline.engines.openai.request import (
     PRIORITY,
     SCORING,
     Capabilities,
-    candidates_asked,
     max_bytes,
     probe_request,
     request_bodies,
     shared_capabilities,
-    streamed,
 )
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.startup import READY, tell_phase
@@ -90,10 +87,6 @@ class OpenAIEngine:
         self._replicas = Replicas(self._servers, spec.reconnect_s, self._probe, self._start, self._die)
         self._tried: dict[str, set[ServerReplica]] = {}
         """Replicas at which a request, by its id, has failed since it was sent for the first time or had to wait."""
-        self._interruptible: dict[str, anyio.CancelScope] = {}
-        """The scope that `interrupt` cancels, by the id of the request."""
-        self._arriving: dict[str, tuple[Server, Sequence[StreamedAnswer]]] = {}
-        """The part of an interruptible request's answers that has arrived, and from where."""
         self._exit_reason: str | None = None
         self._scopes: set[anyio.CancelScope] = set()
         """Everything that ends with the engine: calls and background tasks."""
@@ -113,7 +106,7 @@ class OpenAIEngine:
         self._meter.begin()
         try:
             with self._while_alive():
-                completion = await self._interruptibly(request)
+                completion = await self._ask(request)
         finally:
             self._meter.end()
         self._meter.count(completion.usage)
@@ -237,49 +230,14 @@ class OpenAIEngine:
         if self._exit_reason is not None:
             raise EngineDead(self.role, self._exit_reason)
 
-    def interrupt(self, request_id: str) -> None:
-        """The stream is closed, from which a server learns that it may stop."""
-        if (scope := self._interruptible.get(request_id)) is not None:
-            scope.cancel()
-
-    async def _interruptibly(self, request: Request) -> Completion:
-        """The answer of one replica, or what has arrived of it when the request is interrupted."""
-        if not (request.interruptible and self.can.streams):
-            return await self._ask(request)
-        try:
-            with anyio.CancelScope() as scope:
-                self._interruptible[request.request_id] = scope
-                return await self._ask(request)
-            return self._interrupted(request)
-        finally:
-            self._interruptible.pop(request.request_id, None)
-            self._arriving.pop(request.request_id, None)
-
-    def _interrupted(self, request: Request) -> Completion:
-        """The completion of an interrupted call; raises the error to raise where what has arrived is none."""
-        server, answers = self._arriving.get(request.request_id) or (self._servers[0], [StreamedAnswer()])
-        asked = candidates_asked(request) // len(answers)
-        try:
-            return self._completion(request, [answer.interrupted(asked) for answer in answers], server)
-        except NoAnswer as failure:
-            raise error_of(failure, self.role, request, server.url, self.max_model_len) from None
-
     async def _answer(self, request: Request, server: Server) -> Completion:
         """The answer of one server; raises `NoAnswer`."""
         max_tokens = min(request.max_tokens, self.max_model_len - len(request.prompt_ids))
         model = self._spec.model if request.adapter is None else self._spec.adapters[request.adapter]
         bodies = [{**body, **self._spec.extra} for body in request_bodies(request, self.can, model, self.tokenizer, max_tokens)]
-        arriving: Sequence[StreamedAnswer] = ()
-        if request.interruptible and self.can.streams:
-            arriving = [StreamedAnswer() for _ in bodies]
-            self._arriving[request.request_id] = server, arriving
-        posts = [partial(self._post, server, body, answer) for body, answer in zip_longest(bodies, arriving)]
+        posts = [partial(_post, server, body) for body in bodies]
         with unwrapped(NoAnswer):
             answers = [await posts[0]()] if len(posts) == 1 else await gather(posts)
-        return self._completion(request, answers, server)
-
-    def _completion(self, request: Request, answers: Sequence[ResponseBody], server: Server) -> Completion:
-        """The completion that the `answers` of a server hold; raises `NoAnswer`."""
         completion = completion_of(request, answers, self.can, self.tokenizer)
         for candidate in completion.candidates:
             server.refuse_key(candidate.text)
@@ -287,11 +245,9 @@ class OpenAIEngine:
             self.vocab_size = max(self.vocab_size, min(1 + max(candidate.ids, default=0), self._max_ids))
         return completion
 
-    async def _post(self, server: Server, body: Mapping[str, Any], arriving: StreamedAnswer | None) -> ResponseBody:
-        if arriving is None:
-            return decode_reply(await server.post("/completions", body, max_bytes(body)))
-        reply = await server.post("/completions", streamed(body, self.can), max_bytes(body), arriving.feed)
-        return arriving.body() if reply.streamed else decode_reply(reply)
+
+async def _post(server: Server, body: Mapping[str, Any]) -> ResponseBody:
+    return decode_reply(await server.post("/completions", body, max_bytes(body)))
 
 
 def _where(role: str) -> str:

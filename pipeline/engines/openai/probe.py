@@ -14,7 +14,7 @@ import anyio
 from msgspec import UNSET, structs
 
 from pipeline.engine import Request, Tokenizer
-from pipeline.engines.openai.answers import ResponseBody, StreamedAnswer, decode_reply
+from pipeline.engines.openai.answers import ResponseBody, decode_reply
 from pipeline.engines.openai.client import NoAnswer, Reply, Server, quoted, read_json
 from pipeline.engines.openai.completions import completion_of
 from pipeline.engines.openai.replies import refusal_of, refuse_closed, server_error_of
@@ -31,7 +31,6 @@ from pipeline.engines.openai.request import (
     max_bytes,
     probe_request,
     request_bodies,
-    streamed,
 )
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.errors import GraphError, did_you_mean
@@ -292,7 +291,7 @@ class _Check(NamedTuple):
             and not await self.answers(structs.replace(can, fields=can.fields - questions.keys() | {field}), question)
         ]
         can = structs.replace(can, fields=can.fields - set(missing))
-        return structs.replace(can, hides_marks=await self._hides_marks(can), streams=await self._streams(can, greedy))
+        return structs.replace(can, hides_marks=await self._hides_marks(can))
 
     async def reading(self, can: Capabilities, context: int) -> None:
         """Raise `GraphError` where the server makes other tokens of a text than the tokenizer does, or reads less of a long one than is
@@ -308,17 +307,6 @@ class _Check(NamedTuple):
         except NoAnswer as found:
             if found.excess is not None and not (can.prompts == "ids" and found.excess == 1):
                 raise self.refused(found) from None
-
-    async def _streams(self, can: Capabilities, request: Request) -> bool:
-        """True if the answer to `request` comes in pieces."""
-        [body] = request_bodies(request, can, self.spec.model, self.tokenizer, request.max_tokens)
-        answer = StreamedAnswer()
-        with suppress(NoAnswer):
-            body |= self.spec.extra
-            reply = await self.server.post("/completions", streamed(body, can), max_bytes(body), answer.feed)
-            answer.body()
-            return reply.streamed
-        return False
 
     async def _hides_marks(self, can: Capabilities) -> bool:
         """True if the server's texts lack the closing reasoning tag, though they show a digit that it is made to sample in the same way.

@@ -63,8 +63,6 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     """True if its answers say how many tokens it has read."""
     hides_marks: bool = False
     """True if its texts lack the closing reasoning tag, though the model wrote it."""
-    streams: bool = True
-    """True if it gives an answer in pieces, so that it can be interrupted."""
 
     @property
     def cannot(self) -> tuple[str, ...]:
@@ -77,7 +75,6 @@ class Capabilities(Struct, frozen=True, kw_only=True):
             TOP_K: TOP_K in self.fields,
             MIN_P: MIN_P in self.fields,
             "seeds": SEED in self.fields,
-            "interrupt": self.streams,
         }
         return tuple(name for name, is_able in able.items() if not is_able)
 
@@ -107,7 +104,7 @@ OWNERS: Mapping[str | None, str] = {"vllm": "vllm", "sglang": "sglang", "llamacp
 
 def shared_capabilities(one: Capabilities, other: Capabilities) -> Capabilities:
     """The capabilities that two servers have in common."""
-    both = ("reports_stop", "adds_bos", "counts_prompts", "streams")
+    both = ("reports_stop", "adds_bos", "counts_prompts")
     return Capabilities(
         prompts="ids" if one.prompts == other.prompts == "ids" else "text",
         fields=one.fields & other.fields,
@@ -160,13 +157,6 @@ def request_bodies(request: Request, can: Capabilities, model: str, tokenizer: T
 def candidates_asked(request: Request) -> int:
     """The number of candidates that the server is asked for: greedy ones are all the same."""
     return 1 if request.temperature == 0 else request.n
-
-
-def streamed(body: Mapping[str, Any], can: Capabilities) -> dict[str, Any]:
-    """`body` with the wish for an answer in pieces, and for token counts after the last one where the server takes what it does not
-    know."""
-    counts = {"stream_options": {"include_usage": True}} if can.fields >= NEUTRAL.keys() else {}
-    return {**body, "stream": True, **counts}
 
 
 def _body(request: Request, can: Capabilities, model: str, tokenizer: Tokenizer, max_tokens: int) -> dict[str, Any]:

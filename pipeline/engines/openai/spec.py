@@ -36,8 +36,8 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     """How often a call is sent again after it timed out, the server was unavailable, or its answer was invalid. Moves to other replicas do
     not count. A chain fails only while some replica answers other requests; otherwise its call waits for one."""
     hang_s: PositiveSeconds = 1800.0
-    """Seconds without anything arriving from the servers after which calls in flight for as long time out. Answers arrive as a whole,
-    unless they may be interrupted, so this is also the time limit of a call while no other is answered."""
+    """Seconds without anything arriving from the servers after which calls in flight for as long time out. Answers arrive as a
+    whole, so this is also the time limit of a call while no other is answered."""
     reconnect_s: PositiveSeconds = 180.0
     """Seconds without an answer from any replica after which the run stops; it can be resumed. If all refuse everything (an expired key) or
     send no valid answer (a sign-in page), it stops after at most 5 s."""

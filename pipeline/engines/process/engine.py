@@ -22,7 +22,6 @@ from pipeline.engines.process.wire import (
     CacheReset,
     Failed,
     FromWorker,
-    Interrupt,
     Loading,
     Ready,
     Report,
@@ -151,8 +150,6 @@ class Worker:
         self._answered, self._ended, self._cache_answered = anyio.Event(), anyio.Event(), anyio.Event()
         self._cache_flaw: str | None = None
         self._calls: dict[int, _Call] = {}
-        self._interruptible: dict[str, int] = {}
-        """The numbers of the requests that may be interrupted, by their ids."""
         self._numbers = count()
         self._exit_reason: str | None = None
 
@@ -189,12 +186,9 @@ class Worker:
         number, call = next(self._numbers), _Call()
         self._calls[number] = call
         self._connection.send(Submit(number, structs.replace(request, content=None)))
-        if request.interruptible:
-            self._interruptible[request.request_id] = number
         try:
             await call.settled.wait()
         finally:
-            self._interruptible.pop(request.request_id, None)
             if self._calls.pop(number, None) is not None:
                 self._connection.send(Abort(number))
         if call.refusal is not None:
@@ -204,12 +198,6 @@ class Worker:
         if call.completion is None:
             raise EngineDead(self.role, self._exit_reason or "it was closed")
         return call.completion
-
-    def interrupt(self, request_id: str) -> None:
-        """The worker must know `Interrupt`."""
-        number = self._interruptible.pop(request_id, None)
-        if number is not None and number in self._calls:
-            self._connection.send(Interrupt(number))
 
     async def reset_prefix_cache(self) -> None:
         self._check_alive()
@@ -378,13 +366,6 @@ class WorkerEngine:
     def _current(self) -> Worker:
         assert self._worker is not None, "it is not open"
         return self._worker
-
-
-class InterruptibleWorkerEngine(WorkerEngine):
-    """A `WorkerEngine` whose program can end requests early: it computes an `InterruptibleModel`, or takes `Interrupt` by itself."""
-
-    def interrupt(self, request_id: str) -> None:
-        self._current().interrupt(request_id)
 
 
 def totals(former: EngineStatistics, now: EngineStatistics) -> EngineStatistics:

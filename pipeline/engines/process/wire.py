@@ -1,8 +1,8 @@
 """The messages between the main process and a worker, and how they go over a socket: as length-prefixed msgpack.
 
-The main process sends `Setup` once, then `Submit`, `Abort`, `Interrupt` and `ResetPrefixCache`; the worker says what it does by `Loading`
-until it answers with `Ready` or `Failed`, once, then with a `Report` whenever something is finished, and with `CacheReset`. A spec
-is sent as plain data, and only the worker program decodes it: neither a backend nor a model nor a socket is known here.
+The main process sends `Setup` once, then `Submit`, `Abort` and `ResetPrefixCache`; the worker says what it does by `Loading` until it
+answers with `Ready` or `Failed`, once, then with a `Report` whenever something is finished, and with `CacheReset`. A spec is sent as plain
+data, and only the worker program decodes it: neither a backend nor a model nor a socket is known here.
 """
 
 from collections.abc import Iterator
@@ -61,12 +61,6 @@ class Abort(Struct, frozen=True, tag=True, array_like=True):
     number: int
 
 
-class Interrupt(Struct, frozen=True, tag=True, array_like=True):
-    """Finish a request now, with what is sampled of it; does nothing where it is finished."""
-
-    number: int
-
-
 class ResetPrefixCache(Struct, frozen=True, tag=True, array_like=True):
     """Empty the prefix cache; sent only while no request is in flight."""
 
@@ -112,7 +106,7 @@ class Report(Struct, frozen=True, tag=True, array_like=True):
     """Each request that failed though the engine could serve others, by its number, with the reason: it may be sent again."""
 
 
-ToWorker = Setup | Submit | Abort | Interrupt | ResetPrefixCache
+ToWorker = Setup | Submit | Abort | ResetPrefixCache
 FromWorker = Loading | Ready | Failed | Report | CacheReset
 
 _encoder = msgpack.Encoder(enc_hook=list)

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request
 from pipeline.engines.process.wire import (
@@ -22,7 +22,6 @@ from pipeline.engines.process.wire import (
     CacheReset,
     Failed,
     FromWorker,
-    Interrupt,
     Loading,
     Ready,
     Report,
@@ -74,14 +73,6 @@ class BatchedModel(Protocol):
 
     def statistics(self) -> EngineStatistics:
         """The statistics of the engine, as `Engine.statistics` states them."""
-
-
-@runtime_checkable
-class InterruptibleModel(BatchedModel, Protocol):
-    """A model whose requests can be ended early; its engine is an `InterruptibleWorkerEngine`."""
-
-    def interrupt(self, number: int) -> Completion | None:
-        """Finish a request, waiting or running, with what is sampled of it; None where it is finished. Called between iterations."""
 
 
 class ParentConnection:
@@ -192,10 +183,6 @@ class WorkerServer:
                 self._refused.append((message.number, str(refusal)))
         elif isinstance(message, Abort):
             self._model.abort(message.number)
-        elif isinstance(message, Interrupt):
-            assert isinstance(self._model, InterruptibleModel)
-            if (completion := self._model.interrupt(message.number)) is not None:
-                self._done.append((message.number, completion))
         elif isinstance(message, ResetPrefixCache):
             self._model.reset_prefix_cache()
             self._connection.send(CacheReset())

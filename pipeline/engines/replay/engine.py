@@ -5,16 +5,15 @@ simulated device would have finished it. A request that was never answered is ne
 `NeverGenerated`.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import anyio
-from msgspec import structs
 
-from pipeline.engine import Backend, Candidate, Completion, Engine, EngineStatistics, Fact, Request, Timing, Tokenizer, Usage
+from pipeline.engine import Backend, Candidate, Completion, Engine, EngineStatistics, Fact, Request, Tokenizer, Usage
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.replay.calls import RecordedCall, RecordedCalls
 from pipeline.engines.replay.recording import CALIBRATION, Recording, read_recording, sim_spec, tokenizer_of
@@ -49,8 +48,7 @@ class RecordedText:
         if output is not None and request.logprobs and any(each.ids and each.confidence is None for each in output.candidates):
             raise NeverGenerated(request.request_id, "no log probabilities of this text were recorded")
         if output is None:
-            end = "interrupted" if "interrupted" in call.finish_reason else f"cut at {call.max_tokens}"
-            what = f"the call allows {request.max_tokens} tokens, but a recorded text was {end}"
+            what = f"the call allows {request.max_tokens} tokens, but a recorded text was cut at {call.max_tokens}"
             raise NeverGenerated(request.request_id, what)
         return call, output
 
@@ -75,7 +73,7 @@ def mismatch(call: RecordedCall, request: Request, role: str) -> str | None:
 
 def output_of(call: RecordedCall, request: Request, limit: int, tokenizer: Tokenizer) -> Output | None:
     """The part of the answer in `call` that `request` gets where its candidates may have `limit` tokens; None where a recorded text
-    was cut before that. A text that was interrupted is whole to a request that may be interrupted, and was cut to any other.
+    was cut before that.
 
     A candidate depends on the seed and its own number alone (`Request.seed`), and its text on nothing that comes after. So the
     first few of the recorded candidates, and the beginnings of their texts, are what the model would have written.
@@ -86,10 +84,7 @@ def output_of(call: RecordedCall, request: Request, limit: int, tokenizer: Token
     candidates, lengths = [], []
     for ids, finish, stop, confidence in each:
         sampled = len(ids) + (finish == "stop" and stop is None)  # the end of the sequence was sampled and is not kept
-        cut_short = finish == "interrupted" and not request.interruptible
-        if cut_short:
-            finish = "length"
-        if cut_short or request.max_tokens != call.max_tokens or len(ids) > limit:
+        if request.max_tokens != call.max_tokens or len(ids) > limit:
             if finish == "length" and len(ids) < limit:
                 return None
             if sampled > limit:
@@ -116,8 +111,6 @@ class ReplayEngine:
         self.tokenizer, self.vocab_size, self.max_model_len = source.tokenizer, source.vocab_size, max_model_len
         self.facts: dict[str, Fact] = {}
         self._closed = anyio.Event()
-        self._interruptible: dict[str, anyio.CancelScope] = {}
-        """The scopes that `interrupt` cancels, by the id of the request."""
         self._meter = UsageMeter(anyio.current_time)
 
     async def generate(self, request: Request) -> Completion:
@@ -125,20 +118,12 @@ class ReplayEngine:
         validate_request(request, self.max_model_len, self.vocab_size, adapters=None)  # the recorded calls tell
         call, output = self._source.recall(request, self.max_model_len)
         self._meter.begin()
-        began, timing = anyio.current_time(), call.timing
         try:
-            with anyio.move_on_after(call.e2e_latency_s) as answering:
-                if request.interruptible:
-                    self._interruptible[request.request_id] = answering
+            with anyio.move_on_after(call.e2e_latency_s):
                 await self._closed.wait()
                 raise EngineDead(self.role, "it was closed")
         finally:
-            self._interruptible.pop(request.request_id, None)
             self._meter.end()
-        elapsed_s = anyio.current_time() - began
-        if elapsed_s < call.e2e_latency_s:
-            output = output.cut(written_after(call, output.lengths, elapsed_s), self.tokenizer)
-            timing = timing_until(timing, elapsed_s)
         usage = Usage(input_tokens=call.usage.input_tokens, output_tokens=output.sampled)  # what was cached is of another run's cache
         self._meter.count(usage)
         return Completion(
@@ -146,12 +131,8 @@ class ReplayEngine:
             option_logprobs=output.option_logprobs,
             scored_logprobs=output.scored_logprobs,
             usage=usage,
-            timing=timing,
+            timing=call.timing,
         )
-
-    def interrupt(self, request_id: str) -> None:
-        if (answering := self._interruptible.get(request_id)) is not None:
-            answering.cancel()
 
     def statistics(self) -> EngineStatistics:
         """It is busy while it has a call; outside of an event loop, until the last call began or ended."""
@@ -159,26 +140,6 @@ class ReplayEngine:
 
     async def aclose(self) -> None:
         self._closed.set()
-
-
-def written_after(call: RecordedCall, lengths: Sequence[int], elapsed_s: float) -> list[int]:
-    """How many tokens each candidate, whose final lengths are given, had by a time after the call was sent: one at the first token, then
-    one after another at a steady pace, so that the longest is complete when the call ends."""
-    longest, first_s = max(lengths), call.timing.time_to_first_token_s
-    if first_s is None:
-        first_s = call.e2e_latency_s / longest
-    if elapsed_s < first_s:
-        return [0] * len(lengths)
-    count = 1 + int((longest - 1) * (elapsed_s - first_s) / (call.e2e_latency_s - first_s))
-    return [min(length, count) for length in lengths]
-
-
-def timing_until(timing: Timing, elapsed_s: float) -> Timing:
-    """The part of a recorded timing that lies before a call was interrupted."""
-    first_s = timing.time_to_first_token_s
-    if first_s is None or elapsed_s < first_s:
-        return Timing()
-    return structs.replace(timing, decode_time_s=elapsed_s - first_s)
 
 
 @asynccontextmanager
@@ -219,8 +180,7 @@ def _facts(role: str, spec: ReplaySpec, recording: Recording, *, measured: bool)
 def cannot_of(role: str, recording: Recording, *, measured: bool) -> tuple[str, ...]:
     """What a replay of `role` cannot do of all that stages may need; see the fact `cannot`."""
     stated: Any = recording.file.engine_facts.get(role, {}).get("cannot", ())
-    # A replay interrupts requests by itself, and what needs no seed was recorded.
-    cannot = [need for need in stated if need not in ("interrupt", "seeds", "logprobs")]
+    cannot = [need for need in stated if need not in ("seeds", "logprobs")]  # what was sampled was recorded
     return (*cannot, *(() if measured else ("logprobs",)))
 
 

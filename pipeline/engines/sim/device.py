@@ -75,17 +75,6 @@ class SimDevice:
         if math.isnan(job.finished) and not job.cancelled and share.scheduler.drop(job):
             self._reconsider(share, now)
 
-    def interrupt(self, share: Share, job: Job, now: float) -> None:
-        """End `job` at `now` with what was computed for it; its sequences leave the batch after the iteration under way."""
-        self.advance(now)
-        if not math.isnan(job.finished) or job.cancelled:
-            return
-        work = self._caught_up(share, now)
-        if share.scheduler.interrupt(job, work):
-            self._reconsider(share, now)
-        job.finished = now
-        job.notify()
-
     def sampled(self, share: Share, now: float) -> int:
         """Tokens that the engine had sampled by `now`."""
         return share.scheduler.sampled(self._caught_up(share, now))

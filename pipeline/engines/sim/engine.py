@@ -8,7 +8,7 @@ results to the last bit; on a real clock the engines take real time. The only cl
 import asyncio
 import math
 from array import array
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count, pairwise
@@ -82,8 +82,6 @@ class SimEngine:
         self._join_device()
         self._numbers = count()
         self._open_jobs: dict[Job, Done] = {}
-        self._interruptible: dict[str, Collection[Job]] = {}
-        """The open jobs of each request that may be interrupted."""
         self._alive, self._closed = True, False
         self._exit_reason = ""
         self._meter = UsageMeter()
@@ -96,15 +94,8 @@ class SimEngine:
         validate_request(request, self.max_model_len, self.vocab_size, self.spec.adapters)
         output = self._source.output(request, self.max_model_len)
         jobs = self._jobs(request, packed(request.prompt_ids), output)
-        if request.interruptible:
-            self._interruptible[request.request_id] = jobs
-        try:
-            await self._computed(jobs)
-        finally:
-            self._interruptible.pop(request.request_id, None)
+        await self._computed(jobs)
         first, *others = jobs
-        if any(job.interrupted for job in jobs):
-            output = output.cut([length for job in jobs for length in job.lengths], self.tokenizer)
         usage = Usage(
             input_tokens=len(first.prompt),
             cached_input_tokens=first.cached,
@@ -112,7 +103,7 @@ class SimEngine:
         )
         self._meter.count(usage)
         if self._speculation:
-            self._speculation.count([each for job in jobs for each in job.progress], output.lengths)
+            self._speculation.count(each for job in jobs for each in job.progress)
         return Completion(
             candidates=output.candidates,
             option_logprobs=output.option_logprobs,
@@ -120,11 +111,6 @@ class SimEngine:
             usage=usage,
             timing=_timing(first, others),
         )
-
-    def interrupt(self, request_id: str) -> None:
-        for job in self._interruptible.get(request_id, ()):
-            self._clock.device.interrupt(self._share, job, self._clock.now())
-        self._clock.adjust()
 
     def statistics(self) -> EngineStatistics:
         now = self._clock.now()
@@ -228,16 +214,11 @@ def _facts(spec: SimSpec) -> dict[str, Fact]:
 def _timing(first: Job, others: list[Job]) -> Timing:
     finished = max([first.finished, *(job.finished for job in others)])
     return Timing(
-        queue_time_s=_known(first.scheduled - first.arrived),
-        prefill_time_s=_known(first.first_token - first.scheduled),
-        decode_time_s=_known(finished - first.first_token),
-        time_to_first_token_s=_known(first.first_token - first.arrived),
+        queue_time_s=first.scheduled - first.arrived,
+        prefill_time_s=first.first_token - first.scheduled,
+        decode_time_s=finished - first.first_token,
+        time_to_first_token_s=first.first_token - first.arrived,
     )
-
-
-def _known(seconds: float) -> float | None:
-    """None for NaN: of an interrupted job that did not come so far."""
-    return None if math.isnan(seconds) else seconds
 
 
 @asynccontextmanager

@@ -1,15 +1,14 @@
-"""The answer of a simulated engine without the time that it takes, whole or cut by a stop or an interruption, and how sure it is of that,
-or of candidates that it judges. Pure."""
+"""The answer of a simulated engine without the time that it takes, whole or cut by a stop, and how sure it is of that, or of
+candidates that it judges. Pure."""
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from pipeline.confidence import Confidence
-from pipeline.engine import Candidate, FinishReason, Request, Tokenizer
+from pipeline.engine import Candidate, FinishReason, Request
 from pipeline.engines.sim.tokenizer import END, SimTokenizer
 from pipeline.graph.prompts import DELIMITER
 
@@ -46,26 +45,6 @@ class Output(Struct, frozen=True):
     def sampled(self) -> int:
         """Tokens that were sampled for the candidates."""
         return sum(len(candidate.ids) + candidate.ended for candidate in self.candidates)
-
-    def cut(self, counts: Sequence[int], tokenizer: Tokenizer) -> "Output":
-        """The part of it that a request gets if it is interrupted after `counts` tokens of each candidate."""
-        each = zip(self.candidates, self.lengths, counts, strict=True)
-        candidates = tuple(_interrupted(one, length, count, tokenizer) for one, length, count in each)
-        return structs.replace(self, candidates=candidates, lengths=tuple(counts))
-
-
-def _interrupted(candidate: Candidate, length: int, count: int, tokenizer: Tokenizer) -> Candidate:
-    """`candidate`, of `length` sampled tokens, once `count` of them were there: with that share of its log probability."""
-    if count == length:
-        return candidate
-    ids, total = candidate.ids[:count], candidate.cumulative_logprob
-    return Candidate(
-        ids=ids,
-        text=tokenizer.decode(ids),
-        cumulative_logprob=None if total is None else total * count / length,
-        finish_reason="interrupted",
-        confidence=candidate.confidence if ids else None,
-    )
 
 
 def simulated_confidence(auc: float, right: bool, uniform: float, doubt: float = 1.0) -> Confidence:

@@ -53,8 +53,8 @@ class Job:
     """One request in a scheduler; its lengths are known when it arrives, because the text source has given its text."""
 
     __slots__ = (
-        "adapter", "arrived", "cached", "cached_outputs", "cancelled", "computed", "finished", "first_token", "interrupted",
-        "iterations", "key", "lengths", "node", "notify", "progress", "prompt", "queued", "rates", "reserved", "reusable", "scheduled",
+        "adapter", "arrived", "cached", "cached_outputs", "cancelled", "computed", "finished", "first_token", "iterations",
+        "key", "lengths", "node", "notify", "progress", "prompt", "queued", "rates", "reserved", "reusable", "scheduled",
         "sequences", "unfinished",
     )  # fmt: skip
 
@@ -95,8 +95,6 @@ class Job:
         self.queued = True
         """True if it waits: it was neither admitted nor cancelled."""
         self.cancelled = False
-        self.interrupted = False
-        """True if it was cancelled by `Scheduler.interrupt`: `lengths` are then the tokens that it has, and the cache keeps them."""
 
     @property
     def kv_tokens(self) -> int:
@@ -243,14 +241,6 @@ class Scheduler:
             return head is job
         job.cancelled = self._dropped = True
         return True
-
-    def interrupt(self, job: Job, work: float) -> bool:
-        """Cancel `job`, which keeps what was computed for it until `work`; returns what `drop` does. The first segment must not end
-        before `work`."""
-        job.lengths = self._written(job, work)
-        job.cached_outputs = tuple(output[: max(length - 1, 0)] for output, length in zip(job.cached_outputs, job.lengths, strict=True))
-        job.interrupted = True
-        return self.drop(job)
 
     def sampled(self, work: float) -> int:
         """Tokens that were sampled until `work`. The first segment must not end before `work`."""
@@ -406,20 +396,10 @@ class Scheduler:
         ends = sum(job.sequences for job, tokens in each.chunks if job.cached + job.computed + tokens == len(job.prompt))
         return iterations * (self._growth + ends)
 
-    def _written(self, job: Job, work: float) -> tuple[int, ...]:
-        """The number of tokens of each candidate of `job` at `work`."""
-        if math.isnan(job.first_token):
-            return (0,) * len(job.lengths)
-        over = self._iteration + (self.forecast[0].completed(work) if self.forecast else 0)
-        left = {finish.candidate: max(finish.iteration - over, 0) for finish in self._finishes if finish.job is job}
-        done = [iterations - left.get(candidate, 0) for candidate, iterations in enumerate(job.iterations)]
-        return tuple(each.after(count) for each, count in zip(job.progress, done, strict=True)) if job.progress else tuple(done)
-
     def _start_decoding(self, job: Job, now: float) -> None:
         """Put the computed prompt of `job` into the cache, where other jobs may reuse it, and let its sequences decode."""
         assert job.node is not None
-        if not job.interrupted:
-            job.first_token = now
+        job.first_token = now
         batch = Decoding(self.size, self._context, self._growth).joined(job)
         self.size, self._context, self._growth = batch
         job.node = self.cache.extend(job.node, job.prompt[job.cached :])
@@ -427,20 +407,17 @@ class Scheduler:
 
     def _complete(self, job: Job, now: float) -> None:
         """Finish `job`, all of whose sequences have ended: its outputs stay in the cache, in the room that was reserved for them."""
-        if not job.interrupted:
-            job.finished = now
-        self._leave(job, keep=True)
+        job.finished = now
+        self._leave(job, job.cached_outputs)
         while self._last_iterations and (self._last_iterations[0][2].cancelled or not self._last_iterations[0][2].unfinished):
             heappop(self._last_iterations)
 
-    def _leave(self, job: Job, *, keep: bool) -> None:
-        """Take out `job`, which runs no more; whether the cache is to `keep` what was computed for it, in the room reserved for that."""
+    def _leave(self, job: Job, outputs: Sequence[Sequence[int]] = ()) -> None:
+        """Take out `job`, which runs no more; the cache keeps these `outputs`, in the room reserved for them."""
         assert job.node is not None
         self.running -= 1
         self._release(job, job.reserved)
-        if keep and job.cached + job.computed < len(job.prompt):
-            job.node = self.cache.extend(job.node, job.prompt[job.cached : job.cached + job.computed])
-        for output in job.cached_outputs if keep else ():
+        for output in outputs:
             self.cache.insert(job.node, output)
         self.cache.unpin(job.node)
 
@@ -465,6 +442,6 @@ class Scheduler:
                 self._growth -= finish.rate
         self._finishes = [finish for finish in self._finishes if not finish.job.cancelled]
         for job in gone.values():
-            self._leave(job, keep=job.interrupted)
+            self._leave(job)
         while self._last_iterations and self._last_iterations[0][2].cancelled:
             heappop(self._last_iterations)

@@ -7,7 +7,7 @@ equation 1). Candidates differ in how easy they are to draft for (`acceptance_si
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from hashlib import blake2b
 from statistics import NormalDist
@@ -45,10 +45,6 @@ class CandidateIterations:
         """Mean number of tokens of an iteration after the first, rounded down by less than a millionth."""
         rest = self.iterations - 1
         return int((int(self.tokens[-1]) - 1) * _GRAIN / rest) / _GRAIN if rest else 1.0
-
-    def after(self, iterations: int) -> int:
-        """Number of tokens after that many iterations."""
-        return int(self.tokens[iterations - 1]) if iterations else 0
 
 
 def draws(request: Request, candidate: int, tokens: int) -> NDArray[np.float64]:
@@ -100,12 +96,11 @@ class SpeculationMeter:
         self._proposals, self._share, self._iterations = proposals, share, 0
         self._by_position = np.zeros(proposals, dtype=np.int64)
 
-    def count(self, progress: Sequence[CandidateIterations], lengths: Sequence[int]) -> None:
-        """Count a request whose candidates had that many tokens."""
-        for each, length in zip(progress, lengths, strict=True):
-            accepted = each.accepted[: max(int(np.searchsorted(each.tokens, length, side="right")) - 1, 0)]
-            self._iterations += len(accepted)
-            self._by_position += np.bincount(accepted, minlength=self._proposals + 1)[::-1].cumsum()[-2::-1]
+    def count(self, progress: Iterable[CandidateIterations]) -> None:
+        """Count the candidates of a request."""
+        for each in progress:
+            self._iterations += len(each.accepted)
+            self._by_position += np.bincount(each.accepted, minlength=self._proposals + 1)[::-1].cumsum()[-2::-1]
 
     def totals(self) -> Speculation:
         """The totals since the engine opened."""

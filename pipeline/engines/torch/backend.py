@@ -14,7 +14,7 @@ from pipeline.engines.cores import CoreRequest, core_findings, share_cores
 from pipeline.engines.memory import Need, shortages
 from pipeline.engines.model_card import DTYPE_BYTES, ModelCard, Part, missing, read_card, refuse, too_long
 from pipeline.engines.models import load_tokenizer, resolve, tokenizer_of
-from pipeline.engines.process.engine import InterruptibleWorkerEngine, WorkerEngine, open_workers
+from pipeline.engines.process.engine import WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.torch.spec import TorchSpec, float32_on_cpu
 from pipeline.system.machine import Gpu, Machine, cores, gib
@@ -43,7 +43,7 @@ async def open_torch(specs: Mapping[str, TorchSpec]) -> AsyncIterator[Mapping[st
 
 def _engine(role: str, spec: TorchSpec, cores: tuple[int, ...]) -> WorkerEngine:
     model = resolve(role, spec.model)
-    return InterruptibleWorkerEngine(Setup.of(role, spec, model, cores), _program(spec), partial(load_tokenizer, model, spec))
+    return WorkerEngine(Setup.of(role, spec, model, cores), _program(spec), partial(load_tokenizer, model, spec))
 
 
 def _program(spec: TorchSpec) -> Program:

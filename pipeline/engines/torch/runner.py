@@ -152,21 +152,8 @@ class BatchRunner:
 
     def abort(self, number: int) -> None:
         """Keys and values that were computed stay in the cache."""
-        if self._states.pop(number, None) is not None:
-            self._take_out(number)
-
-    def interrupt(self, number: int) -> Completion | None:
-        """Keys and values that were computed stay in the cache."""
-        state = self._states.get(number)
-        if state is None:
-            return None
-        for sequence in self._take_out(number):
-            sequence.interrupt()
-        state.interrupt_unstarted()
-        return self._finish(state)
-
-    def _take_out(self, number: int) -> list[Sequence]:
-        """Take a request's candidates out of the queue and the batch; returns those that had a slot."""
+        if self._states.pop(number, None) is None:
+            return
         self.waiting.discard(number)
         gone = [sequence for sequence in self._decoding if sequence.state.number == number]
         gone += [sequence for prefill in self._prefills if prefill.state.number == number for sequence in prefill.sequences]
@@ -174,7 +161,6 @@ class BatchRunner:
         self._prefills = [prefill for prefill in self._prefills if prefill.state.number != number]
         for sequence in gone:
             self.slots.release(sequence.slot)
-        return gone
 
     @property
     def idle(self) -> bool:

@@ -100,10 +100,6 @@ class Sequence:
             return self._end("length", None)
         return False
 
-    def interrupt(self) -> None:
-        """End the candidate with the tokens that it has."""
-        self._end("interrupted", None)
-
     def _end(self, finish: FinishReason, reason: str | int | None) -> bool:
         self.state.ended[self.index] = Candidate(
             ids=tuple(self.ids),
@@ -160,11 +156,6 @@ class RequestState:
         text = self.decode([option])
         self.ended[0] = Candidate(ids=(option,), text=text, cumulative_logprob=logprob, finish_reason="length")
 
-    def interrupt_unstarted(self) -> None:
-        """End the candidates that have neither a slot nor ended, without tokens."""
-        for index in range(self.request.n):
-            self.ended.setdefault(index, Candidate(ids=(), text="", cumulative_logprob=0.0, finish_reason="interrupted"))
-
     def completion(self) -> Completion:
         """The answer to the request, which must be `finished`."""
         return Completion(
@@ -173,17 +164,12 @@ class RequestState:
             scored_logprobs=self.scored_logprobs,
             usage=Usage(input_tokens=len(self.fed), cached_input_tokens=self.cached_tokens, output_tokens=self.output_tokens),
             timing=Timing(
-                queue_time_s=_elapsed(self.arrival_s, self.first_scheduled_s),
-                prefill_time_s=_elapsed(self.first_scheduled_s, self.first_token_s),
-                decode_time_s=_elapsed(self.first_token_s, self.end_s),
-                time_to_first_token_s=_elapsed(self.arrival_s, self.first_token_s),
+                queue_time_s=self.first_scheduled_s - self.arrival_s,
+                prefill_time_s=self.first_token_s - self.first_scheduled_s,
+                decode_time_s=self.end_s - self.first_token_s,
+                time_to_first_token_s=self.first_token_s - self.arrival_s,
             ),
         )
-
-
-def _elapsed(since_s: float, until_s: float) -> float | None:
-    """Seconds between two moments; None where one of them, 0, did not come before the request was interrupted."""
-    return until_s - since_s if since_s and until_s else None
 
 
 class WaitingQueue:

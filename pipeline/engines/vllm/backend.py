@@ -14,7 +14,7 @@ from msgspec import structs
 from pipeline.engine import Backend
 from pipeline.engines.cores import CoreRequest, share_cores
 from pipeline.engines.models import load_tokenizer, resolve, tokenizer_of
-from pipeline.engines.process.engine import InterruptibleWorkerEngine, WorkerEngine, open_workers
+from pipeline.engines.process.engine import WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.startup import current_listener
 from pipeline.engines.vllm.check import check, examine_vllm, vllm_available
@@ -49,7 +49,7 @@ async def open_vllm(specs: Mapping[str, VllmSpec]) -> AsyncIterator[Mapping[str,
 
 
 def _engine(setup: Setup, spec: VllmSpec, program: Program) -> WorkerEngine:
-    return InterruptibleWorkerEngine(setup, program, partial(load_tokenizer, setup.model, spec), lambda: has_room(spec, look()))
+    return WorkerEngine(setup, program, partial(load_tokenizer, setup.model, spec), lambda: has_room(spec, look()))
 
 
 def _queues(specs: Mapping[str, VllmSpec], engines: Mapping[str, WorkerEngine], on_cpu: bool) -> list[list[WorkerEngine]]:

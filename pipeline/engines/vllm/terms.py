@@ -152,16 +152,14 @@ def prompt(request: Request) -> dict[str, Any]:
 def completion(request: Request, outputs: Sequence[Any], decode: Decode, eos: frozenset[int]) -> Completion:
     """The completion of `request` that vLLM's final `RequestOutput` of each candidate holds; `eos` are the end-of-sequence ids.
 
-    Raises `Unusable` for what is no answer. The candidate that had the least of the prompt in the cache says what was there before them;
-    one that was interrupted before its first token says nothing.
+    Raises `Unusable` for what is no answer. The candidate that had the least of the prompt in the cache says what was there before them.
     """
     read = len(outputs[0].prompt_token_ids)
     sampled = [each.outputs[0] for each in outputs]
-    looked_up = [each.num_cached_tokens or 0 for each in outputs if each.outputs[0].token_ids]
     usage = Usage(
         input_tokens=read,
         # For log probabilities of a prompt vLLM computes all of it, whatever is cached.
-        cached_input_tokens=min(read, *looked_up) if looked_up and not request.scored_ids else None,
+        cached_input_tokens=None if request.scored_ids else min(read, *(each.num_cached_tokens or 0 for each in outputs)),
         output_tokens=0 if request.scored_ids else sum(len(one.token_ids) for one in sampled),
     )
     times = timing([each.metrics for each in outputs])
@@ -177,8 +175,8 @@ def completion(request: Request, outputs: Sequence[Any], decode: Decode, eos: fr
     return Completion(candidates=tuple(candidates), option_logprobs=options, usage=usage, timing=times)
 
 
-_FINISH: dict[str | None, FinishReason] = {"stop": "stop", "length": "length", "abort": "interrupted"}
-"""vLLM has others, `error` and `repetition`, with which a model does not end its turn."""
+_FINISH: dict[str | None, FinishReason] = {"stop": "stop", "length": "length"}
+"""vLLM has others, such as `abort`, `error` and `repetition`, with which a model does not end its turn."""
 
 
 def candidate(request: Request, output: Any, decode: Decode, eos: frozenset[int]) -> Candidate:

@@ -20,7 +20,6 @@ from pipeline.engines.process.wire import (
     Abort,
     CacheReset,
     Failed,
-    Interrupt,
     Loading,
     Ready,
     Report,
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from pipeline.engines.vllm.spec import VllmSpec
 
 
-_ABORT_AGAIN_S = 0.01
 _RESET_AGAIN_S, _RESETS = 0.02, 500
 """How soon again, and how many times, vLLM is asked to empty its prefix cache: with asynchronous scheduling the blocks of an answered
 request are freed an iteration later, and until then it keeps all."""
@@ -89,8 +87,6 @@ class VllmServer:
         self.max_model_len = int(engine.model_config.max_model_len)
         self.vocab_size = int(engine.model_config.get_vocab_size())
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._ids: dict[int, list[str]] = {}
-        """The names that vLLM has for the candidates of each request that it computes."""
         self._meter = UsageMeter()
         self._busy_s = self._busy_since = self._reported_s = 0.0
         gauges.on_iteration = self._iterated
@@ -108,8 +104,6 @@ class VllmServer:
                         self._tasks[message.number] = tasks.create_task(self._answer(message.number, message.request))
                     elif isinstance(message, Abort) and message.number in self._tasks:
                         self._tasks[message.number].cancel()
-                    elif isinstance(message, Interrupt):
-                        tasks.create_task(self._interrupt(message.number))
                     elif isinstance(message, ResetPrefixCache):
                         tasks.create_task(self._reset_prefix_cache())
                 if connection.closed:
@@ -147,13 +141,6 @@ class VllmServer:
         self._meter.count(completion.usage)
         return completion
 
-    async def _interrupt(self, number: int) -> None:
-        """Have vLLM abort a request, which gives what it has sampled as the final output; again until it is answered, because vLLM may not
-        know the request yet."""
-        while number in self._tasks:
-            await self._engine.abort(self._ids.get(number, []))
-            await asyncio.sleep(_ABORT_AGAIN_S)
-
     async def _reset_prefix_cache(self) -> None:
         flaw: str | None = f"could not clear its prefix cache: blocks were in use {_RESETS * _RESET_AGAIN_S:g} s after its last answer"
         for _ in range(_RESETS):
@@ -176,8 +163,7 @@ class VllmServer:
         """vLLM's final output for each candidate of a request; raises the error of one of them. vLLM aborts them all if this task is
         cancelled, or if one fails."""
         params = self._terms.sampling_params(request, self.max_model_len, speculates=self._speculates)
-        self._ids[number] = [f"{number}-{index}" for index in range(len(params))]
-        parts = [self._output(one, request, each) for one, each in zip(self._ids[number], params, strict=True)]
+        parts = [self._output(f"{number}-{index}", request, each) for index, each in enumerate(params)]
         try:
             if len(parts) == 1:
                 return [await parts[0]]
@@ -187,8 +173,6 @@ class VllmServer:
         except ExceptionGroup as group:
             error = next((each for each in group.exceptions if isinstance(each, self._terms.DEAD)), group.exceptions[0])
             raise error from error.__cause__
-        finally:
-            del self._ids[number]
 
     async def _output(self, request_id: str, request: Request, params: Any) -> Any:
         last = None
