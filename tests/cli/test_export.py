@@ -156,5 +156,5 @@ def test_a_folder_of_runs_is_no_run(source: Path, tmp_path: Path) -> None:
     for arguments in (["p3"], ["--failed"], ["--follow"], ["--attempt", "1"]):
         done = pipeline("show", source, *arguments)
         assert (done.returncode, done.stderr) == (2, f"error: {source}: a folder of runs; name one of them\n")
-    assert f"{tmp_path}/run.json: " in pipeline("show", tmp_path).stderr
+    assert f"{tmp_path}: is not a run folder; " in pipeline("show", tmp_path).stderr
     assert "no such directory; expected a run folder" in pipeline("show", tmp_path / "nothing").stderr
