@@ -41,13 +41,12 @@ from pipeline.graph.yaml_file import setting
 from pipeline.remote.folder import written_folder
 from pipeline.remote.inputs import fetch_problems
 from pipeline.remote.url import input_urls, is_url
-from pipeline.session.background import Background, ChainStream, MemoryRows, TaskRun, ThreadRun
+from pipeline.session.background import Background, ChainStream, MemoryRows, TaskRun, ThreadRun, progress_shown
 from pipeline.session.complete import completed
 from pipeline.session.loop import Stop, on_asyncio, time_is_virtual
 from pipeline.session.observer import Observer
 from pipeline.session.options import Engines, Graph, GraphKeywords, Input, RunKeywords, RunOptions
 from pipeline.session.prepare import Prepared, load_plan, prepared
-from pipeline.session.progress import progress_shown
 from pipeline.session.run import SessionResult, failed_too_often, solve_on
 from pipeline.session.run import solve as open_and_solve
 from pipeline.stages.base import StageKind

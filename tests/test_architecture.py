@@ -65,7 +65,7 @@ DOORS = {
     "obstore": ["remote/object_store"],
     "boto3": ["remote/object_store"],
     "filelock": ["store/"],
-    "rich": ["cli/", "session/progress"],
+    "rich": ["cli/", "session/background"],
     "yaml": ["graph/yaml_file"],
 }
 """The only places of `pipeline` that may import a package."""

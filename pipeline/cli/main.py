@@ -44,8 +44,8 @@ COMMANDS = {
     },
     "Look": {
         "show": CommandEntry("list runs, show one, or one of its chains step by step", "runs.show:show"),
-        "view": CommandEntry("show runs as pages in a browser, live", "runs.view:view"),
-        "report": CommandEntry("write an HTML report on runs", "runs.report:report"),
+        "view": CommandEntry("show runs as pages in a browser, live", "runs.pages:view"),
+        "report": CommandEntry("write an HTML report on runs", "runs.pages:report"),
         "compare": CommandEntry("compare the accuracy and speed of runs", "runs.compare:compare"),
         "query": CommandEntry("ask runs in SQL", "runs.query:query"),
         "export": CommandEntry("export answers, tables, training data or traces", "runs.export:export"),
@@ -55,10 +55,10 @@ COMMANDS = {
         "study": CommandEntry("run a study file to the tables of a paper", "study.study:study", solves=True),
         "calibrate": CommandEntry("fit the simulator to runs", "study.calibrate:calibrate"),
         "grade": CommandEntry("grade the answers of a run again", "study.grade:grade"),
-        "score": CommandEntry("score the steps of a run with a reward model", "study.score:score"),
+        "score": CommandEntry("score the steps of a run with a reward model", "study.grade:score"),
     },
     "Data and training": {
-        "prepare": CommandEntry("prepare a published data set", "author.prepare:prepare"),
+        "prepare": CommandEntry("prepare a published data set", "author.catalog:prepare"),
         "train": CommandEntry("train adapters for the draft and the target", inside=TRAIN),
     },
 }

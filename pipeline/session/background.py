@@ -1,11 +1,11 @@
-"""A run in the background of the calling code: in a thread with its own event loop, or as a task of the running event loop."""
+"""A run in the background of the calling code, in a thread with its own event loop or as a task of the running one; its progress bar."""
 
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from threading import Condition, Thread, main_thread
 from typing import Any, Protocol
@@ -14,8 +14,11 @@ from weakref import WeakSet
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+from rich.console import RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pipeline.session.loop import Stop, in_loop, on_asyncio, spawn
+from pipeline.session.observer import View
 from pipeline.session.run import SessionResult
 from pipeline.store.events import CallRow, ChainRow, StepRow
 
@@ -233,3 +236,27 @@ class MemoryRows:
 
     async def room(self) -> None:
         return
+
+
+class _Bar(Progress):
+    """A bar that looks at the run whenever it is drawn; the run never waits for it."""
+
+    def __init__(self, view: View) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"))
+        super().__init__(*columns, TimeRemainingColumn())
+        self._view, self._run = view, self.add_task(view.plan.name, total=view.chains, said="")
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self.tasks:
+            progress, (graded, correct) = self._view.progress, self._view.graded()
+            parts = [f"{sum(progress.output_tokens.values()):,} tokens", f"{progress.failed:,} failed" if progress.failed else ""]
+            parts += [f"{correct:,} of {graded:,} right"] if graded and not self._view.simulated else []
+            self.update(self._run, completed=progress.done + progress.failed, said=", ".join(filter(None, parts)))
+        return super().get_renderables()
+
+
+@contextmanager
+def progress_shown(view: View) -> Iterator[None]:
+    """Draw the progress of `view` until the block ends."""
+    with _Bar(view):
+        yield
