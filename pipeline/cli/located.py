@@ -16,7 +16,6 @@ from pipeline.data.obtain import problem_files
 from pipeline.remote.folder import FetchedRun, fetched_folder, written_folder
 from pipeline.remote.inputs import fetch_problems
 from pipeline.remote.url import input_urls, is_url, parse_url
-from pipeline.text import redact
 
 
 class Located(Struct, frozen=True):
@@ -48,7 +47,7 @@ class LocalPath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """A URL is an error."""
         if is_url(str(value)):
-            self.fail(f"{redact(str(value))}: a URL, where only a path of this machine can be used", param, ctx)
+            self.fail(f"{value}: a URL, where only a path of this machine can be used", param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -18,7 +18,6 @@ import click
 from pipeline.cli.commands import SETTINGS, CommandEntry, Commands, Opened, usage_sentence
 from pipeline.cli.terminal import discard_stdout, notices_end, print_error
 from pipeline.errors import Interrupted, OutOfMemory, PipelineError, RunError, is_interrupt, is_out_of_memory, reason
-from pipeline.text import redact
 
 GRAPH = {
     "check": CommandEntry("check a graph and its engines, and print the plan", "author.graph:check"),
@@ -169,7 +168,7 @@ def _refused(error: PipelineError, opened: Opened) -> int:
 
 
 def sentence_of(error: BaseException) -> str:
-    """A message for the user about an unexpected error, whose traceback is kept in a new file, without secrets."""
+    """A message for the user about an unexpected error, whose traceback is kept in a new file."""
     lines = [*str(error).strip().splitlines(), ""]
     what = f"unexpected {type(error).__name__}{': ' if lines[0] else ''}{lines[0]}"
     kept = "the traceback that PIPELINE_DEBUG=1 shows"
@@ -177,7 +176,7 @@ def sentence_of(error: BaseException) -> str:
         suppress(OSError),
         NamedTemporaryFile("w", prefix="pipeline-error-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace") as file,
     ):
-        file.write(redact("".join(traceback.format_exception(error))))
+        file.write("".join(traceback.format_exception(error)))
         kept = f"{file.name} (or {kept})"
     return f"{what}; this is a bug in pipeline: please report it with {kept}"
 

@@ -1,4 +1,4 @@
-"""What a command prints: results on stdout, notices and errors on stderr and in the log file, without secrets or control characters."""
+"""What a command prints: results on stdout, notices and errors on stderr and in the log file, without control characters."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from typing import TextIO
 from msgspec import Struct
 
 from pipeline.errors import UsageError, reason
-from pipeline.text import one_line, redact, sanitize
+from pipeline.text import one_line, sanitize
 
 
 class NoticeOptions(Struct, frozen=True):
@@ -32,7 +32,7 @@ class Notices:
 
     def say(self, text: str, *, error: bool = False, file_only: bool = False) -> None:
         """Print one line; `file_only`: to the file alone."""
-        line = one_line(redact(text))
+        line = one_line(text)
         self._keep(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {line}")
         if not file_only and (error or not self.options.quiet):
             with suppress(OSError):  # nobody can be told

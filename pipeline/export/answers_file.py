@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import UsageError
 from pipeline.files import whole_file
-from pipeline.text import cell
 
 Row = dict[str, Any]
 Form = Literal["jsonl", "csv", "parquet"]
@@ -73,7 +72,7 @@ def _write_text(file: BinaryIO, form: Form, names: Sequence[str], rows: Iterable
 
 
 def _cell(value: Any) -> str:
-    return "" if value is None else cell(_as_text(value))
+    return "" if value is None else _as_text(value)
 
 
 def _as_text(value: Any) -> str:

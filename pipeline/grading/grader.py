@@ -188,7 +188,7 @@ class _Worker:
     def __init__(self, limit_s: float, patience_s: float, nice: int) -> None:
         # A worker parses what models wrote, so it is started without keys and passwords.
         arguments = (str(limit_s), str(MEMORY_BYTES), str(nice))
-        self._program = Program(module="pipeline.grading.worker", arguments=arguments, with_secrets=False)
+        self._program = Program(module="pipeline.grading.worker", arguments=arguments)
         self._patience_s = patience_s
         self._process: WorkerProcess | None = None
         self._closed = False

@@ -21,7 +21,6 @@ from yaml.resolver import Resolver
 from yaml.scanner import Scanner
 
 from pipeline.errors import GraphError, reason
-from pipeline.files import open_file
 
 Keys = tuple[str | int, ...]
 """A path in a document: keys of mappings and indexes of lists."""
@@ -72,7 +71,7 @@ def read_lines(path: Path) -> YamlFile:
     """The mapping in a YAML file with its lines; raises `GraphError` for anything else: several documents, duplicate keys, a file that is
     too large or whose aliases expand to too many values."""
     try:
-        with open_file(path) as file:
+        with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise GraphError(str(path), f"cannot be read: {reason(error)}") from error

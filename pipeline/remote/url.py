@@ -15,7 +15,6 @@ from urllib.parse import unquote
 from msgspec import Struct
 
 from pipeline.errors import UsageError
-from pipeline.text import redact
 
 SCHEMES = {"s3": "s3://BUCKET/PATH", "gs": "gs://BUCKET/PATH", "file": "file:///PATH"}
 """The schemes of files and folders, and the form of their URLs."""
@@ -53,13 +52,13 @@ def is_url(text: str) -> bool:
 
 def parse_url(text: str) -> Url | Path:
     """The place in a store that a URL names, of a `file://` URL the path. Raises `UsageError`."""
-    found, shown = _URL.fullmatch(text), redact(text)
+    found = _URL.fullmatch(text)
     if found is None or found[1].lower() not in SCHEMES:
-        raise UsageError(f"{shown}: unknown scheme {found[1] if found else ''!r}; expected {', '.join(SCHEMES.values())}")
+        raise UsageError(f"{text}: unknown scheme {found[1] if found else ''!r}; expected {', '.join(SCHEMES.values())}")
     scheme, (bucket, _, path) = found[1].lower(), found[2].partition("/")
     if scheme == "file":
         if bucket not in ("", "localhost"):
-            raise UsageError(f"{shown}: is on another machine; expected {SCHEMES['file']}")
+            raise UsageError(f"{text}: is on another machine; expected {SCHEMES['file']}")
         return Path(f"/{unquote(path)}")
     if "@" in bucket or _SECRET.search(text):
         bare = f"{found[1]}://{found[2].partition('?')[0].rpartition('@')[2]}"
@@ -67,12 +66,12 @@ def parse_url(text: str) -> Url | Path:
         raise UsageError(f"{bare}: contains credentials, which are not allowed in a URL; {remedy}")
     if option := _OPTION.search(text):
         variables = {"s3": "AWS_ENDPOINT_URL and AWS_REGION", "gs": "STORAGE_EMULATOR_HOST"}[scheme]
-        raise UsageError(f"{shown}: accepts no option {option[1]!r}; set {variables} in the environment instead")
+        raise UsageError(f"{text}: accepts no option {option[1]!r}; set {variables} in the environment instead")
     if not re.fullmatch(r"[\w.-]+", bucket, re.ASCII):
-        raise UsageError(f"{shown}: {bucket!r} is not a bucket name; expected {SCHEMES[scheme]}")
+        raise UsageError(f"{text}: {bucket!r} is not a bucket name; expected {SCHEMES[scheme]}")
     key = path.strip("/")
     if key and any(part in ("", ".", "..") for part in key.split("/")):
-        raise UsageError(f"{shown}: has an empty part, `.` or `..` in its path")
+        raise UsageError(f"{text}: has an empty part, `.` or `..` in its path")
     return Url(scheme, bucket, key)
 
 

@@ -17,7 +17,7 @@ from pipeline.analysis.compare.studies import SWEEP, Study, grouped, read_study,
 from pipeline.analysis.points import Point, read_points
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.errors import InputError, UsageError, reason
-from pipeline.files import new_file, open_file
+from pipeline.files import new_file
 from pipeline.report.figures.runs import latency_and_accuracy, sweep_figures
 from pipeline.report.page import Figure, Section, is_page, page
 from pipeline.report.run_sections import ReportOptions, run_sections
@@ -135,7 +135,7 @@ def report_path(runs: Sequence[Path], output: Path | None) -> Path:
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--output {path}: no such directory: {path.absolute().parent}")
     try:
-        with open_file(path) as file:
+        with path.open("rb") as file:
             ours = is_page(file.read(_START).decode(errors="replace"))
     except FileNotFoundError:
         return path

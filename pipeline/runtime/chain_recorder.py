@@ -17,7 +17,6 @@ from pipeline.runtime.progress import Progress
 from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain
 from pipeline.runtime.rows import RowSink
 from pipeline.store.events import MEASURED_IN, CallRow, ChainRow, StepRow
-from pipeline.text import redact
 
 NO_ANSWER = Completion(candidates=(), usage=Usage(input_tokens=0))
 """The completion that stands in the row of an attempt without an answer."""
@@ -178,7 +177,7 @@ class ChainRecorder:
                 grading_error=None,
                 stop_reason=stop_reason,
                 error_type=type(error).__name__ if error else None,
-                error_message=redact(with_place(error)) if error else None,
+                error_message=with_place(error) if error else None,
                 error_stage=stage,
                 steps=chain.next_index - 1 if chain else 0,
                 accepted_steps=self._accepted,
@@ -263,7 +262,7 @@ class ChainRecorder:
             call.in_flight_stage,
             call.waiting_engine,
             None if error is None else type(error).__name__,
-            None if error is None else redact(str(error)),
+            None if error is None else str(error),
             self._recomputed(label, request.adapter, completion),
             request.top_k,
             request.min_p,

@@ -16,14 +16,13 @@ from msgspec import Meta, Struct, structs
 from pipeline.data.part import RowSample, RowSet, Shard
 from pipeline.engine import EngineStatistics, Fact
 from pipeline.errors import InputError, RunFolderError, boundary, reason
-from pipeline.files import new_file, open_file
+from pipeline.files import new_file
 from pipeline.graph.plan import Block, Plan, RecordedPlan, decode_plan, encode_plan, settings_of
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import DEFAULT_PROMPTS
 from pipeline.store.folder import check_still_held
 from pipeline.system.machine import core_count, cuda_mps, memory
 from pipeline.system.machine import versions as installed
-from pipeline.text import redact_all
 
 FILE = "run.json"
 FORMAT = 1
@@ -232,11 +231,11 @@ class RunFile(Struct, frozen=True, kw_only=True):
         return msgspec.convert({**raw, "plan": plan}, cls)
 
     def encode(self) -> bytes:
-        """This run file as JSON, without secrets of the environment."""
+        """This run file as JSON."""
         raw: dict[str, Any] = {}
         for name, value in structs.asdict(self).items():
             raw |= encode_plan(self.plan) if name == "plan" else {name: value}
-        return msgspec.json.encode(redact_all(msgspec.to_builtins(raw)))
+        return msgspec.json.encode(msgspec.to_builtins(raw))
 
     def write(self, folder: Path) -> None:
         """Replace `run.json` in `folder`; raises `RunFolderError`."""
@@ -367,7 +366,7 @@ def _read(folder: Path) -> dict[str, Any]:
     """The raw content of the `run.json` in `folder`; raises `InputError`."""
     path = folder / FILE
     try:
-        with open_file(path) as file:
+        with path.open("rb") as file:
             raw: dict[str, Any] = msgspec.json.decode(file.read(), type=dict[str, Any])
     except OSError as error:
         raise InputError(str(path), f"cannot be read: {reason(error)}; expected a run folder") from error

@@ -16,8 +16,6 @@ from struct import Struct
 from typing import BinaryIO
 from zlib import crc32
 
-from pipeline.files import open_file
-
 _SEAL = Struct("<4sII")
 _MARK = b"SEAL"
 _END = Struct("<I4s")
@@ -44,7 +42,7 @@ def seal(path: Path) -> None:
 
 def check_footer(path: Path) -> None:
     """Raise `OSError` where the footer of a part is damaged."""
-    with open_file(path) as file:
+    with path.open("rb") as file:
         _sealed_data(file)
 
 
@@ -56,7 +54,7 @@ def check_content(path: Path) -> None:
 
 @lru_cache(1 << 16)
 def _check_once(path: Path, inode: int, size: int, mtime_ns: int) -> None:
-    with open_file(path) as file:
+    with path.open("rb") as file:
         length, checksum = _sealed_data(file)
         file.seek(0)
         if _sum(file, length) != checksum:

@@ -34,7 +34,7 @@ from zlib import crc32
 import pyarrow as pa
 from filelock import lock_descriptor
 
-from pipeline.files import open_file, sync_data, sync_folder
+from pipeline.files import sync_data, sync_folder
 
 _START = b"\xff\xff\xff\xff"
 """Every message begins with this and the size of its metadata, padding included, in four bytes."""
@@ -110,21 +110,21 @@ def lock_file(file: int) -> None:
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock of a write-ahead file; raises `BlockingIOError` while a live process writes it."""
-    with open_file(path) as file:
+    with path.open("rb") as file:
         lock_file(file.fileno())
         yield
 
 
 def wal_schema(path: Path) -> pa.Schema | None:
     """The schema at the start of a write-ahead file; None where that is not whole. Raises `OSError` where it cannot be read."""
-    with open_file(path) as file:
+    with path.open("rb") as file:
         header = next(_messages(file), None)
         return None if header is None else pa.ipc.read_schema(header)
 
 
 def read_wal(path: Path) -> Iterator[pa.RecordBatch]:
     """The batches of a write-ahead file, up to the first one that is not whole; raises `OSError` where it cannot be read."""
-    with open_file(path) as file:
+    with path.open("rb") as file:
         messages = _messages(file)
         header = next(messages, None)
         if header is None:

@@ -22,7 +22,6 @@ from pathlib import Path
 from msgspec import Struct
 
 import pipeline
-from pipeline.text import is_secret
 
 _STDERR_BYTES = 1 << 16
 """Bytes kept of the end of a worker's stderr."""
@@ -43,8 +42,6 @@ class Program(Struct, frozen=True, kw_only=True):
     """Variables that the worker gets with these values, whatever the user has set."""
     defaults: dict[str, str] = {}
     """Variables that the worker gets where the user has not set them."""
-    with_secrets: bool = True
-    """False: the worker does not get the variables that hold keys and passwords."""
     shutdown_s: float = 0.0
     """Once its socket is closed it has this long to end by itself; then it is killed, with all processes it started."""
 
@@ -203,7 +200,6 @@ def _environment(program: Program) -> dict[str, str]:
 
     Like `-P` for the worker, `PYTHONSAFEPATH` keeps modules of the working folder out of all Python programs that it starts.
     """
-    inherited = {name: value for name, value in os.environ.items() if program.with_secrets or not is_secret(name)}
     home, path = str(Path(pipeline.__file__).parent.parent), os.environ.get("PYTHONPATH")
     found = {"PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home, "PYTHONSAFEPATH": "1"}
-    return program.defaults | inherited | found | program.environment
+    return program.defaults | dict(os.environ) | found | program.environment

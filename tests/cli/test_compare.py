@@ -118,7 +118,7 @@ def test_the_sentence_says_how_many_times_as_fast(tmp_path: Path) -> None:
         (["target", "--baseline", "scot"], "--baseline scot: no such run or graph here; there are target"),
         (["speccot", "seed", "--baseline", "graph"], "--baseline graph: no such run or graph here"),
         (["target", "--output", "nowhere/x.md"], "--output nowhere/x.md: cannot be written: no such file or directory"),
-        (["target", "--output", "folder.md"], "--output folder.md: cannot be written: folder.md is a folder, not a regular file"),
+        (["target", "--output", "folder.md"], "--output folder.md: cannot be written: folder.md is not a regular file"),
         (["target", "--output", "tables.xlsx"], "--output tables.xlsx: its name must end in .md, .csv, .json"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

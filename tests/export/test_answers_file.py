@@ -1,4 +1,4 @@
-"""Files of rows: what is written can be read again, no cell is a formula, and a file is whole or not there."""
+"""Files of rows: what is written can be read again, each cell is as it was, and a file is whole or not there."""
 
 import csv
 import gzip
@@ -57,27 +57,10 @@ def test_parquet_keeps_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert table.to_pydict() == {name: [row.get(name) for row in ROWS] for name in COLUMNS} | texts
 
 
-@pytest.mark.parametrize(
-    ("text", "cell"),
-    [
-        ("=1+1", "'=1+1"),
-        (" =1+1", "' =1+1"),
-        ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"),
-        ("@SUM(A1)", "'@SUM(A1)"),
-        ("-2+3", "'-2+3"),
-        ("\t=1", "'\t'=1"),
-        ("\uff1d1+1", "'\uff1d1+1"),
-        ("a;=1+1;b", "a;'=1+1;b"),
-        ("\x1b[2J", "\\u001b[2J"),
-        ("-7", "-7"),
-        ("+7.5%", "+7.5%"),
-        ("-1,200.50", "-1,200.50"),
-        ("1=1", "1=1"),
-    ],
-)
-def test_no_cell_is_a_formula(tmp_path: Path, text: str, cell: str) -> None:
+@pytest.mark.parametrize("text", ["=1+1", "-7", "\t=1", "a;b", 'say "x", he said', "two\nlines", "\x1b[2J"])
+def test_a_cell_is_written_as_it_is(tmp_path: Path, text: str) -> None:
     [row] = cells(written(tmp_path / "answers.csv", [{"answer": text}]))
-    assert row["answer"] == cell
+    assert row["answer"] == text
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """A part that is not as it was written is told, whatever byte it is; and other programs read one as any Parquet file."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +65,3 @@ def test_other_programs_read_a_sealed_part(part: Path) -> None:
     numbers = [row.chain_id for row in ROWS]
     assert pq.read_table(part)["chain_id"].to_pylist() == numbers
     assert duckdb.sql(f"SELECT list(chain_id) FROM '{part}'").fetchall() == [(numbers,)]
-
-
-def test_a_pipe_in_place_of_a_part_is_not_waited_for(part: Path) -> None:
-    part.unlink()
-    os.mkfifo(part)
-    with pytest.raises(InputError, match=r"part-00000\.parquet is a named pipe, not a regular file"):
-        table_files(part.parent.parent, "chains")

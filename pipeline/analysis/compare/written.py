@@ -12,22 +12,25 @@ from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.compare import Comparison
 from pipeline.analysis.compare.figures import Figures
 from pipeline.analysis.quality.estimates import Estimate
-from pipeline.text import cell, in_markdown
 
 
 def as_markdown(found: Iterable[str | Table]) -> str:
     """Paragraphs and tables as Markdown."""
-    said = ("\n".join(map(in_markdown, part.split("\n"))) if isinstance(part, str) else markdown_table(part) for part in found)
+    said = (part if isinstance(part, str) else markdown_table(part) for part in found)
     return "\n\n".join(said) + "\n"
 
 
 def markdown_table(table: Table) -> str:
     """One table as Markdown, with its title above and its note below."""
-    lines = [f"**{in_markdown(table.title)}**", ""]
-    lines.append("| " + " | ".join(map(in_markdown, table.columns)) + " |")
+    lines = [f"**{table.title}**", ""]
+    lines.append("| " + " | ".join(map(_cell, table.columns)) + " |")
     lines.append("|" + "---|" * len(table.columns))
-    lines += ["| " + " | ".join(map(in_markdown, row)) + " |" for row in table.rows]
-    return "\n".join([*lines, "", in_markdown(table.note)] if table.note else lines)
+    lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in table.rows]
+    return "\n".join([*lines, "", table.note] if table.note else lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
 
 
 def as_json(comparison: Comparison) -> str:
@@ -44,7 +47,7 @@ def table_json(table: Table) -> str:
 def table_csv(table: Table) -> str:
     """One table as CSV, its cells as they are printed."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([[cell(value) for value in row] for row in (table.columns, *table.rows)])
+    csv.writer(out, lineterminator="\n").writerows((table.columns, *table.rows))
     return out.getvalue()
 
 
@@ -55,7 +58,7 @@ def as_csv(comparison: Comparison) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([[_sanitized(row.get(name)) for name in names] for row in rows])
+    writer.writerows([[row.get(name) for name in names] for row in rows])
     return out.getvalue()
 
 
@@ -72,7 +75,3 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _flat(f"{path}.{place}", each)
     else:
         yield path, " ".join(value) if isinstance(value, tuple) else value
-
-
-def _sanitized(value: Any) -> Any:
-    return cell(value) if isinstance(value, str) else value

@@ -33,7 +33,7 @@ from pipeline.errors import UsageError
 from pipeline.files import whole_file
 from pipeline.graph.plan import Plan
 from pipeline.session.prepare import load_plan
-from pipeline.text import redact, redact_all, sanitize
+from pipeline.text import sanitize
 
 SUFFIXES = {".txt": "text", ".mmd": "mermaid", ".mermaid": "mermaid"}
 
@@ -52,10 +52,10 @@ def check(graph: Path, engines: Path | None, as_json: bool, **options: Any) -> N
     """Check GRAPH, a file or a bundled name, and its engines, and print the compiled plan."""
     plan = _plan(graph, engines, options)
     if as_json:
-        print_page(msgspec.json.encode(redact_all(msgspec.to_builtins(plan)), order="sorted"))
+        print_page(msgspec.json.encode(msgspec.to_builtins(plan), order="sorted"))
         return
     print_line(f"{find_file(graph, 'graph')}: OK")
-    print_page(redact(text(plan)))
+    print_page(text(plan))
 
 
 @command()
@@ -129,7 +129,7 @@ def show(graph: Path, form: str | None, output: Path | None, overwrite: bool, **
     if output is not None:
         check_output(output, overwrite)
     plan = load_plan(graph, options["engines"], with_preset([graph], options)["settings"])
-    page = redact((text if form == "text" else mermaid)(plan))
+    page = (text if form == "text" else mermaid)(plan)
     if output is None:
         print_page(page)
         return

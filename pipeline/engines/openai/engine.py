@@ -240,7 +240,6 @@ class OpenAIEngine:
             answers = [await posts[0]()] if len(posts) == 1 else await gather(posts)
         completion = completion_of(request, answers, self.can, self.tokenizer)
         for candidate in completion.candidates:
-            server.refuse_key(candidate.text)
             # An id that the model has and its tokenizer lacks comes back in a prompt.
             self.vocab_size = max(self.vocab_size, min(1 + max(candidate.ids, default=0), self._max_ids))
         return completion

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from msgspec import Meta
 
@@ -64,10 +65,13 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     prompt tokens shows, which not every server reports."""
 
     def __post_init__(self) -> None:
-        """Reject further fields that every request has, and what cannot be a variable's name and may be the key itself, which is not
-        repeated."""
+        """Reject further fields that every request has, and what may hold a key or a password, which is not repeated."""
         check_json("extra", self.extra, RESERVED)
         check_template_arguments(self.chat_template_kwargs)
+        for url in map(urlsplit, self.urls):
+            if url.username is not None or url.query or url.fragment:
+                what = "base_url must be a plain URL, without a user, a password or a query, because run.json records it"
+                raise ValueError(f"{what}; api_key_env names the variable that holds a key")
         if self.api_key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
             raise ValueError("api_key_env is the name of the environment variable that holds the key, such as OPENAI_API_KEY")
 
