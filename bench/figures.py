@@ -46,7 +46,7 @@ class Figure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One results file and how it is made."""
 
     command: str
-    """The module of this folder, such as `quality.papers`, and its arguments."""
+    """The module of this folder, such as `papers`, and its arguments."""
     minutes: float
     needs: str | None = None
     """A package without which it cannot be measured."""

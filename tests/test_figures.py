@@ -126,12 +126,12 @@ def test_no_figure_is_made_of_a_run_with_failed_chains(tmp_path: Path) -> None:
 
 def test_what_is_continued_is_as_old_as_its_beginning(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
-    first = figures.go_on(str(ROOT / "bench/quality/papers.py"), folder)
+    first = figures.go_on(str(ROOT / "bench/papers.py"), folder)
     kept = json.loads((folder / figures.KEPT).read_bytes())
     (folder / figures.KEPT).write_text(json.dumps(kept | {"commit": "abc"}))
-    again = figures.go_on(str(ROOT / "bench/quality/papers.py"), folder)
+    again = figures.go_on(str(ROOT / "bench/papers.py"), folder)
     assert (first.measured["commit"], again.measured["commit"]) == (kept["commit"], "abc")
     (folder / figures.KEPT).unlink()
     (folder / "target").mkdir()
     with pytest.raises(ClickException, match="of a state of the code that is not recorded: move it away"):
-        figures.go_on(str(ROOT / "bench/quality/papers.py"), folder)
+        figures.go_on(str(ROOT / "bench/papers.py"), folder)

@@ -2,7 +2,8 @@
 
     python -m bench.cost.analysis [--calls 10000000] [--repeats 3] [--trace FOLDER]
 
-A simulated run is repeated until there are about that many calls (`report.py`; making the trace is not timed). `analyse` then works out
+A simulated run of SpecCoT is repeated, one after the other under new names, until there are about that many calls (making the trace is not
+timed). `analyse` then works out
 all of its figures, each time in a process of its own. `seconds` are those of that, CPU and memory those of the process. Prints a table
 and writes bench/results/analysis.json.
 """
@@ -19,13 +20,19 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from bench.cost.report import repeated, seed_run
 from bench.figures import RESULTS, ROOT, Results, begin, grid
-from bench.runs import say, spent
-from pipeline.store.read import count_rows
+from bench.runs import say, spent, whole, write_problems
+from pipeline.session.options import RunOptions
+from pipeline.session.run import run
+from pipeline.store.parts import Label, Part
+from pipeline.store.read import count_rows, read_whole
 
 CORES = 2
+CHAINS, BATCH_SIZE, ENGINES = 1000, 64, "sim-2xh100"
+NAMES, INSTANTS = ("problem_id", "chain_id", "request_id"), ("submit_unix_ns", "start_unix_ns", "end_unix_ns")
 
 
 def table(results: Results) -> str:
@@ -39,11 +46,61 @@ def table(results: Results) -> str:
     )
 
 
+def seed_run(folder: Path) -> Path:
+    """One simulated run of `CHAINS` chains."""
+    options = RunOptions(
+        graph=ROOT / "graphs/speccot.yaml",
+        engines=ROOT / f"graphs/engines/{ENGINES}.yaml",
+        input=write_problems(folder / "problems.parquet", CHAINS),
+        output=folder / "seed",
+        batch_size=BATCH_SIZE,
+    )
+    return whole(run(options)).folder
+
+
+def repeated(seed: Path, folder: Path, copies: int) -> int:
+    """Write the run `seed` `copies` times, one after the other, as one run; the number of its calls."""
+    card = json.loads((seed / "run.json").read_bytes())
+    length = card["ended_unix_ns"] - card["started_unix_ns"] + 1
+    for name in ("calls", "steps", "chains"):
+        rows = pa.Table.from_batches(read_whole(seed, name)).replace_schema_metadata(None)
+        (folder / name).mkdir(parents=True)
+        for copy in range(copies):
+            label = Label(card["folder_id"], name, copy, 0)
+            part = Part(folder / name / f"part-{copy:05}.parquet", label.put_on(rows.schema))
+            for batch in _copy(rows, copy, length).combine_chunks().to_batches(8192):
+                part.add(batch)
+            part.finish()
+    (folder / "run.json").write_text(json.dumps(_longer(card, copies, length)))
+    return count_rows(folder, "calls")
+
+
+def _copy(table: pa.Table, copy: int, length: int) -> pa.Table:
+    for name in {*NAMES, *INSTANTS, "input_row"} & set(table.column_names):
+        column = table[name]
+        if name in NAMES:
+            column = pc.binary_join_element_wise(str(copy), column, "-")
+        else:
+            column = pc.add(column, copy * (CHAINS if name == "input_row" else length))
+        table = table.set_column(table.column_names.index(name), table.schema.field(name), column)
+    return table
+
+
+def _longer(card: dict[str, Any], copies: int, length: int) -> dict[str, Any]:
+    ended = card["started_unix_ns"] + copies * length
+    counts = {
+        role: {name: value * copies if type(value) is int else value for name, value in each.items()}
+        for role, each in card["engine_statistics"].items()
+    }
+    ends = {"ended_unix_ns": ended, "wall_time_s": copies * length / 1e9, "engine_statistics": counts}
+    return card | ends | {"sessions": [card["sessions"][0] | ends]}
+
+
 def make_trace(folder: Path, calls: int) -> None:
     """A run of about `calls` calls, for a process of its own: a child's peak memory begins with its parent's."""
     with tempfile.TemporaryDirectory() as seed:
-        run = seed_run(Path(seed))
-        repeated(run, folder, max(1, round(calls / count_rows(run, "calls"))))
+        first = seed_run(Path(seed))
+        repeated(first, folder, max(1, round(calls / count_rows(first, "calls"))))
 
 
 def measure(run: Path) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from bench import papers
 from bench.figures import results_of
-from bench.quality import papers
 from pipeline.analysis.compare.runs import RunTable
 from pipeline.sweep.plan import SweepPlan
 

@@ -1,9 +1,9 @@
 """What the papers' systems do with the bundled pair of models and on simulated machines, beside what the papers print.
 
-    python -m bench.quality.papers            about an hour on two quiet cores; `make build/inflated.yaml` first
-    python -m bench.quality.papers --small    a few problems each, in minutes: goes through everything, prints the page, and keeps nothing
+    python -m bench.papers            about an hour on two quiet cores; `make build/inflated.yaml` first
+    python -m bench.papers --small    a few problems each, in minutes: goes through everything, prints the page, and keeps nothing
 
-The runs are those of the study bench/quality/papers.yaml, kept in build/papers and continued when this is started again. Writes
+The runs are those of the study bench/papers.yaml, kept in build/papers and continued when this is started again. Writes
 bench/results/papers.json and bench/papers.md.
 """
 
@@ -33,7 +33,7 @@ from pipeline.sweep.plan import PlannedPoint, SweepPlan
 from pipeline.sweep.study import StudyOptions, plan_study
 from pipeline.sweep.sweep import SweepResult, carry_out
 
-STUDY = ROOT / "bench/quality/papers.yaml"
+STUDY = ROOT / "bench/papers.yaml"
 PAGE = ROOT / "bench/papers.md"
 COLUMNS = ("system", "accuracy", "tokens", "s a problem", "wall s", "speed-up", "= tokens", "x rate", "steps that fall back")
 T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
