@@ -4,19 +4,15 @@ import hashlib
 import json
 import re
 import secrets
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 from typing import Any
 
 from pipeline.errors import GraphError, RequestRefused, boundary, reason
 from pipeline.system.worker_process import without_collections
 
-LIMIT_S = 2.0
-"""Most seconds of processor time for a prompt from a chat template; templates take less than a millisecond."""
 MAX_CHARACTERS = 1 << 22
 """Longest prompt that is taken from a template, in characters."""
 _BEFORE = ("\n", "0")
@@ -118,13 +114,12 @@ class HFTokenizer:
             raise
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
-        """Raises `GraphError` where the model has no template, as a reward model may, or the template fails,
-        which it may do in any way, takes more time than it may, or writes too much."""
+        """Raises `GraphError` where the model has no template, as a reward model may, or the template fails, which it may do in any way, or
+        writes too much."""
         try:
-            with _limited_time():
-                text: str = self._hf.apply_chat_template(
-                    list(messages), chat_template=self._template, tokenize=False, add_generation_prompt=True, **self._template_arguments
-                )
+            text: str = self._hf.apply_chat_template(
+                list(messages), chat_template=self._template, tokenize=False, add_generation_prompt=True, **self._template_arguments
+            )
             if len(text) > MAX_CHARACTERS:
                 raise ValueError(f"it writes {len(text):,} characters")
         except GraphError:
@@ -215,30 +210,6 @@ def _load(model: str, trust_remote_code: bool) -> Any:
         from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
-
-
-@contextmanager
-def _limited_time() -> Iterator[None]:
-    """Raises `TimeoutError` at the next line of what runs in its body once that took too long: any thread hears a trace function, and only
-    the first one a signal.
-
-    A template is a program that comes with a model; jinja2's sandbox keeps it from files and from Python. Its memory has no bound: the only
-    one that a single operation such as `'a' * 10**10` heeds is RLIMIT_AS, which is the process's, so that the allocations of other threads
-    would fail as well, and a run would die of what is one model's flaw. transformers and vLLM render the same template without any bound.
-    """
-    deadline = time.thread_time() + LIMIT_S
-
-    def look(frame: FrameType, event: str, argument: Any) -> Any:
-        if time.thread_time() > deadline:
-            raise TimeoutError(f"it runs for more than {LIMIT_S:g} s")
-        return look
-
-    before = sys.gettrace()
-    sys.settrace(look)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
 
 
 class Marked:

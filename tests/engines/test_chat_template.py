@@ -1,11 +1,7 @@
-"""Chat templates: what they may use, and how one that computes without end is ended."""
-
-import sys
-import threading
+"""Chat templates: what they may use, and how one that fails is told."""
 
 import pytest
 
-from pipeline.engines import tokenizer as module
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError
 from tests.support.paths import MODELS
@@ -25,7 +21,6 @@ def rendered(tokenizer: HFTokenizer, source: str) -> str:
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "it runs for more than 0.1 s"),
         ("{{ ('a' * 5000000) }}", "it writes 5,000,000 characters"),
         ("{{ raise_exception('no\n  user') }}", "no user"),
         ("{{ 1 / 0 }}", "division by zero"),
@@ -33,23 +28,8 @@ def rendered(tokenizer: HFTokenizer, source: str) -> str:
         ("{% if %}", "Expected an expression, got 'end of statement block'"),
     ],
 )
-def test_a_template_beyond_its_limits_is_one_sentence_and_the_next_one_is_rendered(
-    tokenizer: HFTokenizer, monkeypatch: pytest.MonkeyPatch, source: str, why: str
-) -> None:
-    """In whatever thread."""
-    if "runs for" in why:  # a busy machine is no flaw of the others
-        monkeypatch.setattr(module, "LIMIT_S", 0.1)
-    trace, failed = sys.gettrace(), list[str]()
-
-    def work() -> None:
-        with pytest.raises(GraphError) as caught:
-            rendered(tokenizer, source)
-        failed.append(str(caught.value))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(60)
-    work()
-    assert failed == [f"{MODELS / 'tiny-draft'}: its chat template fails: {why}"] * 2
+def test_a_template_that_fails_is_one_sentence_and_the_next_one_is_rendered(tokenizer: HFTokenizer, source: str, why: str) -> None:
+    with pytest.raises(GraphError) as caught:
+        rendered(tokenizer, source)
+    assert str(caught.value) == f"{MODELS / 'tiny-draft'}: its chat template fails: {why}"
     assert rendered(tokenizer, "fine") == "fine"
-    assert sys.gettrace() is trace
