@@ -280,6 +280,7 @@ def check_resumed(url: str, store: ObjectServer, prefix: str, machines: Machines
     assert said(SimpleNamespace(folder=here)) == whole  # type: ignore[arg-type]
     assert "run.lock" not in store.names(prefix)
     machines.be("a reader")
+    assert pipeline("show", url).returncode == 0
     check_hangs_together(machines.folder(prefix), CHAINS)
 
 
