@@ -361,7 +361,6 @@ def _own_text(found: dict[str, dict[int, list[Point]]], measured: Path, engines:
         for param, value in point.params.items():
             varied.setdefault(param, {})[written(value)] = None
     options = SweepOptions(
-        variants=(),
         graphs=tuple(ROOT / f"graphs/{graph}.yaml" for graph in dict.fromkeys(point.graph for point in every if not point.baseline)),
         input=write_problems(folder / "problems.parquet", max(point.problems for point in every)),
         batch_sizes=tuple(sorted({point.batch_size for point in every})),

@@ -28,6 +28,7 @@ from bench.runs import ARITH, say, swept, write_problems
 from pipeline.analysis.points import Point
 from pipeline.analysis.simulated import MEDIAN_ERROR, MPS_ERROR, OWN_TEXT_ERROR
 from pipeline.engines.sim.spec import KERNEL_WAIT
+from pipeline.graph.loader import variants_of
 from pipeline.sweep.plan import SweepOptions
 
 BUILD = ROOT / "build/over-target"
@@ -153,7 +154,7 @@ def options_of(setup: Setup, repeats: int) -> SweepOptions:
         input=write_problems(BUILD / f"problems-{setup.problems}.parquet", setup.problems) if setup.simulated else ARITH,
         batch_sizes=setup.batch_sizes,
         repeats=1 if setup.simulated else repeats,
-        variants=() if setup.machine.endswith(MPS) else None,  # alone on a device, an engine is as fast as in time slices
+        variants=() if setup.machine.endswith(MPS) else tuple(variants_of(Path("target"), setup.engines)),
         engines=(setup.engines,),
         settings=setup.settings,
         limit=setup.problems,

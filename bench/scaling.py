@@ -74,7 +74,6 @@ SETUPS = {
 def run_sweep(name: str, setup: Setup, problems: int, repeats: int) -> list[Point]:
     """All points of one setup, those of earlier starts included."""
     options = SweepOptions(
-        variants=(),
         graphs=(ROOT / "graphs/speccot.yaml", ROOT / "graphs/specreason.yaml"),
         input=write_problems(BUILD / "problems.parquet", SIMULATED_PROBLEMS) if setup.simulated else ARITH,
         batch_sizes=BATCH_SIZES,

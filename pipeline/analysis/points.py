@@ -245,21 +245,6 @@ def called(name: str, found: Mapping[str, dict[int, list[Point]]]) -> str:
     return name if first.variant or not first.baseline or first.graph != TARGET else THE_TARGET
 
 
-def best_baselines(found: Mapping[str, dict[int, list[Point]]]) -> dict[str, dict[int, str]]:
-    """For each of the curves that is no baseline, by batch size the fastest one that is: the target alone or a variant of it, on the same
-    engines file where there are several."""
-    first = _first_points(found)
-    every = [name for name, point in first.items() if point.baseline]
-    best: dict[str, dict[int, str]] = {}
-    for name, point in first.items():
-        own = [each for each in every if first[each].engines == point.engines] or every
-        for size in found[name] if name not in every else ():
-            rates = {each: rate for each in own if (rate := spread(each.problems_per_s for each in found[each].get(size, ()))) is not None}
-            if rates:
-                best.setdefault(name, {})[size] = max(rates, key=lambda each: rates[each].median)
-    return best
-
-
 def _first_points(found: Mapping[str, dict[int, list[Point]]]) -> dict[str, Point]:
     return {name: points[0] for name, curve in found.items() for points in list(curve.values())[:1]}
 

@@ -58,9 +58,9 @@ class Resources(Struct, frozen=True, order=True):
     """Models of the GPUs, as far as engines tell, and names of simulated devices."""
 
     @property
-    def kind(self) -> tuple[bool, ...]:
-        """Which amounts are above 0: only resources with the same ones can be compared as more or less."""
-        return tuple(amount > 0 for amount in (self.gpus, self.servers, self.cores, self.flops_per_s, self.replays))
+    def amounts(self) -> tuple[float, ...]:
+        """All but the names."""
+        return self.gpus, self.servers, self.cores, self.flops_per_s, self.replays
 
     @property
     def label(self) -> str:
@@ -130,25 +130,6 @@ def of_answers(said: str, made: str | None) -> str:
 def devices_of(role: str, engine: EngineFacts) -> tuple[str, ...]:
     """Names of the devices of the engine `role`, such as `GPU 0`; its role where they are not known, as a separate device."""
     return engine.devices or (role,)
-
-
-def shortfall(few: Mapping[str, EngineFacts], many: Mapping[str, EngineFacts]) -> tuple[str, ...]:
-    """What a run with `few` engines lacked of what one with `many` had, as clauses; both by role. None where it had all of it.
-
-    It lacked devices where it had less of them, and memory where the other engines took some of its devices' and its own caches were no
-    larger for their absence.
-    """
-    less, more = resources(few.values()), resources(many.values())
-    amounts = ((less.gpus, more.gpus), (less.cores, more.cores), (less.flops_per_s, more.flops_per_s), (less.servers, more.servers))
-    said = [f"it had {less.label} instead of {more.label}"] if any(ours < theirs for ours, theirs in amounts) else []
-    for role, engine in few.items():
-        if engine.flops_per_s == math.inf:
-            continue  # a device without bounds lacks nothing
-        cache, beside = engine.kv_cache_tokens, many[role].kv_cache_tokens if role in many else None
-        absent = [other for other in many if other not in few and set(devices_of(other, many[other])) & set(devices_of(role, engine))]
-        if absent and cache is not None and beside is not None and cache <= beside:
-            said.append(f"the cache of its {role} holds {cache:,} tokens, no more than with {' and '.join(absent)} next to it")
-    return tuple(said)
 
 
 def _checked_facts(role: str, stated: Mapping[str, Any]) -> EngineFacts:

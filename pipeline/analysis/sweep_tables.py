@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.analysis.compare.cells import Table, plain, plain_percent, times
-from pipeline.analysis.points import Point, Spread, baselines, best_baselines, called, crossing, curves, spread
-from pipeline.analysis.resources import of_answers, shortfall
+from pipeline.analysis.points import Point, Spread, baselines, called, crossing, curves, spread
+from pipeline.analysis.resources import of_answers, resources
 from pipeline.analysis.simulated import of_facts
 
 Curves = dict[str, dict[int, list[Point]]]
@@ -21,7 +21,6 @@ COLUMNS = (
     "accuracy",
     "busy",
 )
-BEST = "of the best baseline"
 NOTE = (
     "Medians over the repeats, in brackets their least and greatest. What a curve has of the baseline's problems/s is tokens, how many "
     "times shorter its text is, times rate, its kept tokens/s over the baseline's. `before the tail`: problems/s while as many chains live "
@@ -35,44 +34,23 @@ def sweep_tables(points: Sequence[Point]) -> tuple[Table, ...]:
     engines files where there are several."""
     found = curves(points)
     against = baselines(found)
-    best = best_baselines(found) if _several_baselines(found, against) else {}
     notes = [NOTE, *[""] * len(found)]
-    tables = (_curve(name, found, against.get(name, name), best.get(name, {}), note) for name, note in zip(found, notes, strict=False))
+    tables = (_curve(name, found, against.get(name, name), note) for name, note in zip(found, notes, strict=False))
     return (*tables, *_table_6(found, against), *_placements(found, against))
 
 
 def crossings(points: Sequence[Point]) -> list[str]:
     """A sentence for each curve: where it is faster than the target alone, and where not; one for each with failed chains, which has no
-    speed there, and for each whose baseline lacked some of its hardware; and how far simulated speeds may be off."""
+    speed there, and for each that had other hardware than its baseline; and how far simulated speeds may be off."""
     found = curves(points)
     against = baselines(found)
     compared = ((name, called(alone, found), crossing(found[name], found[alone])) for name, alone in against.items())
     said = [f"{name}: {where.sentence(alone)}{_unlike(found[name])}." for name, alone, where in compared if where is not None]
-    return [*said, *_over_best(found, against), *_failures(found), *_shortfalls(found, against), *_simulated(points)]
-
-
-def _several_baselines(found: Curves, against: Mapping[str, str]) -> bool:
-    """Whether there is another baseline beside that of an engines file, as a variant of the target alone is."""
-    return any(_is_baseline(found[name]) for name in against)
+    return [*said, *_failures(found), *_hardware(found, against), *_simulated(points)]
 
 
 def _is_baseline(curve: Mapping[int, Sequence[Point]]) -> bool:
     return any(point.baseline for points in curve.values() for point in points)
-
-
-def _over_best(found: Curves, against: Mapping[str, str]) -> Iterator[str]:
-    """Where there are several baselines, a sentence for each curve: its throughput over that of the best one at each batch size."""
-    for name, best in best_baselines(found).items() if _several_baselines(found, against) else ():
-        over = {size: ratio for size, alone in best.items() if (ratio := _over(found, name, alone, size)) is not None}
-        clauses = [f"{ratio.median:.2f} at batch size {size} ({best[size]})" for size, ratio in over.items()]
-        if clauses:
-            yield f"{name} over the best baseline: {', '.join(clauses)}."
-
-
-def _over(found: Curves, name: str, alone: str, size: int) -> Spread | None:
-    """The throughput of a curve over that of a baseline at a batch size."""
-    where = crossing({size: found[name][size]}, {size: found[alone][size]})
-    return None if where is None else where.ratios[size]
 
 
 def _unlike(curve: Mapping[int, Sequence[Point]]) -> str:
@@ -93,25 +71,20 @@ def _simulated(points: Sequence[Point]) -> Iterator[str]:
         yield of_facts([facts for point in points for facts in point.facts.values()])
 
 
-def _shortfalls(found: Curves, against: Mapping[str, str]) -> Iterator[str]:
-    lacked: dict[tuple[str, str], None] = {}
+def _hardware(found: Curves, against: Mapping[str, str]) -> Iterator[str]:
     for name, alone in against.items():
-        few, many = (next(iter(found[curve].values()))[0].facts for curve in (alone, name))
-        lacked |= dict.fromkeys((alone, clause) for clause in (shortfall(few, many) if few and many else ()))
-    for alone, clause in lacked:
-        yield f"{alone} lacked hardware of the systems that it is compared with: {clause}."
+        ours, theirs = (resources(next(iter(found[curve].values()))[0].facts.values()) for curve in (name, alone))
+        if ours.amounts != theirs.amounts:
+            yield f"{name} had {ours.label}, {called(alone, found)} {theirs.label}."
 
 
-def _curve(name: str, found: Curves, alone: str, best: Mapping[int, str], note: str) -> Table:
+def _curve(name: str, found: Curves, alone: str, note: str) -> Table:
     curve = found[name]
     over = crossing(curve, found[alone])
     ratios = [over.ratios, over.tokens, over.rates] if over else [{}, {}, {}]
     rows = tuple((str(size), *_cells(points, [each.get(size) for each in ratios])) for size, points in curve.items())
     columns = tuple(column.format(_short(alone, found)) for column in COLUMNS)
-    if not best:
-        return Table(_titled(name, curve), columns, rows, note)
-    over_best = [f"{ranged(_over(found, name, best[size], size))} ({best[size]})" if size in best else "-" for size in curve]
-    return Table(_titled(name, curve), (*columns, BEST), tuple((*row, cell) for row, cell in zip(rows, over_best, strict=True)), note)
+    return Table(_titled(name, curve), columns, rows, note)
 
 
 def _short(alone: str, found: Curves) -> str:

@@ -13,8 +13,6 @@ VARIANT = "variant="
 """How a setting begins that applies a variant of the engines file."""
 VARIANTS = "variants"
 """The key of an engines file that is no role: other values for some keys of its roles, by the name of the variant and the role."""
-NONE = "none"
-"""The word of `--variants` for no variant."""
 Variants = dict[str, list[tuple[Keys, Any, WrittenAt]]]
 """By the name of the variant the keys that it writes, from the role on, each with its value and where that is written."""
 
@@ -25,8 +23,6 @@ def take_variants(engines: Document) -> Variants:
     found: Variants = {}
     for name, roles in (said or {}).items():
         of_roles = roles if isinstance(roles, dict) else {}
-        if name == NONE:
-            engines.flaw((VARIANTS,), f"`{NONE}` stands for no variant; give it another name", key=name)
         if not of_roles or not all(values and isinstance(values, dict) for values in of_roles.values()):
             engines.flaw((VARIANTS, name), "expected values by role, such as target: {speculative_config: {method: ngram}}")
             continue

@@ -27,7 +27,7 @@ class BaselinePlan(Struct, frozen=True, kw_only=True):
 def plan_baseline(options: RunOptions) -> BaselinePlan:
     """The run of the target alone over the problems of a run with these options, at the same batch size.
 
-    Raises `UsageError` where the run itself is one, or its options would give the two unequal work.
+    Raises `UsageError` where the run itself is one.
     """
     if options.in_memory:
         raise UsageError("--baseline: graph and engines have to be in files")
@@ -39,7 +39,6 @@ def plan_baseline(options: RunOptions) -> BaselinePlan:
             engines=() if options.engines is None else (options.engines,),
             planned_engines=options.planned_engines,
             settings=options.settings,
-            variants=(),
         )
     )
     alone = next(system for system in systems if system.baseline)

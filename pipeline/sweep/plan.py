@@ -49,8 +49,8 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     """As in `RunOptions`, for all systems but those on `baseline_engines`."""
     baseline_engines: Path | None = None
     """The engines file of the target alone; by default that of the others."""
-    variants: tuple[str, ...] | None = None
-    """The variants of its engines file with which the target alone runs as well, such as token-level speculation; None: all."""
+    variants: tuple[str, ...] = ()
+    """The variants of its engines file with which the target alone runs as well, such as token-level speculation."""
     settings: tuple[str, ...] = ()
     """Settings for all graphs and all engines files that have such a param, stage or role, as `NAME=VALUE`."""
     columns: Columns = {}
@@ -67,9 +67,8 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     resume: bool = False
     """Go on with the sweep in `output`: points that are finished are not run again."""
     workers: int | None = None
-    """Most points that run side by side, each in a process, those on real engines on GPUs or cores of their own. None: simulated ones as
-    many as there are cores, on real engines one after the other in a sweep, and in a study as many as the GPUs allow. 1: one after the
-    other in this process."""
+    """Most simulated points that run side by side, each in a process; None: as many as there are cores, 1: one after the other in this
+    process. Those on real engines run one after the other."""
 
     @property
     def rows(self) -> "Rows":

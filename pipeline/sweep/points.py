@@ -12,7 +12,6 @@ from pipeline.analysis.points import Point, point_of_run
 from pipeline.data.many_files import open_files
 from pipeline.data.problems import Fingerprint, Problems
 from pipeline.engine import Engine, PrefixCacheReset
-from pipeline.engines.placement.shares import NONE, DeviceShare
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import Prepared, check_replay, prepare
@@ -109,12 +108,12 @@ def run_options(options: SweepOptions, system: SweepSystem, folder: Path, **chan
 class SweepRunner:
     """Runs points on engines that are open for all of them, and has each kept when it is finished."""
 
-    def __init__(self, prepared: PreparedSweep, observer: Observer, keep: Keep, share: DeviceShare = NONE) -> None:
-        self._prepared, self._observer, self._keep, self._share = prepared, observer, keep, share
+    def __init__(self, prepared: PreparedSweep, observer: Observer, keep: Keep) -> None:
+        self._prepared, self._observer, self._keep = prepared, observer, keep
 
     async def run(self, part: Sequence[PlannedPoint]) -> None:
         """Run the points of `part`, which need the same engines, one after the other; raises the error that ends a run early."""
-        async with opened_engines(self._share.own(part[0].system.engines), self._observer) as engines:
+        async with opened_engines(part[0].system.engines, self._observer) as engines:
             await self._warm_up(part, engines)
             for planned in part:
                 await self._point(engines, planned)

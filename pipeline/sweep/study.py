@@ -27,7 +27,7 @@ from pipeline.rewards.score import score_run
 from pipeline.rewards.spec import load_reward_model
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepPlan, SweepSystem, combinations, planned_points, together
 from pipeline.sweep.study_file import DataEntry, EnginesEntry, StudyFile, StudyPart, TableEntry, read_study_file
-from pipeline.sweep.systems import UnlikeSystems, read_systems, remarks, unknown_setting
+from pipeline.sweep.systems import read_systems, remarks, unknown_setting
 
 WARM_UP = 8
 """Problems that every system solves on real engines before its first point."""
@@ -175,16 +175,12 @@ def _systems(
     *,
     several: bool,
 ) -> list[tuple[SweepSystem, SweepOptions]]:
-    """The systems of a part on one engines file, with the options that they share; nothing, and a flaw, for those that are unlike."""
+    """The systems of a part on one engines file, with the options that they share; nothing, and a flaw, where they cannot be read."""
     options = _options(part, engines, common, own)
     try:
         systems = read_systems(options)
     except GraphErrors as error:
         file.document.add(error)
-        return []
-    except UnlikeSystems as error:
-        what = f"{error.pair}: by the keys of this study {error.why}; name what differs under `params` or `set`, which give it to both"
-        _flawed(file, part, "systems", what)
         return []
     except UsageError as error:
         _flawed(file, part, "", error)

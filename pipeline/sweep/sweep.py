@@ -2,37 +2,43 @@
 problems, engines and seeds.
 
 Real engines are opened once for all points on them that follow each other, and their prefix caches are emptied between points. Points on
-simulated engines run before them, side by side in processes; those on real engines do where the devices of this machine allow it.
+simulated engines run before them, side by side in processes.
 
 A finished point is never run again, and is in `points.parquet` as soon as it is finished. Loading and warm-up are in no figure.
 """
 
+import os
+from asyncio import wrap_future
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
+import anyio
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.analysis.compare.studies import SWEEP, read_study
 from pipeline.analysis.points import Point, read_points, write_points
-from pipeline.engines.placement.shares import NONE, DeviceShare, side_by_side
 from pipeline.engines.registry import notices
-from pipeline.errors import Interrupted, PipelineError, UsageError
+from pipeline.errors import Interrupted, PipelineError, RunError, UsageError
 from pipeline.files import new_file
-from pipeline.session.loop import Stop, in_loop
+from pipeline.session.loop import Stop, in_loop, rare_collection
 from pipeline.session.observer import Attend, Observer
 from pipeline.session.prepare import drift
 from pipeline.session.run import attended, failed_too_often
 from pipeline.store.folder import hold_default, hold_output
 from pipeline.store.run_file import FILE, RunFile, versions
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepPlan, parts
-from pipeline.sweep.points import PreparedSweep, SweepRunner, prepare_sweep
-from pipeline.sweep.side_by_side import cut, run_side_by_side
+from pipeline.sweep.points import Keep, PreparedSweep, SweepRunner, prepare_sweep
 from pipeline.sweep.systems import plan_sweep
-from pipeline.system.machine import look
+from pipeline.system.worker_process import leave_signals
 
 POINTS = "points.parquet"
 
@@ -100,28 +106,67 @@ def carry_out(plan: SweepPlan, observer: Observer | None = None, done: Done | No
 def run_missing(prepared: PreparedSweep, finished: "FinishedPoints", observer: Observer, attend: Attend | None) -> None:
     """Run the points that are not finished yet, simulated ones first; raises the error that ends a run early, `Interrupted` included."""
     missing = [each for each in prepared.planned_points if each.name not in finished.points]
-    simulated = [[each] for each in missing if each.system.virtual]  # each with a clock of its own: it does not depend on the order
-    real = parts([each for each in missing if not each.system.virtual])
+    simulated = [each for each in missing if each.system.virtual]  # each with a clock of its own: it does not depend on the order
+    count = min(prepared.processes, len(simulated))
     alone = SweepRunner(prepared, observer, finished.add)
-    anywhere = [NONE] * min(prepared.processes, len(simulated))
-    for found, shares in ((simulated, anywhere), (real, _shares(prepared, real, observer))):
-        if len(shares) > 1:
-            work = partial(run_side_by_side, prepared, cut(found, len(shares)), shares, finished.add, observer.tell)
-            _carried_out(work, attend, virtual=False)
-        else:
-            for part in found:
-                _carried_out(partial(alone.run, part), attend, virtual=part[0].system.virtual)
+    if count > 1:
+        _carried_out(partial(_in_processes, prepared, simulated, count, finished.add), attend, virtual=False)
+        simulated = []
+    for part in ([each] for each in simulated):
+        _carried_out(partial(alone.run, part), attend, virtual=True)
+    for part in parts([each for each in missing if not each.system.virtual]):
+        _carried_out(partial(alone.run, part), attend, virtual=False)
 
 
-def _shares(prepared: PreparedSweep, real: Sequence[Sequence[PlannedPoint]], observer: Observer) -> Sequence[DeviceShare]:
-    """The devices of points on real engines that run side by side, told; empty where each has the whole machine."""
-    most = prepared.options.workers
-    if most == 1 or sum(map(len, real)) < 2 or (most is None and prepared.plan.study is None):  # a sweep measures speed
-        return ()
-    division = side_by_side([part[0].system.engines for part in real], look(), most)
-    for sentence in division.sentences:
-        observer.tell(sentence)
-    return division.shares
+async def _in_processes(prepared: PreparedSweep, points: Sequence[PlannedPoint], count: int, keep: Keep) -> None:
+    """Run simulated points in `count` processes, and `keep` each when it is finished. After an error none begins, those under way end, and
+    it is raised."""
+    pool = ProcessPoolExecutor(count, get_context("spawn"), _end_with_parent)
+    waiting, errors = deque(points), list[PipelineError]()
+
+    async def simulate() -> None:
+        while waiting:
+            planned = waiting.popleft()
+            alone = structs.replace(prepared.plan, points=[planned])
+            try:
+                keep(planned, await wrap_future(pool.submit(_simulated, alone, prepared.folder)))
+            except (BrokenProcessPool, PipelineError) as error:
+                lost = RunError(f"a process is gone, at the point {planned.name}; --workers 1 needs none")
+                errors.append(error if isinstance(error, PipelineError) else lost)
+                waiting.clear()
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(count):
+                tasks.start_soon(simulate)
+    finally:
+        for process in active_children():
+            process.kill()
+        pool.shutdown()
+    if errors:
+        raise errors[0]
+
+
+def _simulated(plan: SweepPlan, folder: Path) -> Point:
+    """Run the one point of `plan` in this process."""
+    found: list[Point] = []
+    runner = SweepRunner(prepare_sweep(plan, folder), Observer(), lambda planned, point: found.append(point))
+    with rare_collection():
+        in_loop(partial(runner.run, plan.points), virtual=True)
+    return found[0]
+
+
+def _end_with_parent() -> None:
+    """Leave signals to the parent of this process, and end when it does."""
+    leave_signals()
+    parent = parent_process()
+    assert parent is not None, "a process of the pool runs this"
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=wait, daemon=True).start()
 
 
 def _carried_out(work: Callable[[], Awaitable[None]], attend: Attend | None, *, virtual: bool) -> None:

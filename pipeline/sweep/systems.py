@@ -1,8 +1,8 @@
 """Which systems a sweep compares, and on which engines: options enter, systems leave. Only graphs and engines files are read.
 
 The baseline of all others is the target alone on the same hardware: where the others' engines take memory of its devices it gets that
-memory for its own cache, and a separate engines file may give it their devices as well. Variants of its engines file, such as token-level
-speculation, are baselines beside it.
+memory for its own cache, and a separate engines file may give it their devices as well. Variants of its engines file that the user names,
+such as token-level speculation, are baselines beside it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from pipeline.analysis.compare.rules import differences, imposed, rules_of
+from pipeline.analysis.compare.rules import differences, rules_of
 from pipeline.analysis.points import TARGET, THE_TARGET
 from pipeline.bundled import find_file
 from pipeline.engines.registry import by_backend
@@ -26,14 +26,6 @@ from pipeline.session.prepare import load_plan
 from pipeline.sweep.plan import SweepOptions, SweepPlan, SweepSystem, check_varied, combinations, planned_points, together
 
 
-class UnlikeSystems(UsageError):
-    """By the options a system has other work than the target alone that it is compared with, for the reason `why`."""
-
-    def __init__(self, pair: str, why: str, remedy: str) -> None:
-        super().__init__(f"{pair}: by the options of this sweep {why}; {remedy}")
-        self.pair, self.why = pair, why
-
-
 def plan_sweep(options: SweepOptions) -> SweepPlan:
     """What a sweep from the command line runs; raises as `read_systems`, and `UsageError` for a setting that none of its systems has."""
     systems = read_systems(options)
@@ -45,7 +37,9 @@ def plan_sweep(options: SweepOptions) -> SweepPlan:
 
 def remarks(systems: Sequence[SweepSystem], options: SweepOptions) -> tuple[str, ...]:
     """What a user should know of the baselines, and of what is unlike."""
-    return (*baselines(systems), *only_the_target(systems, options), *unequal_rules(systems))
+    shared = _set_variant(options)
+    said = f"--set {VARIANT}{shared}: every system has that variant of its engines file, the baseline too"
+    return (*baselines(systems), *([] if shared is None else [said]), *unequal_rules(systems))
 
 
 def check_settings(systems: Sequence[SweepSystem], options: SweepOptions) -> None:
@@ -62,9 +56,12 @@ def unknown_setting(systems: Sequence[SweepSystem], options: SweepOptions) -> st
 def read_systems(options: SweepOptions) -> list[SweepSystem]:
     """All systems of a sweep: for each engines file the target alone, then each graph with each choice of the params that vary.
 
-    Raises `GraphError` for a faulty graph or engines file, and `UsageError` for a param that no graph has, systems with equal labels, or
-    options that give a system other work than the target alone.
+    Raises `GraphError` for a faulty graph or engines file, and `UsageError` for a param that no graph has, systems with equal labels, and
+    variants beside one that all systems are to have.
     """
+    if options.variants and (given := _set_variant(options)) is not None:
+        what = f"--set {VARIANT}{given} already says which variant all systems have"
+        raise UsageError(f"--variants {','.join(options.variants)}: {what}; use one of the two")
     files = options.engines or (None,)
     names = _names(files)
     found = [system for file in files for system in _on(file, names[file], options)]
@@ -74,7 +71,7 @@ def read_systems(options: SweepOptions) -> list[SweepSystem]:
     labels = [system.label for system in found]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
         raise UsageError(f"two of the graphs are named {twice!r}; give each graph its own name")
-    return [system if system.baseline else _beside(system, _alone(system, found), options) for system in found]
+    return [system if system.baseline else _beside(system, _alone(system, found)) for system in found]
 
 
 def baselines(systems: Sequence[SweepSystem]) -> list[str]:
@@ -84,17 +81,6 @@ def baselines(systems: Sequence[SweepSystem]) -> list[str]:
         for system in systems
         if system.widened
     ]
-
-
-def only_the_target(systems: Sequence[SweepSystem], options: SweepOptions) -> list[str]:
-    """A notice where the target without token-level speculation is not among the baselines, and where the target with it is not though the
-    user did not leave it out."""
-    if (variant := _set_variant(options)) is not None:
-        remedy = "to set them against the target without it leave that out"
-        return [f"--set {VARIANT}{variant}: every system has that variant of its engines file, the baseline too; {remedy}"]
-    if options.variants is not None or any(system.variant for system in systems):
-        return []
-    return ["the only baseline is the target alone: the engines have no `variants` with token-level speculation (guides/token-speculation)"]
 
 
 def unequal_rules(systems: Sequence[SweepSystem]) -> list[str]:
@@ -112,17 +98,9 @@ def _alone(system: SweepSystem, systems: Sequence[SweepSystem]) -> SweepSystem:
     return next((each for each in alone if each.engines_file == system.engines_file), alone[0])
 
 
-def _beside(system: SweepSystem, alone: SweepSystem, options: SweepOptions) -> SweepSystem:
-    """`system` with its differences from the target `alone`; raises `UsageError` if the options are what gives it other work."""
-    rules = rules_of(system.plan), rules_of(alone.plan)
-    plain = (rules_of(load_plan(each.graph, options.bound(system.engines_file))) for each in (system, alone))
-    if found := next(imposed(*rules, *plain), None):
-        varied = [name for name in system.varied if name in alone.plan.params]
-        remedy = (
-            f"sweep each value on its own, with --set {varied[0]}=VALUE" if varied else "give both the same, with --set or in the files"
-        )
-        raise UnlikeSystems(f"{system.label} against {alone.label}", found.clause, remedy)
-    return structs.replace(system, unlike=tuple(each.clause for each in differences(*rules)))
+def _beside(system: SweepSystem, alone: SweepSystem) -> SweepSystem:
+    """`system` with its differences from the target `alone`."""
+    return structs.replace(system, unlike=tuple(each.clause for each in differences(rules_of(system.plan), rules_of(alone.plan))))
 
 
 def all_virtual(systems: Sequence[SweepSystem]) -> bool:
@@ -165,8 +143,7 @@ def _baselines_on(file: Path, options: SweepOptions) -> list[SweepSystem]:
 def _targets(file: Path | None, name: str, options: SweepOptions) -> list[SweepSystem]:
     """The target alone on an engines file, and each of its variants that the sweep asks for and that changes an engine of it."""
     alone = _system(_baseline(options), file, name, options, baseline=True)
-    known = [] if _set_variant(options) is not None else _known_variants(alone, options)
-    chosen = [each for each in known if options.variants is None or each in options.variants]
+    chosen = [each for each in _known_variants(alone, options) if each in options.variants]
     return [alone, *(_varied(alone, each, options) for each in chosen)]
 
 
@@ -186,11 +163,8 @@ def _varied(alone: SweepSystem, variant: str, options: SweepOptions) -> SweepSys
 
 
 def _check_variants(options: SweepOptions, found: Sequence[SweepSystem]) -> None:
-    """Raise `UsageError` for a variant that no engines file has, or beside one that all systems are to have."""
-    if options.variants and (given := _set_variant(options)) is not None:
-        what = f"--set {VARIANT}{given} already says which variant all systems have"
-        raise UsageError(f"--variants {','.join(options.variants)}: {what}; use one of the two")
-    missing = min(set(options.variants or ()) - {system.variant for system in found}, default=None)
+    """Raise `UsageError` for a variant that no engines file has."""
+    missing = min(set(options.variants) - {system.variant for system in found}, default=None)
     if missing is not None:
         known = [variant for system in found if system.baseline for variant in _known_variants(system, options)]
         what = "no engines file has such a variant of the target alone"

@@ -122,7 +122,6 @@ def test_a_variant_of_an_engines_file_is_what_set_says_and_nothing_else(tmp_path
         ("{ngram: 3}", None, r"\$.variants.ngram: expected values by role, such as target: {speculative_config: {method: ngram}}"),
         ("{ngram: {traget: {seed: 1}}}", None, r"\$.variants.ngram.traget: there is no such role; did you mean `target`"),
         ("{ngram: {target: {}}}", None, r"\$.variants.ngram: expected values by role, such as target:"),
-        ("{none: {target: {seed: 1}}}", None, r"line 1: \$.variants: `none` stands for no variant; give it another name"),
         ("{ngram: {target: {speculativ: 1}}}", "variant=ngram", r"line 1: \$.variants.ngram.target: unknown key `speculativ`"),
         ("{ngram: {target: {speculativ: 1}}}", None, r"line 1: \$.variants.ngram.target: unknown key `speculativ`"),
         ("{ngram: {target: {layers: x}}}", "engines.draft.max_num_seqs=8", r"line 1: \$.variants.ngram.target.layers: expected"),

@@ -15,17 +15,10 @@ import psutil
 import pytest
 
 from pipeline.analysis.points import Point, read_points
-from pipeline.engines.placement.shares import divided
-from pipeline.engines.torch.spec import TorchSpec
 from pipeline.errors import EngineDead, Interrupted, RunError
 from pipeline.session.loop import Stop
-from pipeline.session.observer import Observer
-from pipeline.store.run_file import RunFile
 from pipeline.sweep.plan import SweepOptions
-from pipeline.sweep.side_by_side import cut
 from pipeline.sweep.sweep import sweep
-from pipeline.sweep.systems import plan_sweep
-from pipeline.system.machine import core_count, look
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems
 
@@ -35,15 +28,9 @@ WAIT_S = 60
 
 def options(folder: Path, name: str = "sweep", **changes: Any) -> SweepOptions:
     given: dict[str, Any] = {"graphs": (SPECCOT,), "engines": (SIM,), "batch_sizes": (1, 4), "output": folder / name, "workers": 2}
-    given["variants"] = ()
     if "input" not in changes:
         given["input"] = write_problems(folder)
     return SweepOptions(**given | changes)
-
-
-def figures(points: list[Point]) -> list[Point]:
-    """`points` without what this machine spent on them."""
-    return [msgspec.structs.replace(point, orchestrator_cpu_s=0.0) for point in points]
 
 
 def test_an_error_travels_as_what_it_is() -> None:
@@ -52,38 +39,12 @@ def test_an_error_travels_as_what_it_is() -> None:
     assert (type(again), str(again), again.__dict__) == (EngineDead, str(error), {"role": "draft", "exit_reason": "it was closed"})
 
 
-def test_parts_are_cut_so_that_all_processes_have_work(tmp_path: Path) -> None:
-    points = plan_sweep(options(tmp_path, batch_sizes=(1, 2, 4, 8, 16))).points
-    assert [len(part) for part in cut([points[:9], points[9:]], 2)] == [5, 4, 1]
-    assert [len(part) for part in cut([points[:2], points[2:3]], 8)] == [1, 1, 1]
-    assert [point for part in cut([points], 3) for point in part] == points
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-@pytest.mark.usefixtures("torch_here")
-@pytest.mark.skipif(core_count() < 2, reason="a core for each of two workers")
-def test_real_engines_side_by_side_have_devices_of_their_own(tmp_path: Path) -> None:
-    said: list[str] = []
-    alone = ROOT / "graphs/target.yaml"  # one engine: a core is enough for it
-    few: dict[str, Any] = {"batch_sizes": (2, 4), "repeats": 1, "limit": 4, "warm_up": 2}
-    given = options(tmp_path, graphs=(alone,), engines=(), settings=("engines.*.device=cpu",), **few)
-    result = sweep(given, Observer(tell=said.append))
-    assert (result.error, [point.batch_size for point in result.points]) == (None, [2, 4])
-    first, second, *_ = [share.words for share in divided({"target": TorchSpec(model="", device="cpu")}, look(), 2).shares]
-    assert f"2 workers: {first}, {second}" in said
-    warming = sorted(each for each in said if "warming" in each)
-    assert warming == [f"{words}: warming up with 2 problems" for words in (first, second)]
-    devices = [str(RunFile.read(path.parent).engine_facts["target"]["devices"]) for path in (tmp_path / "sweep/runs").glob("*/run.json")]
-    assert len(devices) == len(set(devices)) == 2
-
-
 @pytest.mark.slow
 def test_points_side_by_side_are_those_of_one_after_the_other(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     beside = sweep(options(tmp_path), done=lambda number, planned, point: seen.append((number, planned)))
     alone = sweep(options(tmp_path, "alone", workers=1))
-    assert figures(beside.points) == figures(alone.points)
+    assert beside.points == alone.points
     assert [point.curve for point in beside.points] == [point.curve for point in alone.points]
     assert read_points(beside.folder / "points.parquet") == beside.points
     assert (beside.exit_code, seen) == (0, [(number, 4) for number in range(1, 5)])

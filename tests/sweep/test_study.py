@@ -195,11 +195,6 @@ def test_what_is_set_to_the_value_that_it_has_anyway_is_run_once_and_keeps_its_n
             "line 11: $.preset: `specreason` does not fit the graph speccot, which has no param `threshold`; give it a part of its own",
         ),
         (
-            {"systems": [{"graph": "speccot", "set": {"token_budget": 64}}]},
-            "line 2: $.systems: speccot token_budget=64 against target: by the keys of this study its thoughts have at most 64 tokens, "
-            "the baseline's at most 8,192 tokens; name what differs under `params` or `set`, which give it to both",
-        ),
-        (
             {"tables": ["speccot-2"]},
             "$.tables[0]: speccot-2 is over runs of `draft` (draft alone), which the study does not make; add it to `systems`",
         ),

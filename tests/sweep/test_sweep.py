@@ -37,7 +37,6 @@ def options(folder: Path, **changes: Any) -> SweepOptions:
         "batch_sizes": (1, 4),
         "output": folder / "sweep",
         "workers": 1,
-        "variants": (),
     }
     return SweepOptions(**given | changes)
 

@@ -11,7 +11,6 @@ from pipeline.analysis.compare.figures import Compared
 from pipeline.analysis.compare.rules import differences
 from pipeline.analysis.compare.runs import RunTable, data_sets
 from pipeline.analysis.quality.option_mass import mass_sentence
-from pipeline.analysis.resources import shortfall
 from pipeline.errors import UsageError
 from pipeline.store.run_file import Host
 
@@ -123,10 +122,9 @@ def flags_of(run: RunTable, base: RunTable) -> list[Flag]:
         common = len(set(run.problem_ids) & set(base.problem_ids))
         said.append(f"{common} of its {len(run.problem_ids)} problems are also the baseline's; differences are over these")
     said += [clause for kind, clause in differences(run.rules, base.rules) if kind != "devices"]  # what the engines stated is below
-    if run.resources.kind != base.resources.kind or (run.models.keys() == base.models.keys() and run.resources != base.resources):
-        said.append(f"it had {run.resources.label}, the baseline {base.resources.label}")
-    if base.facts.keys() < run.facts.keys():
-        said += [f"the baseline lacked hardware: {clause}" for clause in shortfall(base.facts, run.facts)]
+    ours, theirs = run.resources, base.resources
+    if ours.amounts != theirs.amounts or (run.models.keys() == base.models.keys() and ours != theirs):
+        said.append(f"it had {ours.label}, the baseline {theirs.label}")
     if run.reward_model and base.reward_model and run.reward_model != base.reward_model:
         said.append(f"its steps were scored by {run.reward_model}, the baseline's by {base.reward_model}")
     return [Flag(run.name, what) for what in said]

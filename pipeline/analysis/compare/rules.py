@@ -111,13 +111,6 @@ def differences(ours: Rules, theirs: Rules) -> Iterator[Unlike]:
         yield from _unlike_engines(role, ours.engines[role], theirs.engines[role])
 
 
-def imposed(ours: Rules, theirs: Rules, plain: Rules, plain_theirs: Rules) -> Iterator[Unlike]:
-    """What two systems differ in that decides their work, and in which they do not differ as they are without the options of a user,
-    `plain` and `plain_theirs`."""
-    own = {each.kind for each in differences(plain, plain_theirs)}
-    return (each for each in differences(ours, theirs) if each.kind in DECIDED and each.kind not in own)
-
-
 def _engine(settings: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: settings[name] for name in ENGINE if settings.get(name) is not None}
     if "model" in found:

@@ -32,7 +32,7 @@ from pipeline.sweep.sweep import SweepResult, carry_out
     "--workers",
     type=click.IntRange(1, 1024),
     metavar="N",
-    help="Maximum number of runs in parallel.  [default: simulated: number of cores; real engines: as the GPUs allow]",
+    help="Maximum number of simulated runs in parallel.  [default: number of cores]",
 )
 @option("-o", "--output", type=LocalPath(), metavar="DIR", help="Folder of the study.  [default: sweeps/NAME-TIME]")
 @option("--resume", is_flag=True, help="Resume the study in --output; finished runs are kept.")
@@ -42,7 +42,7 @@ def study(file: Path, dry_run: bool, small: bool, workers: int | None, output: P
 
     A study file names systems, engines, data sets, params, batch sizes and seeds, what is compared with what, and tables; see
     `pipeline list studies`. Every run is a run folder under DIR/runs, DIR/report.html has the tables and curves. Real engines stay open for
-    all runs on them that follow each other. Simulated runs take place in parallel, others where there are GPUs for several.
+    all runs on them that follow each other. Simulated runs take place in parallel.
     """
     plan = plan_study(StudyOptions(file=file, small=small, output=output, resume=resume, workers=workers))
     assert plan.study is not None

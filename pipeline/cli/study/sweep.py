@@ -30,7 +30,6 @@ from pipeline.cli.options import (
 from pipeline.cli.signals import restored_handlers, stop_at_first_signal
 from pipeline.cli.terminal import print_error, print_notice, print_page, printed
 from pipeline.errors import MissingExtra
-from pipeline.graph.variants import NONE
 from pipeline.report.extra import load
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.session.loop import rare_collection
@@ -69,23 +68,6 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     return found
 
 
-def _variants(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    if value is None or value == NONE:
-        return None if value is None else ()
-    found: tuple[str, ...] = Listed(click.STRING).convert(value, param, ctx)
-    if NONE in found or "" in found:
-        raise click.BadParameter(f"{value!r}: expected names of variants, such as eagle3,ngram, or `{NONE}` alone")
-    return found
-
-
-vary_option = option(
-    "--vary",
-    multiple=True,
-    callback=_vary,
-    metavar="NAME=VALUE,...",
-    help="Values of a param: candidates=1,2,5. May be repeated.",
-    heading="Prompting",
-)
 models_option, scheduling_option = headed("Models"), headed("Scheduling")
 
 
@@ -115,13 +97,21 @@ models_option, scheduling_option = headed("Models"), headed("Scheduling")
 )
 @models_option(
     "--variants",
-    callback=_variants,
-    metavar="NAME,...|none",
-    help="Variants of the engines file with which the target-only baseline runs as well.  [default: all]",
+    type=Listed(click.STRING),
+    default=(),
+    metavar="NAME,...",
+    help="Variants of the engines file with which the target-only baseline runs as well.",
 )
 @settings_option
 @preset_option
-@vary_option
+@option(
+    "--vary",
+    multiple=True,
+    callback=_vary,
+    metavar="NAME=VALUE,...",
+    help="Values of a param: candidates=1,2,5. May be repeated.",
+    heading="Prompting",
+)
 @run_options("samples", "seed")
 @scheduling_option(
     "--batch-size",
@@ -148,7 +138,7 @@ models_option, scheduling_option = headed("Models"), headed("Scheduling")
     "--workers",
     type=click.IntRange(1, 1024),
     metavar="N",
-    help="Maximum number of points in parallel.  [default: simulated: number of cores; real engines: 1]",
+    help="Maximum number of simulated points in parallel.  [default: number of cores]",
 )
 @option("-o", "--output", type=LocalPath(), metavar="DIR", help="Sweep folder.  [default: sweeps/GRAPH-TIME]", heading="Output")
 @run_options("fail_on_error")
@@ -157,9 +147,8 @@ models_option, scheduling_option = headed("Models"), headed("Scheduling")
 def sweep(graphs: tuple[Path, ...], input_: Path, **options: Any) -> None:
     """Solve the same problems with GRAPH... at several batch sizes, with a target-only baseline.
 
-    Variants of the engines file, such as token-level speculation, are baselines too; the best baseline is named at each batch size. Real
-    engines are started once; the target-only baseline is started again if the other engines' memory is added to it, and for each variant.
-    Simulated points run in parallel. Every point is a run folder under DIR/runs and a row of DIR/points.parquet.
+    Real engines are started once; the target-only baseline is started again if the other engines' memory is added to it, and for each of
+    --variants. Simulated points run in parallel. Every point is a run folder under DIR/runs and a row of DIR/points.parquet.
     """
     observer = Observer(starting=live.show_starts, tell=print_notice)
     if live.has_panel():

@@ -1,11 +1,11 @@
-"""The devices of a machine divided among replicas, or workers of a study: specs, a machine and a number enter, the share of each leaves.
+"""The devices of a machine divided among replicas: specs, a machine and a number enter, the share of each leaves.
 Pure.
 
 A replica gets as many GPUs as its engines need and, where an engine computes on the CPU, its part of the cores. What an engines file says
 about devices counts from 0 in each share.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from msgspec import Struct, structs
 
@@ -47,10 +47,6 @@ class DeviceShare(Struct, frozen=True, kw_only=True):
         return {role: spec if (core := _core(spec)) is None else _with_core(spec, self.cores[core]) for role, spec in specs.items()}
 
 
-NONE = DeviceShare()
-"""No devices of its own: any of the machine."""
-
-
 class Division(Struct, frozen=True, kw_only=True):
     """The shares of all replicas."""
 
@@ -59,9 +55,8 @@ class Division(Struct, frozen=True, kw_only=True):
     """What to tell about them."""
 
 
-def divided(specs: Specs, machine: Machine, count: int, noun: str = "replica") -> Division:
-    """The devices of `machine` for `count` replicas with engines of these `specs`; raises `UsageError` where there are too few. `noun` is
-    what they are called, and in the plural the option that says how many."""
+def divided(specs: Specs, machine: Machine, count: int) -> Division:
+    """The devices of `machine` for `count` replicas with engines of these `specs`; raises `UsageError` where there are too few."""
     devices = [backend.devices(group, machine) for backend, group in by_backend(specs) if backend.devices is not None]
     placed = {role: tuple(found) for each in devices for role, found in each.items()}
     each = max((index + 1 for found in placed.values() for index in found), default=0)
@@ -72,28 +67,9 @@ def divided(specs: Specs, machine: Machine, count: int, noun: str = "replica") -
     shares = tuple(DeviceShare(gpus=machine.gpus[n * each : (n + 1) * each], cores=cores[n]) for n in range(count))
     least = min(*map(len, cores), len(machine.cores) // count)
     wanted = sum(_threads(spec) for spec in on_cores.values())
-    what = f"the engines of a {noun} want {wanted} CPU cores together, but it has {least}: they slow each other down"
-    crowded = [f"warning: --{noun}s {count}: {what}"] if on_cores and wanted > least else []
-    return Division(shares=shares, sentences=(*_words(shares, noun), *crowded))
-
-
-def side_by_side(sets: Sequence[Specs], machine: Machine, most: int | None) -> Division:
-    """The devices of as many workers as `machine` has room for, of which each can open any of these sets of engines; `most` of them at
-    most, or (None) as many as the GPUs allow. No shares where that is one: it has the whole machine."""
-    for count in range(most or len(machine.gpus), 1, -1):
-        try:
-            found = [divided(specs, machine, count, "worker") for specs in sets]
-        except UsageError:
-            continue
-        if most is None and not all(division.shares[0].gpus for division in found):
-            break
-        each = [[division.shares[n] for division in found] for n in range(count)]
-        shares = tuple(
-            DeviceShare(gpus=max((one.gpus for one in own), key=len), cores=max((one.cores for one in own), key=len)) for own in each
-        )
-        crowded = dict.fromkeys(sentence for division in found for sentence in division.sentences if sentence.startswith("warning: "))
-        return Division(shares=shares, sentences=(*_words(shares, "worker"), *crowded))
-    return Division(shares=(), sentences=())
+    what = f"the engines of a replica want {wanted} CPU cores together, but it has {least}: they slow each other down"
+    crowded = [f"warning: --replicas {count}: {what}"] if on_cores and wanted > least else []
+    return Division(shares=shares, sentences=(*_words(shares), *crowded))
 
 
 def part_of(machine: Machine, count: int) -> Machine:
@@ -110,11 +86,11 @@ def part_of(machine: Machine, count: int) -> Machine:
     )
 
 
-def _words(shares: tuple[DeviceShare, ...], noun: str) -> list[str]:
+def _words(shares: tuple[DeviceShare, ...]) -> list[str]:
     if not shares[0].words:
         return []
     many = f", ..., {shares[-1].words}" if len(shares) > 4 else ""
-    return [f"{len(shares)} {noun}s: {', '.join(share.words for share in shares[: 3 if many else 4])}{many}"]
+    return [f"{len(shares)} replicas: {', '.join(share.words for share in shares[: 3 if many else 4])}{many}"]
 
 
 def _too_few_gpus(each: int, there: int, count: int) -> str:

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from pipeline.engines.placement.machines import machine_named, with_gpus
-from pipeline.engines.placement.shares import DeviceShare, divided, part_of, side_by_side
+from pipeline.engines.placement.shares import DeviceShare, divided, part_of
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.spec import VllmSpec
@@ -108,34 +108,6 @@ def test_too_few_devices_are_one_sentence(specs: dict[str, Any], machine: Machin
     with pytest.raises(UsageError) as found:
         divided(specs, machine, count)
     assert str(found.value) == sentence
-
-
-@pytest.mark.parametrize(
-    ("sets", "machine", "most", "sentences"),
-    [
-        ([{"target": vllm(0, 1)}, {"draft": vllm(3), "target": vllm(0, 1)}], EIGHT, None, ("2 workers: GPU 0-3, GPU 4-7",)),
-        ([{"target": vllm(0, 1)}], EIGHT, 3, ("3 workers: GPU 0-1, GPU 2-3, GPU 4-5",)),
-        ([{"target": torch()}, {"target": torch(device="cpu")}], with_gpus(EIGHT, 2), None, ()),
-        ([{"target": torch()}, {"target": torch(device="cpu")}], with_gpus(EIGHT, 2), 2,
-         ("2 workers: GPU 0, CPU cores 0-31, GPU 1, CPU cores 32-63",)),
-        ([{"target": torch()}], CPUS, None, ()),
-        ([{"target": torch()}], CPUS, 9, ("7 workers: CPU core 0, CPU core 1, CPU core 2, ..., CPU core 10",)),
-        ([{"draft": torch(core=0), "target": torch(core=1)}], CPUS, 9, ("3 workers: CPU cores 0-1, CPU cores 2-3, CPU cores 8-10",)),
-        ([{"target": vllm(*range(8))}], EIGHT, 2, ()),
-    ],
-)  # fmt: skip
-def test_workers_are_as_many_as_the_machine_has_room_for(
-    sets: list[dict[str, Any]], machine: Machine, most: int | None, sentences: tuple[str, ...]
-) -> None:
-    division = side_by_side(sets, machine, most)
-    assert division.sentences == sentences
-    assert len(division.shares) == (int(sentences[0][0]) if sentences else 0)
-
-
-def test_workers_whose_engines_are_servers_are_as_many_as_asked() -> None:
-    engines = load_plan(ROOT / "graphs/speccot.yaml", SIM).engines
-    assert side_by_side([engines], EIGHT, 3).shares == (DeviceShare(),) * 3
-    assert side_by_side([engines], EIGHT, None).shares == ()
 
 
 def test_engines_are_chosen_for_a_part_of_the_machine() -> None:
