@@ -258,7 +258,7 @@ def test_the_answer_is_boxed_in_the_answer_or_else_in_the_thought(
     if answer is not None:
         chain.apply("answer", Outcome(answer=here.span("target", answer)))
     found = chain.stated_answer()
-    assert (found and found.text) == expected
+    assert found == expected
 
 
 @pytest.mark.parametrize(("closes", "reason"), [(True, "thought_closed"), (False, "max_tokens")])
