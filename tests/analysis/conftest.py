@@ -55,7 +55,6 @@ def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:
         "unverified": 0 * ones,
         "gated": False,
         "thinking_s": 0.5 * np.array(latency),
-        "kinds_s": {"drafting": 2 * ones, "verification": ones, "target": ones, "answer": ones},
         "option_mass": None,
         "scored": None,
         "texts": {

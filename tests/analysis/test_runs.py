@@ -92,8 +92,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one(runs: Path) -> None:
         assert getattr(one, column).tolist() == sum(getattr(run, column) for run in parts).tolist()
     for column in MEANS:
         assert getattr(one, column) == pytest.approx(weighed(parts, [getattr(run, column) for run in parts]))
-    for kind, seconds in one.details.kinds_s.items():
-        assert seconds == pytest.approx(weighed(parts, [run.details.kinds_s[kind] for run in parts]))
+    assert one.details.thinking_s == pytest.approx(weighed(parts, [run.details.thinking_s for run in parts]))
     assert one.details.texts["drafted"].tokens.tolist() == sum(run.details.texts["drafted"].tokens for run in parts).tolist()
     problem = np.repeat(np.arange(len(one.graded)), one.graded.astype(int))
     correct = np.concatenate([np.arange(graded) < right for graded, right in zip(one.graded, one.right, strict=True)])

@@ -107,8 +107,8 @@ def test_the_sentence_says_how_many_times_as_fast(tmp_path: Path) -> None:
         ([], "name one or more run folders to compare"),
         (["target", "--table", "speccot-7"], "--table speccot-7: no such table; did you mean `speccot-"),
         (
-            ["target", "--table", "specreason-5"],
-            "none of the runs is of a system in it; give runs of graph specreason, graph specreason-dec",
+            ["target", "--table", "specreason-7"],
+            "none of the runs is of a system in it; give runs of graph specreason",
         ),
         (
             ["target", "--table", "speccot-2", "--baseline", "target"],

@@ -136,7 +136,7 @@ def test_engines_that_are_asked_for_by_two_parts_run_a_point_once(study: Write) 
 @pytest.mark.slow
 def test_what_is_set_to_the_value_that_it_has_anyway_is_run_once_and_keeps_its_name_in_each_part(study: Write) -> None:
     parts = {"alone": {"batch_sizes": [2, 4]}, "candidates": {"params": {"candidates": [1, 5]}}}
-    given = study(parts=parts, limit=1, prm="prm-tiny", tables=["speccot-figure-4b"])
+    given = study(parts=parts, limit=1, prm="prm-tiny", tables=["speccot-3"])
     plan = plan_study(given)
     assert labels(plan) == ["target", "speccot", "speccot candidates=1"]
     assert "speccot candidates=5 is the same as speccot: run once" in plan.remarks
@@ -163,7 +163,7 @@ def test_what_is_set_to_the_value_that_it_has_anyway_is_run_once_and_keeps_its_n
     }
     table, *_ = study_tables(result.folder, found, result.points)
     assert isinstance(table, Table)
-    assert sorted(row[table.columns.index("candidates")] for row in table.rows) == ["1", "5", "5"]
+    assert table.note.startswith("Not shown because another run takes their place: ")
 
 
 @pytest.mark.slow
@@ -255,7 +255,7 @@ def test_a_study_goes_on_where_it_ended_and_makes_its_tables(study: Write) -> No
     assert read_points(resumed.folder / "points.parquet") == resumed.points
     first, second, said = study_tables(resumed.folder, found, resumed.points)
     assert isinstance(first, Table)
-    assert [row[0] for row in first.rows] == ["draft alone"] * 2 + ["target alone"] * 2 + ["SpecCoT"] * 2
+    assert [row[0] for row in first.rows] == ["draft alone", "target alone", "SpecCoT"]
     assert isinstance(second, Table)
     assert [row[:3:2] for row in second.rows] == [("SpecCoT", "2"), ("SpecCoT", "4")]
     assert isinstance(said, str)

@@ -20,8 +20,6 @@ from pipeline.analysis.quality.samples import interval_of
 from pipeline.analysis.quality.selection import ThoughtChoices
 from pipeline.analysis.resources import answers
 
-THINKING = ("drafting", "verification", "target")
-"""What a chain does in its thinking stage; see `thinking.KINDS`."""
 PLAIN = ("pooled", "graph", "models", "schedule", "batch_size", "simulated", "params", "samples", "failed", "cancelled")
 """Fields of a `RunTable` that are written with its figures."""
 
@@ -175,11 +173,10 @@ class Compared(Figures):
     def _details(self) -> dict[str, Sums]:
         """Sums of the details, which are read for them."""
         run, details = self.table, self.table.details
-        thinking = sum((details.kinds_s[kind] for kind in THINKING), np.zeros(len(run.chains)))
         by_draft = (details.texts[kind].tokens for kind in ("accepted", "unverified") if kind in details.texts)
         drafted = sum(by_draft, np.zeros(len(run.chains)))
-        columns = {"finished": run.finished, "chains": run.chains, "thinking_s": details.thinking_s, "thinking": thinking}
-        columns |= {"written": run.thought_tokens - drafted / np.maximum(run.chains, 1)} | details.kinds_s
+        columns = {"finished": run.finished, "chains": run.chains, "thinking_s": details.thinking_s}
+        columns |= {"written": run.thought_tokens - drafted / np.maximum(run.chains, 1)}
         texts = {f"{kind}.{name}": getattr(text, name) for kind, text in details.texts.items() for name in text.__struct_fields__}
         return sums(columns | texts)
 
@@ -235,11 +232,6 @@ class Compared(Figures):
     def thinking_s(self) -> Estimate:
         """Seconds from the first call of a problem to the end of its thought (SCoT 4.2)."""
         return ratio(self._details["thinking_s"], self._details["finished"])
-
-    @cached_property
-    def thinking_shares(self) -> dict[str, Estimate]:
-        """Shares of the time of thinking, 0 to 1: `drafting`, `verification`, and `target`, by the engine that writes (SCoT 4.2)."""
-        return {kind: ratio(self._details[kind], self._details["thinking"]) for kind in THINKING}
 
     @cached_property
     def target_thought_tokens(self) -> Estimate:

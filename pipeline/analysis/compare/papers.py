@@ -4,9 +4,8 @@ of the paper's form leaves.
 A query is over `runs`, a table with a row for each run: what was decided about it, and the figures of `Compared`, estimates as structs of
 `value`, `low` and `high`. `over_target` has the differences from the run of the target alone in the same setting, `over_least_resources`
 and `least_batch_size` are of the run that has the least of these and is alike otherwise. The layout says which columns of the result make
-rows, and which make columns of the table; a file without one is printed as it is. A system without runs is named in the note. Where runs
-of a cell differ in a setting that the layout does not name, such as a param, that setting makes rows of its own; where they differ in
-fields of their engines alone, these do.
+rows, and which make columns of the table; a file without one is printed as it is. Of several runs in a cell the first is shown, and the
+note names the others.
 """
 
 import re
@@ -14,7 +13,6 @@ import types
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -56,8 +54,6 @@ LEAST = ("resources", "batch_size")
 DECISIONS = ("graph", "schedule", "batch_size", "replicas", "samples", "failed")
 NAMED = ("data", "models", "draft", "target")
 """Dimensions besides the settings of a run, `system` and `metric`."""
-UNNAMED = ("graph", "data", "rows", "engines")
-"""Settings of a run that dimensions say in another way, or that do not tell rows apart."""
 _HEAD = re.compile(r"^-- (title|source|systems|rows|columns|average|note): (.*)$", re.MULTILINE)
 Key = tuple[Any, ...]
 
@@ -329,7 +325,7 @@ def _rows(layout: Layout, systems: Sequence[System], runs: Sequence[RunTable]) -
             (each for each in systems if each.names(run.graph, run.params)), key=lambda each: len(each.asked.split()), default=None
         )
         if system is not None:
-            at = setting_of(run) | _engine_fields(run) | models_of(run)
+            at = setting_of(run) | models_of(run)
             at |= {"system": system.label, "data": data[run.name], "speculation": _speculation(run)}
             rows.append(_Row(run, at, {name: _cell(value) for name, value in values.items() if name not in dims}))
     return sorted(rows, key=lambda row: list(by_run).index(row.run.name))
@@ -363,7 +359,7 @@ def _is_figure(value: Any) -> bool:
 
 
 def _laid_out(layout: Layout, systems: Sequence[System], rows: Sequence[_Row], runs: Sequence[RunTable]) -> Table:
-    dims = (*layout.rows, *_varied(layout, rows))
+    dims = layout.rows
     filled: dict[Key, Cell] = {}
     hidden: dict[str, None] = {}
     for row in rows:
@@ -383,30 +379,8 @@ def _laid_out(layout: Layout, systems: Sequence[System], rows: Sequence[_Row], r
         for place, (line, cells) in enumerate(lines.items())
     )
     headings = (*(name.removeprefix("params.").replace("batch_size", "batch size") for name in dims), *(_said(columns[i]) for i in shown))
-    note = " ".join([*_notes(layout, systems, rows, list(hidden)), *_unlike(layout, rows, runs)])
+    note = " ".join([*_notes(layout, rows, list(hidden)), *_unlike(layout, rows, runs)])
     return Table(f"{layout.title} ({layout.source})", (*headings, *extra), texts, note)
-
-
-def _varied(layout: Layout, rows: Sequence[_Row]) -> list[str]:
-    """Settings in which runs differ that the dimensions put into one cell, fields of engines where nothing else tells runs apart."""
-    places: dict[Key, list[_Row]] = {}
-    said = (*UNNAMED, *layout.rows, *layout.columns, "system", *NAMED)
-
-    def told(row: _Row, names: Iterable[str]) -> Key:
-        return tuple(repr(row.at.get(name, "-")) for name in names if name != "metric")
-
-    for row in rows:
-        places.setdefault(told(row, (*layout.rows, *layout.columns)), []).append(row)
-    found: dict[str, None] = {}
-    for members in places.values():
-        names = dict.fromkeys(chain(*(each.at for each in members)))
-        unlike = [name for name in names if len({told(each, [name]) for each in members}) > 1]
-        chosen = [name for name in unlike if name not in said and not name.startswith("engines.")]
-        for name in (name for name in unlike if name.startswith("engines.")):
-            if len({told(each, [*chosen, name]) for each in members}) > len({told(each, chosen) for each in members}):
-                chosen.append(name)
-        found |= dict.fromkeys(chosen)
-    return list(found)
 
 
 def _ordered(dims: Sequence[str], keys: Iterable[Key], given: Mapping[str, list[Any]]) -> list[Key]:
@@ -457,13 +431,11 @@ def _said(value: Any) -> str:
     return value.label if isinstance(value, Resources) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _notes(layout: Layout, systems: Sequence[System], rows: Sequence[_Row], hidden: Sequence[str]) -> Iterator[str]:
-    """The note of the layout, what is missing, how many runs a row pools, and how many chains failed."""
-    there, runs = {row.at["system"] for row in rows}, {row.run.name: row.run for row in rows}.values()
+def _notes(layout: Layout, rows: Sequence[_Row], hidden: Sequence[str]) -> Iterator[str]:
+    """The note of the layout, what is not shown, how many runs a row pools, and how many chains failed."""
+    runs = {row.run.name: row.run for row in rows}.values()
     if layout.note:
         yield layout.note
-    if missing := [f"{system.label} ({system.asked})" for system in systems if system.label not in there]:
-        yield f"Left out because there are no runs: {', '.join(missing)}."
     if hidden:
         yield f"Not shown because another run takes their place: {', '.join(hidden)}."
     if any(run.pooled for run in runs):

@@ -22,7 +22,7 @@ from pipeline.analysis.quality.option_mass import OptionMass, option_mass, read_
 from pipeline.analysis.quality.reward_agreement import ScoredSteps, read_scored_steps
 from pipeline.analysis.quality.selection import ThoughtChoices, read_choices
 from pipeline.analysis.resources import EngineFacts, Resources, engine_facts, replica_count, resources
-from pipeline.analysis.time.thinking import KINDS, read_thinking
+from pipeline.analysis.time.thinking import read_thinking
 from pipeline.bundled import model_name
 from pipeline.errors import InputError
 from pipeline.graph.plan import Plan
@@ -84,8 +84,6 @@ class Details(Struct, frozen=True, kw_only=True):
 
     thinking_s: Array
     """Seconds from the first call to the end of the thought, the mean over a problem's finished samples; see `thinking`."""
-    kinds_s: dict[str, Array]
-    """Seconds by what was done, likewise: `drafting`, `verification`, `target` (its own thinking), `answer`."""
     texts: dict[str, Texts]
     """By kind of text; see `read_texts`."""
     scored: ScoredSteps | None
@@ -345,19 +343,16 @@ def _pooled(members: Sequence[_Member]) -> dict[str, Any]:
 def _details(folders: Sequence[Path], plan: Plan, ids: Sequence[str], samples: Array, places: pa.Table) -> Details:
     """The details of the chains in `places`: a run that is going on has more by now."""
     place = {problem: number for number, problem in enumerate(ids)}
-    seconds = {kind: np.zeros(len(ids)) for kind in ("seconds", *KINDS)}
+    seconds = np.zeros(len(ids))
     for folder, name in zip(folders, run_names(folders), strict=True):
         with Query(folder) as db:
             db.register("placed", chain_id=places.filter(pc.field("run") == name)["chain_id"])
-            thinking = read_thinking(db, plan, "placed")
-        where = [place[each.problem_id] for each in thinking]
-        for kind, total in seconds.items():
-            total[where] += [getattr(each, kind) for each in thinking]
+            for each in read_thinking(db, plan, "placed"):
+                seconds[place[each.problem_id]] += each.seconds
     with Query(*folders) as db:
         db.register("places", **{name: places[name] for name in places.column_names})
         return Details(
-            thinking_s=seconds["seconds"] / samples,
-            kinds_s={kind: seconds[kind] / samples for kind in KINDS},
+            thinking_s=seconds / samples,
             texts=read_texts(db, len(ids)),
             scored=read_scored_steps(db),
             choices=read_choices(db, plan),
