@@ -100,7 +100,8 @@ def mute(ground: Ground, folder: Path) -> Toll:
     os.mkfifo(pipe := folder / "fifo")
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # so that it can be opened for writing
     command = _begun(ground, folder, "unread", str(pipe))
-    command.process.join(0.2)
+    while not (folder / "unread").exists() and not command.over:  # before its start it would wait for a reader
+        command.process.join(0.05)
     os.close(reader)
     return summed([*tolls, _judged(ground, folder, "unread", command)])
 
