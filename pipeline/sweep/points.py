@@ -18,7 +18,6 @@ from pipeline.session.prepare import Prepared, check_replay, prepare
 from pipeline.session.run import opened_engines, solve_on
 from pipeline.store.folder import hold
 from pipeline.sweep.plan import PlannedPoint, Rows, SweepOptions, SweepPlan, SweepSystem
-from pipeline.system.machine import core_count
 
 Keep = Callable[[PlannedPoint, Point], object]
 """Called with each point when it is finished."""
@@ -42,11 +41,6 @@ class PreparedSweep(Struct, frozen=True, kw_only=True):
         """All points, in the order in which they are run."""
         return self.plan.points
 
-    @property
-    def processes(self) -> int:
-        """Most points on simulated engines that run side by side."""
-        return self.options.workers or core_count()
-
     def run_of(self, planned: PlannedPoint, folder: Path, **changes: Any) -> Prepared:
         """One run of the system of a point in `folder`, a new one that is the sweep's; `changes` are options of that run alone."""
         system = planned.system
@@ -67,22 +61,14 @@ class PreparedSweep(Struct, frozen=True, kw_only=True):
 
 def prepare_sweep(plan: SweepPlan, folder: Path) -> PreparedSweep:
     """Check everything that can be checked before an engine starts; raises `GraphError`, `InputError` and `UsageError`."""
-    inputs = read_inputs(plan.points)
+    inputs: dict[Rows, tuple[Problems, Fingerprint]] = {}
     for point in plan.points:
-        check_replay(point.system.plan, run_options(point.sweep, point.system, folder), inputs[point.sweep.rows][1])
+        options = run_options(point.sweep, point.system, folder)
+        if point.sweep.rows not in inputs:
+            problems = open_files((options.input,), options.columns, options.part)
+            inputs[point.sweep.rows] = problems, problems.check()
+        check_replay(point.system.plan, options, inputs[point.sweep.rows][1])
     return PreparedSweep(plan=plan, inputs=inputs, folder=folder)
-
-
-def read_inputs(points: Sequence[PlannedPoint]) -> dict[Rows, tuple[Problems, Fingerprint]]:
-    """The problems of the points, each input opened once."""
-    found: dict[Rows, tuple[Problems, Fingerprint]] = {}
-    for point in points:
-        options = point.sweep
-        if options.rows not in found:
-            part = run_options(options, point.system, Path()).part
-            problems = open_files((options.input,), options.columns, part)
-            found[options.rows] = problems, problems.check()
-    return found
 
 
 def run_options(options: SweepOptions, system: SweepSystem, folder: Path, **changes: Any) -> RunOptions:

@@ -38,6 +38,7 @@ from pipeline.store.run_file import FILE, RunFile, versions
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepPlan, parts
 from pipeline.sweep.points import Keep, PreparedSweep, SweepRunner, prepare_sweep
 from pipeline.sweep.systems import plan_sweep
+from pipeline.system.machine import core_count
 from pipeline.system.worker_process import leave_signals
 
 POINTS = "points.parquet"
@@ -107,7 +108,7 @@ def run_missing(prepared: PreparedSweep, finished: "FinishedPoints", observer: O
     """Run the points that are not finished yet, simulated ones first; raises the error that ends a run early, `Interrupted` included."""
     missing = [each for each in prepared.planned_points if each.name not in finished.points]
     simulated = [each for each in missing if each.system.virtual]  # each with a clock of its own: it does not depend on the order
-    count = min(prepared.processes, len(simulated))
+    count = min(prepared.options.workers or core_count(), len(simulated))
     alone = SweepRunner(prepared, observer, finished.add)
     if count > 1:
         _carried_out(partial(_in_processes, prepared, simulated, count, finished.add), attend, virtual=False)
@@ -198,7 +199,8 @@ def start_or_resume(prepared: PreparedSweep) -> dict[str, Point]:
 
     Raises `UsageError` in a study's folder for a sweep, and the other way round, and where the runs of finished points would be others now.
     """
-    finished = finished_points(prepared.folder)
+    file = prepared.folder / POINTS
+    finished = {point.folder: point for point in read_points(file)} if file.is_file() else {}
     if (prepared.folder / SWEEP).is_file() and (read_study(prepared.folder) is None) != (prepared.plan.study is None):
         raise UsageError(f"{prepared.folder}: a study and a sweep cannot share a folder; choose another directory with --output")
     done = [planned for planned in reversed(prepared.planned_points) if planned.name in finished]
@@ -211,11 +213,6 @@ def start_or_resume(prepared: PreparedSweep) -> dict[str, Point]:
     with new_file(prepared.folder / SWEEP) as draft:
         draft.write_bytes(msgspec.json.format(msgspec.json.encode(shared), indent=2) + b"\n")
     return finished
-
-
-def finished_points(folder: Path) -> dict[str, Point]:
-    """The finished points in the folder of a sweep, by name; raises `InputError` where its file holds none."""
-    return {point.folder: point for point in read_points(folder / POINTS)} if (folder / POINTS).is_file() else {}
 
 
 def _check_same(prepared: PreparedSweep, planned: PlannedPoint) -> None:
