@@ -6,7 +6,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.reasoning.chain import Chain
 from pipeline.session.run import SessionResult
 from pipeline.store.parts import write_part
 from pipeline.training import retrace
@@ -20,11 +19,6 @@ pytestmark = pytest.mark.slow  # whole runs
 GRAPHS = ("speccot", "specreason", "scot", "best-of-n", "target", "guided-draft", "gated")
 
 
-def answer_of(chain: Chain) -> str | None:
-    stated = chain.stated_answer()
-    return stated and stated.text
-
-
 def check_as_recorded(result: SessionResult, chains: int) -> None:
     retracer = Retracer(result.folder)
     found = {each.chain.chain_id: each for each in retracer.chains()}
@@ -36,7 +30,7 @@ def check_as_recorded(result: SessionResult, chains: int) -> None:
         steps = [each.step for each in chain.steps]
         assert [(step.decision, step.span.text, [each.text for each in step.candidates]) for step in steps] == recorded[name]
     graded = {row["chain_id"]: (row["correct"], row["answer"], row["stop_reason"]) for row in rows(result, "chains")}
-    assert {name: (each.correct, answer_of(each.chain), each.stop_reason) for name, each in found.items()} == graded
+    assert {name: (each.correct, each.chain.stated_answer(), each.stop_reason) for name, each in found.items()} == graded
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
