@@ -8,8 +8,8 @@ import pytest
 
 from pipeline.analysis import ledger
 from pipeline.analysis.quality.step_counts import Scores
+from pipeline.analysis.study import QUANTITIES, Percentiles
 from pipeline.analysis.time import occupancy
-from pipeline.analysis.time.latency import QUANTITIES, Percentiles
 from pipeline.reasoning.chain import Scale
 from pipeline.report.chains import ALIVE, WAITING, Gantt, KindSpans, draw_chains, line_width
 from pipeline.report.figures import engines as figures_time

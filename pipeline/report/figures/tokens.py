@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 
 from pipeline.analysis.compare.cells import Table, plain, plain_percent
 from pipeline.analysis.ledger import Ledger
-from pipeline.analysis.time.latency import QUANTITIES, Percentiles
+from pipeline.analysis.study import QUANTITIES, Percentiles
 from pipeline.report.figures.style import (
     BLUE,
     BROWN,
