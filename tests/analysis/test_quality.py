@@ -12,10 +12,10 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from pipeline.analysis.quality.by_problem import Quality, Texts, read_quality, read_texts
-from pipeline.analysis.quality.failures import failures
 from pipeline.analysis.quality.option_mass import LOW, mass_sentence, option_mass, read_masses
 from pipeline.analysis.quality.reward_agreement import BINS, agreement, read_scored_steps, spearman
 from pipeline.analysis.quality.step_counts import count_steps
+from pipeline.cli.runs.show import failures
 from pipeline.store.events import ChainRow, StepRow
 from pipeline.store.query import Query
 from tests.support.changed import write_rewards

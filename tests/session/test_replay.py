@@ -10,7 +10,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.analysis.quality.failures import failures
+from pipeline.cli.runs.show import failures
 from pipeline.errors import GraphError, UsageError
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.prepare import load_plan

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import msgspec
+from msgspec import Struct
 from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -19,7 +20,6 @@ from rich.text import Text
 
 from pipeline.analysis.compare.cells import Table, plain, plain_percent, size
 from pipeline.analysis.progress import ACTIVE, RecentRates, RunProgress, duration, run_progress
-from pipeline.analysis.quality.failures import Failure, failures
 from pipeline.analysis.resources import of_answers
 from pipeline.analysis.run_list import RunState, run_folders, run_state
 from pipeline.cli.commands import command, option
@@ -48,6 +48,29 @@ COUNTS = ("over", "steps", "calls")
 """Counts of a run of which `--follow` prints rates."""
 FOLLOW_S = 2.0
 """Seconds between two looks of `--follow`: rows are in the folder within these."""
+EXAMPLES = 5
+"""How many chains are named for each cause."""
+FAILURES = r"""
+SELECT error_type, error_stage AS stage, coalesce(arg_min(error_message, end_unix_ns), '') AS message, count(*) AS count,
+       list(chain_id ORDER BY end_unix_ns, input_row, sample_index)[:$examples] AS examples
+FROM chains WHERE error_type IS NOT NULL
+GROUP BY error_type, error_stage, regexp_replace(coalesce(error_message, ''), '\d+(\.\d+)?', '#', 'g')
+ORDER BY count DESC, min(end_unix_ns), min(input_row)
+"""
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """Chains that failed for one cause: the same error in the same stage, with the same message but for its numbers."""
+
+    error_type: str
+    stage: str | None
+    """Null where the chain failed before its first stage."""
+    message: str
+    """The message of the first of them."""
+    count: int
+    """The number of chains."""
+    examples: tuple[str, ...]
+    """The first few `chain_id`s."""
 
 
 @command()
@@ -166,6 +189,12 @@ def _panel(found: RunProgress, rates: RecentRates) -> Group:
     bar = RichTable.grid(expand=True)
     bar.add_row(ProgressBar(total=found.chains, completed=found.over))
     return Group(bar, said)
+
+
+def failures(run: Path) -> list[Failure]:
+    """The failed chains of the run folder, most frequent cause first; raises `InputError` where it cannot be read."""
+    with Query(run) as query:
+        return query.rows(FAILURES, Failure, examples=EXAMPLES)
 
 
 def _print_failures(found: list[Failure], as_json: bool) -> None:
