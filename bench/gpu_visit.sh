@@ -6,7 +6,7 @@
 #
 # The parts, in the order in which they are done where none is named: what everything else depends on comes first, and vLLM last.
 # interference and mps: how two processes share the card, in time slices and under CUDA MPS. contract: the torch engine's tests. runs:
-# whole runs on it. engines: two engines of vLLM on the card. map: cells of bench/over_target.py. vllm: a run on vLLM. vllm-contract: its tests.
+# whole runs on it. engines: two engines of vLLM on the card. map: runs by batch size. vllm: a run on vLLM. vllm-contract: its tests.
 #
 # PYTHON names the interpreter that has torch, LIMIT the seconds that a part may take. OUT, where set, is a folder that gets a copy of the
 # results.

@@ -94,11 +94,7 @@ def run_sweep(name: str, setup: Setup, problems: int, repeats: int) -> list[Poin
 INTRODUCTION = """\
 Each figure is throughput (problems per second until the last one ends) over that of the *target-only baseline*: the target alone at the
 same batch size, on the same problems and hardware, on simulated machines with the draft's memory added to its cache. Above 1 is faster.
-Brackets: minimum and maximum over all pairs of repeats.
-
-The map in [when to use it](../docs/pages/concepts/when-to-use.md) has the same machines with text of other lengths. It differs from this
-page, and both are right: its simulated runs are of GSM8K's, MATH's and AIME's lengths, where one very long thought is most of a run, and
-rounds shorten that tail."""
+Brackets: minimum and maximum over all pairs of repeats."""
 
 
 class Curve(Struct, frozen=True, kw_only=True):

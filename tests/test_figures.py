@@ -9,7 +9,7 @@ from click import ClickException
 from click.testing import CliRunner
 from msgspec import structs
 
-from bench import figures, over_target, runs, sharing, speed_ups
+from bench import figures, runs, sharing, speed_ups
 from bench.gpu import page as gpu_page
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
@@ -61,7 +61,7 @@ def test_a_figure_that_is_typed_in_is_found(line: str) -> None:
 
 
 def test_every_results_file_is_declared_and_every_table_shown() -> None:
-    known, views = figures.declared(), over_target.VIEWS.keys() | gpu_page.VIEWS.keys() | sharing.VIEWS.keys() | speed_ups.VIEWS.keys()
+    known, views = figures.declared(), gpu_page.VIEWS.keys() | sharing.VIEWS.keys() | speed_ups.VIEWS.keys()
     shown = {name for doc in DOCS for name in figures.BLOCK.findall((ROOT / doc).read_text())}
     brought = {f"gpu-{part}" for part in gpu_page.PARTS}
     assert {path.stem for path in (ROOT / figures.RESULTS).iterdir()} <= known.keys() | brought
@@ -82,7 +82,6 @@ def test_pages_and_their_pictures_are_as_their_scripts_wrote_them() -> None:
             assert sorted(drawn) == sorted(f"{name}/{path.name}" for path in pictures.glob("*"))
         else:
             assert figures.page_digest(ROOT / figure.page) == figures.results_of(name)["measured"]["page"], f"{figure.page} was edited"
-    assert (ROOT / over_target.PICTURE).read_text() == over_target.picture(ROOT)
 
 
 @pytest.mark.slow

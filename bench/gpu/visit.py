@@ -5,7 +5,7 @@
     python -m bench.gpu.visit contract        the tests of the torch engine, on CUDA
     python -m bench.gpu.visit runs            whole runs of the bundled pair on CUDA, with their answers
     python -m bench.gpu.visit engines         two engines, alone and together; --sharing mps: under MPS
-    python -m bench.gpu.visit map             cells of bench/over_target.py with random weights of real shapes
+    python -m bench.gpu.visit map             batch sizes on vLLM with random weights of real shapes
     python -m bench.gpu.visit vllm            a run on vLLM's CUDA build, and what it says of itself
     python -m bench.gpu.visit vllm-contract   the tests of engine vllm, there
 

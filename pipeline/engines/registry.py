@@ -16,9 +16,6 @@ from pipeline.system.machine import Machine, look
 
 MPS_START, MPS_STOP = "nvidia-cuda-mps-control -d", "echo quit | nvidia-cuda-mps-control"
 """The commands that start the control daemon of CUDA MPS, and end it."""
-MPS_GAIN = (1.0, 1.5)
-"""Least and greatest gain by CUDA MPS from batch size 8 on, simulated: SpecReason in bench/results/over-target.json, each machine under
-MPS over itself in time slices."""
 MPS_MEASURED = (1.1, 1.3)
 """How much more two decoding processes did together under MPS than without it, on an H200: `bench/results/gpu-*.json`, CUDA graphs."""
 
@@ -105,8 +102,7 @@ def taking_turns(specs: Mapping[str, EngineSpec], machine: Machine) -> Iterator[
         yield (
             f"{shared} {why}: while both compute, each takes about twice as long. To run them side by side, start it before the engines: "
             f"`{MPS_START}` (to stop it: `{MPS_STOP}`). With it two decoding processes did {MPS_MEASURED[0]} to {MPS_MEASURED[1]} times as "
-            f"much on an H200; in simulation SpecReason was {MPS_GAIN[0]} to {MPS_GAIN[1]} times as fast from batch size "
-            "8 on; documentation: concepts/scheduling-and-memory"
+            "much on an H200; documentation: concepts/scheduling-and-memory"
         )
 
 
