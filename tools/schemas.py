@@ -8,7 +8,6 @@ import msgspec
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.schema import FileName, json_schema, struct_schema
 from pipeline.sweep.study_file import StudySpec
-from pipeline.training.lora.config import CONFIGS
 
 FOLDER = Path(__file__).parent.parent / "graphs/schemas"
 
@@ -16,7 +15,6 @@ FOLDER = Path(__file__).parent.parent / "graphs/schemas"
 def schemas() -> dict[str, dict[str, Any]]:
     """The schema of every kind of file, by its name."""
     found = {file: json_schema(file, stage_specs(), engine_specs()) for file in get_args(FileName)}
-    found |= {f"training-{task}": struct_schema(config, f"training-{task} file") for task, config in CONFIGS.items()}
     return found | {"study": struct_schema(StudySpec, "study file")}
 
 

@@ -13,12 +13,12 @@ from typing import Any, Literal, get_args
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.graph.loader import PARAM_PATTERN, PARAMS, Preset
+from pipeline.graph.loader import PARAM_PATTERN, PARAMS
 from pipeline.graph.prompts import Prompts
 from pipeline.graph.spec import EngineSpec, GraphSpec, StageSpec
 from pipeline.graph.variants import VARIANTS
 
-FileName = Literal["graph", "engines", "prompts", "preset"]
+FileName = Literal["graph", "engines", "prompts"]
 """The files that have a schema."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 REF = "#/$defs/"
@@ -43,8 +43,8 @@ ENGINES_VARIANTS: dict[str, Any] = {
 
 
 def json_schema(file: FileName, stages: Mapping[str, type[StageSpec]], engines: Mapping[str, type[EngineSpec]]) -> dict[str, Any]:
-    """The schema of a graph file, an engines file, a prompts file or a preset, with these kinds of stages and backends."""
-    parts = _parts([GraphSpec, Prompts, Preset, *stages.values(), *engines.values()])
+    """The schema of a graph file, an engines file or a prompts file, with these kinds of stages and backends."""
+    parts = _parts([GraphSpec, Prompts, *stages.values(), *engines.values()])
     if file == "graph":
         parts["Prompts"]["properties"]["like"] = LIKE
         parts = {name: part if name == "GraphSpec" else _with_params(part) for name, part in parts.items()}
@@ -59,7 +59,6 @@ def json_schema(file: FileName, stages: Mapping[str, type[StageSpec]], engines: 
             "additionalProperties": {"$ref": f"{REF}EngineSpec"},
         },
         "prompts": parts["Prompts"],
-        "preset": parts["Preset"],
     }
     return _whole(tops[file], f"{file} file", parts)
 

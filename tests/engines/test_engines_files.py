@@ -74,7 +74,6 @@ def test_a_file_with_an_adapter_differs_in_nothing_else(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "tokens"),
     [
-        ("qwq-r1_1.5b-1x80gb", 21_026),
         ("qwq-r1_1.5b-2x80gb", 253_697),
         ("qwq-r1_1.5b-2x48gb", 53_211),
         ("r1_32b-r1_1.5b-5x40gb", 316_143),

@@ -107,9 +107,9 @@ def test_what_the_user_sets_is_where_the_memory_is_added() -> None:
 
 
 def test_vllm_s_target_has_the_draft_s_share_of_the_gpu() -> None:
-    target = systems("qwq-r1_1.5b-1x80gb")["target"].engines["target"]
+    target = systems("qwq-r1_1.5b-2x80gb")["target"].engines["target"]
     assert isinstance(target, VllmSpec)
-    assert target.gpu_memory_utilization == 0.95
+    assert target.gpu_memory_utilization == 0.9
 
 
 def test_engines_chosen_for_named_models_are_those_of_all_systems_but_a_baseline_with_a_file_of_its_own(

@@ -21,12 +21,8 @@ FILES = [
     *((path, "graph") for path in FOLDERS["graph"].glob("*.yaml")),
     *((path, "engines") for path in FOLDERS["engines file"].glob("*.yaml")),
     *((path, "prompts") for path in FOLDERS["prompts file"].glob("*.yaml")),
-    *((path, "preset") for path in FOLDERS["preset"].glob("*.yaml")),
     *((path, "study") for path in FOLDERS["study file"].glob("*.yaml")),
-    *((path, f"training-{path.stem.rpartition('-')[2]}") for path in FOLDERS["training file"].glob("*.yaml")),
 ]
-"""The name of a training file ends with that of its task."""
-
 
 known = cache(schemas)
 
