@@ -127,7 +127,7 @@ def test_failed_chains_are_tried_again_when_asked(tmp_path: Path) -> None:
         ({"settings": ("prompts=specreason",)}, r"param prompts is specreason, was default; start a new run"),
         (
             {"allow_drift": ("seed",)},
-            r"--allow-drift seed: not allowed; choose from engines, limit, batch_size, schedule, admission, order",
+            r"--allow-drift seed: not allowed; choose from engines, limit, batch_size, schedule, admission",
         ),
     ],
     ids=lambda value: str(value)[:30],
