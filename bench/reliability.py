@@ -29,7 +29,7 @@ from pipeline.store.query import Query
 
 sys.path.insert(0, str(ROOT / "tools"))
 
-from drills import disk, engines, garbage, grounds, servers, signals, surroundings
+from drills import disk, engines, grounds, servers, signals, surroundings
 from drills.toll import Ground, Toll
 
 PAGE = ROOT / "bench/reliability.md"
@@ -83,7 +83,7 @@ class Bench:
 
     def tolls(self) -> Iterator[Toll]:
         """The toll of each kind of fault, one row for each kind and kind of engines."""
-        for drill in (self.hit, self.ordered, self.full_disk, self.broken_folders, self.changed_input, self.rivals, self.mute):
+        for drill in (self.hit, self.ordered, self.full_disk, self.changed_input, self.rivals, self.mute):
             for name, ground in self.both.items():
                 yield from told(drill(ground, self.folder / f"{drill.__name__}-{name}"))
         yield from told(self.failing_engines())
@@ -111,12 +111,6 @@ class Bench:
             yield disk.full(large, folder, DISK_SIZES[:: len(DISK_SIZES) // self.strikes(len(DISK_SIZES))])
         except disk.CannotMount as error:
             click.echo(f"  full disk: skipped, a small file system cannot be mounted here: {error}", err=True)
-
-    def broken_folders(self, ground: Ground, folder: Path) -> Iterator[Toll]:
-        """The run folder holds garbage."""
-        one, other = (signals.half_done(ground, folder / name, self.luck, 0.3) for name in ("one", "other"))
-        for damage in garbage.DAMAGES:
-            yield garbage.damaged(damage, ground, folder, one, other, self.strikes(4 if ground is self.same else 6), self.luck)
 
     def changed_input(self, ground: Ground, folder: Path) -> Iterator[Toll]:
         """The input changes."""
@@ -187,7 +181,6 @@ COLUMNS: tuple[tuple[str, Callable[[Toll], object]], ...] = (
     ("failed", lambda toll: toll.failed),
     ("tracebacks", lambda toll: toll.tracebacks),
     ("wrong ends", lambda toll: toll.wrong_ends),
-    ("refused", lambda toll: toll.refused or ""),
     ("resume s", lambda toll: f"{statistics.median(toll.resume_s):.2f}" if toll.resume_s else ""),
 )
 """Columns of the table of faults."""
@@ -203,7 +196,7 @@ def faults_part(tolls: list[Toll]) -> Iterator[str]:
         "answered call that are there twice. *Torn*: chains without some of the steps or calls that they rest on. *Changed*: chains that "
         "say something else than an undisturbed run or, where engines vary, than they had said before; `-`: cannot be told. *Failed*: "
         "chains that ended in an error. *Wrong ends*: commands with another exit code than they should have, or without an error message. "
-        "*Refused*: run folders that were refused with an error message and kept what they held. *Resume*: median seconds from the start "
+        "*Resume*: median seconds from the start "
         "of the process until chains could start. Real models may round differently in other batches, which may change a chain."
     )
     yield grid([name for name, _ in COLUMNS], ([str(show(toll)) for _, show in COLUMNS] for toll in tolls))

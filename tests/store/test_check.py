@@ -89,6 +89,10 @@ EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: shutil.copy(run.parent / "other/chains/part-00000.parquet", run / "chains"),
         r"chains/part-00000\.parquet: belongs to another run",
     ),
+    "a part of another run is there too": (
+        lambda run: shutil.copy(run.parent / "other/chains/part-00000.parquet", run / "chains/part-00001.parquet"),
+        r"chains/part-00001\.parquet: belongs to another run",
+    ),
     "two parts are swapped": (
         lambda run: swap(run, "calls/part-00000.parquet", "calls/part-00001.parquet"),
         "holds what belongs in calls/part-",
@@ -96,6 +100,10 @@ EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
     "tables are swapped": (lambda run: swap(run, "calls", "steps"), r"part-00000\.parquet: holds what belongs in (steps|calls)/part-00000"),
     "a part is cut": (
         lambda run: os.truncate(run / "calls/part-00000.parquet", 4000),
+        r"calls/part-00000\.parquet: cannot be read: ",
+    ),
+    "a part is empty": (
+        lambda run: os.truncate(run / "calls/part-00000.parquet", 0),
         r"calls/part-00000\.parquet: cannot be read: ",
     ),
     "another program's part": (

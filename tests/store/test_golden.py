@@ -4,7 +4,7 @@ The property is tested on every state of a small run's folder between two of its
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +12,9 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pytest
 
+from pipeline.errors import InputError
 from pipeline.store.check import check_chains
+from pipeline.store.folder import LOCK
 from pipeline.store.read import read_whole
 from pipeline.store.run_store import RunStore
 from pipeline.store.wal import read_wal
@@ -139,3 +141,37 @@ def test_a_run_that_was_killed_at_any_moment_ends_as_one_that_was_not(
             again = resumed(history, each, tmp_path / f"{history is second}-{number}")
             assert said(again.folder) == said(finished.folder)
             assert totals(again.folder) == totals(finished.folder)
+
+
+CALLS, STEPS, NEXT = "calls/wal-00000.arrows", "steps/wal-00000.arrows", "calls/wal-00001.arrows"
+GARBAGE: dict[str, Callable[[Files, Files], Files]] = {
+    "copied": lambda ours, other: ours | {NEXT: ours[CALLS]},
+    "swapped": lambda ours, other: ours | {CALLS: ours[STEPS], STEPS: ours[CALLS]},
+    "added from another run": lambda ours, other: ours | {NEXT: other[CALLS]},
+    "replaced by another run's": lambda ours, other: ours | {CALLS: other[CALLS]},
+    "deleted": lambda ours, other: {name: content for name, content in ours.items() if name != CALLS},
+    "emptied": lambda ours, other: ours | {CALLS: b""},
+    "flipped": lambda ours, other: ours | {CALLS: ours[CALLS][:2000] + bytes([ours[CALLS][2000] ^ 1]) + ours[CALLS][2001:]},
+}
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> History:
+    """Another run of the same command."""
+    return golden_run(tmp_path_factory.mktemp("other"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_write_ahead_files_that_are_not_the_runs_are_refused_or_do_no_harm(
+    finished: History, other: History, tmp_path: Path, garbage: str
+) -> None:
+    """A refused folder keeps what it holds; a run that is resumed ends as one that nothing disturbed."""
+    ours, theirs = ([each for each in run.moments if {CALLS, STEPS} <= each.keys()][-1] for run in (finished, other))
+    left = GARBAGE[garbage]({name: content for name, content in ours.items() if name != LOCK}, theirs)
+    try:
+        again = resumed(finished, left, tmp_path / "run")
+    except InputError:
+        assert {name: (tmp_path / "run" / name).read_bytes() for name in left} == left
+    else:
+        assert said(again.folder) == said(finished.folder)

@@ -2,7 +2,6 @@
 
     signals         the process: killed, stopped, suspended
     disk            the file system: full
-    garbage         the run folder: files copied, swapped, deleted, cut
     surroundings    the input, a second run, the streams
     servers         the engines: servers that misbehave
 

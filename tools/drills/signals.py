@@ -1,7 +1,6 @@
 """The process is struck: killed or stopped at random moments, again and again, or suspended."""
 
 import random
-import shutil
 import signal
 import time
 from contextlib import suppress
@@ -10,9 +9,6 @@ from threading import Event
 
 from drills.command import Command
 from drills.toll import Ground, Said, Toll, card, over, summed, toll
-
-TRIES = 3
-"""How often a run is begun anew that was over before it could be killed, as it may be on a busy machine."""
 
 
 def killed(
@@ -99,23 +95,3 @@ def suspended(ground: Ground, gate: Event, folder: Path, strikes: int, luck: ran
         wrong = command.wait() != 0
         tolls.append(toll("suspended for longer than timeout_s", ground, run, log, faults=int(struck), wrong_ends=int(wrong)))
     return summed(tolls)
-
-
-def half_done(ground: Ground, folder: Path, luck: random.Random, longest_s: float) -> Path:
-    """A run folder with parts and write-ahead files of all tables, as two processes left it that were killed."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for _ in range(TRIES):
-        if all(_killed_on_the_way(ground, folder, luck, longest_s) for _ in range(2)):
-            return folder
-        shutil.rmtree(folder)
-    raise RuntimeError(f"{folder}: the run was over before it could be killed; give it more problems, or see {folder.with_suffix('.log')}")
-
-
-def _killed_on_the_way(ground: Ground, folder: Path, luck: random.Random, longest_s: float) -> bool:
-    """Whether a run in `folder` could be killed when it had left rows of all tables, before it was over."""
-    command, _ = started(ground, folder, folder.with_suffix(".log"), wait=True)
-    while not command.over and not [*folder.glob("chains/wal-*")]:
-        time.sleep(0.002)
-    command.process.join(luck.uniform(0, longest_s))
-    command.strike(signal.SIGKILL)
-    return command.wait() == -signal.SIGKILL

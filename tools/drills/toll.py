@@ -58,8 +58,6 @@ class Toll(Struct, frozen=True, kw_only=True):
     """Printed by a command."""
     wrong_ends: int = 0
     """Commands that ended with another exit code than they should, or without a sentence."""
-    refused: int = 0
-    """Run folders that were refused with a sentence and kept what they held."""
     sessions: int = 0
     """Processes that worked on the runs."""
     resume_s: tuple[float, ...] = ()
@@ -108,7 +106,7 @@ def toll(fault: str, ground: Ground, folder: Path, log: Path, *, faults: int = 1
 
 def summed(tolls: Sequence[Toll]) -> Toll:
     """The sums of runs that the same fault struck."""
-    counts = ("faults", "runs", "chains", "lost", "doubled", "torn", "failed", "tracebacks", "wrong_ends", "refused", "sessions")
+    counts = ("faults", "runs", "chains", "lost", "doubled", "torn", "failed", "tracebacks", "wrong_ends", "sessions")
     changed = [each.changed for each in tolls if each.changed is not None]
     return msgspec.structs.replace(
         tolls[0],
