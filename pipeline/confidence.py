@@ -6,7 +6,7 @@ Every engine works them out where it has the log probabilities, so that neither 
 import math
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Literal, get_args
+from typing import Literal
 
 from msgspec import Struct
 
@@ -15,7 +15,6 @@ LIKELIEST = 20
 those."""
 Measure = Literal["mean", "min", "first_entropy", "margin"]
 """A number of a `Confidence`, by its field."""
-MEASURES: tuple[Measure, ...] = get_args(Measure)
 
 
 class Confidence(Struct, frozen=True, kw_only=True):

@@ -127,7 +127,7 @@ class RecentRates:
         if len(kept) > 1 and now - kept[-2][0] < APART_S:
             kept.pop()
         kept.append((now, dict(counts)))
-        while len(kept) > 2 and self._enough(1):
+        while len(kept) > 2 and self._enough():
             kept.popleft()
 
     @property
@@ -153,7 +153,7 @@ class RecentRates:
         now = self._kept[-1][0]
         return next((look for look in reversed(self._kept) if now - look[0] >= WINDOW_S), self._kept[0])
 
-    def _enough(self, place: int) -> bool:
-        """True if nothing before the look at this place is needed any more."""
-        (then, before), (now, after) = self._kept[place], self._kept[-1]
+    def _enough(self) -> bool:
+        """True if nothing before the second look is needed any more."""
+        (then, before), (now, after) = self._kept[1], self._kept[-1]
         return now - then >= WINDOW_S and after[self._slowest] - before[self._slowest] >= LEAST_ENDED

@@ -13,10 +13,6 @@ TOKEN_LEVEL_ERROR = 0.18
 """Mean |ln| of simulated over printed speed-ups by token-level speculation, of sources that the fit has not seen: `token_level_error`
 there."""
 
-MPS_ERROR = 0.06
-"""Mean |ln| of simulated over measured times of two processes under CUDA MPS, of iterations as CUDA graphs, to which the rule was fitted:
-`bench/sharing.py`, of bench/results/gpu-mps.json."""
-
 
 def sentence(median_error: float, own_text_error: float) -> str:
     """How far simulated times are from measured ones, as shares of the measured ones."""

@@ -54,10 +54,10 @@ class Analysis(Struct, frozen=True, kw_only=True):
     """The replicas by their numbers; empty where the run has fewer than two."""
 
 
-def analyse(run: Path, bins: int = BINS) -> Analysis:
-    """Analyse the run folder `run`, with time divided into `bins`; raises `InputError` when that has no tables that can be read."""
+def analyse(run: Path) -> Analysis:
+    """Analyse the run folder `run`; raises `InputError` when that has no tables that can be read."""
     with Query(run) as db:
-        return analyse_work(read_work(db), bins)
+        return analyse_work(read_work(db))
 
 
 def analyse_work(work: RunTimes, bins: int = BINS) -> Analysis:

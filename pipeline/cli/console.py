@@ -40,9 +40,9 @@ class PlainConsole(Console):
         return super().render_str(sanitize(text), **options)
 
 
-def print_parts(parts: Iterable[str | Table], console: PlainConsole | None = None) -> None:
+def print_parts(parts: Iterable[str | Table]) -> None:
     """Print paragraphs and tables, each with its title above and its note below."""
-    console = console or PlainConsole()
+    console = PlainConsole()
     for part in parts:
         if isinstance(part, str):
             console.print(Text(part))

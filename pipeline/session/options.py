@@ -214,10 +214,8 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None and (name not in ABOUT or ABOUT[name].recorded)}
 
 
-def resume_options(
-    folder: Path, *, retry_failed: bool = False, input_file: Path | None = None, fail_on_error: float | None = None
-) -> RunOptions:
-    """The options to resume the run in `folder` as it was started, over its input, which may have moved to `input_file`.
+def resume_options(folder: Path, *, retry_failed: bool = False, fail_on_error: float | None = None) -> RunOptions:
+    """The options to resume the run in `folder` as it was started.
 
     Without `fail_on_error` the share is the one that it was started with.
 
@@ -232,8 +230,6 @@ def resume_options(
         raise InputError(str(folder), f"{what}; continue with pipeline.solve(..., output={str(folder)!r}, resume=True)")
     check_served(folder, record)
     check_functions(folder, kept)
-    if input_file is not None:
-        options = structs.replace(options, input=input_file, more_inputs=(), input_urls=())
     share = options.fail_on_error if fail_on_error is None else fail_on_error
     return structs.replace(options, output=folder, resume=True, retry_failed=retry_failed, fail_on_error=share)
 

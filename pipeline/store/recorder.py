@@ -35,8 +35,6 @@ class RecorderStatistics(Struct, frozen=True):
     """Rows not yet written, those being written included."""
     written: int
     """Rows that the store has written."""
-    write_s: float
-    """Seconds of writing by the store, in the thread or inline."""
 
 
 class Recorder:
@@ -49,7 +47,6 @@ class Recorder:
         self._steps: list[StepRow] = []
         self._chains: list[ChainRow] = []
         self._waiting = self._being_written = self._written = 0
-        self._write_s = 0.0
         self._due = 0.0  # when the oldest waiting row is to be written, by the real clock
         self.error: RunFolderError | None = None
         """The first write that failed."""
@@ -86,7 +83,7 @@ class Recorder:
 
     def statistics(self) -> RecorderStatistics:
         """Counts of rows since the start."""
-        return RecorderStatistics(self._waiting + self._being_written, self._written, self._write_s)
+        return RecorderStatistics(self._waiting + self._being_written, self._written)
 
     async def write(self) -> None:
         """Write rows as they come, until cancelled; raise `RunFolderError` when the folder cannot be written."""
@@ -147,12 +144,8 @@ class Recorder:
         calls that its rows rest on."""
         if self.error is not None:
             return
-        started = time.perf_counter()
-        try:
-            for table, its_rows in rows.items():
-                self._store.append(table, its_rows)
-        finally:
-            self._write_s += time.perf_counter() - started
+        for table, its_rows in rows.items():
+            self._store.append(table, its_rows)
 
     async def _call_store(self, call: Callable[..., None], *args: object) -> None:
         if self._virtual:

@@ -14,7 +14,7 @@ from tests.support.commands import pipeline
 from tests.support.paths import SIM
 from tests.support.runs import write_problems
 
-SHORT = {"--output": "-o", "--input": "-i", "--limit": "-n", "--set": "-s", "--quiet": "-q", "--verbose": "-v", "--yes": "-y"}
+SHORT = {"--output": "-o", "--input": "-i", "--limit": "-n", "--set": "-s", "--quiet": "-q", "--verbose": "-v"}
 HEADINGS = ["Input", "Models", "Prompting", "Scheduling", "Output", "Resume", "Replicas", "Display"]
 
 

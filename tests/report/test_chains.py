@@ -137,9 +137,6 @@ def test_options_are_told_only_where_the_trace_tells_them(
     assert tuple(option_probabilities(row, 2)) == expected
 
 
-OF_TWO = {"score_options": ("0", "1", "2"), "chosen_candidate": None, "num_distinct_candidates": 2}
-
-
 @pytest.mark.parametrize(
     ("judged", "fields", "expected"),
     [

@@ -87,7 +87,6 @@ async def test_a_single_row_is_written_within_the_interval(tmp_path: Path, blank
         with anyio.fail_after(HANGS_S):
             while not recorder.statistics().written:  # noqa: ASYNC110  (to poll is what a display does)
                 await anyio.sleep(0.002)
-    assert recorder.statistics().write_s > 0
 
 
 async def test_dropping_a_row_costs_microseconds(tmp_path: Path, blank: Blank) -> None:

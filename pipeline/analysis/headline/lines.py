@@ -209,14 +209,14 @@ def _baseline(s: Summary, place: str) -> Iterator[Row]:
         why = "; ".join(found.flags) or ("no time to compare" if found.status == "finished" else unfinished)
         yield Row("baseline", "-", f"{why}{f':  {command}' if command and found.status != 'finished' else ''}")
     else:
-        yield Row("baseline", f"{found.times_as_fast:.2f} x", _compared(s, found, s.problems_per_s))
+        yield Row("baseline", f"{found.times_as_fast:.2f} x", _compared(found, s.problems_per_s))
         if said := "; ".join(_also_compared(s, found)):
             yield Row("", "", said)
         if found.flags:
             yield Row("differs", "", "; ".join(found.flags))
 
 
-def _compared(s: Summary, found: Baseline, rate: float) -> str:
+def _compared(found: Baseline, rate: float) -> str:
     """How fast the run is compared with the target alone."""
     ratio = found.speed_up
     each = f"; a single problem {ratio.value:.2f} times as fast [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio.value else ""

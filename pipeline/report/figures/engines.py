@@ -57,7 +57,7 @@ def requests(occupancy: Occupancy) -> go.Figure:
     figure = stacked_rows(last, 150 + 160 * last, spacing=0.05, hovermode="x unified")
     for row, (role, engine) in enumerate(occupancy.engines.items(), 1):
         for name, values, colour in (("running", engine.in_flight, BLUE), ("client queue", engine.waiting, ORANGE)):
-            figure.add_trace(_area(name, middle, values, colour, row, "%{y:.1f}"), row=row, col=1)
+            figure.add_trace(_area(name, middle, values, colour, row), row=row, col=1)
         figure.update_yaxes(title=f"{drawn(role)}:<br>requests", rangemode="tozero", row=row, col=1)
     live = go.Scatter(x=middle, y=occupancy.live, name="chains in flight", line={"color": GREY, "shape": "hvh"}, hovertemplate="%{y:.1f}")
     figure.add_trace(live, row=last, col=1)
@@ -207,7 +207,7 @@ def _middle(edges: Array) -> Array:
     return np.asarray((edges[1:] + edges[:-1]) / 2)
 
 
-def _area(name: str, x: Array, y: Array, colour: str, row: int, hover: str) -> go.Scatter:
+def _area(name: str, x: Array, y: Array, colour: str, row: int) -> go.Scatter:
     """A part of the stacked areas of one row; its name is in the legend once."""
     look = {"legendgroup": name, "showlegend": row == 1, "stackgroup": f"{row}", "mode": "lines", "line": {"width": 0, "color": colour}}
-    return go.Scatter(x=x, y=y, name=name, hovertemplate=hover, **look)
+    return go.Scatter(x=x, y=y, name=name, hovertemplate="%{y:.1f}", **look)

@@ -30,7 +30,7 @@ def lengths(counts: dict[str, Array]) -> go.Figure:
 
     The axis ends where nearly all are shown. Guidance, whose length is a setting, is shown after a click on its name.
     """
-    usual = max((_quantile(each, 0.995) for each in counts.values()), default=1)
+    usual = max((_usual(each) for each in counts.values()), default=1)
     width = max(1, -(-usual // MAX_BINS))
     figure = go.Figure(layout=layout(380))
     for kind in (kind for kind in DECISIONS if kind in counts):
@@ -50,10 +50,10 @@ def lengths(counts: dict[str, Array]) -> go.Figure:
     return axes(figure.update_yaxes(title="share of texts", tickformat=".0%", rangemode="tozero"))
 
 
-def _quantile(counts: Array, share: float) -> int:
-    """The least length that a share `share` of all texts does not exceed; `counts` by length."""
+def _usual(counts: Array) -> int:
+    """The least length that 99.5 % of all texts do not exceed; `counts` by length."""
     sums = np.cumsum(counts)
-    return int(np.searchsorted(sums, share * sums[-1]))
+    return int(np.searchsorted(sums, 0.995 * sums[-1]))
 
 
 def acceptance(verified: Array, accepted: Array) -> go.Figure:
