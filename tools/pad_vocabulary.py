@@ -28,7 +28,6 @@ import click
 import make_arith
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer as Backend
@@ -47,6 +46,8 @@ BESIDE = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
 """Files of a model next to its weights: configuration, tokenizer, chat template."""
 INDEX = "model.safetensors.index.json"
 SAMPLING: tuple[Mapping[str, Any], ...] = ({"temperature": 0.6, "seed": 1, "n": 4}, {"temperature": 1.0, "seed": 2, "n": 4})
+PROBLEMS, TOKENS = 8, 64
+"""Problems whose texts are compared, and the most tokens of each text."""
 SAME = 0.9
 """Share of the sampled texts that must be the same; a small model may meet an unused id now and then."""
 
@@ -55,12 +56,10 @@ def folder_of(model: str, *, weights: bool) -> Path:
     """The folder of a model; one on the hub is downloaded, without weights where they are not needed."""
     if Path(model).is_dir():
         return Path(model)
-    wanted = [*BESIDE, "*.safetensors"] if weights else list(BESIDE)
     try:
-        return Path(snapshot_download(model, allow_patterns=wanted))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        what = str(error).splitlines()[0]
-        raise click.UsageError(f"{model} is neither a folder nor a model that can be downloaded: {what}") from error
+        return Path(snapshot_download(model, allow_patterns=[*BESIDE, "*.safetensors"] if weights else list(BESIDE)))
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{model} is neither a folder nor a model that can be downloaded: {str(error).splitlines()[0]}") from error
 
 
 def vocab_size(folder: Path) -> int:
@@ -120,23 +119,15 @@ def write(source: Path, out: Path, size: int) -> None:
         raise click.UsageError(f"{source}: has no {' and no '.join(sorted(set(EMBEDDINGS) - heads))} with a row for each id")
     (out / "config.json").write_text(json.dumps(config | {"vocab_size": size}, indent=2) + "\n")
     if (out / INDEX).exists():
-        total = sum(tensor_bytes(out / path.name) for path in files)
-        index = read_json(out / INDEX)
-        (out / INDEX).write_text(json.dumps(index | {"metadata": {**index.get("metadata", {}), "total_size": total}}, indent=2) + "\n")
+        (out / INDEX).write_text(json.dumps(read_json(out / INDEX) | {"metadata": {}}, indent=2) + "\n")  # its size is another
 
 
-def tensor_bytes(path: Path) -> int:
-    """Bytes of the tensors of a file."""
-    with safe_open(path, "pt") as file:
-        return sum(each.numel() * each.element_size() for name in file.keys() for each in [file.get_tensor(name)])  # noqa: SIM118
-
-
-async def answers(model: Path, problems: Sequence[str], tokens: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+async def answers(model: Path, problems: Sequence[str]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """The greedy and the sampled texts, as ids, that the torch engine writes on `problems` with the model in the folder."""
     said: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = {}
 
     async def ask(engine: Engine, prompt: Sequence[int], way: int, number: int, terms: Mapping[str, Any]) -> None:
-        request = Request(request_id=f"{way}/{number}", prompt_ids=prompt, max_tokens=tokens, **terms)
+        request = Request(request_id=f"{way}/{number}", prompt_ids=prompt, max_tokens=TOKENS, **terms)
         said[way, number] = tuple(candidate.ids for candidate in (await engine.generate(request)).candidates)
 
     spec = TorchSpec(model=str(model), dtype="float32", max_num_seqs=16)
@@ -149,9 +140,9 @@ async def answers(model: Path, problems: Sequence[str], tokens: int) -> tuple[li
     return texts[0], [ids for each in texts[1:] for ids in each]
 
 
-def same_texts(source: Path, made: Path, problems: Sequence[str], tokens: int) -> str:
+def same_texts(source: Path, made: Path, problems: Sequence[str]) -> str:
     """How many texts on `problems` are the same with both models, in words; raises `ClickException` where too many are not."""
-    (greedy, sampled), (greedy_now, sampled_now) = (anyio.run(answers, model, problems, tokens) for model in (source, made))
+    (greedy, sampled), (greedy_now, sampled_now) = (anyio.run(answers, model, problems) for model in (source, made))
     same = sum(a == b for a, b in zip(sampled, sampled_now, strict=True))
     if greedy != greedy_now or same < SAME * len(sampled):
         raise click.ClickException(f"the padded model writes other texts ({same} of {len(sampled)} sampled ones are the same)")
@@ -162,13 +153,11 @@ def same_texts(source: Path, made: Path, problems: Sequence[str], tokens: int) -
 @click.argument("source")
 @click.argument("target")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--problems", type=click.IntRange(min=1), default=8, show_default=True, help="Problems whose texts are compared.")
-@click.option("--tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Most tokens of each text.")
-def main(source: str, target: str, out: Path, problems: int, tokens: int) -> None:
+def main(source: str, target: str, out: Path) -> None:
     """Write a copy of SOURCE to OUT with a vocabulary of the size of TARGET: a model, or a number. Models are folders or hub names."""
     if out.exists():
         raise click.UsageError(f"{out} exists; name a folder that does not")
-    asked = [each.text for each in make_arith.split("validation")[:problems]]
+    asked = [each.text for each in make_arith.split("validation")[:PROBLEMS]]
     theirs = None if target.isdecimal() else folder_of(target, weights=False)
     size = int(target) if theirs is None else vocab_size(theirs)
     others = compare_tokenizers(folder_of(source, weights=False), theirs, asked) if theirs else []
@@ -180,7 +169,7 @@ def main(source: str, target: str, out: Path, problems: int, tokens: int) -> Non
         made = Path(place) / "model"
         made.mkdir()
         write(folder, made, size)
-        found = same_texts(folder, made, asked, tokens)
+        found = same_texts(folder, made, asked)
         made.rename(out)
     click.echo(f"{out}: {size} ids instead of {old}; {found}")
     if others:

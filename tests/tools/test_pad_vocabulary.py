@@ -49,7 +49,7 @@ def test_a_padded_draft_writes_the_same_text(tool: Any, tmp_path: Path) -> None:
     assert "576 ids instead of 560; on 8 problems the same greedy texts, and 64 of 64 sampled ones" in done.output
     assert [path.name for path in out.parent.iterdir()] == ["padded"]
     others = [each.text for each in tool.make_arith.split("test")[:6]]
-    texts = [anyio.run(tool.answers, folder, others, 64) for folder in (MODELS / "tiny-draft", out)]
+    texts = [anyio.run(tool.answers, folder, others) for folder in (MODELS / "tiny-draft", out)]
     assert texts[0] == texts[1]
 
     before, after = (load_file(folder / "model.safetensors") for folder in (MODELS / "tiny-draft", out))
@@ -96,7 +96,7 @@ def test_a_head_of_its_own_in_another_file_is_padded_too(tool: Any, tmp_path: Pa
     assert torch.equal(made, -load_file(out / files[1])[EMBEDDING])
     index = json.loads((out / tool.INDEX).read_text())
     assert index["weight_map"] == places
-    assert index["metadata"]["total_size"] == sum(2 * each.numel() for name in files.values() for each in load_file(out / name).values())
+    assert index["metadata"] == {}
 
 
 def test_what_cannot_be_padded_is_refused_and_leaves_nothing(tool: Any, tmp_path: Path) -> None:
