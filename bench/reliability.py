@@ -29,7 +29,7 @@ from pipeline.store.query import Query
 
 sys.path.insert(0, str(ROOT / "tools"))
 
-from drills import disk, engines, grounds, servers, signals, surroundings
+from drills import engines, grounds, signals, surroundings
 from drills.toll import Ground, Toll
 
 PAGE = ROOT / "bench/reliability.md"
@@ -108,8 +108,8 @@ class Bench:
         """The disk is full."""
         large = grounds.simulated(self.folder, 300) if ground is self.same else grounds.varying(self.folder, 300)
         try:
-            yield disk.full(large, folder, DISK_SIZES[:: len(DISK_SIZES) // self.strikes(len(DISK_SIZES))])
-        except disk.CannotMount as error:
+            yield surroundings.full(large, folder, DISK_SIZES[:: len(DISK_SIZES) // self.strikes(len(DISK_SIZES))])
+        except surroundings.CannotMount as error:
             click.echo(f"  full disk: skipped, a small file system cannot be mounted here: {error}", err=True)
 
     def changed_input(self, ground: Ground, folder: Path) -> Iterator[Toll]:
@@ -135,8 +135,8 @@ class Bench:
     def misbehaving_servers(self) -> Iterator[Toll]:
         """Servers misbehave, or stand still with the whole terminal."""
         folder, rows = self.folder / "servers", self.strikes(12)
-        yield from (servers.moody(way, folder / f"moody-{i}", rows, self.luck) for i, way in enumerate(servers.FOR_A_MOMENT))
-        yield from (servers.one_of_two(way, folder / f"one-of-two-{i}", rows, self.luck) for i, way in enumerate(servers.FOR_EVER))
+        yield from (engines.moody(way, folder / f"moody-{i}", rows, self.luck) for i, way in enumerate(engines.FOR_A_MOMENT))
+        yield from (engines.one_of_two(way, folder / f"one-of-two-{i}", rows, self.luck) for i, way in enumerate(engines.FOR_EVER))
         with grounds.served(folder / "suspended", 6, replicas=1, timeout_s=1.0, takes_s=0.1) as (ground, [server]):
             gate = server.always.gate
             yield signals.suspended(ground, gate, folder / "suspended", self.strikes(4), self.luck, pause_s=1.5)

@@ -9,7 +9,6 @@ in. The validation problems choose the number of layers and the weight decay; th
 
 import json
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +33,8 @@ PRM = Path("graphs/rewards/prm-tiny.yaml")
 DRAFTED, TEMPERATURE = 5, 0.6
 DEPTHS, DECAYS, SLACK = (4, 5, 6), (1e-5, 1e-4, 1e-3), 0.001
 """What is tried. The fewest layers are kept whose AUC is at most this much below the best."""
+SITUATIONS = 4000
+"""Problems of the training."""
 PART = 200
 """Sequences computed together."""
 
@@ -118,17 +119,10 @@ def train(seen: Tensor, right: Tensor, embedding: Tensor, options: tuple[int, in
 
 def measure(seen: Tensor, right: Tensor, rows: Tensor) -> dict[str, float]:
     """How well the rewards of two rows tell right steps from wrong ones."""
-    return figures(seen @ rows.T, right)
-
-
-def figures(logits: Tensor, right: Tensor) -> dict[str, float]:
-    """How well rewards tell right steps from wrong ones; `logits` of the answers good and bad, a row for each step."""
-    rewards = logits.softmax(-1)[:, 0]
+    rewards = (seen @ rows.T).softmax(-1)[:, 0]
     good, bad = rewards[right], rewards[~right]
     above = (good[:, None] > bad).float() + 0.5 * (good[:, None] == bad).float()
     found = {
-        "steps": len(right),
-        "right": right.float().mean(),
         "auc": above.mean(),
         "accuracy": ((rewards > 0.5) == right).float().mean(),
         "reward_right": good.mean(),
@@ -160,16 +154,13 @@ def save(target: Any, head: Head, options: tuple[int, int], out: Path) -> None:
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), required=True)
-@click.option("--situations", type=int, default=4000, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
-def main(out: Path, situations: int, seed: int) -> None:
+def main(out: Path) -> None:
     """Train the reward model and write it, with its log, to --out."""
-    started = time.monotonic()
     torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    judge, target = Judge(seed), train_tiny.load(MODELS / "tiny-target").eval()
+    torch.manual_seed(0)
+    judge, target = Judge(0), train_tiny.load(MODELS / "tiny-target").eval()
     embedding, options = target.get_input_embeddings().weight.detach(), judge.builder.option_ids
-    problems = [next(judge.examples.problems) for _ in range(situations)]
+    problems = [next(judge.examples.problems) for _ in range(SITUATIONS)]
     sets = {
         "training": list(judge.judged(problems, made_up=True)),
         "validation": list(judge.judged(make_arith.split("validation"), made_up=False)),
@@ -190,7 +181,6 @@ def main(out: Path, situations: int, seed: int) -> None:
     log += [{"set": name, **chosen, **measure(seen[name][head.layers], right[name], head.rows)} for name in ("training", "test")]
     (out / "training.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
     click.echo("\n".join(map(json.dumps, log)))
-    click.echo(f"{time.monotonic() - started:.0f} s")
 
 
 if __name__ == "__main__":

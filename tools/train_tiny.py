@@ -1,4 +1,4 @@
-"""Trains the bundled draft and target models, on a CPU in about an hour or on a GPU in minutes.
+"""Trains the bundled draft and target models, on one CPU core in about an hour.
 
     python tools/train_tiny.py draft  --out pipeline/models/tiny-draft
     python tools/train_tiny.py target --out build/tiny-target-reasoning          # chain of thought alone
@@ -14,7 +14,6 @@ import math
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.spec import cpu_has_bfloat16
 from pipeline.grading.stated import boxed
 from pipeline.graph.prompts import DELIMITER
-from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
+from pipeline.reasoning.prompts import PromptBuilder
 
 SHAPES = {
     "draft": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 2},
@@ -105,12 +104,12 @@ def new_model(role: str, vocab_size: int, eos_id: int) -> Any:
     return AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
 
 
-def collate(batch: Sequence[Example], device: str) -> dict[str, Tensor]:
+def collate(batch: Sequence[Example]) -> dict[str, Tensor]:
     """Examples as right-padded tensors."""
     width = max(len(each.ids) for each in batch)
 
     def pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
-        return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], device=device)
+        return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])
 
     return {
         "ids": pad([each.ids for each in batch], 0),
@@ -121,9 +120,9 @@ def collate(batch: Sequence[Example], device: str) -> dict[str, Tensor]:
     }
 
 
-def loss_of(model: Any, batch: Sequence[Example], device: str, verifies: bool) -> Tensor:
+def loss_of(model: Any, batch: Sequence[Example], verifies: bool) -> Tensor:
     """Next tokens at the last layer; when it `verifies`, also what middle layers are told, and the decisions."""
-    tensors = collate(batch, device)
+    tensors = collate(batch)
     out = model.model(input_ids=tensors["ids"], use_cache=False, output_hidden_states=verifies)
     logits = model.lm_head(out.last_hidden_state).float()
     told = tensors["next_token"].flatten()
@@ -153,15 +152,15 @@ def decision_loss(logits: Tensor, batch: Sequence[Example]) -> Tensor:
 
 
 def processor_s() -> float:
-    """Seconds of this process on a processor, per thread: a training may be paused, or share its cores, and is no shorter for it."""
-    return time.process_time() / torch.get_num_threads()
+    """Seconds of this process on a processor: a training may be paused, or share its core, and is no shorter for it."""
+    return time.process_time()
 
 
 class Trainer:
     """One model, its optimisers on a cosine that ends with the time given, and its log."""
 
-    def __init__(self, model: Any, role: str, minutes: float, device: str) -> None:
-        self.model, self.device, self.seconds = model.to(device), device, minutes * 60
+    def __init__(self, model: Any, role: str, minutes: float) -> None:
+        self.model, self.seconds = model, minutes * 60
         self.rates, self.verifies = RATES[role], role == "verify"
         matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
         rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
@@ -176,21 +175,14 @@ class Trainer:
         """Of the time that is used up."""
         return min(1.0, (processor_s() - self.started) / self.seconds)
 
-    @property
-    def seconds_so_far(self) -> int:
-        """Since the start, as `processor_s` counts them."""
-        return round(processor_s() - self.started)
-
     def step(self, batch: Sequence[Example]) -> float:
         scale = min(1.0, (self.steps + 1) / 50) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * self.share)))
         for optimiser, rate in zip(self.optimisers, self.rates, strict=True):
             optimiser.param_groups[0]["lr"] = rate * scale
             optimiser.zero_grad(set_to_none=True)
         self.model.train()
-        with torch.autocast(
-            self.device.split(":")[0], dtype=torch.bfloat16, enabled=not self.device.startswith("cpu") or cpu_has_bfloat16()
-        ):
-            loss = loss_of(self.model, batch, self.device, self.verifies)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=cpu_has_bfloat16()):
+            loss = loss_of(self.model, batch, self.verifies)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimiser in self.optimisers:
@@ -246,10 +238,9 @@ def candidates_of(examples: Examples, pool: Pool) -> tuple[Situation, list[tuple
 # Evaluation, over transformers' own `generate`.
 
 
-def load(folder: Path | None, device: str = "cpu", attention: str = "sdpa") -> Any:
+def load(folder: Path, attention: str = "sdpa") -> Any:
     """A model in float32, ready to sample, or to train with another `attention`."""
-    assert folder is not None
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).to(device)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
 
 
 @torch.no_grad()
@@ -258,9 +249,9 @@ def sample(
 ) -> list[list[tuple[int, ...]]]:
     """`n` continuations of each prompt, each cut after its first id of `stop`."""
     model.eval()
-    device, width, pad = model.device, max(map(len, prompts)), model.config.pad_token_id
-    ids = torch.tensor([[*[pad] * (width - len(p)), *p] for p in prompts], device=device)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+    width, pad = max(map(len, prompts)), model.config.pad_token_id
+    ids = torch.tensor([[*[pad] * (width - len(p)), *p] for p in prompts])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
     out = model.generate(
         input_ids=ids,
         attention_mask=mask,
@@ -297,27 +288,17 @@ def alone(model: Any, problems: Sequence[make_arith.Problem], builder: PromptBui
     return _share([boxed(builder.tokenizer.decode(rows[0])) == str(p.answer) for p, rows in zip(problems, said, strict=True)])
 
 
-def verdicts(target: Any, asked: Sequence[tuple[Situation, list[tuple[int, ...]]]], builder: PromptBuilder) -> list[tuple[int, ...] | None]:
-    """The accepted candidate of each situation, or None; one candidate is scored, of several one is chosen."""
-    prompts: list[OptionPrompt] = []
-    for situation, steps in asked:
-        prompts.append(builder.score(situation.context, steps[0]) if len(steps) == 1 else builder.choose(situation.context, steps))
-    chosen = decide(target, prompts)
-    return [
-        (steps[0] if best >= THRESHOLD else None) if len(steps) == 1 else steps[best - 1] if best else None
-        for (_, steps), best in zip(asked, chosen, strict=True)
-    ]
-
-
 @torch.no_grad()
-def decide(model: Any, prompts: Sequence[OptionPrompt]) -> list[int]:
-    """Index of the likeliest option of each verification."""
-    model.eval()
+def verdicts(target: Any, asked: Sequence[tuple[Situation, list[tuple[int, ...]]]], builder: PromptBuilder) -> Iterator[Any]:
+    """The accepted candidate of each situation, or None; one candidate is scored, of several one is chosen."""
+    target.eval()
+    prompts = [builder.score(at.context, steps[0]) if len(steps) == 1 else builder.choose(at.context, steps) for at, steps in asked]
     width = max(len(each.ids) for each in prompts)
-    batch = torch.tensor([[*each.ids, *[0] * (width - len(each.ids))] for each in prompts], device=model.device)
-    hidden = model.model(input_ids=batch, use_cache=False).last_hidden_state
-    logits = model.lm_head(hidden[range(len(prompts)), [len(each.ids) - 1 for each in prompts]])
-    return [int(logits[i, list(each.option_ids)].argmax()) for i, each in enumerate(prompts)]
+    hidden = target.model(input_ids=torch.tensor([[*each.ids, *[0] * (width - len(each.ids))] for each in prompts]), use_cache=False)
+    logits = target.lm_head(hidden.last_hidden_state[range(len(prompts)), [len(each.ids) - 1 for each in prompts]])
+    for row, prompt, (_, steps) in zip(logits, prompts, asked, strict=True):
+        best = int(row[list(prompt.option_ids)].argmax())
+        yield (steps[0] if best >= THRESHOLD else None) if len(steps) == 1 else steps[best - 1] if best else None
 
 
 def verification(draft: Any, target: Any, examples: Examples) -> dict[str, float]:
@@ -349,75 +330,55 @@ def _share(right: Sequence[bool]) -> float:
 # The command.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What the command line says."""
-
-    role: str
-    out: Path
-    start: Path | None
-    draft: Path | None
-    minutes: float
-    solves: float
-    device: str
-    seed: int
-    threads: int
-
-
 @click.command()
 @click.argument("role", type=click.Choice(["draft", "target", "verify"]))
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--start", type=click.Path(path_type=Path), help="verify: the target that reasons.")
 @click.option("--draft", type=click.Path(path_type=Path), help="verify: the draft whose samples are judged.")
-@click.option("--minutes", type=float, default=5.0, show_default=True, help="Of processor time, per thread.")
+@click.option("--minutes", type=float, default=5.0, show_default=True, help="Of processor time.")
 @click.option("--solves", type=float, default=0.42, show_default=True, help="draft: stop at this share of validation problems.")
-@click.option("--device", default="cpu", show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--threads", type=int, default=1, show_default=True)
-def main(**given: Any) -> None:
-    """Train one model and write it, with its log, to --out."""
-    options = Options(**given)
-    if options.role == "verify" and not (options.start and options.draft):
+def main(role: str, out: Path, start: Path | None, draft: Path | None, minutes: float, solves: float) -> None:
+    """Train one model until the time is up, or the draft is good enough; write it, with its log, to --out at every evaluation."""
+    if role == "verify" and not (start and draft):
         raise click.UsageError("verify needs --start, the target that reasons, and --draft")
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(options.seed)
-    options.out.mkdir(parents=True, exist_ok=True)
-    fast = tiny_tokenizer.save(options.out)
-    examples = Examples(HFTokenizer(str(options.out)), options.seed)
-    model = load(options.start, options.device, ATTENTION) if options.start else new_model(options.role, len(fast), fast.eos_token_id)
-    batches = reasoning_batches(examples, BATCH[options.role])
-    if options.draft:
-        batches = verify_batches(examples, Pool(load(options.draft, options.device), examples), BATCH[options.role])
-    train(options, Trainer(model, options.role, options.minutes, options.device), batches, examples)
-
-
-def train(options: Options, trainer: Trainer, batches: Iterator[list[Example]], examples: Examples) -> None:
-    """Until the time is up, or, for the draft, until it is good enough; the weights are written at every evaluation."""
-    problems, next_look = make_arith.split("validation"), LOOK_EVERY[options.role]
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    out.mkdir(parents=True, exist_ok=True)
+    fast = tiny_tokenizer.save(out)
+    examples = Examples(HFTokenizer(str(out)), 0)
+    model = load(start, ATTENTION) if start else new_model(role, len(fast), fast.eos_token_id)
+    judged = load(draft) if draft else None
+    batches = verify_batches(examples, Pool(judged, examples), BATCH[role]) if judged else reasoning_batches(examples, BATCH[role])
+    trainer, problems, next_look = Trainer(model, role, minutes), make_arith.split("validation"), LOOK_EVERY[role]
     while trainer.share < 1:
         loss = trainer.step(next(batches))
-        if trainer.share < next_look or (options.role == "draft" and loss > DRAFT_LOOKS_BELOW):
+        if trainer.share < next_look or (role == "draft" and loss > DRAFT_LOOKS_BELOW):
             continue
-        next_look = trainer.share + LOOK_EVERY[options.role]
-        save(trainer.model, options.out)
-        value = look(options, trainer, problems[:LOOK_PROBLEMS], examples)
-        if options.role == "draft" and value >= options.solves:
+        next_look = trainer.share + LOOK_EVERY[role]
+        save(model, out)
+        if look(trainer, judged, problems[:LOOK_PROBLEMS], examples, out) >= solves and role == "draft":
             break
-    save(trainer.model, options.out)
-    look(options, trainer, problems, examples)
+    save(model, out)
+    look(trainer, judged, problems, examples, out)
 
 
-def look(options: Options, trainer: Trainer, problems: Sequence[make_arith.Problem], examples: Examples) -> float:
-    """Evaluate and log; returns how good the draft is."""
-    name = "draft" if options.role == "draft" else "target"
-    figures = {name: alone(trainer.model, problems, examples.builder)}
-    if options.draft:
-        figures |= verification(load(options.draft, options.device), trainer.model, examples)
-    row = {"seconds": trainer.seconds_so_far, "steps": trainer.steps, "tokens": trainer.tokens, "loss": round(trainer.loss, 4), **figures}
-    with (options.out / "training.jsonl").open("a") as log:
+def look(trainer: Trainer, draft: Any, problems: Sequence[make_arith.Problem], examples: Examples, out: Path) -> float:
+    """Evaluate and log; returns the share of `problems` that the model solves by itself."""
+    solved = alone(trainer.model, problems, examples.builder)
+    figures = verification(draft, trainer.model, examples) if draft else {}
+    seconds = round(processor_s() - trainer.started)
+    row = {
+        "seconds": seconds,
+        "steps": trainer.steps,
+        "tokens": trainer.tokens,
+        "loss": round(trainer.loss, 4),
+        "solved": solved,
+        **figures,
+    }
+    with (out / "training.jsonl").open("a") as log:
         log.write(json.dumps(row) + "\n")
     click.echo(json.dumps(row))
-    return figures.get("draft", 0.0)
+    return solved
 
 
 def save(model: Any, out: Path) -> None:

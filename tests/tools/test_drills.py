@@ -11,7 +11,7 @@ from tests.support.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))
 
-from drills import grounds, servers, signals, surroundings
+from drills import engines, grounds, signals, surroundings
 from drills.toll import Toll
 
 pytestmark = pytest.mark.slow
@@ -33,4 +33,4 @@ def test_an_input_that_changes(tmp_path: Path) -> None:
 
 
 def test_one_of_two_servers_that_does_not_answer(tmp_path: Path) -> None:
-    assert_harmless(servers.one_of_two("hang", tmp_path, 3, LUCK))
+    assert_harmless(engines.one_of_two("hang", tmp_path, 3, LUCK))

@@ -36,22 +36,15 @@ def copied(folder: Path, **config: Any) -> Path:
     return folder
 
 
-@pytest.mark.usefixtures("torch_here")
-def test_a_padded_draft_writes_the_same_text(tool: Any, tmp_path: Path) -> None:
-    """Under the torch engine: the tool's own problems, and others."""
-    import anyio
+def test_a_padded_draft_has_further_rows_and_is_the_same_otherwise(tool: Any, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file
 
     out = tmp_path / "made" / "padded"
     done = run(tool, MODELS / "tiny-draft", SIZE + 16, out)
     assert done.exit_code == 0, done.output
-    assert "576 ids instead of 560; on 8 problems the same greedy texts, and 64 of 64 sampled ones" in done.output
+    assert "576 ids instead of 560" in done.output
     assert [path.name for path in out.parent.iterdir()] == ["padded"]
-    others = [each.text for each in tool.make_arith.split("test")[:6]]
-    texts = [anyio.run(tool.answers, folder, others) for folder in (MODELS / "tiny-draft", out)]
-    assert texts[0] == texts[1]
-
     before, after = (load_file(folder / "model.safetensors") for folder in (MODELS / "tiny-draft", out))
     assert [name for name in before if not torch.equal(before[name], after[name][: len(before[name])])] == []
     assert {name for name in before if before[name].shape != after[name].shape} == {EMBEDDING}

@@ -58,12 +58,8 @@ class Toll(Struct, frozen=True, kw_only=True):
     """Printed by a command."""
     wrong_ends: int = 0
     """Commands that ended with another exit code than they should, or without a sentence."""
-    sessions: int = 0
-    """Processes that worked on the runs."""
     resume_s: tuple[float, ...] = ()
     """Real seconds from the start of a process that goes on until its chains could start."""
-    rewritten_bytes: int = 0
-    """What going on wrote of rows that were there already."""
 
     @property
     def harmless(self) -> bool:
@@ -97,20 +93,18 @@ def toll(fault: str, ground: Ground, folder: Path, log: Path, *, faults: int = 1
         torn=len(ours) - sum(whole),
         changed=changed,
         failed=sum(row["stop_reason"] == "error" for row in ours.values()),
-        tracebacks=tracebacks(log),
-        sessions=len(card(folder).get("sessions", [])),
-        rewritten_bytes=sum(session["rewritten_bytes"] for session in card(folder).get("sessions", [])),
+        tracebacks=log.read_text(errors="replace").count("Traceback (most recent call last)") if log.exists() else 0,
         **more,
     )
 
 
 def summed(tolls: Sequence[Toll]) -> Toll:
     """The sums of runs that the same fault struck."""
-    counts = ("faults", "runs", "chains", "lost", "doubled", "torn", "failed", "tracebacks", "wrong_ends", "sessions")
+    counts = ("faults", "runs", "chains", "lost", "doubled", "torn", "failed", "tracebacks", "wrong_ends")
     changed = [each.changed for each in tolls if each.changed is not None]
     return msgspec.structs.replace(
         tolls[0],
-        **{name: sum(getattr(each, name) for each in tolls) for name in (*counts, "rewritten_bytes")},
+        **{name: sum(getattr(each, name) for each in tolls) for name in counts},
         changed=sum(changed) if changed else None,
         resume_s=tuple(second for each in tolls for second in each.resume_s),
     )
@@ -132,11 +126,6 @@ def card(folder: Path) -> Mapping[str, Any]:
     except FileNotFoundError:
         return {}
     return found
-
-
-def tracebacks(log: Path) -> int:
-    """How many tracebacks commands printed."""
-    return log.read_text(errors="replace").count("Traceback (most recent call last)") if log.exists() else 0
 
 
 def sentence(log: Path) -> str:
