@@ -7,6 +7,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec import structs
 
 from pipeline.data.problems import open_problems
 from pipeline.data.rows import Flaw
@@ -69,7 +70,7 @@ def test_an_input_that_was_not_kept_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "problems.jsonl").rename(tmp_path / "moved.jsonl")
     with pytest.raises(InputError, match=r"problems\.jsonl"):
         run(resume_options(folder))
-    assert run(resume_options(folder, input_file=tmp_path / "moved.jsonl")).nothing_to_do
+    assert run(structs.replace(resume_options(folder), input=tmp_path / "moved.jsonl")).nothing_to_do
 
 
 def test_rows_without_a_problem_are_kept_with_what_is_wrong(tmp_path: Path) -> None:
