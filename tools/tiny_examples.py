@@ -147,10 +147,6 @@ class Examples:
         """Whether a candidate may be accepted."""
         return tuple(candidate) == situation.gold
 
-    def right_candidate(self, situation: Situation) -> tuple[int, ...]:
-        """The right continuation."""
-        return situation.gold
-
     def corrupt(self, situation: Situation) -> tuple[int, ...]:
         """A wrong candidate: another number, verb or step in place of the right one."""
         gold = list(situation.gold)

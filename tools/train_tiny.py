@@ -227,7 +227,7 @@ def candidates_of(examples: Examples, pool: Pool) -> tuple[Situation, list[tuple
     else:
         situation = examples.situation()
         candidates = [examples.corrupt(situation) for _ in range(rng.choice([1, 1, 2, 3, 4]))]
-        candidates += [examples.right_candidate(situation)] if rng.random() < 0.5 else []
+        candidates += [situation.gold] if rng.random() < 0.5 else []
     if len(candidates) > 1 and rng.random() < 0.25:  # none is right: rare with a good draft, and must be learnt
         candidates = [each for each in candidates if not examples.is_right(situation, each)] or candidates
     candidates = list(dict.fromkeys(candidates))

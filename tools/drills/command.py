@@ -14,7 +14,7 @@ import psutil
 from pipeline.cli.main import main
 
 ROOT = Path(__file__).parent.parent.parent
-PACKAGES = (str(Path(__file__).parent / "varying"), str(ROOT / "tests/support/packages"), str(ROOT))
+PACKAGES = (str(ROOT / "tests/support/packages"), str(ROOT))
 """For `sys.path`: engines that never answer the same twice, and engines that fail."""
 PRELOADED = ["pipeline.cli.run", "pipeline.engines.sim.engine", "pipeline.engines.openai.engine", "pipeline.runtime.virtual_loop"]
 LONGEST_S = 300.0

@@ -1,6 +1,6 @@
 """Simulated engines that never answer the same twice, as servers with a batch, a seed and a version of their own do.
 
-An engine of an installed package: the folder of this file is put on `sys.path`. Its spec is that of `sim`.
+The backend `varying` of an installed package, `tests/support/packages`; its keys are those of `sim`.
 """
 
 import os
@@ -27,7 +27,6 @@ class VaryingText(SeededText):
         super().__init__(structs.replace(spec, model=f"{spec.model}/{os.urandom(8).hex()}"))
 
     def output(self, request: Request, max_model_len: int) -> Output:
-        """See `TextSource.output`."""
         return super().output(structs.replace(request, seed=int.from_bytes(os.urandom(6))), max_model_len)
 
 
