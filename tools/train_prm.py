@@ -123,6 +123,8 @@ def measure(seen: Tensor, right: Tensor, rows: Tensor) -> dict[str, float]:
     good, bad = rewards[right], rewards[~right]
     above = (good[:, None] > bad).float() + 0.5 * (good[:, None] == bad).float()
     found = {
+        "steps": len(right),
+        "right": right.float().mean(),
         "auc": above.mean(),
         "accuracy": ((rewards > 0.5) == right).float().mean(),
         "reward_right": good.mean(),
