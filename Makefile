@@ -69,7 +69,7 @@ docs: .venv/ready
 bench-parent: .venv/ready
 	$(BIN)/python -m bench.cost.against_parent
 
-# Before a release: all figures of the docs, measured again and written there, in about five hours on a machine that does nothing else.
+# Before a release: all figures of the docs, measured again and written there, in about three hours on a machine that does nothing else.
 release-figures: .venv/vllm build/inflated.yaml
 	rm -rf build/scaling build/papers
 	$(BIN)/python bench/figures.py
