@@ -1,5 +1,5 @@
 # `make run` solves the bundled test set with the bundled models, and with the target alone; `make check` is for every edit, `make test`
-# runs all tests; each sets up .venv first.
+# for every change; each sets up .venv first.
 # `make vllm` adds vLLM to it: the official wheel where there is a GPU, else the CPU build.
 PYTHON ?= python3
 # Without a CUDA driver the CPU build of torch is asked for by version; a plain `torch` would bring gigabytes of CUDA.
@@ -21,13 +21,11 @@ PYTEST := $(BIN)/python -m pytest --durations=15
 # What failed beside other tests (exit code 1 and no other) is run once more alone: real processes have time limits that a busy machine may
 # exceed. Both are printed.
 AGAIN := --last-failed --last-failed-no-failures none
-VLLM_TESTS := $(PYTEST) -m vllm -o cache_dir=build/vllm-cache
-TEST_VLLM := $(VLLM_TESTS); code=$$?; [ $$code -ne 1 ] || { $(VLLM_TESTS) $(AGAIN); code=$$?; }; (exit $$code)
-OTHERS := $(PYTEST) -n $(LONG_WORKERS) --dist loadfile --no-loadscope-reorder -m "not vllm"
-TEST_OTHERS := $(OTHERS); code=$$?; [ $$code -ne 1 ] || { $(PYTEST) -m "not vllm" $(AGAIN); code=$$?; }; (exit $$code)
+# $(call tests,MARKERS,OPTIONS)
+tests = $(PYTEST) -m "$(1)" $(2); code=$$?; [ $$code -ne 1 ] || { $(PYTEST) -m "$(1)" $(AGAIN); code=$$?; }; (exit $$code)
 
 .SILENT:
-.PHONY: run check test test-vllm lint docs bench-parent release-figures vllm clean
+.PHONY: run check test test-vllm test-clients lint docs bench-parent release-figures vllm clean
 
 run: .venv/run
 	$(BIN)/pipeline run speccot --input datasets/arith/test.parquet --baseline
@@ -41,20 +39,22 @@ check: .venv/ready
 	$(PYTEST) -n $(WORKERS) --quick; tests=$$?; \
 	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || types))
 
-# All tests; those of vLLM, which mostly wait for it to start, beside the others. Each file is one worker's.
-test: .venv/vllm .venv/clients/ready
+# All tests but those of vLLM and of clients of others, which take as long to install as to run. Each file is one worker's.
+test: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	mkdir -p build
 	$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
-	($(TEST_VLLM)) > build/vllm.txt 2>&1 & vllm=$$!; \
-	$(TEST_OTHERS); tests=$$?; \
-	wait $$vllm; vllm=$$?; cat build/vllm.txt; \
-	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || vllm || types))
+	$(call tests,not vllm and not clients,-n $(LONG_WORKERS) --dist loadfile --no-loadscope-reorder); tests=$$?; \
+	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || types))
 
 # The tests of vLLM in one process, which starts each engine once.
 test-vllm: .venv/vllm
-	$(TEST_VLLM)
+	$(call tests,vllm)
+
+# lm_eval, inspect_ai and litellm ask `pipeline serve`.
+test-clients: .venv/clients/ready
+	$(call tests,clients)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

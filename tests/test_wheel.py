@@ -63,13 +63,11 @@ def test_the_commands_of_the_readme_run_where_only_the_wheel_is_installed(enviro
     assert (tmp_path / "answers.csv").exists()
 
 
-@pytest.mark.torch
-def test_the_example_in_the_help_runs_in_an_empty_folder(environment: Path, tmp_path: Path) -> None:
+def test_the_example_in_the_help_is_that_of_the_readme(environment: Path, tmp_path: Path) -> None:
     example = installed(environment, tmp_path, "pipeline", "--help").stdout.partition("Example:\n")[2].partition("\n\n")[0]
-    assert "pipeline run speccot" in example
-    done = installed(environment, tmp_path, "bash", "-ec", example)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "20 of 20 solved" in done.stdout
+    shown = [line.strip() for line in example.splitlines()]
+    assert any("pipeline run speccot" in line for line in shown)
+    assert shown == [line for line in README.commands() if line in shown]
 
 
 def test_a_wheel_has_all_models_and_adapters(environment: Path) -> None:

@@ -57,7 +57,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_the_rates_that_made_a_run_are_found_again(recorded: list[Path]) -> None:
-    found = calibrate(recorded, max_calls=300)
+    found = calibrate(recorded, max_calls=120)
     assert list(found.fits) == [TRUE.name]
     fit = found.fits[TRUE.name]
     for name in ("flops_per_s", "bytes_per_s", "overhead_s"):
