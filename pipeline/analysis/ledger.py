@@ -175,7 +175,7 @@ def ledger(run: Path) -> Ledger:
 
 def read_ledger(db: Query) -> Ledger:
     """The ledger of the one run that is open in `db`."""
-    run, calls = RunFile.read_known(db.folders[0]), db.rows(CALLS, CallSums)
+    run, calls = RunFile.read(db.folders[0]), db.rows(CALLS, CallSums)
     output = {role: Counter(dict.fromkeys(OUTCOMES, 0)) for role in [*run.plan.engines, *(each.engine for each in calls)]}
     for each in calls:
         written = each.outcome in (*WRITTEN, "answer")

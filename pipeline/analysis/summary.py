@@ -134,7 +134,7 @@ def summarize_work(work: RunTimes) -> Summary:
     kept = _kept(file, chains, steps, calls)
     return Summary(
         run=db.folders[0].resolve().name,
-        status=None if file.status == "unknown" else file.status,
+        status=file.status,
         **_decided(file, chains),
         example=chains.example,
         batch_size=file.batch_size or None,

@@ -121,7 +121,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
         try:
             yield
         finally:
-            if RunFile.read_known(folder).status == "starting":
+            if RunFile.read(folder).status == "starting":
                 (folder / FILE).unlink(missing_ok=True)
 
 

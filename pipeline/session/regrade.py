@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, RunError
@@ -21,7 +21,7 @@ from pipeline.store.columns import with_values
 from pipeline.store.events import UNFINISHED, counted
 from pipeline.store.folder import hold
 from pipeline.store.read import has_table, read_batches, read_whole
-from pipeline.store.run_file import replace_totals
+from pipeline.store.run_file import RunFile
 from pipeline.store.run_store import RunStore
 from pipeline.system.machine import core_count
 
@@ -68,15 +68,15 @@ class Regrade(Struct, frozen=True):
 def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, limit_s: float = LIMIT_S) -> Regrade:
     """Grade all chains of the run folder `run` again, and write the grades there unless it is a `dry_run`.
 
-    Raises `InputError` where there are no chains or they cannot be read, `RunFolderError` where they cannot be written, `RunError` where
-    the grader cannot start.
+    Raises `InputError` where there are no chains, or they or `run.json` cannot be read, `RunFolderError` where they cannot be written,
+    `RunError` where the grader cannot start.
     """
     if not has_table(run, "chains"):
         raise InputError(str(run), "is not a run folder with finished chains; expected chains/part-*.parquet in it")
     count = workers or max(1, min(8, core_count()))
     alone = nullcontext() if dry_run else hold(run)
     with alone, Grader(count, limit_s) as grader, ThreadPoolExecutor(count) as threads:
-        tally = Tally(run, grader, threads)
+        record, tally = RunFile.read(run), Tally(run, grader, threads)
         if not dry_run:
             RunStore(run).recover()
         for batch in read_batches(run, "chains", NEEDED):
@@ -84,7 +84,9 @@ def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, lim
         if tally.new and not dry_run:
             _write(run, tally.new)
             summary = summarize(run)
-            replace_totals(run, graded=summary.graded, correct=summary.correct)
+            if record.ended is not None:
+                totals = structs.replace(record.totals, graded=summary.graded, correct=summary.correct)
+                structs.replace(record, totals=totals).write(run)
     rights = Counter(change.after for change in tally.changes)
     return Regrade(
         run=run.resolve().name,

@@ -3,6 +3,7 @@
 `RunFile` is its only form in Python: whatever writes or reads `run.json` uses it.
 """
 
+import os
 import platform
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -17,9 +18,8 @@ from pipeline.data.part import RowSample, RowSet, Shard
 from pipeline.engine import EngineStatistics, Fact
 from pipeline.errors import InputError, RunFolderError, boundary, reason
 from pipeline.files import new_file
-from pipeline.graph.plan import Block, Plan, RecordedPlan, decode_plan, encode_plan, settings_of
+from pipeline.graph.plan import Plan, RecordedPlan, decode_plan, encode_plan, settings_of
 from pipeline.graph.plugins import engine_specs, stage_specs
-from pipeline.graph.prompts import DEFAULT_PROMPTS
 from pipeline.store.folder import check_still_held
 from pipeline.system.machine import core_count, cuda_mps, memory
 from pipeline.system.machine import versions as installed
@@ -163,7 +163,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
     folder_id: str = ""
     """The random name of the run folder, which every file of its tables bears; unlike `run_id` no other folder has it."""
     run_id: str
-    status: Status | Literal["unknown"]
+    status: Status
     graph_file: str
     plan: Plan
     """Stages and engines with all their fields. In the file it is written as the keys of a `RecordedPlan`."""
@@ -208,20 +208,6 @@ class RunFile(Struct, frozen=True, kw_only=True):
             return cls.decode(raw)
         except msgspec.ValidationError as error:
             raise InputError(str(folder / FILE), f"is not a run.json of this program: {error}") from error
-
-    @classmethod
-    def read_known(cls, folder: Path) -> "RunFile":
-        """As much of the `run.json` in `folder` as can be read, for analyses of a trace, which do not depend on it.
-
-        A field that is missing or of another type is as in `UNKNOWN`: empty, zero or null, the status `unknown`. Raises `InputError`
-        for a folder of another format.
-        """
-        try:
-            return _known(_read(folder))
-        except OtherFormat:
-            raise
-        except InputError:
-            return UNKNOWN
 
     @classmethod
     def decode(cls, raw: Mapping[str, Any]) -> "RunFile":
@@ -302,22 +288,6 @@ class RunFile(Struct, frozen=True, kw_only=True):
         )
 
 
-UNKNOWN = RunFile(
-    run_id="",
-    status="unknown",
-    graph_file="",
-    plan=Plan("", DEFAULT_PROMPTS, Block(()), {}, {}, ""),
-    schedule="",
-    batch_size=0,
-    samples=0,
-    seed=0,
-    input=RunInput(file="", sha256="", rows=0),
-    virtual_time=False,
-    started_unix_ns=0,
-)
-"""The run file of a run of which nothing is known."""
-
-
 class OtherFormat(InputError):
     """A run folder has another format than this version reads."""
 
@@ -326,34 +296,9 @@ class OtherFormat(InputError):
         super().__init__(where, f"{what}, and this version reads format {FORMAT}; read it with the version that wrote it, or run it again")
 
 
-class _RunHead(Struct, frozen=True):
-    format: Any = None
-    folder_id: Any = ""
-
-
 def folder_id(folder: Path) -> str:
-    """The random name of a run folder; empty where it has no `run.json` that can be read. Raises `InputError` for another format."""
-    try:
-        content = (folder / FILE).read_bytes()
-        head = msgspec.json.decode(content, type=_RunHead)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return ""
-    if head.format != FORMAT:
-        raise OtherFormat(str(folder / FILE), head.format)
-    return str(head.folder_id)
-
-
-def replace_totals(folder: Path, **counts: int) -> None:
-    """Replace these of the `totals` in the `run.json` of a run that is over; all else in it stays as it is.
-
-    Does nothing where there is no readable `run.json`. Raises `RunFolderError` where it cannot be written.
-    """
-    try:
-        raw = _read(folder)
-    except InputError:
-        return
-    if isinstance(raw.get("totals"), dict) and raw.get("status") not in (None, "starting", "running"):
-        _write(folder, msgspec.json.encode(raw | {"totals": raw["totals"] | counts}))
+    """The random name of a run folder; empty where it has no `run.json`. Raises `InputError` for one that cannot be read."""
+    return str(_read(folder).get("folder_id", "")) if os.path.lexists(folder / FILE) else ""
 
 
 def _write(folder: Path, content: bytes) -> None:
@@ -366,8 +311,9 @@ def _read(folder: Path) -> dict[str, Any]:
     """The raw content of the `run.json` in `folder`; raises `InputError`."""
     path = folder / FILE
     try:
-        with path.open("rb") as file:
-            raw: dict[str, Any] = msgspec.json.decode(file.read(), type=dict[str, Any])
+        if path.is_fifo():  # would wait for a writer
+            raise OSError("it is a named pipe")
+        raw = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as error:
         raise InputError(str(path), f"cannot be read: {reason(error)}; expected a run folder") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -375,37 +321,6 @@ def _read(folder: Path) -> dict[str, Any]:
     if raw.get("format") != FORMAT:
         raise OtherFormat(str(path), raw.get("format"))
     return raw
-
-
-def _known(raw: Mapping[str, Any]) -> RunFile:
-    """The run file in `raw`, field by field: a field that is missing or of another type is as in `UNKNOWN`."""
-    empty: dict[str, Any] = {"graph": {"levels": []}, "graph_digest": "", "graph_name": "", "prompts": {}, "params": {}, "engines": {}}
-    recorded = msgspec.convert({**empty, "speculate": None, **_fields(raw, RecordedPlan)}, RecordedPlan)
-    try:
-        plan = decode_plan(recorded, stage_specs(), engine_specs())
-    except msgspec.ValidationError:
-        plan = decode_plan(structs.replace(recorded, graph=empty["graph"]), stage_specs(), engine_specs())
-    sessions = raw.get("sessions")
-    found = [_session(each) for each in sessions if isinstance(each, dict)] if isinstance(sessions, list) else []
-    known = {name: value for name, value in _fields(raw, RunFile).items() if name not in ("plan", "sessions")}
-    run = structs.replace(UNKNOWN, **known, sessions=tuple(each for each in found if each is not None))
-    return structs.replace(run, plan=structs.replace(plan, name=plan.name or run.graph))
-
-
-def _session(raw: Mapping[str, Any]) -> Session | None:
-    known = _fields(raw, Session)
-    return Session(**known) if "started_unix_ns" in known else None
-
-
-def _fields(raw: Mapping[str, Any], kind: type[Struct]) -> dict[str, Any]:
-    """The values in `raw` of those fields of the Struct `kind` that are there with the right type."""
-    found = {}
-    for field in structs.fields(kind):
-        try:
-            found[field.name] = msgspec.convert(raw[field.name], field.type)
-        except (KeyError, msgspec.ValidationError):
-            continue
-    return found
 
 
 def _sum(seconds: Iterable[float | None]) -> float | None:

@@ -1,6 +1,5 @@
 """A run folder in numbers, counted by hand; folders that are cut short, resumed, empty or none at all."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from pipeline.analysis.summary_tables import facts
 from pipeline.errors import InputError
 from pipeline.store.events import CallRow, ChainRow, StepRow
 from pipeline.store.run_store import RunStore
+from tests.support.run_files import write_run_json
 from tests.support.traces import SCORE
 
 Blank = Callable[..., Any]
@@ -32,6 +32,11 @@ def call(blank: Blank, engine: str, stage: str, submit: int, end: int, tokens: t
 def chain(blank: Blank, row: int, start: int, end: int, stop_reason: str, **more: Any) -> Any:
     times = {"start_unix_ns": T + start * S, "end_unix_ns": T + end * S}
     return blank(ChainRow, chain_id=f"p{row}#0", input_row=row, **times, stop_reason=stop_reason, **more)
+
+
+@pytest.fixture(autouse=True)
+def run_json(tmp_path: Path) -> None:
+    write_run_json(tmp_path, engines={}, started_unix_ns=0)
 
 
 @pytest.fixture
@@ -70,10 +75,7 @@ def folder(tmp_path: Path, blank: Blank) -> Path:
         ],
     )
     store.close()
-    (tmp_path / "run.json").write_text(
-        json.dumps({"format": 1, "batch_size": 2, "status": "finished", "wall_time_s": 10.0, "started_unix_ns": T})
-    )
-    return tmp_path
+    return write_run_json(tmp_path, engines={}, batch_size=2, wall_time_s=10.0, started_unix_ns=T)
 
 
 def test_failed_chains_count_as_wrong_and_are_said(tmp_path: Path, blank: Blank) -> None:
@@ -177,16 +179,6 @@ def test_it_is_json_and_back(folder: Path) -> None:
     assert msgspec.json.decode(msgspec.json.encode(found), type=Summary) == found
 
 
-@pytest.mark.parametrize("content", [None, "[1]", '{"format": 1, "batch_size": "two", "status": 5}', "\udcff"])
-def test_run_json_may_be_missing_or_odd(folder: Path, content: str | None) -> None:
-    (folder / "run.json").unlink()
-    if content is not None:
-        (folder / "run.json").write_bytes(content.encode(errors="surrogateescape"))
-    found = summarize(folder)
-    assert (found.status, found.batch_size, found.wall_time_s) == (None, None, 10.0), "wall time is taken from the chains"
-    assert found.tail_time_s == 2.0, "two was the most that lived at once"
-
-
 def test_a_run_without_rows(tmp_path: Path) -> None:
     RunStore(tmp_path).close()
     found = summarize(tmp_path)
@@ -200,6 +192,7 @@ def test_a_run_that_was_cut_short_before_its_first_part(tmp_path: Path) -> None:
 
 
 def test_no_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "run.json").unlink()
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(InputError, match="is not a run folder; expected calls, steps and chains in it"):
             summarize(path)

@@ -70,13 +70,6 @@ def test_pauses_are_left_out_of_time() -> None:
     assert [axis.of(instant) for instant in (10, 20, 25, 30, 50, 51, 60)] == [0, 10, 10, 10, 30, 30, 39]
 
 
-def test_a_run_file_with_nonsense_in_it_says_nothing(tmp_path: Path) -> None:
-    write(tmp_path, chains=[chain("a", 0, 5)])
-    (tmp_path / "run.json").write_text('{"format": 1, "status": 1, "batch_size": "x", "sessions": [1], "engines": [], "graph": null}')
-    work = read_work(Query(tmp_path))
-    assert (work.span, work.engines, work.stays) == (5 * S, (), None)
-
-
 def test_of_a_chain_with_several_rows_the_last_counts(tmp_path: Path) -> None:
     rows = [chain("a", 0, 5, stop_reason="error"), chain("b", 0, 6), chain("a", 0, 9)]
     lives = read_work(Query(write(tmp_path, chains=rows, card=card(0, 9)))).lives

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from pipeline.errors import RunFolderError
-from pipeline.store.run_file import replace_totals
+from pipeline.store.run_file import RunFile
 from tests.support.changed import change_rows
 from tests.support.golden import golden_run
 from tests.support.hanging_together import check_hangs_together, rows
@@ -98,7 +99,8 @@ def test_chains_whose_steps_came_out_differently_begin_anew_when_failed_ones_are
     folder = tmp_path / "run"
     assert resumed(folder, problems) == 0
     change_rows(folder, "chains", lambda row: MISMATCH if row["input_row"] < 4 else {})
-    replace_totals(folder, chains_done=CHAINS - 3, chains_failed=3)
+    record = RunFile.read(folder)
+    structs.replace(record, totals=structs.replace(record.totals, chains_done=CHAINS - 3, chains_failed=3)).write(folder)
     before = {row["chain_id"]: row["answer"] for row in rows(folder, "chains")}
     assert resumed(folder, problems, retry_failed=True) == 0
     check_hangs_together(folder, CHAINS)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import LoopNode, Plan, RecordedPlan, UnknownEngine, UnknownStage, decode_plan, encode_plan, settings_of
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.spec import EngineSpec, StageSpec
-from pipeline.store.run_file import UNKNOWN, Host, RunFile, Session, host
+from pipeline.store.run_file import RunFile, Session, folder_id, host
 from tests.support.patience import HANGS_S
 from tests.support.run_files import RUN_JSON, SIM, STAGE, write_run_json
 
@@ -27,6 +28,9 @@ GRAPHS = sorted((ROOT / "graphs").glob("*.yaml"))
 STATISTICS = EngineStatistics(
     running=0, waiting=0, kv_cache_usage=0.5, requests=2, input_tokens=3, cached_input_tokens=1, output_tokens=4, busy_s=1.5
 )
+
+
+EMPTY = RunFile.decode(RUN_JSON)
 
 
 def plan_of(graph: Path, engines: str = "sim-2xh100") -> Plan:
@@ -44,7 +48,7 @@ def test_a_run_comes_back_as_it_was_written(tmp_path: Path, graph: Path, engines
     session = Session(started_unix_ns=5, ended_unix_ns=7, command=["pipeline"], engine_statistics={"target": STATISTICS})
     run = run_of(plan_of(graph, engines), host=host()).with_session(session)
     run.write(tmp_path)
-    assert RunFile.read(tmp_path) == RunFile.read_known(tmp_path) == run
+    assert RunFile.read(tmp_path) == run
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
@@ -142,6 +146,7 @@ def test_settings_that_this_version_does_not_know_are_kept(tmp_path: Path) -> No
         (None, "cannot be read: no such file or directory; expected a run folder"),
         ("", "is not a run.json of this program: Input data was truncated"),
         ("[1]", "is not a run.json of this program: Expected `object`, got `array`"),
+        ("\udcff", "is not a run.json of this program: JSON is malformed: invalid character (byte 0)"),
         ("{}", "names no format, and this version reads format 1; read it with the version that wrote it, or run it again"),
         ('{"format": 1}', "is not a run.json of this program: Object missing required field `graph`"),
         (RUN_JSON | {"graph": {"levels": 3}}, "is not a run.json of this program: its graph is not one that this program writes"),
@@ -152,32 +157,20 @@ def test_settings_that_this_version_does_not_know_are_kept(tmp_path: Path) -> No
 )
 def test_what_is_no_run_file_is_refused(tmp_path: Path, content: str | dict[str, Any] | None, said: str) -> None:
     if content is not None:
-        (tmp_path / "run.json").write_text(content if isinstance(content, str) else json.dumps(content))
+        text = content if isinstance(content, str) else json.dumps(content)
+        (tmp_path / "run.json").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(InputError) as caught:
         RunFile.read(tmp_path)
     assert str(caught.value).startswith(f"{tmp_path}/run.json: ")
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [None, "", "{", "[1]", "\udcff", '{"format": 1, "status": 1, "batch_size": "x", "sessions": [1]}'])
-def test_nothing_is_known_of_nonsense(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "run.json").write_bytes(content.encode(errors="surrogateescape"))
-    assert RunFile.read_known(tmp_path) == UNKNOWN
-
-
-def test_what_can_be_read_of_a_damaged_file_is_known(tmp_path: Path) -> None:
-    sessions = [
-        {"started_unix_ns": 5, "ended_unix_ns": 9, "engine_statistics": {"target": {"requests": "2"}}},
-        {"started_unix_ns": -1},
-        "odd",
-    ]
-    damaged = {"status": "odd", "batch_size": -3, "graph": {"levels": 1}, "host": {"cores": "two"}, "sessions": sessions}
-    found = RunFile.read_known(write_run_json(tmp_path, **damaged))
-    assert (found.status, found.batch_size, found.host, found.run_id) == ("unknown", 0, Host(), "r")
-    assert (found.plan.block.levels, found.plan.engines, found.graph) == ((), RunFile.decode(RUN_JSON).plan.engines, "target")
-    assert found.sessions == (Session(started_unix_ns=5, ended_unix_ns=9),)
-    assert found.statistics("target") is None
+@pytest.mark.parametrize(("make", "said"), [(Path.mkdir, "is a directory"), (os.mkfifo, "it is a named pipe")])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Any, said: str) -> None:
+    make(tmp_path / "run.json")
+    for read in (RunFile.read, folder_id):
+        with pytest.raises(InputError, match=rf"run\.json: cannot be read: {said}; expected a run folder"):
+            read(tmp_path)
 
 
 def sessions(*times: tuple[int, int | None], **fields: Any) -> tuple[Session, ...]:
@@ -194,17 +187,16 @@ def sessions(*times: tuple[int, int | None], **fields: Any) -> tuple[Session, ..
     ],
 )
 def test_nobody_was_at_work_between_sessions(times: Any, pauses: Any, ended: int | None) -> None:
-    run = structs.replace(UNKNOWN, sessions=sessions(*times))
+    run = structs.replace(EMPTY, sessions=sessions(*times))
     assert (run.started, run.pauses, run.ended) == (5, pauses, ended)
 
 
 def test_statistics_are_known_where_every_session_left_them() -> None:
     both = sessions((5, 7), (8, 9), engine_statistics={"target": STATISTICS})
-    assert structs.replace(UNKNOWN, sessions=both).statistics("target") == [STATISTICS, STATISTICS]
-    assert structs.replace(UNKNOWN, sessions=(*both, *sessions((10, None)))).statistics("target") is None
-    assert structs.replace(UNKNOWN, sessions=both).statistics("draft") is None
-    assert UNKNOWN.statistics("target") is None
-    assert (UNKNOWN.started, UNKNOWN.ended) == (None, None)
+    assert structs.replace(EMPTY, sessions=both).statistics("target") == [STATISTICS, STATISTICS]
+    assert structs.replace(EMPTY, sessions=(*both, *sessions((10, None)))).statistics("target") is None
+    assert structs.replace(EMPTY, sessions=both).statistics("draft") is None
+    assert EMPTY.statistics("target") is None
 
 
 def test_the_name_is_made_durable_too(tmp_path: Path) -> None:
@@ -212,10 +204,11 @@ def test_the_name_is_made_durable_too(tmp_path: Path) -> None:
     program = """if True:
         import sys
         from pathlib import Path
-        from pipeline.store.run_file import UNKNOWN
+        from pipeline.store.run_file import RunFile
+        from tests.support.run_files import RUN_JSON
         folder, seen = Path(sys.argv[1]), []
         sys.addaudithook(lambda event, args: seen.append((event, str(args[0]))) if event in ("open", "os.rename") else None)
-        UNKNOWN.write(folder)
+        RunFile.decode(RUN_JSON).write(folder)
         [renamed] = [i for i, (event, name) in enumerate(seen) if event == "os.rename" and Path(name).parent == folder]
         sys.exit(("open", str(folder)) not in seen[renamed:])
     """

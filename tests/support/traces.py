@@ -1,7 +1,6 @@
 """Run folders for tests of analyses, told in seconds; and random calls of random chains."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from pipeline.store.events import CallRow, ChainRow
 from pipeline.store.query import Query
 from pipeline.store.run_store import RunStore
 from tests.support.rows import blank
+from tests.support.run_files import write_run_json
 
 S = 1_000_000_000
 T = 1_700_000_000 * S
@@ -55,17 +55,18 @@ def chain(name: str, start: float, end: float, **more: Any) -> Any:
     return blank(ChainRow, **{"start_unix_ns": at(start), "end_unix_ns": at(end)} | fields)
 
 
-def write(folder: Path, *, card: dict[str, Any] | None = None, closed: bool = True, **tables: Sequence[Struct]) -> Path:
-    """A run folder with these rows; calls in the order of their ends. One that is not `closed` is that of a killed run."""
+def write(folder: Path, *, card: Mapping[str, Any] = {}, closed: bool = True, **tables: Sequence[Struct]) -> Path:
+    """A run folder with these rows, calls in the order of their ends, and these fields of its `run.json`.
+
+    One that is not `closed` is that of a killed run.
+    """
     store = RunStore(folder)
     for table, rows in tables.items():
         ordered = sorted(rows, key=lambda row: row.end_unix_ns) if table == "calls" else rows  # type: ignore[attr-defined]
         store.append(table, ordered)
     if closed:
         store.close()
-    if card is not None:
-        (folder / "run.json").write_text(json.dumps({"format": 1} | card))
-    return folder
+    return write_run_json(folder, **{"engines": {}, "started_unix_ns": 0} | card)
 
 
 def plan_of(**stages: StageSpec) -> Plan:

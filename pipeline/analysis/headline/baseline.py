@@ -33,7 +33,7 @@ def summary_of(run: Path, work: RunTimes | None = None) -> Summary:
 
     Raises `InputError` as `summarize` does."""
     found = summarize(run) if work is None else summarize_work(work)
-    status = state_of(run, RunFile.read_known(run)) if found.status in ACTIVE else found.status
+    status = state_of(run, RunFile.read(run)) if found.status in ACTIVE else found.status
     return structs.replace(found, status=status, baseline=read_baseline(run.absolute(), found.stop_reasons))
 
 
@@ -42,7 +42,7 @@ def read_baseline(run: Path, stop_reasons: Collection[str]) -> Baseline | None:
     folder = baseline_folder(run)
     if not (folder / FILE).is_file():
         return None
-    file = RunFile.read_known(folder)
+    file = RunFile.read(folder)
     state = state_of(folder, file)
     if state != "finished":
         return Baseline(run=folder.name, status=state)

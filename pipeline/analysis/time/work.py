@@ -215,7 +215,7 @@ def pieces(lives: Lives, calls: Calls, most: int = PIECE) -> Iterator[tuple[Live
 
 def read_work(db: Query) -> RunTimes:
     """The one run that is open in `db`; raises `InputError` where its tables cannot be read."""
-    run = RunFile.read_known(db.folders[0])
+    run = RunFile.read(db.folders[0])
     calls, chains = db.row(_SEEN_IN_CALLS, Seen), db.row(_SEEN_IN_CHAINS, Seen)
     known = [at for at in (calls.first, calls.last, chains.first, chains.last, run.started, run.ended) if at]
     axis = Axis(min(known, default=0), run.pauses)
