@@ -26,6 +26,8 @@ class UnfinishedChain(Struct):
     """What another replica needs to continue it; grows with every reported row."""
     replica: int | None = None
     """The replica that has it; None while it waits."""
+    life: int = 0
+    """The number of its life at the replica; negative, as those of earlier sessions are not."""
     failed_on: int | None = None
     """The replica on whose engines it has failed."""
 
@@ -76,7 +78,7 @@ class ChainQueue:
             if chain.failed_on == replica and not alone:
                 left.append(name)
                 continue
-            chain.replica = replica
+            chain.replica, chain.life = replica, chain.life - 1
             self.counts[replica] += 1
             taken.append(_assignment(chain))
         self._waiting.extendleft(reversed(left))
@@ -88,11 +90,9 @@ class ChainQueue:
 
     def call(self, row: CallRow) -> None:
         """Keep a reported call of a chain that is at a replica."""
-        resumed = self._chains[row.chain_id].resumed
-        resumed.attempts += 1
-        ready = row.submit_unix_ns - round(row.client_wait_s * 1e9)
-        resumed.started_unix_ns = min(resumed.started_unix_ns or ready, ready)
-        resumed.ended_unix_ns = max(resumed.ended_unix_ns or 0, row.end_unix_ns)
+        chain = self._chains[row.chain_id]
+        resumed = chain.resumed
+        resumed.attempt(chain.life, row.submit_unix_ns, row.client_wait_s, row.end_unix_ns)
         if row.error_type is None:
             resumed.calls[row.request_id] = _recorded(row)
 

@@ -77,7 +77,7 @@ class ChainRecorder:
         self._identity = (run_id, problem.problem_id, self._chain_id, sample_index)
         """The first columns of every table."""
         self._started = self._step_started = clock.now()
-        self._before_s = ((resumed.ended_unix_ns or 0) - (resumed.started_unix_ns or 0)) / 1e9
+        self._before_s = resumed.lived_s
         self.active, self.waiting = CoveredTime(), CoveredTime()
         self._calls, self._steps = resumed.attempts, 0
         self._input, self._output = dict.fromkeys(progress.output_tokens, 0), dict.fromkeys(progress.output_tokens, 0)

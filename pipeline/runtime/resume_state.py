@@ -79,10 +79,25 @@ class ResumedChain(Struct, kw_only=True):
     """Its rows in the calls table, failed ones included."""
     steps: list[tuple[int, ...]] = []
     """Token ids of its steps in the steps table, in order."""
-    started_unix_ns: int | None = None
-    """When its first call could have been sent."""
-    ended_unix_ns: int | None = None
-    """When its last call came back."""
+    lives: dict[int, tuple[int, int]] = {}
+    """When its first call could have been sent and its last one came back, for each time that it was live."""
+
+    def attempt(self, life: int, submit_unix_ns: int, wait_s: float, end_unix_ns: int) -> None:
+        """Count a row of the calls table, which the chain had in its `life` of that number."""
+        ready = submit_unix_ns - round(wait_s * 1e9)
+        since, until = self.lives.get(life, (ready, end_unix_ns))
+        self.lives[life] = min(since, ready), max(until, end_unix_ns)
+        self.attempts += 1
+
+    @property
+    def started_unix_ns(self) -> int | None:
+        """When its first call could have been sent."""
+        return min((since for since, _ in self.lives.values()), default=None)
+
+    @property
+    def lived_s(self) -> float:
+        """Seconds from its first call to its last one, without the time in which it was not live."""
+        return sum(until - since for since, until in self.lives.values()) / 1e9
 
     def take(self, request: Request) -> ResumedCall | None:
         """Take out the answered call of this request; None where there is none, or one of the same id had another prompt."""

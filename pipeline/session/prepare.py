@@ -211,7 +211,7 @@ def _taken_up(run: Prepared, folder: Path, old: RunFile) -> Prepared:
     rewritten = RunStore(folder).recover()
     if run.options.retry_failed:
         rewritten += forget_mismatched(folder, old)
-    state = read_resume_state(folder, most, run.options.retry_failed)
+    state = read_resume_state(folder, most, run.options.retry_failed, [each.started_unix_ns for each in old.sessions])
     sessions = _ended_sessions(old, state.last_call_unix_ns)
     return structs.replace(
         run,

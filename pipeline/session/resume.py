@@ -5,8 +5,9 @@ begun its calls and steps, which are at most as many chains as were live when th
 """
 
 from array import array
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -39,15 +40,15 @@ def take_again(stop_reason: str, retry_failed: bool) -> bool:
     return stop_reason == "cancelled" or (retry_failed and stop_reason == "error")
 
 
-def read_resume_state(folder: Path, samples: int, retry_failed: bool) -> ResumeState:
-    """What earlier sessions left in the folder of a run of `samples` chains for each problem.
+def read_resume_state(folder: Path, samples: int, retry_failed: bool, sessions: Sequence[int]) -> ResumeState:
+    """What earlier `sessions`, which started at these instants, left in the folder of a run of `samples` chains for each problem.
 
     Raises `InputError` where its tables cannot be read.
     """
     resume_state = ResumeState(decisions=Counter(), errors=Counter())
     over = _read_chains(folder, resume_state, samples, retry_failed)
     _read_steps(folder, resume_state, over)
-    _read_calls(folder, resume_state, over)
+    _read_calls(folder, resume_state, over, sessions)
     return resume_state
 
 
@@ -114,7 +115,7 @@ def _read_steps(folder: Path, resume_state: ResumeState, over: Hashes) -> None:
             _resumed(resume_state, row).steps.append(tuple(row["step_token_ids"]))
 
 
-def _read_calls(folder: Path, resume_state: ResumeState, over: Hashes) -> None:
+def _read_calls(folder: Path, resume_state: ResumeState, over: Hashes, sessions: Sequence[int]) -> None:
     for batch in read_batches(folder, "calls", CALL):
         for sums in pa.Table.from_batches([batch]).group_by("engine").aggregate([("output_tokens", "sum")]).to_pylist():
             role, sampled = sums["engine"], resume_state.output_tokens
@@ -122,16 +123,10 @@ def _read_calls(folder: Path, resume_state: ResumeState, over: Hashes) -> None:
         ended = pc.max(batch.column("end_unix_ns")).as_py() or 0
         resume_state.last_call_unix_ns = max(ended, resume_state.last_call_unix_ns or 0) or None
         for row in _begun(batch, over).to_pylist():
-            _add_call(_resumed(resume_state, row), row)
-
-
-def _add_call(resumed: ResumedChain, row: Mapping[str, Any]) -> None:
-    ready = row["submit_unix_ns"] - round(row["client_wait_s"] * 1e9)
-    resumed.attempts += 1
-    resumed.started_unix_ns = min(ready, resumed.started_unix_ns or ready)
-    resumed.ended_unix_ns = max(row["end_unix_ns"], resumed.ended_unix_ns or 0)
-    if row["error_type"] is None:
-        resumed.calls[row["request_id"]] = recorded_call(row)
+            resumed, submit = _resumed(resume_state, row), row["submit_unix_ns"]
+            resumed.attempt(bisect_right(sessions, submit), submit, row["client_wait_s"], row["end_unix_ns"])
+            if row["error_type"] is None:
+                resumed.calls[row["request_id"]] = recorded_call(row)
 
 
 def recorded_call(row: Mapping[str, Any]) -> ResumedCall:
@@ -149,7 +144,7 @@ def recorded_call(row: Mapping[str, Any]) -> ResumedCall:
 def _resumed(resume_state: ResumeState, row: Mapping[str, Any]) -> ResumedChain:
     resumed = resume_state.chains.get(row["chain_id"])
     if resumed is None:
-        resumed = resume_state.chains[row["chain_id"]] = ResumedChain(calls={}, steps=[])
+        resumed = resume_state.chains[row["chain_id"]] = ResumedChain()
     return resumed
 
 

@@ -1,5 +1,6 @@
 """Runs that go on: what a run holds at any moment of its life is enough to end it as if it had never stopped."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.progress import run_progress
 from pipeline.analysis.run_list import run_state
 from pipeline.analysis.summary import summarize
+from pipeline.analysis.time.thinking import read_thinking
 from pipeline.engines.sim.text import sim_answer
 from pipeline.errors import InputError, UsageError
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.run import SessionResult, run
 from pipeline.store.folder import LOCK, hold
 from pipeline.store.parts import write_part
+from pipeline.store.query import Query
 from tests.support.killed import cut
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -194,18 +197,24 @@ def test_resume_of_a_run_that_never_began_begins_it(tmp_path: Path) -> None:
     assert summarize(result.folder).chains == 18
 
 
-def test_the_time_between_two_sessions_is_in_no_figure(wholes: dict[str, Path], tmp_path: Path) -> None:
-    cut(wholes["speccot"], tmp_path / "run", 0.5)  # the second session starts by the clock on the wall, minutes of simulated time away
-    result = run(resume_options(tmp_path / "run"))
-    first, second = result.run.sessions
-    summary = summarize(result.folder)
-    assert first.ended_unix_ns is not None
-    assert summary.wall_time_s == pytest.approx(first.wall_time_s + second.wall_time_s)  # type: ignore[operator]
+def test_the_time_between_sessions_is_in_no_figure(wholes: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains live through up to four sessions, an hour apart."""
+    hour, last = time.time_ns(), wholes["speccot"]
+    for number, share in enumerate((0.1, 0.3, 0.5)):
+        cut(last, last := tmp_path / f"{number}", share)
+        monkeypatch.setattr(time, "time_ns", lambda hours=number + 1: hour + hours * 3600 * 10**9)
+        result = run(resume_options(last))
+    summary, sessions = summarize(result.folder), result.run.sessions
+    assert len(sessions) == 4
+    assert all(since + 1000 * 10**9 < until for since, until in result.run.pauses)
+    assert summary.wall_time_s == pytest.approx(sum(session.wall_time_s or 0 for session in sessions))
     assert summary.span_s <= summary.wall_time_s  # type: ignore[operator]
     assert summary.tail_time_s <= summary.wall_time_s  # type: ignore[operator]
     for chain in rows(result.folder, "chains"):
         assert chain["active_time_s"] <= chain["chain_time_s"] + 1e-9
         assert chain["chain_time_s"] <= summary.wall_time_s + 1e-6  # type: ignore[operator]
+    with Query(result.folder) as db:
+        assert all(0 < each.seconds <= 2 * summary.wall_time_s for each in read_thinking(db, result.run.plan) if each.seconds)  # type: ignore[operator]
 
 
 def test_a_clock_that_was_set_back_turns_no_time_around(wholes: dict[str, Path], tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from pipeline.analysis.time.work import READY
+from pipeline.analysis.time.work import READY, Axis
 from pipeline.graph.plan import Plan
 from pipeline.store.events import UNFINISHED
 from pipeline.store.query import Query
+from pipeline.store.run_file import RunFile
 
 
 class Thinking(Struct, frozen=True):
@@ -32,7 +33,8 @@ def read_thinking(db: Query, plan: Plan, among: str = "chains") -> list[Thinking
     Of a response that holds thought and answer, the thought's part of the decode time is that of its tokens.
     """
     whole = [node.name for node in plan.stages() if node.spec.finishes and not node.spec.answers]
-    return db.rows(_THINKING.format(among=among), Thinking, whole=whole)
+    axis = Axis(0, RunFile.read(db.folders[0]).pauses)
+    return db.rows(_THINKING.format(among=among, since=axis.sql("since"), until=axis.sql("until - answering")), Thinking, whole=whole)
 
 
 _THINKING = f"""
@@ -45,7 +47,7 @@ timed AS (
                 ELSE 0 END AS answering
     FROM calls LEFT JOIN written USING (chain_id, step_index)),
 thoughts AS (
-    SELECT chain_id, (max(until - answering) FILTER (purpose <> 'answer') - min(since)) / 1e9 AS seconds FROM timed GROUP BY chain_id),
+    SELECT chain_id, (max({{until}}) FILTER (purpose <> 'answer') - min({{since}})) / 1e9 AS seconds FROM timed GROUP BY chain_id),
 finished AS (
     SELECT chain_id, problem_id, stop_reason FROM chains WHERE chain_id IN (SELECT chain_id FROM {{among}})
     QUALIFY row_number() OVER (PARTITION BY chain_id ORDER BY end_unix_ns DESC) = 1)
