@@ -1,7 +1,7 @@
 """Reads YAML files that anyone may have written: a path or a text enters, plain values leave, or an error in one sentence.
 
-Nothing in a file can run code or name a type; its size, depth and numbers are bounded, and so is what its aliases and
-merges expand to. What the values mean is not known here.
+Nothing in a file can run code or name a type; its size, depth and numbers are bounded, and so is what its aliases
+expand to. What the values mean is not known here.
 """
 
 import math
@@ -10,14 +10,14 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import yaml
 from yaml.composer import Composer
 from yaml.constructor import SafeConstructor
 from yaml.parser import Parser
 from yaml.reader import Reader
-from yaml.resolver import Resolver
+from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 
 from pipeline.errors import GraphError, reason
@@ -32,8 +32,15 @@ MAX_NODES = 20_000
 """Most values in such a file, with its aliases expanded."""
 MAX_DEPTH = 32
 """Deepest nesting of mappings and lists."""
-MAX_NUMBER = 200
-"""Most characters of a number: sexagesimal ones (`1:30`) take time that is quadratic in their length."""
+_TAG = "tag:yaml.org,2002:"
+_CORE = (
+    ("null", r"~|null|Null|NULL|", "~nN"),
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+.0123456789"),
+)
+"""The kinds of plain scalars in the core schema of YAML 1.2: how they are written, and their first characters. All others are text: `yes`,
+`1_000`, `1:30` and dates too."""
 
 
 class YamlFile(NamedTuple):
@@ -123,7 +130,7 @@ def _parsed(text: str) -> tuple[Any, yaml.Node | None]:
             return _loaded(_Loader(text))
     except yaml.MarkedYAMLError as error:
         raise NotYaml(f"invalid YAML: {error.problem}", error.problem_mark.line + 1 if error.problem_mark else None) from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:  # the last for dates and numbers that are none
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # the last for numbers that are none
         raise NotYaml(f"invalid YAML: {str(error).splitlines()[0]}") from error
 
 
@@ -169,16 +176,25 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-_Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"'))
+_Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar(_TAG + "str", text, style='"'))
 
 
-class _Rules(Composer, SafeConstructor, Resolver):
-    """YAML without duplicate keys, and with numbers like 1e12 read as numbers; a parser gives the events."""
+class _Rules(Composer, SafeConstructor, BaseResolver):
+    """YAML without duplicate keys, whose values are those of the core schema of YAML 1.2; a parser gives the events."""
+
+    yaml_constructors: ClassVar[dict[str | None, Any]] = {
+        **{
+            name: SafeConstructor.yaml_constructors[name]
+            for name in (None, *(_TAG + kind for kind in ("null", "bool", "str", "seq", "map")))
+        },
+        _TAG + "int": lambda self, node: _int(self.construct_scalar(node)),
+        _TAG + "float": lambda self, node: float(re.sub(r"\.(?=[in])", "", self.construct_scalar(node).lower())),
+    }
 
     def __init__(self) -> None:
         Composer.__init__(self)
         SafeConstructor.__init__(self)
-        Resolver.__init__(self)
+        BaseResolver.__init__(self)
         self._nodes = self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
@@ -198,13 +214,18 @@ class _Rules(Composer, SafeConstructor, Resolver):
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
                 raise yaml.MarkedYAMLError(problem=f"the key {key!r} is not text", problem_mark=key_node.start_mark)
-            if key in seen and key_node.tag != "tag:yaml.org,2002:merge":
+            if key in seen:
                 raise yaml.MarkedYAMLError(problem=f"the key `{key}` is given twice", problem_mark=key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
 
-_Rules.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
+def _int(text: str) -> int:
+    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+
+for _kind, _form, _first in _CORE:
+    _Rules.add_implicit_resolver(_TAG + _kind, re.compile(rf"(?:{_form})\Z"), [*_first, ""])
 
 
 class _Loader(Reader, Scanner, Parser, _Rules):
@@ -250,7 +271,5 @@ def _check_size(root: yaml.Node) -> None:
 
 
 def _check_scalar(node: yaml.ScalarNode) -> None:
-    if len(node.value) > MAX_NUMBER and node.tag != "tag:yaml.org,2002:str":
-        raise yaml.MarkedYAMLError(problem=f"a value of more than {MAX_NUMBER} characters that is not text", problem_mark=node.start_mark)
     if any("\ud800" <= letter <= "\udfff" for letter in node.value):
         raise yaml.MarkedYAMLError(problem="half a character (a lone surrogate)", problem_mark=node.start_mark)

@@ -1,7 +1,9 @@
 """Graph and engines files: every flaw has a file of its own whose first comment is what the error must say."""
 
+import math
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from pipeline.graph.loader import load_engines, load_preset, variants_of
 from pipeline.graph.plan import LoopNode, StageNode
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import SamplingSpec
-from pipeline.graph.yaml_file import MAX_BYTES
+from pipeline.graph.yaml_file import MAX_BYTES, parse
 from pipeline.session.prepare import load_plan
 from pipeline.stages.draft import DraftSpec
 from tests.support.paths import ROOT, SIM
@@ -62,10 +64,35 @@ def test_a_param_that_is_no_number_is_said_to_be_none_once() -> None:
     assert str(caught.value) == "--set sure=.nan: is nan; expected a finite number"
 
 
-@pytest.mark.parametrize("value", ["{", "[" * 3000, "*a", "&a [*a]", "2024-99-99", "!!python/name:os.system", "1:1" * 99, "0x" + "f" * 999])
+@pytest.mark.parametrize(
+    "value", ["{", "[" * 3000, "*a", "&a [*a]", "!!timestamp 2024-99-99", "!!python/name:os.system", "!!int [1]", "9" * 5000]
+)
 def test_a_setting_that_is_no_value(value: str) -> None:
     with pytest.raises(GraphError, match="is not a YAML value"):
         load_plan(ROOT / "graphs/speccot.yaml", None, (f"candidates={value}",))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(
+            ("010000", 10000),
+            ("08", 8),
+            ("0o17", 15),
+            ("0x10", 16),
+            ("+5", 5),
+            (".5", 0.5),
+            ("1.", 1.0),
+            ("1e3", 1000.0),
+            ("-.inf", -math.inf),
+        ),
+        *(("true", True), ("FALSE", False), ("~", None), ("", None), ("null", None)),
+        *((text, text) for text in ("on", "off", "yes", "no", "1_000", "1:30", "2024-01-01", "0b1", "=", "nan")),
+    ],
+)
+def test_plain_scalars_are_those_of_the_core_schema_of_yaml_1_2(text: str, value: Any) -> None:
+    found = parse(text)
+    assert (type(found), found) == (type(value), value)
 
 
 def test_params_of_an_engines_file_hold_where_set_says_nothing_and_for_that_graph_alone(tmp_path: Path) -> None:
