@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import click
 from msgspec import Struct
 
-from pipeline.errors import did_you_mean
+from pipeline.cli.synonyms import meant
+from pipeline.errors import nearest
 
 F = TypeVar("F", bound=Callable[..., Any] | click.Command)
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120, "auto_envvar_prefix": "PIPELINE"}
@@ -45,6 +46,13 @@ class Option(click.Option):
         """Its long name, such as `--batch-size`."""
         return max(self.opts, key=len)
 
+    def repeated(self, given: Any, times: int) -> str | None:
+        """What is given several times though only one of its values can hold: the option, or a NAME of its NAME=VALUE."""
+        if not self.multiple:
+            return self.long_name if times > 1 and not self.is_flag else None
+        names = [value.partition("=")[0] for value in given] if "=" in str(self.metavar) else []
+        return next((f"{self.long_name} {name}" for name in names if names.count(name) > 1), None)
+
     def get_help_extra(self, ctx: click.Context) -> Any:
         """Ranges are for errors: in help they are mostly noise."""
         extra = super().get_help_extra(ctx)
@@ -58,6 +66,14 @@ class Command(click.Command):
     def __init__(self, *args: Any, headed: bool = False, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.headed = headed
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse what is given twice."""
+        values, _, order = self.make_parser(ctx).parse_args(list(args))
+        for param in order:
+            if isinstance(param, Option) and (name := param.repeated(values[str(param.name)], order.count(param))):
+                raise click.UsageError(f"{name} is given twice", ctx)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if not self.headed:
@@ -147,7 +163,9 @@ class Commands(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """An error names the nearest command."""
         if args and not args[0].startswith("-") and args[0] not in self.entries:
-            raise click.UsageError(f"{ctx.command_path}: no command `{args[0]}`; {did_you_mean(args[0], self.entries)}")
+            near = nearest(args[0], self.entries)
+            remedy = f"did you mean `{near}`?" if near else f"see {ctx.command_path} --help"
+            raise click.UsageError(f"{ctx.command_path}: no command `{args[0]}`; {remedy}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -163,7 +181,8 @@ def usage_sentence(error: click.ClickException) -> str:
     see = "" if context is None else f"; see {context.command_path} --help"
     if isinstance(error, click.NoSuchOption):
         known = [] if context is None else [name for param in context.command.params for name in param.opts if name.startswith("--")]
-        return f"no option `{error.option_name}`; {did_you_mean(error.option_name, known)}"
+        remedy, near = meant(error.option_name, known), nearest(error.option_name, known)
+        return f"no option `{error.option_name}`" + (f"; use {remedy}" if remedy else f"; did you mean `{near}`?" if near else see)
     if isinstance(error, click.MissingParameter) and error.param is not None:
         return f"{_name(error.param)} is missing{_choices(error.param)}{see}"
     if isinstance(error, click.BadParameter) and error.param is not None:

@@ -29,8 +29,6 @@ LEFT_OUT = {"samples": "that of --preset, else 1", "output": "runs/GRAPH-TIME"}
 def _column(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     pairs = dict(value.partition("=")[::2] for value in values)
     for field, column in pairs.items():
-        if [value.partition("=")[0] for value in values].count(field) > 1:
-            raise click.BadParameter(f"{field} is mapped twice")
         if not field or not column:
             raise click.BadParameter("expected FIELD=COLUMN, for example problem=question")
     return pairs

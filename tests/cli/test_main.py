@@ -9,7 +9,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.cli.main import COMMANDS
 from pipeline.cli.run import solved
 from pipeline.errors import Interrupted
 from pipeline.session.options import RunOptions
@@ -110,14 +109,22 @@ def test_why_chains_failed_is_printed(tmp_path: Path, problems: Path) -> None:
         (("run", SPECCOT, "--input", "x", "--batch-size", "0"), "error: --batch-size: 0 is not between 1 and 1000000"),
         (("run", SPECCOT, "--input", "x", "--schedule", "pipeline"), "'pipeline' is not one of 'pipelined', 'lockstep', 'sequential'"),
         (("run", SPECCOT, "--input", "x", "--column", "problem"), "--column: expected FIELD=COLUMN"),
-        (("run", SPECCOT, "--input", "x", "--column", "problem=a", "--column", "problem=b"), "problem is mapped twice"),
+        (("run", SPECCOT, "--input", "x", "--column", "problem=a", "--column", "problem=b"), "error: --column problem is given twice; see"),
+        (("run", SPECCOT, "--input", "x", "--limit", "1", "-n", "2"), "error: --limit is given twice; see pipeline run --help"),
+        (("run", SPECCOT, "--input", "x", "--set", "candidates=3", "-s", "candidates=2"), "error: --set candidates is given twice; see"),
+        (("run", SPECCOT, "--input", "x", "--model", "draft=a", "--model", "draft=b"), "error: --model draft is given twice; see"),
+        (("run", SPECCOT, "--data", "x"), "error: no option `--data`; use --input FILE\n"),
+        (("run", SPECCOT, "--max_tokens=100"), "error: no option `--max_tokens`; use --set token_budget=N\n"),
+        (("sweep", SPECCOT, "--draft-model", "x"), "error: no option `--draft-model`; use --model draft=NAME\n"),
+        (("run", SPECCOT, "--zzz"), "error: no option `--zzz`; see pipeline run --help\n"),
+        (("show", "--data", "x"), "error: no option `--data`; see pipeline show --help\n"),
         (("run", SPECCOT, "--input", "x", "--column", "question=problem"), "a problem has no field `question`"),
         (("run", "graphs/none.yaml", "--input", "x"), "graphs/none.yaml: cannot be read: no such file"),
         (("run", SPECCOT, "--input", "none.csv"), "none.csv: no such file"),
         (("run", SPECCOT, "--input", "README.md"), "error: README.md: unknown file type `.md`"),
         (("run", SPECCOT, "--input", "README.md", "--set", "candidate=3"), "did you mean `candidates`?"),
         (("graph", "check", "tests/bad_graphs/cycle.yaml"), "draft -> fallback -> verify -> draft"),
-        (("answer",), f"error: pipeline: no command `answer`; {sum(map(len, COMMANDS.values()))} known, such as "),
+        (("answer",), "error: pipeline: no command `answer`; see pipeline --help\n"),
         (("graph", "chek"), "error: pipeline graph: no command `chek`; did you mean `check`?"),
         (("run", SPECCOT, "--bacth-size", "3"), "error: no option `--bacth-size`; did you mean `--batch-size`?"),
         (("list", "graph"), "error: KIND: 'graph' is not one of 'graphs', "),

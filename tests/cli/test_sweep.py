@@ -66,7 +66,6 @@ def test_placements_of_the_engines_are_compared_by_one_command(tmp_path: Path, c
         (["--batch-size", "1", "--schedule", "pipelined,sideways"], "'sideways' is not one of"),
         (["--batch-size", "1", "--vary", "candidates"], "expected NAME=VALUE,VALUE,..., for example candidates=1,2,5"),
         (["--batch-size", "1", "--vary", "candidates=1,,2"], "expected NAME=VALUE"),
-        (["--batch-size", "1", "--vary", "a=1", "--vary", "a=2"], "a is varied twice; give all its values at once"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(changes: list[str], message: str) -> None:

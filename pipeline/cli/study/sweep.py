@@ -62,8 +62,6 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
         name, _, listed = value.partition("=")
         if not name or not listed or not all(listed.split(",")):
             raise click.BadParameter(f"{value!r}: expected NAME=VALUE,VALUE,..., for example candidates=1,2,5")
-        if name in found:
-            raise click.BadParameter(f"{name} is varied twice; give all its values at once")
         found[name] = tuple(listed.split(","))
     return found
 

@@ -75,8 +75,6 @@ def pairs(values: Sequence[str]) -> dict[str, str]:
         role, equals, value = each.partition("=")
         if not equals or not role or not value:
             raise UsageError(f"--model {each}: expected ROLE=VALUE, such as target=Qwen/QwQ-32B; VALUE is {_FORMS}")
-        if role in found:
-            raise UsageError(f"--model {role}=...: the role is given twice")
         found[role] = value
     return found
 

@@ -48,7 +48,6 @@ def test_a_role_is_played_by_a_server(value: str, served: Served) -> None:
     [
         (["Qwen/QwQ-32B"], "--model Qwen/QwQ-32B: expected ROLE=VALUE, such as target=Qwen/QwQ-32B"),
         (["target="], "expected ROLE=VALUE"),
-        (["target=a/b", "target=c/d"], "the role is given twice"),
         (["target=http://localhost:8000"], "must include the path, up to /v1: target=http://localhost:8000/v1"),
         (["target=./nowhere"], "there is no such folder; expected a Hugging Face name, a folder"),
         (["target=s3://bucket/model"], "is not a valid model"),
