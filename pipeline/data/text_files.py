@@ -61,7 +61,7 @@ class JsonLines:
         row = 0
         with _text_lines(self._path) as lines:
             for line in lines.each():
-                if not isinstance(line, Flaw) and line.isspace():
+                if not isinstance(line, Flaw) and (line.isspace() or (line[0] > 127 and line.decode(errors="replace").isspace())):
                     lines.skip(self.BLANK)
                     continue
                 row += 1
@@ -88,9 +88,10 @@ class JsonLines:
             return self._lenient(line, wanted, error)
 
     def _lenient(self, line: bytes, wanted: tuple[str, ...] | None, error: msgspec.DecodeError) -> Record:
-        """A line as Python's own decoder reads it, which takes NaN, Infinity and halves of surrogate pairs, as others write them."""
+        """A line as Python's own decoder reads it, which takes NaN, Infinity and halves of surrogate pairs, as others write them; without
+        other white space than JSON's around it, such as U+2028."""
         try:
-            found = json.loads(line)
+            found = json.loads(line.decode().strip())
         except (ValueError, RecursionError):
             return Flaw(f"not JSON ({error})")
         if not isinstance(found, dict):

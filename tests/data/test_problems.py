@@ -66,6 +66,11 @@ def test_row_number_is_the_id_where_there_is_none(write: Write) -> None:
     assert read(write("p.csv", "problem\nx\n\ny\n")) == [Problem(1, "1", "x", None), Problem(2, "2", "y", None)]
 
 
+def test_line_separators_are_white_space_around_json_and_text_in_it(write: Write) -> None:
+    path = write("p.jsonl", '\u2028{"problem":"x\u2028y"}\n\u2028\n{"problem":"z"}\u2029\n')
+    assert read(path) == [Problem(1, "1", "x\u2028y", None), Problem(2, "2", "z", None)]
+
+
 def test_a_sample_is_drawn_from_all_rows_and_is_part_of_a_larger_one(write: Write) -> None:
     path = write("p.jsonl", [{"problem": f"{i}"} for i in range(1, 201)])
     few, more, other = (list(open_problems(path, part=RowSet(sample=RowSample(rows, seed)))) for rows, seed in ((20, 0), (60, 0), (20, 1)))
