@@ -156,7 +156,7 @@ class ChainRunner:
     async def _level(self, chain: Chain, stages: Sequence[BoundStage]) -> None:
         """Run `stages` concurrently and apply their outcomes in plan order, so that timing never changes an answer.
 
-        When one of their prompts does not fit, the thought is over and none of the outcomes is applied.
+        When one of their prompts does not fit, none of the outcomes is applied, and the thought is over unless it was a trial's.
         """
         if chain.overflowed and not any(stage.answers for stage in stages):
             return
@@ -171,7 +171,8 @@ class ChainRunner:
             else:
                 answers = await self._ask(chain, stages, requests, ready)
         except ContextOverflow as overflow:
-            chain.overflowed, self.overflow = True, overflow
+            if first.label.purpose != "trial":  # without a trial answer the thought goes on
+                chain.overflowed, self.overflow = True, overflow
             return
         for stage, completions in zip(stages, answers, strict=True):
             self.stage = name = stage.label.name

@@ -6,6 +6,7 @@ retries or records; the runtime does that once for all stages.
 
 from array import array
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct, structs
@@ -141,7 +142,7 @@ class EngineStage:
     def step(self, candidate: Candidate, chain: Chain) -> Span:
         """`candidate` as the next step of `chain`. An engine looks for the delimiter only in what it writes: where the step before was
         cut within it, what completes it ends this step."""
-        span, rest = self.span(candidate), chain.rest_of_delimiter
+        span, rest = self.span(candidate, chain), chain.rest_of_delimiter
         if not rest or not span.text.startswith(rest):
             return span
         decode = self.builder.tokenizer.decode
@@ -150,21 +151,30 @@ class EngineStage:
             return span
         return Span(self.role, span.ids[:size], decode(span.ids[:size]), confidence=span.confidence)
 
-    def whole(self, candidate: Candidate) -> Candidate:
+    def begun(self, chain: Chain) -> list[int]:
+        """The tokens of the character that the thought ends within, in the stage's vocabulary: those of its last spans, as far as these
+        have no text. None where the vocabulary is another one: then the character is written anew."""
+        spans = list(takewhile(lambda span: span.ids and not span.text, reversed(chain.thought)))
+        return [id_ for span in reversed(spans) for id_ in chain.translate(span, self.role)]
+
+    def whole(self, candidate: Candidate, begun: Sequence[int] = ()) -> Candidate:
         """`candidate` without the first tokens of a character that it was cut in: whoever continues writes that again, whatever its
-        vocabulary. One that would be empty stays as it is."""
+        vocabulary. One that would be empty keeps its tokens and has no text: that of the character belongs to what completes it, whose
+        tokens follow those `begun`."""
         ids, decode = candidate.ids, self.builder.tokenizer.decode
+        if begun:
+            candidate = structs.replace(candidate, text=decode([*begun, *ids]))
         if candidate.finish_reason == "stop" or not candidate.text.endswith(REPLACEMENT):
             return candidate
         for size in range(len(ids) - 1, max(len(ids) - LONGEST_CHARACTER, 0), -1):
-            if not (text := decode(ids[:size])).endswith(REPLACEMENT):
+            if not (text := decode([*begun, *ids[:size]])).endswith(REPLACEMENT):
                 return structs.replace(candidate, ids=ids[:size], text=text)
-        return candidate
+        return structs.replace(candidate, text="") if candidate.text == REPLACEMENT else candidate
 
-    def span(self, candidate: Candidate) -> Span:
+    def span(self, candidate: Candidate, chain: Chain) -> Span:
         """`candidate` as a span of the thought; it closes the thought when it ends in `</think>` or an end-of-sequence token, or where
         all that the engine sampled is hidden, as it would be the next time."""
-        candidate = self.whole(candidate)
+        candidate = self.whole(candidate, self.begun(chain))
         ids = candidate.ids
         hidden = not ids and candidate.finish_reason == "length"
         closes = candidate.ended or hidden or (ids[-1:] == self.close_ids != ())

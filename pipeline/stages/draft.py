@@ -78,7 +78,7 @@ class DraftStage(EngineStage):
         if not completions:
             return Outcome(withheld=True)
         candidates, steps = completions[0].candidates, self.spec.unit == "step"
-        return Outcome(candidates=tuple([self.step(each, chain) if steps else self.span(each) for each in candidates]))
+        return Outcome(candidates=tuple([self.step(each, chain) if steps else self.span(each, chain) for each in candidates]))
 
 
 KIND = StageKind(spec=DraftSpec, build=DraftStage)

@@ -77,8 +77,8 @@ class GenerateStage(EngineStage):
             return Outcome()
         [candidate] = completions[0].candidates
         if self.spec.unit == "response":
-            return self._response(candidate)
-        step = self.step(candidate, chain) if self.spec.unit == "step" else self.span(candidate)
+            return self._response(self.whole(candidate, self.begun(chain)))
+        step = self.step(candidate, chain) if self.spec.unit == "step" else self.span(candidate, chain)
         return Outcome(step=step, decision=self._decision(chain))
 
     def _decision(self, chain: Chain) -> str:
@@ -92,7 +92,7 @@ class GenerateStage(EngineStage):
 
     def _response(self, candidate: Candidate) -> Outcome:
         """The outcome of a response; one that was cut at its last token leaves what it wrote, and the chain continues."""
-        thought, answer = self._split(self.whole(candidate))
+        thought, answer = self._split(candidate)
         return Outcome(step=thought, decision="written", answer=answer, finishes=candidate.finish_reason == "stop")
 
     def _within(self, answer: Span) -> Span:
