@@ -142,7 +142,7 @@ class EngineStage:
     def step(self, candidate: Candidate, chain: Chain) -> Span:
         """`candidate` as the next step of `chain`. An engine looks for the delimiter only in what it writes: where the step before was
         cut within it, what completes it ends this step."""
-        span, rest = self.span(candidate, chain), chain.rest_of_delimiter
+        span, rest = self.span(candidate, self.begun(chain)), chain.rest_of_delimiter
         if not rest or not span.text.startswith(rest):
             return span
         decode = self.builder.tokenizer.decode
@@ -171,10 +171,10 @@ class EngineStage:
                 return structs.replace(candidate, ids=ids[:size], text=text)
         return structs.replace(candidate, text="") if candidate.text == REPLACEMENT else candidate
 
-    def span(self, candidate: Candidate, chain: Chain) -> Span:
-        """`candidate` as a span of the thought; it closes the thought when it ends in `</think>` or an end-of-sequence token, or where
-        all that the engine sampled is hidden, as it would be the next time."""
-        candidate = self.whole(candidate, self.begun(chain))
+    def span(self, candidate: Candidate, begun: Sequence[int] = ()) -> Span:
+        """`candidate` as a span of the thought, whose first character may have tokens `begun` before; it closes the thought when it ends
+        in `</think>` or an end-of-sequence token, or where all that the engine sampled is hidden, as it would be the next time."""
+        candidate = self.whole(candidate, begun)
         ids = candidate.ids
         hidden = not ids and candidate.finish_reason == "length"
         closes = candidate.ended or hidden or (ids[-1:] == self.close_ids != ())
