@@ -136,8 +136,7 @@ class Bench:
         """Servers misbehave, or stand still with the whole terminal."""
         folder, rows = self.folder / "servers", self.strikes(12)
         yield from (engines.moody(way, folder / f"moody-{i}", rows, self.luck) for i, way in enumerate(engines.FOR_A_MOMENT))
-        yield from (engines.one_of_two(way, folder / f"one-of-two-{i}", rows, self.luck) for i, way in enumerate(engines.FOR_EVER))
-        with grounds.served(folder / "suspended", 6, replicas=1, timeout_s=1.0, takes_s=0.1) as (ground, [server]):
+        with grounds.served(folder / "suspended", 6, timeout_s=1.0, takes_s=0.1) as (ground, server):
             gate = server.always.gate
             yield signals.suspended(ground, gate, folder / "suspended", self.strikes(4), self.luck, pause_s=1.5)
 

@@ -3,13 +3,14 @@
 CHAT_KEY=... python examples/chat_engine.py http://127.0.0.1:8000/v1 MODEL
 """
 
+import json
 import os
 import re
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-import httpx2
+import aiohttp
 
 import pipeline
 from pipeline.engine import EngineStatistics
@@ -30,10 +31,7 @@ class Chat:
         self.role, self.model, self.max_model_len, self.vocab_size = role, model, max_model_len, VOCAB_SIZE
         self.tokenizer, self.requests = SimTokenizer(), 0  # the server's is unknown: three bytes count as a token, turns have marks
         self.close = self.tokenizer.special_ids["</think>"]
-        headers, timeout = {"Authorization": f"Bearer {key}"} if key else {}, httpx2.Timeout(None, connect=10)
-        # Every run has an event loop: no connection outlives its request.
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
-        self.client = httpx2.AsyncClient(base_url=base_url, headers=headers, timeout=timeout, limits=limits)
+        self.url, self.headers = f"{base_url}/chat/completions", {"Authorization": f"Bearer {key}"} if key else {}
 
     async def generate(self, request: pipeline.Request) -> pipeline.Completion:
         messages, begun = self.messages(request.prompt_ids)
@@ -47,7 +45,7 @@ class Chat:
         body = {"model": self.model, "messages": messages, "n": request.n, "max_tokens": request.max_tokens + THINKING * (not thinks)}
         body |= {"temperature": request.temperature, "top_p": request.top_p, "seed": request.seed % (1 << 31)}
         try:
-            choices, logprobs = (await self.post(body)).json()["choices"], ()
+            choices, logprobs = json.loads(await self.post(body))["choices"], ()
             if options:
                 named = re.findall(rf"(?<![\w.])(?:{'|'.join(map(re.escape, options))})(?!\w|\.\d)", choices[0]["message"]["content"])
                 place = options.index(named[-1])
@@ -61,16 +59,18 @@ class Chat:
         usage = pipeline.Usage(input_tokens=len(request.prompt_ids), output_tokens=sum(len(each.ids) for each in candidates))
         return pipeline.Completion(candidates=tuple(candidates), option_logprobs=logprobs, usage=usage)
 
-    async def post(self, body: dict[str, Any]) -> httpx2.Response:
-        try:
-            reply = await self.client.post("/chat/completions", json=body)
-        except httpx2.HTTPError as error:
-            raise EngineUnavailable(self.role, f"at {self.client.base_url} cannot be reached: {error}") from None
-        if reply.status_code == 429 or reply.status_code >= 500:
-            raise EngineUnavailable(self.role, f"at {self.client.base_url} answered {reply.status_code}: {reply.text[:200]}")
-        if reply.status_code != 200:  # some servers repeat a key that they reject
-            raise RequestRefused(f"the server answered {reply.status_code}" + (f": {reply.text[:200]}" if reply.status_code != 401 else ""))
-        return reply
+    async def post(self, body: dict[str, Any]) -> str:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+        try:  # every run has an event loop: no connection outlives its request
+            async with aiohttp.ClientSession(headers=self.headers, timeout=timeout) as session, session.post(self.url, json=body) as reply:
+                text = await reply.text()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineUnavailable(self.role, f"at {self.url} cannot be reached: {error}") from None
+        if reply.status == 429 or reply.status >= 500:
+            raise EngineUnavailable(self.role, f"at {self.url} answered {reply.status}: {text[:200]}")
+        if reply.status != 200:  # some servers repeat a key that they reject
+            raise RequestRefused(f"the server answered {reply.status}" + (f": {text[:200]}" if reply.status != 401 else ""))
+        return text
 
     def messages(self, ids: Sequence[int]) -> tuple[list[dict[str, str]], list[int]]:
         """The turns of a prompt, and the turn that the assistant has begun. The first of two turns of the user is the system's."""
@@ -107,7 +107,7 @@ class Chat:
         return EngineStatistics(requests=self.requests)
 
     async def aclose(self) -> None:
-        await self.client.aclose()
+        """Nothing is open between requests."""
 
 
 if __name__ == "__main__":

@@ -350,14 +350,26 @@ class Restartable(Engine, Protocol):
         """
 
 
+class Asks(Struct, frozen=True, kw_only=True):
+    """The largest request that a plan may make of one engine."""
+
+    max_tokens: int
+    context: int | None
+    """Tokens of the longest prompt and its output together; None: no stage bounds it."""
+    candidates: int
+    options: bool
+    """Whether any request chooses among options."""
+
+
 @runtime_checkable
 class Remote(Engine, Protocol):
-    """An engine whose servers may be unreachable for a while and are not restarted from here."""
+    """An engine whose server may be unreachable for a while and is not restarted from here."""
+
+    async def rehearse(self, asks: Asks) -> None:
+        """Ask the server for a request with the limits of `asks`; raises `GraphError`, with the server's words, where it refuses."""
 
     async def wait_answering(self) -> bool:
-        """Ask the servers now. False: one of them still answers. True: none did, but one answers again now. Raises `EngineDead` if none
-        will.
-        """
+        """Ask the server now. False: it still answers. True: it did not, but does again now. Raises `EngineDead` if it will not."""
 
 
 @runtime_checkable

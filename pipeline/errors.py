@@ -196,17 +196,16 @@ LONGEST_RETRY_AFTER_S = 300.0
 
 class EngineUnavailable(ChainError):
     """The engine of `role` is temporarily unavailable: the same request may be sent again, if the engine said so not
-    before `retry_after_s` seconds have passed. If it was `moved` it is sent again at once, as often as that happens: the engine
-    itself sees to it that another server gets it, and that one is there."""
+    before `retry_after_s` seconds have passed."""
 
-    def __init__(self, role: str, what: str, retry_after_s: float | None = None, *, moved: bool = False) -> None:
+    def __init__(self, role: str, what: str, retry_after_s: float | None = None) -> None:
         if retry_after_s is not None and not math.isfinite(retry_after_s):
             retry_after_s = None
         if retry_after_s is not None and retry_after_s > LONGEST_RETRY_AFTER_S:
             what += f" (it asked for a pause of {retry_after_s:,.0f} s; waiting {LONGEST_RETRY_AFTER_S:g} s, the maximum)"
             retry_after_s = LONGEST_RETRY_AFTER_S
         super().__init__(f"engine {role!r} {what}")
-        self.role, self.what, self.retry_after_s, self.moved = role, what, retry_after_s, moved
+        self.role, self.what, self.retry_after_s = role, what, retry_after_s
 
 
 class BadCompletion(EngineUnavailable):

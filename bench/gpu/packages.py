@@ -21,7 +21,7 @@ PYTHON = "3.12"
 ARCHITECTURE = 90
 """The compute capability of its GPU, an H100 or H200, times ten."""
 CARRIED = """
-    msgspec duckdb httpx2 httpcore2 latex2sympy2-extended math-verify antlr4-python3-runtime
+    msgspec duckdb latex2sympy2-extended math-verify antlr4-python3-runtime
 """.split()
 """Packages that the program or its tests need and that the machine lacks; it has torch, transformers, peft, numba, pyarrow, pytest."""
 VLLM = "0.24.0"

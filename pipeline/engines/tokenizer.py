@@ -49,6 +49,11 @@ class HFTokenizer:
         self.eos_ids = frozenset({self._hf.eos_token_id} - {None})
 
     @cached_property
+    def vocab_size(self) -> int:
+        """One more than the highest token id; a model may have more."""
+        return 1 + int(max(self._hf.get_vocab().values()))
+
+    @cached_property
     def vocabulary(self) -> str:
         ordinary = sorted(item for item in self._hf.get_vocab().items() if item[0] not in self.special_ids)
         return hashlib.blake2b(repr(ordinary).encode(), digest_size=16).hexdigest()

@@ -8,7 +8,6 @@ from collections.abc import Awaitable
 from typing import Protocol
 
 import anyio
-import anyio.lowlevel
 
 from pipeline.engine import Completion, Engine, Remote, Request
 from pipeline.engines.validate import validate_completion
@@ -94,9 +93,9 @@ class RetryingCaller:
         """The engine's answer to `request`, checked to be valid; raises what the engine raises.
 
         After an `EngineUnavailable` (the engine is busy, the attempt timed out, or the answer was invalid) the request is sent again,
-        up to `max_retries` times, after invalid answers up to `UNREADABLE` times, after pauses that grow; at once and as often as it is
-        `moved`. When no repetition is left and a `Remote` engine answers nobody, one more is made as soon as it does. After an `EngineDead`
-        it is sent again as often as the engine is restarted.
+        up to `max_retries` times, after invalid answers up to `UNREADABLE` times, after pauses that grow. When no repetition is left and a
+        `Remote` engine answers nobody, one more is made as soon as it does. After an `EngineDead` it is sent again as often as the engine
+        is restarted.
         """
         failures, invalid, spared = 0, 0, False
         while True:
@@ -106,10 +105,8 @@ class RetryingCaller:
             except EngineDead as death:
                 pause: Awaitable[None] = self.supervisor.wait_restarted(restarts, death)
             except EngineUnavailable as refusal:
-                invalid += isinstance(refusal, BadCompletion) and not refusal.moved
-                if refusal.moved:
-                    pause = anyio.lowlevel.checkpoint()
-                elif failures < self._max_retries and invalid <= UNREADABLE:
+                invalid += isinstance(refusal, BadCompletion)
+                if failures < self._max_retries and invalid <= UNREADABLE:
                     pause = anyio.sleep(backoff_s(request.request_id, failures, refusal.retry_after_s))
                     failures += 1
                 elif spared or not isinstance(self._engine, Remote):

@@ -4,11 +4,13 @@ A run without replicas has one of these, and so has every replica of a run on se
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
 
-from pipeline.engine import Engine, EngineStatistics, Fact
+from pipeline.engine import Engine, EngineStatistics, Fact, Remote
+from pipeline.engines.placement.demand import asks_of
 from pipeline.errors import GraphError
 from pipeline.graph.needs import check_needs, unmet_needs
 from pipeline.reasoning.prompts import PromptBuilder
@@ -24,6 +26,7 @@ from pipeline.session.observer import Tell
 from pipeline.session.prepare import RunSettings
 from pipeline.stages.base import EngineStage, Stage
 from pipeline.stages.build import build_stages, builders_of, cannot_of, flaw_in_contract
+from pipeline.system.tasks import gather
 
 Facts = Mapping[str, Mapping[str, Fact]]
 """What each engine states about itself, by role."""
@@ -50,7 +53,7 @@ class OpenEngines(Struct, frozen=True, kw_only=True):
 async def suited(settings: RunSettings, engines: Mapping[str, Engine], tell: Tell) -> OpenEngines:
     """The `engines` with the stages of the graph for them, about which `tell` gets notices.
 
-    Raises `GraphError` where a tokenizer or a chat template fails, or an engine does not suit the graph.
+    Raises `GraphError` where a tokenizer or a chat template fails, an engine does not suit the graph, or a server refuses what it asks.
     """
     plan = settings.plan
     engines = {role: engines[role] for role in plan.engines}
@@ -59,6 +62,7 @@ async def suited(settings: RunSettings, engines: Mapping[str, Engine], tell: Tel
             raise GraphError(f"engine {role!r}", flaw)
     cannot = {role: cannot_of(engine) for role, engine in engines.items()}
     check_needs(plan, cannot)
+    await gather([partial(each.rehearse, asks_of(plan, role)) for role, each in engines.items() if isinstance(each, Remote)])
     # Without some needs a run does its work, but not as well; see also the fact `doubts`.
     said = [str(each.error) for each in unmet_needs(plan, cannot)]
     stated: list[tuple[str, Any]] = [(role, engine.facts.get("doubts", ())) for role, engine in engines.items()]

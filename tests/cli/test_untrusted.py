@@ -76,7 +76,7 @@ def test_no_key_is_in_anything_that_is_kept_or_printed(tmp_path: Path, monkeypat
         engine = f"{{backend: openai, model: tiny, base_url: {server.base_url}, tokenizer: 'bundled:tiny-target', api_key_env: LOGIN}}"
         (tmp_path / "engines.yaml").write_text(f"target: {engine}\n")
         answered = [lambda handler, reply: handler.send(reply)]
-        server.faults.extend(answered * 8)  # while it is asked what it can do
+        server.faults.extend(answered * 2)  # while it is asked what it can do
         for fault in (small_server.status(400, f"no {CANARY}"), small_server.status(422, f"no {CANARY}")):
             server.faults.extend([fault, *answered])  # the answer is that of a probe: it is the request that is refused
         server.faults.append(small_server.status(500, f"no {CANARY}"))

@@ -1,9 +1,9 @@
-"""Engine `openai` against a small real server that answers as the kinds of servers do: what is sent, what comes back, keys, and the end."""
+"""Engine `openai` against a small real server that answers as the kinds of servers do: what is sent, what comes back, and the end."""
 
 import logging
-import math
 import sys
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,27 +12,35 @@ from typing import Any
 import anyio
 import pytest
 
-from pipeline.engine import Candidate, Completion, Request
-from pipeline.engines.openai.engine import OpenAIEngine
+from pipeline.engine import Asks, Candidate, Completion, Request, Tokenizer
+from pipeline.engines.openai.engine import FAILURES_IN_ROW, OpenAIEngine
+from pipeline.engines.openai.request import Terms, answer_ids, prompt_of
 from pipeline.engines.openai.spec import OpenAISpec
-from pipeline.errors import BadCompletion, GraphError, PipelineError, RequestRefused
+from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused
+from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.session.prepare import load_plan
+from tests.support.chat_models import chat_model, folder_of
 from tests.support.paths import ROOT
 from tests.support.served import DIGITS, KEY, KINDS, PROMPT, THINK_CLOSE, TOKENIZER, after, answers, ask, opened, outcome, spec_of, talk
 from tests.support.small_server import (
     HOSTED,
-    LLAMA,
     OPENAI_FIELDS,
-    SGLANG,
     VLLM,
+    Fault,
+    Handler,
     Kind,
+    Reply,
     cut,
     edited,
     hang,
+    raw,
     small_server,
     status,
     story,
 )
+
+OTHER = str(folder_of("qwen3"))
+"""A tokenizer of another model."""
 
 
 def written(draw: int = 0) -> str:
@@ -41,6 +49,10 @@ def written(draw: int = 0) -> str:
 
 def end(candidate: Candidate) -> tuple[str, str, str | int | None]:
     return candidate.text, candidate.finish_reason, candidate.stop_reason
+
+
+def first(answer: dict[str, Any]) -> Any:
+    return answer["choices"][0]
 
 
 @pytest.fixture(params=KINDS)
@@ -82,28 +94,21 @@ def test_candidates_draw_from_seed_and_index(kind: Kind) -> None:
     assert len({candidate.text for candidate in high.candidates}) == 3
 
 
-def test_options_are_read_with_what_the_server_gives(kind: Kind) -> None:
-    (choice,) = answers(kind, ask(max_tokens=1, option_ids=DIGITS[1:4]))
+def test_options_are_read_and_one_that_was_not_named_has_no_probability(kind: Kind) -> None:
+    choice, some = answers(kind, ask(max_tokens=1, option_ids=DIGITS[1:4]), ask(max_tokens=1, option_ids=(DIGITS[0], DIGITS[2])))
     assert choice.option_logprobs == (-1.0, -2.0, -3.0)
     (candidate,) = choice.candidates
     assert (candidate.ids, candidate.text, candidate.cumulative_logprob) == ((DIGITS[1],), "1", -1.0)
     assert choice.usage.output_tokens == 1
-
-
-@pytest.mark.parametrize("kind", [replace(VLLM, exact=False), SGLANG, LLAMA, HOSTED], ids=lambda kind: kind.owned_by)
-def test_an_option_that_was_not_seen_has_no_probability(kind: Kind) -> None:
-    some, none = answers(kind, ask(max_tokens=1, option_ids=(DIGITS[0], DIGITS[2])), ask(max_tokens=1, option_ids=(DIGITS[0], 300)))
-    assert some.option_logprobs == (-math.inf, -2.0)
-    assert some.candidates[0].ids == (DIGITS[2],)
-    assert none.option_logprobs == (-math.inf, -math.inf)
+    assert some.option_logprobs == ((-1.0, -2.0) if kind is VLLM else (-float("inf"), -2.0))
 
 
 def test_tokens_of_a_prompt_are_scored_where_the_server_can() -> None:
     request = ask(prompt_ids=PROMPT[:-3], max_tokens=1, scored_ids=tuple(PROMPT[-3:]))
     (scored,) = answers(VLLM, request)
     assert (scored.candidates, scored.scored_logprobs, scored.usage.output_tokens) == ((), (-0.25,) * 3, 0)
-    with pytest.raises(RequestRefused, match="returns no log probabilities of a prompt"):
-        answers(SGLANG, request)
+    with pytest.raises(RequestRefused, match="returns no such log probabilities"):
+        answers(HOSTED, request)
 
 
 def test_what_token_level_speculation_wrote_after_a_stop_is_cut() -> None:
@@ -119,17 +124,22 @@ def test_what_token_level_speculation_wrote_after_a_stop_is_cut() -> None:
     assert candidate.cumulative_logprob == -0.5 * len(candidate.ids)
 
 
-@pytest.mark.slow
 def test_a_server_that_does_not_keep_to_max_tokens_is_cut_short() -> None:
-    text = "So 5 pens. " * 1000
-    found = after(edited(lambda answer: first(answer).update(text=text, finish_reason="stop")), kind=HOSTED)
+    text = "So 5 pens. " * 20
+    found = after(edited(lambda answer: first(answer).update(text=text, finish_reason="stop")), ask(max_tokens=10, logprobs=False), HOSTED)
     assert isinstance(found, Completion)
-    ids = tuple(TOKENIZER.encode(text)[:60])
+    ids = tuple(TOKENIZER.encode(text)[:10])
     assert [(each.ids, each.text, each.finish_reason) for each in found.candidates] == [(ids, TOKENIZER.decode(ids), "length")]
 
 
-def first(answer: dict[str, Any]) -> Any:
-    return answer["choices"][0]
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_a_text_that_stands_elsewhere_is_read(field: str) -> None:
+    def moved(answer: dict[str, Any]) -> None:
+        first(answer).update({field: first(answer)["text"], "text": ""})
+
+    found = after(edited(moved), ask(), HOSTED)
+    assert isinstance(found, Completion)
+    assert found.candidates[0].text == written().removesuffix("<|end|>")
 
 
 # What is sent.
@@ -152,32 +162,20 @@ def test_vllm_is_sent_ids_and_values_that_leave_nothing_to_the_models_own_defaul
     body, engine = sent(VLLM, ask(temperature=0.6, n=2, seed=3, stop=("\n\n",), stop_ids=(THINK_CLOSE,), priority=5, top_k=20, min_p=0.1))
     assert (body["prompt"], body["top_k"], body["min_p"], body["repetition_penalty"]) == (PROMPT, 20, 0.1, 1.0)
     assert (body["n"], body["seed"], body["stop"], body["stop_token_ids"], body["priority"]) == (2, 3, ["\n\n"], [THINK_CLOSE], 5)
-    stated = {"prompts": "ids", "outputs": "ids", "options": "exact", "stops": "reported by the server", "replicas": 1, "cannot": ()}
-    assert (stated | {"server": "vllm", "server_version": "0.32.0", "answers": "model"}).items() <= engine.facts.items()
-    body, _ = sent(VLLM, ask(max_tokens=1, option_ids=DIGITS))
+    assert {"prompts": "ids", "cannot": (), "server": "vllm", "priorities": True, "answers": "model"}.items() <= engine.facts.items()
+    body, _ = sent(replace(VLLM, priorities=False), ask(max_tokens=1, option_ids=DIGITS))
     assert body["logprob_token_ids"] == body["allowed_token_ids"] == list(DIGITS)
-    assert "seed" not in body
+    assert not {"seed", "priority"} & body.keys()
+    assert sent(VLLM, ask(prompt_ids=PROMPT * 20, max_tokens=400), max_model_len=20 * len(PROMPT) + 7)[0]["max_tokens"] == 7
 
 
-@pytest.mark.slow
-def test_a_hosted_server_is_sent_openai_fields_only() -> None:
+def test_any_other_server_is_sent_texts_and_openai_fields_only() -> None:
     body, engine = sent(HOSTED, ask(temperature=0.6, n=2, stop=("\n\n",), stop_ids=(THINK_CLOSE,)))
     assert body.keys() <= OPENAI_FIELDS
     assert (body["prompt"], body["stop"], body["logprobs"]) == (TOKENIZER.decode(PROMPT), ["\n\n"], 5)
-    assert {"prompts": "text", "options": "among the top 5 tokens"}.items() <= engine.facts.items()
-    assert str(engine.facts["stops"]).startswith("assumed: ")
+    assert {"prompts": "text", "cannot": ("scoring", "top_k", "min_p")}.items() <= engine.facts.items()
     assert sent(HOSTED, ask(stop_ids=(THINK_CLOSE,)))[0]["stop"] == ["</think>"]
-    assert "stop" not in sent(HOSTED, ask())[0]
-
-
-@pytest.mark.slow
-def test_other_servers_are_sent_what_they_need() -> None:
-    assert sent(SGLANG, ask(stop=("\n\n",), stop_ids=(THINK_CLOSE,)))[0]["stop"] == ["\n\n", "</think>"]  # it says which stop it was
-    body, engine = sent(LLAMA, ask(temperature=0.6, n=3, seed=1 << 40))
-    assert ("n" in body, engine.facts["candidates"]) == (False, "a request each")
-    assert sent(VLLM, ask(prompt_ids=PROMPT * 20, max_tokens=400), max_model_len=20 * len(PROMPT) + 7)[0]["max_tokens"] == 7
-    body, engine = sent(VLLM, ask(), server="generic")
-    assert (body["prompt"], engine.facts["outputs"]) == (TOKENIZER.decode(PROMPT), "text, encoded here")
+    assert sent(VLLM, ask(), server="generic")[0]["prompt"] == TOKENIZER.decode(PROMPT)
 
 
 def test_further_fields_go_with_every_request_and_those_that_a_request_has_are_refused() -> None:
@@ -189,7 +187,6 @@ def test_further_fields_go_with_every_request_and_those_that_a_request_has_are_r
         ({"seed": 1}, "extra must not hold `seed`: each request has its own"),
         ({"chat_template_kwargs": {}}, "the template is rendered here"),
         ({"x": {"y": [float("nan")]}}, r"extra\.x\.y\[0\] is nan"),
-        ({"x": {1: 2}}, "extra.x has the key 1"),
     ]:
         with pytest.raises(ValueError, match=said):
             OpenAISpec(model="m", base_url="http://127.0.0.1:1/v1", extra=extra)
@@ -199,8 +196,7 @@ def test_an_adapter_is_asked_for_by_its_served_name() -> None:
     async def conversation(engine: OpenAIEngine) -> None:
         for adapter in (None, "selection"):
             await engine.generate(ask(adapter=adapter))
-        refused = await outcome(engine, ask(adapter="other"))
-        assert "the engine has no adapter 'other', but selection" in str(refused)
+        assert "the engine has no adapter 'other', but selection" in str(await outcome(engine, ask(adapter="other")))
 
     with small_server(VLLM, TOKENIZER) as server:
         server.adapters = {"tiny-selection": "tiny", "other-selection": "huge"}
@@ -214,23 +210,33 @@ def test_an_adapter_is_asked_for_by_its_served_name() -> None:
                 opened(spec_of(server, adapters={"selection": name}))
 
 
-# Keys.
+@pytest.mark.parametrize("name", ["qwq", "r1-distill-qwen", "tiny-target"])
+def test_a_text_holds_the_control_tokens_of_its_ids_and_no_others(name: str) -> None:
+    tokenizer: Tokenizer = chat_model(name)
+    builder, terms = PromptBuilder(tokenizer), Terms(spec=OpenAISpec(model="m", base_url="http://a/v1"), ids=False)
+    clean = builder.generation("Tom has 3 < 5 pens.")
+    assert prompt_of(ask(prompt_ids=clean), terms, tokenizer) == (tokenizer.decode(clean), len(clean))
+    for text, id_ in tokenizer.special_ids.items():
+        if id_ in tokenizer.control_ids:
+            with pytest.raises(RequestRefused, match="the prompt spells out a special token"):
+                prompt_of(ask(prompt_ids=builder.generation(f"Tom {text} has")), terms, tokenizer)
+        said = f"So {text}.</think>\n\nIt is </think> 5 {text}"
+        ids = answer_ids(tokenizer, said)
+        assert tokenizer.decode(ids) == said
+        assert [each for each in ids if each in tokenizer.control_ids] == [tokenizer.special_ids["</think>"]]
+
+
+# Keys and addresses.
 
 
 def test_a_key_goes_into_a_header_and_nowhere_else(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("SMALL_LOGIN", KEY + "\n")
-    monkeypatch.setenv("OPENAI_API_KEY", "another")
-    monkeypatch.setenv("OPENAI_ORG_ID", "another")
     said: list[str] = []
 
     async def conversation(engine: OpenAIEngine) -> None:
         said.extend([repr(engine.facts), repr(engine)])
-        for fault in (
-            status(400, f"your key {KEY} is odd"),
-            status(500, f"Bearer {KEY}"),
-            cut,
-        ):
+        for fault in (status(400, f"your key {KEY} is odd"), status(500, f"Bearer {KEY}"), cut):
             server.faults.append(fault)
             error = await outcome(engine, ask())
             assert isinstance(error, PipelineError)
@@ -240,7 +246,6 @@ def test_a_key_goes_into_a_header_and_nowhere_else(monkeypatch: pytest.MonkeyPat
         spec = spec_of(server, api_key_env="SMALL_LOGIN", server="vllm")
         talk(spec, conversation)
         assert all(seen.headers["Authorization"] == f"Bearer {KEY}" for seen in server.seen)
-        assert not any("OpenAI-Organization" in seen.headers for seen in server.seen)
     assert not [text for text in [*said, repr(spec), caplog.text] if KEY in text]
 
 
@@ -250,7 +255,6 @@ def test_a_wrong_key_is_named_by_its_variable(monkeypatch: pytest.MonkeyPatch, e
     with small_server(VLLM, TOKENIZER, key="another") as server, pytest.raises(GraphError, match=remedy) as caught:
         opened(spec_of(server, api_key_env=env))
     assert KEY not in "".join(traceback.format_exception(caught.value))
-    assert env or "Authorization" not in server.seen[0].headers
 
 
 def test_a_key_in_place_of_its_variables_name_is_refused_and_not_repeated(tmp_path: Path) -> None:
@@ -270,18 +274,243 @@ def test_a_variable_that_holds_no_key_is_named(monkeypatch: pytest.MonkeyPatch, 
         answers(VLLM, api_key_env="SMALL_KEY")
 
 
-@pytest.mark.parametrize("url", ["http://user:canary@127.0.0.1:9/v1", "http://canary@127.0.0.1:9/v1", "http://127.0.0.1:9/v1?key=canary"])
-def test_a_url_that_holds_a_password_is_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(ValueError, match="base_url must be a plain URL, without a user, a password or a query") as caught:
-        OpenAISpec(model="m", base_url=("http://127.0.0.1:8/v1", url))
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        *(
+            (each, "must be a plain URL, without a user")
+            for each in ("http://user:canary@a/v1", "http://canary@a/v1", "http://a/v1?key=canary")
+        ),
+        ("127.0.0.1:8000/v1", "is not a URL such as http://127.0.0.1:8000/v1"),
+        ("http://a/v1/chat/completions", "names an endpoint: leave out /chat/completions, so http://a/v1"),
+        ("http://a/v1/completions/", "names an endpoint: leave out /completions, so http://a/v1"),
+    ],
+)
+def test_a_url_that_is_none_is_refused_and_no_password_repeated(url: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        OpenAISpec(model="m", base_url=url)
     assert "canary" not in str(caught.value)
 
 
-# Sizes, and the end.
+# What cannot start.
 
 
-def test_an_answer_that_never_ends_is_dropped() -> None:
-    def flood(handler: Any, reply: Any) -> None:
+def at(fails: Mapping[str, Any]) -> Any:
+    """Does something to the requests of some paths, by their ends."""
+
+    def fault(handler: Any, reply: Any) -> None:
+        next((each for end, each in fails.items() if handler.path.endswith(end)), handler.__class__.send)(handler, reply)
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("kind", "fails", "fields", "says"),
+    [
+        (VLLM, {}, {"model": "tinny"}, "does not serve 'tinny'; did you mean `tiny`?"),
+        (HOSTED, {}, {"max_model_len": None}, "does not report the context length of 'tiny'; set max_model_len"),
+        (VLLM, {}, {"tokenizer": "bundled:tiny-targe"}, "did you mean `tiny-target`?"),
+        (VLLM, {}, {"base_url": "http://127.0.0.1:9/v1"}, "cannot be reached: .*; start it, or check base_url"),
+        (HOSTED, {}, {"server": "vllm"}, "which `server: generic` would change: it answered 400: Unrecognized"),
+        (VLLM, {"/completions": status(404)}, {}, "it answered 404: not now"),
+        (VLLM, {"/models": status(500)}, {}, "answered 500: not now; start it, or check base_url"),
+        (VLLM, {"/models": status(503, "loading")}, {}, "answered 503: loading"),
+        (VLLM, {"/completions": status(429, "later")}, {}, "answered 429: later"),
+        (VLLM, {"/models": hang}, {"startup_timeout_s": 0.5}, r"did not say .* within startup_timeout_s=0\.5; increase it if"),
+        (VLLM, {"": status(302, "", {"Location": "https://login.invalid/"})}, {}, "redirects to https://login.invalid/, which is not"),
+        (VLLM, {"/models": raw(b'{"data": [5, null, {"id": 5}, {"id": "b"}]}')}, {}, "does not serve 'tiny'; known are"),
+        (HOSTED, {"/models": raw(b"[" * 100_000), "/completions": raw(b'{"choices": []}')}, {}, "has 0 choices, not 1"),
+        (HOSTED, {"/completions": raw(b"<html>")}, {}, "is not JSON"),
+        (replace(HOSTED, wraps=11), {}, {}, r"counts (\d+) tokens for a prompt of (\d+): the server wraps prompts in a chat template"),
+        (replace(HOSTED, keeps=20), {}, {}, r"counts 20 tokens for a prompt of \d+: the server truncates prompts"),
+        (VLLM, {}, {"tokenizer": OTHER}, "belongs to another prompt, or `tokenizer` does not match its model"),
+        (HOSTED, {}, {"tokenizer": OTHER}, "`tokenizer` does not match its model"),
+        (replace(HOSTED, bos=True), {}, {"adds_bos": False}, "the server wraps .* or adds special tokens"),
+        (HOSTED, {}, {"adds_bos": True}, "the server truncates"),
+    ],
+    ids=str,
+)
+def test_what_cannot_start_says_why_in_one_sentence(kind: Kind, fails: Mapping[str, Any], fields: dict[str, Any], says: str) -> None:
+    with small_server(kind, TOKENIZER) as server:
+        server.always = at(fails)
+        with pytest.raises(GraphError, match=says) as caught:
+            opened(spec_of(server, **{"reconnect_s": 0.3} | fields))
+    assert str(caught.value).startswith("engine 'draft': ")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 800
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "asks", "says"),
+    [
+        (HOSTED, None, {"max_tokens": 40, "context": 400}, None),
+        (VLLM, None, {"max_tokens": 400, "candidates": 5, "options": False}, None),
+        (HOSTED, status(400, "max_tokens is too large"), {"max_tokens": 40}, r"asked for 40 .*answered 400: max_tokens is too large"),
+        (VLLM, status(400, "maximum context length is 99"), {}, "maximum context length is 99"),
+        (HOSTED, edited(lambda answer: unnamed(answer)), {}, "no option can be read"),
+        (VLLM, edited(lambda answer: unnamed(answer)), {}, "lacks the log probabilities of some options"),
+        (HOSTED, edited(lambda answer: first(answer).update(logprobs=None)), {}, "lacks the requested log probabilities"),
+        (HOSTED, edited(lambda answer: unnamed(answer)), {"options": False}, None),
+    ],
+    ids=range(8),
+)
+def test_what_the_run_will_ask_is_asked_before_it(kind: Kind, fault: Fault | None, asks: dict[str, Any], says: str | None) -> None:
+    async def conversation(engine: OpenAIEngine) -> None:
+        server.faults.extend([fault] if fault else [])
+        asked = Asks(**{"max_tokens": 1, "context": 100, "candidates": 1, "options": True} | asks)
+        await engine.rehearse(asked)
+        body = server.bodies[-1]
+        assert body["max_tokens"] == asked.max_tokens
+        assert fault or kind is VLLM or len(TOKENIZER.encode(body["prompt"])) >= 360
+
+    with small_server(kind, TOKENIZER) as server:
+        if says is None:
+            return talk(spec_of(server), conversation)
+        with pytest.raises(GraphError, match=says):
+            talk(spec_of(server), conversation)
+
+
+def unnamed(answer: dict[str, Any]) -> None:
+    """The log probabilities name no token."""
+    if logprobs := first(answer).get("logprobs"):
+        logprobs["top_logprobs"] = [{"": -0.1}]
+
+
+def test_a_server_that_is_loading_is_waited_for() -> None:
+    with small_server(VLLM, TOKENIZER) as server:
+        server.faults.extend([status(503, headers={"Retry-After": "0.01"}), status(429, headers={"Retry-After": "0.01"})])
+        assert opened(spec_of(server)).facts["cannot"] == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "adds_bos", "sent"),
+    [
+        (HOSTED, None, TOKENIZER.decode(PROMPT)),
+        (replace(HOSTED, bos=True), None, TOKENIZER.decode(PROMPT[1:])),
+        (replace(HOSTED, counts=False), True, TOKENIZER.decode(PROMPT[1:])),
+    ],
+)
+def test_a_beginning_of_sequence_is_there_once(kind: Kind, adds_bos: bool | None, sent: object) -> None:
+    """As the server's count shows, or the file says."""
+
+    async def conversation(engine: OpenAIEngine) -> None:
+        assert ("doubts" in engine.facts) is not kind.counts
+        await engine.generate(ask())
+
+    with small_server(kind, TOKENIZER) as server:
+        talk(spec_of(server, adds_bos=adds_bos), conversation)
+        assert server.bodies[-1]["prompt"] == sent
+
+
+def test_a_server_without_log_probabilities_and_the_context_length_that_both_allow() -> None:
+    with small_server(replace(HOSTED, logprobs=False, card={"max_model_len": 300}), TOKENIZER) as server:
+        engine = opened(spec_of(server))
+        assert engine.facts["cannot"] == ("options", "logprobs", "scoring", "top_k", "min_p")
+        assert engine.max_model_len == 300
+    assert opened_length({"max_model_len": 300}, 200) == 200
+    assert opened_length({"max_model_len": -5}, 200) == 200
+
+
+def opened_length(card: Mapping[str, Any], spec: int) -> int:
+    with small_server(replace(VLLM, card=card), TOKENIZER) as server:
+        return opened(spec_of(server, max_model_len=spec)).max_model_len
+
+
+LINE = 'vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="%d",num_cpu_blocks="None",num_gpu_blocks="%s"} 1.0\n'
+MORE = LINE.replace("} 1.0", ',effective_attention_block_size="32",kv_cache_size_tokens="%s"} 1.0')
+
+
+@pytest.mark.parametrize(
+    ("metrics", "found"),
+    [
+        (LINE % (0, "100") + LINE % (1, "50"), (16, 16 * 150)),
+        (MORE % (0, "100", "900") + MORE % (1, "100", "500"), (32, 1400)),
+        *((odd, None) for odd in ("", "vllm:other 1\n", LINE % (0, "None"), LINE.replace("16", "0") % (0, "9"))),
+    ],
+)
+def test_the_size_of_a_cache_is_read_of_all_engines_of_a_server(metrics: str, found: tuple[int, int] | None) -> None:
+    with small_server(VLLM, TOKENIZER) as server:
+        server.metrics = metrics
+        facts = opened(spec_of(server)).facts
+    assert (facts.get("block_size"), facts.get("kv_cache_tokens")) == (found or (None, None))
+
+
+# A server that is away, and the end.
+
+
+@pytest.mark.parametrize("code", [400, 403])
+def test_a_refusal_is_the_requests_where_the_server_answers_a_small_one(code: int) -> None:
+    async def conversation(engine: OpenAIEngine) -> None:
+        before = len(server.bodies)
+        server.faults.append(status(code, "not about that"))
+        found = await outcome(engine, ask())
+        assert type(found) is RequestRefused
+        assert f"{code}: not about that" in str(found)
+        assert [body["max_tokens"] for body in server.bodies[before:]] == [60, 1]
+
+    with small_server(VLLM, TOKENIZER) as server:
+        talk(spec_of(server), conversation)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (status(401, "who"), "answered 401: who; it has given no valid answer for"),
+        (status(400, "max_tokens is too large: 60"), "answered 400: max_tokens is too large: 60; it has given no valid answer"),
+        (raw(b"<html>"), "is not JSON: .*; it has given no valid answer"),
+        (status(500, "broken"), "answered 500: broken; it has not answered for reconnect_s=1"),
+    ],
+)
+def test_a_server_that_answers_nobody_any_more_ends_the_engine(monkeypatch: pytest.MonkeyPatch, fault: Fault, says: str) -> None:
+    monkeypatch.setattr("pipeline.engines.openai.engine.REFUSED_S", 0.5)
+
+    async def conversation(engine: OpenAIEngine) -> None:
+        server.always = fault
+        errors = [await outcome(engine, ask()) for _ in range(FAILURES_IN_ROW)]
+        assert all(isinstance(error, EngineUnavailable | EngineDead) for error in errors)
+        with pytest.raises(EngineDead, match=says):
+            await engine.wait_answering()
+        assert isinstance(await outcome(engine, ask()), EngineDead)
+
+    with small_server(VLLM, TOKENIZER) as server:
+        talk(spec_of(server, reconnect_s=1.0), conversation)
+
+
+def test_calls_wait_for_a_server_that_is_restarted() -> None:
+    async def conversation(engine: OpenAIEngine) -> None:
+        server.stop()
+        for _ in range(FAILURES_IN_ROW):
+            assert "broke the connection" in (said := str(await outcome(engine, ask()))) or "cannot be reached" in said
+        async with anyio.create_task_group() as tasks:
+            for number in range(5):
+                tasks.start_soon(engine.generate, ask(str(number)))
+            await anyio.wait_all_tasks_blocked()
+            assert (engine.statistics().running, engine.statistics().waiting) == (0, 5)
+            server.start()
+        assert engine.statistics().requests == 5
+        assert await engine.wait_answering() is False
+
+    with small_server(VLLM, TOKENIZER) as server:
+        talk(spec_of(server), conversation)
+
+
+def test_calls_that_time_out_speak_against_their_server() -> None:
+    async def conversation(engine: OpenAIEngine) -> None:
+        server.always = hang
+        for _ in range(FAILURES_IN_ROW):
+            with anyio.move_on_after(0.2):
+                await engine.generate(ask())
+        with pytest.raises(EngineDead, match="has not answered"):
+            await engine.generate(ask())
+
+    with small_server(VLLM, TOKENIZER) as server:
+        talk(spec_of(server, timeout_s=0.2, reconnect_s=0.5), conversation)
+
+
+def test_an_answer_that_never_ends_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.engines.openai.client.MAX_BODY_BYTES", 1 << 20)
+
+    def flood(handler: Handler, reply: Reply) -> None:
         handler.send((200, {"Content-Length": str(1 << 40)}, b""))
         with suppress(OSError):
             while True:
@@ -289,7 +518,7 @@ def test_an_answer_that_never_ends_is_dropped() -> None:
 
     found = after(flood)
     assert type(found) is BadCompletion
-    assert "its answer is longer than 1,0" in str(found)
+    assert "its answer is longer than 1 MiB" in str(found)
 
 
 def test_cancelling_closes_the_connection() -> None:
@@ -330,6 +559,6 @@ def test_closing_ends_what_waits_and_refuses_what_comes() -> None:
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "httpx2", None)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(GraphError, match=r'pip install "speculative-pipeline\[openai\]"'):
         answers(VLLM)

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from msgspec import structs
 
-from pipeline.engine import Candidate, Completion, EngineStatistics, Request, Usage
+from pipeline.engine import Asks, Candidate, Completion, EngineStatistics, Request, Usage
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.errors import LONGEST_RETRY_AFTER_S, BadCompletion, EngineDead, EngineUnavailable, RequestRefused
@@ -229,21 +229,15 @@ async def test_an_engine_that_breaks_the_contract_is_told_too() -> None:
     assert [name for name, _ in log.lines] == ["attempt", "ZeroDivisionError"]
 
 
-async def test_what_was_moved_is_sent_again_at_once_and_does_not_count() -> None:
-    moved = EngineUnavailable("draft", "is gone", moved=True)
-    engine, log = Scripted(*[moved] * 9, ANSWER), Log(anyio.current_time)
-    start = anyio.current_time()
-    assert await outcome(engine, log, structs.replace(SPEC, max_retries=0)) == ANSWER
-    assert [name for name, _ in log.lines] == ["attempt", "EngineUnavailable", "pause", "go on"] * 9 + ["attempt", "answer"]
-    assert {at for _, at in log.lines} == {start}
-
-
 class Faraway(Scripted):
     """A scripted engine whose servers were away when it is asked, for so many seconds each time; 0: they were not."""
 
     def __init__(self, away_s: list[float], *reactions: Reaction) -> None:
         super().__init__(*reactions)
         self.away_s = away_s
+
+    async def rehearse(self, asks: Asks) -> None:
+        raise AssertionError
 
     async def wait_answering(self) -> bool:
         away_s = self.away_s.pop(0)

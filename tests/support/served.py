@@ -1,7 +1,6 @@
 """Engines over small servers for the tests: how they are opened and asked."""
 
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
 from typing import Any
 
 import anyio
@@ -12,13 +11,13 @@ from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import PipelineError
 from tests.support.paths import MODELS
-from tests.support.small_server import HOSTED, LLAMA, SGLANG, VLLM, WAIT_S, Fault, Kind, SmallServer, small_server
+from tests.support.small_server import HOSTED, LLAMA, VLLM, WAIT_S, Fault, Kind, SmallServer, small_server
 
 TOKENIZER = HFTokenizer(str(MODELS / "tiny-target"))
 PROMPT = TOKENIZER.encode(TOKENIZER.render([{"role": "user", "content": "Tom has 3 pens and buys 2. How many?"}]))
 THINK_CLOSE = TOKENIZER.special_ids["</think>"]
 DIGITS = tuple(TOKENIZER.encode(digit)[-1] for digit in "0123456789")
-KINDS = {"vllm": VLLM, "sglang": SGLANG, "llama": LLAMA, "hosted": HOSTED}
+KINDS = {"vllm": VLLM, "llama": LLAMA, "hosted": HOSTED}
 KEY = "sk-canary/7f3a+9"
 
 
@@ -26,13 +25,12 @@ def ask(name: str = "r", **fields: Any) -> Request:
     return Request(**{"request_id": name, "prompt_ids": PROMPT, "max_tokens": 60, "logprobs": True} | fields)
 
 
-def spec_of(*servers: SmallServer, **fields: Any) -> OpenAISpec:
-    urls = tuple(server.base_url for server in servers)
-    return OpenAISpec(**{"model": "tiny", "base_url": urls, "tokenizer": "bundled:tiny-target", "max_model_len": 512} | fields)
+def spec_of(small: SmallServer, /, **fields: Any) -> OpenAISpec:
+    return OpenAISpec(**{"model": "tiny", "base_url": small.base_url, "tokenizer": "bundled:tiny-target", "max_model_len": 512} | fields)
 
 
 def talk(spec: OpenAISpec, conversation: Callable[[OpenAIEngine], Awaitable[None]]) -> None:
-    """Open an engine over servers and talk to it; nothing takes longer than `WAIT_S`."""
+    """Open an engine over a server and talk to it; nothing takes longer than `WAIT_S`."""
 
     async def main() -> None:
         with anyio.fail_after(WAIT_S):
@@ -43,7 +41,7 @@ def talk(spec: OpenAISpec, conversation: Callable[[OpenAIEngine], Awaitable[None
 
 
 def opened(spec: OpenAISpec) -> OpenAIEngine:
-    """An engine, which is closed again: what it found out about its servers."""
+    """An engine, which is closed again: what it found out about its server."""
     found: list[OpenAIEngine] = []
 
     async def keep(engine: OpenAIEngine) -> None:
@@ -73,13 +71,6 @@ async def outcome(engine: Engine, request: Request) -> Completion | PipelineErro
         return error
 
 
-async def settled(engine: Engine, request: Request) -> Completion | PipelineError:
-    """What becomes of a request that is sent again as often as it is moved."""
-    while getattr(found := await outcome(engine, request), "moved", False):
-        pass
-    return found
-
-
 def after(fault: Fault, request: Request | None = None, kind: Kind = VLLM) -> Completion | PipelineError:
     """What becomes of a request on which the server does this; the next one is answered."""
     found: list[Completion | PipelineError] = []
@@ -93,8 +84,3 @@ def after(fault: Fault, request: Request | None = None, kind: Kind = VLLM) -> Co
     with small_server(kind, TOKENIZER) as server:
         talk(spec_of(server), conversation)
     return found[0]
-
-
-def small_servers(stack: ExitStack, count: int, kind: Kind = VLLM) -> list[SmallServer]:
-    """Servers that are stopped with `stack`."""
-    return [stack.enter_context(small_server(kind, TOKENIZER)) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""A small real HTTP server with OpenAI's completions endpoint, which answers as vLLM, SGLang, llama.cpp or a hosted one does.
+"""A small real HTTP server with OpenAI's completions endpoint, which answers as vLLM, llama.cpp or a hosted one does.
 
 It writes a text that follows from prompt, seed and index alone, keeps every request it got, and can be told to fail the
 next ones in all the ways in which servers fail.
@@ -33,22 +33,14 @@ class Kind:
     """How a kind of server differs from the others."""
 
     owned_by: str
-    hosted: bool = False
-    """Takes texts and OpenAI's own fields alone, and gives log probabilities of few tokens."""
     ids: bool = False
-    """Returns token ids, and takes stop ids and named options."""
-    exact: bool = True
-    """Gives the log probabilities of named tokens, and chooses among them."""
-    tells: str | None = None
-    """The field that says which stop ended a candidate."""
-    many: bool = True
+    """Takes and returns token ids, stop ids, named options; else texts and OpenAI's own fields alone, and gives log probabilities of few
+    tokens."""
     newer_logprobs: bool = False
     logprobs: bool = True
     """Gives log probabilities; else they are null."""
-    seeds: bool = True
-    """Takes seeds; else it refuses them."""
-    hides: bool = False
-    """Its texts lack special tokens."""
+    priorities: bool = True
+    """Takes priorities; else it refuses them."""
     bos: bool = False
     """Counts a token of its own before a text prompt."""
     wraps: int = 0
@@ -60,10 +52,9 @@ class Kind:
     card: Mapping[str, Any] = field(default_factory=dict)
 
 
-VLLM = Kind("vllm", ids=True, tells="stop_reason", card={"max_model_len": 512})
-SGLANG = Kind("sglang", tells="matched_stop", card={"max_model_len": 512})
-LLAMA = Kind("llamacpp", many=False, newer_logprobs=True, card={"meta": {"n_ctx_train": 512}})
-HOSTED = Kind("someone", hosted=True)
+VLLM = Kind("vllm", ids=True, card={"max_model_len": 512})
+LLAMA = Kind("llamacpp", newer_logprobs=True)
+HOSTED = Kind("someone")
 
 
 def status(number: int, message: object = "not now", /, headers: Mapping[str, str] | None = None, **error: Any) -> Fault:
@@ -103,19 +94,6 @@ def edited(edit: Callable[[dict[str, Any]], object]) -> Fault:
     return fault
 
 
-class Sick:
-    """Answers as if nothing were until the first call of a run comes, and from then on does this. Questions at the opening are about few
-    tokens."""
-
-    def __init__(self, fault: Fault) -> None:
-        self.fault, self.calls = fault, 0
-        """How many requests of the run it met."""
-
-    def __call__(self, handler: "Handler", reply: Reply) -> None:
-        self.calls += bool(self.calls) or handler.body.get("max_tokens", 0) > 16
-        (self.fault if self.calls else Handler.send)(handler, reply)
-
-
 def late(seconds: float) -> Fault:
     """Answer after a while."""
 
@@ -143,11 +121,8 @@ class SmallServer:
         self.kind, self.tokenizer, self.model, self.key = kind, tokenizer, model, key
         self.faults: deque[Fault] = deque()
         self.always: Fault | None = None
-        """Released whenever what is to come of a stream is sent."""
         self.adapters: dict[str, str] = {}
         """Further models that it lists, as vLLM lists adapters: by name, with the model that each belongs to."""
-        self.unlisted = False
-        """Whether its list leaves out the model that it serves."""
         self.metrics = ""
         """What `/metrics` says; empty: there is no such page."""
         self.seen: list[Seen] = []
@@ -209,9 +184,7 @@ class SmallServer:
         if seen.path == "/v1/models":
             model = {"id": self.model, "owned_by": self.kind.owned_by, **self.kind.card}
             adapters = [{"id": name, "owned_by": self.kind.owned_by, "parent": parent} for name, parent in self.adapters.items()]
-            return page({"object": "list", "data": [*([] if self.unlisted else [model]), *adapters]})
-        if seen.path == "/version":
-            return page({"version": "0.32.0"})
+            return page({"object": "list", "data": [model, *adapters]})
         if seen.path == "/metrics" and self.metrics:
             return 200, {"Content-Type": "text/plain"}, self.metrics.encode()
         if seen.path == "/v1/chat/completions":
@@ -255,17 +228,17 @@ class Writer:
         if body["model"] not in (self.server.model, *self.server.adapters):
             return refusal(404, f"The model `{body['model']}` does not exist.")
         unknown = sorted(body.keys() - OPENAI_FIELDS)
-        if unknown and kind.hosted:
+        if unknown and not kind.ids:
             return refusal(400, f"Unrecognized request argument supplied: {unknown[0]}")
-        if isinstance(body["prompt"], list) and kind.hosted:
+        if isinstance(body["prompt"], list) and not kind.ids:
             return refusal(400, "prompt must be a string")
-        if "seed" in body and not kind.seeds:
-            return refusal(400, "Unrecognized request argument supplied: seed")
-        if (body.get("logprobs") or 0) > (max_logprobs := 5 if kind.hosted else 20):
+        if body.get("priority") and not kind.priorities:
+            return refusal(400, "Got priority 1 but Priority scheduling is not enabled.")
+        if (body.get("logprobs") or 0) > (max_logprobs := 20 if kind.ids else 5):
             return refusal(400, f"logprobs must be at most {max_logprobs}")
         if len(self.prompt) + body["max_tokens"] > 512:
             return refusal(400, "This model's maximum context length is 512 tokens. Please reduce the length of the prompt.")
-        choices = [self.choice(index) for index in range(body.get("n", 1) if kind.many else 1)]
+        choices = [self.choice(index) for index in range(body.get("n", 1))]
         sampled = sum(len(choice.pop("sampled")) for choice in choices)
         added = kind.bos + kind.wraps if isinstance(body["prompt"], str) else 0
         counted = min(len(self.prompt) + added, kind.keeps)
@@ -277,12 +250,11 @@ class Writer:
         draw = self.body.get("seed", 0) + index if self.body.get("temperature") else 0
         ids, finish, stop = self.sample(self.tokenizer.encode(story(self.prompt, draw)))
         choice: dict[str, Any] = {"index": index, "text": self.text(ids, finish, stop), "finish_reason": finish, "sampled": ids}
-        if self.kind.tells:
-            choice[self.kind.tells] = stop if not (self.kind.tells == "stop_reason" and stop in self.tokenizer.eos_ids) else None
         if self.kind.ids:
+            choice["stop_reason"] = None if stop in self.tokenizer.eos_ids else stop
             choice["token_ids"] = ids if self.body.get("return_token_ids") else None
             choice["prompt_token_ids"] = self.prompt if self.body.get("return_token_ids") else None
-            choice["prompt_logprobs"] = self.scored() if self.kind.exact else None
+            choice["prompt_logprobs"] = self.scored()
         if self.body.get("logprobs") is not None:
             choice["logprobs"] = self.logprobs(ids) if self.kind.logprobs else None
         return choice
@@ -290,10 +262,8 @@ class Writer:
     def sample(self, script: list[int]) -> tuple[list[int], str, str | int | None]:
         """Token by token until something ends it."""
         stop_ids = self.body.get("stop_token_ids", []) if self.kind.ids else []
-        allowed = self.body.get("allowed_token_ids") if self.kind.ids and self.kind.exact else None
         ids: list[int] = []
-        biased = [int(token) for token in self.body.get("logit_bias", {})]
-        for token in allowed or biased or script:
+        for token in self.body.get("allowed_token_ids") or script:
             ids.append(token)
             if token in self.tokenizer.eos_ids or token in stop_ids:
                 return ids, "stop", token
@@ -306,22 +276,20 @@ class Writer:
 
     def text(self, ids: Sequence[int], finish: str, stop: str | int | None) -> str:
         """What is shown of it; servers trim the stop unless told otherwise."""
-        keeps = self.body.get("include_stop_str_in_output") if self.kind.ids else self.body.get("no_stop_trim")
-        shown = [id_ for id_ in ids if not self.kind.hides or id_ not in self.tokenizer.special_ids.values()]
-        text = self.tokenizer.decode(shown[:-1] if isinstance(stop, int) else shown)
+        text = self.tokenizer.decode(ids[:-1] if isinstance(stop, int) else ids)
         if isinstance(stop, str):
             before, found, _ = text.partition(stop)
-            return before + (found if keeps and self.kind.tells else "")
+            return before + (found if self.body.get("include_stop_str_in_output") else "")
         return text
 
     def logprobs(self, ids: Sequence[int]) -> dict[str, Any]:
         """-0.5 for a sampled token; the named options, or the digits 1 to 9 and as many others as asked for, below it."""
-        named = self.body.get("logprob_token_ids") if self.kind.ids and self.kind.exact else None
+        named = self.body.get("logprob_token_ids")
         others = named or [self.tokenizer.encode(digit)[-1] for digit in "123456789"][: self.body["logprobs"]]
         tops = [{token: -0.5} | {other: -1.0 - place for place, other in enumerate(others)} for token in ids]
         if self.kind.newer_logprobs:
             return {"content": [self.entry(token, top) for token, top in zip(ids, tops, strict=True)]}
-        as_ids = self.kind.owned_by == "vllm" and self.body.get("return_tokens_as_token_ids")
+        as_ids = self.body.get("return_tokens_as_token_ids")
         label = (lambda token: f"token_id:{token}") if as_ids else (lambda token: self.tokenizer.decode([token]))
         return {
             "tokens": [label(token) for token in ids],

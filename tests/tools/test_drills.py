@@ -32,5 +32,5 @@ def test_an_input_that_changes(tmp_path: Path) -> None:
     assert_harmless(surroundings.input_changed(surroundings.CHANGES[0], grounds.varying(tmp_path, 300, "target"), tmp_path, 1, LUCK, 0.05))
 
 
-def test_one_of_two_servers_that_does_not_answer(tmp_path: Path) -> None:
-    assert_harmless(engines.one_of_two("hang", tmp_path, 3, LUCK))
+def test_a_server_that_answers_with_a_page_at_times(tmp_path: Path) -> None:
+    assert_harmless(engines.moody("HTML", tmp_path, 3, LUCK))

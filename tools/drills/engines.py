@@ -11,7 +11,7 @@ from drills.command import Command, carried_out
 from drills.grounds import SIM, served
 from drills.signals import rows_bytes, started
 from drills.toll import Ground, Toll, card, toll
-from tests.support.small_server import Fault, Handler, Reply, SmallServer, cut, hang, raw, status
+from tests.support.small_server import Fault, Handler, Reply, SmallServer, cut, raw, status
 
 FAULTS: Mapping[str, tuple[str, ...]] = {
     "engine dies": ("faults.dies_after_calls=200", "max_restarts=1000"),
@@ -79,14 +79,6 @@ FOR_A_MOMENT: Mapping[str, Fault] = {
     "half of a JSON object": raw(b'{"choices": [{"index": 0, "te'),
 }
 """What may be another time: the request is sent again."""
-FOR_EVER: Mapping[str, Fault] = FOR_A_MOMENT | {
-    "400": status(400),
-    "401": status(401),
-    "403": status(403),
-    "404": status(404),
-    "hang": hang,
-}
-"""What one of two replicas may do all the time: the other one takes over."""
 
 
 class Sometimes:
@@ -105,14 +97,8 @@ class Sometimes:
 
 def moody(way: str, folder: Path, rows: int, luck: random.Random, share: float = 0.1) -> Toll:
     """The only server misbehaves at a share of the requests."""
-    with served(folder, rows, replicas=1) as (ground, [server]):
+    with served(folder, rows) as (ground, server):
         return _solved(f"server: {way}, at times", ground, folder / "run", server, Sometimes(FOR_A_MOMENT[way], share, luck))
-
-
-def one_of_two(way: str, folder: Path, rows: int, luck: random.Random) -> Toll:
-    """One of two replicas misbehaves all the time, the models it lists excepted."""
-    with served(folder, rows, replicas=2, timeout_s=2.0, takes_s=0.05) as (ground, [_, server]):
-        return _solved(f"one of two servers: {way}, always", ground, folder / "run", server, Sometimes(FOR_EVER[way], 1.0, luck))
 
 
 def _solved(name: str, ground: Ground, run: Path, server: SmallServer, fault: Sometimes) -> Toll:

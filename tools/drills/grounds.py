@@ -1,11 +1,10 @@
 """What faults strike: runs over problems made for it, on simulated, varying and real engines, and on servers of this process."""
 
-import random
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -19,13 +18,12 @@ from pipeline.engines.tokenizer import HFTokenizer
 ROOT = Path(__file__).parent.parent.parent
 sys.path.append(str(ROOT))
 
-from tests.support.small_server import VLLM, Handler, Reply, SmallServer, small_server, story  # noqa: E402
+from tests.support.small_server import VLLM, Handler, Reply, SmallServer, small_server  # noqa: E402
 
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
 ARITH = ROOT / "datasets/arith/test.parquet"
-SERVER = "{role}: {{backend: openai, model: tiny, base_url: [{urls}], tokenizer: 'bundled:tiny-target', timeout_s: {timeout_s}}}\n"
-END = "</think>\n\nThe answer is 7.<|end|>"
-SAME, VARYING, SERVED, TORCH = "simulated, same answers", "simulated, varying answers", "servers, varying answers", "torch, same answers"
+SERVER = "{role}: {{backend: openai, model: tiny, base_url: '{url}', tokenizer: 'bundled:tiny-target', timeout_s: {timeout_s}}}\n"
+SAME, VARYING, SERVED, TORCH = "simulated, same answers", "simulated, varying answers", "servers", "torch, same answers"
 
 
 def simulated(folder: Path, rows: int, graph: str = "speccot") -> Ground:
@@ -68,25 +66,15 @@ class Paced:
 
 
 @contextmanager
-def served(
-    folder: Path, rows: int, replicas: int, timeout_s: float = 60.0, takes_s: float = 0.0
-) -> Iterator[tuple[Ground, list[SmallServer]]]:
-    """Servers of this process, which are replicas of one another, take `takes_s` for an answer and never give the same one twice."""
-    tokenizer, luck = HFTokenizer(str(ROOT / "pipeline/models/tiny-target")), random.Random(0)
-
-    def script(prompt: Sequence[int], draw: int) -> str:
-        return story(prompt, luck.getrandbits(48)) if luck.random() < 0.8 else END
-
-    with ExitStack() as stack:
-        servers = [stack.enter_context(small_server(VLLM, tokenizer)) for _ in range(replicas)]
-        for server in servers:
-            server.script, server.always = script, Paced(takes_s)
-        urls = ", ".join(server.base_url for server in servers)
+def served(folder: Path, rows: int, timeout_s: float = 60.0, takes_s: float = 0.0) -> Iterator[tuple[Ground, SmallServer]]:
+    """A server of this process, which takes `takes_s` for an answer."""
+    with small_server(VLLM, HFTokenizer(str(ROOT / "pipeline/models/tiny-target"))) as server:
+        server.always = Paced(takes_s)
         folder.mkdir(parents=True, exist_ok=True)
         engines = folder / "servers.yaml"
-        engines.write_text("".join(SERVER.format(role=role, urls=urls, timeout_s=timeout_s) for role in ("draft", "target")))
+        engines.write_text("".join(SERVER.format(role=role, url=server.base_url, timeout_s=timeout_s) for role in ("draft", "target")))
         begin = (*_given(_problems(folder, rows), "speccot"), "--engines", str(engines))
-        yield Ground(engines=SERVED, begin=begin, chains=ids(rows)), servers
+        yield Ground(engines=SERVED, begin=begin, chains=ids(rows)), server
 
 
 def ids(rows: int) -> frozenset[str]:

@@ -1,287 +1,260 @@
-"""Engine `openai`: any server with OpenAI's completions endpoint, or several that are replicas of one another.
+"""Engine `openai`: a server with OpenAI's completions endpoint.
 
-Specs enter, open engines leave: every server is asked what it is and what it can do before anything is run. Then requests become bodies,
-and answers completions.
+Specs enter, open engines leave: a server is asked for its models and for one small request before anything is run. Then requests become
+bodies, and answers completions. While a server answers nobody it is asked again and again, and calls wait; when that takes too long, the
+engine dies.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from functools import partial, reduce
-from importlib.metadata import version
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
+from msgspec import structs
 
-from pipeline.engine import Availability, Backend, Completion, EngineStatistics, Examination, Fact, Finding, Request, Tokenizer
+from pipeline.engine import Asks, Availability, Backend, Completion, EngineStatistics, Examination, Fact, Finding, Request, Tokenizer
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.models import resolve
-from pipeline.engines.openai.answers import ResponseBody, decode_reply
-from pipeline.engines.openai.client import ASK_S, NoAnswer, Server, check_url, quoted, read_key
-from pipeline.engines.openai.completions import completion_of
-from pipeline.engines.openai.probe import CheckedServer, ServedModel, check_server, context_length, find_model
-from pipeline.engines.openai.replicas import Replicas, ServerReplica
-from pipeline.engines.openai.replies import error_of
-from pipeline.engines.openai.request import (
-    MANY,
-    PRIORITY,
-    SCORING,
-    Capabilities,
-    max_bytes,
-    probe_request,
-    request_bodies,
-    shared_capabilities,
-)
+from pipeline.engines.openai.client import NoAnswer, Server, quoted, read_key
+from pipeline.engines.openai.replies import Body, body_in, completion_of, fields_in, named_logprobs, refusal_of
+from pipeline.engines.openai.request import Prompt, Terms, body_of, prompt_of
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.startup import READY, tell_phase
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.engines.validate import is_another_model, validate_completion, validate_request
-from pipeline.errors import EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused, boundary, install_command
+from pipeline.engines.validate import validate_request
+from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, GraphError, RequestRefused, did_you_mean, install_command
 from pipeline.system.machine import Machine
-from pipeline.system.tasks import background_tasks, gather, unwrapped
+from pipeline.system.tasks import background_tasks, gather
 
 T = TypeVar("T")
+FAILURES_IN_ROW = 3
+"""After so many failures without an answer between them the server counts as away: it gets no calls until it answers a small request."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
+"""First and longest wait before a server that is away, or still loads its model, is asked again; each is twice as long as the last."""
+REFUSED_S, ASK_S = 5.0, 30.0
+"""For how long a server may refuse everything, or answer nonsense, until the engine dies; longest wait for an answer to a small request."""
 _TIMED_OUT = 0.9
-"""A call that is cancelled after this share of `timeout_s`, or of `hang_s`, counts as timed out."""
+"""A call that is cancelled after this share of `timeout_s`, or of `hang_s`, has timed out."""
 PADDING_IDS = 4096
 """Most ids that a model has beyond those of its tokenizer: vocabularies are padded to sizes that suit a processor."""
-_SHORTENS = "whether the server truncates prompts"
-_SHORTENS_OR_ADDS = f"{_SHORTENS}, or prepends a token (which `adds_bos` would state),"
+_CHAT = [{"role": "user", "content": "At the café: is 12.5 = \\frac{25}{2}, or 24? Answer in ones and zeros."}]
+"""A question that tokenizers of different models count differently."""
+_BEGUN = "0\n1\n"
+"""What the answer begins with, again and again: a model goes on with it, and `0` and `1` are among its likeliest tokens."""
 
 
-class ServedTokenizer(HFTokenizer):
-    """The tokenizer of a model that is served elsewhere."""
+class ServedModel(NamedTuple):
+    """One model in a server's list; `root` and, of an adapter, `parent` are the model's files and its base model, as vLLM states them."""
 
-    @property
-    def vocab_size(self) -> int:
-        """One more than the highest token id in the tokenizer."""
-        highest: int = max(self._hf.get_vocab().values())
-        return 1 + highest
-
-
-class Deployment(NamedTuple):
-    """Where the model of a role is served."""
-
-    role: str
-    spec: OpenAISpec
-    servers: Sequence[Server]
-    """Its replicas."""
-    max_model_len: int
-    """The least context length of the servers, in tokens."""
+    id: str
+    owned_by: str | None = None
+    max_model_len: int | None = None
+    parent: str | None = None
+    root: str | None = None
 
 
 class OpenAIEngine:
-    """The `Engine` contract over the servers of a deployment; open it with `open_openai`."""
+    """The `Engine` contract over a server; open it with `open_openai`."""
 
     def __init__(
-        self, deployment: Deployment, tokenizer: ServedTokenizer, can: Capabilities, facts: Mapping[str, Fact], tasks: TaskGroup
+        self, role: str, server: Server, terms: Terms, tokens: HFTokenizer, max_model_len: int, facts: Mapping[str, Fact], tasks: TaskGroup
     ) -> None:
-        """`can` is what all servers of `deployment` can do; `tasks` must live as long as the engine."""
-        spec = deployment.spec
-        self.role, self.max_model_len, self.facts, self.can = deployment.role, deployment.max_model_len, facts, can
-        self.tokenizer: Tokenizer = tokenizer
-        self.vocab_size = tokenizer.vocab_size
-        self._spec, self._servers, self._tasks = spec, deployment.servers, tasks
-        self._max_ids = tokenizer.vocab_size + PADDING_IDS
-        self._limit_s = min(spec.hang_s, spec.timeout_s or spec.hang_s)
-        self._replicas = Replicas(self._servers, spec.reconnect_s, self._probe, self._start, self._die)
-        self._tried: dict[str, set[ServerReplica]] = {}
-        """Replicas at which a request, by its id, has failed since it was sent for the first time or had to wait."""
+        """`tasks` must live as long as the engine."""
+        self.role, self.max_model_len, self.facts = role, max_model_len, facts
+        self.tokenizer: Tokenizer = tokens
+        self.vocab_size, self._max_ids = tokens.vocab_size, tokens.vocab_size + PADDING_IDS
+        self._server, self._terms, self._spec, self._tasks = server, terms, terms.spec, tasks
+        self._limit_s = min(self._spec.hang_s, self._spec.timeout_s or self._spec.hang_s)
+        self._small = small_request(tokens)
+        self._meter, self._running = UsageMeter(), 0
+        self._failures = 0
+        self._away: NoAnswer | None = None
+        """Why calls wait here; None while they are sent."""
+        self._changed = anyio.Event()
+        """Set when the server is back, or the engine dead."""
         self._exit_reason: str | None = None
-        self._scopes: set[anyio.CancelScope] = set()
-        """Everything that ends with the engine: calls and background tasks."""
-        self._meter = UsageMeter()
-
-    def _check(self, request: Request) -> None:
-        """Raise `RequestRefused` for a request that no server is to be asked."""
-        validate_request(request, self.max_model_len, self.vocab_size, self._spec.adapters)
-        if request.scored_ids and SCORING not in self.can.fields:
-            raise RequestRefused(f"request {request.request_id!r}: the server of {self.role!r} returns no log probabilities of a prompt")
-        if request.option_ids and not self.can.top_logprobs:
-            raise RequestRefused(f"request {request.request_id!r}: the server of {self.role!r} returns no log probabilities to choose by")
 
     async def generate(self, request: Request) -> Completion:
         self._check_alive()
-        self._check(request)
+        validate_request(request, self.max_model_len, self.vocab_size, self._spec.adapters)
+        if (request.scored_ids and "scoring" in self._terms.cannot) or (request.option_ids and not self._terms.logprobs):
+            raise RequestRefused(f"request {request.request_id!r}: the server of {self.role!r} returns no such log probabilities")
         self._meter.begin()
         try:
-            with self._while_alive():
-                completion = await self._ask(request)
+            await self._wait_back()
+            completion = await self._sent(request)
         finally:
             self._meter.end()
         self._meter.count(completion.usage)
         return completion
 
+    async def rehearse(self, asks: Asks) -> None:
+        where, url, room = f"engine {self.role!r}", self._server.url, self.max_model_len - len(self._small.prompt_ids)
+        max_tokens = min(asks.max_tokens, room)
+        # A server that does not state its context may have less than the file says.
+        length = 0 if self._spec.max_model_len is None else min(asks.context or self.max_model_len, self.max_model_len) - max_tokens
+        self._small = small = small_request(self.tokenizer, max_tokens, length, options=asks.options, candidates=asks.candidates)
+        try:
+            with anyio.move_on_after(ASK_S):  # what is refused is refused at once
+                body, _ = await self._answer(small)
+                named = named_logprobs(body.choices[0]) if small.option_ids else {}
+                if small.option_ids and named.keys().isdisjoint([*small.option_ids, "0", "1"]):
+                    said = quoted(", ".join(map(repr, named)))
+                    raise NoAnswer("malformed", f"names neither '0' nor '1' in its log probabilities, so no option can be read: {said}")
+        except NoAnswer as found:
+            if found.verdict in ("busy", "failing"):  # which passes, or ends the run
+                return
+            asked = f"{max_tokens:,} tokens after a prompt of {len(small.prompt_ids):,}, as the run may ask"
+            raise GraphError(where, f"{url}, asked for {asked}, {quoted(str(found))}") from None
+
     async def wait_answering(self) -> bool:
-        with self._while_alive():
-            return await self._replicas.wait_answering()
+        self._check_alive()
+        away = self._away is not None
+        if await self._answers():
+            return away
+        await self._wait_back()
+        return True
 
     @property
     def received_bytes(self) -> int:
-        return sum(server.received_bytes for server in self._servers)
+        return self._server.received_bytes
 
     def statistics(self) -> EngineStatistics:
-        """Counted on this side of the connection: a request waits while no replica takes calls."""
-        running = self._replicas.in_flight
-        return self._meter.statistics(running=running, waiting=self._meter.open_calls - running)
+        """Counted on this side of the connection: a request waits while the server is away."""
+        return self._meter.statistics(running=self._running, waiting=self._meter.open_calls - self._running)
 
     async def aclose(self) -> None:
         self._die("it was closed")
         with anyio.CancelScope(shield=True):
-            for server in self._servers:
-                await server.aclose()
+            await self._server.aclose()
 
-    async def _ask(self, request: Request) -> Completion:
-        """The answer of one replica; raises the error to raise where there is none."""
-        replica = await self._replicas.take(self._tried.get(request.request_id, ()))
+    async def _answer(self, request: Request) -> tuple[Body, Completion]:
+        """The answer of the server; raises `NoAnswer`."""
+        max_tokens = min(request.max_tokens, self.max_model_len - len(request.prompt_ids))
+        body, prompt = await exchange(self._server, request, self._terms, self.tokenizer, max_tokens)
+        return body, completion_of(request, body, prompt, self._terms, self.tokenizer)
+
+    async def _sent(self, request: Request) -> Completion:
+        """The answer of the server; raises the error to raise where there is none."""
         sent = anyio.current_time()
+        self._running += 1
         try:
-            completion = await self._answer(request, replica.server)
-            if flaw := validate_completion(completion, request, self.vocab_size):
-                raise NoAnswer("malformed", f"is not valid: {flaw}")
+            _, completion = await self._answer(request)
         except NoAnswer as found:
             failure = found
-        except PipelineError:  # of the request, or of what the model wrote, which says nothing of the server
-            self._tried.pop(request.request_id, None)
-            raise
         except anyio.get_cancelled_exc_class():
-            self._cancelled(request, replica, anyio.current_time() - sent)
+            if (elapsed_s := anyio.current_time() - sent) >= _TIMED_OUT * self._limit_s:
+                self._failed(NoAnswer("failing", f"has not answered for {elapsed_s:.3g} s"))
             raise
         else:
-            self._replicas.succeeded(replica)
-            self._tried.pop(request.request_id, None)
+            self._failures = 0
+            if self._away is not None and self._away.verdict == "failing":
+                self._return()
+            for candidate in completion.candidates:  # an id that the model has and its tokenizer lacks comes back in a prompt
+                self.vocab_size = max(self.vocab_size, min(1 + max(candidate.ids, default=0), self._max_ids))
             return completion
         finally:
-            replica.in_flight -= 1
-        raise await self._settled(request, replica, failure) from None
+            self._running -= 1
+        raise await self._error_of(failure, request) from None
 
-    async def _settled(self, request: Request, replica: ServerReplica, failure: NoAnswer) -> PipelineError:
-        """Tell the replica's state of a failure; the error to raise for it."""
-        error = error_of(failure, self.role, request, replica.server.url, self.max_model_len)
-        if failure.verdict in ("withheld", "overflow"):  # of one answer: a server that refuses does so with a status
-            self._tried.pop(request.request_id, None)
-            return error
-        answers = True
-        if failure.verdict in ("refused", "gone", "closed"):
-            answers = await self._replicas.answers(replica)
-        else:
-            self._replicas.failed(replica, failure)
-        if self._goes_elsewhere(request, replica) or not answers:
-            return EngineUnavailable(self.role, f"at {replica.server.url} {quoted(str(failure))}", moved=True)
-        self._tried.pop(request.request_id, None)
-        return error
-
-    def _goes_elsewhere(self, request: Request, replica: ServerReplica) -> bool:
-        """True if there is a replica at which a request that has failed at `replica` has not been tried."""
-        tried = self._tried.setdefault(request.request_id, set())
-        tried.add(replica)
-        return self._replicas.has_other(tried)
-
-    def _cancelled(self, request: Request, replica: ServerReplica, elapsed_s: float) -> None:
-        """A call was cancelled; one that took too long speaks against its replica, and is sent to another one next time."""
-        if elapsed_s < _TIMED_OUT * self._limit_s:
-            self._tried.pop(request.request_id, None)
-            return
-        self._replicas.failed(replica, NoAnswer("failing", f"has not answered for {elapsed_s:.3g} s"))
-        self._goes_elsewhere(request, replica)
-
-    async def _probe(self, server: Server) -> NoAnswer | None:
-        """The failure of a small request to a server; None: it was answered."""
-        limit_s = min(self._limit_s, ASK_S)
-        try:
-            with anyio.move_on_after(limit_s):
-                await self._answer(probe_request(self.tokenizer, self.can), server)
-                return None
-        except NoAnswer as failure:
-            if failure.verdict == "busy":
-                return NoAnswer("failing", failure.words)
-            return None if failure.verdict == "withheld" else failure  # it answers, and withholds that
-        return NoAnswer("failing", f"has not answered a small request for {limit_s:.3g} s")
-
-    def _start(self, job: Callable[[], Awaitable[None]]) -> None:
-        self._tasks.start_soon(self._in_background, job)
-
-    async def _in_background(self, job: Callable[[], Awaitable[None]]) -> None:
-        """Run `job`, but no longer than the engine lives."""
-        with suppress(EngineDead), self._while_alive():
-            await job()
-
-    @contextmanager
-    def _while_alive(self) -> Iterator[None]:
-        """Cancels its body when the engine dies, and raises `EngineDead` then."""
+    async def _error_of(self, failure: NoAnswer, request: Request) -> EngineUnavailable | RequestRefused:
+        """The error to raise for a request that got no answer. One that was refused may have met a server that refuses everything."""
         self._check_alive()
-        with anyio.CancelScope() as scope:
-            self._scopes.add(scope)
-            try:
-                yield
-            finally:
-                self._scopes.discard(scope)
-        if scope.cancelled_caught:
+        words = f"at {self._server.url} {quoted(failure.words)}"
+        if failure.verdict == "refused" and await self._answers():
+            return RequestRefused(f"request {request.request_id!r}: engine {self.role!r} {words}")
+        if failure.verdict in ("failing", "malformed"):
+            self._failed(failure)
+        if failure.verdict in ("malformed", "cut"):
+            return BadCompletion(self.role, request.request_id, f"its answer {quoted(failure.words)}")
+        return EngineUnavailable(self.role, words, failure.retry_after_s)
+
+    # Whether the server answers.
+
+    def _failed(self, failure: NoAnswer) -> None:
+        self._failures += 1
+        if self._failures >= FAILURES_IN_ROW:
+            self._leave(failure)
+
+    def _leave(self, failure: NoAnswer) -> None:
+        """The server answers nobody: calls wait, and it is asked until it answers or the engine dies."""
+        if self._away is None:
+            self._changed = anyio.Event()
+            self._tasks.start_soon(self._await_return, self._changed)
+        self._away = failure
+
+    def _return(self) -> None:
+        self._failures, self._away = 0, None
+        self._changed.set()
+
+    async def _wait_back(self) -> None:
+        """Wait while the server is away; raises `EngineDead` where it will not be back."""
+        while self._away is not None:
+            await self._changed.wait()
             self._check_alive()
 
+    async def _answers(self) -> bool:
+        """True if the server answers a small request now."""
+        failure: NoAnswer | None = NoAnswer("failing", f"has not answered a small request for {ASK_S:g} s")
+        with anyio.move_on_after(min(ASK_S, self._limit_s)):
+            try:
+                await self._answer(self._small)
+                failure = None
+            except NoAnswer as found:  # a server that cuts its answers short does answer
+                failure = None if found.verdict == "cut" else found
+        self._check_alive()
+        if failure is not None:
+            self._leave(failure)
+        elif self._away is not None:
+            self._return()
+        return failure is None
+
+    async def _await_return(self, changed: anyio.Event) -> None:
+        """Ask a server that is away, after pauses that grow, until it answers; end the engine where that takes too long."""
+        since, pause_s = anyio.current_time(), FIRST_PAUSE_S
+        while self._away is not None and not changed.is_set():
+            limit_s, suffix = self._spec.reconnect_s, f"; it has not answered for reconnect_s={self._spec.reconnect_s:g}"
+            if self._away.verdict in ("refused", "malformed") and limit_s > REFUSED_S:
+                limit_s, suffix = REFUSED_S, f"; it has given no valid answer for {REFUSED_S:g} s"
+            left_s = since + limit_s - anyio.current_time()
+            if left_s <= 0:
+                return self._die(f"the server at {self._server.url} {quoted(str(self._away))}{suffix}")
+            await anyio.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            with suppress(EngineDead), anyio.move_on_after(max(left_s, FIRST_PAUSE_S)):
+                await self._answers()
+
     def _die(self, exit_reason: str) -> None:
-        """Make every call raise `EngineDead` from now on, the waiting ones first."""
-        if self._exit_reason is None:
-            self._exit_reason = exit_reason
-        for scope in self._scopes:
-            scope.cancel()
+        """Make every call raise `EngineDead` from now on, those that wait, and those in flight as their connections close."""
+        self._exit_reason = self._exit_reason or exit_reason
+        self._changed.set()
+        self._tasks.start_soon(self._server.aclose)
 
     def _check_alive(self) -> None:
         if self._exit_reason is not None:
             raise EngineDead(self.role, self._exit_reason)
 
-    async def _answer(self, request: Request, server: Server) -> Completion:
-        """The answer of one server; raises `NoAnswer`."""
-        max_tokens = min(request.max_tokens, self.max_model_len - len(request.prompt_ids))
-        model = self._spec.model if request.adapter is None else self._spec.adapters[request.adapter]
-        bodies = [{**body, **self._spec.extra} for body in request_bodies(request, self.can, model, self.tokenizer, max_tokens)]
-        posts = [partial(_post, server, body) for body in bodies]
-        with unwrapped(NoAnswer):
-            answers = [await posts[0]()] if len(posts) == 1 else await gather(posts)
-        completion = completion_of(request, answers, self.can, self.tokenizer)
-        for candidate in completion.candidates:
-            # An id that the model has and its tokenizer lacks comes back in a prompt.
-            self.vocab_size = max(self.vocab_size, min(1 + max(candidate.ids, default=0), self._max_ids))
-        return completion
+
+async def exchange(
+    server: Server, request: Request, terms: Terms, tokenizer: Tokenizer, max_tokens: int, prompt: Prompt | None = None
+) -> tuple[Body, Prompt]:
+    """The body of the server's answer to `request`, and the prompt that it was sent; raises `NoAnswer`."""
+    prompt = prompt or prompt_of(request, terms, tokenizer)
+    reply = await server.ask(f"{server.url}/completions", body_of(request, prompt, terms, tokenizer, max_tokens))
+    return body_in(reply), prompt
 
 
-async def _post(server: Server, body: Mapping[str, Any]) -> ResponseBody:
-    return decode_reply(await server.post("/completions", body, max_bytes(body)))
-
-
-def _where(role: str) -> str:
-    """The beginning of messages about the engine of a role."""
-    return f"engine {role!r}"
-
-
-def _connect(role: str, spec: OpenAISpec, stack: AsyncExitStack) -> list[Server]:
-    """The servers of a role, closed with `stack`; raises `GraphError` for an address or a key that cannot be used."""
-    where = _where(role)
-    urls = [check_url(where, url) for url in spec.urls]
-    if not urls or len(set(urls)) < len(urls):
-        raise GraphError(where, "base_url must name at least one server, each of them once")
-    key = read_key(where, spec.api_key_env)
-    servers = [Server(where, url, key, spec.max_in_flight) for url in urls]
-    tell_phase(role, f"connecting to {', '.join(urls)}")
-    for server in servers:
-        stack.push_async_callback(server.aclose)
-    return servers
-
-
-async def _within(role: str, spec: OpenAISpec, ask: Callable[[], Awaitable[T]]) -> T:
-    """The result of `ask`, which asks the servers of a role; raises `GraphError` where that takes longer than the spec allows."""
-    with anyio.move_on_after(spec.startup_timeout_s):
-        return await ask()
-    what = f"its servers did not say what they can do within startup_timeout_s={spec.startup_timeout_s:g}; increase it if they need more"
-    raise GraphError(_where(role), what)
-
-
-def _available(machine: Machine) -> Availability:
-    """States whether the HTTP library is installed."""
-    installed = machine.versions.get("httpx2")
-    if installed is None:
-        return Availability(usable=False, what="httpx2 is not installed", remedy=install_command("openai"))
-    return Availability(usable=True, what=f"httpx2 {installed}")
+def small_request(tokenizer: Tokenizer, max_tokens: int = 1, length: int = 0, *, options: bool = True, candidates: int = 1) -> Request:
+    """A request whose answers are a token or two, whatever its limits are, after a prompt of at least `length` tokens."""
+    start, more = tokenizer.encode(f"{tokenizer.render(_CHAT)}{_BEGUN * 4}"), tokenizer.encode(_BEGUN)
+    prompt = start + more * max(0, -(-(length - len(start)) // len(more)))
+    if options:
+        digits = tuple(dict.fromkeys(tokenizer.encode(digit)[-1] for digit in "01"))
+        return Request(request_id="small", prompt_ids=prompt, max_tokens=max_tokens, option_ids=digits, stop_ids=digits, priority=1)
+    return Request(request_id="small", prompt_ids=prompt, max_tokens=max_tokens, n=candidates, temperature=1.0, stop=("\n",), priority=1)
 
 
 @asynccontextmanager
@@ -290,105 +263,161 @@ async def open_openai(specs: Mapping[str, OpenAISpec]) -> AsyncIterator[Mapping[
 
     Raises `GraphError` when a server cannot be reached, refuses the key, does not serve the model or cannot do what is needed.
     """
-    async with AsyncExitStack() as stack, background_tasks() as tasks:
-        engines = await _open_all(specs, stack, tasks)
+    one = anyio.CapacityLimiter(1)  # transformers cannot be imported by two threads at once
+    async with background_tasks() as tasks:
+        servers: list[Server] = []
         try:
-            yield engines
+            for role, spec in specs.items():
+                servers.append(Server(f"engine {role!r}", spec.base_url, read_key(f"engine {role!r}", spec.api_key_env)))
+            roles = zip(specs.items(), servers, strict=True)
+            engines = await gather([partial(_open, role, spec, server, tasks, one) for (role, spec), server in roles])
+            try:
+                yield {engine.role: engine for engine in engines}
+            finally:
+                for engine in engines:
+                    await engine.aclose()
         finally:
-            for engine in engines.values():
-                await engine.aclose()
+            with anyio.CancelScope(shield=True):
+                for server in servers:
+                    await server.aclose()
 
 
-async def _open_all(specs: Mapping[str, OpenAISpec], stack: AsyncExitStack, tasks: TaskGroup) -> dict[str, OpenAIEngine]:
-    """The engines of all roles, with what fails fast done first: addresses and keys, then the lists of models, then the
-    tokenizers, which load slowly."""
-    connected = [(role, spec, _connect(role, spec, stack)) for role, spec in specs.items()]
-    surveyed = await gather([partial(_within, role, spec, partial(_survey, role, spec, servers)) for role, spec, servers in connected])
-    engines: dict[str, OpenAIEngine] = {}
-    for deployment, models in surveyed:
-        role, where, spec = deployment.role, _where(deployment.role), deployment.spec
+async def _open(role: str, spec: OpenAISpec, server: Server, tasks: TaskGroup, one: anyio.CapacityLimiter) -> OpenAIEngine:
+    where, url = f"engine {role!r}", server.url
+    with anyio.move_on_after(spec.startup_timeout_s):
+        tell_phase(role, f"connecting to {url}")
+        models = await listed_models(where, server, spec.api_key_env, spec.reconnect_s)
+        model = _served(where, url, models, spec.model)
+        for name, served in spec.adapters.items():
+            if (parent := _served(where, url, models, served, f" as the adapter {name!r}").parent) not in (None, spec.model):
+                what = f"serves {served!r}, configured as the adapter {name!r} of {spec.model!r}, as an adapter of {quoted(str(parent))!r}"
+                raise GraphError(where, f"{url} {what}; name another, or correct model")
+        if (max_model_len := min(filter(None, (model.max_model_len, spec.max_model_len)), default=None)) is None:
+            raise GraphError(where, f"{url} does not report the context length of {spec.model!r}; set max_model_len")
         tell_phase(role, "loading the tokenizer")
-        tokenizer = await anyio.to_thread.run_sync(_load_tokenizer, role, spec, abandon_on_cancel=True)
-        tell_phase(role, "checking what its servers can do")
-        pairs = zip(deployment.servers, models, strict=True)
-        probes = [partial(check_server, where, server, model, spec, tokenizer) for server, model in pairs]
-        probed = await _within(role, spec, partial(gather, probes))
-        if len({one.can.adds_bos for one in probed}) > 1:
-            raise GraphError(where, "some of its servers put a beginning-of-sequence token before a prompt and others do not")
-        can = reduce(shared_capabilities, (one.can for one in probed))
+        tokenizer = await anyio.to_thread.run_sync(_load_tokenizer, role, spec, abandon_on_cancel=True, limiter=one)
+        tell_phase(role, "asking what the server can do")
+        terms, counts = await _terms(where, server, spec, tokenizer, model)
+        facts: dict[str, Fact] = {"answers": "model", "servers": (url,), "server": model.owned_by or "unknown", "cannot": terms.cannot}
+        facts |= {"prompts": "ids" if terms.ids else "text", "priorities": terms.priorities}
+        if not counts:
+            unknown = "whether it truncates prompts, or adds a token, cannot be determined"
+            facts["doubts"] = (f"its server does not report how many tokens it read: {unknown}",)
+        facts |= await _cache_facts(server) if model.owned_by == "vllm" else {}
         tell_phase(role, READY)
-        engines[role] = OpenAIEngine(deployment, tokenizer, can, facts(deployment, can, probed), tasks)
-    return engines
+        return OpenAIEngine(role, server, terms, tokenizer, max_model_len, facts, tasks)
+    what = f"{url} did not say what it can do within startup_timeout_s={spec.startup_timeout_s:g}; increase it if it needs more"
+    raise GraphError(where, what)
 
 
-async def _survey(role: str, spec: OpenAISpec, servers: Sequence[Server]) -> tuple[Deployment, list[ServedModel]]:
-    """The deployment of a role, and its model as each of the servers lists it."""
-    where = _where(role)
-    models = await gather([partial(find_model, where, server, spec) for server in servers])
-    lengths = [context_length(where, server, spec, model) for server, model in zip(servers, models, strict=True)]
-    return Deployment(role, spec, servers, min(lengths)), models
+async def listed_models(where: str, server: Server, api_key_env: str | None, max_s: float) -> list[ServedModel]:
+    """The models that a server lists, which may be none; raises `GraphError` where nothing listens or the key is not accepted."""
 
+    async def ask() -> list[ServedModel]:
+        reply = await server.ask(f"{server.url}/models")
+        if reply.status in (401, 403):
+            remedy = f"does not accept the key in {api_key_env}" if api_key_env else "requires a key: set api_key_env to its variable"
+            raise GraphError(where, f"{server.url} {remedy} (status {reply.status})")
+        if reply.status != 200 and (found := refusal_of(reply)).verdict != "refused":
+            raise found
+        cards = fields_in(reply.content).get("data")
+        return [_model_of(card) for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
 
-def _load_tokenizer(role: str, spec: OpenAISpec) -> ServedTokenizer:
     try:
-        tokenizer = ServedTokenizer(resolve(role, spec.tokenizer or spec.model), template_arguments=spec.chat_template_kwargs)
+        with anyio.fail_after(max_s + ASK_S):
+            return await _until_loaded(ask, max_s)
+    except (NoAnswer, TimeoutError) as error:
+        raise GraphError(where, f"the server at {server.url} {error or 'does not answer'}; start it, or check base_url") from None
+
+
+def _model_of(card: Mapping[str, Any]) -> ServedModel:
+    name, owner, parent, root = (card[key] if isinstance(card.get(key), str) else None for key in ("id", "owned_by", "parent", "root"))
+    length = card.get("max_model_len")
+    return ServedModel(name or "", owner, length if isinstance(length, int) and 16 <= length < 1 << 31 else None, parent, root)
+
+
+def _served(where: str, url: str, models: list[ServedModel], name: str, purpose: str = "") -> ServedModel:
+    """The one of the server's `models` that has this name; the name alone where it lists none."""
+    if (found := next((each for each in models if each.id == name), None)) is None and models:
+        raise GraphError(where, f"{url} does not serve {name!r}{purpose}; {did_you_mean(name, [quoted(each.id) for each in models])}")
+    return found or ServedModel(name)
+
+
+def _load_tokenizer(role: str, spec: OpenAISpec) -> HFTokenizer:
+    try:
+        return HFTokenizer(resolve(role, spec.tokenizer or spec.model), template_arguments=spec.chat_template_kwargs)
     except GraphError as error:
         remedy = "" if spec.tokenizer else "; set tokenizer to the folder or the hub name of the model's own"
-        raise GraphError(_where(role), f"{error}{remedy}") from error
-    with boundary(GraphError, _where(role), foreign=GraphError):
-        tokenizer.render([{"role": "user", "content": "0 or 1?"}])
-    return tokenizer
+        raise GraphError(f"engine {role!r}", f"{error}{remedy}") from error
 
 
-def facts(deployment: Deployment, can: Capabilities, probed: Sequence[CheckedServer]) -> dict[str, Fact]:
-    """The engine's `Engine.facts`, with what is assumed where the servers do not say."""
-    by_text = not can.returns_ids and not can.reports_stop
-    found: dict[str, Fact] = {
-        "answers": "model",
-        "servers": tuple(server.url for server in deployment.servers),
-        "server": probed[0].model.owned_by or "unknown",
-        "server_version": probed[0].version or "unknown",
-        "httpx2_version": version("httpx2"),
-        "replicas": len(probed),
-        "prompts": can.prompts,
-        "outputs": "ids" if can.returns_ids else "text, encoded here",
-        "options": "exact" if can.exact_options else f"among the top {can.top_logprobs} tokens" if can.top_logprobs else "none",
-        "stops": "assumed: a text that stopped ended at the stop string it was sent" if by_text else "reported by the server",
-        "candidates": "all in one request" if MANY in can.fields else "a request each",
-        "priorities": PRIORITY in can.fields,
-        "prompt_tokens": "as sent" if can.counts_prompts else "not stated",
-        "cannot": can.cannot,
-    }
-    if doubts := _doubts(deployment, can, probed):
-        found["doubts"] = doubts
-    caches = [server.cache for server in probed if server.cache is not None]
-    if len(caches) == len(probed):
-        found |= {"kv_cache_tokens": sum(cache.tokens for cache in caches), "block_size": max(cache.block_size for cache in caches)}
-    return found
+async def _terms(where: str, server: Server, spec: OpenAISpec, tokenizer: Tokenizer, model: ServedModel) -> tuple[Terms, bool]:
+    """How the server is spoken to, by its answer to a small request, and whether it says how many tokens it read."""
+    ids = spec.server == "vllm" or (spec.server == "auto" and model.owned_by == "vllm")
+    full = Terms(spec=spec, ids=ids, priorities=ids, adds_bos=bool(spec.adds_bos) and not ids)
+    tries = [full, structs.replace(full, priorities=False) if ids else structs.replace(full, logprobs=False)]
+    tries += [] if ids or spec.adds_bos is not None else [structs.replace(each, adds_bos=True) for each in tries]
+    failures: list[NoAnswer] = []
+    for terms in tries:
+        request = small_request(tokenizer, options=terms.logprobs)
+        # To vLLM as a text, too: it repeats the ids that its own tokenizer makes of that.
+        text = Prompt(tokenizer.decode(request.prompt_ids), len(request.prompt_ids)) if ids else None
+        try:
+            body, _ = await _until_loaded(partial(exchange, server, request, terms, tokenizer, 1, text), spec.reconnect_s)
+            completion_of(request, body, prompt_of(request, terms, tokenizer), terms, tokenizer)
+        except NoAnswer as found:
+            failures.append(found)
+        else:
+            return terms, body.count("prompt_tokens") is not None
+    asked = "vLLM's own, which `server: generic` would change" if ids else "one of OpenAI's kind"
+    raise GraphError(where, f"{server.url} does not answer as a server of {spec.model!r} does, {asked}: it {quoted(str(failures[0]))}")
 
 
-def _doubts(deployment: Deployment, can: Capabilities, probed: Sequence[CheckedServer]) -> tuple[str, ...]:
-    """Things about the servers that are strange or cannot be known."""
-    asked = deployment.spec.model
-    names = ((server.url, one.answered_by) for server, one in zip(deployment.servers, probed, strict=True))
-    said = [f"{url} answers as the model {name!r} where {asked!r} is asked for" for url, name in names if is_another_model(asked, name)]
-    if not can.counts_prompts:
-        known = can.prompts == "ids" or deployment.spec.adds_bos is not None
-        said.append(f"it does not report how many tokens it read: {_SHORTENS if known else _SHORTENS_OR_ADDS} cannot be determined")
-    return tuple(said)
+async def _until_loaded(ask: Callable[[], Awaitable[T]], max_s: float) -> T:
+    """The result of `ask`, which is repeated for up to `max_s` seconds while the server is busy, as it is while it loads its model."""
+    until, pause_s = anyio.current_time() + max_s, FIRST_PAUSE_S
+    while True:
+        try:
+            return await ask()
+        except NoAnswer as found:
+            if found.verdict != "busy" or anyio.current_time() >= until:
+                raise
+            await anyio.sleep(min(found.retry_after_s or pause_s, LONGEST_PAUSE_S, max(0.0, until - anyio.current_time())))
+        pause_s *= 2
+
+
+async def _cache_facts(server: Server) -> dict[str, Fact]:
+    """The size of a vLLM server's cache, over all of its engines, as its page `/metrics` states it; empty where it does not."""
+    try:
+        page = (await server.ask(f"{server.url.removesuffix('/v1')}/metrics")).content.decode(errors="replace")
+    except NoAnswer:
+        return {}
+    tokens, sizes = 0, set[int]()
+    for labels in re.findall(r"^vllm:cache_config_info\{(.*)\}", page, re.MULTILINE):
+        found = {name: int(value) for name, value in re.findall(r'(\w+)="(\d{1,12})"', labels)}
+        sizes.add(size := found.get("effective_attention_block_size") or found.get("block_size", 0))
+        # Where layers have caches of their own kinds, a block is shared out among them: vLLM works out what fits.
+        tokens += found.get("kv_cache_size_tokens") or size * found.get("num_gpu_blocks", 0)
+    return {"kv_cache_tokens": tokens, "block_size": sizes.pop()} if tokens and len(sizes) == 1 else {}
+
+
+def _available(machine: Machine) -> Availability:
+    """States whether the HTTP library is installed."""
+    if (installed := machine.versions.get("aiohttp")) is None:
+        return Availability(usable=False, what="aiohttp is not installed", remedy=install_command("openai"))
+    return Availability(usable=True, what=f"aiohttp {installed}")
 
 
 async def examine_openai(specs: Mapping[str, OpenAISpec], machine: Machine) -> Examination:
     """Ask the servers of every role what they can do, as a run would at its start."""
     findings: list[Finding] = []
-    cannot: dict[str, Collection[str]] = {}
+    cannot: dict[str, Any] = {}
     for role, spec in specs.items():
         try:
             async with open_openai({role: spec}) as engines:
-                found, cannot[role] = engines[role].facts, engines[role].can.cannot
-                what = f"{found['server']} {found['server_version']} answers: prompts as {found['prompts']}, outputs as {found['outputs']}"
-                how = f"options {found['options']}, stops {found['stops']}, prompt tokens {found['prompt_tokens']}"
-                findings.append(Finding(role=role, what=what, remedy=how, fatal=False))
+                found = engines[role].facts
+                cannot[role], what = found["cannot"], f"{found['server']} answers: prompts as {found['prompts']}"
+                findings.append(Finding(role=role, what=what, remedy=f"a context of {engines[role].max_model_len:,} tokens", fatal=False))
         except GraphError as error:
             what, _, remedy = error.what.partition("; ")
             findings.append(Finding(role=role, what=what, remedy=remedy, fatal=True))

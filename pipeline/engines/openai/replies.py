@@ -1,200 +1,350 @@
-"""The meaning of a server's reply. Pure.
+"""The meaning of a server's reply: a `Reply` enters, a `Completion` leaves, or `NoAnswer` says what is wrong. Pure.
 
-A status, an error inside a reply of status 200 or a finish reason enters. An answer leaves, or a `NoAnswer` whose verdict says
-what becomes of the request. The tables hold what the API references of OpenAI, OpenRouter, Mistral, DeepSeek, Zhipu, Anthropic and Gemini
-name, what the sources of vLLM 0.32, SGLang, llama.cpp and Ollama send, and what LiteLLM translates (`_FINISH_REASON_MAP`).
+Counts, times and names are not the answer: one that is missing, of a wrong type or cannot be true is set aside. Whatever the bytes are,
+nothing but `NoAnswer` is raised. What every engine's answer must be, `pipeline.engines.validate` checks afterwards.
 """
 
+import json
+import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from codecs import BOM_UTF8
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw, Struct, UnsetType
 
-from pipeline.engine import FinishReason, Request
-from pipeline.engines.openai.client import NoAnswer, Reply, Verdict, quoted, read_json
-from pipeline.errors import BadCompletion, ContextOverflow, EngineUnavailable, GraphError, PipelineError, RequestRefused
+from pipeline.confidence import confidence_of
+from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Tokenizer, Usage
+from pipeline.engines.openai.client import NoAnswer, Reply, Verdict, quoted
+from pipeline.engines.openai.request import Prompt, Terms, answer_ids, candidates_asked, stop_texts
+from pipeline.engines.tokenizer import count_through_stop
+from pipeline.engines.validate import flaw_in_timing
 
-MAX_PATIENCE_S = 3600.0
-"""A server that asks to come back later than this is out of reach for this run, which can be resumed then."""
-NULL = Raw(b"null")
-
-
-def error_of(found: NoAnswer, role: str, request: Request, url: str, max_model_len: int) -> PipelineError:
-    """The error to raise for `request` to the engine `role`, of which the server at `url` gave no answer."""
-    match found.verdict:
-        case "malformed":
-            return BadCompletion(role, request.request_id, f"its answer {quoted(found.words)}")
-        case "overflow":
-            return ContextOverflow(len(request.prompt_ids) + len(request.scored_ids), found.context or max_model_len)
-        case "refused" | "withheld":
-            return RequestRefused(f"request {request.request_id!r}: engine {role!r} at {url} {quoted(found.words)}")
-    return EngineUnavailable(role, f"at {url} {quoted(found.words)}", found.retry_after_s)
+Stop = str | int | None
+"""What ended a candidate: a stop string, a stop id, or an end of sequence."""
+AGREEING = 256
+"""Servers that are sent texts may count one in `AGREEING` tokens differently: their own tokenizers differ in rare characters."""
+_MIN_LOGPROB, _MAX_LOGPROB = -9998.0, 0.01
+"""A log probability of the first or less means minus infinity: vLLM writes -9999, because JSON has no infinity. One may be above 0 as much
+as the second: half-precision servers round."""
+_ID_LABEL = re.compile(r"token_id:([0-9]{1,10})")
+"""vLLM's label of a token."""
+_NULL = Raw(b"null")
 
 
-# Statuses, and errors inside a reply of status 200.
+class TokenLogprob(Struct, frozen=True):
+    """One token in the newer form of `Logprobs`, `content`, which llama.cpp uses."""
 
-_KEY, _MODEL, _PURSE = "the key is not accepted", "no such model or address is served", "the account has no credit left"
-_STATUSES: Mapping[int, tuple[Verdict, str]] = {
-    401: ("closed", _KEY),
-    402: ("closed", _PURSE),
-    403: ("gone", "the key lacks permission"),
-    407: ("gone", "a proxy requires authentication"),
-    429: ("busy", ""),
-    **dict.fromkeys((404, 405, 410, 501), ("gone", _MODEL)),
-    **dict.fromkeys((408, 409, 423, 425), ("failing", "")),
-}
-"""The meaning of a status; of others those from 500 on may pass, and all below refuse the request."""
-_SAID: Sequence[tuple[re.Pattern[str], Verdict, str]] = (
-    (
-        re.compile(
-            r"insufficient_(quota|balance|funds|credits?)|exceeded_current_quota|budget_exceeded|billing_(hard_limit|not_active)"
-            r"|payment_required|arrearage|credit balance is too low|^insufficient (balance|credits?|funds)|budget has been exceeded",
-            re.IGNORECASE,
-        ),
-        "closed",
-        _PURSE,
-    ),
-    (
-        re.compile(r"(invalid|incorrect|expired|missing)[_ ]api[_ ]key|api key (not valid|expired)|account_(deactivated|disabled)", re.I),
-        "closed",
-        _KEY,
-    ),
-    (re.compile(r"model_not_found", re.IGNORECASE), "gone", _MODEL),
-    (re.compile(r"content_(filter|policy)|moderation|data_inspection_failed|\bflagged\b", re.IGNORECASE), "refused", ""),
-)
-"""The meaning of the words of an error, before its status is looked at; its message counts where the status is one of a refusal."""
-_OVERFLOWS = re.compile(r"context (length|size|window)|max_model_len|context_length_exceeded|exceed_context_size", re.IGNORECASE)
-_CONTEXT = re.compile(r"(?:context (?:length|size|window)|max_model_len)[^0-9]{0,40}([1-9][0-9]{0,8})(?![0-9])")
+    logprob: float | None = None
+    token: str = ""
+    top_logprobs: "tuple[TokenLogprob, ...]" = ()
 
 
-class ServerError(NamedTuple):
-    """The reason for which a server refused a request."""
+class Logprobs(Struct, frozen=True):
+    """Log probabilities of one candidate's tokens: in lists, one entry a token, or in the newer form, `content`."""
 
-    text: str
-    """The server's own words, on one line."""
-    code: str = ""
-    """Its error code and error type; empty where it gives none."""
-    context: int | None = None
-    """The context length that it names; None where it names none."""
+    token_logprobs: tuple[float | None, ...] | None = None
+    top_logprobs: tuple[dict[str, float | None] | None, ...] | None = None
+    content: tuple[TokenLogprob, ...] | None = None
 
+    @property
+    def sampled(self) -> list[float]:
+        """Those of the sampled tokens."""
+        values = self.token_logprobs or () if self.content is None else [entry.logprob for entry in self.content]
+        return [_logprob(value) for value in values]
 
-def server_error_of(reply: Reply) -> ServerError:
-    """Why the server refused, out of a `reply` that is not `ok`: OpenAI, vLLM and llama.cpp put an object or a text into `error`, SGLang a
-    `message` next to it, FastAPI a `detail`, Gemini a list of one such object, OpenRouter what the provider said into `metadata`."""
-    nothing = f"status {reply.status}"
-    body = read_json(reply.content)
-    body = body[0] if isinstance(body, list) and body else body
-    if not isinstance(body, dict):
-        return ServerError(quoted(reply.content.decode(errors="replace")) or nothing)
-    stated = body.get("error")
-    error = stated if isinstance(stated, dict) else {**body, "message": stated}
-    said = (_text(each) for each in (error.get("message"), *(body.get(name) for name in ("message", "detail", "msg"))))
-    metadata = error.get("metadata")
-    provider = _text(metadata.get("raw")) if isinstance(metadata, dict) else ""
-    text = quoted(": ".join(filter(None, (next(filter(None, said), nothing), provider))))
-    stated_context = error.get("n_ctx")
-    named = _CONTEXT.search(text)
-    context = stated_context if isinstance(stated_context, int) and 0 < stated_context < 1 << 31 else named and int(named[1])
-    return ServerError(text, quoted(f"{_text(error.get('code'))} {_text(error.get('type'))}"), context)
+    @property
+    def places(self) -> list[dict[str, float]]:
+        """By place, those of the likeliest tokens there, by their names."""
+        found = self.top_logprobs or ()
+        if self.content is not None:
+            found = tuple([{one.token: one.logprob for one in (entry, *entry.top_logprobs)} for entry in self.content])
+        return [{name: _logprob(value) for name, value in (place or {}).items()} for place in found]
 
 
-def _text(value: Any) -> str:
-    """A JSON value as text: a string without its quotes; null, and what is empty, as an empty one."""
-    if isinstance(value, str):
-        return value
-    return "" if value in (None, {}, []) else msgspec.json.encode(value).decode()
+class PromptLogprob(Struct, frozen=True):
+    """The log probability of one token at one place of the prompt, as vLLM gives it."""
+
+    logprob: float
+
+
+class Choice(Struct, frozen=True):
+    """One candidate as the server sent it (OpenAI's word for it is choice)."""
+
+    index: int | None = None
+    text: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    finish_reason: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    logprobs: Logprobs | None = None
+    stop_reason: Stop | UnsetType = UNSET
+    """vLLM's field for the stop string or stop id that ended it; None for an end of sequence."""
+    prompt_logprobs: tuple[dict[str, PromptLogprob] | None, ...] | None = None
+    prompt_token_ids: Raw = _NULL
+    """The prompt, which vLLM repeats with every candidate."""
+
+    @property
+    def written(self) -> str:
+        """The text, which some servers put elsewhere where all of it is a thought."""
+        if (text := self.text or self.reasoning_content or self.reasoning or self.text) is None:
+            raise _malformed("has no text")
+        return text
+
+    @property
+    def finish(self) -> FinishReason:
+        """How it ended; raises `NoAnswer` for what is no end of a text: a server that was stopped, a filter, a call of a tool."""
+        if self.finish_reason is None:
+            raise _malformed("does not say how it ended")
+        if self.finish_reason not in ("stop", "length"):
+            raise NoAnswer("cut", f"ended with finish_reason {quoted(self.finish_reason)!r}")
+        return "stop" if self.finish_reason == "stop" else "length"
+
+
+class Body(Struct, frozen=True):
+    """The body of an answer; what is no candidate is decoded when it is asked for."""
+
+    choices: tuple[Choice, ...]
+    usage: Raw = _NULL
+    model: Raw = _NULL
+    metrics: Raw = _NULL
+
+    def count(self, name: str, part: str | None = None) -> int | None:
+        """A token count that the server states; None where it states none that can be one."""
+        found = fields_in(self.usage)
+        value = (found if part is None else found.get(part) or {}).get(name)
+        return value if isinstance(value, int) and 0 <= value < 1 << 31 else None
+
+    @property
+    def timing(self) -> Timing:
+        """The times that vLLM states with `--enable-per-request-metrics`; empty for others, and where they cannot be true."""
+        stated = fields_in(self.metrics)
+        found = [stated.get(name) for name in ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms")]
+        queue, first, decode = (max(0.0, ms / 1000) if isinstance(ms, int | float) else None for ms in found)
+        prefill = None if queue is None or first is None else max(0.0, first - queue)
+        timing = Timing(queue_time_s=queue, prefill_time_s=prefill, decode_time_s=decode, time_to_first_token_s=first)
+        return Timing() if flaw_in_timing(timing) else timing
+
+
+_BODY = msgspec.json.Decoder(Body)
+
+
+def _malformed(words: str, excess: int = 0) -> NoAnswer:
+    return NoAnswer("malformed", words, excess=excess)
+
+
+def fields_in(content: bytes | Raw) -> dict[str, Any]:
+    """The JSON object in `content`; empty where it holds none."""
+    try:
+        found = msgspec.json.decode(content)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def body_in(reply: Reply) -> Body:
+    """The answer that a reply holds; raises `NoAnswer` for a refusal and for what is no answer."""
+    if reply.status not in (200, 201):
+        raise refusal_of(reply)
+    if reply.headers.get("Content-Type", "").startswith("text/event-stream"):
+        raise _malformed("streams, though not asked to")
+    try:
+        return _decoded(reply.content)
+    except msgspec.ValidationError as error:
+        words = words_in(fields_in(reply.content))
+        failure = NoAnswer("failing", f"answered with an error: {quoted(words)}") if words else _malformed(f"is not a completion: {error}")
+    except RecursionError:
+        failure = _malformed("is not a completion: it is nested too deeply")
+    except ValueError as error:
+        failure = _malformed(f"is not JSON: {quoted(str(error))}")
+    raise failure
+
+
+def _decoded(content: bytes) -> Body:
+    """The answer in `content`, also behind a byte-order mark, with half a character (as U+FFFD) or with `-Infinity` in it."""
+    content = content.removeprefix(BOM_UTF8)
+    try:
+        return _BODY.decode(content)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        try:
+            lenient = json.dumps(json.loads(content, parse_constant={"-Infinity": _MIN_LOGPROB}.get), ensure_ascii=False)
+        except ValueError:
+            raise error from None
+        return _BODY.decode(lenient.encode(errors="surrogatepass").decode(errors="replace"))
+
+
+def words_in(fields: Mapping[str, Any]) -> str:
+    """The words of an error: OpenAI, vLLM and llama.cpp put an object or a text into `error`, SGLang a `message`, FastAPI a `detail`."""
+    error = fields.get("error")
+    said = [error.get("message") if isinstance(error, dict) else None, error, fields.get("message"), fields.get("detail"), ""]
+    found = next(each for each in said if each or each == "")
+    return found if isinstance(found, str) else msgspec.json.encode(found).decode()
 
 
 def refusal_of(reply: Reply) -> NoAnswer:
-    """The meaning of a reply whose status is not 200."""
-    if 300 <= reply.status < 400:
-        place = quoted(reply.headers.get("location", "another address"))
+    """The meaning of a reply that holds no answer by its status, with the server's own words."""
+    status, wait = reply.status, reply.headers.get("Retry-After", "")
+    if 300 <= status < 400:
+        place = quoted(reply.headers.get("Location", "another address"))
         return NoAnswer("failing", f"redirects to {place}, which is not followed; if that is the right server, set base_url to it")
-    error = server_error_of(reply)
-    return _meaning(reply.status, error, f"answered {reply.status}: {error.text}", reply.retry_after_s)
+    said = words_in(fields_in(reply.content)) or reply.content.decode(errors="replace")
+    verdict: Verdict = "busy" if status == 429 else "refused" if 400 <= status < 500 and status not in (408, 409, 425) else "failing"
+    retry_after_s = float(wait) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", wait) else None
+    return NoAnswer(verdict, f"answered {status}: {quoted(said)}".removesuffix(": "), retry_after_s=retry_after_s)
 
 
-def _meaning(status: int, error: ServerError, words: str, retry_after_s: float | None = None) -> NoAnswer:
-    said = (error.code, error.text) if 400 <= status < 500 else (error.code,)
-    if status not in _STATUSES and any(map(_OVERFLOWS.search, said)):
-        return NoAnswer("overflow", words, context=error.context)
-    found = next(((verdict, why) for pattern, verdict, why in _SAID if any(map(pattern.search, said))), None)
-    verdict, why = found or _STATUSES.get(status) or (("failing" if status >= 500 else "refused"), "")
-    if verdict in ("busy", "failing") and (retry_after_s or 0) > MAX_PATIENCE_S:
-        return NoAnswer("closed", f"{words}; it asks to retry after {retry_after_s:,.0f} s")
-    return NoAnswer(verdict, f"{words}; {why}" if why else words, retry_after_s=retry_after_s)
+def completion_of(request: Request, body: Body, prompt: Prompt, terms: Terms, tokenizer: Tokenizer) -> Completion:
+    """The completion of `request` that `body`, the answer to `prompt`, holds; raises `NoAnswer`."""
+    asked = candidates_asked(request)
+    if len(body.choices) != asked:
+        raise _malformed(f"has {len(body.choices)} choices, not {asked}")
+    choices = sorted(body.choices, key=lambda choice: choice.index or 0)
+    if asked > 1 and [choice.index for choice in choices] != list(range(asked)):
+        raise _malformed("numbers its choices in an unexpected way")
+    _check_prompt(body, prompt, terms)
+    options: tuple[float, ...] = ()
+    scored: tuple[float, ...] = ()
+    candidates: list[Candidate] = []
+    if request.scored_ids:
+        scored = _scored(request, choices[0])
+    elif request.option_ids:
+        chosen, options = _chosen(request, choices[0], terms, tokenizer)
+        candidates = [chosen]
+    else:
+        candidates = [_candidate(request, choice, terms, tokenizer) for choice in choices] * (request.n // asked)
+    model = fields_in(b'{"name":' + bytes(body.model) + b"}").get("name")
+    return Completion(
+        candidates=tuple(candidates),
+        option_logprobs=options,
+        scored_logprobs=scored,
+        usage=_usage(request, body, sum([len(candidate.ids) for candidate in candidates[:asked]])),
+        timing=Timing() if request.scored_ids else body.timing,
+        model=quoted(model) if isinstance(model, str) else None,
+    )
 
 
-def error_within(content: bytes | Raw, prefix: str = "") -> NoAnswer | None:
-    """The meaning of an error in `content`, the JSON of a reply of status 200 or of a part of it; None where it holds none.
-
-    OpenRouter sends errors so once a provider has begun, LiteLLM and vLLM within a stream, others always. Their code is a status, a number
-    of their own or a word. `prefix` goes before the server's words.
-    """
-    fields = read_json(content, dict[str, Raw]) or {}
-    if fields.get("error", NULL) == NULL and ("choices" in fields or not fields.keys() & {"message", "detail", "msg", "errors"}):
-        return None
-    error = server_error_of(Reply(200, {}, bytes(content)))
-    stated = next((int(word) for word in error.code.split() if re.fullmatch("[45][0-9][0-9]", word)), None)
-    code = f" (code {stated})" if stated else ""
-    found = _meaning(stated or 500, error, f"{prefix or 'answered with an error: '}{error.text}{code}")
-    return NoAnswer("withheld", found.words) if found.verdict == "refused" else found
-
-
-def refuse_closed(where: str, url: str, api_key_env: str | None, reply: Reply) -> None:
-    """Raise `GraphError` if `reply` says that the server at `url` will answer nothing: it redirects elsewhere, does not accept the key, or
-    wants one, or money."""
-    if reply.ok or reply.status in (404, 405, 501):
-        return
-    meaning = refusal_of(reply)
-    if reply.status in (401, 403) and meaning.verdict in ("gone", "closed"):
-        known = f"does not accept the key in {api_key_env}"
-        remedy = known if api_key_env else "requires a key: set api_key_env to the name of the variable that holds it"
-        raise GraphError(where, f"{url} {remedy} (status {reply.status})")
-    if meaning.verdict in ("gone", "closed") or reply.status < 400:
-        raise GraphError(where, f"the server at {url} {quoted(meaning.words)}")
+def _check_prompt(body: Body, prompt: Prompt, terms: Terms) -> None:
+    """Raise `NoAnswer` where a server has read another prompt than it was sent: a proxy that mixes connections up gives the answers to
+    other requests, others truncate a prompt or wrap it. Some servers count it once for each candidate."""
+    for choice in body.choices if terms.ids else ():
+        repeated = choice.prompt_token_ids
+        if repeated not in (prompt.sent, _NULL) and msgspec.json.decode(repeated) != msgspec.json.decode(prompt.sent):
+            raise _malformed("belongs to another prompt, or `tokenizer` does not match its model")
+    stated, sent = body.count("prompt_tokens"), prompt.tokens
+    agreeing = 0 if terms.ids else sent // AGREEING
+    if stated and all(abs(stated - sent * copies) > agreeing * copies for copies in (1, len(body.choices))):
+        fewer = "the server truncates prompts" if stated < sent else "the server wraps prompts in a chat template or adds special tokens"
+        what = f"counts {stated:,} tokens for a prompt of {sent:,}: {fewer}, or `tokenizer` does not match its model"
+        raise _malformed(what, stated - sent)
 
 
-# How a candidate ended.
-
-_FINISH: Mapping[str, FinishReason | tuple[Verdict, str]] = {
-    **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn", "complete"), "stop"),
-    **dict.fromkeys(("length", "max_tokens", "model_length", "max_output_tokens", "model_context_window_exceeded"), "length"),
-    **dict.fromkeys(
-        ("tool_calls", "tool_use", "function_call", "malformed_function_call", "unexpected_tool_call"),
-        ("withheld", "called a tool instead of writing an answer"),
-    ),
-    **dict.fromkeys(
-        (
-            *("content_filter", "content_filtered", "refusal", "safety", "sensitive", "recitation", "guardrail_intervened", "blocklist"),
-            *("prohibited_content", "spii", "language", "error_toxic", "other", "escalation"),
-        ),
-        ("withheld", "withheld its answer"),
-    ),
-    "repetition": ("withheld", "ended its answer because it repeated itself"),
-    **dict.fromkeys(
-        (
-            *("abort", "cancelled", "canceled", "error", "network_error", "insufficient_system_resource", "time_limit", "timeout"),
-            *("load", "unload", "overloaded", "malformed_response"),
-        ),
-        ("failing", "aborted the request"),
-    ),
-}
-"""The meaning of each documented finish reason, in lower case."""
+def _usage(request: Request, body: Body, sampled: int) -> Usage:
+    """The counts that the server states; where it states none, or some that cannot be true, those of the request and of the `sampled`
+    tokens. For several candidates vLLM states as cached what the last of them found, which the others had just computed."""
+    given, written = len(request.prompt_ids) + len(request.scored_ids), body.count("completion_tokens")
+    believed = written is not None and sampled <= written <= request.n * (request.max_tokens + 1)
+    cached = None if request.scored_ids or candidates_asked(request) > 1 else body.count("cached_tokens", "prompt_tokens_details")
+    return Usage(
+        input_tokens=given,
+        cached_input_tokens=None if cached is None else min(cached, given),
+        output_tokens=0 if request.scored_ids else written if believed and written is not None else sampled,
+    )
 
 
-def finish_of(stated: str | None, error: Raw = NULL) -> FinishReason:
-    """How a candidate with finish reason `stated` and this `error` ended; raises `NoAnswer` for what is no end of an answer."""
-    if error != NULL and (failure := error_within(msgspec.json.encode({"error": error}), "broke its answer off: ")) is not None:
-        raise failure
-    if not stated:
-        raise NoAnswer("malformed", "does not say how it ended")
-    meaning = _FINISH.get(stated.lower())
-    if meaning is None:
-        raise NoAnswer("malformed", f"ended a candidate with finish_reason {stated!r}")
-    if isinstance(meaning, str):
-        return meaning
-    verdict, why = meaning
-    raise NoAnswer(verdict, f"{why}: it ended with finish_reason {stated!r}")
+def _candidate(request: Request, choice: Choice, terms: Terms, tokenizer: Tokenizer) -> Candidate:
+    if terms.ids:
+        ids, sampled, stop = _end_of_ids(request, choice, tokenizer)
+        text, finish = tokenizer.decode(ids), choice.finish
+    else:
+        text, finish, stop = _end_of_text(request, choice, terms, tokenizer)
+        ids, sampled = answer_ids(tokenizer, text), None
+        if len(ids) > request.max_tokens:  # not every server keeps to it
+            ids, sampled = ids[: request.max_tokens], request.max_tokens
+            text, finish, stop = tokenizer.decode(ids), "length", None
+    if not request.logprobs:
+        return Candidate(ids=ids, text=text, cumulative_logprob=None, finish_reason=finish, stop_reason=stop)
+    logprobs = (choice.logprobs.sampled if choice.logprobs else [])[:sampled]
+    places = [sorted(place.values(), reverse=True) for place in (choice.logprobs.places if choice.logprobs else [])[: len(logprobs)]]
+    if len(logprobs) < (bool(ids) if sampled is None else sampled) or len(places) < len(logprobs) or not all(places):
+        raise _malformed(f"has log probabilities for {min(len(logprobs), len(places))} of {len(ids)} tokens")
+    confidence = confidence_of(logprobs, places) if logprobs else None
+    total = math.fsum(logprobs)
+    return Candidate(ids=ids, text=text, cumulative_logprob=total, finish_reason=finish, stop_reason=stop, confidence=confidence)
+
+
+def _end_of_ids(request: Request, choice: Choice, tokenizer: Tokenizer) -> tuple[tuple[int, ...], int, Stop]:
+    """The ids to keep, how many were sampled, and the stop that ended them. An end of sequence was sampled, though it is not kept; what
+    token-level speculation wrote beyond a stop string was not."""
+    ids, reported = choice.token_ids, choice.stop_reason
+    if ids is None or not (ids or choice.finish == "stop"):
+        raise _malformed("has no token ids")
+    if choice.finish == "length":
+        return ids, len(ids), None
+    if ids and ids[-1] in request.stop_ids:
+        return ids, len(ids), ids[-1]
+    if not isinstance(reported, str):
+        return ids[:-1], len(ids), None
+    if reported not in request.stop:
+        raise _malformed(f"ended a candidate at {quoted(reported)!r}, which was not a requested stop string")
+    kept = count_through_stop(ids, reported, tokenizer.decode)
+    return ids[:kept], kept, reported
+
+
+def _end_of_text(request: Request, choice: Choice, terms: Terms, tokenizer: Tokenizer) -> tuple[str, FinishReason, Stop]:
+    """The text up to and including its first stop, which servers trim or leave, and what ended it."""
+    # The stop reason of each text that can end a candidate; None for an end of sequence that is no stop id.
+    stops: dict[str, Stop] = {tokenizer.decode([token]): None for token in tokenizer.eos_ids}
+    stops |= {tokenizer.decode([token]): token for token in request.stop_ids} | {stop: stop for stop in request.stop}
+    text, finish, trimmed = choice.written, choice.finish, choice.stop_reason
+    if found := [(start, start + len(stop), reason) for stop, reason in stops.items() if (start := text.find(stop)) >= 0]:
+        start, end, reason = min(found, key=lambda each: each[:2])
+        return text[: start if reason is None else end], "stop", reason
+    if finish == "length":
+        return text, "length", None
+    if trimmed is UNSET:  # one that does not say trimmed what it was sent
+        trimmed = next(iter(stop_texts(request, terms, tokenizer)), None)
+    if not isinstance(trimmed, str):
+        return text, "stop", None
+    if trimmed not in stops:
+        raise _malformed(f"ended a candidate at {quoted(trimmed)!r}, which was not a requested stop string")
+    return text + trimmed, "stop", stops[trimmed]
+
+
+def named_logprobs(choice: Choice) -> dict[str | int, float]:
+    """Log probabilities of the tokens named at the first place, by id where the server says it, else by text."""
+    first = next(iter(choice.logprobs.places if choice.logprobs else []), {})
+    if not first:
+        raise _malformed("lacks the requested log probabilities of the options")
+    return {int(label[1]) if (label := _ID_LABEL.fullmatch(name)) else name: value for name, value in first.items()}
+
+
+def _chosen(request: Request, choice: Choice, terms: Terms, tokenizer: Tokenizer) -> tuple[Candidate, tuple[float, ...]]:
+    """The chosen option as a candidate, and the log probability of each option, -inf for one that the server did not name."""
+    options, known = request.option_ids, named_logprobs(choice) if choice.finish else {}
+    logprobs = tuple([known.get(token, known.get(tokenizer.decode([token]), -math.inf)) for token in options])
+    ids: tuple[int, ...] = (options[max(range(len(options)), key=logprobs.__getitem__)],)
+    if terms.ids:
+        if not known.keys() >= set(options):
+            raise _malformed("lacks the log probabilities of some options")
+        ids = choice.token_ids or ()
+    total = next((logprob for token, logprob in zip(options, logprobs, strict=True) if (token,) == ids), None)
+    return Candidate(ids=ids, text=tokenizer.decode(ids), cumulative_logprob=total, finish_reason="length"), logprobs
+
+
+def _logprob(value: float | None) -> float:
+    if value is None or not value <= _MAX_LOGPROB:
+        raise _malformed(f"has a log probability of {value}")
+    return -math.inf if value <= _MIN_LOGPROB else value
+
+
+def _scored(request: Request, choice: Choice) -> tuple[float, ...]:
+    """Log probabilities of the tokens at the end of the prompt."""
+    places = (choice.prompt_logprobs or ())[-len(request.scored_ids) :]
+    given = [place.get(str(token)) if place else None for place, token in zip(places, request.scored_ids, strict=False)]
+    found = tuple([_logprob(one.logprob) for one in given if one is not None])
+    if len(found) != len(request.scored_ids):
+        raise _malformed("lacks the log probabilities of some scored tokens")
+    return found

@@ -13,7 +13,7 @@ from pipeline.graph.spec import AdapterName, EngineSpec, PositiveSeconds
 ContextTokens = Annotated[int, Meta(ge=16, le=1_000_000_000)]
 _OWN = (
     "model prompt max_tokens temperature top_p top_k min_p seed stop n logprobs stream stream_options echo suffix best_of logit_bias "
-    "priority prompt_logprobs skip_special_tokens add_special_tokens include_stop_str_in_output no_stop_trim return_tokens_as_token_ids "
+    "priority prompt_logprobs skip_special_tokens add_special_tokens include_stop_str_in_output return_tokens_as_token_ids "
     "return_token_ids logprob_token_ids allowed_token_ids stop_token_ids"
 )
 RESERVED = {
@@ -24,42 +24,40 @@ RESERVED = {
 
 
 class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
-    """One or more servers with OpenAI's completions endpoint: vLLM, SGLang, llama.cpp, hosted ones. Needs the extra `openai`."""
+    """A server with OpenAI's completions endpoint: vLLM, SGLang, llama.cpp, hosted ones. Needs the extra `openai`."""
 
     model: str
     """The name under which the server serves the model."""
-    base_url: str | tuple[str, ...]
-    """Address up to and including `/v1`. Several are replicas: a call goes to the one with the fewest calls in flight, and one that fails
-    there goes to another at once."""
+    base_url: str
+    """Address up to and including `/v1`."""
     api_key_env: str | None = None
     """Name of the environment variable with the API key, never the key itself; null: no key is sent."""
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 8
-    """How often a call is sent again after it timed out, the server was unavailable, or its answer was invalid. Moves to other replicas do
-    not count. A chain fails only while some replica answers other requests; otherwise its call waits for one."""
+    """How often a call is sent again after it timed out, the server was unavailable, or its answer was invalid. A chain fails only while
+    the server answers other requests; otherwise its call waits for the server."""
     hang_s: PositiveSeconds = 1800.0
-    """Seconds without anything arriving from the servers after which calls in flight for as long time out. Answers arrive as a
-    whole, so this is also the time limit of a call while no other is answered."""
+    """Seconds without anything arriving from the server after which calls in flight for as long time out. Answers arrive as a whole, so
+    this is also the time limit of a call while no other is answered."""
     reconnect_s: PositiveSeconds = 180.0
-    """Seconds without an answer from any replica after which the run stops; it can be resumed. If all refuse everything (an expired key) or
-    send no valid answer (a sign-in page), it stops after at most 5 s."""
+    """Seconds without an answer from the server after which the run stops; it can be resumed. If the server refuses everything (an expired
+    key) or sends no valid answer (a sign-in page), the run stops after at most 5 s."""
     startup_timeout_s: PositiveSeconds = 600.0
-    """Time limit in seconds for the servers to report what they can do, before the run starts."""
+    """Time limit in seconds for the server to report what it can do, before the run starts."""
     chat_template_kwargs: Mapping[str, Any] = {}
     """Arguments of the chat template, such as `enable_thinking: false` for Qwen3."""
     extra: Mapping[str, Any] = {}
     """Additional fields of every request, any JSON, such as `repetition_penalty: 1.05` or `reasoning: {effort: high}`."""
     adapters: Mapping[AdapterName, str] = {}
-    """LoRA adapters by the names that stages use under `adapter`: the name under which every server serves `model` with that adapter
-    (vLLM: `--lora-modules NAME=FOLDER`)."""
+    """LoRA adapters by the names that stages use under `adapter`: the name under which the server serves `model` with that adapter (vLLM:
+    `--lora-modules NAME=FOLDER`)."""
     tokenizer: str | None = None
     """Folder, hub name or `bundled:NAME` of the model's tokenizer and chat template; null: `model`."""
     max_model_len: ContextTokens | None = None
     """Context length in tokens; null: as the server reports."""
-    server: Literal["auto", "vllm", "sglang", "llama.cpp", "generic"] = "auto"
-    """The kind of server, which decides what it is sent. `vllm`: prompts and answers as token ids, log probabilities of any option.
-    `sglang`, `llama.cpp`: texts, and sampling fields beyond OpenAI's own. `generic`: texts, and OpenAI's own fields alone. `auto`: as the
-    server states with its models (`owned_by`), else `generic`. In texts, a space is put after the first character of a special token that
-    a problem or answer spells out, so that the server does not read it as the token."""
+    server: Literal["auto", "vllm", "generic"] = "auto"
+    """The kind of server. `vllm`: prompts and answers as token ids, log probabilities of any option, all sampling fields. `generic`: texts,
+    the log probabilities of the 5 likeliest tokens, and OpenAI's own fields alone; a prompt in which a problem or an answer spells out a
+    special token is refused. `auto`: `vllm` where the server says that it is vLLM (`owned_by`), else `generic`."""
     adds_bos: bool | None = None
     """Whether the server adds a BOS token to prompts sent as text; they are then sent without their own. Null: as the server's count of
     prompt tokens shows, which not every server reports."""
@@ -68,14 +66,19 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
         """Reject further fields that every request has, and what may hold a key or a password, which is not repeated."""
         check_json("extra", self.extra, RESERVED)
         check_template_arguments(self.chat_template_kwargs)
-        for url in map(urlsplit, self.urls):
-            if url.username is not None or url.query or url.fragment:
-                what = "base_url must be a plain URL, without a user, a password or a query, because run.json records it"
-                raise ValueError(f"{what}; api_key_env names the variable that holds a key")
+        if flaw := flaw_in_url(self.base_url):
+            raise ValueError(f"base_url {flaw}")
         if self.api_key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
             raise ValueError("api_key_env is the name of the environment variable that holds the key, such as OPENAI_API_KEY")
 
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """The addresses of all replicas."""
-        return (self.base_url,) if isinstance(self.base_url, str) else self.base_url
+
+def flaw_in_url(url: str) -> str | None:
+    """Why `url` is no base URL, in one clause that repeats no password; None where it is one."""
+    parts = urlsplit(url)
+    if parts.username is not None or parts.query or parts.fragment:
+        what = "must be a plain URL, without a user, a password or a query, because run.json records it"
+        return f"{what}; api_key_env names the variable that holds a key"
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return f"{url!r} is not a URL such as http://127.0.0.1:8000/v1"
+    base, endpoint, _ = re.split(r"((?:/chat)?/completions)/*$", url, maxsplit=1) if "/completions" in url else (url, "", "")
+    return f"{url!r} names an endpoint: leave out {endpoint}, so {base}" if endpoint else None

@@ -20,8 +20,9 @@ import anyio
 from msgspec import Struct
 
 from pipeline.engines.model_card import ModelCard, card_from_config, is_hub_name, is_offline, read_card
-from pipeline.engines.openai.client import Server, check_url, read_key
-from pipeline.engines.openai.probe import ServedModel, listed_models
+from pipeline.engines.openai.client import Server, read_key
+from pipeline.engines.openai.engine import ServedModel, listed_models
+from pipeline.engines.openai.spec import flaw_in_url
 from pipeline.errors import UsageError
 
 _FORMS = "a Hugging Face name, a folder, bundled:NAME, or http://HOST:PORT/v1#MODEL"
@@ -131,15 +132,16 @@ def _model(role: str, choice: Served, listed: list[ServedModel]) -> ServedModel:
 
 def _ask(role: str, url: str, api_key_env: str | None) -> list[ServedModel]:
     """The models that a server lists; none where it has no list. Also for callers in whose thread an event loop runs."""
+    where = f"--model {role}={url}"
+    if flaw := flaw_in_url(url):
+        raise UsageError(f"{where}: {flaw}")
 
     async def ask() -> list[ServedModel]:
-        where = f"--model {role}=..."
-        server = Server(where, check_url(where, url), read_key(where, api_key_env), 1)
+        server = Server(where, url, read_key(where, api_key_env))
         try:
-            found = await listed_models(where, server, api_key_env, _SERVER_S)
+            return await listed_models(where, server, api_key_env, _SERVER_S)
         finally:
             await server.aclose()
-        return found if isinstance(found, list) else []
 
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(anyio.run, ask).result()

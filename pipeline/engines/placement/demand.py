@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
+from pipeline.engine import Asks
 from pipeline.errors import UsageError, did_you_mean
 from pipeline.graph.loader import PRESET, Graph, load_graph, outline
 from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
@@ -90,6 +91,17 @@ def _concerns(graph: Graph, setting: str) -> bool:
     names = outline(graph)
     own = name.split(".")[1] in names.stages if name.startswith("stages.") else name in names.params
     return own or setting.startswith(PRESET)
+
+
+def asks_of(plan: Plan, role: str) -> Asks:
+    """The largest request of the stages of `role`."""
+    own = [node for node in plan.stages() if node.spec.role == role]
+    return Asks(
+        max_tokens=max((_tokens(node) or 1 for node in own), default=1),
+        context=_context(plan, own),
+        candidates=max((node.spec.drafted for node in own), default=0) or 1,
+        options=any("options" in node.spec.needs for node in own),
+    )
 
 
 def _demand(plan: Plan, role: str, batch_size: int) -> Demand:
