@@ -11,6 +11,7 @@ PipelineError
 │   ├── EngineDead        an engine's process or server is gone
 │   ├── ReplicaLost       a replica is gone; others may continue
 │   ├── RunFolderError    the run folder cannot be written
+│   ├── FutileRun         what is paid for cannot be used
 │   ├── OutOfMemory       this process ran out of memory
 │   ├── InputChanged      the problems file is not what it was when the run started
 │   └── Unfinished        a run of the Python API stopped early; it holds what was finished
@@ -127,6 +128,10 @@ class ReplicaLost(RunError):
 
 class RunFolderError(RunError):
     """The run folder cannot be created or written."""
+
+
+class FutileRun(RunError):
+    """The first verdicts, or the first chains, show that the rest would be paid for in vain."""
 
 
 class OutOfMemory(RunError):

@@ -31,7 +31,7 @@ LINE_EVERY_S = 10.0
 ENOUGH_FOR_SHARES = 20
 """Graded answers from which on a percentage says more than a count."""
 
-OVER, KEPT = "chains", "kept tokens"
+OVER, KEPT, WRITTEN = "chains", "kept tokens", "written tokens"
 """Names of the counts that have rates, in addition to `tokens ROLE`."""
 
 
@@ -85,23 +85,20 @@ class Meter:
     def look(self) -> None:
         """Take down what has happened so far."""
         progress = self.view.progress
-        counts = {OVER: float(progress.done + progress.failed), KEPT: float(progress.kept_tokens)}
+        counts = {OVER: float(progress.done + progress.failed), KEPT: float(progress.kept_tokens), WRITTEN: float(self._tokens())}
         counts |= {f"tokens {role}": float(tokens) for role, tokens in progress.output_tokens.items()}
         self._rates.look(self._now(), counts)
 
     def progress(self) -> list[str]:
         """How far the run is, and how well it goes."""
         view, progress = self.view, self.view.progress
-        over, chains_per_s = progress.done + progress.failed, self._rates.per_s(OVER) or 0.0
-        written = {role: engine.statistics().written_tokens or 0 for role, engine in view.engines.items()}
-        tokens = sum(max(count, written.get(role, 0)) for role, count in progress.output_tokens.items())
-        return [
-            f"{over:,}/{view.chains:,}" + (f", {progress.failed:,} failed" if progress.failed else ""),
-            f"{chains_per_s:.3g} {'problems' if view.samples == 1 else 'chains'}/s",
-            f"{tokens:,} tokens",
-            *filter(None, [self._right()]),
-            f"ETA {duration((view.chains - over) / chains_per_s if chains_per_s else None)}",
-        ]
+        over, chains_per_s, tokens = progress.done + progress.failed, self._rates.per_s(OVER), f"{self._tokens():,} tokens"
+        said = [f"{over:,}/{view.chains:,}" + (f", {progress.failed:,} failed" if progress.failed else "")]
+        if not chains_per_s:
+            calls = self._calls()
+            return [*said, f"{calls:,} call{'s' * (calls != 1)} answered", f"{tokens}, {self._rates.per_s(WRITTEN) or 0:,.0f}/s"]
+        said += [f"{chains_per_s:.3g} {'problems' if view.samples == 1 else 'chains'}/s", tokens]
+        return [*said, *filter(None, [self._right()]), f"ETA {duration((view.chains - over) / chains_per_s)}"]
 
     def work(self) -> list[str]:
         """What the engines do."""
@@ -119,6 +116,7 @@ class Meter:
             *([f"{unverified / progress.steps:.0%} of steps unverified"] if unverified else []),
             *([_replicas(states)] if (states := view.replicas()) else []),
             *self._restarts(),
+            *view.setbacks(),
         ]
 
     def unusual(self) -> list[str]:
@@ -128,7 +126,17 @@ class Meter:
             *([f"{paused} paused"] if (paused := self._paused()) else []),
             *([_replicas(states)] if any(state.what != SOLVING for state in states) else []),
             *self._restarts(),
+            *self.view.setbacks(),
         ]
+
+    def _tokens(self) -> int:
+        """Tokens sampled so far, those of running requests included where the engine counts them."""
+        written = {role: engine.statistics().written_tokens or 0 for role, engine in self.view.engines.items()}
+        return sum(max(count, written.get(role, 0)) for role, count in self.view.progress.output_tokens.items())
+
+    def _calls(self) -> int:
+        here = [engine.statistics() for engine in self.view.engines.values()]
+        return sum(each.requests for each in here + [each for state in self.view.replicas() for each in state.statistics.values()])
 
     def _paused(self) -> int:
         return 0 if self.view.admission is None else self.view.admission.paused

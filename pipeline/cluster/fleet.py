@@ -353,7 +353,6 @@ class FleetWork:
         elif any(each.opened for each in self._fleet.members if each is not member) and self._queue.try_elsewhere(name):
             return
         member.chains += 1
-        self._rows.chain(structs.replace(row, replica=member.number, node=member.node))
         self._queue.end(name)
         progress = self.progress
         if row.stop_reason == "cancelled":
@@ -363,3 +362,4 @@ class FleetWork:
             progress.errors[row.error_type or "", row.error_stage or NO_STAGE] += 1
         else:
             progress.done += 1
+        self._rows.chain(structs.replace(row, replica=member.number, node=member.node))  # which may end the run

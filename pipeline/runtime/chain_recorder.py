@@ -163,6 +163,11 @@ class ChainRecorder:
         progress.live -= 1
         progress.oldest.pop(self._chain_id, None)
         finished = chain is not None and error is None and stop_reason != "cancelled"
+        if error is not None:
+            progress.failed += 1
+            progress.errors[type(error).__name__, stage or NO_STAGE] += 1
+        progress.cancelled += stop_reason == "cancelled"
+        progress.done += finished
         problem = self._problem
         grader = problem.grader or ("letter" if problem.options else "math")
         form = None if problem.answer is None else form_of(as_kind(grader), problem.answer)
@@ -203,11 +208,6 @@ class ChainRecorder:
                 answer_cut=None if said is None else said.cut,
             )
         )
-        if error is not None:
-            progress.failed += 1
-            progress.errors[type(error).__name__, stage or NO_STAGE] += 1
-        progress.cancelled += stop_reason == "cancelled"
-        progress.done += finished
 
     def _count(self, label: StageLabel, usage: Usage, wait_s: float) -> None:
         self._input[label.role] += usage.input_tokens

@@ -1,8 +1,23 @@
-"""The contract of what takes the rows of a run: a run folder, the memory of a caller, or both."""
+"""What takes the rows of a run: the contract of a run folder or the memory of a caller, and sinks that keep nothing. Never waits.
 
+`Tee` passes rows on to several sinks. Two look at them for what a person should know at once: `FirstRows` decides whether the rest would be
+paid for in vain, `Setbacks` knows why nothing happens.
+"""
+
+import re
+from collections.abc import Callable
 from typing import Protocol
 
+from msgspec import Struct
+
+from pipeline.errors import EngineDead, FutileRun
+from pipeline.runtime.retry import CallCancelled
 from pipeline.store.events import CallRow, ChainRow, StepRow
+
+FIRST = 32
+"""Verdicts, or chains, at the beginning of a session that must all be alike for it to stop."""
+QUIET_NS = 10_000_000_000
+"""Nanoseconds after which an engine that has answered before counts as one that answers nothing."""
 
 
 class RowSink(Protocol):
@@ -42,3 +57,108 @@ class Tee:
     async def room(self) -> None:
         for sink in self._sinks:
             await sink.room()
+
+
+class _Watch:
+    """A `RowSink` that lets every row pass."""
+
+    def call(self, row: CallRow) -> None:
+        """Does nothing."""
+
+    def step(self, row: StepRow) -> None:
+        """Does nothing."""
+
+    def chain(self, row: ChainRow) -> None:
+        """Does nothing."""
+
+    async def room(self) -> None:
+        """Does not wait."""
+
+
+class FirstRows(_Watch):
+    """Raises `FutileRun` where no option had any probability in the first verdicts, or where the first chains met one and the same error.
+
+    Verdicts that merely all reject are told: the options had probability, so that later steps may be accepted.
+    """
+
+    def __init__(self, tell: Callable[[str], object]) -> None:
+        self._tell = tell
+        self._verdicts = self._massless = self._rejected = self._chains = 0
+        self._met: set[tuple[str | None, str]] = set()
+        """Errors of the chains that are over, each with its words."""
+
+    def step(self, row: StepRow) -> None:
+        if self._verdicts == FIRST or row.score_mass is None or not row.score_probs or row.score_unit:
+            return  # nothing was chosen among options
+        self._verdicts += 1
+        self._massless += not row.score_mass
+        self._rejected += row.decision == "fallback"
+        if self._massless == FIRST:
+            asked = f"stage {row.verify_stage!r}, whose options are {', '.join(map(repr, row.score_options))}"
+            why = f"no option had any probability in the first {FIRST} verdicts of {asked}: every draft is paid for and rejected"
+            raise FutileRun(f"{why}; read its question (`pipeline graph prompt`), or let another engine judge")
+        if self._rejected == FIRST:
+            self._tell(f"stage {row.verify_stage!r} rejected all of the first {FIRST} drafts: does the judge fit them, and its threshold?")
+
+    def chain(self, row: ChainRow) -> None:
+        if self._chains == FIRST or row.stop_reason == "cancelled" or (row.error_type and not row.error_stage):
+            return  # a row without a problem met no stage, and the next one may be well
+        self._chains += 1
+        self._met.add((row.error_type, re.sub(r"\d+", "0", (row.error_message or "").replace(row.chain_id, ""))))
+        if self._chains == FIRST and len(self._met) == 1 and row.error_type:
+            alike = f"the first {FIRST} chains all failed in stage {row.error_stage!r} with one error: {row.error_message}"
+            raise FutileRun(f"{alike}; mend that, and resume with --retry-failed")
+
+
+class _Streak(Struct):
+    """Failures of one engine since it answered last."""
+
+    since_ns: int
+    error: str = ""
+    """What the latest attempt met."""
+    next_attempt: int = 0
+    """Number of the attempt that follows it, from 1."""
+    waiting: dict[str, str] = {}
+    """By the id of each request that has failed, its chain."""
+    told: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """Why nothing happens."""
+        count = len(self.waiting)
+        calls = "1 call waits for its next attempt" if count == 1 else f"{count} calls wait for their next attempt"
+        return f"{self.error}; {calls}, number {self.next_attempt}"
+
+
+class Setbacks(_Watch):
+    """Knows why engines answer nothing while their calls are repeated, and tells it at once where one has not answered yet."""
+
+    def __init__(self, tell: Callable[[str], object]) -> None:
+        self._tell = tell
+        self._answered: set[str] = set()
+        self._streaks: dict[str, _Streak] = {}
+
+    def reasons(self, now_ns: int) -> list[str]:
+        """A sentence for each engine that answers nothing; `now_ns` is the time since 1970."""
+        found = [each for each in [*self._streaks.values()] if each.waiting]
+        return [each.sentence for each in found if each.told or now_ns - each.since_ns >= QUIET_NS]
+
+    def call(self, row: CallRow) -> None:
+        if row.error_type is None:
+            self._answered.add(row.engine)
+            self._streaks.pop(row.engine, None)
+            return
+        if row.error_type in (CallCancelled.__name__, EngineDead.__name__):
+            return
+        if (streak := self._streaks.get(row.engine)) is None:
+            streak = self._streaks[row.engine] = _Streak(row.end_unix_ns)
+        streak.error, streak.next_attempt = row.error_message or row.error_type, row.attempt + 2
+        streak.waiting[row.request_id] = row.chain_id
+        quiet = row.engine not in self._answered or row.end_unix_ns - streak.since_ns >= QUIET_NS
+        if row.attempt and quiet and not streak.told:  # a refusal that is final has no second attempt
+            streak.told = True
+            self._tell(streak.sentence)
+
+    def chain(self, row: ChainRow) -> None:
+        for streak in self._streaks.values():
+            streak.waiting = {request: chain for request, chain in streak.waiting.items() if chain != row.chain_id}

@@ -65,6 +65,8 @@ class View(Struct, frozen=True, kw_only=True):
     """The number of chains that are graded so far, and of those that are right."""
     replicas: Callable[[], Sequence[ReplicaState]] = lambda: ()
     """How each replica is, where the run is carried out by several; `lanes` and `engines` are empty then."""
+    setbacks: Callable[[], Sequence[str]] = lambda: ()
+    """Why engines answer nothing, a sentence for each that does so now."""
 
 
 Watch = Callable[[View], AbstractContextManager[Any]]

@@ -29,7 +29,7 @@ from pipeline.runtime.inline_grader import GradingStatistics, InlineGrader, open
 from pipeline.runtime.lane import Lane
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.resume_state import ResumeState
-from pipeline.runtime.rows import RowSink, Tee
+from pipeline.runtime.rows import FirstRows, RowSink, Setbacks, Tee
 from pipeline.session.chains import Chains, Facts, OpenEngines, statistics, suited, unknown_caches
 from pipeline.session.loop import Stop, in_loop, loop_clock
 from pipeline.session.observer import Attend, Observer, ReplicaState, View
@@ -268,10 +268,12 @@ async def execute(run: Prepared, site: Site, observer: Observer, stop: Stop) -> 
                 grading = rows
                 for sentence in unknown_caches(run.settings, run.record.engine_facts):
                     observer.tell(sentence)
-                work = site.work(run, run.feed(), rows, clock)
+                setbacks = Setbacks(observer.tell)
+                watches = [setbacks] if run.arrivals is not None else [setbacks, FirstRows(observer.tell)]  # a server serves on
+                work = site.work(run, run.feed(), Tee(rows, *watches), clock)
                 work.progress.tell = observer.tell
                 stop.drained_by(work.drain)
-                with observer.watch(_view(run, site, work, clock, rows)):
+                with observer.watch(_view(run, site, work, clock, rows, setbacks)):
                     await work.run()
             if work.exhausted:
                 await _check_input(run)
@@ -304,7 +306,7 @@ def _graded(grading: InlineGrader | None) -> GradingStatistics:
     return GradingStatistics(0, 0, 0) if grading is None else grading.statistics()
 
 
-def _view(run: Prepared, site: Site, work: ChainWork, clock: Clock, rows: InlineGrader) -> View:
+def _view(run: Prepared, site: Site, work: ChainWork, clock: Clock, rows: InlineGrader, setbacks: Setbacks) -> View:
     """What a display may see of the session."""
     earlier = run.resume_state
 
@@ -328,6 +330,7 @@ def _view(run: Prepared, site: Site, work: ChainWork, clock: Clock, rows: Inline
         admission=work.admission,
         graded=all_graded,
         replicas=site.states,
+        setbacks=lambda: setbacks.reasons(clock.unix_ns(clock.now())),
     )
 
 

@@ -25,11 +25,11 @@ class Counting:
     """The statistics of an engine, set by hand."""
 
     def __init__(self) -> None:
-        self.restarts = self.written_tokens = 0
+        self.restarts = self.written_tokens = self.requests = 0
 
     def statistics(self) -> EngineStatistics:
         zeros = dict.fromkeys(EngineStatistics.__struct_fields__, 0) | {"speculation": None}
-        return EngineStatistics(**zeros | {"restarts": self.restarts, "written_tokens": self.written_tokens})
+        return EngineStatistics(**zeros | {"restarts": self.restarts, "written_tokens": self.written_tokens, "requests": self.requests})
 
 
 class Watched:
@@ -95,7 +95,18 @@ def test_how_far_the_run_is_and_what_the_engines_do(watched: Watched) -> None:
     assert line(watched.meter).endswith(" · draft restarted 2x")
 
 
+def test_while_nothing_is_finished_it_says_what_was_answered_and_why_no_more(watched: Watched) -> None:
+    watched.now += 10
+    watched.engines["draft"].requests, watched.engines["draft"].written_tokens = 1, 500
+    assert line(watched.meter) == "0/10 · 1 call answered · 500 tokens, 50/s"
+    watched.meter.view = msgspec.structs.replace(watched.meter.view, setbacks=lambda: ["the server answered 503"])
+    assert line(watched.meter).endswith("500 tokens, 50/s · the server answered 503")
+    assert "the server answered 503" in watched.shown()
+
+
 def test_few_right_answers_are_counted_and_many_are_a_share(watched: Watched) -> None:
+    watched.progress.done = 2
+    watched.now += 1
     for graded, correct, said in ((2, 2, "2 of 2 right"), (40, 39, "97.5 % right")):
         watched.meter.view = msgspec.structs.replace(watched.meter.view, graded=lambda counts=(graded, correct): counts)
         assert f" · {said} · " in line(watched.meter)
