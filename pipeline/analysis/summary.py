@@ -27,6 +27,8 @@ TABLES = ("calls", "steps", "chains")
 CHAINS = """
 SELECT count(*) AS chains, count(DISTINCT input_row) AS problems, count(DISTINCT input_row) FILTER (finished) AS done_problems,
        count(*) FILTER (finished) AS done, count(*) FILTER (stop_reason = 'error') AS failed,
+       count(*) FILTER (finished AND trim(answer_text, E' \\n\\r\\t') = '') AS empty_answers,
+       count(*) FILTER (finished AND thought_tokens = 0) AS empty_thoughts,
        count(*) FILTER (stop_reason = 'cancelled') AS cancelled, count(counted) AS graded, count(*) FILTER (counted) AS correct,
        count(*) FILTER (counted IS NOT NULL AND NOT finished) AS failed_as_wrong,
        coalesce(sum(thought_tokens) FILTER (finished), 0)::BIGINT AS thought_tokens, min(start_unix_ns) AS first, max(end_unix_ns) AS last,
@@ -70,6 +72,8 @@ class _Chains(Struct, frozen=True):
     """Distinct input rows with a chain that is done."""
     done: int
     failed: int
+    empty_answers: int
+    empty_thoughts: int
     cancelled: int
     graded: int
     correct: int
@@ -258,7 +262,7 @@ def _step_figures(steps: _Steps, plan: Plan, wall_s: float | None) -> dict[str, 
 
 
 def _chain_figures(db: Query, chains: _Chains, wall_s: float | None) -> dict[str, Any]:
-    counted = ("problems", "chains", "done", "failed", "cancelled", "graded", "failed_as_wrong", "correct")
+    counted = "problems chains done empty_answers empty_thoughts failed cancelled graded failed_as_wrong correct".split()
     samples = sample_statistics(db)
     return {name: getattr(chains, name) for name in counted} | {
         "grading_errors": _counts(db, "grading_error"),

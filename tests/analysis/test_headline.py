@@ -13,6 +13,7 @@ from pipeline.analysis.headline.figures import Baseline, EngineSummary, Summary
 from pipeline.analysis.headline.limits import limit, percent
 from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.quality.estimates import Estimate
+from pipeline.analysis.quality.option_mass import OptionMass
 from pipeline.analysis.quality.samples import Interval
 from pipeline.analysis.resources import EngineFacts
 from pipeline.analysis.summary import summarize, take_turns
@@ -144,22 +145,44 @@ def test_failures_are_told_first_with_their_share() -> None:
     found = rows(failed=3, done=497, errors={"RequestRefused": 2, "BadRow": 1}, error_examples={"RequestRefused": "too long"})
     assert next(iter(found)) == "failed"
     assert found["failed"] == "0.6 % 3 of 500 chains: 2 RequestRefused, 1 BadRow; for example: too long"
+    alike = rows(failed=12, chains=12, done=0, errors={"RequestRefused": 12}, error_examples={"RequestRefused": "too long"})
+    assert alike["failed"].endswith("for example: too long; mend that, then:  pipeline resume run --retry-failed")
     assert rows(failed=1, chains=1_000_000, errors={"BadRow": 1})["failed"].startswith("0.0001 % 1 of 1,000,000 chains")
     assert rows(accuracy=0.9999, correct=9999, graded=10_000)["accuracy"].startswith("99.99 % 9,999 of 10,000")
     assert (percent(1 - 1e-9, 1), percent(1e-9)) == ("> 99.99 %", "< 0.01 %")
     assert headline(summary(status="interrupted", done=120, chains=120)).head.startswith("interrupted: 120 of 500 solved in 10.3 s")
 
 
+def test_what_makes_a_run_worthless_is_said() -> None:
+    assert "empty" not in rows(done=12, empty_answers=11, empty_thoughts=11)
+    assert rows(done=12, empty_answers=12)["empty"].startswith("12 of 12 answers are empty")
+    assert rows(done=12, empty_thoughts=12)["empty"].startswith("12 of 12 thoughts are empty")
+    assert "empty" not in rows(done=12, empty_thoughts=12, drafters=()), "the target alone may answer without a thought"
+    assert rows(option_mass=NO_MASS)["options"].startswith("no option had any probability in 8 verifications")
+
+
+@pytest.mark.parametrize(("state", "named"), [("killed", True), ("failed", True), ("running", False), ("finished", False)])
+def test_a_run_that_ended_early_names_how_it_is_resumed(state: str, named: bool) -> None:
+    assert (("resume", "pipeline resume run") in headline(summary(status=state), "run").commands) is named
+    assert "resume" not in dict(headline(summary(status=state, resumable=False), "run").commands)
+
+
 NOTHING = {"accepted_steps": 0, "verified_steps": 8, "fallback_steps": 8}
+NO_MASS = OptionMass(8, mean=0.0, p5=0.0, low_share=1.0)
 
 
 @pytest.mark.parametrize(
     ("others", "said"),
     [
         (NOTHING | {"pauses": 5}, "nothing drafted was accepted, 100 % of 8 verdicts were rejections; was the verifier trained to choose"),
+        (
+            NOTHING | {"option_mass": NO_MASS},
+            "nothing drafted was accepted, 100 % of 8 verdicts were rejections, as no option had any prob",
+        ),
         ({"baseline": SLOWER, "has_toy_models": False, "pauses": 5}, "speculation: the target alone is faster here"),
         ({"baseline": SLOWER}, "target: it is busy"),
         ({"take_turns": ("draft", "target"), "pauses": 5}, "one GPU: draft and target take turns on it; CUDA MPS would let them"),
+        ({"take_turns": ("draft", "target"), "answers": "simulated"}, "one device: draft and target take turns on it"),
         ({"pauses": 5, "target": 0.5, "draft": 0.4}, "KV cache: it was full, chains paused 5 times"),
         ({"target": 0.7, "draft": 0.4}, "batch size: no engine was busy all the time, the target 70 % of it; try more than 64 chains"),
         ({"target": 0.7, "schedule": "lockstep", "draft": 0.4}, "schedule lockstep: no engine was busy all the time"),

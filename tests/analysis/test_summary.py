@@ -83,15 +83,16 @@ def test_failed_chains_count_as_wrong_and_are_said(tmp_path: Path, blank: Blank)
     store = RunStore(tmp_path)
     asked = {"reference_answer": "7", "answer": "7"}
     rows = [
-        chain(blank, 1, 0, 5, "thought_closed", correct=True, **asked),
-        chain(blank, 2, 0, 5, "thought_closed", correct=True, **asked),
-        chain(blank, 3, 0, 5, "error", error_type="RequestRefused", reference_answer="7"),
+        chain(blank, 1, 0, 5, "thought_closed", correct=True, answer_text=" \n", **asked),
+        chain(blank, 2, 0, 5, "thought_closed", correct=True, answer_text="7", thought_tokens=4, **asked),
+        chain(blank, 3, 0, 5, "error", error_type="RequestRefused", answer_text="", reference_answer="7"),
         chain(blank, 4, 0, 5, "cancelled", reference_answer="7"),
         chain(blank, 5, 0, 5, "error", error_type="RequestRefused"),
     ]
     store.append("chains", [structs.replace(row, problem_id=f"p{row.input_row}", chain_id=f"p{row.input_row}#0") for row in rows])
     store.close()
     found = summarize(tmp_path)
+    assert (found.empty_answers, found.empty_thoughts) == (1, 1)
     assert (found.graded, found.correct, found.failed, found.failed_as_wrong, found.pass_at) == (3, 2, 2, 1, {"1": pytest.approx(2 / 3)})
     assert found.accuracy == pytest.approx(2 / 3)
     said = next(row for row in headline(found).rows if row.name == "accuracy")
@@ -129,6 +130,7 @@ def test_every_number(folder: Path) -> None:
         problems=3,
         chains=3,
         done=2,
+        empty_thoughts=2,
         failed=1,
         cancelled=0,
         graded=2,

@@ -25,3 +25,5 @@ def test_a_finished_run_is_looked_at_once(tmp_path: Path) -> None:
     assert "no such directory; expected a run folder" in pipeline("show", tmp_path / "nothing", "--follow").stderr
     refused = pipeline("show", folder, "p1", "--follow")
     assert (refused.returncode, refused.stderr) == (2, "error: --follow: about the whole run; leave out CHAIN and --candidates\n")
+    missing = pipeline("show", folder, "p1", "--attempt", "9")
+    assert (missing.returncode, missing.stderr) == (2, f"error: {folder}: no finished attempt 9 at problem 'p1', but 0\n")

@@ -130,6 +130,10 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Chains that have ended; of a chain that was resumed only the last attempt counts."""
     done: int
     """Chains that neither failed nor were cancelled."""
+    empty_answers: int = 0
+    """Those of `done` whose answer has no text."""
+    empty_thoughts: int = 0
+    """Those of `done` whose thought has no tokens."""
     failed: int
     cancelled: int
     graded: int

@@ -33,6 +33,8 @@ def _nothing_accepted(s: Summary) -> str | None:
     if not s.verified_steps or s.accepted_steps or s.unverified_steps:
         return None
     what = f"nothing drafted was accepted, 100 % of {s.verified_steps:,} verdicts were rejections"
+    if s.option_mass and not s.option_mass.mean:
+        return f"{what}, as no option had any probability"
     return f"{what}; was the verifier trained to choose, and does it fit the drafts?"
 
 
@@ -48,8 +50,8 @@ def _slower_than_the_target(s: Summary) -> str | None:
 def _take_turns(s: Summary) -> str | None:
     if len(s.take_turns) < 2 or not s.span_s:
         return None
-    remedy = "`sharing: mps` in the engines file" if s.simulated else "`nvidia-cuda-mps-control -d` before the run"
-    where = "one device" if s.simulated else "one GPU"
+    remedy = "`sharing: mps` in the engines file" if s.answers else "`nvidia-cuda-mps-control -d` before the run"
+    where = "one device" if s.answers else "one GPU"
     return f"{where}: {' and '.join(s.take_turns)} take turns on it; CUDA MPS would let them compute side by side ({remedy})"
 
 

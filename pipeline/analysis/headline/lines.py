@@ -50,13 +50,15 @@ class Headline(Struct, frozen=True, kw_only=True):
 
 def headline(found: Summary, place: str = "") -> Headline:
     """The summary in ten lines. `place`: the run folder as it is named in commands; empty: no command is told."""
-    rows = (*_failed(found), *_accuracy(found), *_drafting(found), *_tokens(found))
+    rows = (*_failed(found, place), *_accuracy(found), *_empty(found), *_drafting(found), *_tokens(found))
     rows = (*rows, *_engines(found), *_baseline(found, place), *_limit(found), *_simulated(found))
     return Headline(about=_about(found), head=_head(found), rows=rows, commands=_commands(found, place) if place else ())
 
 
 def _commands(s: Summary, place: str) -> tuple[tuple[str, str], ...]:
+    stopped = s.status not in (None, "finished", "starting", "running") and s.resumable
     return (
+        *([("resume", f"pipeline resume {place}")] if stopped else []),
         ("answers", f"pipeline export {place} -o answers.csv"),
         *([] if s.example is None else [("steps", f"pipeline show {place} {shlex.quote(s.example)}")]),
         ("everything", f"pipeline report {place}"),
@@ -93,11 +95,13 @@ def _samples(s: Summary) -> str:
     return f"{s.samples}" if even else f"up to {s.samples}"
 
 
-def _failed(s: Summary) -> Iterator[Row]:
+def _failed(s: Summary, place: str) -> Iterator[Row]:
     if s.failed:
         causes = ", ".join(f"{count:,} {kind}" for kind, count in s.errors.items())
         example = next(iter(s.error_examples.values()), "")
-        yield Row("failed", _percent(s.failed / s.chains), f"{s.failed:,} of {s.chains:,} chains: {causes}; for example: {example}")
+        alike = s.failed == s.chains and len(s.errors) == 1 and place and s.resumable
+        remedy = f"; mend that, then:  pipeline resume {place} --retry-failed" if alike else ""
+        yield Row("failed", _percent(s.failed / s.chains), f"{s.failed:,} of {s.chains:,} chains: {causes}; for example: {example}{remedy}")
     if s.left is not None:
         yield Row("left", f"{s.left.chains:,}", f"chains, {s.left.begun:,} of them begun: {_rest(s.left)}")
     elif s.cancelled:
@@ -126,6 +130,15 @@ def _accuracy(s: Summary) -> Iterator[Row]:
     if s.samples > 1:
         powers = ", ".join(f"pass@{k} {_percent(share)}" for k, share in s.pass_at.items())
         yield Row("samples", _samples(s), f"{powers}; majority vote {_percent(s.majority_accuracy)}")
+
+
+def _empty(s: Summary) -> Iterator[Row]:
+    """That all answers, or all thoughts of a graph that drafts them, have no text."""
+    of = f"{s.done:,} of {s.done:,}"
+    if s.done and s.empty_answers == s.done:
+        yield Row("empty", "", f"{of} answers are empty; does the server take the text out, as reasoning or as a call of a tool?")
+    if s.done and s.drafters and s.empty_thoughts == s.done:
+        yield Row("empty", "", f"{of} thoughts are empty; does the model end its turn at once? See `pipeline graph prompt`")
 
 
 def _restarts(s: Summary) -> str:

@@ -48,6 +48,9 @@ def option_mass(values: Array) -> OptionMass | None:
 
 def mass_sentence(found: OptionMass) -> str:
     """What was found as one sentence, with a warning where it is `flagged`."""
+    if not found.mean:
+        remedy = "read its question (`pipeline graph prompt`), or let another engine judge"
+        return f"no option had any probability in {found.verifications:,} verifications, so that every draft was rejected; {remedy}"
     said = f"{found.mean:.1%} of the probability on valid options, 5th percentile {found.p5:.1%}"
     said += f", under {LOW:.0%} in {found.low_share:.1%} of {found.verifications:,} verifications"
     return f"{said}: the verifier often prefers other tokens; check its prompt" if found.flagged else said

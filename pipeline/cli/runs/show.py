@@ -215,8 +215,11 @@ def _chain(db: Query, problem: str, attempt: int) -> str:
     asked = "SELECT chain_id FROM chains WHERE problem_id = $problem AND sample_index = $attempt"
     for (chain,) in db.stream(asked, problem=problem, attempt=attempt):
         return str(chain)
-    known = [name for (name,) in db.stream("SELECT problem_id FROM chains WHERE sample_index = $attempt LIMIT 10_000", attempt=attempt)]
-    raise UsageError(f"{db.folders[0]}: no finished chain of problem {problem!r}, attempt {attempt}; {did_you_mean(problem, known)}")
+    there = db.stream("SELECT sample_index FROM chains WHERE problem_id = $problem ORDER BY 1", problem=problem)
+    if attempts := ", ".join(str(index) for (index,) in there):
+        raise UsageError(f"{db.folders[0]}: no finished attempt {attempt} at problem {problem!r}, but {attempts}")
+    known = [name for (name,) in db.stream("SELECT DISTINCT problem_id FROM chains LIMIT 10_000")]
+    raise UsageError(f"{db.folders[0]}: no finished chain of problem {problem!r}; {did_you_mean(problem, known)}")
 
 
 def _lines(transcript: Transcript, candidates: bool, unused: Sequence[str]) -> Iterator[Text]:
