@@ -37,6 +37,7 @@ from pipeline.session.options import (
     recorded_options,
 )
 from pipeline.session.resume import forget_mismatched, read_resume_state
+from pipeline.session.toys import check_toys
 from pipeline.store.check import check_chains
 from pipeline.store.folder import hold_default, hold_output
 from pipeline.store.kept_problems import kept_problems
@@ -177,6 +178,8 @@ def prepare(
         check_served(folder, old)
         check_functions(folder, old.options)
     fingerprint = problems.check() if fingerprint is None else fingerprint
+    if old is None:
+        check_toys(plan, options, problems)
     options = structs.replace(
         options,
         judges=tuple(sorted({node.spec.kind for node in plan.stages()} & registered_alone())),

@@ -16,6 +16,7 @@ from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import Prepared, check_replay, prepare
 from pipeline.session.run import opened_engines, solve_on
+from pipeline.session.toys import check_toys
 from pipeline.store.folder import hold
 from pipeline.sweep.plan import PlannedPoint, Rows, SweepOptions, SweepPlan, SweepSystem
 
@@ -67,7 +68,9 @@ def prepare_sweep(plan: SweepPlan, folder: Path) -> PreparedSweep:
         if point.sweep.rows not in inputs:
             problems = open_files((options.input,), options.columns, options.part)
             inputs[point.sweep.rows] = problems, problems.check()
-        check_replay(point.system.plan, options, inputs[point.sweep.rows][1])
+        problems, fingerprint = inputs[point.sweep.rows]
+        check_toys(point.system.plan, options, problems)
+        check_replay(point.system.plan, options, fingerprint)
     return PreparedSweep(plan=plan, inputs=inputs, folder=folder)
 
 

@@ -157,7 +157,8 @@ def test_an_engine_that_cannot_start_is_named_and_nothing_is_left(tmp_path: Path
     columns = ("--column", "problem=question")
     for setting, expected in (("model=/nowhere", "engine 'target'"), ("model=bundled:tiny-targt", "did you mean `tiny-target`?")):
         out = tmp_path / "out"
-        done = pipeline("run", SPECCOT, "--input", problems, *columns, "--set", f"engines.target.{setting}", "--output", out)
+        words = ("--engines", "tiny", "--set", f"engines.target.{setting}", "--output", out)
+        done = pipeline("run", SPECCOT, "--input", problems, *columns, *words)
         assert done.returncode == 2, done.stderr
         assert expected in done.stderr
         assert "Traceback" not in done.stderr

@@ -50,7 +50,7 @@ def test_a_simulated_run_and_its_grader_import_nothing_from_there(trapped: Path)
 
 @pytest.mark.torch
 def test_an_engine_in_a_process_of_its_own_imports_nothing_from_there(trapped: Path) -> None:
-    options = ("--input", "problems.jsonl", "--output", "out", "--set", "engines.target.max_num_seqs=2")
+    options = ("--input", "problems.jsonl", "--engines", "tiny", "--output", "out", "--set", "engines.target.max_num_seqs=2")
     done = run(trapped, "run", ROOT / "graphs/speccot.yaml", *options)
     assert (done.returncode, marks(trapped)) == (0, []), done.stderr
     assert [each[1] for each in grades(trapped)] == [None]

@@ -1,0 +1,21 @@
+"""What the bundled models know: a plan and problems enter; foreign problems are refused, unless somebody chose the engines."""
+
+from pipeline.bundled import FOLDERS
+from pipeline.data.problems import Problem, Problems, open_problems
+from pipeline.engines.models import bundled_name
+from pipeline.errors import UsageError
+from pipeline.graph.plan import Plan
+from pipeline.session.options import RunOptions
+
+
+def check_toys(plan: Plan, options: RunOptions, problems: Problems) -> None:
+    """Raise `UsageError` where the engines are the graph's own, their models the bundled ones, and a problem none of `datasets/arith`."""
+    chosen = options.bound_engines is not None or "engines" in options.in_memory or options.served
+    if chosen or not all(bundled_name(str(getattr(spec, "model", ""))) for spec in plan.engines.values()):
+        return
+    files = (FOLDERS["data set"] / "arith").glob("*.parquet")
+    known = {item.problem for path in files for item in open_problems(path) if isinstance(item, Problem)}
+    for item in problems.unchanged():
+        if isinstance(item, Problem) and item.problem not in known:
+            what = f"{options.input_names[0]}, row {item.row}: the bundled toy models solve only the problems of `arith`"
+            raise UsageError(f"{what}; pass --model ROLE=NAME for each role, or --engines tiny to have the toys try")
