@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -106,6 +106,12 @@ def print_page(page: str | bytes) -> None:
     """Print text of several lines on stdout, control characters as `\\uXXXX`, which leaves JSON the same JSON."""
     text = page if isinstance(page, str) else page.decode()
     print(sanitize(text), end="" if text.endswith("\n") else "\n", flush=True)
+
+
+def print_json(pieces: Iterable[str]) -> None:
+    """Print JSON in pieces as `print_page` does; where a piece is ASCII, JSON leaves it one control character."""
+    sys.stdout.writelines(piece if piece.isascii() and "\x7f" not in piece else sanitize(piece) for piece in pieces)
+    sys.stdout.flush()
 
 
 def printed(what: str, show: Callable[[], None]) -> bool:

@@ -1,4 +1,4 @@
-"""Rows and tables as a file: rows or record batches enter, a file of JSON lines, CSV or Parquet leaves, whole or not at all."""
+"""Rows as a file: rows or a query enter, a file of JSON lines, CSV or Parquet leaves, whole or not at all."""
 
 import csv
 import io
@@ -12,11 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import UsageError
-from pipeline.files import whole_file
+from pipeline.files import new_file, whole_file
+from pipeline.store.query import Query
 
 Row = dict[str, Any]
 Form = Literal["jsonl", "csv", "parquet"]
 SUFFIXES: dict[str, Form] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+COPIED = {"csv": "FORMAT csv, HEADER", "parquet": "FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 8192"}
+"""The formats that DuckDB writes, with its options."""
 AT_ONCE = 4096
 """Rows that are encoded together."""
 
@@ -32,7 +35,7 @@ def form_of(path: Path, asked: Form | None = None) -> Form:
     return form
 
 
-def write_rows(path: Path, columns: Mapping[str, pa.DataType], rows: Iterable[Row], form: Form | None = None) -> int:
+def write_rows(path: Path, columns: Mapping[str, pa.DataType] | pa.Schema, rows: Iterable[Row], form: Form | None = None) -> int:
     """Write `rows` with these `columns` to a file in this format, or else that of its name; the number of rows.
 
     Values of text columns that are no text become JSON, and in JSON lines all values stay as they are. Raises `UsageError` for an unknown
@@ -42,22 +45,25 @@ def write_rows(path: Path, columns: Mapping[str, pa.DataType], rows: Iterable[Ro
     counted = (row for row, _ in zip(rows, written, strict=False))
     with whole_file(path) as file:
         if form == "parquet":
-            _write_parquet(file, pa.schema(list(columns.items())), counted)
+            _write_parquet(file, pa.schema(columns), counted)
         else:
             _write_text(file, form, list(columns), counted)
     return next(written)
 
 
-def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], form: Form | None = None) -> int:
-    """Write a table to a file in this format, or else that of its name; the number of rows. Raises as `write_rows` does."""
-    form, rows = form_of(path, form), 0
-    if form != "parquet":
-        return write_rows(path, {field.name: field.type for field in schema}, (row for batch in batches for row in batch.to_pylist()), form)
-    with whole_file(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-            rows += batch.num_rows
-    return rows
+def write_query(path: Path, db: Query, sql: str, form: Form | None = None) -> int:
+    """Write the rows of a query that `db` has accepted, as `write_rows` does; they need not be in memory together."""
+    form = form_of(path, form)
+    if form != "jsonl":
+        packed = ", COMPRESSION gzip" if path.suffix == ".gz" else ""
+        with new_file(path) as draft:
+            return db.copy(sql, draft, COPIED[form] + packed)
+    written = 0
+    with whole_file(path) as file:
+        for rows in db.json_rows(sql):
+            file.write("\n".join([*rows, ""]).encode())
+            written += len(rows)
+    return written
 
 
 def _write_text(file: BinaryIO, form: Form, names: Sequence[str], rows: Iterable[Row]) -> None:

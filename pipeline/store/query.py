@@ -10,6 +10,7 @@ query needs are read of them.
         query.rows("SELECT run, avg(counted::INT) AS accuracy FROM chains GROUP BY run", Accuracy)
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -62,6 +63,8 @@ MEMORY_SHARE = 0.5
 """Share of the machine's memory that a query may use before it writes intermediate results to disk."""
 STREAMED = 1_000
 """Rows that `stream` fetches at a time."""
+_WHOLE = '"a whole row"'
+"""A row in SQL: a name that no column has."""
 _SETTINGS = ("enable_progress_bar = false", "python_enable_replacements = false", "parquet_metadata_cache = true")
 _PATTERN = re.compile(r"[*?\[]")
 _SUMS = """
@@ -177,15 +180,36 @@ class Query:
         self._offered[table] = make
         self._further.append(table)
 
-    def copy(self, sql: str, path: Path, options: str) -> None:
-        """Write the result of a query that `select` has accepted into a file; `options` are those of DuckDB's COPY. Raises `OSError`."""
+    def copy(self, sql: str, path: Path, options: str) -> int:
+        """Write the result of a query into a file; the number of rows. `options` are those of DuckDB's COPY.
+
+        One thread writes: several would hold in memory what is done before its turn. Raises `OSError`.
+        """
         import duckdb
 
-        [statement] = self._connection.extract_statements(sql)
+        self._connection.execute("SET threads = 1")
         try:
-            self._connection.execute(f"COPY ({statement.query.strip().rstrip(';')}\n) TO {_quoted(str(path))} ({options})")
+            [(rows,)] = self._execute(f"COPY {self._inner(sql)} TO {_quoted(str(path))} ({options})", {}).fetchall()
         except duckdb.IOException as error:
             raise OSError(_said(error)) from error
+        return int(rows)
+
+    def json_rows(self, sql: str) -> Iterator[list[str]]:
+        """The rows of a query as JSON objects, some at a time; of equal names of columns the second and further ones have a number."""
+        self._connection.execute("SET threads = 1")
+        found = self._execute(f"SELECT to_json({_WHOLE}) FROM {self._inner(sql)} AS {_WHOLE}", {})
+        while rows := [row for (row,) in found.fetchmany(STREAMED)]:
+            # DuckDB writes these, and no JSON has them.
+            yield [msgspec.json.encode(json.loads(row)).decode() if "NaN" in row or "Infinity" in row else row for row in rows]
+
+    def whole(self, table: str) -> str:
+        """A query for a table with the columns of its rows alone."""
+        return f"SELECT {', '.join(schema_of(ROWS[table]).names)} FROM {table}"
+
+    def _inner(self, sql: str) -> str:
+        """A query as a part of another one."""
+        [statement] = self._connection.extract_statements(sql)
+        return f"({statement.query.strip().rstrip(';')}\n)"
 
     def interrupt(self) -> None:
         """End what is asked at the moment, with an error where it is asked; from any thread."""

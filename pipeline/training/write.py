@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from pipeline.data.problems import Problem
 from pipeline.engines.models import resolve
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import RunFolderError, UsageError, boundary
-from pipeline.export.answers_file import Form, form_of, write_batches
+from pipeline.export.answers_file import Form, form_of, write_rows
 from pipeline.grading.grader import Grader
 from pipeline.graph.prompt_files import load_prompts
 from pipeline.graph.prompts import Prompts
@@ -25,8 +24,6 @@ from pipeline.training.formats import FORMATS, Maker, Wanted
 from pipeline.training.problems import HeldOutProblems, problem_hash, split_of
 from pipeline.training.retrace import Retracer
 
-AT_ONCE = 256
-"""Rows that are written together."""
 _MESSAGES = pa.list_(pa.struct([pa.field("role", pa.string(), False), pa.field("content", pa.string(), False)]))
 _TEMPLATE = pa.struct([pa.field("chat_template", pa.string(), False)])
 _NESTED: dict[type[Origin], dict[str, pa.DataType]] = {
@@ -65,15 +62,13 @@ def write_training_data(
             held_out.check(str(retracer.run), asked)
         written = WrittenData(Counter(), Counter())
         schema = _schema(rows[wanted.tokens])
-        write_batches(path, schema, _batches(makers, schema, wanted, written), form)
+        write_rows(path, schema, map(msgspec.to_builtins, _some_rows(makers, wanted, written)), form)
     return written
 
 
-def _batches(makers: Sequence[tuple[Retracer, Maker]], schema: pa.Schema, wanted: Wanted, written: WrittenData) -> Iterator[pa.RecordBatch]:
+def _some_rows(makers: Sequence[tuple[Retracer, Maker]], wanted: Wanted, written: WrittenData) -> Iterator[Origin]:
     """The rows of all runs, in the order of their inputs. Raises `UsageError` where there are none, so that nothing is written."""
-    rows = map(msgspec.to_builtins, _rows(makers, wanted, written))
-    while some := list(islice(rows, AT_ONCE)):
-        yield pa.RecordBatch.from_pylist(some, schema)
+    yield from _rows(makers, wanted, written)
     if not written.rows:
         where, why = (
             ", ".join(str(retracer.run) for retracer, _ in makers),

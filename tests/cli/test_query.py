@@ -1,6 +1,8 @@
 """`pipeline query`: a table, JSON or a file leaves; what is wrong is said in a sentence."""
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -8,7 +10,7 @@ import pytest
 
 from pipeline.store.events import StepRow
 from pipeline.store.run_store import RunStore
-from tests.support.commands import pipeline
+from tests.support.commands import COMMAND, pipeline
 from tests.support.rows import blank
 
 SQL = "SELECT decision, count(*) AS n, avg(draft_tokens) AS mean FROM steps GROUP BY decision ORDER BY n"
@@ -37,6 +39,24 @@ def test_a_query_writes_a_file(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "x.csv").read_text() == "decision,n,mean\nfallback,1,7.0\naccepted,2,7.0\n"
     assert [row["n"] for row in json.loads((tmp_path / "x.json").read_text())] == [1, 2]
     assert "exists" in pipeline("query", run, SQL, "-o", tmp_path / "x.csv").stderr
+
+
+def test_json_has_what_no_json_has_as_null_and_equal_names_by_number(run: Path) -> None:
+    sql = "SELECT 'NaN'::DOUBLE AS a, 1 AS a, [1.5, '-inf'::DOUBLE] AS b, 'NaN' AS c"
+    assert json.loads(pipeline("query", run, sql, "--json").stdout) == [{"a": None, "a_1": 1, "b": [1.5, None], "c": "NaN"}]
+    assert json.loads(pipeline("query", run, "FROM steps WHERE false", "--json").stdout) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["--json", "-o x.json", "-o x.jsonl", "-o x.csv", "-o x.parquet"])
+def test_a_result_need_not_fit_in_memory(run: Path, tmp_path: Path, form: str) -> None:
+    sql = "SELECT repeat(chr((65 + range % 26)::INT), 1000) || hash(range) AS x FROM range(400_000)"
+    with (tmp_path / "printed").open("wb") as out:
+        process = subprocess.Popen([*COMMAND, "query", str(run), sql, *form.split()], cwd=tmp_path, env=os.environ, stdout=out)
+        _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    assert used.ru_maxrss < 300 << 10  # KiB, of a result of 400 MiB
 
 
 @pytest.mark.parametrize(

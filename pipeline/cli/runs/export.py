@@ -1,6 +1,6 @@
 """`pipeline export RUN... -o FILE`: answers of a run, a table of its trace, training data, or its calls for a trace viewer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,16 +10,15 @@ import msgspec
 from pipeline.cli.commands import Option, command, headed, option
 from pipeline.cli.located import LocalPath, Located, RunFolder, problems_of
 from pipeline.cli.options import check_output, overwrite_option
-from pipeline.cli.terminal import print_line, print_page
+from pipeline.cli.terminal import print_json, print_line, print_page
 from pipeline.errors import RunFolderError, UsageError, boundary
 from pipeline.export.answers import Answers
-from pipeline.export.answers_file import Form, form_of, write_batches, write_rows
+from pipeline.export.answers_file import Form, form_of, write_query, write_rows
 from pipeline.export.openai_batch import errors_file, write_batch_files
 from pipeline.export.perfetto import export as write_trace
-from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
-from pipeline.store.query import check_readable
-from pipeline.store.read import check_folder, read_whole
+from pipeline.store.query import Query, check_readable
+from pipeline.store.read import check_folder
 from pipeline.training.formats import FORMATS, SOURCES, Wanted
 from pipeline.training.problems import HeldOutProblems
 from pipeline.training.write import write_training_data
@@ -120,8 +119,7 @@ def export(runs: tuple[Located, ...], output: Path, kind: str, form: Form | None
         print_line(f"{output}: {calls:,} calls; open it in https://ui.perfetto.dev")
         return
     if str(output) == "-":
-        for row in _rows(folders[0], kind, options["thoughts"]):
-            print_page(msgspec.json.encode(row, enc_hook=str))
+        _print_rows(folders[0], kind, options["thoughts"])
         return
     form = form_of(output, form)
     check_output(output, overwrite)
@@ -133,7 +131,8 @@ def export(runs: tuple[Located, ...], output: Path, kind: str, form: Form | None
             answers = Answers(folders[0], thoughts=options["thoughts"])
             count, of = write_rows(output, answers.columns() if form != "jsonl" else {}, answers.rows(), form), "problems"
         else:
-            count, of = write_batches(output, schema_of(ROWS[kind]), read_whole(folders[0], kind), form), "rows"
+            with Query(folders[0]) as db:
+                count, of = write_query(output, db, db.whole(kind), form), "rows"
     print_line(f"{output}: {count:,} {of}")
 
 
@@ -159,13 +158,14 @@ def _any_of(kinds: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
 
 
-def _rows(run: Path, kind: str, thoughts: bool) -> Iterator[dict[str, Any]]:
-    """The rows of the answers, or of a table, of a run."""
+def _print_rows(run: Path, kind: str, thoughts: bool) -> None:
+    """Print the answers, or a table, of a run as JSON lines."""
     if kind == "answers":
-        yield from Answers(run, thoughts=thoughts).rows()
-    else:
-        for batch in read_whole(run, kind):
-            yield from batch.to_pylist()
+        for row in Answers(run, thoughts=thoughts).rows():
+            print_page(msgspec.json.encode(row, enc_hook=str))
+        return
+    with Query(run) as db:
+        print_json("\n".join([*rows, ""]) for rows in db.json_rows(db.whole(kind)))
 
 
 def _export_batch(run: Path, output: Path, overwrite: bool) -> None:

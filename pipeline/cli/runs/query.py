@@ -1,10 +1,9 @@
 """`pipeline query RUN... SQL`: what run folders hold, asked in SQL."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
-import msgspec
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.papers import make_runs, printed
@@ -13,19 +12,14 @@ from pipeline.cli.commands import command, option
 from pipeline.cli.console import PlainConsole, print_table
 from pipeline.cli.located import LocalPath, Located, RunFolder
 from pipeline.cli.options import check_output, json_option, overwrite_option
-from pipeline.cli.terminal import print_line, print_page
+from pipeline.cli.terminal import print_json, print_line
 from pipeline.errors import RunFolderError, UsageError, boundary, reason
-from pipeline.files import new_file
-from pipeline.store.query import Query, check_readable
+from pipeline.export.answers_file import write_query
+from pipeline.files import whole_file
+from pipeline.store.query import Query
 
-FORMATS = {
-    ".parquet": "FORMAT parquet, COMPRESSION zstd",
-    ".csv": "FORMAT csv, HEADER",
-    ".json": "FORMAT json, ARRAY true",
-    ".jsonl": "FORMAT json",
-}
-_JSON = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
-MAX_ROWS = 1_000
+FORMATS = (".parquet", ".csv", ".json", ".jsonl")
+MAX_ROWS = 100
 """Rows that are printed."""
 
 
@@ -55,18 +49,20 @@ def query(runs: tuple[Located, ...], sql: str, output: Path | None, overwrite: b
     if output is not None:
         check_output(output, overwrite)
     folders = [run.path for run in runs]
-    check_readable(*folders)
     with Query(*folders) as asked, asked.errors_of_sql(text):
         asked.offer("runs", lambda: make_runs(asked, read_runs(folders)))
         found = asked.select(text)
         if output is not None:
-            with boundary(RunFolderError, str(output), foreign=OSError), new_file(output) as draft:
-                asked.copy(text, draft, FORMATS[output.suffix])
+            with boundary(RunFolderError, str(output), foreign=OSError):
+                if output.suffix != ".json":
+                    write_query(output, asked, text)
+                else:
+                    with whole_file(output) as file:
+                        file.writelines(map(str.encode, _array(asked.json_rows(text))))
             print_line(f"{output}: written")
             return
         if as_json:
-            names = _distinct(found.columns)
-            print_page(_JSON.encode([dict(zip(names, row, strict=True)) for row in found.fetchall()]))
+            print_json(_array(asked.json_rows(text)))
             return
         rows = found.limit(MAX_ROWS + 1).fetchall()
         shown = tuple(tuple(map(printed, row)) for row in rows[:MAX_ROWS])
@@ -75,9 +71,13 @@ def query(runs: tuple[Located, ...], sql: str, output: Path | None, overwrite: b
         print_line(f"only the first {MAX_ROWS:,} rows; -o FILE writes all of them")
 
 
-def _distinct(columns: Sequence[str]) -> list[str]:
-    """The names of columns; of equal ones, which a join may give, the second and further ones have a number."""
-    return [f"{name}_{before}" if (before := columns[:place].count(name)) else name for place, name in enumerate(columns)]
+def _array(rows: Iterable[list[str]]) -> Iterator[str]:
+    """The pieces of a JSON array of these rows."""
+    before = "[\n"
+    for some in rows:
+        yield before + ",\n".join(some)
+        before = ",\n"
+    yield "[]\n" if before == "[\n" else "\n]\n"
 
 
 def _text(sql: str) -> str:
