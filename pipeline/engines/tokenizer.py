@@ -10,6 +10,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+from pipeline.engines.hub import check_hub
 from pipeline.errors import GraphError, RequestRefused, boundary, reason
 from pipeline.system.worker_process import without_collections
 
@@ -41,6 +42,7 @@ class HFTokenizer:
         `template_arguments` are passed to its chat template in addition to the messages, such as `enable_thinking`.
         """
         with boundary(GraphError, model, foreign=(OSError, ValueError)):
+            check_hub(model)
             self._hf: Any = _loaded(model, trust_remote_code)
         self._model, self._template_arguments = model, template_arguments
         self._backend: Any = self._hf.backend_tokenizer

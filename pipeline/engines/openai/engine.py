@@ -347,7 +347,7 @@ def _load_tokenizer(role: str, spec: OpenAISpec) -> HFTokenizer:
     try:
         return HFTokenizer(resolve(role, spec.tokenizer or spec.model), template_arguments=spec.chat_template_kwargs)
     except GraphError as error:
-        remedy = "" if spec.tokenizer else "; set tokenizer to the folder or the hub name of the model's own"
+        remedy = "" if spec.tokenizer else f"; --set engines.{role}.tokenizer=NAME takes that of a folder or a hub name"
         raise GraphError(f"engine {role!r}", f"{error}{remedy}") from error
 
 

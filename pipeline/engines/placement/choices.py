@@ -5,20 +5,17 @@ model after a `#` if the server has several. A server of which
 nothing is missing is not asked; of a model that is not on this machine only its `config.json` is, a few kilobytes that are not stored.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 import anyio
 from msgspec import Struct
 
+from pipeline.engines.hub import NotOnHub, check_hub, hub_config
 from pipeline.engines.model_card import ModelCard, card_from_config, is_hub_name, is_offline, read_card
 from pipeline.engines.openai.client import Server, read_key
 from pipeline.engines.openai.engine import ServedModel, listed_models
@@ -27,9 +24,6 @@ from pipeline.errors import UsageError
 
 _FORMS = "a Hugging Face name, a folder, bundled:NAME, or http://HOST:PORT/v1#MODEL"
 _SERVER_S, _MAX_NAMES = 30.0, 10
-_HUB_S, _MAX_BYTES = 5.0, 1 << 20
-_ABSENT = ("RepoNotFound", "GatedRepo")
-"""How the hub names, in a header, why a model cannot be had."""
 
 
 class Weights(Struct, frozen=True):
@@ -107,9 +101,17 @@ def served_fields(role: str, choice: Served, said: Mapping[str, Any]) -> dict[st
     """The engine of a role that a server plays; `said` are fields that the user sets. Raises `UsageError` and `GraphError`."""
     fields = {"backend": "openai", "base_url": choice.url}
     if choice.model is not None and ("tokenizer" in said or "/" in choice.model):
-        return fields | {"model": choice.model}
-    model = _model(role, choice, _ask(role, choice.url, said.get("api_key_env")))
-    return fields | {"model": model.id} | ({"tokenizer": model.root} if model.root != model.id and _is_here(model.root) else {})
+        fields |= {"model": choice.model}
+    else:
+        model = _model(role, choice, _ask(role, choice.url, said.get("api_key_env")))
+        fields |= {"model": model.id} | ({"tokenizer": str(model.root)} if model.root != model.id and _is_here(model.root) else {})
+    named = str(said.get("tokenizer") or fields.get("tokenizer") or fields["model"])
+    try:
+        check_hub(named)
+    except NotOnHub as absent:
+        remedy = f"give the folder or the hub name of the model's own with --set engines.{role}.tokenizer=NAME"
+        raise UsageError(f"--model {role}={choice.url}#{fields['model']}: no tokenizer: {named} is {absent}; {remedy}") from None
+    return fields
 
 
 def _is_here(root: str | None) -> bool:
@@ -151,30 +153,12 @@ def _ask(role: str, url: str, api_key_env: str | None) -> list[ServedModel]:
 
 
 def card_of(role: str, model: str) -> ModelCard:
-    """The known facts about `model`, a folder or a hub name; raises `UsageError` for a name that the hub does not know."""
+    """The known facts about `model`, a folder or a hub name; raises `UsageError` for a name that nobody knows."""
     card = read_card(model)
     if card.shape is not None or card.folder is not None or not is_hub_name(model) or is_offline():
         return card
-    config = _config(role, model)
-    return card if config is None else card_from_config(model, config, "its config.json on the hub")
-
-
-def _config(role: str, model: str) -> dict[str, object] | None:
-    """The configuration of a model on the hub; None where the hub cannot be reached, or there is none."""
-    from huggingface_hub import get_token
-    from huggingface_hub.constants import ENDPOINT
-
-    asked = Request(f"{ENDPOINT}/{model}/resolve/main/config.json")
-    if token := get_token():
-        asked.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
-        with urlopen(asked, timeout=_HUB_S) as answer:
-            found = json.loads(answer.read(_MAX_BYTES))
-    except HTTPError as error:
-        if error.headers.get("X-Error-Code") in _ABSENT:
-            what = "the Hugging Face hub has no such model, or you have no access to it (HF_TOKEN)"
-            raise UsageError(f"--model {role}={model}: {what}") from None
-        return None
-    except (OSError, ValueError, HTTPException):
-        return None
-    return found if isinstance(found, dict) else None
+        config = hub_config(model)
+    except NotOnHub as absent:
+        raise UsageError(f"--model {role}={model}: {absent}; expected {_FORMS}") from None
+    return card_from_config(model, config, "its config.json on the hub") if config else card

@@ -1,6 +1,7 @@
 """What `--model ROLE=VALUE` may say, and what a server or the hub is asked about it."""
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +12,10 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
+from pipeline.engines.hub import check_model
 from pipeline.engines.placement.choices import Served, Weights, card_of, pairs, read_choices, served_fields
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.errors import UsageError
+from pipeline.errors import PipelineError, UsageError
 from tests.support.paths import MODELS
 from tests.support.small_server import VLLM, SmallServer, small_server
 
@@ -63,7 +65,8 @@ def test_any_other_value_is_refused(values: list[str], said: str) -> None:
 
 
 @pytest.fixture
-def server() -> Iterator[SmallServer]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallServer]:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with small_server(replace(VLLM, card={"max_model_len": 512, "root": "Qwen/QwQ-32B"}), TOKENIZER) as found:
         yield found
 
@@ -135,14 +138,19 @@ def test_the_configuration_of_a_model_is_read_at_the_hub(monkeypatch: pytest.Mon
         card = card_of("target", "someone/model")
         assert (card.source, card.max_model_len) == ("its config.json on the hub", 4096)
         assert card.shape is not None
-        with pytest.raises(UsageError, match="--model target=someone/other: the Hugging Face hub has no such model, or you have no access"):
+        with pytest.raises(UsageError, match="--model target=someone/other: unknown to the Hugging Face hub, or you have no access"):
             card_of("target", "someone/other")
 
 
-def test_without_the_hub_the_name_tells_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("answers", [False, True])
+def test_without_the_hub_a_name_is_refused_in_seconds(monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
+    """Where nothing listens, and where what listens says nothing."""
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    with hub() as url:
-        pass
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", url)
-    card = card_of("target", "someone/model-7B")
-    assert (card.source, card.parameters) == ("its name", 7_000_000_000)
+    monkeypatch.setattr("pipeline.engines.hub.HUB_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1] if answers else 9}")
+        for role, refused in (("target", card_of), ("target", check_model)):
+            with pytest.raises(PipelineError, match=r"not on this machine, and the Hugging Face hub .*; (expected|name) a "):
+                refused(role, "someone/model-7B")
+        with pytest.raises(UsageError, match=r"#made/up: no tokenizer: made/up is not on .*with --set engines\.target\.tokenizer=NAME"):
+            served_fields("target", Served("http://127.0.0.1:9/v1", "made/up"), {})
