@@ -27,7 +27,7 @@ TABLES = ("calls", "steps", "chains")
 CHAINS = """
 SELECT count(*) AS chains, count(DISTINCT input_row) AS problems, count(DISTINCT input_row) FILTER (finished) AS done_problems,
        count(*) FILTER (finished) AS done, count(*) FILTER (stop_reason = 'error') AS failed,
-       count(*) FILTER (finished AND trim(answer_text, E' \\n\\r\\t') = '') AS empty_answers,
+       count(*) FILTER (finished AND trim(coalesce(answer_text, ''), E' \\n\\r\\t') = '') AS empty_answers,
        count(*) FILTER (finished AND thought_tokens = 0) AS empty_thoughts,
        count(*) FILTER (stop_reason = 'cancelled') AS cancelled, count(counted) AS graded, count(*) FILTER (counted) AS correct,
        count(*) FILTER (counted IS NOT NULL AND NOT finished) AS failed_as_wrong,

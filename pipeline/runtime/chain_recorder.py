@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from pipeline.data.problems import Problem
 from pipeline.engine import Candidate, Completion, Fact, Request, Usage
-from pipeline.errors import EngineUnavailable, with_place
+from pipeline.errors import with_place
 from pipeline.grading.answers import as_kind, form_of
 from pipeline.graph.spec import Purpose
 from pipeline.reasoning.chain import Chain, Reading, Span, Step, Verdict, chain_id
@@ -95,8 +95,6 @@ class ChainRecorder:
         self._progress.sampled(label.role, label.name, usage.output_tokens)
         self._rows.call(self._call_row(attempt, completion, usage, error, end))
         self._calls += 1
-        if isinstance(error, EngineUnavailable):
-            self._progress.unavailable(label.role, error)
         if completion is not None and completion.model is not None:
             self._progress.answered(label.role, label.served, completion.model)
 

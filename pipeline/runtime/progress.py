@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from pipeline.engines.validate import is_another_model
-from pipeline.errors import EngineUnavailable
 from pipeline.graph.plan import Plan
 from pipeline.runtime.resume_state import ResumeState
 
@@ -26,7 +25,7 @@ class Progress:
         """When each live chain started, by `chain_id`, oldest first."""
         self.tell: Callable[[str], object] = lambda sentence: None
         """Receives notices for the user during the run."""
-        self._told: set[tuple[str, str]] = set()
+        self._strangers: set[tuple[str, str]] = set()
 
     @property
     def over(self) -> int:
@@ -46,14 +45,8 @@ class Progress:
         if stage not in self._finishing:
             self.kept_tokens += tokens
 
-    def unavailable(self, role: str, error: EngineUnavailable) -> None:
-        """An attempt at a call failed, which is repeated: the first of its kind is told."""
-        if (role, kind := type(error).__name__) not in self._told:
-            self._told.add((role, kind))
-            self.tell(f"a call is repeated: {error}")
-
     def answered(self, role: str, asked: str, model: str) -> None:
         """The engine `role` answered as the `model` where it was asked for `asked`: said once, if that is another one."""
-        if (role, model) not in self._told and is_another_model(asked, model):
-            self._told.add((role, model))
+        if (role, model) not in self._strangers and is_another_model(asked, model):
+            self._strangers.add((role, model))
             self.tell(f"engine {role!r} answers as the model {model!r} where {asked!r} is asked for")

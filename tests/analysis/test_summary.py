@@ -130,6 +130,7 @@ def test_every_number(folder: Path) -> None:
         problems=3,
         chains=3,
         done=2,
+        empty_answers=2,
         empty_thoughts=2,
         failed=1,
         cancelled=0,
