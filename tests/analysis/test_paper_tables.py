@@ -157,11 +157,17 @@ def test_pooled_runs_and_failed_chains_are_said(table: Make) -> None:
     assert "in the seed: 1 or 3 a row." in paper_table(TABLES["speccot-3"], [pooled, one]).note
 
 
-def test_a_table_without_any_of_its_systems_is_refused(table: Make) -> None:
-    with pytest.raises(
-        UsageError, match=r"SCoT table 1, section 4\.2: none of the runs is of a system in it; give runs of graph target, graph scot"
-    ):
-        paper_table(TABLES["scot-1"], [table("speccot", [1.0] * 2)])
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("scot-1", r"SCoT table 1, section 4\.2: none of the runs is of a system in it; give runs of graph target, graph scot"),
+        ("speccot-5", r"section A\.1: the runs give none of its figures; needs `pipeline score RUN --prm FILE`$"),
+        ("speed-up", r"the runs give none of its figures; it needs the run of the target alone over the same problems as well$"),
+    ],
+)
+def test_a_table_that_the_runs_cannot_fill_is_refused_with_what_it_needs(table: Make, name: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        paper_table(TABLES[name], [table("speccot", [1.0] * 2)])
 
 
 def test_every_graph_of_a_table_is_a_bundled_one() -> None:

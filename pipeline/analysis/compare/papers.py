@@ -31,8 +31,6 @@ from pipeline.errors import UsageError, did_you_mean, reason
 from pipeline.store.query import Query
 
 FOLDER = Path(__file__).parent.parent / "papers"
-DATA_SETS = "data-sets"
-"""The table of all systems over several data sets."""
 FORMS: Mapping[str, Callable[[Estimate], str]] = {
     "number": number,
     "percent": percent,
@@ -118,14 +116,14 @@ class _Row(Struct, frozen=True):
 
 def bundled_tables() -> dict[str, Path]:
     """The files of the papers' tables, by their names."""
-    return {path.stem: path for path in sorted(FOLDER.glob("*.sql")) if path.stem != DATA_SETS}
+    return {path.stem: path for path in sorted(FOLDER.glob("*.sql"))}
 
 
 def table_file(name: str) -> Path:
     """The file of a table, given its name or that of an SQL file; raises `UsageError` where there is none."""
     if name.endswith(".sql"):
         return Path(name)
-    known = bundled_tables() | {DATA_SETS: FOLDER / f"{DATA_SETS}.sql"}
+    known = bundled_tables()
     if name not in known:
         raise UsageError(f"--table {name}: no such table; {did_you_mean(name, known)}, or an SQL file of yours")
     return known[name]
@@ -372,6 +370,10 @@ def _laid_out(layout: Layout, systems: Sequence[System], rows: Sequence[_Row], r
     columns = _ordered(layout.columns, (key[len(dims) :] for key in filled), given)
     lines = {line: [filled.get((*line, *each)) for each in columns] for line in _ordered(dims, (key[: len(dims)] for key in filled), given)}
     lines = {line: cells for line, cells in lines.items() if any(map(_known, cells))}
+    if not lines:
+        of_target, note = "over_target" in (layout.names or ()), layout.note[:1].lower() + layout.note[1:].rstrip(".")
+        needs = "it needs the run of the target alone over the same problems as well" if of_target else note
+        raise UsageError(f"{layout.source or layout.title}: the runs give none of its figures; {needs or ', '.join(given['metric'])}")
     shown = [place for place in range(len(columns)) if any(_known(cells[place]) for cells in lines.values())]
     extra = _averages(layout, columns, list(lines.values()), given["metric"]) if layout.average else {}
     texts = tuple(
@@ -463,4 +465,4 @@ def _unlike(layout: Layout, rows: Sequence[_Row], runs: Sequence[RunTable]) -> I
 
 def by_data_set(runs: Sequence[RunTable]) -> Table:
     """The table of all systems over several data sets."""
-    return paper_table(FOLDER / f"{DATA_SETS}.sql", runs)
+    return paper_table(bundled_tables()["data-sets"], runs)
