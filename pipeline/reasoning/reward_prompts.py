@@ -1,10 +1,12 @@
 """The prompts of a process reward model: a problem and the text of a thought enter, its steps and token ids leave. Pure.
 
-A prompt is encoded whole, so that it has the tokens that the model was trained with; it begins with the prompt of the step before.
+A prompt has the tokens of its whole text, which the model was trained with. It begins with the prompt of the step before, whose tokens are
+kept: only the last two steps are encoded, and the whole where the earlier of them has other tokens by itself.
 Problems and steps are text in it: special tokens come from the reward model's file and its chat template alone.
 """
 
 import re
+from array import array
 from collections.abc import Sequence
 from functools import cached_property, partial
 
@@ -14,6 +16,10 @@ from pipeline.graph.prompts import DEFAULT_PROMPTS, Prompts
 from pipeline.graph.rewards import ChatPrompt, TextPrompt
 from pipeline.reasoning.template import Margins, parts_of, stripped_margins
 
+LONG = 1000
+"""Characters from which on a prompt is continued: fewer are encoded faster."""
+MOST_KNOWN = 1024
+"""Prompts whose tokens are kept."""
 _PLACE = re.compile(r"\{(problem|step|number)\}")
 
 
@@ -60,16 +66,44 @@ class RewardPromptBuilder:
         """Raises `GraphError` if `good` or `bad` is not one token; `where` is the file of the reward model, for the message."""
         self._tokenizer, self._prompt, self._where = tokenizer, prompt, where
         self._rendered: dict[tuple[int, str], list[str]] = {}
+        self._known: dict[tuple[str, ...], array[int]] = {}
+        """The ids of latest prompts, by their parts."""
         self.option_ids = _one_token(tokenizer, prompt, "good", where), _one_token(tokenizer, prompt, "bad", where)
         """Token ids of the answers good and bad."""
         if self.option_ids[0] == self.option_ids[1]:
             raise GraphError(f"{where}: $.prompt", f"`good` and `bad` are the same token, {prompt.good!r}; choose two")
 
-    def ids(self, problem: str, steps: Sequence[str]) -> list[int]:
+    def ids(self, problem: str, steps: Sequence[str]) -> "array[int]":
         """The prompt, as token ids, that asks about the last of `steps`, which are all of the thought so far."""
+        parts = self._parts(problem, steps)
+        if len(steps) < 2 or sum(map(len, parts)) < LONG:
+            return array("I", self._tokenizer.encode_parts(parts))
+        return self._known.get(parts) or self._continued(self._parts(problem, steps[:-1]), parts)
+
+    def _parts(self, problem: str, steps: Sequence[str]) -> tuple[str, ...]:
         prompt = self._prompt
-        parts = text_of(prompt, problem, steps) if isinstance(prompt, TextPrompt) else self._chat(prompt, problem, steps)
-        return self._tokenizer.encode_parts(parts)
+        return tuple(text_of(prompt, problem, steps) if isinstance(prompt, TextPrompt) else self._chat(prompt, problem, steps))
+
+    def _continued(self, before: tuple[str, ...], parts: tuple[str, ...]) -> "array[int]":
+        """The ids of `parts` from those of `before`, if its last step has the same ids alone, at its end and with what follows."""
+        *same, step, tag = before
+        if parts[: len(before) - 1] != (*same, step) or not parts[len(before) - 1].startswith(tag):
+            return self._encoded(parts)  # a template that treats the last turn in another way
+        ids = self._known.get(before) or self._encoded(before)
+        alone = self._tokenizer.encode_parts(["", step, tag])
+        together = self._tokenizer.encode_parts(["", step, *parts[len(before) - 1 :]])
+        if ids[-len(alone) :].tolist() != alone or together[: len(alone)] != alone:
+            return self._encoded(parts)
+        return self._keep(parts, ids + array("I", together[len(alone) :]))
+
+    def _encoded(self, parts: tuple[str, ...]) -> "array[int]":
+        return self._keep(parts, array("I", self._tokenizer.encode_parts(parts)))
+
+    def _keep(self, parts: tuple[str, ...], ids: "array[int]") -> "array[int]":
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[parts] = ids
+        return ids
 
     def _chat(self, prompt: ChatPrompt, problem: str, steps: Sequence[str]) -> list[str]:
         """The parts of the prompt as a chat, up to and including the user's turn with the last step."""

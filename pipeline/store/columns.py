@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Meta, Struct
 from msgspec.structs import astuple
+from numpy.typing import NDArray
 
 _SCALARS: dict[Any, pa.DataType] = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 
@@ -61,10 +62,17 @@ def _array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
         return _flat_array(column, kind)
     offsets = np.zeros(len(column) + 1, np.int32)
     np.cumsum(np.fromiter(map(len, column), np.int32, len(column)), out=offsets[1:])
-    flat = tuple(chain.from_iterable(column))
-    # Through a buffer: `pa.array` of a numpy array imports pandas where that is installed, which takes up to a second.
-    places = pa.Array.from_buffers(pa.int32(), len(offsets), [None, pa.py_buffer(offsets)])
-    return pa.ListArray.from_arrays(places, _array(flat, kind.value_type), type=kind)
+    flat, many = chain.from_iterable(column), int(offsets[-1])
+    if kind.value_type == pa.int64():  # token ids: most values of a trace
+        items = _of_numpy(np.fromiter(flat, np.int64, many), pa.int64())
+    else:
+        items = _array(tuple(flat), kind.value_type)
+    return pa.ListArray.from_arrays(_of_numpy(offsets, pa.int32()), items, type=kind)
+
+
+def _of_numpy(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """Through a buffer: `pa.array` of a numpy array imports pandas where that is installed, which takes up to a second."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def _flat_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:

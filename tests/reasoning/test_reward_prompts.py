@@ -11,7 +11,7 @@ from pipeline.errors import GraphError
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.rewards import ChatPrompt, TextPrompt
 from pipeline.reasoning.prompts import PromptBuilder
-from pipeline.reasoning.reward_prompts import RewardPromptBuilder, Thought, text_of, turns
+from pipeline.reasoning.reward_prompts import LONG, RewardPromptBuilder, Thought, text_of, turns
 from pipeline.rewards.spec import load_reward_model
 from tests.support.chat_models import chat_model
 
@@ -45,7 +45,7 @@ def test_a_bundled_model_is_asked_in_the_words_that_its_body_reasons_in() -> Non
     tokenizer = HFTokenizer(str(ROOT / "pipeline/models/tiny-prm"))
     builder = RewardPromptBuilder(tokenizer, prompt_of("prm-tiny"), "test")
     thought = tokenizer.encode("Ben buys 2, so 3 + 2 = 5.\n\nThen 5 - 1 = 4.\n\n")
-    assert builder.ids("How many?", ["Ben buys 2, so 3 + 2 = 5.", "Then 5 - 1 = 4."]) == [
+    assert [*builder.ids("How many?", ["Ben buys 2, so 3 + 2 = 5.", "Then 5 - 1 = 4."])] == [
         *PromptBuilder(tokenizer).generation("How many?"),
         *thought,
     ]
@@ -88,13 +88,30 @@ def test_a_chat_has_the_ids_that_transformers_would_give_it(name: str) -> None:
             {"role": "user", "content": "Thus. "},
         ]
         text = tokenizer._hf.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        assert builder.ids(problem, ["So.", "Thus."]) == tokenizer.encode(text)
+        assert builder.ids(problem, ["So.", "Thus."]).tolist() == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("name", ["tiny-prm", "qwq"])
+@pytest.mark.parametrize(
+    "prompt", [TextPrompt(begin="{problem} ", step="{step}{number} x", between="\n"), TextPrompt(begin="{problem}", step="{step}"), PLAIN]
+)
+def test_a_prompt_that_continues_another_has_the_ids_of_the_whole(name: str, prompt: TextPrompt) -> None:
+    """Also where steps run into each other, so that a token reaches over both."""
+    tokenizer = chat_model(name)
+    builder, steps = (
+        RewardPromptBuilder(tokenizer, prompt, "test"),
+        ["So", "fort", "h", "<|im_end|> 3", "  4 = 7", "", ".\n", "\n\nThus", "é", "e"],
+    )
+    for count in range(1, len(steps) + 1):
+        for draft in ("", " or", "over", "\n"):
+            asked = [*steps[: count - 1], steps[count - 1] + draft]
+            assert builder.ids(LONG * "?", asked).tolist() == tokenizer.encode_parts(text_of(prompt, LONG * "?", asked)), asked
 
 
 def test_the_mark_of_the_end_of_a_thought_is_the_reward_model_s_own() -> None:
     prompt = TextPrompt(begin="{problem}", step="{step}\n\n", thought_end="</think>")
     close = TINY.special_ids["</think>"]
-    assert RewardPromptBuilder(TINY, prompt, "test").ids("a", ["b</think>"]) == [*TINY.encode("ab"), close, *TINY.encode("\n\n")]
+    assert RewardPromptBuilder(TINY, prompt, "test").ids("a", ["b</think>"]).tolist() == [*TINY.encode("ab"), close, *TINY.encode("\n\n")]
 
 
 @pytest.mark.parametrize(
