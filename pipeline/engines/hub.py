@@ -30,10 +30,10 @@ class NotOnHub(OSError):
 
 def check_hub(model: str) -> None:
     """Raise `NotOnHub` if `model` is a name on the hub, not on this machine, that the hub does not know or cannot be asked for."""
-    from huggingface_hub import try_to_load_from_cache
-
     if not is_hub_name(model) or is_offline() or Path(model).is_dir():
         return
+    from huggingface_hub import try_to_load_from_cache
+
     if not any(isinstance(try_to_load_from_cache(model, name), str) for name in _FILES):
         hub_config(model)
 

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -44,6 +45,7 @@ class HFTokenizer:
         with boundary(GraphError, model, foreign=(OSError, ValueError)):
             check_hub(model)
             self._hf: Any = _loaded(model, trust_remote_code)
+            self._hf.chat_template = self._hf.chat_template or _template_of_a_processor(model)
         self._model, self._template_arguments = model, template_arguments
         self._backend: Any = self._hf.backend_tokenizer
         added = self._hf.get_added_vocab()
@@ -203,6 +205,18 @@ def _loaded(model: str, trust_remote_code: bool) -> Any:
         if not isinstance(error, Exception) and not _is_panic(error):
             raise
         raise ValueError(f"its tokenizer cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _template_of_a_processor(model: str) -> str | None:
+    """The chat template in `chat_template.json`, where older models that take more than text have it; None without one."""
+    with without_collections():
+        from transformers.utils import cached_file
+
+    path = cached_file(
+        model, "chat_template.json", _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+    )
+    found = None if path is None else json.loads(Path(path).read_bytes())
+    return str(found["chat_template"]) if isinstance(found, dict) and "chat_template" in found else None
 
 
 def _load(model: str, trust_remote_code: bool) -> Any:

@@ -69,6 +69,23 @@ def test_no_engine_makes_tensors_up(tmp_path: Path, change: Change, says: str) -
     assert re.search(says, str(flaw(folder)))
 
 
+def test_tensors_that_belong_to_no_layer_of_the_configuration_are_refused(tmp_path: Path) -> None:
+    """And what is beside the decoder, such as another head, is not."""
+    from safetensors.torch import load_file, save_file
+
+    folder = Path(shutil.copytree(MODELS / "tiny-draft", tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"v_head.weight": tensors["model.norm.weight"].clone()}, folder / "model.safetensors")
+    assert flaw(folder) is None
+    loaded(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "layer_types": config["layer_types"][:1]}))
+    says = r"of its tensors are in no model as its config\.json describes it: model\.layers\.1\."
+    assert re.search(says, str(flaw(folder)))
+    with pytest.raises(CannotLoad, match=says):
+        loaded(folder)
+
+
 def test_experts_are_counted_one_by_one(tmp_path: Path) -> None:
     folder = saved(tmp_path / "moe", "Qwen3MoeForCausalLM", **EXPERTS)
     assert flaw(folder) is None

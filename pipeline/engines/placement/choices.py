@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import anyio
 from msgspec import Struct
 
+from pipeline.engines.held import check_held
 from pipeline.engines.hub import NotOnHub, check_hub, hub_config
 from pipeline.engines.model_card import ModelCard, card_from_config, is_hub_name, is_offline, read_card
 from pipeline.engines.openai.client import Server, read_key
@@ -81,6 +82,7 @@ def _choice(role: str, value: str) -> Choice:
         return Weights(str(Path(value).expanduser().absolute()))
     if value.startswith("bundled:") or is_hub_name(value):
         return Weights(value)
+    check_held(f"--model {role}=...", value)
     what = "there is no such folder" if "://" not in value and "/" in value else "is not a valid model"
     raise UsageError(f"--model {role}={value}: {what}; expected {_FORMS}")
 
@@ -154,6 +156,7 @@ def _ask(role: str, url: str, api_key_env: str | None) -> list[ServedModel]:
 
 def card_of(role: str, model: str) -> ModelCard:
     """The known facts about `model`, a folder or a hub name; raises `UsageError` for a name that nobody knows."""
+    check_held(f"--model {role}=...", model)
     card = read_card(model)
     if card.shape is not None or card.folder is not None or not is_hub_name(model) or is_offline():
         return card

@@ -11,6 +11,7 @@ from functools import partial
 from pipeline.engine import Availability, Backend, Examination, Finding
 from pipeline.engines.adapters import VARIANTS, AdapterCard, adapter_findings, read_adapter
 from pipeline.engines.cores import CoreRequest, core_findings, share_cores
+from pipeline.engines.held import check_held
 from pipeline.engines.hub import check_model
 from pipeline.engines.memory import Need, shortages
 from pipeline.engines.model_card import DTYPE_BYTES, ModelCard, Part, missing, read_card, refuse, too_long
@@ -35,6 +36,7 @@ async def open_torch(specs: Mapping[str, TorchSpec]) -> AsyncIterator[Mapping[st
     cards, adapters = _known(specs)
     for role, spec in specs.items():
         card = cards[role]
+        check_held(f"engine {role!r}", card.model)
         check_model(role, card.model)
         refuse([*missing(role, card, _needs(spec)), *adapter_findings(role, adapters[role], card, VARIANTS), *_slots(role, spec)])
     core_requests = {role: CoreRequest(spec.core, spec.threads, not spec.device.startswith("cuda")) for role, spec in specs.items()}

@@ -84,7 +84,7 @@ def _whole(name: str, **options: Any) -> Any:
         flaw = flaw_in_pickle(error) or flaw_in_conversion(error)
         raise CannotLoad(f"{flaw}; {ANEW}" if flaw else _first_line(error)) from error
     model, report = loaded
-    if (flaw := flaw_in_loading(report)) is not None:
+    if (flaw := flaw_in_loading(report, model)) is not None:
         raise CannotLoad(f"{flaw}; {ANEW}")
     return model
 

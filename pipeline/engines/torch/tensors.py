@@ -1,5 +1,6 @@
 """Checkpoints that do not hold all tensors of their model, or more than tensors: what transformers and torch tell becomes a clause."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -11,14 +12,23 @@ import transformers
 from pipeline.engines.model_card import Damaged, listed, read_tensors, weight_files
 
 
-def flaw_in_loading(report: Mapping[str, Any]) -> str | None:
-    """The flaw according to the `loading_info` of transformers: tensors that it had to make up; None where nothing is."""
+def flaw_in_loading(report: Mapping[str, Any], model: Any) -> str | None:
+    """The flaw according to the `loading_info` of transformers for a `model`: tensors that it had to make up, or leaves out although they
+    belong into a module of a kind that the model has, as in a layer more than `config.json` says. None where nothing is wrong.
+    """
     missing = sorted(report["missing_keys"])
     if missing:
         others = "" if not report["unexpected_keys"] else f" (it has {len(report['unexpected_keys'])} others that the model lacks)"
         return f"{len(missing):,} of the model's tensors {_is(missing)} not in its files: {listed(missing)}{others}"
     other = [f"{name} has {_size(found)}, not {_size(wanted)}" for name, found, wanted in sorted(report["mismatched_keys"])]
-    return f"{len(other):,} of its tensors {_is(other)} not of the model's shape: {listed(other)}" if other else None
+    if other:
+        return f"{len(other):,} of its tensors {_is(other)} not of the model's shape: {listed(other)}"
+    kinds = {_NUMBER.sub("#", name) for name, _ in model.named_modules()}
+    more = sorted(name for name in report["unexpected_keys"] if _NUMBER.sub("#", name.rpartition(".")[0]) in kinds)
+    return f"{len(more):,} of its tensors {_is(more)} in no model as its config.json describes it: {listed(more)}" if more else None
+
+
+_NUMBER = re.compile(r"\d+")
 
 
 def flaw_in_conversion(error: Exception) -> str | None:
@@ -47,14 +57,14 @@ def flaw_in_tensors(folder: Path) -> str | None:
         tensors = {name: torch.empty(shape, device="meta") for path in weight_files(folder) for name, shape in read_tensors(path).items()}
         if not tensors or getattr(config, "quantization_config", None):
             return None
-        _, report = kind.from_pretrained(
+        model, report = kind.from_pretrained(
             None, config=config, state_dict=tensors, device_map="meta", output_loading_info=True, ignore_mismatched_sizes=True
         )
     except RuntimeError as error:
         return flaw_in_conversion(error)
     except (AttributeError, Damaged, ImportError, KeyError, OSError, TypeError, ValueError):
         return None
-    return flaw_in_loading(dict(report))
+    return flaw_in_loading(dict(report), model)
 
 
 def _size(size: Any) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pipeline.engine import Availability, Examination, Finding
 from pipeline.engines.adapters import adapter_findings, read_adapter
 from pipeline.engines.cores import CoreRequest, core_findings
+from pipeline.engines.held import check_held
 from pipeline.engines.hub import check_model
 from pipeline.engines.memory import CONTEXT_BYTES, shortages
 from pipeline.engines.model_card import GUESSED, Part, missing, read_card, refuse, too_long
@@ -43,6 +44,9 @@ _SHARES = f"set it for each of them, to at most {FULL_SHARE} together; `pipeline
 def check(specs: Mapping[str, VllmSpec], machine: Machine) -> MemoryPlan:
     """The memory plan of these roles; raises `GraphError` for the first reason why they cannot start on `machine`."""
     plan = look_up(specs, machine)
+    for role, spec in specs.items():
+        for model in models_of(spec):
+            check_held(f"engine {role!r}", resolve(role, model))
     refuse(findings(plan))
     for role, spec in specs.items():
         for model in models_of(spec):
