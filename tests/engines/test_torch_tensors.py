@@ -70,12 +70,13 @@ def test_no_engine_makes_tensors_up(tmp_path: Path, change: Change, says: str) -
 
 
 def test_tensors_that_belong_to_no_layer_of_the_configuration_are_refused(tmp_path: Path) -> None:
-    """And what is beside the decoder, such as another head, is not."""
+    """And what is beside its weights, such as another head or a mask, is not."""
     from safetensors.torch import load_file, save_file
 
     folder = Path(shutil.copytree(MODELS / "tiny-draft", tmp_path / "model"))
     tensors = load_file(folder / "model.safetensors")
-    save_file(tensors | {"v_head.weight": tensors["model.norm.weight"].clone()}, folder / "model.safetensors")
+    beside = ("v_head.weight", "model.layers.0.self_attn.masked_bias")
+    save_file(tensors | {name: tensors["model.norm.weight"].clone() for name in beside}, folder / "model.safetensors")
     assert flaw(folder) is None
     loaded(folder)
     config = json.loads((folder / "config.json").read_text())

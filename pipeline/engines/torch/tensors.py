@@ -23,8 +23,11 @@ def flaw_in_loading(report: Mapping[str, Any], model: Any) -> str | None:
     other = [f"{name} has {_size(found)}, not {_size(wanted)}" for name, found, wanted in sorted(report["mismatched_keys"])]
     if other:
         return f"{len(other):,} of its tensors {_is(other)} not of the model's shape: {listed(other)}"
-    kinds = {_NUMBER.sub("#", name) for name, _ in model.named_modules()}
-    more = sorted(name for name in report["unexpected_keys"] if _NUMBER.sub("#", name.rpartition(".")[0]) in kinds)
+    # Old checkpoints also hold masks and versions, beside the weights and in modules without any.
+    kinds = {_NUMBER.sub("#", name) for name, each in model.named_modules() if next(each.parameters(recurse=False), None) is not None}
+    more = sorted(
+        name for name in report["unexpected_keys"] if _NUMBER.sub("#", name.removesuffix(".bias").removesuffix(".weight")) in kinds
+    )
     return f"{len(more):,} of its tensors {_is(more)} in no model as its config.json describes it: {listed(more)}" if more else None
 
 
