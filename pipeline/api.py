@@ -30,7 +30,7 @@ from pipeline.data.obtain import STDIN, problem_files
 from pipeline.engine import Engine
 from pipeline.engines.registry import notices
 from pipeline.engines.replay.recording import bindings
-from pipeline.errors import MissingExtra, Unfinished, UsageError, did_you_mean
+from pipeline.errors import MissingExtra, Unfinished, UsageError, nearest
 from pipeline.grading.plugins import register_grader
 from pipeline.graph.loader import PRESET, load_preset
 from pipeline.graph.loader import load_graph as load_bound
@@ -320,7 +320,8 @@ def _known(options: Mapping[str, Any], keywords: type) -> dict[str, Any]:
     """The `options` that were given; raises `UsageError` for one that is none of the `keywords`."""
     for name in options:
         if name not in (known := keywords.__annotations__):
-            raise UsageError(f"{name}: there is no such option; {did_you_mean(name, known)}")
+            near = nearest(name, known)
+            raise UsageError(f"{name}: there is no such option; {f'did you mean `{near}`?' if near else 'see help(pipeline.solve)'}")
     return dict(options)
 
 
