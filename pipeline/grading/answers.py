@@ -7,15 +7,17 @@ and time is linear in the length of the texts.
 
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache, wraps
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from msgspec import Struct
 
-from pipeline.grading.notation import clean, compact
+from pipeline.grading.marks import parts_of
+from pipeline.grading.notation import clean, compact, visible
 from pipeline.grading.plugins import KINDS, grader_names
-from pipeline.grading.stated import Form, declared, only_option, segments
+from pipeline.grading.stated import Form, choice, declared, only_option, segments
 
 Kind = str
 """How a problem's answers are graded: one of `KINDS`, or the name of a grader of others (`grading.plugins`)."""
@@ -48,6 +50,10 @@ _NUMBER = re.compile(
     rf"|(?P<start>\d*\.\d*)\\overline\{{(?P<again>\d+)\}})",
     re.ASCII,
 )
+_HEX = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")
+_DECIMAL = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?", re.ASCII)
+DOUBLE = 15
+"""Decimals of this many significant digits hold a number in double precision; of all their digits no more than these are sure."""
 _RATIO = re.compile(rf"([+-]?)\\frac\{{({_SIGNED})\}}\{{({_SIGNED})\}}|({_SIGNED})/({_SIGNED})", re.ASCII)
 _MAX_NUMERIC = 500
 _PERCENT = re.compile(r"(?:%|percent)[\s.$*_]*\Z", re.ASCII)
@@ -58,12 +64,8 @@ _FIGURE = re.compile(
 )
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _UNLIKE = re.compile(r"\b(?:not|no|never|neither|than|least|most|between|except|unless|if|or)\b|n't\b", re.IGNORECASE)
+_BOUND = re.compile(r"\s*(?:[<>]|\\[gln]eq?(?![a-z]))")
 _POWER = re.compile(r"(?<=[A-Za-z}])\s?\^\s?\{?[23]\}?", re.ASCII)
-_LETTERS = re.compile(
-    r"(?i:(?:the )?(?:correct )?(?:final )?(?:answer|option|choice)(?: is)? ?:? ?)?"
-    r"[\[({]?([A-Z](?:(?: ?(?:,|and|&) ?| )?[A-Z])*|[a-z])[\])}]?(?:[.:)]|[.:)] .*)?",
-    re.ASCII,
-)
 
 
 class Ruling(Struct, frozen=True):
@@ -91,13 +93,14 @@ def taken(kind: Kind, answer: str) -> str:
     """The part of an answer or of a reference that is compared: what it marks as its answer, or else all of it."""
     if kind not in KINDS or len(answer) > LONGEST:
         return answer
+    answer = visible(answer)
     form: Form | None = {"numeric": "number", "letter": "letter"}.get(kind)  # type: ignore[assignment]
     found = declared(answer, form)
     if found is None and kind == "math" and len(formulas := segments(answer)) == 1 and _is_sentence(clean(answer)):
         found = formulas[0]
     if found is None and kind == "letter" and choice(answer) is None:
         found = only_option(answer[:_MAX_NUMERIC])
-    return found or answer
+    return found or parts_of(answer).answer
 
 
 def same_answer(a: str, b: str) -> bool:
@@ -154,25 +157,17 @@ def ruling(kind: Kind, answer: str, reference: str) -> Ruling | None:
     if None in values and (kind == "numeric" or (values[1] is not None and _is_sentence(mine.cleaned))):
         values = _figure(answer), _figure(reference)
     if values[0] is not None and values[1] is not None:
+        if abs(values[0] - values[1]) < precision(theirs.compact):
+            return _told("numbers, as far as the reference is rounded", True)
         return _numbers(values[0], values[1], is_percentage(answer), is_percentage(reference))
     if mine.compact == theirs.compact != "":
         return Ruling(True, "the same text in one notation")
     return Ruling(False, "different texts") if kind == "letter" else None
 
 
-@_kept
-def choice(text: str) -> str | None:
-    """The letters that `text` chooses in a multiple choice, sorted and without repeats; None where `text` is no such choice.
-
-    `B`, `(B)`, `B.`, `\\text{B}`, `**B**`, `option B`, `(B) 12` and, alone, `b` are B; `B, D` and `BD` are BD.
-    """
-    found = _LETTERS.fullmatch(" ".join(clean(text[:_MAX_NUMERIC]).split()).strip("*. "))
-    return None if found is None else "".join(sorted(set(re.sub("[^A-Z]", "", found[1].replace("and", "").upper()))))
-
-
 def is_percentage(text: str) -> bool:
     """True if `text` ends in a percent sign or in the word percent."""
-    return _PERCENT.search(text[-20:]) is not None
+    return _PERCENT.search(visible(text[-20:])) is not None
 
 
 def number(text: str) -> Fraction | None:
@@ -180,12 +175,25 @@ def number(text: str) -> Fraction | None:
     a repeating decimal or a power of ten (`1e-3`, `6.02\\times10^{23}`); None for anything else, and for one that is too long or large."""
     if len(text) > MAX_DIGITS or not any(char.isdigit() for char in text):
         return None
+    if hexadecimal := _HEX.fullmatch(text):
+        return Fraction(int(hexadecimal[0].replace("0x", "").replace("0X", ""), 16))
     if (found := _NUMBER.fullmatch(text)) and (value := _unsigned(found)) is not None:
         return -value if found["sign"] == "-" else value
     if ratio := _RATIO.fullmatch(text):
         over, under = (Fraction(_SEPARATORS.sub("", each)) for each in (ratio[2] or ratio[4], ratio[3] or ratio[5]))
         return None if not under else -over / under if ratio[1] == "-" else over / under
     return None
+
+
+def precision(text: str) -> Fraction:
+    """How far from the decimal `text` a number is that it does not round any more, if it was computed in double precision; 0 where it has
+    too few digits for that, and where it is no such decimal."""
+    if _DECIMAL.fullmatch(text) is None or len(text) > MAX_DIGITS:
+        return Fraction(0)
+    digits = Decimal(text)
+    figures = len(digits.as_tuple().digits)
+    last = digits.adjusted() + 1 - (DOUBLE if figures <= DOUBLE + 2 else figures)
+    return Fraction(10) ** last / 2 if figures >= DOUBLE and abs(last) < 2 * MAX_EXPONENT else Fraction(0)
 
 
 def _unsigned(found: re.Match[str]) -> Fraction | None:
@@ -229,6 +237,8 @@ def _figure(text: str) -> Fraction | None:
     """The one number in a text, of an equation in its last side; None unless there is exactly one."""
     text = clean(text[:_MAX_NUMERIC].rpartition("=")[2]).replace(r"\unit", " ").replace(r"\dollar", " ").replace("{,}", ",")
     found = _FIGURE.findall(_POWER.sub("", text))
+    if _BOUND.match(text):
+        return None
     return number(found[0].replace(" ", "") if "/" not in found[0] else found[0]) if len(found) == 1 else None
 
 

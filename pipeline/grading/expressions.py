@@ -10,11 +10,12 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from fractions import Fraction
 from functools import lru_cache
 from itertools import permutations
 from typing import Any
 
-from pipeline.grading.answers import Ruling
+from pipeline.grading.answers import Ruling, precision
 from pipeline.system.worker_process import without_collections
 
 with without_collections():
@@ -55,7 +56,7 @@ def equal(answer: str, reference: str) -> Ruling:
     if said and expected:
         a, b = said[0], expected[0]
         with suppress(TypeError, ValueError, ArithmeticError, AttributeError, NotImplementedError):  # sympy's, where it cannot tell
-            if (found := _decimals(answer, reference, a, b) or _same(a, b)) is not None:
+            if (found := _rounded(a, b, precision(reference)) or _decimals(answer, reference, a, b) or _same(a, b)) is not None:
                 return found
     return Ruling(bool(verify(expected, said, allow_set_relation_comp=True, timeout_seconds=None)), "math-verify")
 
@@ -73,6 +74,12 @@ def _exact(read: Any) -> Any:
         if {str(symbol) for symbol in read.free_symbols} == {"i"}:
             read = read.subs(dict.fromkeys(read.free_symbols, I))
     return read
+
+
+def _rounded(a: Any, b: Any, least: Fraction) -> Ruling | None:
+    """Whether a number is the one that a reference in double precision rounds; None where it is not, or there is no such reference."""
+    value = _number(a, {}) if least and isinstance(a, Expr) and not a.free_symbols else None
+    return None if value is None or not abs(value - b) < Rational(least) else Ruling(True, "a number, and what was computed of it")
 
 
 def _decimals(answer: str, reference: str, a: Any, b: Any) -> Ruling | None:

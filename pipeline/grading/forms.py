@@ -5,10 +5,11 @@ words, a name before an equals sign. Only these forms are handled here, by the t
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import product
 
 from pipeline.grading.answers import Ruling, is_percentage, same_answer
+from pipeline.grading.dates import moment, same_moment
 from pipeline.grading.notation import clean
 from pipeline.grading.units import differ, split_symbol, split_unit
 
@@ -22,11 +23,26 @@ DEEPEST = 60
 _MATRIX = re.compile(r"^[\[(]?\s*\\begin\{matrix\}(.*)\\end\{matrix\}\s*[\])]?$", re.DOTALL)
 _BRACED = re.compile(r"\\?\{\s*\\?\{(?!.*\\[a-zA-Z]).*\}\s*\\?\}$", re.DOTALL)
 _OUTSIDE = re.compile(r"^(?:\||\\lvert\s*)([a-zA-Z])(?:\||\s*\\rvert)\s*(>=?|\\geq?\b)\s*([^<>=]+)$")
-_TOKEN = re.compile(r"\\begin\{|\\end\{|\\[{}]|\\[a-zA-Z]+|\\.|[(\[{}\])]|[,;]|(?<![<>!])=|\b(?:and|or)\b", re.DOTALL)
+_TOKEN = re.compile(r"\\begin\{|\\end\{|\\[{}]|\\[a-zA-Z]+|\\.|[(\[{}\])]|[,;:]|(?<![<>!])=|\b(?:and|or)\b", re.DOTALL)
 _GROUPED = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])", re.ASCII)
 _BUILDER = re.compile(r"^\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\{?\s*R\s*\}?\s*)?(?:\||:|\\mid|\\vert)(.*)\\\}$", re.DOTALL)
 _MEMBER = re.compile(r"^[a-zA-Z]\s*\\in\b\s*")
 _NAME = re.compile(r"^(?!\d)(?=.*[A-Za-z])[A-Za-z\\{}_'(), 0-9]+$")
+_TEXTS = re.compile(r"\\(?:text\w*|mbox)\s*\{([^{}]*)\}")
+_LETTERS = re.compile(r"[A-Za-z](?:\s*[A-Za-z])+")
+_CODE = re.compile(r"[A-Z](?:\s?[A-Z])+|[a-z]*o[a-z]*")
+"""What is text without being marked as such: several capitals, and words with an `o`, which is no variable."""
+_RELATION = re.compile(r"^(?:[<>]|\\(?:[lg]eq?|[lg]eqslant|ne)(?![a-z]))")
+_OF_NAME = re.compile(r"^([a-zA-Z])\s*(?:[<>]|\\(?:[lg]eq?|[lg]eqslant|ne)(?![a-z]))")
+_TO = re.compile(r"(?<=\d)\s+to\s+(?=\d)")
+_BAR = r"(?:\||\\[lr]?[vV]ert|\\\|)"
+_QUANTITY = re.compile(
+    r"(?:[A-Za-z]+|\\(?:text|mathrm|operatorname|mathbb|mathbf)\s*\{\s*\w+\s*\})\s*(?:_\{[^{}]*\}|_\w)?\s*(?:\([^()]*\)|\[[^\[\]]*\])"
+    rf"|[a-zA-Z](?:\s*:\s*[a-zA-Z])+|\[[A-Z]{{3,}}\]|{_BAR}\s*(?:[a-wz]|[A-Z]{{2,}}|[A-Z]\w*_\S+|\\(?:vec|overline|overrightarrow|mathbf)\s*\{{[^{{}}]*\}}.*)\s*{_BAR}"
+)
+"""What has a value and is no unknown: a probability, a length, an absolute value, a function at a place."""
+_RELATED = re.compile(r"[=<>,;]|\\(?:in|to|mid|neq?|[lg]eq?)(?![a-z])|(?<![\\A-Za-z])[A-Za-z]{4}")
+_NUMBER = re.compile(r"[-+]?[\d.,]+\s*")
 _INVERSE = re.compile(r"\^\s*\{?\s*-1\s*\}?")
 _HEAD = re.compile(r"^([A-Za-z])\s*\(\s*[a-z]\s*\)$")
 _CALL = re.compile(r"^(?:Matrix|array|np\.array)\((.*)\)$", re.DOTALL)
@@ -45,6 +61,9 @@ _SAYINGS = {
 def same_form(answer: str, reference: str, leaf: Leaf) -> Ruling:
     """Whether `answer` equals `reference`, part by part; `leaf` decides about single expressions."""
     left, right = clean(answer), clean(reference)
+    if (same := same_moment(left, right)) is not None:
+        return Ruling(same, "dates or times")
+    leaf = _of_words({each.strip() for text in (answer, reference) for each in _TEXTS.findall(text)}, leaf)
     left, right = _rows_in_braces(left, right), _rows_in_braces(right, left)
     if not left or not right or max(_depth(left), _depth(right)) > DEEPEST:
         return Ruling(False, "nothing to compare, or brackets nested too deeply")
@@ -55,6 +74,23 @@ def same_form(answer: str, reference: str, leaf: Leaf) -> Ruling:
         if found.correct:
             break
     return found
+
+
+def _of_words(texts: Collection[str], leaf: Leaf) -> Leaf:
+    """`leaf`, which takes no word for a product of its letters: neither one of the `texts` that are marked as such, nor capitals."""
+
+    def told(answer: str, reference: str) -> Ruling:
+        sides = answer.strip(), reference.strip()
+        if all(map(_LETTERS.fullmatch, sides)) and any(side in texts or _CODE.fullmatch(side) for side in sides):
+            return Ruling(*_same_words(*sides))
+        return leaf(answer, reference)
+
+    return told
+
+
+def _same_words(a: str, b: str) -> tuple[bool, str]:
+    same = "".join(a.split()).casefold() == "".join(b.split()).casefold()
+    return same, "the same words" if same else "different words"
 
 
 def _rows_in_braces(text: str, other: str) -> str:
@@ -74,7 +110,7 @@ def _depth(text: str) -> int:
 
 def _readings(text: str) -> list[tuple[str, ...]]:
     """Every way to split `text` into parts: first with commas between digits read as thousands separators, then as it stands."""
-    grouped = _GROUPED.sub(lambda found: found[0].replace(",", ""), text) if text[:1] not in ("(", "[", "\\") else text
+    grouped = _GROUPED.sub(lambda found: found[0].replace(",", ""), text) if re.match(r"[^(\[\\]|\\dollar", text) else text
     return [tuple(_parts(each)) for each in dict.fromkeys((grouped, text))]
 
 
@@ -129,6 +165,8 @@ def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bar
         and len(unions[0]) == len(unions[1])
     ):
         answer, reference = unions
+    if len(answer) > 1 or len(reference) > 1:
+        answer, reference = _by_name(_unzipped(answer)), _unzipped(reference)
     if bare and len(answer) == 1 < len(reference):
         answer = _items(answer[0], "(")
         return _in_order(answer, reference, leaf)
@@ -143,6 +181,24 @@ def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bar
     if (any(names[0]) != any(names[1])) and any(len(set(filter(None, own))) > 1 for own in names):
         return _in_order(answer, reference, leaf)
     return _in_any_order(answer, reference, leaf)
+
+
+def _unzipped(parts: Sequence[str]) -> Sequence[str]:
+    """The values of a tuple that is the only part, each with its name, where it has names: `(x, y) = (1, 2)`; any other `parts`."""
+    sides = [_items(side) for side in _sides(parts[0])] if len(parts) == 1 else []
+    return (
+        [f"{name}={value}" for name, value in zip(*sides, strict=True)] if len(sides) == 2 and len(sides[0]) == len(sides[1]) > 1 else parts
+    )
+
+
+def _by_name(parts: Sequence[str]) -> Sequence[str]:
+    """The parts in the order of their names, where each has another one; any other `parts` as they are."""
+    names = [_name(part) for part in parts]
+    if None in names or len({*names}) < len(parts):
+        return parts
+    return [
+        part for _, part in sorted(zip(names, parts, strict=True), key=lambda pair: re.sub(r"\d+", lambda n: n[0].zfill(9), str(pair[0])))
+    ]
 
 
 def _union(parts: Sequence[str]) -> Sequence[str]:
@@ -196,7 +252,9 @@ def _same_one(answer: str, reference: str, leaf: Leaf) -> Ruling:
         return Ruling(True, "the same text" if a == b else "the same text in one notation, or the same number")
     if (equal := _words(a, b)) is not None:
         return equal
-    for compare in (_matrices, _brackets, _equations, _unions):
+    if (same := same_moment(a, b)) is not None:
+        return Ruling(same, "dates or times")
+    for compare in (_matrices, _brackets, _ratios, _bounds, _equations, _unions):
         if (equal := compare(a, b, leaf)) is not None:
             return equal
     (a, unit), (b, other) = split_unit(a), split_unit(b)
@@ -299,12 +357,43 @@ def _rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in split(item[1:-1], (",",))] for item in items]
 
 
+def _ratios(a: str, b: str, leaf: Leaf) -> Ruling | None:
+    """Whether two ratios are proportional; None where neither text is one, and where one of two terms is compared with a fraction."""
+    if ":" in a + b:
+        a, b = (_TO.sub(":", text) for text in (a, b))
+    mine, theirs = ([term.strip() for term in split(text, (":",))] for text in (a, b))
+    terms = (*mine, *theirs)
+    if len(terms) == 2 or not all(re.search(r"\d|^\W*[a-zA-Z]\W*$", term) and not _RELATED.search(term) for term in terms):
+        return None
+    if len(mine) == len(theirs) and (moment(a) is None or moment(b) is None):
+        pairs = [(rf"({x})\cdot({theirs[0]})", rf"({y})\cdot({mine[0]})") for x, y in zip(mine, theirs, strict=True)]
+        return _all("ratios", (leaf(_expression(x), _expression(y)) for x, y in pairs))
+    if {len(mine), len(theirs)} == {1, 2}:
+        over = [rf"\frac{{{side[0]}}}{{{side[1]}}}" if len(side) == 2 else side[0] for side in (mine, theirs)]
+        return _values(over[0], over[1], leaf)
+    return Ruling(False, "different ratios")
+
+
+def _bounds(a: str, b: str, leaf: Leaf) -> Ruling | None:
+    """Whether two bounds are equal of which one is without the name of what it bounds (`at most 5`); None where all have it."""
+    mine, theirs = _RELATION.match(a), _RELATION.match(b)
+    if not mine and not theirs:
+        return None
+    name = next((found[1] for text in (a, b) if (found := _OF_NAME.match(text))), "x")
+    (a, unit), (b, other) = split_unit(a), split_unit(b)
+    if differ(unit, other):
+        return Ruling(False, f"different units, {unit} and {other}")
+    if not (mine or _OF_NAME.match(a)) or not (theirs or _OF_NAME.match(b)):
+        return Ruling(False, "a bound, and no bound") if _NUMBER.fullmatch(b if mine else a) else None
+    return leaf(f"{name}{a}" if mine else a, f"{name}{b}" if theirs else b)
+
+
 def _equations(a: str, b: str, leaf: Leaf) -> Ruling | None:
     """Whether equations are equal: of `name = value` the value counts, of a calculation its last side; None where there are none."""
     mine, theirs = _sides(a), _sides(b)
     if len(mine) == len(theirs) == 1:
         return None
-    names = [_plain_name(sides[0]) if len(sides) > 1 else None for sides in (mine, theirs)]
+    names = [_named(sides) for sides in (mine, theirs)]
     if len(mine) > 1 and len(theirs) > 1:
         if not _has_letters(mine[0]) and not _has_letters(theirs[0]):
             return _all("the last sides", [_same_one(mine[-1], theirs[-1], leaf)])
@@ -329,18 +418,28 @@ def _has_letters(text: str) -> bool:
 
 
 def _sides(text: str) -> list[str]:
-    """The sides of an equation; an equals sign in brackets, as in `\\sum_{k=1}^n`, makes none."""
-    return [side.strip() for side in split(text, ("=",))]
+    """The sides of an equation, a name first; an equals sign in brackets, as in `\\sum_{k=1}^n`, makes none."""
+    sides = [side.strip() for side in split(text, ("=", r"\approx"))]
+    turned = len(sides) == 2 and not _has_letters(sides[0]) and _has_letters(sides[1]) and _plain_name(sides[1])
+    return sides[::-1] if turned else sides
 
 
 def _name(part: str) -> str | None:
-    sides = _sides(part)
-    return _plain_name(sides[0]) if len(sides) > 1 else None
+    return _named(_sides(part))
+
+
+def _named(sides: Sequence[str]) -> str | None:
+    """The name of the value in an equation; None where it names none, or is still to be solved."""
+    if len(sides) == 1:
+        return None
+    if _QUANTITY.fullmatch(sides[0]) and not _HEAD.match(sides[0]) and not _has_letters(split_unit(sides[-1])[0]):
+        return re.sub(r"[\s{}]", "", sides[0])
+    return _plain_name(sides[0])
 
 
 def _plain_name(text: str) -> str | None:
     """`text`, normalised, if it is only a name, with `f(x)` and `y` as one name; else None."""
-    if not _NAME.match(_INVERSE.sub("", text, count=1)):
+    if not _NAME.match(re.sub(r"_\{[^{}]*\}", "_n", _INVERSE.sub("", text, count=1))):
         return None
     name = re.sub(r"[\s{}]", "", text)
     return "y" if _HEAD.match(name) else name.casefold()

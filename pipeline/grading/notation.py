@@ -7,6 +7,8 @@ LaTeX has commands for are written in one way, and a unit is marked. Time is lin
 import re
 import unicodedata
 
+from pipeline.grading.words import in_figures
+
 _CHARACTERS = {
     "\u2212": "-", "\u2010": "-", "\u2011": "-", "\u2012": "-", "\u2013": "-", "\u00d7": r"\times ", "\u00f7": "/", "\u00b7": r"\cdot ",
     "\u22c5": r"\cdot ", "\u2044": "/", "\u2215": "/", "\u03c0": r"\pi ", "\u221e": r"\infty ", "\u2264": r"\le ", "\u2265": r"\ge ",
@@ -14,7 +16,7 @@ _CHARACTERS = {
     "\u00b0": r"^\circ ", "\u2205": r"\emptyset ", "\u221a": r"\sqrt", "\u03b8": r"\theta ",
     "\u03b1": r"\alpha ", "\u03b2": r"\beta ", "\u211d": r"\mathbb{R}",
     "\u2220": r"\angle ", "\u221b": r"\sqrt[3]", "\u2248": r"\approx ", "\u2026": "...", "\u201c": '"', "\u201d": '"',
-    "\u2018": "'", "\u2019": "'", "\u2032": "'", "\u200b": "", "\ufeff": "", "\u2060": "",
+    "\u2018": "'", "\u2019": "'", "\u2032": "'",
 }  # fmt: skip
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b]+")
 _LOWERED = re.compile("[\u2080-\u2089]+")
@@ -28,11 +30,22 @@ _ROOT = re.compile(r"\\?(?<![A-Za-z])sqrt\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?)|([A-
 _NTH_ROOT = re.compile(r"(\\sqrt\[\d+\])\s*(\d+|[A-Za-z])", re.ASCII)
 _PI = re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])")
 _SEPARATING_DOLLARS = re.compile(r"(?<!\\)\$\s*(,|;|and|or)\s*(?<!\\)\$")
-_STYLE = re.compile(r"\\(?:underline|emph|texttt)\s*\{([^{}]*)\}|\\(?:text)?color\s*\{[^{}]*\}")
+_STYLE = re.compile(
+    r"\\(?:underline|emph|texttt|mathtt|mathsf|textsf|textsc|bm|pmb|ensuremath|mathstrut)\s*\{([^{}]*)\}"
+    r"|\\(?:(?:text)?color|[hv]space\*?|[hv]?phantom|tag\*?|label|vspace)\s*\{[^{}]*\}"
+)
+_DASH = re.compile(
+    r"(?:^|(?<=[=(\[{,;:*+/<>$])|(?<=\bis )|(?<=\*\*))[\u2014\u2015]\s?(?=[\d.\\(a-zA-Z])|(?<=[\w)}])[\u2014\u2015](?=\d|[a-z]\b|\\)"
+)
+"""A dash that is meant as a minus sign: one that begins something, or stands between two things without a space."""
+_QUANTITY = re.compile(r"\\(?:SI|qty|ang)\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _AGAIN = re.compile(r"(?<![\d.])(\d{0,20}\.\d{0,20}?)(?:(\d)\2\2+\s?(?:\.\.\.|\\l?dots)|\((\d+)\)|\\(?:bar|dot)\s*\{(\d+)\})", re.ASCII)
-_LAYOUT = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![a-zA-Z])|\\!")
-_SPACES = re.compile(r"(?<!\\)\\(?:[,;: ]|q?quad(?![a-zA-Z]))|~|\s+")
-_TEXT = re.compile(r"\\(text(?:bf|it|rm)?|mbox|mathrm|mathbf|mathit|boldsymbol)\s*\{([^{}]*)\}")
+_LAYOUT = re.compile(
+    r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|(?:script)?scriptstyle|limits|tiny|(?:script|footnote|normal)size|small|[lL]arge|LARGE"
+    r"|[hH]uge|centering|boldmath|bfseries|bf|rm|it|sf|tt|strut|nonumber|notag|hfill|newline|null|relax)(?![a-zA-Z])|\\[!@]"
+)
+_SPACES = re.compile(r"(?<!\\)\\(?:[,;: ]|(?:q?quad|en(?:space|skip)|th(?:in|ick)space|medspace|space)(?![a-zA-Z]))|~|\s+")
+_TEXT = re.compile(r"\\(text(?:bf|it|rm|normal)?|[mh]box|mathrm|mathbf|mathit|boldsymbol)\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 _THIN_COMMA = re.compile(r",\\!\s*(?=\d)")
 _FRAC = re.compile(r"\\[dtc]?frac(?![a-zA-Z])\s*")
 _SHORT_FRAC = re.compile(r"\\frac(?:([0-9a-zA-Z])|(\{[^{}]*\}))\s*(?:([0-9a-zA-Z])|(\{))")
@@ -43,6 +56,16 @@ _LEAD = re.compile(
 )
 _ARRAY = re.compile(r"\\begin\{array\}\s*\{[^{}]*\}|\\begin\{[pbvBV]?(?:small)?matrix\}")
 _ARRAY_END = re.compile(r"\\end\{(?:array|[pbvBV]?(?:small)?matrix)\}")
+BOUND = (
+    r"\b(?:(?P<less>(?:strictly )?(?:less|fewer|smaller|lower) than|below|under)"
+    r"|(?P<more>(?:strictly )?(?:more|greater|larger|higher|bigger) than|above|over|exceed(?:s|ing))"
+    r"|(?P<most>at most|up to|not exceeding|(?:no|not) (?:more|greater|larger|higher) than)"
+    r"|(?P<least>at least|(?:no|not) (?:less|fewer|smaller|lower) than))"
+    r"(?P<equal> or equal to)?"
+)
+"""How a sentence says that a number is a bound."""
+_BRACES = re.compile(r"\{(?!.*\\(?:choose|over|atop)(?![a-z]))[^{},;]*\}")
+_BOUND = re.compile(rf"(?:([a-zA-Z]) (?:is |must be )?)?{BOUND}\s*(?=[-+]?[\d.]|\\(?:frac|sqrt|pi|dollar))", re.IGNORECASE)
 _MARK = re.compile(r"\\unit\{([^{}]*)\}|\\dollar|%|\^\s*\{?\s*\\circ\s*\}?")
 # A space between two digits stays: it keeps 1 1/2 apart from 11/2.
 _LOOSE_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
@@ -56,7 +79,8 @@ def clean(text: str) -> str:
     """
     if _ONLY_DIGITS.fullmatch(text):
         return text
-    text = without_emphasis(in_ascii(text))
+    text = without_emphasis(in_ascii(_DASH.sub("-", visible(text))))
+    text = _QUANTITY.sub(lambda found: rf"{found[1]}\text{{{found[2].replace(chr(92), ' ')}}}", text)
     text = _SEPARATING_DOLLARS.sub(r" \1 ", text)
     text = _THIN_COMMA.sub(",", text).replace(r"\$", r"\dollar ").replace("$", "").replace(r"\%", "%").replace("{,}", ",")
     text = _AGAIN.sub(lambda found: rf"{found[1]}\overline{{{found[2] or found[3] or found[4]}}}", _STYLE.sub(r"\1", text))
@@ -67,19 +91,35 @@ def clean(text: str) -> str:
     text = _PI.sub(r"\\pi ", _ROOT.sub(lambda found: rf"\sqrt{{{found[1] or found[2] or found[3] or ''}}}", text))
     text = _NTH_ROOT.sub(r"\1{\2}", text)
     text = re.sub(r"\s*\bpercent\b", "%", text.replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne "))
-    return _stripped(_LEAD.sub("", text).lstrip(" ,;:").rstrip(" .,;:"))
+    return in_figures(_bounded(_stripped(_LEAD.sub("", text).lstrip(" ,;:").rstrip(" .,;:"))))
 
 
 def _stripped(text: str) -> str:
     """`text` without quotation marks around it, `=` or `\\approx` before it, and line breaks or a number in words behind it."""
-    text = re.sub(r"^(?:=|\\approx)\s*", "", text).removesuffix(r"\\")
+    text = re.sub(r"^(?:=|\\approx)\s*", "", text).rstrip("\\ ")
     text = text[1:-1] if len(text) > 2 and text[0] == text[-1] and text[0] in "\"'" else text
+    while _BRACES.fullmatch(text):
+        text = text[1:-1].strip()
     return re.sub(r"(?<=\d)\s\([A-Za-z -]{3,30}\)$", "", text).strip()
+
+
+def _bounded(text: str) -> str:
+    """`text` with the sign of a relation for the words that say that it is a bound: `at most 5` is `\\le 5`."""
+    if (found := _BOUND.match(text)) is None:
+        return text
+    sign = "<" if found["less"] else ">" if found["more"] else r"\le" if found["most"] else r"\ge"
+    sign = {"<": r"\le", ">": r"\ge"}.get(sign, sign) if found["equal"] else sign
+    return f"{found[1] or ''} {sign} {text[found.end() :]}".strip()
 
 
 def compact(cleaned: str) -> str:
     """What `clean` returned without the marks of units, dollars, percents and degrees, and without spaces that separate no digits."""
     return _LOOSE_SPACE.sub("", _MARK.sub(lambda found: found[1] or "", cleaned))
+
+
+def visible(text: str) -> str:
+    """`text` without characters that only say how others are laid out, such as the joiners and marks of direction (category Cf)."""
+    return text if text.isascii() else "".join(char for char in text if unicodedata.category(char) != "Cf")
 
 
 def in_ascii(text: str) -> str:
@@ -88,7 +128,7 @@ def in_ascii(text: str) -> str:
     if not text.isascii():
         text = _RAISED.sub(lambda found: f"^{{{_plain_digits(found[0])}}}", text)
         text = _LOWERED.sub(lambda found: f"_{{{_plain_digits(found[0])}}}", text)
-        text = "".join(map(_in_ascii, text))
+        text = "".join(map(_in_ascii, visible(text)))
     return _GROUPED_BY_GAPS.sub(lambda found: re.sub(r"[^0-9]", "", found[0]), text)
 
 
@@ -111,8 +151,11 @@ def _in_ascii(char: str) -> str:
         return chr(ord(char) - 0xFEE0)
     if char.isdecimal():
         return str(unicodedata.decimal(char))
-    parts = unicodedata.normalize("NFKC", char).split("\u2044")
-    return rf"\frac{{{parts[0]}}}{{{parts[1]}}}" if len(parts) == 2 and all(parts) else char
+    plain = unicodedata.normalize("NFKC", char)
+    over, _, under = plain.partition("\u2044")
+    if over and under:
+        return rf"\frac{{{over}}}{{{under}}}"
+    return "".join(map(_in_ascii, plain)) if plain not in (char, "") and not plain.isspace() else char
 
 
 def _plain_digits(text: str) -> str:
@@ -135,9 +178,9 @@ def _fractions(text: str) -> str:
 
 def _unwrapped(found: re.Match[str]) -> str:
     """What a `\\text{}` holds, marked as a possible unit where it stands behind something."""
-    words = found[2].strip()
+    words = re.sub(r"\s*\^\s*\{\s*(-?\d)\s*\}", r"^\1", found[2]).strip()
     if words in ("and", "or", "percent", "%"):
         return "%" if words[0] in "p%" else f" {words} "
     behind = found.string[: found.start()].rstrip()[-1:]
     upright = found[1] not in ("mathbf", "mathit", "boldsymbol")
-    return f"\\unit{{{words}}}" if upright and behind and behind not in "=<>+-*([,;:&\\" else f" {words} "
+    return f"\\unit{{{words}}}" if upright and "{" not in words and behind and behind not in "=<>+-*([,;:&\\" else f" {words} "

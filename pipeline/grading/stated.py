@@ -1,112 +1,248 @@
 """Which answer a text states: a text enters, what it gives as its answer leaves.
 
-A text that ends in an answer says so: in its last `\\boxed{}`, in a line `#### ANSWER`, after `answer is`, `Answer:` or `Final Answer`, or
-in bold in its last line. From a text without these a reader takes what it ends with: the last number, option or expression, whichever the
-reference is. Time is linear in the length of the text, and nothing raises.
+A text that ends in an answer says so: in its last `\\boxed{}`, in a line `#### ANSWER`, after `answer is`, `Answer:` or `Final Answer`, in
+several languages, or in bold in its last line. Several boxes in one sentence are one answer. From a text without these a reader takes what
+it ends with: the last number, option or expression, whichever the reference is. What a model answers counts before what it thought
+(`marks`).
+Time is linear in the length of the text, and nothing raises.
 """
 
 import re
-from typing import Literal, TypeAlias
+from functools import lru_cache
+from typing import Literal, NamedTuple, TypeAlias
 
-from pipeline.grading.notation import in_ascii
+from pipeline.grading.marks import Parts, parts_of
+from pipeline.grading.notation import BOUND, clean, in_ascii
+from pipeline.grading.words import SIZE, in_figures
 
 Form: TypeAlias = Literal["number", "letter", "expression"]
 """What kind of thing a reference is, and so the answer that is looked for."""
-THINK_CLOSE = "</think>"
 MAX_PHRASES = 4
 """Phrases such as `the answer is` that are looked at, from the end."""
+_SHORT = 500
+"""Longer texts are no letters of a choice, and no bare answers."""
 
-_BRACE = re.compile(r"\\boxed\s*\{|\\\\(?!boxed)|\\[{}]|[{}]")
-_HASHES = re.compile(r"^[ \t]*####[ \t]+(\S[^\n]*)$", re.MULTILINE)
-_PHRASE = re.compile(
-    r"(?<![-\w])(?:answer|ans|final result|final solution)(?:\s+(?:to|of|for|here)\b[^\n.,:=?!]{0,80}?)?"
-    r"(?:,?\s+(?:which\s+)?(?:is|(?:should|would|must|will|has to) be|equals|comes to)\b:?|[ \t]*[:=])\s*|\bfinal answer[^\w\n]{0,8}\n\s*",
+_BOX = r"\\(?:boxed|fbox|framebox(?:\[[^\]\n]{0,20}\]){0,2})\s*"
+_BRACE = re.compile(rf"{_BOX}\{{|\\\\(?!(?:boxed|fbox|framebox))|\\[{{}}]|[{{}}]")
+_UNBRACED = re.compile(
+    rf"{_BOX}(-?\d(?:[\d.,]*\d)?|\\[dt]?frac\s*\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}|\\text\w*\s*\{{[^{{}}]*\}}|[A-Za-z](?![A-Za-z]))"
+)
+_NEW_SENTENCE = re.compile(r"[.!?][\"')$*]*\s|[\u3002\uff01\uff1f]|\n\s*\n|\n\s*(?:[-*]|\d+\.)\s")
+_ANOTHER = re.compile(
+    r"\b(?:no|not|wait|but|actually|rather|instead|sorry|oops|hmm|then|so|thus|hence|therefore|which|that is|i\.e|about|namely|sum|product"
+    r"|total|altogether|should|mean|first|earlier|original\w*|previous\w*|correct\w*|wrong\w*|mistake\w*|equivalent\w*|equal\w*|approx\w*|final\w*"
+    r"|simpl\w*|round\w*|reduc\w*|becom\w*|giv\w*|yield\w*|answer|result\w*|chang\w*|fix\w*|revis\w*)\b|n't\b|[\u2014=\u2248\u2192\u21d2]"
+    r"|\\(?:approx|implies|to|R?rightarrow)",
     re.IGNORECASE,
 )
-_NO_ANSWER = re.compile(r"(?:not|n't|un\w+|wrong|incorrect|correct|right|the same|that|in)\b", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|\n|,? (?:because|since|as|which|where|so|but|not|rather)\b")
+"""What says that a second box corrects the first one, or says it again."""
+_LISTED = re.compile(r"[,;&\u3001\uff0c]|\b(?:and|or|while|whereas)\b|和|或|\A[^\w]*\Z")
+_NAMED = re.compile(r"(?<![\w\\])([A-Za-z](?:_\{?\w{1,3}\}?)?)\s*=\s*[$\\(\[\s]*\Z")
+_NOT = re.compile(r"(?:\bnot|n't be|rather than|instead of)[\s$\\(]*\Z", re.IGNORECASE)
+_HASHES = re.compile(r"^[ \t]*####[ \t]+(\S[^\n]*)$", re.MULTILINE)
+_FINAL = r"final answer|r[ée]ponse finale|respuesta final|endg[üu]ltige antwort|окончательный ответ"
+_NOUN = (
+    rf"answer|ans|final result|final solution|{_FINAL}|r[ée]ponse|r[ée]sultat(?: final)?|antwort|(?:end)?ergebnis|l[öo]sung|respuesta"
+    r"|resultado(?: final)?|soluci[óo]n(?: final)?|resposta|risposta|ответ|результат"
+)
+_IS = r"is|(?:should|would|must|will|has to) be|equals|comes to|est|vaut|ist|lautet|betr[äa]gt|es|son|раве?н\w?|это"
+_ADVERB = r"(?:\s+(?:therefore|thus|then|hence|so|donc|also|daher|somit|entonces))?"
+_PHRASE = re.compile(
+    rf"(?<![-\w])(?:{_NOUN})(?:\s+(?:to|of|for|here)\b[^\n.,:=?!]{{0,80}}?)?(?:,?\s+(?:which\s+)?(?:{_IS})\b{_ADVERB}:?|[^\S\n]*[:=\uff1a\u2014])\s*"
+    rf"|\b(?:{_FINAL})[^\w\n]{{0,8}}\n\s*"
+    r"|(?:答案|结果|結果|答え|정답)[^\S\n]*(?:[:=\uff1a是为為は은]|等于)+\s*|答案[^\w\n]{0,8}\n\s*",
+    re.IGNORECASE,
+)
+_NO_ANSWER = re.compile(r"(?:not|n't|un\w+|wrong|incorrect|correct|right|the same|that|in|pas|nicht|не)\b|不", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|[\u3002\uff01\uff1f\uff1b]|\n|,? (?:because|since|as|which|where|so|but|not|rather)\b|\uff0c")
 _DISPLAY = re.compile(r"(?:\\\[|\$\$)\s*")
 _DISPLAY_END = re.compile(r"\s*(?:\\\]|\$\$)")
 _MATH = re.compile(r"\\\(([^\n]{1,500}?)\\\)|\\\[\s*([^\[\]]{1,500}?)\s*\\\]|(?<![\\$])\$\$?([^$\n]{1,500}?)(?<!\\)\$\$?")
 _MARKS = re.compile(r"\*\*|__|`")
 _BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*|(?<!\w)__([^_\n]{1,200})__(?!\w)")
 _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}")
+_FEW_WORDS = re.compile(r"\*\*[^*]+\*\*\.?|[A-Za-z]+(?: [A-Za-z]+){0,3}")
+_FOREIGN = re.compile("[Ѐ-ӿ\u3040-鿿가-힯]")
 _DIGITS = r"(?:\d{1,3}(?:(?:,|\{,\}|,\\!)\d{3}(?!\d))+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
 _NUMBER = re.compile(
     r"(?:(?<![\w.)}$])[-+])?(?:\\?\$\s?-?)?(?<![\w.])"
     rf"(?:(?:\d+\s?)?\\[dt]?frac\s*(?:\{{\s*-?{_DIGITS}\s*\}}\s*\{{\s*{_DIGITS}\s*\}}|\d\d(?!\d))"
     rf"|{_DIGITS}(?:[eE][+-]?\d+(?!\w)|\s?(?:\\times|\\cdot|\u00d7|\*|x)\s?10\s?\^\s?(?:\{{-?\d+\}}|-?\d+)| \d+/\d+|/{_DIGITS})?)"
-    r"(?!(?:st|nd|rd|th)\b)(?:\s?\\?%)?",
-    re.ASCII,
+    rf"(?!(?:st|nd|rd|th)\b)(?:[\s-](?!dozen){SIZE})*(?:\s?\\?%)?",
+    re.ASCII | re.IGNORECASE,
 )
+"""A number with words that multiply it, such as `million`; eggs are counted in dozens."""
+_BOUNDED = re.compile(rf"\D{{0,80}}?{BOUND}[\s*$\\(]*(?:-?[\d.]|\\[a-z])", re.IGNORECASE)
+_BOUNDING = re.compile(rf"{BOUND}[\s*$\\(]*\Z", re.IGNORECASE)
 _OPTION = re.compile(
     r"(?:\b(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s+\(?|\()([A-Z])\b\)?|(?<![\w\\'])([B-HJ-Z]|[AI](?!\s+(?!or\b|and\b)[a-z]))(?![\w'])", re.ASCII
+)
+_LETTERS = re.compile(
+    r"(?i:(?:the )?(?:correct )?(?:final )?(?:answer|option|choice)(?: is)? ?:? ?)?"
+    r"[\[({]?([A-Z](?:(?: ?(?:,|and|&) ?| )?[A-Z])*|[a-z])[\])}]?(?:[.:)]|[.:)] .*)?",
+    re.ASCII,
+)
+_LETTER_LINE = re.compile(r"[\s*(\[$]*(?:\\text(?:bf)?\{)?\(?([A-Z])(?:[\s*)\].:$}]*(?:\n|\Z)|\)?,? (?:because|since|as) )")
+_RIGHT_OPTION = re.compile(
+    r"(?:(?<![\w\\'])\(?([A-Z])\)?\s+(?:is|must be|would be|seems)\s+"
+    r"(?:(?:the|clearly|indeed|thus|therefore|definitely|only) ){0,3}(?:correct|right|best|answer)\b"
+    r"|(?:\b(?:choose|chose|pick|select|go(?:ing)? with|opt for|[Ii]t(?:'s| is| must be))\s+|选择?\s*)"
+    r"(?:[Oo]ption |[Cc]hoice |[Aa]nswer )?\(?([A-Z])(?![\w'])"
+    r"|(?<![\w\\'])\(?([A-Z])\)? and \(?([A-Z])\)? are (?:both )?(?:correct|right)\b"
+    r"|\b(?:correct|right|best) (?:option|choice|letter) (?:is|would be):? (?:[Oo]ption )?\(?([A-Z])(?![\w']))"
 )
 _FIRST_OPTION = re.compile(r"(?:\\text(?:bf)?\{)?\(?([A-Z])(?:[).:}]|\s*$)", re.ASCII)
 _NEGATION = re.compile(r"\b(?:not|no|neither|nor|except|wrong)\b|n't\b", re.IGNORECASE)
 _SEVERAL = re.compile(r"\b(?:or|and|to|between)\b|[=<>+*]")
 _WRAPPED = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}")
+_SAID_IN_TEXT = re.compile(rf"\\(?:text\w*|mbox|mathrm)\s*\{{([^{{}}]*\b(?:{_NOUN})\b[^{{}}]*)\}}", re.IGNORECASE)
+
+
+class _Box(NamedTuple):
+    begin: int
+    end: int
+    content: str
 
 
 def boxed(text: str) -> str | None:
-    """The content of the last `\\boxed{...}` that is balanced and not blank, of nested ones the inner; None without one."""
-    answer, answer_start = None, -1
-    opened: list[tuple[int, bool]] = []
-    for brace in _BRACE.finditer(text, max(text.find("\\boxed"), 0)) if "\\boxed" in text else ():
-        mark = brace.group()
-        if mark[-1] == "{" and mark != "\\{":
-            opened.append((brace.end(), mark != "{"))
-        elif mark == "}" and opened:
-            start, is_box = opened.pop()
-            if is_box and start > answer_start and (content := text[start : brace.start()].strip()):
-                answer, answer_start = content, start
-    return answer
+    """What is in the last `\\boxed{...}` that is balanced and not blank, of nested ones in the inner, and in all boxes of a sentence that
+    are listed in it; None without one."""
+    return _joined(text, _boxes(text, closed=True))
 
 
 def has_boxed(text: str) -> bool:
-    """True if `boxed` finds an answer in `text`; where no `\\boxed` stands in it this costs one substring search."""
+    """True if `boxed` finds an answer in `text`; where no box stands in it this costs one substring search."""
     return boxed(text) is not None
+
+
+def _boxes(text: str, *, closed: bool) -> list[_Box]:
+    """The boxes of a text that are not blank and have no other one in them, also those without braces unless all must be `closed`."""
+    found: list[_Box] = []
+    opened: list[tuple[int, int, bool]] = []
+    for brace in _BRACE.finditer(text) if "box" in text else ():
+        mark = brace.group()
+        if mark[-1] == "{" and mark != "\\{":
+            opened.append((brace.start(), brace.end(), mark != "{"))
+        elif mark == "}" and opened:
+            begin, start, is_box = opened.pop()
+            if is_box and (not found or begin > found[-1].begin) and (content := text[start : brace.start()].strip()):
+                found.append(_Box(begin, brace.end(), content))
+    if closed or "box" not in text:
+        return found
+    found += [_Box(each.start(), each.end(), each[1]) for each in _UNBRACED.finditer(text)]
+    if (last := next(((begin, start) for begin, start, is_box in opened if is_box), None)) and len(text) - last[1] < _SHORT:
+        found += [_Box(last[0], len(text), content) for content in [text[last[1] :].strip(" \n$.")] if content and "\n\n" not in content]
+    return sorted(found)
+
+
+def _joined(text: str, boxes: list[_Box]) -> str | None:
+    """The last box with those before it that the same sentence lists."""
+    boxes = [box for box in boxes if not _NOT.search(text[max(0, box.begin - 30) : box.begin])] or boxes
+    listed = boxes[-1:]
+    for box in reversed(boxes[:-1]):
+        between = text[box.end : listed[0].begin]
+        rest = _NAMED.sub("", between)
+        if len(between) > 120 or _NEW_SENTENCE.search(between) or _ANOTHER.search(rest) or not _LISTED.search(rest):
+            break
+        listed.insert(0, box)
+    names = [_NAMED.search(text[max(0, box.begin - 30) : box.begin]) for box in listed]
+    all_named = len(listed) > 1 and None not in names
+    parts = [f"{name[1]}={box.content}" if name and all_named else box.content for name, box in zip(names, listed, strict=True)]
+    return ", ".join(dict.fromkeys(parts)) or None
 
 
 def stated(text: str, form: Form | None = None) -> str | None:
     """The answer that a whole `text` states, looked for as a thing of this `form`; None where it states none.
 
-    What follows `</think>` counts before the thought.
+    What follows the thought counts before it.
     """
-    thought, _, answer = text.rpartition(THINK_CLOSE)
-    parts = [in_ascii(part) for part in (answer, thought) if part.strip()]
-    for rule in (declared, _ending):
-        for part in parts:
-            if (found := rule(part, form)) is not None:
-                return found
-    return None
+    parts = parts_of(text)
+    parts = parts._replace(answer=in_ascii(parts.answer), thought=in_ascii(parts.thought))
+    if (found := _declared(parts, form)) is not None:
+        return found
+    return next((found for part in (parts.answer, parts.thought) if (found := _ending(part, form)) is not None), None)
 
 
 def stated_in(answer: str, thought: str, form: Form | None = None) -> str | None:
     """What a chain gives as its answer: what the text of its `answer` marks as such, else the last box of its `thought`, else the whole
     text of the answer. None where it has neither."""
-    text = answer.strip()
-    if (found := declared(text, form)) is not None:
-        return found
-    if (box := boxed(thought)) is not None:
-        return box
-    return text or None
+    said, before = parts_of(answer), parts_of(thought)
+    box = boxed(f"{before.thought}{before.answer}{said.thought}") or ""
+    found = _given(said._replace(thought=box), form) or (_given(before, form) if before.thought else None)
+    return found or box or said.answer.strip() or None
 
 
 def declared(text: str, form: Form | None = None) -> str | None:
     """The answer that `text` marks as its answer: a box, a phrase, or bold in its last line; None where nothing is marked."""
-    if (box := boxed(text)) is not None:
-        return box
+    return _declared(parts_of(text), form)
+
+
+def _declared(parts: Parts, form: Form | None) -> str | None:
+    return _given(parts, form) or (_marked(parts.thought, form) if parts.thought.strip() else None)
+
+
+def _given(parts: Parts, form: Form | None) -> str | None:
+    """What the answer marks as such, all that is marked as one, or, behind a thought, an answer that is nothing else."""
+    if (found := _marked(parts.answer, form)) is not None or parts.marked:
+        return found or parts.answer.strip()
+    return _bare(parts.answer.strip(), form) if parts.thought.strip() else None
+
+
+def _bare(text: str, form: Form | None) -> str | None:
+    """A text that is an answer and nothing else, or has one number alone; None for any other."""
+    if len(text) > _SHORT:
+        return None
+    if form == "letter":
+        return choice(text) or only_option(text)
+    if text and "\n" not in text and (not _PROSE.search(_WRAPPED.sub("", clean(text))) or _FEW_WORDS.fullmatch(text)):
+        return text
+    numbers = {*_NUMBER.findall(text)}
+    return numbers.pop().strip() if form != "expression" and len(numbers) == 1 else None
+
+
+def _marked(text: str, form: Form | None) -> str | None:
+    box = _joined(text, _boxes(text, closed=False))
+    if box is not None and (form != "letter" or choice(box) is not None):
+        return _after_phrase(_SAID_IN_TEXT.sub(r"\1", box), form) or box
     if marked := _HASHES.findall(text):
         return str(marked[-1]).strip()
-    plain = _MARKS.sub("", text)
-    for phrase in [*_PHRASE.finditer(plain)][: -MAX_PHRASES - 1 : -1]:
-        if value := _of_form(_clause(plain, phrase.end()), form):
-            return value
-    bold = [one or other for one, other in _BOLD.findall(text.rstrip().rpartition("\n")[2])]
-    if len(bold) == 1 and not bold[0].rstrip().endswith(":") and (value := _of_form(bold[0], form, whole=True)):
+    if value := _after_phrase(_SAID_IN_TEXT.sub(r"\1", _MARKS.sub("", text)), form):
         return value
-    return None
+    line = text.rstrip().rpartition("\n")[2]
+    bold = [*_BOLD.finditer(line)]
+    said = bold[0][1] or bold[0][2] if len(bold) == 1 and not _BOUNDING.search(line[: bold[0].start()][-60:]) else ":"
+    if not said.rstrip().endswith(":") and (value := _of_form(said, form, whole=True)):
+        return value
+    return box if form != "letter" else _first_or_right(text) or box
+
+
+def _after_phrase(plain: str, form: Form | None) -> str | None:
+    """What the last phrase says that has an answer behind it."""
+    found = (_of_form(_clause(plain, phrase.end()), form) for phrase in [*_PHRASE.finditer(plain)][: -MAX_PHRASES - 1 : -1])
+    return next(filter(None, found), None)
+
+
+def _first_or_right(text: str) -> str | None:
+    """The letter that is the last or the first line of a text, or that the text calls right or chooses."""
+    for line in (text.strip().rpartition("\n")[2], text):
+        if found := _LETTER_LINE.match(line):
+            return found[1]
+    right = ["".join(groups) for groups in _RIGHT_OPTION.findall(text)]
+    return right[-1] if right else None
+
+
+def choice(text: str) -> str | None:
+    """The letters that `text` chooses in a multiple choice, sorted and without repeats; None where `text` is no such choice.
+
+    `B`, `(B)`, `B.`, `\\text{B}`, `**B**`, `option B`, `(B) 12` and, alone, `b` are B; `B, D` and `BD` are BD.
+    """
+    return _choice(text[:_SHORT])
+
+
+@lru_cache(2048)
+def _choice(text: str) -> str | None:
+    found = _LETTERS.fullmatch(" ".join(clean(text).split()).strip("*. "))
+    return None if found is None else "".join(sorted(set(re.sub("[^A-Z]", "", found[1].replace("and", "").upper()))))
 
 
 def _clause(text: str, start: int) -> str:
@@ -119,20 +255,27 @@ def _clause(text: str, start: int) -> str:
     return "" if _NO_ANSWER.match(clause) else clause
 
 
+def _trimmed(text: str) -> str:
+    return text.strip(" ,;:").rstrip(" .,;:")
+
+
 def _of_form(text: str, form: Form | None, whole: bool = False) -> str | None:
     """The answer in a few words that are said to hold it; `whole`: without a `form`, or as an expression, it must be all of them."""
     option = _FIRST_OPTION.match(text)
     if form == "letter":
         named = list(dict.fromkeys(_options(text)))
         return str(option[1]) if option else named[0] if len(named) == 1 else text.strip(" .,;:") if named else None
-    if not _PROSE.search(_WRAPPED.sub("", text)):
-        return text.strip(" .,;:") or None
+    if _BOUNDED.match(text):
+        return _trimmed(text)
+    text = in_figures(text) if form in ("number", None) else text
+    if not _PROSE.search(_WRAPPED.sub("", text)) and (form == "expression" or not _FOREIGN.search(text)):
+        return _trimmed(text) or None
     numbers = _NUMBER.findall(text.rpartition("=")[2]) or _NUMBER.findall(text)
     if form == "number" and numbers and (len(numbers) == 1 or not _SEVERAL.search(text)):
         return str(numbers[0]).strip()
     if form == "expression":
         math = segments(text)
-        return math[0] if len(math) == 1 else None if whole else text.strip(" .,;:") or None
+        return math[0] if len(math) == 1 else None if whole else _trimmed(text) or None
     return str(option[1]) if option else str(numbers[0]).strip() if len(numbers) == 1 else None
 
 

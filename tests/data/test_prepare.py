@@ -386,7 +386,7 @@ def test_answers_are_taken_as_the_recipe_says(write: Write, tmp_path: Path) -> N
     prepare(tiny(), str(write("p.jsonl", rows)), tmp_path / "out.parquet")
     assert [row["answer"] for row in rows_of(tmp_path / "out.parquet")] == [rows[0]["a"], "27", "$3$, 5"]
     prepare(tiny(gold="boxed"), str(write("p.jsonl", rows[:1])), tmp_path / "boxed.parquet")
-    assert [row["answer"] for row in rows_of(tmp_path / "boxed.parquet")] == ["\\frac{1}{2}"]
+    assert [row["answer"] for row in rows_of(tmp_path / "boxed.parquet")] == ["1, \\frac{1}{2}"]
 
 
 # The hub

@@ -2,7 +2,9 @@
 
 import re
 import time
+import unicodedata
 from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.grading.answers import KINDS, Kind, as_kind, choice, quick_grade, same_answer
 from pipeline.grading.stated import boxed, has_boxed
-from tests.support.grading_pairs import PAIRS
+from tests.support.grading_pairs import PAIRS, Pair
 
 
 @pytest.mark.parametrize(
@@ -211,6 +213,45 @@ def test_what_takes_no_algebra_is_decided_rightly() -> None:
     found = [(pair, quick_grade(pair.kind, pair.answer, pair.reference)) for pair in PAIRS]
     assert [pair for pair, grade in found if grade not in (None, pair.right)] == []
     assert sum(grade is not None for _, grade in found) > 250
+
+
+UNSEEN = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) == "Cf"]
+
+
+@given(st.sampled_from(PAIRS), st.data())
+def test_what_is_not_seen_changes_no_verdict(pair: Pair, data: st.DataObject) -> None:
+    sides = [pair.answer, pair.reference]
+    for number, text in enumerate(sides):
+        for place in data.draw(st.lists(st.integers(0, len(text)), max_size=4)):
+            sides[number] = sides[number][:place] + data.draw(st.sampled_from(UNSEEN)) + sides[number][place:]
+    assert quick_grade(pair.kind, *sides) is quick_grade(pair.kind, pair.answer, pair.reference)
+
+
+LAYOUT = [
+    r"\Large {}",
+    r"{{\bf {}}}",
+    r"{{{}}}",
+    r"{}\hspace{{1cm}}",
+    r"\displaystyle {}",
+    r"{}\,",
+    r"\boxed{{\mathsf{{{}}}}}",
+    r"{} \tag{{1}}",
+    r"\fbox{{{}}}",
+]
+
+
+@given(signs, digits, exponents, st.sampled_from(LAYOUT), st.sampled_from(LAYOUT))
+def test_layout_changes_no_verdict(sign: str, whole: int, exponent: int, one: str, other: str) -> None:
+    number, near = (f"{sign}{Decimal(value).scaleb(exponent):f}" for value in (whole, whole + 1))
+    assert quick_grade("math", one.format(number), other.format(number)) is True
+    assert quick_grade("math", one.format(near), other.format(number)) is False
+
+
+@given(st.integers(1, 999), st.integers(1, 999))
+def test_what_a_double_rounds_is_equal_to_it(over: int, under: int) -> None:
+    assert quick_grade("math", f"{over}/{under}", repr(over / under)) is True
+    assert quick_grade("math", f"{over}/{under}", repr((over + 1) / under)) is False
+    assert quick_grade("math", f"{over}/{under}", f"{over / under:.3f}") is (Fraction(f"{over / under:.3f}") == Fraction(over, under))
 
 
 HOSTILE = ["\\boxed{" * 50_000, "{" * 200_000, "\\boxed" + " " * 200_000, "\\boxed{" + "}" * 50_000, "9" * 9_999, "1e999999999"]

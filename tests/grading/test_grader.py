@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.grading.answers import Kind
+from pipeline.grading.answers import Kind, form_of
 from pipeline.grading.grader import LONGEST, Grade, Grader
+from pipeline.grading.stated import stated_in
 from tests.support.grading_pairs import PAIRS
 
 SYMMETRIC = {
@@ -49,6 +50,9 @@ def test_every_pair_has_its_verdict(grader: Grader, topic: tuple[str, str]) -> N
     pairs = [pair for pair in PAIRS if (pair.kind, pair.topic) == topic]
     grades = [grader.grade(pair.kind, pair.answer, pair.reference) for pair in pairs]
     assert [pair for pair, grade in zip(pairs, grades, strict=True) if grade.correct is not pair.right or grade.why] == []
+    given = [stated_in(pair.answer, "", form_of(pair.kind, pair.reference)) or "" for pair in pairs]
+    of_chains = [grader.grade(pair.kind, said, pair.reference).correct for pair, said in zip(pairs, given, strict=True)]
+    assert [(pair, said) for pair, said, right in zip(pairs, given, of_chains, strict=True) if right is not pair.right] == []
     assert all(grade.rule for grade in grades)
 
 

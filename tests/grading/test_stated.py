@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.grading.answers import quick_grade
-from pipeline.grading.stated import Form, stated
+from pipeline.grading.stated import Form, stated, stated_in
 
 DRAFTS: list[tuple[Form | None, str, str | None]] = [
     ("number", "Tom collects 2, so 13 + 2 = 15.\n\nTom drops 2, so 15 - 2 = 13.\n\n</think>", "13"),
@@ -66,6 +66,45 @@ def test_what_marks_an_answer() -> None:
     assert stated("So it is **3**.", "number") == "3"
     assert stated("#### 3") == "3"
     assert stated("of 5, 3 are left", "number") == "3"
+
+
+MARKS = [
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<thinking>", "</thinking>"),
+    ("<seed:think>", "</seed:think>"),
+    ("", "</thought>"),
+    ("<reasoning>", "</reasoning>"),
+    ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
+    ("analysis", "assistantfinal"),
+    ("<|channel>thought", "<channel|>"),
+]
+
+
+@pytest.mark.parametrize(("begin", "end"), MARKS)
+@pytest.mark.parametrize("answer", ["The answer is **5**.", "\\boxed{5}", "5", "<answer>5</answer>", "It costs 5 dollars."])
+def test_what_is_thought_is_no_answer(begin: str, end: str, answer: str) -> None:
+    text = f"{begin}Maybe \\boxed{{4}}.{end}{answer}"
+    assert {stated(text, "number"), stated_in(text, "", "number"), stated_in("", text, "number")} == {"5"}
+    assert stated_in(f"{begin}Maybe \\boxed{{4}}.{end}", "") == "4", "where nothing else is said"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '<tool_call>{"name": "add", "arguments": {"x": 5}}</tool_call>',
+        '[TOOL_CALLS][{"name": "add", "arguments": {"x": 5}}]',
+        '```json\n{"name": "add", "parameters": {"x": 5}}\n```',
+        "<|python_tag|>add(x=5)",
+        "<function=add>5</function>",
+    ],
+)
+def test_what_is_asked_of_a_tool_is_no_answer(call: str) -> None:
+    assert stated_in(call, "") is None
+    assert stated_in(call, "so \\boxed{5}") == "5"
 
 
 @given(st.text(), st.sampled_from(["number", "letter", "expression", None]))

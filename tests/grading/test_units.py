@@ -1,6 +1,8 @@
 """Units at the end of answers are found, named and told apart."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.grading.forms import clean
 from pipeline.grading.units import differ, split_unit, unit_name
@@ -21,7 +23,7 @@ from pipeline.grading.units import differ, split_unit, unit_name
         (r"-\$36", "-36", "dollar"),
         ("\u20ac5", "5", "euro"),
         (r"90^\circ", "90", "degree"),
-        (r"37^{\circ} C", "37", "degree"),
+        (r"37^{\circ} C", "37", "celsius"),
         ("5 x", "5 x", None),
         ("3abc", "3abc", None),
         ("5am", "5am", None),
@@ -43,6 +45,34 @@ def test_known_units_differ_and_others_count_for_nothing() -> None:
     assert not differ("cm", None)
     assert not differ("", "m")
     assert not differ("kg", "kg")
+
+
+SIZES = [
+    ["mph", "mi/h", "miles per hour", "mile h^{-1}"],
+    ["kph", "km/h", "kilometers per hour", r"km\cdot h^{-1}", "kmh"],
+    ["m/s", "meters per second", r"m\,s^{-1}", r"m\cdot s^{-1}", "metre/sec"],
+    ["m/s^2", "m s^{-2}", "m/s/s", "meters per second squared"],
+    ["ml", "mL", "cm^3", "cubic centimeters", "millilitres"],
+    ["l", "liters", "L"],
+    ["kPa", "kilopascals", "kN/m^2"],
+    ["Pa", "N/m^2", "pascals"],
+    ["mmol", "millimoles"],
+    ["mol", "moles"],
+    ["J", "N m", "N-m", r"N\cdot m", "joules", "kg m^2/s^2"],
+    ["kWh", r"kW\cdot h"],
+    ["W", "J/s", "watts"],
+    ["in", "inches", "inch"],
+    ["celsius", "centigrade"],
+    ["fahrenheit"],
+]
+
+
+@given(st.data())
+def test_units_of_one_size_are_equal_and_others_are_not(data: st.DataObject) -> None:
+    first, second = (data.draw(st.sampled_from(SIZES)) for _ in range(2))
+    one, other = (unit_name(data.draw(st.sampled_from(group))) for group in (first, second))
+    assert one
+    assert differ(one, other) is (first is not second)
 
 
 @pytest.mark.parametrize("words", ["", " ", "/", "per", "of the", "2", "square", "squared", "km/", "/h", "a b c"])

@@ -243,7 +243,8 @@ def act(here: Any, chain: Chain, move: str, text: str) -> None:
     ("thought", "answer", "expected"),
     [
         (["\\boxed{1}"], "so \\boxed{2}", "2"),
-        (["\\boxed{1}", "hm", "yes", "so"], "It is one.", "1"),
+        (["\\boxed{1}", "hm", "yes", "so"], "That is all.", "1"),
+        (["\\boxed{1}"], "It is two.", "It is two."),
         (["\\boxed{1}"], None, "1"),
         (["no box"], " It is 2. ", "It is 2."),
         (["no box"], None, None),
