@@ -14,10 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import NamedTuple, TypeAlias
 
+from msgspec import structs
+
 from pipeline.engine import Tokenizer
 from pipeline.errors import GraphError, RequestRefused
 from pipeline.graph.prompts import DEFAULT_PROMPTS, DELIMITER, ChoosePrompt, Marks, Message, Options, Prompts, Question, filled, pieces
-from pipeline.reasoning.template import ASKED, SAID, Margins, parts_of, stripped_margins
+from pipeline.reasoning.template import ASKED, SAID, Margins, own_marks, parts_of, stripped_margins
 
 MOST_KNOWN = 4096
 """So many texts are kept with their ids at most."""
@@ -81,8 +83,9 @@ class PromptBuilder:
     def __init__(self, tokenizer: Tokenizer, prompts: Prompts = DEFAULT_PROMPTS, where: str = "its chat template") -> None:
         """Raises `GraphError` at `where` for a template that cannot ask a problem, or a tokenizer without the reasoning tags that `prompts`
         names."""
-        self.tokenizer, self.prompts, self._where = tokenizer, prompts, where
-        marks, special = prompts.thought, tokenizer.special_ids
+        special = tokenizer.special_ids
+        prompts = structs.replace(prompts, thought=own_marks(special, prompts.thought))
+        self.tokenizer, self.prompts, self._where, marks = tokenizer, prompts, where, prompts.thought
         if marks != Marks() and (missing := {marks.open, marks.close} - special.keys()):
             raise GraphError(where, f"its tokenizer has no token {min(missing)!r}, set in `prompts.thought`")
         # A template may be told not to let its model think: then it closes an empty thought before the reply.

@@ -3,10 +3,12 @@
 Placeholders are rendered in place of the texts, so that a template is rendered a few times at the start and never for a problem.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from pipeline.errors import GraphError
+from pipeline.grading.marks import CLOSE, OPEN
+from pipeline.graph.prompts import Marks
 
 SAID, ASKED = "q1w2said", "q1w2asked"
 """Placeholders of an assistant's and a user's text while a template is cut; no template changes or contains them."""
@@ -20,6 +22,16 @@ class Margins(NamedTuple):
 
     left: str
     right: str
+
+
+def own_marks(special: Iterable[str], thought: Marks) -> Marks:
+    """The reasoning tags of a model with these `special` tokens: its own (`[THINK]`) where it lacks the usual ones and no others are asked
+    for than these; else `thought`."""
+    special = list(special)
+    if thought == Marks() and not {thought.open, thought.close} <= {*special}:
+        opens, closes = (next((text for text in special if mark.fullmatch(text)), None) for mark in (OPEN, CLOSE))
+        return Marks(open=opens, close=closes) if opens and closes else thought
+    return thought
 
 
 def parts_of(text: str, *placeholders: str, where: str) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.engine import Tokenizer
 from pipeline.graph.prompts import DEFAULT_PROMPTS, Marks
+from pipeline.reasoning.template import own_marks
 
 
 class TokenTranslator:
@@ -31,9 +32,11 @@ class _Pair:
     """Translates what one tokenizer's engine wrote for another tokenizer's, or the same one's."""
 
     def __init__(self, source: Tokenizer, target: Tokenizer, thought: Marks, *, same: bool) -> None:
-        self._source, self._target, self._mark = source, target, thought.close
+        own = own_marks(source.special_ids, thought)
+        self._source, self._target = source, target
+        self._mark, self._end = own.close, own_marks(target.special_ids, thought).close
         self._shared = same or source.vocabulary == target.vocabulary
-        self._close = source.special_ids.get(thought.close) if thought.open in source.special_ids else None
+        self._close = source.special_ids.get(own.close) if own.open in source.special_ids else None
         self._texts = {id_: text for text, id_ in source.special_ids.items()}
         moved = (id_ for text, id_ in source.special_ids.items() if target.special_ids.get(text) != id_)
         # An id that the source's tokenizer does not know, as a model has it that was made for more tokens, may control the target's chats.
@@ -46,9 +49,9 @@ class _Pair:
         if self._shared and self._changed.isdisjoint(ids):
             return ids
         closes = bool(ids) and ids[-1] == self._close
-        end = self._mark if closes else ""
+        end = self._end if closes else ""
         if not self._shared:
-            return self._target.encode_parts(["", text.removesuffix(end), end])
+            return self._target.encode_parts(["", text.removesuffix(self._mark) if closes else text, end])
         out: list[int] = []
         for token in ids[:-1] if closes else ids:
             if token in self._changed:

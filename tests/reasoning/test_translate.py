@@ -1,6 +1,6 @@
 """Ids of one engine become those of another: as they are, with special ones mapped, or by their text."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
 from tests.support.chains import TOKENIZERS
 
@@ -45,6 +47,37 @@ def test_steps_keep_their_seams_between_vocabularies(metaspace: HFTokenizer, oth
             parts = [ids[:cut], ids[cut:]]
             found = [id_ for part in parts for id_ in translator.translate(source, target, part, decode(part))]
             assert tokenizers[target].decode(found) == decode(ids)
+
+
+class Bracketed(SimTokenizer):
+    """The same tokens, with other tags around a thought."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.special_ids = {bracketed(text): id_ for text, id_ in self.special_ids.items()}
+
+    def encode(self, text: str) -> list[int]:
+        return super().encode(text.replace("[THINK]", "<think>").replace("[/THINK]", "</think>"))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bracketed(super().decode(ids))
+
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
+        return bracketed(super().render(messages))
+
+
+def bracketed(text: str) -> str:
+    return text.replace("<think>", "[THINK]").replace("</think>", "[/THINK]")
+
+
+def test_a_model_has_its_own_tags_around_a_thought() -> None:
+    builder, tokenizers = PromptBuilder(Bracketed()), {"usual": SimTokenizer(), "own": Bracketed()}
+    assert builder.think_close_id == builder.tokenizer.special_ids["[/THINK]"]
+    assert builder.tokenizer.decode(builder.generation("Hi")).endswith("[THINK]\n")
+    for source, target in (("usual", "own"), ("own", "usual")):
+        ids = [*tokenizers[source].encode("So 3."), tokenizers["own"].special_ids["[/THINK]"]]
+        found = TokenTranslator(tokenizers).translate(source, target, ids, tokenizers[source].decode(ids))
+        assert tokenizers[target].decode(found) == {"own": "So 3.[/THINK]", "usual": "So 3.</think>"}[target]
 
 
 TEXT = "Tom has 3.\n\nSo <5 汉</think>"
