@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -138,8 +138,11 @@ def serving(name: str) -> Iterator[str]:
         return
     port = free_port()
     process = subprocess.Popen([sys.executable, "-c", INSTANT, str(port)], cwd=ROOT)
-    time.sleep(2)
     try:
+        while True:
+            with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/v1/models"):
+                break
+            time.sleep(0.1)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         process.kill()

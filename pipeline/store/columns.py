@@ -1,5 +1,6 @@
 """Rows of `trace.events` as columns: Structs enter, Arrow schemas and record batches leave."""
 
+from array import array
 from collections.abc import Sequence
 from itertools import chain
 from types import NoneType, UnionType
@@ -9,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Meta, Struct
 from msgspec.structs import astuple
-from numpy.typing import NDArray
 
 _SCALARS: dict[Any, pa.DataType] = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
+_NOTHING: dict[pa.DataType, Any] = {arrow: kind() for kind, arrow in _SCALARS.items()}
+"""The value below a null."""
 
 
 def schema_of(row: type[Struct]) -> pa.Schema:
@@ -57,27 +59,34 @@ def _kind(hint: Any) -> tuple[pa.DataType, bool]:
 
 
 def _array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """A column as an Arrow array; lists are flattened first, which is several times faster than letting Arrow walk them."""
-    if not pa.types.is_list(kind):
-        return _flat_array(column, kind)
-    offsets = np.zeros(len(column) + 1, np.int32)
-    np.cumsum(np.fromiter(map(len, column), np.int32, len(column)), out=offsets[1:])
-    flat, many = chain.from_iterable(column), int(offsets[-1])
-    if kind.value_type == pa.int64():  # token ids: most values of a trace
-        items = _of_numpy(np.fromiter(flat, np.int64, many), pa.int64())
-    else:
-        items = _array(tuple(flat), kind.value_type)
-    return pa.ListArray.from_arrays(_of_numpy(offsets, pa.int32()), items, type=kind)
+    """A column as an Arrow array, made of buffers: `pa.array` imports pandas where that is installed, and all calls wait a second or two."""
+    if pa.types.is_list(kind):  # flattened first; token ids, most values of a trace, through no tuple
+        ids = kind.value_type == pa.int64() and not kind.value_field.nullable
+        flat = chain.from_iterable(column)
+        items = _array(array("q", flat) if ids else tuple(flat), kind.value_type)
+        return pa.ListArray.from_arrays(pa.Array.from_buffers(pa.int32(), len(column) + 1, [None, _offsets(column)]), items, type=kind)
+    if isinstance(column, array):
+        return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(column)])
+    present = None
+    if None in column:
+        nothing, present = _NOTHING[kind], _bits([each is not None for each in column])
+        column = [nothing if each is None else each for each in column]
+    if kind == pa.string():
+        text = "".join(column)
+        # A lone surrogate, which UTF-8 cannot hold, becomes a question mark: one odd character must not end the run.
+        offsets = _offsets(column if text.isascii() else [each.encode(errors="replace") for each in column])
+        return pa.Array.from_buffers(kind, len(column), [present, offsets, pa.py_buffer(text.encode(errors="replace"))])
+    content = _bits(column) if kind == pa.bool_() else pa.py_buffer(array("d" if kind == pa.float64() else "q", column))
+    return pa.Array.from_buffers(kind, len(column), [present, content])
 
 
-def _of_numpy(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """Through a buffer: `pa.array` of a numpy array imports pandas where that is installed, which takes up to a second."""
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+def _bits(column: Sequence[bool]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(np.fromiter(column, np.bool_, len(column)), bitorder="little"))
 
 
-def _flat_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    try:
-        return pa.array(column, kind)
-    except UnicodeEncodeError:
-        # A lone surrogate, which UTF-8 cannot hold: one odd character must not end the run.
-        return pa.array([text if text is None else text.encode(errors="replace").decode() for text in column], kind)
+def _offsets(parts: Sequence[Any]) -> pa.Buffer:
+    """Where each of the `parts` begins and the last one ends; raises `OverflowError` beyond what a column can hold."""
+    ends = np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)))
+    if len(parts) and ends[-1] >= 1 << 31:
+        raise OverflowError(f"{ends[-1]:,} bytes or items in one column")
+    return pa.py_buffer(np.concatenate(([0], ends)).astype(np.int32))
