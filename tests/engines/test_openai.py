@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from pipeline.engine import Asks, Candidate, Completion, Request, Tokenizer
-from pipeline.engines.openai.engine import FAILURES_IN_ROW, OpenAIEngine
+from pipeline.engines.openai.engine import OpenAIEngine
 from pipeline.engines.openai.request import Terms, answer_ids, prompt_of
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused
@@ -241,6 +241,7 @@ def test_a_key_goes_into_a_header_and_nowhere_else(monkeypatch: pytest.MonkeyPat
             error = await outcome(engine, ask())
             assert isinstance(error, PipelineError)
             said.extend([repr(error), repr(vars(error)), repr(error.__context__), *traceback.format_exception(error)])
+            assert await engine.wait_answering() is False
 
     with small_server(VLLM, TOKENIZER, key=KEY) as server:
         spec = spec_of(server, api_key_env="SMALL_LOGIN", server="vllm")
@@ -318,7 +319,7 @@ def at(fails: Mapping[str, Any]) -> Any:
         (VLLM, {"/completions": status(429, "later")}, {}, "answered 429: later"),
         (VLLM, {"/models": hang}, {"startup_timeout_s": 0.5}, r"did not say .* within startup_timeout_s=0\.5; increase it if"),
         (VLLM, {"": status(302, "", {"Location": "https://login.invalid/"})}, {}, "redirects to https://login.invalid/, which is not"),
-        (VLLM, {"/models": raw(b'{"data": [5, null, {"id": 5}, {"id": "b"}]}')}, {}, "does not serve 'tiny'; known are"),
+        (VLLM, {"/models": raw(b'{"data": [{"id": "b"}]}')}, {}, "does not serve 'tiny'; known are"),
         (HOSTED, {"/models": raw(b"[" * 100_000), "/completions": raw(b'{"choices": []}')}, {}, "has 0 choices, not 1"),
         (HOSTED, {"/completions": raw(b"<html>")}, {}, "is not JSON"),
         (replace(HOSTED, wraps=11), {}, {}, r"counts (\d+) tokens for a prompt of (\d+): the server wraps prompts in a chat template"),
@@ -466,11 +467,10 @@ def test_a_server_that_answers_nobody_any_more_ends_the_engine(monkeypatch: pyte
 
     async def conversation(engine: OpenAIEngine) -> None:
         server.always = fault
-        errors = [await outcome(engine, ask()) for _ in range(FAILURES_IN_ROW)]
-        assert all(isinstance(error, EngineUnavailable | EngineDead) for error in errors)
-        with pytest.raises(EngineDead, match=says):
-            await engine.wait_answering()
-        assert isinstance(await outcome(engine, ask()), EngineDead)
+        assert isinstance(await outcome(engine, ask()), EngineUnavailable | EngineDead)
+        for _ in range(2):
+            with pytest.raises(EngineDead, match=says):
+                await engine.generate(ask())
 
     with small_server(VLLM, TOKENIZER) as server:
         talk(spec_of(server, reconnect_s=1.0), conversation)
@@ -479,8 +479,7 @@ def test_a_server_that_answers_nobody_any_more_ends_the_engine(monkeypatch: pyte
 def test_calls_wait_for_a_server_that_is_restarted() -> None:
     async def conversation(engine: OpenAIEngine) -> None:
         server.stop()
-        for _ in range(FAILURES_IN_ROW):
-            assert "broke the connection" in (said := str(await outcome(engine, ask()))) or "cannot be reached" in said
+        assert "broke the connection" in (said := str(await outcome(engine, ask()))) or "cannot be reached" in said
         async with anyio.create_task_group() as tasks:
             for number in range(5):
                 tasks.start_soon(engine.generate, ask(str(number)))
@@ -497,9 +496,8 @@ def test_calls_wait_for_a_server_that_is_restarted() -> None:
 def test_calls_that_time_out_speak_against_their_server() -> None:
     async def conversation(engine: OpenAIEngine) -> None:
         server.always = hang
-        for _ in range(FAILURES_IN_ROW):
-            with anyio.move_on_after(0.2):
-                await engine.generate(ask())
+        with anyio.move_on_after(0.2):
+            await engine.generate(ask())
         with pytest.raises(EngineDead, match="has not answered"):
             await engine.generate(ask())
 

@@ -46,8 +46,8 @@ REPLIES: dict[str, tuple[Reply, Verdict, str]] = {
     "nothing": (content(b""), "malformed", "not JSON"),
     "no UTF-8": (content(b"\xff\xfe{}"), "malformed", "not JSON"),
     "a stream": (content(b"data: {}\n\n", Content_Type="text/event-stream; charset=utf-8"), "malformed", "streams, though not asked to"),
-    "deep": (content(b'{"choices": ' + DEEP + b"}"), "malformed", "is not a completion"),
-    "deep elsewhere": (content(b'{"odd": ' + DEEP + b"}"), "malformed", "is not a completion: it is nested too deeply"),
+    "deep": (content(b'{"choices": ' + DEEP + b"}"), "malformed", "is not"),
+    "deep elsewhere": (content(b'{"odd": ' + DEEP + b"}"), "malformed", "is not JSON"),
     "many digits": (content(b'{"choices": ' + b"9" * 5000 + b"}"), "malformed", "is not"),
     "null choices": (content(b'{"choices": null}'), "malformed", "is not a completion"),
     **{

@@ -7,19 +7,20 @@ engine dies.
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
-from msgspec import structs
+from msgspec import Struct, structs
 
 from pipeline.engine import Asks, Availability, Backend, Completion, EngineStatistics, Examination, Fact, Finding, Request, Tokenizer
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.models import resolve
 from pipeline.engines.openai.client import NoAnswer, Server, quoted, read_key
-from pipeline.engines.openai.replies import Body, body_in, completion_of, fields_in, named_logprobs, refusal_of
+from pipeline.engines.openai.replies import Body, body_in, completion_of, named_logprobs, refusal_of
 from pipeline.engines.openai.request import Prompt, Terms, body_of, prompt_of
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.startup import READY, tell_phase
@@ -30,10 +31,8 @@ from pipeline.system.machine import Machine
 from pipeline.system.tasks import background_tasks, gather
 
 T = TypeVar("T")
-FAILURES_IN_ROW = 3
-"""After so many failures without an answer between them the server counts as away: it gets no calls until it answers a small request."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
-"""First and longest wait before a server that is away, or still loads its model, is asked again; each is twice as long as the last."""
+"""First and longest wait before a server that does not answer, or still loads its model, is asked again; each is twice the last."""
 REFUSED_S, ASK_S = 5.0, 30.0
 """For how long a server may refuse everything, or answer nonsense, until the engine dies; longest wait for an answer to a small request."""
 _TIMED_OUT = 0.9
@@ -46,7 +45,7 @@ _BEGUN = "0\n1\n"
 """What the answer begins with, again and again: a model goes on with it, and `0` and `1` are among its likeliest tokens."""
 
 
-class ServedModel(NamedTuple):
+class ServedModel(Struct, frozen=True):
     """One model in a server's list; `root` and, of an adapter, `parent` are the model's files and its base model, as vLLM states them."""
 
     id: str
@@ -56,35 +55,37 @@ class ServedModel(NamedTuple):
     root: str | None = None
 
 
+class _Models(Struct, frozen=True):
+    data: list[ServedModel]
+
+
 class OpenAIEngine:
-    """The `Engine` contract over a server; open it with `open_openai`."""
+    """The `Engine` contract over a server; open it with `open_openai`.
+
+    After a failure the next call first asks whether the server answers a small request; while it does not, all calls wait.
+    """
 
     def __init__(
         self, role: str, server: Server, terms: Terms, tokens: HFTokenizer, max_model_len: int, facts: Mapping[str, Fact], tasks: TaskGroup
     ) -> None:
         """`tasks` must live as long as the engine."""
-        self.role, self.max_model_len, self.facts = role, max_model_len, facts
+        self.role, self.max_model_len, self.facts, self.vocab_size = role, max_model_len, facts, tokens.vocab_size + PADDING_IDS
         self.tokenizer: Tokenizer = tokens
-        self.vocab_size, self._max_ids = tokens.vocab_size, tokens.vocab_size + PADDING_IDS
         self._server, self._terms, self._spec, self._tasks = server, terms, terms.spec, tasks
         self._limit_s = min(self._spec.hang_s, self._spec.timeout_s or self._spec.hang_s)
-        self._small = small_request(tokens)
-        self._meter, self._running = UsageMeter(), 0
-        self._failures = 0
-        self._away: NoAnswer | None = None
-        """Why calls wait here; None while they are sent."""
-        self._changed = anyio.Event()
-        """Set when the server is back, or the engine dead."""
-        self._exit_reason: str | None = None
+        self._small, self._meter = small_request(tokens), UsageMeter()
+        self._doubted, self._asking = False, anyio.Lock()
+        self._dead, self._exit_reason = anyio.Event(), ""
 
     async def generate(self, request: Request) -> Completion:
-        self._check_alive()
         validate_request(request, self.max_model_len, self.vocab_size, self._spec.adapters)
         if (request.scored_ids and "scoring" in self._terms.cannot) or (request.option_ids and not self._terms.logprobs):
             raise RequestRefused(f"request {request.request_id!r}: the server of {self.role!r} returns no such log probabilities")
         self._meter.begin()
         try:
-            await self._wait_back()
+            self._check_alive()
+            if self._doubted:
+                await self._wait_certain()
             completion = await self._sent(request)
         finally:
             self._meter.end()
@@ -92,8 +93,7 @@ class OpenAIEngine:
         return completion
 
     async def rehearse(self, asks: Asks) -> None:
-        where, url, room = f"engine {self.role!r}", self._server.url, self.max_model_len - len(self._small.prompt_ids)
-        max_tokens = min(asks.max_tokens, room)
+        max_tokens = min(asks.max_tokens, self.max_model_len - len(self._small.prompt_ids))
         # A server that does not state its context may have less than the file says.
         length = 0 if self._spec.max_model_len is None else min(asks.context or self.max_model_len, self.max_model_len) - max_tokens
         self._small = small = small_request(self.tokenizer, max_tokens, length, options=asks.options, candidates=asks.candidates)
@@ -105,26 +105,22 @@ class OpenAIEngine:
                     said = quoted(", ".join(map(repr, named)))
                     raise NoAnswer("malformed", f"names neither '0' nor '1' in its log probabilities, so no option can be read: {said}")
         except NoAnswer as found:
-            if found.verdict in ("busy", "failing"):  # which passes, or ends the run
-                return
-            asked = f"{max_tokens:,} tokens after a prompt of {len(small.prompt_ids):,}, as the run may ask"
-            raise GraphError(where, f"{url}, asked for {asked}, {quoted(str(found))}") from None
+            if found.verdict not in ("busy", "failing"):  # which passes, or ends the run
+                asked = f"{max_tokens:,} tokens after a prompt of {len(small.prompt_ids):,}, as the run may ask"
+                raise GraphError(f"engine {self.role!r}", f"{self._server.url}, asked for {asked}, {quoted(str(found))}") from None
 
     async def wait_answering(self) -> bool:
-        self._check_alive()
-        away = self._away is not None
-        if await self._answers():
-            return away
-        await self._wait_back()
-        return True
+        self._doubted = True
+        return await self._wait_certain()
 
     @property
     def received_bytes(self) -> int:
         return self._server.received_bytes
 
     def statistics(self) -> EngineStatistics:
-        """Counted on this side of the connection: a request waits while the server is away."""
-        return self._meter.statistics(running=self._running, waiting=self._meter.open_calls - self._running)
+        """Counted on this side of the connection: requests wait while it is not certain that the server answers."""
+        calls = self._meter.open_calls
+        return self._meter.statistics(waiting=calls) if self._doubted else self._meter.statistics(running=calls)
 
     async def aclose(self) -> None:
         self._die("it was closed")
@@ -140,101 +136,61 @@ class OpenAIEngine:
     async def _sent(self, request: Request) -> Completion:
         """The answer of the server; raises the error to raise where there is none."""
         sent = anyio.current_time()
-        self._running += 1
         try:
-            _, completion = await self._answer(request)
-        except NoAnswer as found:
-            failure = found
+            return (await self._answer(request))[1]
         except anyio.get_cancelled_exc_class():
-            if (elapsed_s := anyio.current_time() - sent) >= _TIMED_OUT * self._limit_s:
-                self._failed(NoAnswer("failing", f"has not answered for {elapsed_s:.3g} s"))
+            self._doubted = self._doubted or anyio.current_time() - sent >= _TIMED_OUT * self._limit_s
             raise
-        else:
-            self._failures = 0
-            if self._away is not None and self._away.verdict == "failing":
-                self._return()
-            for candidate in completion.candidates:  # an id that the model has and its tokenizer lacks comes back in a prompt
-                self.vocab_size = max(self.vocab_size, min(1 + max(candidate.ids, default=0), self._max_ids))
-            return completion
-        finally:
-            self._running -= 1
-        raise await self._error_of(failure, request) from None
-
-    async def _error_of(self, failure: NoAnswer, request: Request) -> EngineUnavailable | RequestRefused:
-        """The error to raise for a request that got no answer. One that was refused may have met a server that refuses everything."""
+        except NoAnswer as found:
+            failure, words = found, f"at {self._server.url} {quoted(found.words)}"
         self._check_alive()
-        words = f"at {self._server.url} {quoted(failure.words)}"
-        if failure.verdict == "refused" and await self._answers():
-            return RequestRefused(f"request {request.request_id!r}: engine {self.role!r} {words}")
-        if failure.verdict in ("failing", "malformed"):
-            self._failed(failure)
+        self._doubted = self._doubted or failure.verdict in ("failing", "malformed", "refused")
+        if failure.verdict == "refused" and not await self._wait_certain():  # it answers others
+            raise RequestRefused(f"request {request.request_id!r}: engine {self.role!r} {words}")
         if failure.verdict in ("malformed", "cut"):
-            return BadCompletion(self.role, request.request_id, f"its answer {quoted(failure.words)}")
-        return EngineUnavailable(self.role, words, failure.retry_after_s)
+            raise BadCompletion(self.role, request.request_id, f"its answer {quoted(failure.words)}")
+        raise EngineUnavailable(self.role, words, failure.retry_after_s)
 
-    # Whether the server answers.
-
-    def _failed(self, failure: NoAnswer) -> None:
-        self._failures += 1
-        if self._failures >= FAILURES_IN_ROW:
-            self._leave(failure)
-
-    def _leave(self, failure: NoAnswer) -> None:
-        """The server answers nobody: calls wait, and it is asked until it answers or the engine dies."""
-        if self._away is None:
-            self._changed = anyio.Event()
-            self._tasks.start_soon(self._await_return, self._changed)
-        self._away = failure
-
-    def _return(self) -> None:
-        self._failures, self._away = 0, None
-        self._changed.set()
-
-    async def _wait_back(self) -> None:
-        """Wait while the server is away; raises `EngineDead` where it will not be back."""
-        while self._away is not None:
-            await self._changed.wait()
+    async def _wait_certain(self) -> bool:
+        """Ask the server, after pauses that grow, until it answers; whether it did not at first. Ends the engine where that takes too
+        long."""
+        async with self._asking:
+            since, pause_s, away = anyio.current_time(), FIRST_PAUSE_S, False
+            while self._doubted:
+                self._check_alive()
+                if (failure := await self._failure()) is None:
+                    self._doubted = False
+                    return away
+                away, limit_s, suffix = True, self._spec.reconnect_s, f"it has not answered for reconnect_s={self._spec.reconnect_s:g}"
+                if failure.verdict in ("refused", "malformed") and limit_s > REFUSED_S:
+                    limit_s, suffix = REFUSED_S, f"it has given no valid answer for {REFUSED_S:g} s"
+                if (left_s := since + limit_s - anyio.current_time()) <= 0:
+                    self._die(f"the server at {self._server.url} {quoted(str(failure))}; {suffix}")
+                with anyio.move_on_after(min(pause_s, max(left_s, 0.0))):
+                    await self._dead.wait()
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             self._check_alive()
+            return True
 
-    async def _answers(self) -> bool:
-        """True if the server answers a small request now."""
-        failure: NoAnswer | None = NoAnswer("failing", f"has not answered a small request for {ASK_S:g} s")
-        with anyio.move_on_after(min(ASK_S, self._limit_s)):
+    async def _failure(self) -> NoAnswer | None:
+        """Why the server does not answer a small request; None where it does."""
+        limit_s = min(ASK_S, self._limit_s, self._spec.reconnect_s)
+        with anyio.move_on_after(limit_s):
             try:
                 await self._answer(self._small)
-                failure = None
-            except NoAnswer as found:  # a server that cuts its answers short does answer
-                failure = None if found.verdict == "cut" else found
-        self._check_alive()
-        if failure is not None:
-            self._leave(failure)
-        elif self._away is not None:
-            self._return()
-        return failure is None
-
-    async def _await_return(self, changed: anyio.Event) -> None:
-        """Ask a server that is away, after pauses that grow, until it answers; end the engine where that takes too long."""
-        since, pause_s = anyio.current_time(), FIRST_PAUSE_S
-        while self._away is not None and not changed.is_set():
-            limit_s, suffix = self._spec.reconnect_s, f"; it has not answered for reconnect_s={self._spec.reconnect_s:g}"
-            if self._away.verdict in ("refused", "malformed") and limit_s > REFUSED_S:
-                limit_s, suffix = REFUSED_S, f"; it has given no valid answer for {REFUSED_S:g} s"
-            left_s = since + limit_s - anyio.current_time()
-            if left_s <= 0:
-                return self._die(f"the server at {self._server.url} {quoted(str(self._away))}{suffix}")
-            await anyio.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            with suppress(EngineDead), anyio.move_on_after(max(left_s, FIRST_PAUSE_S)):
-                await self._answers()
+            except NoAnswer as found:
+                return None if found.verdict == "cut" else found  # one that cuts its answers short does answer
+            return None
+        return NoAnswer("failing", f"has not answered a small request for {limit_s:g} s")
 
     def _die(self, exit_reason: str) -> None:
         """Make every call raise `EngineDead` from now on, those that wait, and those in flight as their connections close."""
         self._exit_reason = self._exit_reason or exit_reason
-        self._changed.set()
+        self._dead.set()
         self._tasks.start_soon(self._server.aclose)
 
     def _check_alive(self) -> None:
-        if self._exit_reason is not None:
+        if self._exit_reason:
             raise EngineDead(self.role, self._exit_reason)
 
 
@@ -292,7 +248,8 @@ async def _open(role: str, spec: OpenAISpec, server: Server, tasks: TaskGroup, o
             if (parent := _served(where, url, models, served, f" as the adapter {name!r}").parent) not in (None, spec.model):
                 what = f"serves {served!r}, configured as the adapter {name!r} of {spec.model!r}, as an adapter of {quoted(str(parent))!r}"
                 raise GraphError(where, f"{url} {what}; name another, or correct model")
-        if (max_model_len := min(filter(None, (model.max_model_len, spec.max_model_len)), default=None)) is None:
+        lengths = [length for length in (model.max_model_len, spec.max_model_len) if length is not None and length > 0]
+        if (max_model_len := min(lengths, default=None)) is None:
             raise GraphError(where, f"{url} does not report the context length of {spec.model!r}; set max_model_len")
         tell_phase(role, "loading the tokenizer")
         tokenizer = await anyio.to_thread.run_sync(_load_tokenizer, role, spec, abandon_on_cancel=True, limiter=one)
@@ -320,20 +277,16 @@ async def listed_models(where: str, server: Server, api_key_env: str | None, max
             raise GraphError(where, f"{server.url} {remedy} (status {reply.status})")
         if reply.status != 200 and (found := refusal_of(reply)).verdict != "refused":
             raise found
-        cards = fields_in(reply.content).get("data")
-        return [_model_of(card) for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
+        try:
+            return msgspec.json.decode(reply.content, type=_Models).data
+        except (ValueError, RecursionError):
+            return []
 
     try:
         with anyio.fail_after(max_s + ASK_S):
             return await _until_loaded(ask, max_s)
     except (NoAnswer, TimeoutError) as error:
         raise GraphError(where, f"the server at {server.url} {error or 'does not answer'}; start it, or check base_url") from None
-
-
-def _model_of(card: Mapping[str, Any]) -> ServedModel:
-    name, owner, parent, root = (card[key] if isinstance(card.get(key), str) else None for key in ("id", "owned_by", "parent", "root"))
-    length = card.get("max_model_len")
-    return ServedModel(name or "", owner, length if isinstance(length, int) and 16 <= length < 1 << 31 else None, parent, root)
 
 
 def _served(where: str, url: str, models: list[ServedModel], name: str, purpose: str = "") -> ServedModel:

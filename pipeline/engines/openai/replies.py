@@ -63,12 +63,6 @@ class Logprobs(Struct, frozen=True):
         return [{name: _logprob(value) for name, value in (place or {}).items()} for place in found]
 
 
-class PromptLogprob(Struct, frozen=True):
-    """The log probability of one token at one place of the prompt, as vLLM gives it."""
-
-    logprob: float
-
-
 class Choice(Struct, frozen=True):
     """One candidate as the server sent it (OpenAI's word for it is choice)."""
 
@@ -81,7 +75,7 @@ class Choice(Struct, frozen=True):
     logprobs: Logprobs | None = None
     stop_reason: Stop | UnsetType = UNSET
     """vLLM's field for the stop string or stop id that ended it; None for an end of sequence."""
-    prompt_logprobs: tuple[dict[str, PromptLogprob] | None, ...] | None = None
+    prompt_logprobs: tuple[dict[str, TokenLogprob] | None, ...] | None = None
     prompt_token_ids: Raw = _NULL
     """The prompt, which vLLM repeats with every candidate."""
 
@@ -103,24 +97,25 @@ class Choice(Struct, frozen=True):
 
 
 class Body(Struct, frozen=True):
-    """The body of an answer; what is no candidate is decoded when it is asked for."""
+    """The body of an answer."""
 
     choices: tuple[Choice, ...]
-    usage: Raw = _NULL
-    model: Raw = _NULL
-    metrics: Raw = _NULL
+    usage: Any = None
+    model: Any = None
+    metrics: Any = None
 
     def count(self, name: str, part: str | None = None) -> int | None:
         """A token count that the server states; None where it states none that can be one."""
-        found = fields_in(self.usage)
-        value = (found if part is None else found.get(part) or {}).get(name)
+        found = self.usage if part is None or not isinstance(self.usage, dict) else self.usage.get(part)
+        value = found.get(name) if isinstance(found, dict) else None
         return value if isinstance(value, int) and 0 <= value < 1 << 31 else None
 
     @property
     def timing(self) -> Timing:
         """The times that vLLM states with `--enable-per-request-metrics`; empty for others, and where they cannot be true."""
-        stated = fields_in(self.metrics)
-        found = [stated.get(name) for name in ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms")]
+        if not isinstance(self.metrics, dict):
+            return Timing()
+        found = [self.metrics.get(name) for name in ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms")]
         queue, first, decode = (max(0.0, ms / 1000) if isinstance(ms, int | float) else None for ms in found)
         prefill = None if queue is None or first is None else max(0.0, first - queue)
         timing = Timing(queue_time_s=queue, prefill_time_s=prefill, decode_time_s=decode, time_to_first_token_s=first)
@@ -134,12 +129,12 @@ def _malformed(words: str, excess: int = 0) -> NoAnswer:
     return NoAnswer("malformed", words, excess=excess)
 
 
-def fields_in(content: bytes | Raw) -> dict[str, Any]:
+def fields_in(content: bytes) -> dict[str, Any]:
     """The JSON object in `content`; empty where it holds none."""
     try:
         found = msgspec.json.decode(content)
     except (ValueError, RecursionError):
-        return {}
+        found = None
     return found if isinstance(found, dict) else {}
 
 
@@ -154,9 +149,7 @@ def body_in(reply: Reply) -> Body:
     except msgspec.ValidationError as error:
         words = words_in(fields_in(reply.content))
         failure = NoAnswer("failing", f"answered with an error: {quoted(words)}") if words else _malformed(f"is not a completion: {error}")
-    except RecursionError:
-        failure = _malformed("is not a completion: it is nested too deeply")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         failure = _malformed(f"is not JSON: {quoted(str(error))}")
     raise failure
 
@@ -205,24 +198,20 @@ def completion_of(request: Request, body: Body, prompt: Prompt, terms: Terms, to
     if asked > 1 and [choice.index for choice in choices] != list(range(asked)):
         raise _malformed("numbers its choices in an unexpected way")
     _check_prompt(body, prompt, terms)
-    options: tuple[float, ...] = ()
-    scored: tuple[float, ...] = ()
-    candidates: list[Candidate] = []
     if request.scored_ids:
-        scored = _scored(request, choices[0])
-    elif request.option_ids:
+        return Completion(candidates=(), scored_logprobs=_scored(request, choices[0]), usage=_usage(request, body, 0))
+    options: tuple[float, ...] = ()
+    if request.option_ids:
         chosen, options = _chosen(request, choices[0], terms, tokenizer)
         candidates = [chosen]
     else:
-        candidates = [_candidate(request, choice, terms, tokenizer) for choice in choices] * (request.n // asked)
-    model = fields_in(b'{"name":' + bytes(body.model) + b"}").get("name")
+        candidates = [_candidate(request, choice, terms, tokenizer) for choice in choices]
     return Completion(
-        candidates=tuple(candidates),
+        candidates=tuple(candidates * (request.n // asked)),
         option_logprobs=options,
-        scored_logprobs=scored,
-        usage=_usage(request, body, sum([len(candidate.ids) for candidate in candidates[:asked]])),
-        timing=Timing() if request.scored_ids else body.timing,
-        model=quoted(model) if isinstance(model, str) else None,
+        usage=_usage(request, body, sum([len(candidate.ids) for candidate in candidates])),
+        timing=body.timing,
+        model=quoted(body.model) if isinstance(body.model, str) else None,
     )
 
 
@@ -244,14 +233,13 @@ def _check_prompt(body: Body, prompt: Prompt, terms: Terms) -> None:
 def _usage(request: Request, body: Body, sampled: int) -> Usage:
     """The counts that the server states; where it states none, or some that cannot be true, those of the request and of the `sampled`
     tokens. For several candidates vLLM states as cached what the last of them found, which the others had just computed."""
-    given, written = len(request.prompt_ids) + len(request.scored_ids), body.count("completion_tokens")
-    believed = written is not None and sampled <= written <= request.n * (request.max_tokens + 1)
-    cached = None if request.scored_ids or candidates_asked(request) > 1 else body.count("cached_tokens", "prompt_tokens_details")
-    return Usage(
-        input_tokens=given,
-        cached_input_tokens=None if cached is None else min(cached, given),
-        output_tokens=0 if request.scored_ids else written if believed and written is not None else sampled,
-    )
+    given, written, cached = len(request.prompt_ids) + len(request.scored_ids), body.count("completion_tokens"), None
+    if written is None or not sampled <= written <= request.n * (request.max_tokens + 1):
+        written = sampled
+    if not request.scored_ids and candidates_asked(request) == 1:
+        cached = body.count("cached_tokens", "prompt_tokens_details")
+    cached = None if cached is None else min(cached, given)
+    return Usage(input_tokens=given, cached_input_tokens=cached, output_tokens=0 if request.scored_ids else written)
 
 
 def _candidate(request: Request, choice: Choice, terms: Terms, tokenizer: Tokenizer) -> Candidate:
@@ -315,8 +303,7 @@ def _end_of_text(request: Request, choice: Choice, terms: Terms, tokenizer: Toke
 
 def named_logprobs(choice: Choice) -> dict[str | int, float]:
     """Log probabilities of the tokens named at the first place, by id where the server says it, else by text."""
-    first = next(iter(choice.logprobs.places if choice.logprobs else []), {})
-    if not first:
+    if not (first := next(iter(choice.logprobs.places if choice.logprobs else []), None)):
         raise _malformed("lacks the requested log probabilities of the options")
     return {int(label[1]) if (label := _ID_LABEL.fullmatch(name)) else name: value for name, value in first.items()}
 
@@ -344,7 +331,6 @@ def _scored(request: Request, choice: Choice) -> tuple[float, ...]:
     """Log probabilities of the tokens at the end of the prompt."""
     places = (choice.prompt_logprobs or ())[-len(request.scored_ids) :]
     given = [place.get(str(token)) if place else None for place, token in zip(places, request.scored_ids, strict=False)]
-    found = tuple([_logprob(one.logprob) for one in given if one is not None])
-    if len(found) != len(request.scored_ids):
+    if len(given) < len(request.scored_ids) or None in given:
         raise _malformed("lacks the log probabilities of some scored tokens")
-    return found
+    return tuple([_logprob(one.logprob) for one in given if one is not None])
