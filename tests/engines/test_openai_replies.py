@@ -34,9 +34,9 @@ def chosen(**fields: Any) -> Reply:
 
 
 REPLIES: dict[str, tuple[Reply, Verdict, str]] = {
-    **{str(code): (refused(code), "failing", f"answered {code}: {WORDS}") for code in (204, 408, 409, 425, 500, 502, 503, 529)},
+    **{str(code): (refused(code), "failing", f"answered {code}: {WORDS}") for code in (204, 408, 409, 425, 500, 502, 529)},
     **{str(code): (refused(code), "refused", f"answered {code}: {WORDS}") for code in (400, 401, 402, 403, 404, 413, 422)},
-    "429": (refused(429), "busy", WORDS),
+    **{str(code): (refused(code), "busy", WORDS) for code in (429, 503)},
     "context": (refused(400, "This model's maximum context length is 99 tokens."), "refused", "maximum context length is 99 tokens"),
     "elsewhere": (Reply(302, {"Location": "http://elsewhere.invalid/"}, b""), "failing", "redirects to http://elsewhere.invalid/, which"),
     "inside": (content(b'{"error": {"message": "out of memory"}}'), "failing", "answered with an error: out of memory"),

@@ -7,7 +7,7 @@ engine dies.
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -35,6 +35,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 """First and longest wait before a server that does not answer, or still loads its model, is asked again; each is twice the last."""
 REFUSED_S, ASK_S = 5.0, 30.0
 """For how long a server may refuse everything, or answer nonsense, until the engine dies; longest wait for an answer to a small request."""
+_MOMENT_S = 1.0
+"""For how long a server may fail to answer its first questions."""
 _TIMED_OUT = 0.9
 """A call that is cancelled after this share of `timeout_s`, or of `hang_s`, has timed out."""
 PADDING_IDS = 4096
@@ -220,22 +222,18 @@ async def open_openai(specs: Mapping[str, OpenAISpec]) -> AsyncIterator[Mapping[
     Raises `GraphError` when a server cannot be reached, refuses the key, does not serve the model or cannot do what is needed.
     """
     one = anyio.CapacityLimiter(1)  # transformers cannot be imported by two threads at once
-    async with background_tasks() as tasks:
-        servers: list[Server] = []
+    async with AsyncExitStack() as stack, background_tasks() as tasks:
+        jobs = []
+        for role, spec in specs.items():
+            server = Server(f"engine {role!r}", spec.base_url, read_key(f"engine {role!r}", spec.api_key_env))
+            stack.push_async_callback(server.aclose)
+            jobs.append(partial(_open, role, spec, server, tasks, one))
+        engines = {engine.role: engine for engine in await gather(jobs)}
         try:
-            for role, spec in specs.items():
-                servers.append(Server(f"engine {role!r}", spec.base_url, read_key(f"engine {role!r}", spec.api_key_env)))
-            roles = zip(specs.items(), servers, strict=True)
-            engines = await gather([partial(_open, role, spec, server, tasks, one) for (role, spec), server in roles])
-            try:
-                yield {engine.role: engine for engine in engines}
-            finally:
-                for engine in engines:
-                    await engine.aclose()
+            yield engines
         finally:
-            with anyio.CancelScope(shield=True):
-                for server in servers:
-                    await server.aclose()
+            for engine in engines.values():
+                await engine.aclose()
 
 
 async def _open(role: str, spec: OpenAISpec, server: Server, tasks: TaskGroup, one: anyio.CapacityLimiter) -> OpenAIEngine:
@@ -320,6 +318,8 @@ async def _terms(where: str, server: Server, spec: OpenAISpec, tokenizer: Tokeni
             completion_of(request, body, prompt_of(request, terms, tokenizer), terms, tokenizer)
         except NoAnswer as found:
             failures.append(found)
+            if found.verdict not in ("refused", "malformed"):  # that says nothing of what it can do
+                break
         else:
             return terms, body.count("prompt_tokens") is not None
     asked = "vLLM's own, which `server: generic` would change" if ids else "one of OpenAI's kind"
@@ -327,15 +327,17 @@ async def _terms(where: str, server: Server, spec: OpenAISpec, tokenizer: Tokeni
 
 
 async def _until_loaded(ask: Callable[[], Awaitable[T]], max_s: float) -> T:
-    """The result of `ask`, which is repeated for up to `max_s` seconds while the server is busy, as it is while it loads its model."""
-    until, pause_s = anyio.current_time() + max_s, FIRST_PAUSE_S
+    """The result of `ask`, which is repeated for up to `max_s` seconds while the server is busy, as it is while it loads its model, and for
+    a moment while it fails."""
+    since, pause_s = anyio.current_time(), FIRST_PAUSE_S
     while True:
         try:
             return await ask()
         except NoAnswer as found:
-            if found.verdict != "busy" or anyio.current_time() >= until:
+            left_s = since + {"busy": max_s, "failing": min(max_s, _MOMENT_S)}.get(found.verdict, 0.0) - anyio.current_time()
+            if left_s <= 0:
                 raise
-            await anyio.sleep(min(found.retry_after_s or pause_s, LONGEST_PAUSE_S, max(0.0, until - anyio.current_time())))
+            await anyio.sleep(min(found.retry_after_s or pause_s, LONGEST_PAUSE_S, left_s))
         pause_s *= 2
 
 

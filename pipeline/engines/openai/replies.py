@@ -184,7 +184,7 @@ def refusal_of(reply: Reply) -> NoAnswer:
         place = quoted(reply.headers.get("Location", "another address"))
         return NoAnswer("failing", f"redirects to {place}, which is not followed; if that is the right server, set base_url to it")
     said = words_in(fields_in(reply.content)) or reply.content.decode(errors="replace")
-    verdict: Verdict = "busy" if status == 429 else "refused" if 400 <= status < 500 and status not in (408, 409, 425) else "failing"
+    verdict: Verdict = "busy" if status in (429, 503) else "refused" if 400 <= status < 500 and status not in (408, 409, 425) else "failing"
     retry_after_s = float(wait) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", wait) else None
     return NoAnswer(verdict, f"answered {status}: {quoted(said)}".removesuffix(": "), retry_after_s=retry_after_s)
 
