@@ -8,6 +8,7 @@ order, as many at a time as chains are live. Writes bench/results/servers.json a
 """
 
 import asyncio
+import inspect
 import os
 import statistics
 import subprocess
@@ -33,7 +34,7 @@ from tests.support.servers import free_port, vllm_server
 
 MODEL, FEW = ROOT / "pipeline/models/tiny-target", 32
 ENGINE = "{{backend: openai, model: target, base_url: '{url}', tokenizer: 'bundled:tiny-target', max_in_flight: 256}}\n"
-INSTANT, PLAIN = (f"import sys; from bench.servers import {name}; {name}(*sys.argv[1:])" for name in ("instant", "plain"))
+INSTANT = "import sys; from bench.servers import instant; instant(sys.argv[1])"
 
 
 def table(results: Results) -> str:
@@ -110,9 +111,11 @@ async def loop(url: str, bodies: list[bytes], at_once: int) -> None:
                 tasks.create_task(work())
 
 
-def plain(url: str, path: str) -> None:
-    """Be the plain program."""
-    asyncio.run(loop(url, Path(path).read_bytes().splitlines(), FEW))
+PLAIN = f"""import asyncio, sys
+{inspect.getsource(loop)}
+asyncio.run(loop(sys.argv[1], open(sys.argv[2], "rb").read().splitlines(), {FEW}))
+"""
+"""The plain program: nothing but the loop, over bodies that are made already."""
 
 
 def kept_bodies(options: RunOptions) -> list[bytes]:
