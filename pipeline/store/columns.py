@@ -59,7 +59,7 @@ def _kind(hint: Any) -> tuple[pa.DataType, bool]:
 
 
 def _array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """A column as an Arrow array, made of buffers: `pa.array` imports pandas where that is installed, and all calls wait a second or two."""
+    """A column as an Arrow array, made of buffers: `pa.array` imports pandas where that is installed, and all calls wait for seconds."""
     if pa.types.is_list(kind):  # flattened first; token ids, most values of a trace, through no tuple
         ids = kind.value_type == pa.int64() and not kind.value_field.nullable
         flat = chain.from_iterable(column)
