@@ -174,6 +174,7 @@ def _decided(run: RunFile, chains: _Chains) -> dict[str, Any]:
     facts, plan = engine_facts(run), run.plan
     planned, problems = max(run.chains, chains.chains), max(run.input.rows, chains.problems)
     return {
+        "error": run.error,
         "graph": plan.name,
         "models": plan.models,
         "has_toy_models": plan.has_toy_models,

@@ -165,6 +165,7 @@ def test_what_makes_a_run_worthless_is_said() -> None:
 def test_a_run_that_ended_early_names_how_it_is_resumed(state: str, named: bool) -> None:
     assert (("resume", "pipeline resume run") in headline(summary(status=state), "run").commands) is named
     assert "resume" not in dict(headline(summary(status=state, resumable=False), "run").commands)
+    assert rows(status=state, error="it is in vain").get("stopped") == ("it is in vain" if state == "failed" else None)
 
 
 NOTHING = {"accepted_steps": 0, "verified_steps": 8, "fallback_steps": 8}

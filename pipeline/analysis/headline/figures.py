@@ -87,6 +87,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Name of the run folder."""
     status: str | None
     """As in `run.json`: `finished`, for example; null where there is none."""
+    error: str | None = None
+    """What ended it early, as in `run.json`; null where nothing did, or a person."""
     graph: str = ""
     """Name of the graph; empty where `run.json` does not say, as the fields up to `take_turns` are."""
     models: dict[str, str] = {}

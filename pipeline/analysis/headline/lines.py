@@ -96,6 +96,8 @@ def _samples(s: Summary) -> str:
 
 
 def _failed(s: Summary, place: str) -> Iterator[Row]:
+    if s.status == "failed" and s.error:
+        yield Row("stopped", "", s.error)
     if s.failed:
         causes = ", ".join(f"{count:,} {kind}" for kind, count in s.errors.items())
         example = next(iter(s.error_examples.values()), "")
@@ -105,7 +107,7 @@ def _failed(s: Summary, place: str) -> Iterator[Row]:
     if s.left is not None:
         yield Row("left", f"{s.left.chains:,}", f"chains, {s.left.begun:,} of them begun: {_rest(s.left)}")
     elif s.cancelled:
-        yield Row("cancelled", f"{s.cancelled:,}", "chains, which `pipeline resume` solves")
+        yield Row("cancelled", f"{s.cancelled:,}", "chains" + (", which `pipeline resume` solves" if s.resumable else ""))
     if (retried := sum(engine.retried_calls for engine in s.engines.values())) > 0:
         yield Row("retries", f"{retried:,}", "failed attempts at a call were repeated")
     if said := _restarts(s):
