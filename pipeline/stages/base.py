@@ -139,11 +139,16 @@ class EngineStage:
             return Outcome()
         return Outcome(verdict=Verdict(kind=self.spec.kind, chosen=None, label=TOO_LONG, value=0.0, mass=0.0))
 
-    def step(self, candidate: Candidate, chain: Chain) -> Span:
-        """`candidate` as the next step of `chain`. An engine looks for the delimiter only in what it writes: where the step before was
-        cut within it, what completes it ends this step."""
-        span, rest = self.span(candidate, self.begun(chain)), chain.rest_of_delimiter
-        if not rest or not span.text.startswith(rest):
+    def spans(self, candidates: Sequence[Candidate], chain: Chain) -> list[Span]:
+        """Each of the `candidates` as what follows in `chain`. An engine looks for the delimiter only in what it writes: where the step
+        before was cut within it, what completes it ends this step."""
+        begun, rest = self.begun(chain), chain.rest_of_delimiter if self.spec.unit == "step" else ""
+        found = [self.span(candidate, begun) for candidate in candidates]
+        return [self._completed(span, rest) for span in found] if rest else found
+
+    def _completed(self, span: Span, rest: str) -> Span:
+        """`span` up to the `rest` of a delimiter, where it begins with that."""
+        if not span.text.startswith(rest):
             return span
         decode = self.builder.tokenizer.decode
         size = next(size for size in range(1, len(span.ids) + 1) if decode(span.ids[:size]).startswith(rest))

@@ -77,8 +77,7 @@ class DraftStage(EngineStage):
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         if not completions:
             return Outcome(withheld=True)
-        candidates, steps, begun = completions[0].candidates, self.spec.unit == "step", self.begun(chain)
-        return Outcome(candidates=tuple([self.step(each, chain) if steps else self.span(each, begun) for each in candidates]))
+        return Outcome(candidates=tuple(self.spans(completions[0].candidates, chain)))
 
 
 KIND = StageKind(spec=DraftSpec, build=DraftStage)

@@ -78,7 +78,7 @@ class GenerateStage(EngineStage):
         [candidate] = completions[0].candidates
         if self.spec.unit == "response":
             return self._response(self.whole(candidate, self.begun(chain)))
-        step = self.step(candidate, chain) if self.spec.unit == "step" else self.span(candidate, self.begun(chain))
+        [step] = self.spans([candidate], chain)
         return Outcome(step=step, decision=self._decision(chain))
 
     def _decision(self, chain: Chain) -> str:
