@@ -24,8 +24,8 @@ from pipeline.serve.desk import CommittedStep, Desk, Ended, Event, Overloaded, S
 from pipeline.system.tasks import background_tasks
 
 URL = "/v1/chat/completions"
-SLOW_S = 30.0
-"""Most seconds between two pieces of a body."""
+BODY_S = 60.0
+"""Most seconds in which a body comes."""
 T = TypeVar("T")
 
 
@@ -203,26 +203,22 @@ class StreamedReply(Response):
         await self._body(send, b"data: " + msgspec.json.encode(piece) + b"\n\n", more=True)
 
     async def _body(self, send: Send, content: bytes, *, more: bool) -> None:
-        """Send a part of the body. A client that takes none for `SLOW_S` has left."""
-        with anyio.move_on_after(SLOW_S) as scope:
-            await send({"type": "http.response.body", "body": content, "more_body": more})
-        if scope.cancelled_caught:
-            raise ApiError(f"the client took nothing for {SLOW_S:g} s")
+        await send({"type": "http.response.body", "body": content, "more_body": more})
 
 
 def bounded(receive: Receive, most: int) -> Receive:
-    """A `receive` whose body has at most so many bytes, of which none is waited for longer than `SLOW_S`; it raises `ApiError`."""
-    size, whole = 0, False
+    """A `receive` whose body has at most so many bytes, and comes within `BODY_S`; it raises `ApiError`."""
+    size, whole, deadline = 0, False, anyio.current_time() + BODY_S
 
     async def bounded_receive() -> Any:
         nonlocal size, whole
         if whole:
             return await receive()  # what comes after a body is its client's leaving
         try:
-            with anyio.fail_after(SLOW_S):
+            with anyio.fail_after(deadline - anyio.current_time()):
                 message = await receive()
         except TimeoutError as error:
-            raise ApiError(f"the body stopped for more than {SLOW_S:g} s", code="request_timeout", status=408) from error
+            raise ApiError(f"the body did not come within {BODY_S:g} s", code="request_timeout", status=408) from error
         size += len(message.get("body", b""))
         if size > most:
             raise ApiError(f"the body has more than {most:,} bytes", code="request_too_large", status=413)

@@ -163,6 +163,9 @@ def read_chat(body: bytes | str | Mapping[str, Any]) -> AskedChat:
 
 
 def _decoded(body: bytes | str) -> dict[str, Any]:
+    text = body.encode() if isinstance(body, str) else body
+    if sum(map(text.count, (b"[", b"{", b","))) > MAX_TEXT:  # a few bytes each, of which 80 are made
+        raise ApiError(f"the body has more than {MAX_TEXT:,} values", code="request_too_large", status=413)
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.ValidationError as error:

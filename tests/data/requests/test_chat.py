@@ -89,7 +89,15 @@ def test_each_refusal(changes: dict[str, Any], param: str, code: str, message: s
 
 
 @pytest.mark.parametrize(
-    ("body", "code"), [(b"{", "invalid_json"), (b"[]", "invalid_type"), (b"{}", "missing_required_parameter"), (b"\xff", "invalid_json")]
+    ("body", "code"),
+    [
+        (b"{", "invalid_json"),
+        (b"[]", "invalid_type"),
+        (b"{}", "missing_required_parameter"),
+        (b"\xff", "invalid_json"),
+        (b'{"a":' * 99_999, "invalid_json"),
+        (b"[" + b"[]," * 600_000, "request_too_large"),
+    ],
 )
 def test_a_body_that_is_none(body: bytes, code: str) -> None:
     with pytest.raises(ApiError) as caught:
