@@ -28,7 +28,7 @@ def flaw_in_loading(report: Mapping[str, Any], model: Any) -> str | None:
     more = sorted(
         name for name in report["unexpected_keys"] if _NUMBER.sub("#", name.removesuffix(".bias").removesuffix(".weight")) in kinds
     )
-    return f"{len(more):,} of its tensors {_is(more)} in no model as its config.json describes it: {listed(more)}" if more else None
+    return f"the model that its config.json describes has no place for {len(more):,} of its tensors: {listed(more)}" if more else None
 
 
 _NUMBER = re.compile(r"\d+")
