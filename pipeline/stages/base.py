@@ -174,7 +174,8 @@ class EngineStage:
         for size in range(len(ids) - 1, max(len(ids) - LONGEST_CHARACTER, 0), -1):
             if not (text := decode([*begun, *ids[:size]])).endswith(REPLACEMENT):
                 return structs.replace(candidate, ids=ids[:size], text=text)
-        return structs.replace(candidate, text="") if candidate.text == REPLACEMENT else candidate
+        part = len(begun) + len(ids) < LONGEST_CHARACTER and not candidate.text.strip(REPLACEMENT)
+        return structs.replace(candidate, text="") if part else candidate
 
     def span(self, candidate: Candidate, begun: Sequence[int] = ()) -> Span:
         """`candidate` as a span of the thought, whose first character may have tokens `begun` before; it closes the thought when it ends
