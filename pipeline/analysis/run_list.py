@@ -60,7 +60,7 @@ def _run_files(folder: Path, depth: int) -> Iterator[tuple[Path, float]]:
             with suppress(OSError):
                 if not entry.is_dir():
                     continue
-                if (card := Path(entry.path, FILE)).is_file():
+                if (card := Path(entry.path, FILE)).exists():
                     yield Path(entry.path), card.stat().st_mtime
                 elif depth > 1:
                     yield from _run_files(Path(entry.path), depth - 1)

@@ -241,7 +241,7 @@ def _held(options: RunOptions, name: str, *, on_disk: bool) -> Iterator[tuple[Pa
 def _old_run(folder: Path) -> RunFile | None:
     """The `run.json` of the run to resume in `folder`; None where there is none, or the process was killed while its engines were being
     opened, so that there is nothing to resume from. Raises `InputError`."""
-    old = RunFile.read(folder) if (folder / FILE).is_file() else None
+    old = RunFile.read(folder) if (folder / FILE).exists() else None
     return None if old is None or old.status == "starting" else old
 
 
