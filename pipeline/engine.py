@@ -312,8 +312,7 @@ class Engine(Protocol):
         replay: the folder of the recorded run that it answers from.
         cannot: what it cannot do of all that stages may need (`StageSpec.needs`). `continues`: continue a partial reply;
             `options`: give log probabilities of `option_ids`; `scoring`: of `scored_ids`; `logprobs`: of what it writes, and of the
-            likeliest tokens in its place; `marks`: show the closing reasoning tag;
-            `top_p`, `top_k`, `min_p`, `seeds`: honour these. Left out: it can do all of it.
+            likeliest tokens in its place; `top_p`, `top_k`, `min_p`, `seeds`: honour these. Left out: it can do all of it.
         batch_invariant: whether it promises that a request gets the same answer whatever else is in the batch. Left out: it does not.
         kv_cache_tokens: tokens whose keys and values fit into its cache, over all replicas.
         kv_cache_sequences: sequences that fit into its cache, where each takes a place of one size, however short it is.

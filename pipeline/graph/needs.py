@@ -36,10 +36,6 @@ _LACKS = {
         "use an engine that returns them (torch, vllm, most servers with /v1/completions, a replay of a run that had them), or leave out "
         "what needs them",
     ),
-    "marks": (
-        "hides the closing reasoning tag, a special token of its model, at which stage `{stage}` stops: no thought would end",
-        "start it so that it shows special tokens (llama-server: --special), or use a server that returns token ids",
-    ),
     "seeds": (
         "does not support seeds: stage `{stage}` samples a different text in every run",
         "use an engine that does if runs must be reproducible",

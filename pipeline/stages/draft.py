@@ -28,7 +28,7 @@ class DraftSpec(SamplingSpec, frozen=True, kw_only=True, tag="draft"):
 
     @property
     def needs(self) -> Mapping[str, object]:
-        return {**super().needs, "marks": True} | ({"continues": True} if self.unit == "step" else {})
+        return {**super().needs, **({"continues": True} if self.unit == "step" else {})}
 
     @property
     def drafted(self) -> int:

@@ -38,7 +38,7 @@ class GenerateSpec(SamplingSpec, frozen=True, kw_only=True, tag="generate"):
     def needs(self) -> Mapping[str, object]:
         if not self.max_tokens:
             return {}
-        return {**super().needs, "marks": True} | ({"continues": True} if self.unit in ("step", "tokens") else {})
+        return {**super().needs, **({"continues": True} if self.unit in ("step", "tokens") else {})}
 
     @property
     def leading_steps(self) -> int:

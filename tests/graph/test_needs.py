@@ -10,7 +10,7 @@ from pipeline.graph.plan import Plan
 from pipeline.session.prepare import load_plan
 from tests.support.paths import ROOT, SIM
 
-EVERYTHING = ("continues", "options", "probabilities", "scoring", "logprobs", "marks", "seeds", "top_p", "top_k", "min_p")
+EVERYTHING = ("continues", "options", "probabilities", "scoring", "logprobs", "seeds", "top_p", "top_k", "min_p")
 
 
 def plan(graph: str, *settings: str) -> Plan:
@@ -25,7 +25,7 @@ def lacking(found: Plan, cannot: Collection[str] = EVERYTHING) -> dict[str, set[
     return needs
 
 
-STEPS, THOUGHTS = {"continues", "marks", "seeds"}, {"marks", "seeds"}
+STEPS, THOUGHTS = {"continues", "seeds"}, {"seeds"}
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,6 @@ def test_a_graph_needs(graph: str, settings: tuple[str, ...], needs: dict[str, s
         (
             "continues",
             "cannot continue a partial reply, which stage `guidance` needs; use a server with",
-        ),
-        (
-            "marks",
-            "hides the closing reasoning tag, a special token of its model, at which stage `guidance` stops",
         ),
         ("top_k", "does not support `top_k`, which stage `guidance` sets to 20; leave that out or use another engine"),
     ],

@@ -6,7 +6,6 @@ where a refusal repeats it, it is removed.
 
 import os
 import re
-import zlib
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
@@ -78,7 +77,6 @@ class Server:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
             cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,  # a few packed bytes may stand for gigabytes
         )
         self.aclose = self._session.close
 
@@ -87,32 +85,17 @@ class Server:
         method, headers = ("GET", None) if body is None else ("POST", {"Content-Type": "application/json"})
         try:
             async with self._session.request(method, url, data=body, headers=headers, allow_redirects=False) as response:
-                read, known = bytearray(), response.content_length or 0
-                while known <= MAX_BODY_BYTES and (piece := await response.content.readany()):
+                read, size = bytearray(), response.content_length or 0  # of a packed one, more is unpacked as it is read
+                while size <= MAX_BODY_BYTES and (piece := await response.content.readany()):
                     read += piece
-                    known = max(known, len(read))
+                    size = max(size, len(read))
         except self._failures as error:
             cause: Exception = getattr(error, "os_error", error)  # of one that names no port
             fate = "cannot be reached" if isinstance(error, self._unreachable) else "broke the connection"
             raise NoAnswer("failing", f"{fate}: {quoted(str(cause)) or type(cause).__name__}") from None
         self.received_bytes += len(read)
-        content = _unpacked(bytes(read), response.headers.get("Content-Encoding", "identity").lower())
-        if max(known, len(content)) > MAX_BODY_BYTES:
+        if size > MAX_BODY_BYTES:
             raise NoAnswer("malformed", f"is longer than {MAX_BODY_BYTES >> 20} MiB, the maximum")
-        if self._key and response.status != 200:  # some servers repeat a key that they reject
-            content = content.replace(self._key, b"***")
+        # Some servers repeat a key that they reject.
+        content = bytes(read.replace(self._key, b"***") if self._key and response.status != 200 else read)
         return Reply(response.status, response.headers, content)
-
-
-def _unpacked(read: bytes, how: str) -> bytes:
-    """What a server packed though not asked to, up to a byte more than the maximum; raises `NoAnswer`."""
-    if how == "identity" or len(read) > MAX_BODY_BYTES:
-        return read
-    unpacking = zlib.decompressobj(32 + zlib.MAX_WBITS)  # gzip or zlib, as the first bytes say
-    try:
-        content = unpacking.decompress(read, MAX_BODY_BYTES + 1)
-    except zlib.error as error:
-        raise NoAnswer("malformed", f"is packed as {quoted(how)!r}, though not asked to be, and cannot be read: {error}") from None
-    if not unpacking.eof and len(content) <= MAX_BODY_BYTES:
-        raise NoAnswer("malformed", f"ends within its {quoted(how)}")
-    return content

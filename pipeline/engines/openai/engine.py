@@ -33,10 +33,9 @@ from pipeline.system.tasks import background_tasks, gather
 T = TypeVar("T")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 """First and longest wait before a server that does not answer, or still loads its model, is asked again; each is twice the last."""
-REFUSED_S, ASK_S = 5.0, 30.0
-"""For how long a server may refuse everything, or answer nonsense, until the engine dies; longest wait for an answer to a small request."""
-_MOMENT_S = 1.0
-"""For how long a server may fail to answer its first questions."""
+REFUSED_S, ASK_S, _MOMENT_S = 5.0, 30.0, 1.0
+"""For how long a server may refuse everything, or answer nonsense, until the engine dies; may take for a small request; may fail to answer
+the first questions."""
 _TIMED_OUT = 0.9
 """A call that is cancelled after this share of `timeout_s`, or of `hang_s`, has timed out."""
 PADDING_IDS = 4096
@@ -270,21 +269,19 @@ async def listed_models(where: str, server: Server, api_key_env: str | None, max
 
     async def ask() -> list[ServedModel]:
         reply = await server.ask(f"{server.url}/models")
-        if reply.status in (401, 403):
-            remedy = f"does not accept the key in {api_key_env}" if api_key_env else "requires a key: set api_key_env to its variable"
-            raise GraphError(where, f"{server.url} {remedy} (status {reply.status})")
-        if reply.status != 200 and (found := refusal_of(reply)).verdict != "refused":
-            raise found
+        if reply.status not in (200, 404, 405, 501):
+            raise refusal_of(reply)
         try:
             return msgspec.json.decode(reply.content, type=_Models).data
         except (ValueError, RecursionError):
             return []
 
     try:
-        with anyio.fail_after(max_s + ASK_S):
-            return await _until_loaded(ask, max_s)
-    except (NoAnswer, TimeoutError) as error:
-        raise GraphError(where, f"the server at {server.url} {error or 'does not answer'}; start it, or check base_url") from None
+        return await _until_loaded(ask, max_s)
+    except NoAnswer as error:
+        key = f"check the key in {api_key_env}" if api_key_env else "if it wants a key, set api_key_env to the name of its variable"
+        remedy = key if error.verdict == "refused" else "start it, or check base_url"
+        raise GraphError(where, f"the server at {server.url} {error}; {remedy}") from None
 
 
 def _served(where: str, url: str, models: list[ServedModel], name: str, purpose: str = "") -> ServedModel:
@@ -358,9 +355,9 @@ async def _cache_facts(server: Server) -> dict[str, Fact]:
 
 def _available(machine: Machine) -> Availability:
     """States whether the HTTP library is installed."""
-    if (installed := machine.versions.get("aiohttp")) is None:
-        return Availability(usable=False, what="aiohttp is not installed", remedy=install_command("openai"))
-    return Availability(usable=True, what=f"aiohttp {installed}")
+    installed = machine.versions.get("aiohttp")
+    what = f"aiohttp {installed or 'is not installed'}"
+    return Availability(usable=installed is not None, what=what, remedy="" if installed else install_command("openai"))
 
 
 async def examine_openai(specs: Mapping[str, OpenAISpec], machine: Machine) -> Examination:

@@ -8,11 +8,10 @@ import json
 import math
 import re
 from codecs import BOM_UTF8
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from pipeline.confidence import confidence_of
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Tokenizer, Usage
@@ -71,7 +70,7 @@ class Choice(Struct, frozen=True):
     reasoning_content: str | None = None
     reasoning: str | None = None
     finish_reason: str | None = None
-    token_ids: tuple[int, ...] | None = None
+    token_ids: tuple[Annotated[int, Meta(ge=0, lt=1 << 31)], ...] | None = None
     logprobs: Logprobs | None = None
     stop_reason: Stop | UnsetType = UNSET
     """vLLM's field for the stop string or stop id that ended it; None for an end of sequence."""
@@ -129,15 +128,6 @@ def _malformed(words: str, excess: int = 0) -> NoAnswer:
     return NoAnswer("malformed", words, excess=excess)
 
 
-def fields_in(content: bytes) -> dict[str, Any]:
-    """The JSON object in `content`; empty where it holds none."""
-    try:
-        found = msgspec.json.decode(content)
-    except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {}
-
-
 def body_in(reply: Reply) -> Body:
     """The answer that a reply holds; raises `NoAnswer` for a refusal and for what is no answer."""
     if reply.status not in (200, 201):
@@ -147,7 +137,7 @@ def body_in(reply: Reply) -> Body:
     try:
         return _decoded(reply.content)
     except msgspec.ValidationError as error:
-        words = words_in(fields_in(reply.content))
+        words = words_in(reply.content)
         failure = NoAnswer("failing", f"answered with an error: {quoted(words)}") if words else _malformed(f"is not a completion: {error}")
     except (ValueError, RecursionError) as error:
         failure = _malformed(f"is not JSON: {quoted(str(error))}")
@@ -169,11 +159,16 @@ def _decoded(content: bytes) -> Body:
         return _BODY.decode(lenient.encode(errors="surrogatepass").decode(errors="replace"))
 
 
-def words_in(fields: Mapping[str, Any]) -> str:
-    """The words of an error: OpenAI, vLLM and llama.cpp put an object or a text into `error`, SGLang a `message`, FastAPI a `detail`."""
+def words_in(content: bytes) -> str:
+    """The words of the error in `content`, empty where it holds none: OpenAI, vLLM and llama.cpp put an object or a text into `error`,
+    SGLang a `message`, FastAPI a `detail`."""
+    try:
+        fields = msgspec.json.decode(content, type=dict[str, Any])
+    except (ValueError, RecursionError):
+        return ""
     error = fields.get("error")
-    said = [error.get("message") if isinstance(error, dict) else None, error, fields.get("message"), fields.get("detail"), ""]
-    found = next(each for each in said if each or each == "")
+    said = [error.get("message") if isinstance(error, dict) else None, error, fields.get("message"), fields.get("detail")]
+    found = next(filter(None, said), "")
     return found if isinstance(found, str) else msgspec.json.encode(found).decode()
 
 
@@ -183,7 +178,7 @@ def refusal_of(reply: Reply) -> NoAnswer:
     if 300 <= status < 400:
         place = quoted(reply.headers.get("Location", "another address"))
         return NoAnswer("failing", f"redirects to {place}, which is not followed; if that is the right server, set base_url to it")
-    said = words_in(fields_in(reply.content)) or reply.content.decode(errors="replace")
+    said = words_in(reply.content) or reply.content.decode(errors="replace")
     verdict: Verdict = "busy" if status in (429, 503) else "refused" if 400 <= status < 500 and status not in (408, 409, 425) else "failing"
     retry_after_s = float(wait) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", wait) else None
     return NoAnswer(verdict, f"answered {status}: {quoted(said)}".removesuffix(": "), retry_after_s=retry_after_s)
@@ -254,10 +249,14 @@ def _candidate(request: Request, choice: Choice, terms: Terms, tokenizer: Tokeni
             text, finish, stop = tokenizer.decode(ids), "length", None
     if not request.logprobs:
         return Candidate(ids=ids, text=text, cumulative_logprob=None, finish_reason=finish, stop_reason=stop)
-    logprobs = (choice.logprobs.sampled if choice.logprobs else [])[:sampled]
-    places = [sorted(place.values(), reverse=True) for place in (choice.logprobs.places if choice.logprobs else [])[: len(logprobs)]]
-    if len(logprobs) < (bool(ids) if sampled is None else sampled) or len(places) < len(logprobs) or not all(places):
-        raise _malformed(f"has log probabilities for {min(len(logprobs), len(places))} of {len(ids)} tokens")
+    given = choice.logprobs or Logprobs()
+    logprobs = given.sampled
+    if len(logprobs) != len(choice.token_ids or logprobs) or (ids and not logprobs):
+        raise _malformed(f"has log probabilities for {len(logprobs)} tokens, not {len(choice.token_ids or ids)}")
+    logprobs = logprobs[:sampled]
+    places = [sorted(place.values(), reverse=True) for place in given.places[: len(logprobs)]]
+    if len(places) < len(logprobs) or not all(places):
+        raise _malformed("lacks the log probabilities of the likeliest tokens")
     confidence = confidence_of(logprobs, places) if logprobs else None
     total = math.fsum(logprobs)
     return Candidate(ids=ids, text=text, cumulative_logprob=total, finish_reason=finish, stop_reason=stop, confidence=confidence)

@@ -80,5 +80,5 @@ def flaw_in_url(url: str) -> str | None:
         return f"{what}; api_key_env names the variable that holds a key"
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return f"{url!r} is not a URL such as http://127.0.0.1:8000/v1"
-    base, endpoint, _ = re.split(r"((?:/chat)?/completions)/*$", url, maxsplit=1) if "/completions" in url else (url, "", "")
-    return f"{url!r} names an endpoint: leave out {endpoint}, so {base}" if endpoint else None
+    endpoint = re.search(r"(/chat)?/completions/*$", url)
+    return endpoint and f"{url!r} names an endpoint: leave out {endpoint[0].rstrip('/')}, so {url[: endpoint.start()]}"
