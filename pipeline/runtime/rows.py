@@ -62,17 +62,13 @@ class Tee:
 class _Watch:
     """A `RowSink` that lets every row pass."""
 
-    def call(self, row: CallRow) -> None:
-        """Does nothing."""
+    def call(self, row: CallRow) -> None: ...
 
-    def step(self, row: StepRow) -> None:
-        """Does nothing."""
+    def step(self, row: StepRow) -> None: ...
 
-    def chain(self, row: ChainRow) -> None:
-        """Does nothing."""
+    def chain(self, row: ChainRow) -> None: ...
 
-    async def room(self) -> None:
-        """Does not wait."""
+    async def room(self) -> None: ...
 
 
 class FirstRows(_Watch):

@@ -1,14 +1,13 @@
 """What the first rows of a session, and its failed attempts, show: a run that is in vain stops, and silence has a reason."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from pipeline.errors import FutileRun
 from pipeline.runtime.rows import FIRST, QUIET_NS, FirstRows, Setbacks
-from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.run import run
 from pipeline.store.events import CallRow, ChainRow, StepRow
@@ -18,48 +17,31 @@ from tests.support.runs import servers_file, write_problems
 from tests.support.served import TOKENIZER
 from tests.support.small_server import HOSTED, Fault, Handler, Reply, edited, small_server, status
 
-
-def verdict(mass: float | None = 0.0, decision: str = "fallback", **fields: Any) -> StepRow:
-    asked = {"verify_kind": "choose", "verify_stage": "verify", "score_options": ("0", "1"), "score_probs": (0.0, 0.0)}
-    row: StepRow = blank(StepRow, decision=decision, score_mass=mass, **asked | fields)
-    return row
+VERDICT: StepRow = blank(
+    StepRow, verify_stage="verify", score_options=("0", "1"), score_probs=(0.0, 0.0), score_mass=0.0, decision="fallback"
+)
 
 
-def failed(number: int, message: str = "answered 400: {id} asks for {number} tokens", error: str = "RequestRefused") -> ChainRow:
+def failed(number: int, words: str = "answered 400: {id} asks for {number} tokens", error: str = "RequestRefused") -> ChainRow:
     name = f"p{number}#0"
-    words = message.format(id=name, number=number)
-    return ended(chain_id=name, error_type=error, error_message=words, error_stage="draft", stop_reason="error")
+    words = words.format(id=name, number=number)
+    return blank(ChainRow, chain_id=name, error_type=error, error_message=words, error_stage="draft", stop_reason="error")
 
 
-def ended(**fields: Any) -> ChainRow:
-    row: ChainRow = blank(ChainRow, **fields)
-    return row
-
-
-def attempt(role: str = "target", at_s: float = 0.0, error: str | None = "EngineUnavailable", **fields: Any) -> CallRow:
-    words = None if error is None else f"engine {role!r} answered 503: overloaded"
-    row: CallRow = blank(CallRow, engine=role, end_unix_ns=round(at_s * 1e9), error_type=error, error_message=words, **fields)
-    return row
-
-
-def test_a_run_stops_at_the_verdict_with_which_the_first_ones_are_all_without_probability() -> None:
+def test_a_run_stops_where_no_option_had_probability_in_its_first_verdicts() -> None:
     first = FirstRows(print)
     for _ in range(FIRST - 1):
-        first.step(verdict())
-        first.step(verdict(None, verify_kind=None, score_probs=()))  # verified by nothing
-        first.step(verdict(score_unit="nats"))  # likelihoods of texts
-    with pytest.raises(
-        FutileRun, match=r"no option had any probability in the first 32 verdicts of stage 'verify', whose options are '0', '1'"
-    ):
-        first.step(verdict())
+        first.step(VERDICT)
+        first.step(structs.replace(VERDICT, score_mass=None))  # of a judge that chooses among no options
+    with pytest.raises(FutileRun, match=r"in the first 32 verdicts of stage 'verify', whose options are '0', '1': every draft is paid for"):
+        first.step(VERDICT)
 
 
-@pytest.mark.parametrize("place", [0, FIRST - 1])
-def test_one_verdict_with_probability_lets_a_run_go_on_and_rejections_alone_are_told_once(place: int) -> None:
+def test_rejections_by_a_judge_whose_options_have_probability_are_told_once() -> None:
     told: list[str] = []
     first = FirstRows(told.append)
     for number in range(3 * FIRST):
-        first.step(verdict(0.9 if number == place else 0.0))
+        first.step(structs.replace(VERDICT, score_mass=float(number == FIRST - 1)))
     assert told == ["stage 'verify' rejected all of the first 32 drafts: does the judge fit them, and its threshold?"]
 
 
@@ -67,16 +49,14 @@ def test_a_run_stops_where_its_first_chains_end_with_one_refusal_whatever_the_re
     first = FirstRows(print)
     for number in range(FIRST - 1):
         first.chain(failed(number))
-        first.chain(ended(stop_reason="cancelled"))
-        first.chain(ended(stop_reason="error", error_type="BadRow", error_message="row 3: no problem"))
-    with pytest.raises(
-        FutileRun, match=r"first 32 chains all failed in stage 'draft' with one error: answered 400: p99#0 asks.*--retry-failed"
-    ):
+        first.chain(blank(ChainRow, stop_reason="cancelled"))
+        first.chain(blank(ChainRow, stop_reason="error", error_type="BadRow", error_message="row 3: no problem"))
+    with pytest.raises(FutileRun, match=r"32 chains all failed in stage 'draft' with one error: answered 400: p99#0 asks.*--retry-failed"):
         first.chain(failed(99))
 
 
 @pytest.mark.parametrize(
-    "other", [ended(chain_id="a#0", stop_reason="thought_closed"), failed(1, "answered 400: another"), failed(1, error="CallTimeout")]
+    "other", [blank(ChainRow, stop_reason="thought_closed"), failed(1, "answered 400: another"), failed(1, error="CallTimeout")]
 )
 def test_one_chain_that_ends_otherwise_lets_a_run_go_on(other: ChainRow) -> None:
     first = FirstRows(print)
@@ -87,28 +67,27 @@ def test_one_chain_that_ends_otherwise_lets_a_run_go_on(other: ChainRow) -> None
 def test_a_silent_engine_is_told_at_its_second_failure_and_shown_until_it_answers() -> None:
     told: list[str] = []
     setbacks = Setbacks(told.append)
-    for name in "abc":
-        setbacks.call(attempt(request_id=f"{name}#0/1/draft", chain_id=f"{name}#0"))
+    calls = [blank(CallRow, request_id=f"{name}/1", chain_id=name, error_type="EngineUnavailable", error_message="503") for name in "abc"]
+    for row in calls:
+        setbacks.call(row)
     assert not told
-    setbacks.call(attempt(request_id="a#0/1/draft", chain_id="a#0", attempt=1))
-    assert told == ["engine 'target' answered 503: overloaded; 3 calls wait for their next attempt, number 3"]
-    setbacks.chain(ended(chain_id="b#0"))
-    assert setbacks.reasons(0) == ["engine 'target' answered 503: overloaded; 2 calls wait for their next attempt, number 3"]
-    setbacks.call(attempt(error=None))
+    setbacks.call(structs.replace(calls[0], attempt=1))
+    assert told == ["503; 3 calls wait for their next attempt, number 3"]
+    setbacks.chain(failed(1))
+    setbacks.chain(blank(ChainRow, chain_id="b"))
+    assert setbacks.reasons(0) == ["503; 2 calls wait for their next attempt, number 3"]
+    setbacks.call(structs.replace(calls[0], error_type=None))
     assert setbacks.reasons(QUIET_NS) == []
-    setbacks.call(attempt(at_s=20, request_id="a#0/2/draft", chain_id="a#0", attempt=1))
-    assert len(told) == 1, "it has answered: one failure is nothing yet"
-    assert setbacks.reasons(25_000_000_000) == []
-    assert len(setbacks.reasons(30_000_000_000)) == 1
+    setbacks.call(structs.replace(calls[0], attempt=1))
+    assert (len(told), setbacks.reasons(QUIET_NS - 1)) == (1, []), "it has answered: a failure is nothing yet"
+    assert setbacks.reasons(QUIET_NS) == ["503; 1 call waits for its next attempt, number 3"]
 
 
 def bad_names(answer: dict[str, Any]) -> None:
     """The log probabilities of tokens that are no options."""
     for choice in answer.get("choices", ()):
         if (known := choice.get("logprobs")) and known["top_logprobs"]:
-            known["top_logprobs"] = [
-                top and {f"zz{place}": value for place, value in enumerate(top.values())} for top in known["top_logprobs"]
-            ]
+            known["top_logprobs"] = [{f"zz{place}": value for place, value in enumerate(top.values())} for top in known["top_logprobs"]]
 
 
 def long_refused(handler: Handler, reply: Reply) -> None:
@@ -137,10 +116,10 @@ def test_a_run_in_vain_ends_as_failed_with_the_servers_words_and_goes_on_when_me
             settings=("max_steps=4",),
         )
         server.always = in_the_run(fault)
-        stopped = run(options, Observer())
+        stopped = run(options)
         assert (stopped.exit_code, stopped.run.status) == (1, "failed")
         assert words in str(stopped.error)
-        assert json.loads((tmp_path / "run/run.json").read_text())["error"] == str(stopped.error)
+        assert stopped.run.error == str(stopped.error)
         assert stopped.done + stopped.failed < 50
         server.always = None
         resumed = run(resume_options(tmp_path / "run", retry_failed=True))
