@@ -9,13 +9,19 @@ from pipeline.session.options import RunOptions
 
 
 def check_toys(plan: Plan, options: RunOptions, problems: Problems) -> None:
-    """Raise `UsageError` where the engines are the graph's own, their models the bundled ones, and a problem none of `datasets/arith`."""
-    chosen = options.bound_engines is not None or "engines" in options.in_memory or options.served
+    """Raise `UsageError` where the engines are the graph's own, their models the bundled ones, and a problem may be none of
+    `datasets/arith`."""
+    chosen = options.bound_engines is not None or "engines" in options.in_memory
     if chosen or not all(bundled_name(str(getattr(spec, "model", ""))) for spec in plan.engines.values()):
         return
+    if (where := "serve" if options.served else _foreign(options.input_names[0], problems)) is not None:
+        what = f"{where}: the bundled toy models solve only the problems of `arith`"
+        raise UsageError(f"{what}; pass --model ROLE=NAME for each role, or --engines tiny to have the toys try")
+
+
+def _foreign(name: str, problems: Problems) -> str | None:
+    """The place of the first problem that the bundled models do not know."""
     files = (FOLDERS["data set"] / "arith").glob("*.parquet")
     known = {item.problem for path in files for item in open_problems(path) if isinstance(item, Problem)}
-    for item in problems.unchanged():
-        if isinstance(item, Problem) and item.problem not in known:
-            what = f"{options.input_names[0]}, row {item.row}: the bundled toy models solve only the problems of `arith`"
-            raise UsageError(f"{what}; pass --model ROLE=NAME for each role, or --engines tiny to have the toys try")
+    foreign = (item.row for item in problems.unchanged() if isinstance(item, Problem) and item.problem not in known)
+    return next((f"{name}, row {row}" for row in foreign), None)
