@@ -50,7 +50,7 @@ _NUMBER = re.compile(
     rf"|(?P<start>\d*\.\d*)\\overline\{{(?P<again>\d+)\}})",
     re.ASCII,
 )
-_HEX = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")
+_OF_BASE = re.compile(r"[+-]?0(?:x[0-9a-f]+|b[01]+|o[0-7]+)", re.IGNORECASE)
 _DECIMAL = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?", re.ASCII)
 DOUBLE = 15
 """Decimals of this many significant digits hold a number in double precision; of all their digits no more than these are sure."""
@@ -64,7 +64,7 @@ _FIGURE = re.compile(
 )
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _UNLIKE = re.compile(r"\b(?:not|no|never|neither|than|least|most|between|except|unless|if|or)\b|n't\b", re.IGNORECASE)
-_BOUND = re.compile(r"\s*(?:[<>]|\\[gln]eq?(?![a-z]))")
+_BOUND = re.compile(r"\s*\w?\s*(?:[<>]|\\[gln]eq?(?![a-z]))")
 _POWER = re.compile(r"(?<=[A-Za-z}])\s?\^\s?\{?[23]\}?", re.ASCII)
 
 
@@ -175,8 +175,8 @@ def number(text: str) -> Fraction | None:
     a repeating decimal or a power of ten (`1e-3`, `6.02\\times10^{23}`); None for anything else, and for one that is too long or large."""
     if len(text) > MAX_DIGITS or not any(char.isdigit() for char in text):
         return None
-    if hexadecimal := _HEX.fullmatch(text):
-        return Fraction(int(hexadecimal[0].replace("0x", "").replace("0X", ""), 16))
+    if _OF_BASE.fullmatch(text):
+        return Fraction(int(text, 0))
     if (found := _NUMBER.fullmatch(text)) and (value := _unsigned(found)) is not None:
         return -value if found["sign"] == "-" else value
     if ratio := _RATIO.fullmatch(text):

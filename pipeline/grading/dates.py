@@ -5,7 +5,6 @@ one time.
 """
 
 import re
-from typing import NamedTuple
 
 _MONTHS = "january february march april may june july august september october november december".split()
 _MONTH = rf"(?P<name>{'|'.join(rf'{month[:3]}(?:{month[3:]}|t)?' for month in _MONTHS)})\.?"
@@ -26,12 +25,8 @@ _TIME = re.compile(
 _NAMED = {"noon": "12:00 pm", "midnight": "12:00 am"}
 
 
-class Moment(NamedTuple):
-    """A date, or a time of day; None is what was not said."""
-
-    of_day: bool
-    parts: tuple[int | None, ...]
-    """Its last one, the year or the half of the day, may be left out."""
+Moment = tuple[int | None, ...]
+"""Month, day and year of a date; hour, minute, second and half of the day of a time. What was not said is None."""
 
 
 def same_moment(a: str, b: str) -> bool | None:
@@ -39,9 +34,8 @@ def same_moment(a: str, b: str) -> bool | None:
     None where neither is a date, and not both are times."""
     mine, theirs = moment(a), moment(b)
     if mine is None or theirs is None:
-        return None if (mine or theirs or Moment(True, ())).of_day else False
-    (*rest, unsaid), (*others, left_out) = mine.parts, theirs.parts
-    return mine.of_day == theirs.of_day and rest == others and (unsaid == left_out or None in (unsaid, left_out))
+        return False if 3 in (len(mine or ()), len(theirs or ())) else None
+    return mine[:-1] == theirs[:-1] and (mine[-1] == theirs[-1] or None in (mine[-1], theirs[-1]))
 
 
 def moment(text: str) -> Moment | None:
@@ -53,10 +47,10 @@ def moment(text: str) -> Moment | None:
         day, year = (int(said[part]) if said.get(part) else None for part in ("d", "y"))
         if day is not None and month > 12 and text[-4:].isdigit():
             month, day = day, month
-        return Moment(False, (month, day, year)) if month <= 12 and (day or 1) <= 31 else None
+        return (month, day, year) if month <= 12 and (day or 1) <= 31 else None
     found = _TIME.fullmatch(_NAMED.get(text.casefold(), text))
     if found is None or not (found["minute"] or found["half"]) or int(found["hour"]) > 23:
         return None
     hour, half = int(found["hour"]), (found["half"] or "o")[0].casefold()
     morning = hour < 12 if half == "o" and hour > 12 else None if half == "o" else half == "a"
-    return Moment(True, (hour % 12, int(found["minute"] or 0), int(found["second"] or 0), morning))
+    return hour % 12, int(found["minute"] or 0), int(found["second"] or 0), morning

@@ -28,21 +28,19 @@ _GROUPED = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])", re.ASCII)
 _BUILDER = re.compile(r"^\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\{?\s*R\s*\}?\s*)?(?:\||:|\\mid|\\vert)(.*)\\\}$", re.DOTALL)
 _MEMBER = re.compile(r"^[a-zA-Z]\s*\\in\b\s*")
 _NAME = re.compile(r"^(?!\d)(?=.*[A-Za-z])[A-Za-z\\{}_'(), 0-9]+$")
-_TEXTS = re.compile(r"\\(?:text\w*|mbox)\s*\{([^{}]*)\}")
+_TEXTS = re.compile(r"(?:\\(?:text\w*|mbox)\s*\{|\")([^{}\"]*)[}\"]")
+_MODULO = re.compile(r"\s*\(?\s*\\?[bp]?mod(?![a-z])\s*\{?\s*(\d{1,99})\s*\}?\s*\)?$")
 _LETTERS = re.compile(r"[A-Za-z](?:\s*[A-Za-z])+")
 _CODE = re.compile(r"[A-Z](?:\s?[A-Z])+|[a-z]*o[a-z]*")
 """What is text without being marked as such: several capitals, and words with an `o`, which is no variable."""
-_RELATION = re.compile(r"^(?:[<>]|\\(?:[lg]eq?|[lg]eqslant|ne)(?![a-z]))")
-_OF_NAME = re.compile(r"^([a-zA-Z])\s*(?:[<>]|\\(?:[lg]eq?|[lg]eqslant|ne)(?![a-z]))")
 _TO = re.compile(r"(?<=\d)\s+to\s+(?=\d)")
 _BAR = r"(?:\||\\[lr]?[vV]ert|\\\|)"
 _QUANTITY = re.compile(
     r"(?:[A-Za-z]+|\\(?:text|mathrm|operatorname|mathbb|mathbf)\s*\{\s*\w+\s*\})\s*(?:_\{[^{}]*\}|_\w)?\s*(?:\([^()]*\)|\[[^\[\]]*\])"
-    rf"|[a-zA-Z](?:\s*:\s*[a-zA-Z])+|\[[A-Z]{{3,}}\]|{_BAR}\s*(?:[a-wz]|[A-Z]{{2,}}|[A-Z]\w*_\S+|\\(?:vec|overline|overrightarrow|mathbf)\s*\{{[^{{}}]*\}}.*)\s*{_BAR}"
+    rf"|[a-zA-Z](?:\s*:\s*[a-zA-Z])+|[A-Wa-w](?:\s*\+\s*[A-Wa-w])+|\[[A-Z]{{3,}}\]|{_BAR}\s*(?:[a-wz]|[A-Z]{{2,}}|[A-Z]\w*_\S+|\\(?:vec|overline|overrightarrow|mathbf)\s*\{{[^{{}}]*\}}.*)\s*{_BAR}"
 )
 """What has a value and is no unknown: a probability, a length, an absolute value, a function at a place."""
 _RELATED = re.compile(r"[=<>,;]|\\(?:in|to|mid|neq?|[lg]eq?)(?![a-z])|(?<![\\A-Za-z])[A-Za-z]{4}")
-_NUMBER = re.compile(r"[-+]?[\d.,]+\s*")
 _INVERSE = re.compile(r"\^\s*\{?\s*-1\s*\}?")
 _HEAD = re.compile(r"^([A-Za-z])\s*\(\s*[a-z]\s*\)$")
 _CALL = re.compile(r"^(?:Matrix|array|np\.array)\((.*)\)$", re.DOTALL)
@@ -82,15 +80,11 @@ def _of_words(texts: Collection[str], leaf: Leaf) -> Leaf:
     def told(answer: str, reference: str) -> Ruling:
         sides = answer.strip(), reference.strip()
         if all(map(_LETTERS.fullmatch, sides)) and any(side in texts or _CODE.fullmatch(side) for side in sides):
-            return Ruling(*_same_words(*sides))
+            said, other = ("".join(side.split()).casefold() for side in sides)
+            return Ruling(said == other, "words, letter by letter")
         return leaf(answer, reference)
 
     return told
-
-
-def _same_words(a: str, b: str) -> tuple[bool, str]:
-    same = "".join(a.split()).casefold() == "".join(b.split()).casefold()
-    return same, "the same words" if same else "different words"
 
 
 def _rows_in_braces(text: str, other: str) -> str:
@@ -129,7 +123,7 @@ def _parts(text: str) -> list[str]:
 
 def _signs(text: str) -> list[str]:
     """The two answers that `a \\pm b` stands for, all upper signs and all lower ones; any other `text` alone."""
-    if r"\pm" not in text and r"\mp" not in text:
+    if not re.search(r"\\(?:pm|mp)(?![a-z])", text):
         return [text]
     if "=" in text:
         name, _, text = text.rpartition("=")
@@ -165,8 +159,7 @@ def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bar
         and len(unions[0]) == len(unions[1])
     ):
         answer, reference = unions
-    if len(answer) > 1 or len(reference) > 1:
-        answer, reference = _by_name(_unzipped(answer)), _unzipped(reference)
+    answer, reference = _by_name(_unzipped(answer)), _unzipped(reference)
     if bare and len(answer) == 1 < len(reference):
         answer = _items(answer[0], "(")
         return _in_order(answer, reference, leaf)
@@ -185,10 +178,8 @@ def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bar
 
 def _unzipped(parts: Sequence[str]) -> Sequence[str]:
     """The values of a tuple that is the only part, each with its name, where it has names: `(x, y) = (1, 2)`; any other `parts`."""
-    sides = [_items(side) for side in _sides(parts[0])] if len(parts) == 1 else []
-    return (
-        [f"{name}={value}" for name, value in zip(*sides, strict=True)] if len(sides) == 2 and len(sides[0]) == len(sides[1]) > 1 else parts
-    )
+    names, values = map(_items, _sides(parts[0])) if len(parts) == 1 and len(_sides(parts[0])) == 2 else ([], [])
+    return [f"{name}={value}" for name, value in zip(names, values, strict=False)] if len(names) == len(values) > 1 else parts
 
 
 def _by_name(parts: Sequence[str]) -> Sequence[str]:
@@ -196,9 +187,7 @@ def _by_name(parts: Sequence[str]) -> Sequence[str]:
     names = [_name(part) for part in parts]
     if None in names or len({*names}) < len(parts):
         return parts
-    return [
-        part for _, part in sorted(zip(names, parts, strict=True), key=lambda pair: re.sub(r"\d+", lambda n: n[0].zfill(9), str(pair[0])))
-    ]
+    return sorted(parts, key=lambda part: re.sub(r"\d+", lambda digits: digits[0].zfill(9), str(_name(part))))
 
 
 def _union(parts: Sequence[str]) -> Sequence[str]:
@@ -254,9 +243,12 @@ def _same_one(answer: str, reference: str, leaf: Leaf) -> Ruling:
         return equal
     if (same := same_moment(a, b)) is not None:
         return Ruling(same, "dates or times")
-    for compare in (_matrices, _brackets, _ratios, _bounds, _equations, _unions):
+    for compare in (_matrices, _brackets, _ratios, _equations, _unions):
         if (equal := compare(a, b, leaf)) is not None:
             return equal
+    moduli = {found[1] for text in (a, b) if (found := _MODULO.search(text))}
+    if moduli:
+        return _all("remainders", [Ruling(len(moduli) == 1, "of one modulus"), _same_one(_MODULO.sub("", a), _MODULO.sub("", b), leaf)])
     (a, unit), (b, other) = split_unit(a), split_unit(b)
     if unit is None and not _has_letters(b):
         a, unit = split_symbol(a)
@@ -374,20 +366,6 @@ def _ratios(a: str, b: str, leaf: Leaf) -> Ruling | None:
     return Ruling(False, "different ratios")
 
 
-def _bounds(a: str, b: str, leaf: Leaf) -> Ruling | None:
-    """Whether two bounds are equal of which one is without the name of what it bounds (`at most 5`); None where all have it."""
-    mine, theirs = _RELATION.match(a), _RELATION.match(b)
-    if not mine and not theirs:
-        return None
-    name = next((found[1] for text in (a, b) if (found := _OF_NAME.match(text))), "x")
-    (a, unit), (b, other) = split_unit(a), split_unit(b)
-    if differ(unit, other):
-        return Ruling(False, f"different units, {unit} and {other}")
-    if not (mine or _OF_NAME.match(a)) or not (theirs or _OF_NAME.match(b)):
-        return Ruling(False, "a bound, and no bound") if _NUMBER.fullmatch(b if mine else a) else None
-    return leaf(f"{name}{a}" if mine else a, f"{name}{b}" if theirs else b)
-
-
 def _equations(a: str, b: str, leaf: Leaf) -> Ruling | None:
     """Whether equations are equal: of `name = value` the value counts, of a calculation its last side; None where there are none."""
     mine, theirs = _sides(a), _sides(b)
@@ -419,8 +397,8 @@ def _has_letters(text: str) -> bool:
 
 def _sides(text: str) -> list[str]:
     """The sides of an equation, a name first; an equals sign in brackets, as in `\\sum_{k=1}^n`, makes none."""
-    sides = [side.strip() for side in split(text, ("=", r"\approx"))]
-    turned = len(sides) == 2 and not _has_letters(sides[0]) and _has_letters(sides[1]) and _plain_name(sides[1])
+    sides = [side.strip() for side in split(text, ("=", r"\approx", r"\equiv"))]
+    turned = len(sides) == 2 and not _has_letters(sides[0]) and _has_letters(sides[1]) and _named(sides[::-1])
     return sides[::-1] if turned else sides
 
 

@@ -32,13 +32,13 @@ _PI = re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])")
 _SEPARATING_DOLLARS = re.compile(r"(?<!\\)\$\s*(,|;|and|or)\s*(?<!\\)\$")
 _STYLE = re.compile(
     r"\\(?:underline|emph|texttt|mathtt|mathsf|textsf|textsc|bm|pmb|ensuremath|mathstrut)\s*\{([^{}]*)\}"
-    r"|\\(?:(?:text)?color|[hv]space\*?|[hv]?phantom|tag\*?|label|vspace)\s*\{[^{}]*\}"
+    r"|\\(?:(?:text)?color|[hv]space\*?|[hv]?phantom|tag\*?|label)\s*\{[^{}]*\}"
+    r"|\\(?:begin|end)\s*\{(?:align(?:ed)?|gathered|equation|split)\*?\}|\\(?:m?kern|[hm]skip)\s*-?[\d.]+\s*[a-z]{2}"
 )
 _DASH = re.compile(
     r"(?:^|(?<=[=(\[{,;:*+/<>$])|(?<=\bis )|(?<=\*\*))[\u2014\u2015]\s?(?=[\d.\\(a-zA-Z])|(?<=[\w)}])[\u2014\u2015](?=\d|[a-z]\b|\\)"
 )
 """A dash that is meant as a minus sign: one that begins something, or stands between two things without a space."""
-_QUANTITY = re.compile(r"\\(?:SI|qty|ang)\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _AGAIN = re.compile(r"(?<![\d.])(\d{0,20}\.\d{0,20}?)(?:(\d)\2\2+\s?(?:\.\.\.|\\l?dots)|\((\d+)\)|\\(?:bar|dot)\s*\{(\d+)\})", re.ASCII)
 _LAYOUT = re.compile(
     r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|(?:script)?scriptstyle|limits|tiny|(?:script|footnote|normal)size|small|[lL]arge|LARGE"
@@ -80,7 +80,6 @@ def clean(text: str) -> str:
     if _ONLY_DIGITS.fullmatch(text):
         return text
     text = without_emphasis(in_ascii(_DASH.sub("-", visible(text))))
-    text = _QUANTITY.sub(lambda found: rf"{found[1]}\text{{{found[2].replace(chr(92), ' ')}}}", text)
     text = _SEPARATING_DOLLARS.sub(r" \1 ", text)
     text = _THIN_COMMA.sub(",", text).replace(r"\$", r"\dollar ").replace("$", "").replace(r"\%", "%").replace("{,}", ",")
     text = _AGAIN.sub(lambda found: rf"{found[1]}\overline{{{found[2] or found[3] or found[4]}}}", _STYLE.sub(r"\1", text))
@@ -104,12 +103,11 @@ def _stripped(text: str) -> str:
 
 
 def _bounded(text: str) -> str:
-    """`text` with the sign of a relation for the words that say that it is a bound: `at most 5` is `\\le 5`."""
+    """`text` as a relation where words say that it is a bound: `at most 5` is `x \\le 5`."""
     if (found := _BOUND.match(text)) is None:
         return text
-    sign = "<" if found["less"] else ">" if found["more"] else r"\le" if found["most"] else r"\ge"
-    sign = {"<": r"\le", ">": r"\ge"}.get(sign, sign) if found["equal"] else sign
-    return f"{found[1] or ''} {sign} {text[found.end() :]}".strip()
+    below, strictly = found["less"] or found["most"], (found["less"] or found["more"]) and not found["equal"]
+    return f"{found[1] or 'x'} {('<' if below else '>') if strictly else chr(92) + ('le' if below else 'ge')} {text[found.end() :]}"
 
 
 def compact(cleaned: str) -> str:

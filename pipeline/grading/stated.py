@@ -9,7 +9,7 @@ Time is linear in the length of the text, and nothing raises.
 
 import re
 from functools import lru_cache
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from pipeline.grading.marks import Parts, parts_of
 from pipeline.grading.notation import BOUND, clean, in_ascii
@@ -72,7 +72,7 @@ _NUMBER = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 """A number with words that multiply it, such as `million`; eggs are counted in dozens."""
-_BOUNDED = re.compile(rf"\D{{0,80}}?{BOUND}[\s*$\\(]*(?:-?[\d.]|\\[a-z])", re.IGNORECASE)
+_BOUNDED = re.compile(rf"\D{{0,80}}?{BOUND}[\s*$\\(]*(?:-?[\d.]|\\[a-z])|\D*[\d.,]+ or (?:less|more|fewer|greater)\b", re.IGNORECASE)
 _BOUNDING = re.compile(rf"{BOUND}[\s*$\\(]*\Z", re.IGNORECASE)
 _OPTION = re.compile(
     r"(?:\b(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s+\(?|\()([A-Z])\b\)?|(?<![\w\\'])([B-HJ-Z]|[AI](?!\s+(?!or\b|and\b)[a-z]))(?![\w'])", re.ASCII
@@ -98,10 +98,8 @@ _WRAPPED = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}")
 _SAID_IN_TEXT = re.compile(rf"\\(?:text\w*|mbox|mathrm)\s*\{{([^{{}}]*\b(?:{_NOUN})\b[^{{}}]*)\}}", re.IGNORECASE)
 
 
-class _Box(NamedTuple):
-    begin: int
-    end: int
-    content: str
+_Box = tuple[int, int, str]
+"""Where a box begins and ends, and what is in it."""
 
 
 def boxed(text: str) -> str | None:
@@ -125,30 +123,32 @@ def _boxes(text: str, *, closed: bool) -> list[_Box]:
             opened.append((brace.start(), brace.end(), mark != "{"))
         elif mark == "}" and opened:
             begin, start, is_box = opened.pop()
-            if is_box and (not found or begin > found[-1].begin) and (content := text[start : brace.start()].strip()):
-                found.append(_Box(begin, brace.end(), content))
+            if is_box and (not found or begin > found[-1][0]) and (content := text[start : brace.start()].strip()):
+                found.append((begin, brace.end(), content))
     if closed or "box" not in text:
         return found
-    found += [_Box(each.start(), each.end(), each[1]) for each in _UNBRACED.finditer(text)]
-    if (last := next(((begin, start) for begin, start, is_box in opened if is_box), None)) and len(text) - last[1] < _SHORT:
-        found += [_Box(last[0], len(text), content) for content in [text[last[1] :].strip(" \n$.")] if content and "\n\n" not in content]
-    return sorted(found)
+    left_open = [
+        (begin, len(text), text[start:].strip(" \n$.")) for begin, start, is_box in opened if is_box and len(text) - start < _SHORT
+    ]
+    found += [each for each in left_open[:1] if each[2] and "\n\n" not in each[2]]
+    return sorted(found + [(each.start(), each.end(), each[1]) for each in _UNBRACED.finditer(text)])
 
 
 def _joined(text: str, boxes: list[_Box]) -> str | None:
     """The last box with those before it that the same sentence lists."""
-    boxes = [box for box in boxes if not _NOT.search(text[max(0, box.begin - 30) : box.begin])] or boxes
+    boxes = [box for box in boxes if not _NOT.search(text[max(0, box[0] - 30) : box[0]])] or boxes
     listed = boxes[-1:]
     for box in reversed(boxes[:-1]):
-        between = text[box.end : listed[0].begin]
+        between = text[box[1] : listed[0][0]]
         rest = _NAMED.sub("", between)
         if len(between) > 120 or _NEW_SENTENCE.search(between) or _ANOTHER.search(rest) or not _LISTED.search(rest):
             break
         listed.insert(0, box)
-    names = [_NAMED.search(text[max(0, box.begin - 30) : box.begin]) for box in listed]
-    all_named = len(listed) > 1 and None not in names
-    parts = [f"{name[1]}={box.content}" if name and all_named else box.content for name, box in zip(names, listed, strict=True)]
-    return ", ".join(dict.fromkeys(parts)) or None
+    contents = [content for _, _, content in listed]
+    names = [name[1] for begin, _, _ in listed if (name := _NAMED.search(text[max(0, begin - 30) : begin]))]
+    if len(names) == len(listed) > 1:
+        contents = [f"{name}={content}" for name, content in zip(names, contents, strict=True)]
+    return ", ".join(dict.fromkeys(contents)) or None
 
 
 def stated(text: str, form: Form | None = None) -> str | None:

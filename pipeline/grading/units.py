@@ -136,16 +136,13 @@ def _factors(words: str) -> list[tuple[str, int]] | None:
     if words.strip()[:1] == "/" or words.rstrip()[-1:] == "/":
         return None
     sign, power = 1, 1
-    for token in _TOKEN.findall(
-        re.sub(r"\\cdot|\\times|[{}().\u00b7~]|\\[,;: ]", " ", re.sub(r"(?<=[A-Za-z])\s?-(?=[A-Za-z])", " ", words))
-    ):
+    for token in _TOKEN.findall(re.sub(r"\\cdot|\\times|[{}().\u00b7~]|\\[,;: ]|(?<=[A-Za-z])\s?-(?=[A-Za-z])", " ", words)):
         if token in ("/", "per"):
             sign = -1
         elif token[-1].isdigit() or token in ("squared", "cubed"):
-            if not found:
+            if not found or (len(token) > 3 and token not in _POWERS):
                 return None
-            exponent = _POWERS.get(token) or int(token.removeprefix("^"))
-            found[-1] = found[-1][0], exponent * sign
+            found[-1] = found[-1][0], sign * (_POWERS.get(token) or int(token.removeprefix("^")))
         elif token in _POWERS:
             power = _POWERS[token]
         elif token != "*":

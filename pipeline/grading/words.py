@@ -9,14 +9,7 @@ _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 _SIZES = {"dozen": 12, "thousand": 10**3, "lakh": 10**5, "million": 10**6, "crore": 10**7, "billion": 10**9, "trillion": 10**12}
 _SIZES |= {"万": 10**4, "亿": 10**8}
 _ORDINALS = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth", "twelve": "twelfth"}
-_WORDS: dict[str, tuple[str, int]] = {
-    "zero": ("t", 0),
-    "hundred": ("h", 100),
-    "a": ("a", 1),
-    "an": ("a", 1),
-    "and": ("&", 0),
-    "of": ("", 0),
-}
+_WORDS = {"zero": ("t", 0), "hundred": ("h", 100), "and": ("&", 0), "of": ("", 0)} | dict.fromkeys(("a", "an"), ("a", 1))
 """The kind of each word, a letter of `_GRAMMAR`, and its value."""
 for _kind, _words, _start, _step in (("o", _ONES, 1, 1), ("t", _TEENS, 10, 1), ("T", _TENS, 20, 10)):
     for _place, _word in enumerate(_words.split()):
@@ -41,25 +34,24 @@ _RUN = re.compile(
     re.IGNORECASE,
 )
 _SIZED = re.compile(
-    r"(?<![\d.,])(?:(\d+)?\s*\\frac\{(\d+)\}\{(\d+)\}|(?:(\d+)\s)?(\d+)/(\d+)|(\d{1,3}(?:[ ,]\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+))"
-    rf"[\s-]*(\\unit\{{\s*)?({SIZE}(?:[\s-]+{SIZE})*)\s*(\}})?\s*(?=(.)?)",
+    r"(?<![\d.,])(?:(?:(\d{1,99})\s*)??(?:\\frac\{(\d{1,99})\}\{(\d{1,99})\}|(?<!\d)(\d{1,99})/(\d{1,99}))"
+    r"|(\d{1,3}(?:[ ,]\d{3}){1,9}(?:\.\d{1,99})?|\d{0,99}\.?\d{1,99}))"
+    rf"[\s-]*(\\unit\{{\s*)?({SIZE}(?:[\s-]+{SIZE}){{0,3}})\s*(\}})?\s*(?=(.)?)",
     re.IGNORECASE | re.ASCII,
 )
 _NTH = re.compile(r"(?<=\d)\s?(?:\^?\s?\{?\s?(?:\\unit\{)?(?:st|nd|rd|th)\b\}{0,2})", re.ASCII)
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
-_BEFORE = re.compile(r"\}\s*(\\unit\{)?(" + SIZE + r")(\s*\})?", re.IGNORECASE)
 
 
 def in_figures(text: str) -> str:
     """`text` with figures for numbers in words, if these are what it consists of, and with words such as `million` multiplied out."""
     text = _SIZED.sub(_multiplied, _NTH.sub("", text))
-    text = _BEFORE.sub(lambda found: rf"}}\cdot {_WORDS[_singular(found[2])][1]}", text)
     told = _RUN.sub(_counted, text)
     return told if len(_PROSE.findall(told)) <= 2 else text
 
 
-def as_text(value: Fraction) -> str:
-    """An exact number as LaTeX has it."""
+def _in_latex(value: Fraction) -> str:
+    """An exact number."""
     return str(value) if value.denominator == 1 else rf"{'-' * (value < 0)}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
 
 
@@ -69,13 +61,13 @@ def _singular(word: str) -> str:
 
 
 def _multiplied(found: re.Match[str]) -> str:
-    whole, over, under = found[1] or found[4] or 0, found[2] or found[5], found[3] or found[6]
-    value = Fraction(re.sub("[ ,]", "", found[7])) if found[7] else None if not int(under) else int(whole) + Fraction(int(over), int(under))
-    if value is None:
+    over, under = found[2] or found[4], found[3] or found[5]
+    if under and not int(under):
         return found[0]
-    for word in re.findall(SIZE, found[9], re.IGNORECASE):
+    value = int(found[1] or 0) + Fraction(int(over), int(under)) if under else Fraction(re.sub("[ ,]", "", found[6]))
+    for word in re.findall(SIZE, found[8], re.IGNORECASE):
         value *= _WORDS[_singular(word)][1]
-    return as_text(value) + (r"\unit{" if found[8] and not found[10] else " " if found[11] else "")
+    return _in_latex(value) + (r"\unit{" if found[7] and not found[9] else " " if found[10] else "")
 
 
 def _counted(found: re.Match[str]) -> str:
@@ -85,14 +77,14 @@ def _counted(found: re.Match[str]) -> str:
     for counted in ([found[3]], re.split(r"\sand\s", found[3], flags=re.IGNORECASE)):
         values = [_value_of(each, alone) for each in counted]
         if None not in values:
-            return found[1] + "-" * bool(found[2]) + " and ".join(as_text(value) for value in values if value is not None)
+            return found[1] + "-" * bool(found[2]) + " and ".join(_in_latex(value) for value in values if value is not None)
     return found[0]
 
 
 def _value_of(counted: str, alone: bool) -> Fraction | None:
     """The number that words are; an ordinal one only where it stands `alone`."""
     words = [each for word in re.split("[ -]", counted) if (each := _WORDS[_singular(word)])[0]]
-    parsed = _GRAMMAR.fullmatch("".join(kind for kind, _ in words))
+    parsed = _GRAMMAR.fullmatch("".join(kind for kind, _ in words)) if len(words) < 20 else None
     if parsed is None:
         return None
 
