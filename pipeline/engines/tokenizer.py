@@ -3,13 +3,16 @@
 import hashlib
 import json
 import re
+import resource
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import psutil
 
 from pipeline.engines.hub import check_hub
 from pipeline.errors import GraphError, RequestRefused, boundary, reason
@@ -17,6 +20,9 @@ from pipeline.system.worker_process import without_collections
 
 MAX_CHARACTERS = 1 << 22
 """Longest prompt that is taken from a template, in characters."""
+TEMPLATE_BYTES = 512 << 20
+"""Most memory of this process that a template may add while it writes, however it does: an operator, a filter, a loop."""
+_THIS = psutil.Process()
 _BEFORE = ("\n", "0")
 """Texts of which a tokenizer that puts a space before a text makes one token with few others; where it does with the first, it does not
 with the second."""
@@ -126,9 +132,9 @@ class HFTokenizer:
         """Raises `GraphError` where the model has no template, as a reward model may, or the template fails, which it may do in any way, or
         writes too much."""
         try:
-            text: str = self._hf.apply_chat_template(
-                list(messages), chat_template=self._template, tokenize=False, add_generation_prompt=True, **self._template_arguments
-            )
+            settings = {"chat_template": self._template, "tokenize": False, "add_generation_prompt": True, **self._template_arguments}
+            with _bounded_memory():
+                text: str = self._hf.apply_chat_template(list(messages), **settings)
             if len(text) > MAX_CHARACTERS:
                 raise ValueError(f"it writes {len(text):,} characters")
         except GraphError:
@@ -185,6 +191,19 @@ class HFTokenizer:
         `Exception`."""
         if isinstance(error, Exception) or _is_panic(error):
             raise RequestRefused(f"the tokenizer of {self._model} fails: {reason(error)}") from error
+
+
+@contextmanager
+def _bounded_memory() -> Iterator[None]:
+    """Let this process have no more than `TEMPLATE_BYTES` more; raises `ValueError` where that is too little."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_THIS.memory_info().vms + TEMPLATE_BYTES, before[1]))
+    try:
+        yield
+    except MemoryError as error:
+        raise ValueError(f"it takes more than {TEMPLATE_BYTES >> 20} MiB") from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def _is_tag(text: str) -> bool:

@@ -32,12 +32,12 @@ from pipeline.session.run import SessionResult, solve
 from pipeline.system.local_web import listening
 from pipeline.system.tasks import unwrapped
 
-BACKLOG = 4096
-"""Connections that wait to be taken, as far as the system allows."""
+BACKLOG = 512
+"""Connections that wait to be taken, as far as the system allows; as many are taken before the first of them may be ended."""
 MOST_FILES = 65_536
 """Connections and other files that may be open, as far as the system allows."""
-SPARE_FILES = 256
-"""Of these, what connections leave to the run."""
+CONNECTED = 0.75
+"""The share of these that connections may be; the rest is the run's."""
 HEAD_S = 10.0
 """Most seconds in which a connection asks for nothing: that the head of its request takes, or what follows an answer."""
 UNREAD_S = 30.0
@@ -146,7 +146,7 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES:
+        if len(self.connections) > CONNECTED * resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
             transport.abort()
         self._expect_after(None)
 

@@ -22,6 +22,10 @@ def rendered(tokenizer: HFTokenizer, source: str) -> str:
     ("source", "why"),
     [
         ("{{ ('a' * 5000000) }}", "it writes 5,000,000 characters"),
+        ("{{ 'a' * 3000000000 }}", "it takes more than 512 MiB"),
+        ("{{ 'a' | center(3000000000) }}", "it takes more than 512 MiB"),
+        ("{{ '%3000000000d' % 1 }}", "it takes more than 512 MiB"),
+        ("{% set n = namespace(s='a') %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}", "it takes more than 512 MiB"),
         ("{{ raise_exception('no\n  user') }}", "no user"),
         ("{{ 1 / 0 }}", "division by zero"),
         ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__' of 'str' object is unsafe."),

@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from pipeline.serve.desk import ServeLimits
-from pipeline.serve.server import MOST_FILES
 from tests.support.patience import HANGS_S
 from tests.support.runs import chains_of
 from tests.support.serving import SHORT, Serving, serving
@@ -163,7 +162,7 @@ def test_a_client_that_reads_nothing_is_let_go(server: Serving, monkeypatch: pyt
 
 
 def test_connections_leave_files_to_the_run(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.serve.server.SPARE_FILES", MOST_FILES)
+    monkeypatch.setattr("pipeline.serve.server.CONNECTED", 0)
     with connected(server) as client:
         assert ends(client)
 
