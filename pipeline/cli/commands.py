@@ -181,8 +181,9 @@ def usage_sentence(error: click.ClickException) -> str:
     see = "" if context is None else f"; see {context.command_path} --help"
     if isinstance(error, click.NoSuchOption):
         known = [] if context is None else [name for param in context.command.params for name in param.opts if name.startswith("--")]
-        remedy, near = meant(error.option_name, known), nearest(error.option_name, known)
-        return f"no option `{error.option_name}`" + (f"; use {remedy}" if remedy else f"; did you mean `{near}`?" if near else see)
+        name = error.option_name
+        remedy, near = meant(name, known), nearest(name.strip("-"), [each.strip("-") for each in known])
+        return f"no option `{name}`" + (f"; use {remedy}" if remedy else f"; did you mean `--{near}`?" if near else see)
     if isinstance(error, click.MissingParameter) and error.param is not None:
         return f"{_name(error.param)} is missing{_choices(error.param)}{see}"
     if isinstance(error, click.BadParameter) and error.param is not None:

@@ -8,7 +8,7 @@ _SYNONYMS = {
     "--limit N": "num-prompts num-problems max-problems num-examples",
     "--samples K, or --limit N for problems": "num-samples n-samples",
     "--samples K": "n k epochs num-return-sequences",
-    "--batch-size N": "max-connections concurrency max-concurrency num-concurrent max-num-seqs max-samples max-workers parallel",
+    "--batch-size N": "max-connections concurrency max-concurrency num-concurrent max-num-seqs max-samples max-workers num-workers",
     "--model target=NAME": "model-name model-path target target-model base-model large-model",
     "--model draft=NAME": "draft draft-model speculative-model assistant-model small-model",
     "--model ROLE=http://HOST:PORT/v1#NAME": "base-url api-base model-base-url endpoint server url",
@@ -19,6 +19,7 @@ _SYNONYMS = {
     "--set engines.ROLE.timeout_s=SECONDS": "timeout request-timeout",
     "--set engines.ROLE.NAME=VALUE": "model-args dtype quantization max-retries trust-remote-code device",
     "--set token_budget=N": "max-tokens max-new-tokens max-completion-tokens max-gen-toks max-thinking-tokens reasoning-tokens",
+    "--set prompts=FILE": "system-prompt prompt-template prompts",
     "--set NAME=VALUE": "gen-kwargs generation-config",
 } | {f"--set {name.replace('-', '_')}=VALUE": name for name in ("temperature", "top-p", "top-k", "min-p", "candidates", "threshold")}
 _MEANT = {name: meant for meant, names in _SYNONYMS.items() for name in names.split()}

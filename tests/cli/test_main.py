@@ -116,7 +116,7 @@ def test_why_chains_failed_is_printed(tmp_path: Path, problems: Path) -> None:
         (("run", SPECCOT, "--data", "x"), "error: no option `--data`; use --input FILE\n"),
         (("run", SPECCOT, "--max_tokens=100"), "error: no option `--max_tokens`; use --set token_budget=N\n"),
         (("sweep", SPECCOT, "--draft-model", "x"), "error: no option `--draft-model`; use --model draft=NAME\n"),
-        (("run", SPECCOT, "--zzz"), "error: no option `--zzz`; see pipeline run --help\n"),
+        (("run", SPECCOT, "--stop", "x"), "error: no option `--stop`; see pipeline run --help\n"),
         (("show", "--data", "x"), "error: no option `--data`; see pipeline show --help\n"),
         (("run", SPECCOT, "--input", "x", "--column", "question=problem"), "a problem has no field `question`"),
         (("run", "graphs/none.yaml", "--input", "x"), "graphs/none.yaml: cannot be read: no such file"),
