@@ -372,15 +372,6 @@ class Remote(Engine, Protocol):
 
 
 @runtime_checkable
-class Distant(Engine, Protocol):
-    """An engine whose servers cannot be observed, so `busy_s` says nothing about their progress."""
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes of answers that have arrived from them: while this grows they make progress."""
-
-
-@runtime_checkable
 class PrefixCacheReset(Engine, Protocol):
     """An engine whose prefix cache can be cleared, so that a measurement does not profit from the prompts of an earlier one."""
 

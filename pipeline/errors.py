@@ -25,7 +25,6 @@ PipelineError
         └── ContextOverflow   the prompt leaves no room for an output
 """
 
-import math
 import os
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -195,20 +194,11 @@ class NeverGenerated(ChainError):
         self.request_id, self.why = request_id, why
 
 
-LONGEST_RETRY_AFTER_S = 300.0
-"""Longest pause that an engine may ask for: a waiting call holds a place in flight, so after a longer one it is sent all the same."""
-
-
 class EngineUnavailable(ChainError):
     """The engine of `role` is temporarily unavailable: the same request may be sent again, if the engine said so not
     before `retry_after_s` seconds have passed."""
 
     def __init__(self, role: str, what: str, retry_after_s: float | None = None) -> None:
-        if retry_after_s is not None and not math.isfinite(retry_after_s):
-            retry_after_s = None
-        if retry_after_s is not None and retry_after_s > LONGEST_RETRY_AFTER_S:
-            what += f" (it asked for a pause of {retry_after_s:,.0f} s; waiting {LONGEST_RETRY_AFTER_S:g} s, the maximum)"
-            retry_after_s = LONGEST_RETRY_AFTER_S
         super().__init__(f"engine {role!r} {what}")
         self.role, self.what, self.retry_after_s = role, what, retry_after_s
 

@@ -252,7 +252,7 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     """Maximum number of requests sent to the engine at once; the others wait in its client queue."""
     hang_s: PositiveSeconds = 300.0
     """Seconds without progress after which an engine with calls counts as hanging. One that this package started is killed and started
-    again; calls to any other time out. Progress is any computation, or anything that arrives from a server. Time in which this process is
+    again; calls to any other time out. Progress is any computation, or an answer of a server. Time in which this process is
     suspended does not count."""
     timeout_s: PositiveSeconds | None = None
     """Seconds after which an attempt at a call times out even if its engine makes progress; time in the engine's own queue counts. Null: no

@@ -14,7 +14,8 @@ UNNOTICED_S = 0.5
 """A sleep that takes no more than this much longer than asked was only late."""
 FIRST_BACKOFF_S = 0.5
 """Wait before the first repetition; it doubles with every further one, up to `LONGEST_BACKOFF_S`."""
-LONGEST_BACKOFF_S = 30.0
+LONGEST_BACKOFF_S, LONGEST_RETRY_AFTER_S = 30.0, 300.0
+"""Longest pause, and longest one that an engine may ask for: a waiting call holds a place in flight."""
 
 
 class Clock:
@@ -73,9 +74,8 @@ def backoff_s(name: str, attempt: int, retry_after_s: float | None = None) -> fl
     """Seconds to wait after `attempt` (from 0) failed; they double with every attempt.
 
     A hash of `name`, which names what failed, shortens the wait to between half and all of it, so that calls which were
-    refused together do not come back together. It is not less than `retry_after_s`, which the engine asked for and
-    `EngineUnavailable` bounds.
+    refused together do not come back together. It is not less than `retry_after_s`, which the engine asked for.
     """
     longest = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(attempt, 64))
     spread = int.from_bytes(hashlib.blake2b(f"{name}\0{attempt}".encode(), digest_size=4).digest()) / (1 << 32)
-    return max(longest * (1 + spread) / 2, retry_after_s or 0.0)
+    return max(longest * (1 + spread) / 2, min(retry_after_s or 0.0, LONGEST_RETRY_AFTER_S))

@@ -5,11 +5,10 @@ Only a `Restartable` engine is ever restarted or killed. Sends no requests and r
 """
 
 import math
-from collections.abc import Callable
 
 import anyio
 
-from pipeline.engine import Distant, Engine, Restartable
+from pipeline.engine import Engine, Remote, Restartable
 from pipeline.errors import EngineDead
 from pipeline.graph.spec import EngineSpec, RestartableSpec
 from pipeline.runtime.clock import Clock, backoff_s
@@ -22,14 +21,14 @@ class ProgressWatch:
     """Tells for how long an engine has had calls and made no progress. Decides synchronously."""
 
     def __init__(self, engine: Engine, now: float) -> None:
-        self._progress: Callable[[], float] = lambda: engine.statistics().busy_s
-        if isinstance(engine, Distant):
-            self._progress = lambda: engine.received_bytes
+        # That a server has calls does not mean that it computes.
+        self._measure = "requests" if isinstance(engine, Remote) else "busy_s"
+        self._engine = engine
         self._last, self._since = math.nan, now
 
     def seconds(self, now: float, oldest: float | None) -> float:
         """Seconds until `now`; `oldest` is when the oldest call in flight was sent, None where none is."""
-        before, self._last = self._last, self._progress()
+        before, self._last = self._last, getattr(self._engine.statistics(), self._measure)
         if self._last != before:
             self._since = now
         return 0.0 if oldest is None else now - max(self._since, oldest)

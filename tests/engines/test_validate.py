@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.engine import Candidate, Completion, Request, Timing, Usage
-from pipeline.engines.validate import validate_completion, validate_request
+from pipeline.engines.validate import is_another_model, validate_completion, validate_request
 from pipeline.errors import ContextOverflow
 
 NAN = math.nan
@@ -122,3 +122,17 @@ def test_a_prompt_leaves_room_for_one_token_behind_all_that_is_read(prompt: int,
     request = Request(request_id="r", prompt_ids=[1] * prompt, max_tokens=1, scored_ids=(1,) * scored)
     with nullcontext() if fits else pytest.raises(ContextOverflow):
         validate_request(request, 10, 100)
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "another"),
+    [
+        *((asked, answered, False) for asked, answered in [("a", None), ("a", "a"), ("A", "a"), ("gpt-4o", "gpt-4o-2024-08-06")]),
+        *((asked, answered, False) for asked, answered in [("openai/gpt-4o", "gpt-4o"), ("target", "/models/target"), ("a", "a:latest")]),
+        *((asked, answered, False) for asked, answered in [("mistral-large-latest", "mistral-large-2411"), ("a/b:free", "a/b")]),
+        *((asked, answered, True) for asked, answered in [("gpt-4o", "gpt-4o-mini"), ("gpt-4o-mini", "gpt-4o"), ("qwen3:8b", "qwen3:4b")]),
+        *((asked, answered, True) for asked, answered in [("a/x", "b/x"), ("target", "draft"), ("qwen2.5-7b", "qwen2.5-72b")]),
+    ],
+)
+def test_names_of_models(asked: str, answered: str | None, another: bool) -> None:
+    assert is_another_model(asked, answered) is another

@@ -68,8 +68,6 @@ class Server:
         except ImportError:
             raise GraphError(where, f"backend `openai` needs the package `aiohttp`: {install_command('openai')}") from None
         self.url, self._key = url.rstrip("/"), (key or "").encode()
-        self.received_bytes = 0
-        """Bytes of answers that have arrived."""
         self._failures, self._unreachable = (aiohttp.ClientError, TimeoutError, OSError), aiohttp.ClientConnectorError
         self._session = aiohttp.ClientSession(
             # No bound here: the lane bounds what is in flight, the caller how long an answer may take.
@@ -93,7 +91,6 @@ class Server:
             cause: Exception = getattr(error, "os_error", error)  # of one that names no port
             fate = "cannot be reached" if isinstance(error, self._unreachable) else "broke the connection"
             raise NoAnswer("failing", f"{fate}: {quoted(str(cause)) or type(cause).__name__}") from None
-        self.received_bytes += len(read)
         if size > MAX_BODY_BYTES:
             raise NoAnswer("malformed", f"is longer than {MAX_BODY_BYTES >> 20} MiB, the maximum")
         # Some servers repeat a key that they reject.

@@ -114,10 +114,6 @@ class OpenAIEngine:
         self._doubted = True
         return await self._wait_certain()
 
-    @property
-    def received_bytes(self) -> int:
-        return self._server.received_bytes
-
     def statistics(self) -> EngineStatistics:
         """Counted on this side of the connection: requests wait while it is not certain that the server answers."""
         calls = self._meter.open_calls

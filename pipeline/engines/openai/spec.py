@@ -36,8 +36,7 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     """How often a call is sent again after it timed out, the server was unavailable, or its answer was invalid. A chain fails only while
     the server answers other requests; otherwise its call waits for the server."""
     hang_s: PositiveSeconds = 1800.0
-    """Seconds without anything arriving from the server after which calls in flight for as long time out. Answers arrive as a whole, so
-    this is also the time limit of a call while no other is answered."""
+    """Seconds without an answer of the server after which calls in flight for as long time out."""
     reconnect_s: PositiveSeconds = 180.0
     """Seconds without an answer from the server after which the run stops; it can be resumed. If the server refuses everything (an expired
     key) or sends no valid answer (a sign-in page), the run stops after at most 5 s."""
