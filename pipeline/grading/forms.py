@@ -171,7 +171,7 @@ def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bar
     if len(answer) == 1:
         return _same_one(answer[0], reference[0], leaf)
     names = [[_name(part) for part in parts] for parts in (answer, reference)]
-    if (any(names[0]) != any(names[1])) and any(len(set(filter(None, own))) > 1 for own in names):
+    if (any(names[0]) != any(names[1])) and any(len({re.sub(r"_?\d+$", "", name) for name in own if name}) > 1 for own in names):
         return _in_order(answer, reference, leaf)
     return _in_any_order(answer, reference, leaf)
 

@@ -12,7 +12,7 @@ import msgspec
 
 from pipeline.grading.notation import visible
 
-_THOUGHT = r"(?:\w{1,12}:)?(?:think(?:ing)?|thoughts?|reason(?:ing)?|reflection|scratchpad)"
+_THOUGHT = r"(?:\w{1,12}:)?(?:think(?:ing)?|thoughts?|reason(?:ing)?|reflection|scratchpad|analysis)"
 _ANSWER = r"(?:final_?)?(?:answer|solution|response|output)"
 _FROM, _TO = r"(?:begin|start)_(?:of_)?", "end_(?:of_)?"
 OPEN = re.compile(
@@ -37,7 +37,7 @@ _CALL = re.compile(
 )
 _CONTROL = re.compile(r"(?:\s*<\|(?:return|im_end|eot_id|endoftext|start)\|>(?:assistant)?)+\s*\Z")
 _FENCE = "```"
-_ESCAPE = re.compile(r'\\(?!["\\/])')
+_ESCAPE = re.compile(r'(\\["\\/])|\\')
 _KEY = re.compile(r"(?:^|[_ ])(?:answer|solution|result|choice|option)$", re.I)
 
 
@@ -80,7 +80,7 @@ def _object(text: str) -> dict[str, Any] | None:
     body = body[body.rfind(_FENCE) + 3 :].removeprefix("json").strip() if _FENCE in body else body
     if body[:1] + body[-1:] == "{}":
         with suppress(msgspec.DecodeError, RecursionError, UnicodeError):
-            return msgspec.json.decode(_ESCAPE.sub(r"\\\\", body), type=dict[str, Any])
+            return msgspec.json.decode(_ESCAPE.sub(lambda found: found[1] or r"\\", body), type=dict[str, Any])
     return None
 
 

@@ -94,6 +94,7 @@ _RIGHT_OPTION = re.compile(
 _FIRST_OPTION = re.compile(r"(?:\\text(?:bf)?\{)?\(?([A-Z])(?:[).:}]|\s*$)", re.ASCII)
 _NEGATION = re.compile(r"\b(?:not|no|neither|nor|except|wrong)\b|n't\b", re.IGNORECASE)
 _SEVERAL = re.compile(r"\b(?:or|and|to|between)\b|[=<>+*]")
+_SEVERAL_NAMES = re.compile(r"(?<![A-Za-z])[A-Za-z]\w?\s*=[^=]{1,80}(?:,|;|\band\b|\bor\b)\s*[A-Za-z]\w?\s*=")
 _WRAPPED = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}")
 _SAID_IN_TEXT = re.compile(rf"\\(?:text\w*|mbox|mathrm)\s*\{{([^{{}}]*\b(?:{_NOUN})\b[^{{}}]*)\}}", re.IGNORECASE)
 
@@ -146,7 +147,7 @@ def _joined(text: str, boxes: list[_Box]) -> str | None:
         listed.insert(0, box)
     contents = [content for _, _, content in listed]
     names = [name[1] for begin, _, _ in listed if (name := _NAMED.search(text[max(0, begin - 30) : begin]))]
-    if len(names) == len(listed) > 1:
+    if len(names) == len(listed) == len({name[0] for name in names}) > 1:
         contents = [f"{name}={content}" for name, content in zip(names, contents, strict=True)]
     return ", ".join(dict.fromkeys(contents)) or None
 
@@ -265,7 +266,7 @@ def _of_form(text: str, form: Form | None, whole: bool = False) -> str | None:
     if form == "letter":
         named = list(dict.fromkeys(_options(text)))
         return str(option[1]) if option else named[0] if len(named) == 1 else text.strip(" .,;:") if named else None
-    if _BOUNDED.match(text):
+    if _BOUNDED.match(text) or _SEVERAL_NAMES.search(text):
         return _trimmed(text)
     text = in_figures(text) if form in ("number", None) else text
     if not _PROSE.search(_WRAPPED.sub("", text)) and (form == "expression" or not _FOREIGN.search(text)):

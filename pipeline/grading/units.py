@@ -25,6 +25,7 @@ _UNITS = {
     "cal": ("4.184 J", "calorie"), "Wh": ("3600 J", ""),
     "eV": ("0.0000000000000000001602176634 J", "electronvolt"), "bar": ("100000 Pa", ""), "atm": ("101325 Pa", "atmosphere"),
     "mph": ("1 mi h-1", ""), "kph": ("1 km h-1", "kmh kmph"), "mps": ("1 m s-1", ""), "fps": ("1 ft s-1", ""), "M": ("1 mol l-1", "molar"),
+    "cc": ("1 cm3", ""), "mpg": ("1 mi gal-1", ""), "psi": ("6894.757293168 Pa", ""),
 }  # fmt: skip
 """Each unit: its size in others, empty for one that no other measures, and its other names."""
 _NAMES = {name: unit for unit, (_, names) in _UNITS.items() for name in (unit, *names.split())}
