@@ -21,7 +21,7 @@ from pipeline.engines.model_card import ModelCard, card_from_config, is_hub_name
 from pipeline.engines.openai.client import Server, read_key
 from pipeline.engines.openai.engine import ServedModel, listed_models
 from pipeline.engines.openai.spec import flaw_in_url
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, did_you_mean
 
 _FORMS = "a Hugging Face name, a folder, bundled:NAME, or http://HOST:PORT/v1#MODEL"
 _SERVER_S, _MAX_NAMES = 30.0, 10
@@ -111,8 +111,11 @@ def served_fields(role: str, choice: Served, said: Mapping[str, Any]) -> dict[st
     try:
         check_hub(named)
     except NotOnHub as absent:
+        where, ids = f"--model {role}={choice.url}#{fields['model']}", [each.id for each in _ask(role, choice.url, said.get("api_key_env"))]
+        if ids and fields["model"] not in ids:
+            raise UsageError(f"{where}: the server has no such model; {did_you_mean(fields['model'], ids)}") from None
         remedy = f"give the folder or the hub name of the model's own with --set engines.{role}.tokenizer=NAME"
-        raise UsageError(f"--model {role}={choice.url}#{fields['model']}: no tokenizer: {named} is {absent}; {remedy}") from None
+        raise UsageError(f"{where}: no tokenizer: {named} is {absent}; {remedy}") from None
     return fields
 
 

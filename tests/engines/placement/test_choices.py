@@ -143,7 +143,7 @@ def test_the_configuration_of_a_model_is_read_at_the_hub(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("answers", [False, True])
-def test_without_the_hub_a_name_is_refused_in_seconds(monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
+def test_without_the_hub_a_name_is_refused_in_seconds(monkeypatch: pytest.MonkeyPatch, server: SmallServer, answers: bool) -> None:
     """Where nothing listens, and where what listens says nothing."""
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr("pipeline.engines.hub.HUB_S", 0.3)
@@ -152,5 +152,8 @@ def test_without_the_hub_a_name_is_refused_in_seconds(monkeypatch: pytest.Monkey
         for role, refused in (("target", card_of), ("target", check_model)):
             with pytest.raises(PipelineError, match=r"not on this machine, and the Hugging Face hub .*; (expected|name) a "):
                 refused(role, "someone/model-7B")
+        with pytest.raises(UsageError, match=r"#made/up: the server has no such model; known are `tiny`"):
+            served_fields("target", Served(server.base_url, "made/up"), {})
+        server.adapters = {"made/up": ""}
         with pytest.raises(UsageError, match=r"#made/up: no tokenizer: made/up is not on .*with --set engines\.target\.tokenizer=NAME"):
-            served_fields("target", Served("http://127.0.0.1:9/v1", "made/up"), {})
+            served_fields("target", Served(server.base_url, "made/up"), {})
