@@ -9,7 +9,8 @@ from msgspec import Struct
 
 from pipeline.analysis.progress import ACTIVE, chains_of, run_progress, state_of
 from pipeline.analysis.resources import answers, engine_facts
-from pipeline.store.run_file import FILE, RunFile
+from pipeline.store.folder import FILE
+from pipeline.store.run_file import RunFile
 
 
 class RunState(Struct, frozen=True, kw_only=True):

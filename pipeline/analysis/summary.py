@@ -20,8 +20,9 @@ from pipeline.analysis.time.work import RunTimes, read_work
 from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
 from pipeline.graph.plan import Plan
+from pipeline.store.folder import FILE
 from pipeline.store.query import Query
-from pipeline.store.run_file import FILE, RunFile
+from pipeline.store.run_file import RunFile
 
 TABLES = ("calls", "steps", "chains")
 CHAINS = """

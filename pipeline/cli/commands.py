@@ -7,13 +7,14 @@ from contextlib import ExitStack, suppress
 from ctypes import CDLL
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from msgspec import Struct
 
 from pipeline.cli.synonyms import meant
-from pipeline.errors import nearest
+from pipeline.errors import UsageError, nearest
 
 F = TypeVar("F", bound=Callable[..., Any] | click.Command)
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120, "auto_envvar_prefix": "PIPELINE"}
@@ -101,6 +102,18 @@ def option(*names: str, **settings: Any) -> Callable[[F], F]:
 def headed(heading: str) -> Callable[..., Callable[[F], F]]:
     """`option` for options under this heading."""
     return partial(option, heading=heading)
+
+
+json_option = option("--json", "as_json", is_flag=True, help="Print JSON.", heading="Output")
+overwrite_option = option("--overwrite", is_flag=True, help="Overwrite an existing file.", heading="Output")
+
+
+def check_output(path: Path, overwrite: bool) -> None:
+    """Raise `UsageError` where `path` may not be written, before anything is read."""
+    if os.path.lexists(path) and not overwrite:
+        raise UsageError(f"{path}: file exists; choose another file with --output, or add --overwrite")
+    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"{path}: not writable; choose another file with --output")
 
 
 class CommandEntry(Struct, frozen=True):

@@ -4,18 +4,19 @@ What a URL names is on this machine until the command ends; then what was writte
 """
 
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec import Struct
 
 from pipeline.cli.commands import Opened
 from pipeline.cli.terminal import print_notice
-from pipeline.data.obtain import problem_files
-from pipeline.remote.folder import FetchedRun, fetched_folder, written_folder
-from pipeline.remote.inputs import fetch_problems
 from pipeline.remote.url import input_urls, is_url, parse_url
+
+if TYPE_CHECKING:
+    from pipeline.remote.folder import FetchedRun
 
 
 class Located(Struct, frozen=True):
@@ -23,7 +24,7 @@ class Located(Struct, frozen=True):
 
     path: Path
     url: str = ""
-    fetched: FetchedRun | None = None
+    fetched: "FetchedRun | None" = None
 
     def __str__(self) -> str:
         return self.url or str(self.path)
@@ -60,7 +61,7 @@ class RunFolder(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not _is_to_be_opened(value, ctx):
             return Located(Path(value))
-        folder, fetched = fetched_folder(value, print_notice)
+        folder, fetched = import_module("pipeline.remote.folder").fetched_folder(value, print_notice)
         if fetched is not None:
             _opened(ctx).enter_context(closing(fetched))
             _opened(ctx).urls[str(folder)] = str(parse_url(value))
@@ -87,14 +88,17 @@ def written_run(text: str, *, new: bool, take_over: bool = False) -> Located:
     """
     if not is_url(text):
         return Located(Path(text))
-    folder = _opened().enter_context(written_folder(text, print_notice, new=new, take_over=take_over))
+    folder: Path = _opened().enter_context(
+        import_module("pipeline.remote.folder").written_folder(text, print_notice, new=new, take_over=take_over)
+    )
     _opened().urls[str(folder)] = text.rstrip("/")
     return Located(folder, text.rstrip("/"))
 
 
 def problems_of(*inputs: str) -> list[Path]:
     """The paths of inputs of a command, until it ends; see `problem_files`."""
-    paths = _opened().enter_context(problem_files(inputs, fetch_problems, print_notice))
+    files, fetch = import_module("pipeline.data.obtain").problem_files, import_module("pipeline.remote.inputs").fetch_problems
+    paths: list[Path] = _opened().enter_context(files(inputs, fetch, print_notice))
     _opened().urls.update((str(path), url) for path, url in zip(paths, input_urls(inputs), strict=False) if url)
     return paths
 

@@ -57,7 +57,7 @@ COMMANDS = {
         "score": CommandEntry("score the steps of a run with a reward model", "study.grade:score"),
     },
     "Data and training": {
-        "prepare": CommandEntry("prepare a published data set", "author.catalog:prepare"),
+        "prepare": CommandEntry("prepare a published data set", "author.prepare:prepare"),
         "train": CommandEntry("train adapters for the draft and the target", inside=TRAIN),
     },
 }

@@ -1,6 +1,5 @@
 """The options that several commands have, and how their values are read. Those of a run derive from the fields of `RunOptions`."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from importlib import import_module
@@ -92,21 +91,11 @@ MODEL_HELP = (
 )
 
 display_option = headed("Display")
-json_option = option("--json", "as_json", is_flag=True, help="Print JSON.", heading="Output")
-overwrite_option = option("--overwrite", is_flag=True, help="Overwrite an existing file.", heading="Output")
 input_option = option("-i", "--input", "inputs", required=True, multiple=True, metavar="FILE", help=INPUT_HELP, heading="Input")
 engines_option = option("--engines", type=click.Path(path_type=Path), metavar="NAME|FILE", help=ENGINES_HELP, heading="Models")
 model_option = option("--model", "models", multiple=True, metavar="ROLE=MODEL", help=MODEL_HELP, heading="Models")
 settings_option = option("-s", "--set", "settings", multiple=True, metavar="NAME=VALUE", help=SET_HELP, heading="Prompting")
 preset_option = option("--preset", type=click.Path(path_type=Path), metavar="NAME|FILE", help=PRESET_HELP, heading="Prompting")
-
-
-def check_output(path: Path, overwrite: bool) -> None:
-    """Raise `UsageError` where `path` may not be written, before anything is read."""
-    if os.path.lexists(path) and not overwrite:
-        raise UsageError(f"{path}: file exists; choose another file with --output, or add --overwrite")
-    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
-        raise UsageError(f"{path}: not writable; choose another file with --output")
 
 
 def with_preset(graphs: Sequence[Path], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,13 +15,12 @@ from msgspec import structs
 
 from pipeline.analysis.headline.baseline import baseline_folder
 from pipeline.cli import live
-from pipeline.cli.commands import command, option
+from pipeline.cli.commands import command, json_option, option
 from pipeline.cli.located import Located, RunFolder, problems_of, written_run
 from pipeline.cli.options import (
     Address,
     engines_option,
     input_option,
-    json_option,
     metrics_options,
     model_option,
     notice_options,

@@ -11,11 +11,10 @@ from typing import Any
 import click
 
 from pipeline.cli import live
-from pipeline.cli.commands import command, option
+from pipeline.cli.commands import command, json_option, option
 from pipeline.cli.located import Located, written_run
 from pipeline.cli.options import (
     engines_option,
-    json_option,
     model_option,
     notice_options,
     preset_option,

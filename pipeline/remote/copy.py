@@ -24,8 +24,8 @@ from pipeline.errors import InputError, RunFolderError, UsageError, boundary
 from pipeline.files import new_file
 from pipeline.remote.object_store import CHUNK, MissingObject, ObjectStore, endpoint
 from pipeline.remote.url import SCHEMES, Url
+from pipeline.store.folder import FILE as CARD
 from pipeline.store.folder import LOCK, PROBLEMS
-from pipeline.store.run_file import FILE as CARD
 
 FOLDER_VARIABLE = "PIPELINE_STAGING"
 """The environment variable that names another folder for the copies of all runs."""

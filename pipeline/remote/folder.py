@@ -20,8 +20,8 @@ from pipeline.errors import PipelineError, RunFolderError, StoreError, UsageErro
 from pipeline.remote.copy import RunCopy
 from pipeline.remote.object_store import ObjectStore
 from pipeline.remote.url import parse_url
+from pipeline.store.folder import FILE as CARD
 from pipeline.store.folder import LOCK, hold, is_held
-from pipeline.store.run_file import FILE as CARD
 
 EVERY_S = 60.0
 """Seconds between two uploads."""

@@ -39,9 +39,9 @@ from pipeline.session.options import (
 from pipeline.session.resume import forget_mismatched, read_resume_state
 from pipeline.session.toys import check_toys
 from pipeline.store.check import check_chains
-from pipeline.store.folder import hold_default, hold_output
+from pipeline.store.folder import FILE, hold_default, hold_output
 from pipeline.store.kept_problems import kept_problems
-from pipeline.store.run_file import FILE, RunFile, RunInput, Session, host, versions
+from pipeline.store.run_file import RunFile, RunInput, Session, host, versions
 from pipeline.store.run_store import RunStore, new_folder_id
 from pipeline.text import storable
 

@@ -10,15 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
+import msgspec
 from filelock import FileLock, Timeout
 
-from pipeline.errors import RunFolderError, UsageError, reason
+from pipeline.errors import InputError, RunFolderError, UsageError, reason
 from pipeline.files import is_draft
 from pipeline.store.wal import lock_file
 
+FILE = "run.json"
+FORMAT = 1
+"""The format of run folders that this version writes and reads."""
 LOCK = "run.lock"
 """The lock file in a run folder; it holds the pid of the process that has it."""
 PROBLEMS = "problems.jsonl"
@@ -244,3 +249,32 @@ def is_held(folder: Path) -> bool:
     except OSError:
         return False
     return False
+
+
+class OtherFormat(InputError):
+    """A run folder has another format than this version reads."""
+
+    def __init__(self, where: str, found: object) -> None:
+        what = f"is of the format {found}" if found is not None else "names no format"
+        super().__init__(where, f"{what}, and this version reads format {FORMAT}; read it with the version that wrote it, or run it again")
+
+
+def folder_id(folder: Path) -> str:
+    """The random name of a run folder; empty where it has no `run.json`. Raises `InputError` for one that cannot be read."""
+    return str(read_card(folder).get("folder_id", "")) if os.path.lexists(folder / FILE) else ""
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """The raw content of the `run.json` in `folder`; raises `InputError`."""
+    path = folder / FILE
+    try:
+        if path.is_fifo():  # would wait for a writer
+            raise OSError("it is a named pipe")
+        raw = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        raise InputError(str(path), f"cannot be read: {reason(error)}; expected a run folder") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(str(path), f"is not a run.json of this program: {error}") from error
+    if raw.get("format") != FORMAT:
+        raise OtherFormat(str(path), raw.get("format"))
+    return raw

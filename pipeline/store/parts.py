@@ -27,7 +27,7 @@ from pipeline.errors import InputError, reason
 from pipeline.files import publish
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
-from pipeline.store.run_file import folder_id
+from pipeline.store.folder import folder_id
 from pipeline.store.seal import DamagedPart, check_content, check_footer, seal
 from pipeline.store.wal import wal_schema
 from pipeline.system.machine import core_count

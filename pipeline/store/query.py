@@ -27,9 +27,9 @@ from msgspec import Struct
 from pipeline.errors import InputError, OutOfMemory, UsageError, did_you_mean, reason
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
+from pipeline.store.folder import folder_id
 from pipeline.store.parts import REMEDY, check_parts, part_rows, readable, table_files
 from pipeline.store.read import check_folder
-from pipeline.store.run_file import folder_id
 from pipeline.store.wal import read_wal
 from pipeline.system.machine import core_count, memory
 

@@ -3,7 +3,6 @@
 `RunFile` is its only form in Python: whatever writes or reads `run.json` uses it.
 """
 
-import os
 import platform
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -16,17 +15,14 @@ from msgspec import Meta, Struct, structs
 
 from pipeline.data.part import RowSample, RowSet, Shard
 from pipeline.engine import EngineStatistics, Fact
-from pipeline.errors import InputError, RunFolderError, boundary, reason
+from pipeline.errors import InputError, RunFolderError, boundary
 from pipeline.files import new_file
 from pipeline.graph.plan import Plan, RecordedPlan, decode_plan, encode_plan, settings_of
 from pipeline.graph.plugins import engine_specs, stage_specs
-from pipeline.store.folder import check_still_held
+from pipeline.store.folder import FILE, FORMAT, check_still_held, read_card
 from pipeline.system.machine import core_count, cuda_mps, memory
 from pipeline.system.machine import versions as installed
 
-FILE = "run.json"
-FORMAT = 1
-"""The format of run folders that this version writes and reads."""
 Status = Literal["starting", "running", "finished", "failed", "interrupted"]
 """`starting`: its engines are being opened, and no chain could start yet. `failed` means that the run had to stop; single
 chains that failed do not make it so."""
@@ -203,7 +199,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
     @classmethod
     def read(cls, folder: Path) -> "RunFile":
         """The `run.json` in `folder`; raises `InputError` where there is none that this version can read."""
-        raw = _read(folder)
+        raw = read_card(folder)
         try:
             return cls.decode(raw)
         except msgspec.ValidationError as error:
@@ -288,39 +284,10 @@ class RunFile(Struct, frozen=True, kw_only=True):
         )
 
 
-class OtherFormat(InputError):
-    """A run folder has another format than this version reads."""
-
-    def __init__(self, where: str, found: object) -> None:
-        what = f"is of the format {found}" if found is not None else "names no format"
-        super().__init__(where, f"{what}, and this version reads format {FORMAT}; read it with the version that wrote it, or run it again")
-
-
-def folder_id(folder: Path) -> str:
-    """The random name of a run folder; empty where it has no `run.json`. Raises `InputError` for one that cannot be read."""
-    return str(_read(folder).get("folder_id", "")) if os.path.lexists(folder / FILE) else ""
-
-
 def _write(folder: Path, content: bytes) -> None:
     path = folder / FILE
     with boundary(RunFolderError, f"{path}: cannot be written", foreign=OSError), new_file(path) as draft:
         draft.write_bytes(msgspec.json.format(content, indent=2) + b"\n")
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    """The raw content of the `run.json` in `folder`; raises `InputError`."""
-    path = folder / FILE
-    try:
-        if path.is_fifo():  # would wait for a writer
-            raise OSError("it is a named pipe")
-        raw = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except OSError as error:
-        raise InputError(str(path), f"cannot be read: {reason(error)}; expected a run folder") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(str(path), f"is not a run.json of this program: {error}") from error
-    if raw.get("format") != FORMAT:
-        raise OtherFormat(str(path), raw.get("format"))
-    return raw
 
 
 def _sum(seconds: Iterable[float | None]) -> float | None:

@@ -33,8 +33,8 @@ from pipeline.session.loop import Stop, in_loop, rare_collection
 from pipeline.session.observer import Attend, Observer
 from pipeline.session.prepare import drift
 from pipeline.session.run import attended, failed_too_often
-from pipeline.store.folder import hold_default, hold_output
-from pipeline.store.run_file import FILE, RunFile, versions
+from pipeline.store.folder import FILE, hold_default, hold_output
+from pipeline.store.run_file import RunFile, versions
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepPlan, parts
 from pipeline.sweep.points import Keep, PreparedSweep, SweepRunner, prepare_sweep
 from pipeline.sweep.systems import plan_sweep

@@ -14,9 +14,8 @@ from msgspec import Struct
 from pipeline.analysis.progress import ACTIVE
 from pipeline.analysis.run_list import RunState, run_folders, run_state
 from pipeline.errors import InputError, UsageError, did_you_mean
-from pipeline.store.folder import is_held
+from pipeline.store.folder import FILE, is_held
 from pipeline.store.query import TABLES, Query
-from pipeline.store.run_file import FILE
 from pipeline.text import storable
 
 DEPTH = 3

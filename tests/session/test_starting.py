@@ -16,7 +16,8 @@ from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.prepare import Prepared
 from pipeline.session.run import run
-from pipeline.store.run_file import FILE, RunFile
+from pipeline.store.folder import FILE
+from pipeline.store.run_file import RunFile
 from tests.support.commands import pipeline
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems

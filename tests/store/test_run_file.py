@@ -19,7 +19,8 @@ from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import LoopNode, Plan, RecordedPlan, UnknownEngine, UnknownStage, decode_plan, encode_plan, settings_of
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.spec import EngineSpec, StageSpec
-from pipeline.store.run_file import RunFile, Session, folder_id, host
+from pipeline.store.folder import folder_id
+from pipeline.store.run_file import RunFile, Session, host
 from tests.support.patience import HANGS_S
 from tests.support.run_files import RUN_JSON, SIM, STAGE, write_run_json
 

@@ -1,10 +1,12 @@
 """Tables and their cells: numbers and estimates enter, text that is ready to print leaves. Pure."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from pipeline.analysis.quality.estimates import Estimate
+if TYPE_CHECKING:
+    from pipeline.analysis.quality.estimates import Estimate
 
 THOUSAND = 999.5
 """What is 1,000 with three digits."""
@@ -20,22 +22,22 @@ class Table(Struct, frozen=True):
     """What to know when reading it."""
 
 
-def percent(e: Estimate, *, sign: bool = False) -> str:
+def percent(e: "Estimate", *, sign: bool = False) -> str:
     """A share in percent with its interval; with `sign` for a difference of shares or a change."""
     return _with_interval(e, lambda value: f"{value:+.1%}" if sign else f"{value:.1%}")
 
 
-def signed(e: Estimate) -> str:
+def signed(e: "Estimate") -> str:
     """A difference of shares or a change in percent, with its sign and interval."""
     return percent(e, sign=True)
 
 
-def number(e: Estimate, *, sign: bool = False) -> str:
+def number(e: "Estimate", *, sign: bool = False) -> str:
     """A number with its interval: three digits, from 1,000 on a whole number; with `sign` for a difference."""
     return _with_interval(e, lambda value: f"{value:+.3g}" if sign else plain(value))
 
 
-def reward(e: Estimate, *, sign: bool = False) -> str:
+def reward(e: "Estimate", *, sign: bool = False) -> str:
     """A reward with its interval, with three decimals; with `sign` for a difference."""
     return _with_interval(e, lambda value: f"{value:+.3f}" if sign else f"{value:.3f}")
 
@@ -64,7 +66,7 @@ def times(over: float | None, under: float | None) -> str:
     return f"{over / under:.2f}" if over and under else "-"
 
 
-def _with_interval(e: Estimate, form: Callable[[float], str]) -> str:
+def _with_interval(e: "Estimate", form: Callable[[float], str]) -> str:
     if e.value is None:
         return "-"
     return form(e.value) if e.low is None or e.high is None else f"{form(e.value)} [{form(e.low)}, {form(e.high)}]"

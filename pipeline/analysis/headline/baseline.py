@@ -17,7 +17,8 @@ from pipeline.analysis.summary import summarize, summarize_work
 from pipeline.analysis.time.work import RunTimes
 from pipeline.errors import InputError, UsageError
 from pipeline.graph.variants import VARIANT
-from pipeline.store.run_file import FILE, RunFile
+from pipeline.store.folder import FILE
+from pipeline.store.run_file import RunFile
 
 SUFFIX = "-target"
 """What the name of the baseline's folder adds to that of the run's."""

@@ -1,7 +1,7 @@
-"""`pipeline list KIND` and `pipeline prepare NAME`: what goes by name, and a published data set as Parquet that `pipeline run` reads."""
+"""`pipeline list KIND`: what goes by name."""
 
 from collections.abc import Iterator
-from pathlib import Path
+from importlib import import_module
 from typing import Any
 
 import click
@@ -9,16 +9,10 @@ import msgspec
 from msgspec import Struct
 from rich.table import Table
 
-from pipeline.analysis.compare.papers import bundled_tables, read_layout
 from pipeline.bundled import FileKind, bundled_files
-from pipeline.cli.commands import command, option
+from pipeline.cli.commands import command, json_option
 from pipeline.cli.console import PlainConsole
-from pipeline.cli.located import LocalPath
-from pipeline.cli.options import json_option, overwrite_option
-from pipeline.cli.terminal import print_notice, print_page
-from pipeline.data.prepare import PreparedData
-from pipeline.data.prepare import prepare as start
-from pipeline.data.recipe import find_recipe, load_recipe
+from pipeline.cli.terminal import print_page
 from pipeline.graph.yaml_file import head_comment, read_yaml
 
 FILES: dict[str, FileKind] = {
@@ -79,11 +73,12 @@ def list_(kind: str | None, as_json: bool) -> None:
 
 def _items(kind: str) -> Iterator[Item]:
     if kind == "tables":
-        layouts = {name: read_layout(file) for name, file in bundled_tables().items()}
+        papers = import_module("pipeline.analysis.compare.papers")
+        layouts = {name: papers.read_layout(file) for name, file in papers.bundled_tables().items()}
         yield from (Item(name=name, about=f"{layout.source}: {layout.title}") for name, layout in layouts.items())
     elif kind == "data":
         for path in bundled_files("data set").values():
-            recipe = load_recipe(path)
+            recipe = import_module("pipeline.data.recipe").load_recipe(path)
             place = f"hub: {recipe.hub.id}" if recipe.hub else "bundled" if recipe.file else "on no hub"
             about = f"{recipe.title}; {recipe.rows or '?'} problems, grader {recipe.grader}; {place} ({recipe.license})"
             yield Item(name=recipe.name, about=about)
@@ -97,30 +92,3 @@ def _items(kind: str) -> Iterator[Item]:
 def _value(value: Any) -> str:
     """A value as a YAML file has it."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
-@command()
-@click.argument("name")
-@option("--from", "origin", metavar="FILE|hub", help="The published data: JSON lines, JSON, Parquet or CSV; or hub, to download them.")
-@option("-o", "--output", type=LocalPath(), metavar="FILE", help="Parquet file.  [default: data/NAME.parquet]")
-@overwrite_option
-@option("--allow-mismatch", is_flag=True, help="Accept data that differ from the recipe.")
-@json_option
-def prepare(name: str, origin: str | None, output: Path | None, overwrite: bool, allow_mismatch: bool, as_json: bool) -> None:
-    """Prepare the data set NAME (see `pipeline list data`), or one of your own by its recipe, NAME.yaml.
-
-    The number of rows and the digest must match the recipe's; otherwise nothing is written.
-    """
-    recipe = find_recipe(name)
-    place = output or Path("data") / f"{recipe.name}.parquet"
-    prepared = start(recipe, origin, place, overwrite=overwrite, allow_mismatch=allow_mismatch)
-    if prepared.mismatch:
-        print_notice(f"warning: {prepared.origin}: {prepared.mismatch}; results are not comparable with the published ones")
-    print_page(msgspec.json.encode(prepared) if as_json else _sentence(prepared))
-
-
-def _sentence(prepared: PreparedData) -> str:
-    digest = "unexpected" if prepared.mismatch else "as expected" if prepared.checked else "which the recipe does not know"
-    left_out = f", {prepared.left_out:,} left out" if prepared.left_out else ""
-    there = "" if prepared.written else ", there already"
-    return f"{prepared.output}: {prepared.rows:,} problems{left_out}, digest {prepared.digest}, {digest}{there}"

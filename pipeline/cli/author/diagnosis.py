@@ -29,7 +29,7 @@ from pipeline.graph.yaml_file import read_yaml
 from pipeline.rewards.spec import load_reward_model
 from pipeline.session.prepare import load_plan
 from pipeline.stages.build import build_stages, builders_of
-from pipeline.store.run_file import FILE as RUN_FILE
+from pipeline.store.folder import FILE as RUN_FILE
 from pipeline.store.run_file import RunFile
 from pipeline.system.machine import Machine, look, system
 

@@ -9,9 +9,9 @@ import msgspec
 
 from pipeline.analysis.compare.cells import Table
 from pipeline.cli.author.diagnosis import Diagnosis, RoleState, diagnose
-from pipeline.cli.commands import command, option
+from pipeline.cli.commands import check_output, command, json_option, option, overwrite_option
 from pipeline.cli.console import PlainConsole, print_table
-from pipeline.cli.options import check_output, json_option, model_option, overwrite_option, run_options, with_models
+from pipeline.cli.options import model_option, run_options, with_models
 from pipeline.cli.terminal import print_line, print_notice, print_page
 from pipeline.engine import MemoryRow
 from pipeline.engines.cores import ranges

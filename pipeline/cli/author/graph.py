@@ -8,20 +8,9 @@ import click
 import msgspec
 
 from pipeline.bundled import find_file
-from pipeline.cli.commands import command, option
+from pipeline.cli.commands import check_output, command, json_option, option, overwrite_option
 from pipeline.cli.located import ProblemFile
-from pipeline.cli.options import (
-    check_output,
-    engines_option,
-    json_option,
-    model_option,
-    overwrite_option,
-    preset_option,
-    run_options,
-    settings_option,
-    with_models,
-    with_preset,
-)
+from pipeline.cli.options import engines_option, model_option, preset_option, run_options, settings_option, with_models, with_preset
 from pipeline.cli.terminal import print_line, print_notice, print_page
 from pipeline.data.many_files import open_files
 from pipeline.data.problems import Problem

@@ -12,10 +12,9 @@ from pipeline.analysis.compare.papers import paper_table, table_file
 from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.compare.written import as_csv, as_markdown, table_csv, table_json
 from pipeline.analysis.compare.written import as_json as as_json_of
-from pipeline.cli.commands import command, option
+from pipeline.cli.commands import command, json_option, option
 from pipeline.cli.console import PlainConsole, print_parts
 from pipeline.cli.located import Located, RunFolder
-from pipeline.cli.options import json_option
 from pipeline.cli.terminal import print_page
 from pipeline.errors import UsageError, reason
 from pipeline.files import new_file

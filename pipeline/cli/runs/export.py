@@ -7,9 +7,8 @@ from typing import Any, get_args
 import click
 import msgspec
 
-from pipeline.cli.commands import Option, command, headed, option
+from pipeline.cli.commands import Option, check_output, command, headed, option, overwrite_option
 from pipeline.cli.located import LocalPath, Located, RunFolder, problems_of
-from pipeline.cli.options import check_output, overwrite_option
 from pipeline.cli.terminal import print_json, print_line, print_page
 from pipeline.errors import RunFolderError, UsageError, boundary
 from pipeline.export.answers import Answers

@@ -1,17 +1,17 @@
 """`pipeline query RUN... SQL`: what run folders hold, asked in SQL."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import click
 
 from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.compare.papers import make_runs, printed
-from pipeline.analysis.compare.runs import read_runs
-from pipeline.cli.commands import command, option
+from pipeline.cli.commands import check_output, command, json_option, option, overwrite_option
 from pipeline.cli.console import PlainConsole, print_table
 from pipeline.cli.located import LocalPath, Located, RunFolder
-from pipeline.cli.options import check_output, json_option, overwrite_option
 from pipeline.cli.terminal import print_json, print_line
 from pipeline.errors import RunFolderError, UsageError, boundary, reason
 from pipeline.export.answers_file import write_query
@@ -50,7 +50,7 @@ def query(runs: tuple[Located, ...], sql: str, output: Path | None, overwrite: b
         check_output(output, overwrite)
     folders = [run.path for run in runs]
     with Query(*folders) as asked, asked.errors_of_sql(text):
-        asked.offer("runs", lambda: make_runs(asked, read_runs(folders)))
+        asked.offer("runs", partial(_make_runs, asked))
         found = asked.select(text)
         if output is not None:
             with boundary(RunFolderError, str(output), foreign=OSError):
@@ -65,10 +65,21 @@ def query(runs: tuple[Located, ...], sql: str, output: Path | None, overwrite: b
             print_json(_array(asked.json_rows(text)))
             return
         rows = found.limit(MAX_ROWS + 1).fetchall()
-        shown = tuple(tuple(map(printed, row)) for row in rows[:MAX_ROWS])
+        shown = tuple(tuple(map(_printed, row)) for row in rows[:MAX_ROWS])
         print_table(Table("", tuple(found.columns), shown), PlainConsole())
     if len(rows) > MAX_ROWS:
         print_line(f"only the first {MAX_ROWS:,} rows; -o FILE writes all of them")
+
+
+def _make_runs(asked: Query) -> None:
+    read_runs = import_module("pipeline.analysis.compare.runs").read_runs
+    import_module("pipeline.analysis.compare.papers").make_runs(asked, read_runs(asked.folders))
+
+
+def _printed(value: Any) -> str:
+    if isinstance(value, Mapping):  # it may be a figure with its interval
+        return str(import_module("pipeline.analysis.compare.papers").printed(value))
+    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _array(rows: Iterable[list[str]]) -> Iterator[str]:

@@ -22,17 +22,17 @@ from pipeline.analysis.compare.cells import Table, plain, plain_percent, size
 from pipeline.analysis.progress import ACTIVE, RecentRates, RunProgress, duration, run_progress
 from pipeline.analysis.resources import of_answers
 from pipeline.analysis.run_list import RunState, run_folders, run_state
-from pipeline.cli.commands import command, option
+from pipeline.cli.commands import command, json_option, option
 from pipeline.cli.console import PlainConsole, print_table
 from pipeline.cli.located import Located, RunFolder
-from pipeline.cli.options import json_option
 from pipeline.cli.summary import print_summary
 from pipeline.cli.terminal import print_line, print_notice, print_page
 from pipeline.errors import InputError, UsageError, did_you_mean
 from pipeline.report.transcripts import ShownCandidate, ShownStep, Transcript, read_transcripts, unused_drafts
+from pipeline.store.folder import FILE
 from pipeline.store.query import Query, check_readable
 from pipeline.store.read import check_folder
-from pipeline.store.run_file import FILE, RunFile
+from pipeline.store.run_file import RunFile
 
 STYLES = {
     "accepted": "green",

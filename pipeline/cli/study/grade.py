@@ -9,10 +9,9 @@ import msgspec
 from rich.markup import escape
 from rich.progress import Progress
 
-from pipeline.cli.commands import command, option
+from pipeline.cli.commands import command, json_option, option
 from pipeline.cli.console import PlainConsole
 from pipeline.cli.located import Located, ProblemFile, RunFolder
-from pipeline.cli.options import json_option
 from pipeline.cli.terminal import print_line, print_page
 from pipeline.grading.grader import LIMIT_S
 from pipeline.rewards.score import OnProgress, ScoringResult, score_run
