@@ -63,6 +63,10 @@ class HFTokenizer:
         """One more than the highest token id; a model may have more."""
         return 1 + int(max(self._hf.get_vocab().values()))
 
+    def hides(self, id_: int) -> bool:
+        """True if a server that leaves special tokens out of its texts would not show this one."""
+        return not self._backend.decode([id_], skip_special_tokens=True)
+
     @cached_property
     def vocabulary(self) -> str:
         ordinary = sorted(item for item in self._hf.get_vocab().items() if item[0] not in self.special_ids)

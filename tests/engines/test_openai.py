@@ -397,7 +397,8 @@ def test_a_beginning_of_sequence_is_there_once(kind: Kind, adds_bos: bool | None
     """As the server's count shows, or the file says."""
 
     async def conversation(engine: OpenAIEngine) -> None:
-        assert ("doubts" in engine.facts) is not kind.counts
+        assert ("does not report how many tokens it read" in str(engine.facts["doubts"])) is not kind.counts
+        assert "</think> is a special token of its model: no thought ends unless the server" in str(engine.facts["doubts"])
         await engine.generate(ask())
 
     with small_server(kind, TOKENIZER) as server:

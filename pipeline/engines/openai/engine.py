@@ -21,7 +21,7 @@ from pipeline.engines.meter import UsageMeter
 from pipeline.engines.models import resolve
 from pipeline.engines.openai.client import NoAnswer, Server, quoted, read_key
 from pipeline.engines.openai.replies import Body, body_in, completion_of, named_logprobs, refusal_of
-from pipeline.engines.openai.request import Prompt, Terms, body_of, prompt_of
+from pipeline.engines.openai.request import CLOSE, Prompt, Terms, body_of, prompt_of
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.startup import READY, tell_phase
 from pipeline.engines.tokenizer import HFTokenizer
@@ -250,9 +250,13 @@ async def _open(role: str, spec: OpenAISpec, server: Server, tasks: TaskGroup, o
         terms, counts = await _terms(where, server, spec, tokenizer, model)
         facts: dict[str, Fact] = {"answers": "model", "servers": (url,), "server": model.owned_by or "unknown", "cannot": terms.cannot}
         facts |= {"prompts": "ids" if terms.ids else "text", "priorities": terms.priorities}
-        if not counts:
-            unknown = "whether it truncates prompts, or adds a token, cannot be determined"
-            facts["doubts"] = (f"its server does not report how many tokens it read: {unknown}",)
+        doubts = [] if counts else ["does not report how many tokens it read: whether it truncates prompts, or adds a token, is not known"]
+        for mark in (
+            [] if terms.ids else [text for text, id_ in tokenizer.special_ids.items() if CLOSE.fullmatch(text) and tokenizer.hides(id_)]
+        ):
+            shown = "no thought ends unless the server shows special tokens (llama-server: --special)"
+            doubts.append(f"returns text, and {mark} is a special token of its model: {shown}")
+        facts |= {"doubts": tuple(f"its server {each}" for each in doubts)} if doubts else {}
         facts |= await _cache_facts(server) if model.owned_by == "vllm" else {}
         tell_phase(role, READY)
         return OpenAIEngine(role, server, terms, tokenizer, max_model_len, facts, tasks)

@@ -26,7 +26,7 @@ TOP_LOGPROBS = 5
 """Most alternatives of a token for which OpenAI's own endpoint gives log probabilities."""
 _SEEDS_64, _SEEDS_32 = 1 << 62, 1 << 31
 """Bounds of a seed: candidate j of vLLM draws from seed + j, which must stay below 2^63; other servers keep a seed in 32 bits."""
-_CLOSE = re.compile(r"</(\w+:)?think(ing)?>|\[/THINK(ING)?\]", re.IGNORECASE)
+CLOSE = re.compile(r"</(\w+:)?think(ing)?>|\[/THINK(ING)?\]", re.IGNORECASE)
 """How models write the closing reasoning tag: `</think>`, `</seed:think>`, `[/THINK]`."""
 
 
@@ -119,6 +119,6 @@ def stop_texts(request: Request, terms: Terms, tokenizer: Tokenizer) -> tuple[st
 
 def answer_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     """The ids of what a server wrote: the first mark that closes a thought does so, no other special token has a meaning in it."""
-    found = next((mark for mark in _CLOSE.finditer(text) if mark[0] in tokenizer.special_ids), None)
+    found = next((mark for mark in CLOSE.finditer(text) if mark[0] in tokenizer.special_ids), None)
     parts = [text] if found is None else [text[: found.start()], found[0], text[found.end() :]]
     return tuple(tokenizer.encode_parts(["", *parts]))
