@@ -245,6 +245,7 @@ ARRAYS = {"duckdb", "numpy", "pyarrow"}
         ("import pipeline", {*HEAVY, *ARRAYS, "rich"}),
         ("import pipeline.cli.main", {*HEAVY, *ARRAYS, "rich"}),
         ("from pipeline.cli.main import run_command; run_command(['list', 'graphs'])", {*HEAVY, *ARRAYS, "anyio"}),
+        ("from pipeline.cli.main import run_command; run_command(['run', '--help'])", {*HEAVY, "duckdb", "rich"}),
         ("import pipeline.cli.runs.query", {*HEAVY, "anyio", "yaml", "httpx2"}),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.cli.run import solved
+from pipeline.cli.solve import solved
 from pipeline.errors import Interrupted
 from pipeline.session.options import RunOptions
 from pipeline.session.run import SessionResult, run

@@ -16,7 +16,13 @@ from pipeline.cli.main import main
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = (str(ROOT / "tests/support/packages"), str(ROOT))
 """For `sys.path`: engines that never answer the same twice, and engines that fail."""
-PRELOADED = ["pipeline.cli.run", "pipeline.engines.sim.engine", "pipeline.engines.openai.engine", "pipeline.runtime.virtual_loop"]
+PRELOADED = [
+    "pipeline.cli.run",
+    "pipeline.cli.solve",
+    "pipeline.engines.sim.engine",
+    "pipeline.engines.openai.engine",
+    "pipeline.runtime.virtual_loop",
+]
 LONGEST_S = 300.0
 """No command takes longer; one that does is killed, and has ended wrongly."""
 
