@@ -251,11 +251,10 @@ async def _open(role: str, spec: OpenAISpec, server: Server, tasks: TaskGroup, o
         facts: dict[str, Fact] = {"answers": "model", "servers": (url,), "server": model.owned_by or "unknown", "cannot": terms.cannot}
         facts |= {"prompts": "ids" if terms.ids else "text", "priorities": terms.priorities}
         doubts = [] if counts else ["does not report how many tokens it read: whether it truncates prompts, or adds a token, is not known"]
-        for mark in (
-            [] if terms.ids else [text for text, id_ in tokenizer.special_ids.items() if CLOSE.fullmatch(text) and tokenizer.hides(id_)]
-        ):
-            shown = "no thought ends unless the server shows special tokens (llama-server: --special)"
-            doubts.append(f"returns text, and {mark} is a special token of its model: {shown}")
+        if not terms.ids:
+            hidden = "a special token of its model: no thought ends unless the server shows those (llama-server: --special)"
+            closing = [text for text, id_ in tokenizer.special_ids.items() if CLOSE.fullmatch(text) and tokenizer.hides(id_)]
+            doubts += [f"returns text, and {text} is {hidden}" for text in closing]
         facts |= {"doubts": tuple(f"its server {each}" for each in doubts)} if doubts else {}
         facts |= await _cache_facts(server) if model.owned_by == "vllm" else {}
         tell_phase(role, READY)
