@@ -287,8 +287,9 @@ def _ending(text: str, form: Form | None) -> str | None:
 
 def _last_number(text: str) -> str | None:
     for line in reversed(text.split("\n")):
-        if numbers := _NUMBER.findall(line):
-            return str(numbers[-1]).strip()
+        if numbers := [*_NUMBER.finditer(line)]:
+            bound = _BOUNDING.search(line[: numbers[0].start()][-60:]) if len(numbers) == 1 else None
+            return (bound[0] if bound else "") + numbers[-1][0].strip()
     return None
 
 

@@ -30,7 +30,8 @@ _ANY = "|".join(sorted(_WORDS, key=len, reverse=True))
 SIZE = rf"(?:hundred|{'|'.join(_SIZES)})s?(?![A-Za-z])"
 """A word that multiplies the number before it."""
 _RUN = re.compile(
-    rf"(?:^|(?<=[=(\[{{,;])|(?<=\band)|(?<=\bor))(\s*)(?:the\s)?((?:minus|negative)\s)?((?:{_ANY})s?(?:[ -](?:{_ANY})s?)*)(?![A-Za-z-])",
+    r"(?:^|(?<=[=(\[{,;])(?<!\\unit\{)(?<!\d\\text\{)|(?<=\band)|(?<=\bor))(\s*)"  # `5\text{ seconds}` has no ordinal
+    rf"(?:the\s)?((?:minus|negative)\s)?((?:{_ANY})s?(?:[ -](?:{_ANY})s?)*)(?![A-Za-z-])",
     re.IGNORECASE,
 )
 _SIZED = re.compile(
