@@ -25,7 +25,7 @@ from pipeline.store.kept_problems import solved_problems
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 
-WINDOW = 1024
+WINDOW = 8192
 """Problems whose answers are in memory together."""
 CHAINS = """
 SELECT input_row, chain_id, answer_text, answer_cut, thought_tokens, engines, input_tokens, output_tokens, stop_reason, error_type,
