@@ -21,8 +21,7 @@ from pipeline.system.worker_process import without_collections
 MAX_CHARACTERS = 1 << 22
 """Longest prompt that is taken from a template, in characters."""
 TEMPLATE_BYTES = 512 << 20
-"""Most memory of this process that a template may add while it writes, however it does: an operator, a filter, a loop."""
-_THIS = psutil.Process()
+"""Most memory that a template may add to this process when it is tried, however it does: an operator, a filter, a loop."""
 _BEFORE = ("\n", "0")
 """Texts of which a tokenizer that puts a space before a text makes one token with few others; where it does with the first, it does not
 with the second."""
@@ -136,9 +135,7 @@ class HFTokenizer:
         """Raises `GraphError` where the model has no template, as a reward model may, or the template fails, which it may do in any way, or
         writes too much."""
         try:
-            settings = {"chat_template": self._template, "tokenize": False, "add_generation_prompt": True, **self._template_arguments}
-            with _bounded_memory():
-                text: str = self._hf.apply_chat_template(list(messages), **settings)
+            text = self._written(messages, self._template)
             if len(text) > MAX_CHARACTERS:
                 raise ValueError(f"it writes {len(text):,} characters")
         except GraphError:
@@ -148,6 +145,10 @@ class HFTokenizer:
         else:
             return text
         raise GraphError(f"{self._model}: its chat template fails", flaw)
+
+    def _written(self, messages: Sequence[dict[str, str]], template: str) -> str:
+        settings = {"chat_template": template, "tokenize": False, "add_generation_prompt": True, **self._template_arguments}
+        return str(self._hf.apply_chat_template(list(messages), **settings))
 
     @cached_property
     def _before(self) -> tuple[list[int], int]:
@@ -162,13 +163,15 @@ class HFTokenizer:
 
     @cached_property
     def _template(self) -> str:
-        """The source of the template."""
+        """The source of the template, which is tried once: a bound on the memory of the process would fail other threads in mid-run."""
         if not self._hf.chat_template:
             raise GraphError(self._model, "its tokenizer has no chat template; use an instruction or reasoning model")
         source = str(self._hf.get_chat_template())
         for name in self._template_arguments:
             if not re.search(rf"\b{re.escape(name)}\b", source):
                 raise GraphError(self._model, f"its chat template does not use `{name}`, set in chat_template_kwargs; leave it out")
+        with _bounded_memory():
+            self._written([{"role": "user", "content": "1 + 1"}], source)
         return source
 
     @cached_property
@@ -201,7 +204,7 @@ class HFTokenizer:
 def _bounded_memory() -> Iterator[None]:
     """Let this process have no more than `TEMPLATE_BYTES` more; raises `ValueError` where that is too little."""
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (_THIS.memory_info().vms + TEMPLATE_BYTES, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + TEMPLATE_BYTES, before[1]))
     try:
         yield
     except MemoryError as error:
