@@ -3,8 +3,9 @@
     python -m bench.servers
 
 Both take turns on each server: one that answers at once, in a process of its own, and vLLM's CPU build with a bundled model, whose prefix
-cache is emptied before each turn. A run of SpecReason comes first, which warms up and whose bodies are kept; the loop sends them in that
-order, as many at a time as chains are live. Writes bench/results/servers.json and its table in bench/README.md.
+cache is emptied before each turn. A run of SpecReason comes first, which warms up and whose bodies are kept; the loop sends those of one
+problem after the other, of as many problems at a time as are live in a run. Writes bench/results/servers.json and its table in
+bench/README.md.
 """
 
 import asyncio
@@ -93,18 +94,19 @@ def instant(port: str) -> None:
     asyncio.run(serve())
 
 
-async def loop(url: str, bodies: list[bytes], at_once: int) -> None:
+async def loop(url: str, chains: list[list[bytes]], at_once: int) -> None:
     """The plain loop."""
     import aiohttp
 
-    left = iter(bodies)
+    left = iter(chains)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def work() -> None:
-            for body in left:
-                async with session.post(f"{url}/completions", data=body, headers={"Content-Type": "application/json"}) as response:
-                    assert response.status == 200
-                    await response.json(content_type=None)
+            for bodies in left:
+                for body in bodies:
+                    async with session.post(f"{url}/completions", data=body, headers={"Content-Type": "application/json"}) as response:
+                        assert response.status == 200
+                        await response.json(content_type=None)
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(at_once):
@@ -113,23 +115,23 @@ async def loop(url: str, bodies: list[bytes], at_once: int) -> None:
 
 PLAIN = f"""import asyncio, sys
 {inspect.getsource(loop)}
-asyncio.run(loop(sys.argv[1], open(sys.argv[2], "rb").read().splitlines(), {FEW}))
+asyncio.run(loop(sys.argv[1], [each.splitlines() for each in open(sys.argv[2], "rb").read().split(b"\\n\\n")], {FEW}))
 """
 """The plain program: nothing but the loop, over bodies that are made already."""
 
 
-def kept_bodies(options: RunOptions) -> list[bytes]:
-    """The bodies that a run sends, without its questions to the server."""
-    bodies: list[bytes] = []
+def kept_bodies(options: RunOptions) -> list[list[bytes]]:
+    """The bodies that a run sends for each problem, which a task of its own solves, without its questions to the server."""
+    bodies: dict[object, list[bytes]] = {}
     ask = Server.ask
 
     async def kept(self: Server, url: str, body: bytes | None = None) -> Reply:
-        bodies.extend([] if body is None else [body])
+        bodies.setdefault(asyncio.current_task(), []).extend([] if body is None else [body])
         return await ask(self, url, body)
 
     with patch.object(Server, "ask", kept):
-        calls = sum(each.requests for each in whole(run(options)).run.sessions[-1].engine_statistics.values())
-    return bodies[-calls:]
+        assert options.limit == whole(run(options)).done
+    return list(bodies.values())[-options.limit :]
 
 
 @contextmanager
@@ -156,7 +158,7 @@ def measured(name: str, url: str, folder: Path, size: int, problems: int, repeat
     """One cell of the table."""
     options = RunOptions(graph=Path("specreason"), engines=folder / "engines.yaml", input=ARITH, limit=problems, batch_size=size)
     cell: dict[str, Any] = {"server": name, "batch_size": size, "problems_per_s": [], "ratios": [], "cpu_ms_a_call": []}
-    bodies = kept_bodies(msgspec.structs.replace(options, output=folder / f"{name}-{size}-first"))
+    chains = kept_bodies(msgspec.structs.replace(options, output=folder / f"{name}-{size}-first"))
     for number in range(repeats):
         took: dict[str, float] = {}
         for way in ("ours", "plain") if number % 2 else ("plain", "ours"):
@@ -165,10 +167,10 @@ def measured(name: str, url: str, folder: Path, size: int, problems: int, repeat
             if way == "ours":
                 session = whole(run(msgspec.structs.replace(options, output=folder / f"{name}-{size}-{number}"))).run.sessions[-1]
                 took[way] = session.wall_time_s or 0.0
-                cell["cpu_ms_a_call"].append(1000 * (session.orchestrator_cpu_s or 0.0) / len(bodies))
+                cell["cpu_ms_a_call"].append(1000 * (session.orchestrator_cpu_s or 0.0) / sum(map(len, chains)))
             else:
                 started = time.perf_counter()
-                asyncio.run(loop(url, bodies, size))
+                asyncio.run(loop(url, chains, size))
                 took[way] = time.perf_counter() - started
         cell["problems_per_s"].append(problems / took["ours"])
         cell["ratios"].append(took["plain"] / took["ours"])
@@ -192,7 +194,8 @@ def main(problems: int, repeats: int, any_load: bool, output: Path) -> None:
             (folder / "engines.yaml").write_text("".join(f"{role}: {ENGINE.format(url=url)}" for role in ("draft", "target")))
             cells += [measured(name, url, folder, size, problems, repeats) for size in (8, 32, 64)]
             few = RunOptions(graph=Path("specreason"), engines=folder / "engines.yaml", input=ARITH, limit=FEW, batch_size=FEW)
-            (folder / "bodies").write_bytes(b"\n".join(kept_bodies(msgspec.structs.replace(few, output=folder / "few"))))
+            kept = kept_bodies(msgspec.structs.replace(few, output=folder / "few"))
+            (folder / "bodies").write_bytes(b"\n\n".join(map(b"\n".join, kept)))
             given = ["--engines", str(few.engines), "--input", str(ARITH), "--limit", str(FEW), "--batch-size", str(FEW), "-q"]
             ours = [str(Path(sys.executable).with_name("pipeline")), "run", "specreason", *given, "--output"]
             bare = [sys.executable, "-c", PLAIN, url, f"{folder}/bodies"]
