@@ -297,7 +297,6 @@ def at(fails: Mapping[str, Any]) -> Any:
         (replace(HOSTED, bos=True), {}, {"adds_bos": False}, "the server wraps .* or adds special tokens"),
         (HOSTED, {}, {"adds_bos": True}, "the server truncates"),
     ],
-    ids=str,
 )
 def test_what_cannot_start_says_why_in_one_sentence(kind: Kind, fails: Mapping[str, Any], fields: dict[str, Any], says: str) -> None:
     with small_server(kind, TOKENIZER) as server:
