@@ -122,8 +122,8 @@ def test_one_chain_step_by_step(source: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["p33"], "no finished chain of problem 'p33', attempt 0; did you mean `p3`?"),
-        (["p3", "--attempt", "1"], "no finished chain of problem 'p3', attempt 1"),
+        (["p33"], "no finished chain of problem 'p33'; did you mean `p3`?"),
+        (["p3", "--attempt", "1"], "no finished attempt 1 at problem 'p3', but 0"),
         (["--attempt", "1"], "--attempt: only with CHAIN; name a problem_id"),
     ],
     ids=str,

@@ -92,7 +92,7 @@ def test_of_too_many_chains_an_even_sample_is_drawn_and_some_that_follow_each_ot
 
 
 def test_no_chain_no_span(tmp_path: Path) -> None:
-    assert drawn(tmp_path) == [Gantt([], {})]
+    assert drawn(write(tmp_path)) == [Gantt([], {})]
 
 
 def choice(blank: Blank, **fields: Any) -> dict[str, Any]:

@@ -40,6 +40,10 @@ async def _held(problems: Path, samples: int) -> list[int]:
 @pytest.mark.slow
 def test_chains_that_are_over_are_forgotten(tmp_path: Path) -> None:
     """Of eight problems with many samples each: what is remembered about problems has its own bounds."""
-    held = asyncio.run(_held(write_problems(tmp_path, 8), 250))
+    gc.freeze()  # what other tests hold
+    try:
+        held = asyncio.run(_held(write_problems(tmp_path, 8), 250))
+    finally:
+        gc.unfreeze()
     early, late = min(held[4:12]), min(held[24:32])  # before the last chains end
     assert (late - early) / (20 * EVERY) < 3, held
