@@ -7,7 +7,7 @@ from pathlib import Path
 from pipeline.errors import GraphError
 
 _LFS = b"version https://git-lfs"
-"""The beginning of a pointer, which Git leaves in place of a large file that it did not fetch."""
+"""How a pointer begins: what Git leaves where it did not fetch a large file."""
 _SERVE = "let a server load it and name that: --model ROLE=http://HOST:PORT/v1#MODEL"
 
 
@@ -23,7 +23,7 @@ def _held_in(folder: Path) -> str | None:
         if file.suffix in (".safetensors", ".bin", ".json", ".model") and file.is_file():
             with file.open("rb") as content:
                 if content.read(len(_LFS)) == _LFS:
-                    return f"holds a Git LFS pointer in place of {file.name}; fetch the files there with `git lfs pull`"
+                    return f"holds only the Git LFS pointer of {file.name}; run `git lfs pull` there"
     if (folder / "config.json").exists():
         return None
     if (config := folder / "adapter_config.json").is_file():
@@ -31,9 +31,7 @@ def _held_in(folder: Path) -> str | None:
         with suppress(OSError, ValueError, AttributeError):
             base = json.loads(config.read_bytes()).get("base_model_name_or_path")
         of = f" of {base}" if isinstance(base, str) else ""
-        return (
-            f"holds a LoRA adapter{of} and no model; put both into one with `pipeline train merge`, or name the adapter in an engines file"
-        )
+        return f"holds a LoRA adapter{of} and no model; merge both with `pipeline train merge`, or name the adapter in an engines file"
     if gguf := sorted(folder.glob("*.gguf")):
         return f"holds {gguf[0].name}, a GGUF file, and no model that is loaded here; {_SERVE}"
     return None

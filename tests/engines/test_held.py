@@ -29,8 +29,8 @@ async def opened(model: str) -> None:
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"config.json": b"{}", "model.safetensors": POINTER}, "a Git LFS pointer in place of model.safetensors; .* `git lfs pull`"),
-        ({"config.json": b"{}", "tokenizer.json": POINTER}, "a Git LFS pointer in place of tokenizer.json"),
+        ({"config.json": b"{}", "model.safetensors": POINTER}, "only the Git LFS pointer of model.safetensors; run `git lfs pull`"),
+        ({"config.json": b"{}", "tokenizer.json": POINTER}, "only the Git LFS pointer of tokenizer.json"),
         ({"small-Q4.gguf": b"GGUF"}, r"small-Q4.gguf, a GGUF file, .*: --model ROLE=http://HOST:PORT/v1#MODEL"),
         ({"adapter_config.json": b'{"base_model_name_or_path": "a/b"}'}, "a LoRA adapter of a/b and no model; .* `pipeline train merge`"),
     ],

@@ -59,9 +59,11 @@ def test_a_run_stops_where_its_first_chains_end_with_one_refusal_whatever_the_re
     "other", [blank(ChainRow, stop_reason="thought_closed"), failed(1, "answered 400: another"), failed(1, error="CallTimeout")]
 )
 def test_one_chain_that_ends_otherwise_lets_a_run_go_on(other: ChainRow) -> None:
-    first = FirstRows(print)
+    told: list[str] = []
+    first = FirstRows(told.append)
     for row in (other, *map(failed, range(3 * FIRST))):
-        first.chain(row)
+        first.chain(row)  # which would raise `FutileRun`
+    assert told == []
 
 
 def test_a_silent_engine_is_told_at_its_second_failure_and_shown_until_it_answers() -> None:

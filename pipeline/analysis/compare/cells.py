@@ -27,11 +27,6 @@ def percent(e: "Estimate", *, sign: bool = False) -> str:
     return _with_interval(e, lambda value: f"{value:+.1%}" if sign else f"{value:.1%}")
 
 
-def signed(e: "Estimate") -> str:
-    """A difference of shares or a change in percent, with its sign and interval."""
-    return percent(e, sign=True)
-
-
 def number(e: "Estimate", *, sign: bool = False) -> str:
     """A number with its interval: three digits, from 1,000 on a whole number; with `sign` for a difference."""
     return _with_interval(e, lambda value: f"{value:+.3g}" if sign else plain(value))

@@ -294,7 +294,7 @@ def _load_tokenizer(role: str, spec: OpenAISpec) -> HFTokenizer:
     try:
         return HFTokenizer(resolve(role, spec.tokenizer or spec.model), template_arguments=spec.chat_template_kwargs)
     except GraphError as error:
-        remedy = "" if spec.tokenizer else f"; --set engines.{role}.tokenizer=NAME takes that of a folder or a hub name"
+        remedy = "" if spec.tokenizer else f"; name a folder or a hub name: --set engines.{role}.tokenizer=NAME"
         raise GraphError(f"engine {role!r}", f"{error}{remedy}") from error
 
 
