@@ -18,6 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 WORKERS ?= 2
 LONG_WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest --durations=15
+SPREAD = -n $(LONG_WORKERS) --dist loadfile --no-loadscope-reorder
 # What failed beside other tests (exit code 1 and no other) is run once more alone: real processes have time limits that a busy machine may
 # exceed. Both are printed.
 AGAIN := --last-failed --last-failed-no-failures none
@@ -25,7 +26,7 @@ AGAIN := --last-failed --last-failed-no-failures none
 tests = $(PYTEST) -m "$(1)" $(2); code=$$?; [ $$code -ne 1 ] || { $(PYTEST) -m "$(1)" $(AGAIN); code=$$?; }; (exit $$code)
 
 .SILENT:
-.PHONY: run check test test-vllm test-clients lint docs bench-parent release-figures vllm clean
+.PHONY: run check test test-long test-vllm test-clients lint docs bench-parent release-figures vllm clean
 
 run: .venv/run
 	$(BIN)/pipeline run speccot --input datasets/arith/test.parquet --baseline
@@ -39,14 +40,18 @@ check: .venv/ready
 	$(PYTEST) -n $(WORKERS) --quick; tests=$$?; \
 	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || types))
 
-# All tests but those of vLLM and of clients of others, which take as long to install as to run. Each file is one worker's.
+# All tests but those of the three targets below. Each file is one worker's.
 test: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	mkdir -p build
 	$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
-	$(call tests,not vllm and not clients,-n $(LONG_WORKERS) --dist loadfile --no-loadscope-reorder); tests=$$?; \
+	$(call tests,not long and not vllm and not clients,$(SPREAD)); tests=$$?; \
 	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests || types))
+
+# Trainings, replicas of real models and on Ray, and the documentation's commands.
+test-long: .venv/ready
+	$(call tests,long,$(SPREAD))
 
 # The tests of vLLM in one process, which starts each engine once.
 test-vllm: .venv/vllm

@@ -22,9 +22,9 @@ settings.register_profile("suite", max_examples=50, deadline=None, suppress_heal
 settings.register_profile("quick", settings.get_profile("suite"), max_examples=10, derandomize=True)
 settings.load_profile("suite")  # a machine with other work is slow, and fails nobody; `make check` takes `quick`
 REGISTRIES: Any = (graph_plugins._registered, grading_plugins._registered, grading_plugins._with_problem)
-LONG = ("slow", "torch", "vllm", "browser", "clients")
+MARKERS = ("slow", "long", "torch", "vllm", "browser", "clients")
 """The markers of tests that `--quick` leaves out."""
-MARKED_FILE = re.compile(rf"^pytestmark = .*\bmark\.({'|'.join(LONG)})\b", re.M)
+MARKED_FILE = re.compile(rf"^pytestmark = .*\bmark\.({'|'.join(MARKERS)})\b", re.M)
 MARKED_TIMEOUT_S = 600
 """Of a test with a marker: it may start an engine while others do; those without have the timeout of pyproject.toml."""
 
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
     if config.option.quick:
-        config.option.markexpr = f"not ({' or '.join(LONG)})"
+        config.option.markexpr = f"not ({' or '.join(MARKERS)})"
         settings.load_profile("quick")
 
 
@@ -50,7 +50,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with the most marked tests come first, so that several workers (`--dist loadfile`) end at about the same time."""
-    marked = [item for item in items if any(map(item.get_closest_marker, LONG))]
+    marked = [item for item in items if any(map(item.get_closest_marker, MARKERS))]
     for item in marked:
         item.add_marker(pytest.mark.timeout(MARKED_TIMEOUT_S))
     long = Counter(item.path for item in marked)

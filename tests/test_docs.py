@@ -60,7 +60,7 @@ def test_options_that_sentences_name_exist() -> None:
     assert wrong == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.torch
 @pytest.mark.parametrize("page", [page for page in PAGES if page.is_run], ids=lambda page: page.name)
 @pytest.mark.usefixtures("torch_here")

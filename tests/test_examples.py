@@ -45,7 +45,7 @@ def test_one_s_own_engine_is_short() -> None:
     assert source.partition("class Generate:")[2].partition("if __name__")[0].count("\n") < 50
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_batches_of_ray_data_are_answered_as_in_a_run(tmp_path: Path) -> None:
     problems = write_problems(tmp_path, 8)
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PYTHONPATH": str(ROOT)}

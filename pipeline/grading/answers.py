@@ -186,14 +186,13 @@ def number(text: str) -> Fraction | None:
 
 
 def precision(text: str) -> Fraction:
-    """How far from the decimal `text` a number is that it does not round any more, if it was computed in double precision; 0 where it has
-    too few digits for that, and where it is no such decimal."""
+    """How far from the decimal `text` a number may be that rounds to it in double precision; 0 for 0 and for anything but a decimal."""
     if _DECIMAL.fullmatch(text) is None or len(text) > MAX_DIGITS:
         return Fraction(0)
     digits = Decimal(text)
     figures = len(digits.as_tuple().digits)
     last = digits.adjusted() + 1 - (DOUBLE if figures <= DOUBLE + 2 else figures)
-    return Fraction(10) ** last / 2 if figures >= DOUBLE and abs(last) < 2 * MAX_EXPONENT else Fraction(0)
+    return Fraction(10) ** last / 2 if digits and abs(last) < 2 * MAX_EXPONENT else Fraction(0)
 
 
 def _unsigned(found: re.Match[str]) -> Fraction | None:

@@ -202,6 +202,7 @@ def test_more_replicas_than_cores_are_refused_before_anything_starts(tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 @pytest.mark.torch
 @pytest.mark.skipif(core_count() < 2, reason="needs two cores")
 class TestModels:

@@ -30,7 +30,7 @@ from tests.support.patience import HANGS_S
 from tests.support.runs import said, write_problems
 from tests.support.waiting_engines import engines_file, waiting, when
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 CHAINS = 60
 
 

@@ -7,7 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.grading.answers import KINDS, Kind, as_kind, choice, quick_grade, same_answer
@@ -248,6 +248,7 @@ def test_layout_changes_no_verdict(sign: str, whole: int, exponent: int, one: st
 
 
 @given(st.integers(1, 999), st.integers(1, 999))
+@example(333, 433)
 def test_what_a_double_rounds_is_equal_to_it(over: int, under: int) -> None:
     assert quick_grade("math", f"{over}/{under}", repr(over / under)) is True
     assert quick_grade("math", f"{over}/{under}", repr((over + 1) / under)) is False

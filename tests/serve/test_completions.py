@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import anyio
-import httpx
+import httpx2
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -26,7 +26,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def answer(steps: tuple[str, ...], said: str, **more: Any) -> httpx.Response:
+async def answer(steps: tuple[str, ...], said: str, **more: Any) -> httpx2.Response:
     """The response to a request whose chain has these steps and answers what is `said`."""
     arrivals = Arrivals()
     desk = Desk(arrivals, ServeLimits(), CLOSE)
@@ -44,7 +44,7 @@ async def answer(steps: tuple[str, ...], said: str, **more: Any) -> httpx.Respon
     body = {"model": "m", "messages": [{"role": "user", "content": "What?"}], **more}
     async with (
         anyio.create_task_group() as tasks,
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client,
+        httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://server") as client,
     ):
         tasks.start_soon(solve)
         return await client.post(URL, json=body)

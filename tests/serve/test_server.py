@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import psutil
 import pytest
@@ -105,10 +105,10 @@ def test_what_cannot_be_done_is_refused_in_the_form_of_the_api(server: Serving, 
 
 
 def test_urls_that_are_none_are_told_in_the_form_of_the_api(server: Serving) -> None:
-    missing = httpx.post(f"{server.url}/embeddings", json={})
+    missing = httpx2.post(f"{server.url}/embeddings", json={})
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
-    assert httpx.get(f"{server.url}/chat/completions").json()["error"]["code"] == "method_not_supported"
-    assert httpx.post(f"{server.url}/chat/completions", content=b"{").json()["error"]["code"] == "invalid_json"
+    assert httpx2.get(f"{server.url}/chat/completions").json()["error"]["code"] == "method_not_supported"
+    assert httpx2.post(f"{server.url}/chat/completions", content=b"{").json()["error"]["code"] == "invalid_json"
 
 
 def test_a_web_page_of_another_site_cannot_ask(server: Serving) -> None:
@@ -121,11 +121,11 @@ def test_a_web_page_of_another_site_cannot_ask(server: Serving) -> None:
         {"Host": f"evil.example:{port}"},
         {"Host": f"0.0.0.0:{port}"},
     ):
-        refused = httpx.post(f"{server.url}/chat/completions", json={}, headers=headers)
+        refused = httpx2.post(f"{server.url}/chat/completions", json={}, headers=headers)
         assert refused.status_code == 403
         assert refused.json()["error"]["code"] == ("wrong_host" if "Host" in headers else "cross_site")
     for headers in ({"Host": f"localhost:{port}"}, {"Host": f"[::1]:{port}"}, {"Origin": server.url.removesuffix("/v1")}):
-        assert httpx.get(f"{server.url}/models", headers=headers).status_code == 200
+        assert httpx2.get(f"{server.url}/models", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_client_that_reads_nothing_is_let_go(server: Serving, monkeypatch: pyt
         client.sendall(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n" * 2000)
         mine = client.getsockname()[1]
         while any(each.raddr and each.raddr.port == mine for each in psutil.Process().net_connections("tcp")):
-            assert httpx.get(f"{server.url}/models").status_code == 200
+            assert httpx2.get(f"{server.url}/models").status_code == 200
 
 
 def test_connections_leave_files_to_the_run(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,8 +173,8 @@ def test_models_health_and_metrics_say_what_is_served(server: Serving) -> None:
     assert client.models.retrieve("speccot").owned_by == "pipeline"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
-    assert httpx.get(f"{root}/health").json() == {"status": "serving"}
-    said = httpx.get(f"{root}/metrics").text
+    assert httpx2.get(f"{root}/health").json() == {"status": "serving"}
+    said = httpx2.get(f"{root}/metrics").text
     assert "pipeline:requests_waiting 0.0" in said
     assert 'pipeline:num_requests_running{engine="draft"' in said
 
@@ -185,8 +185,8 @@ def test_a_key_of_the_environment_is_asked_for(tmp_path: Path) -> None:
             server.client("guess").models.list()
         assert [model.id for model in server.client("secret").models.list()] == ["speccot"]
         named = {"Host": "gpu.example", "Authorization": "Bearer secret"}
-        assert httpx.get(f"{server.url}/models", headers=named).status_code == 200
-        assert httpx.get(f"{server.url.removesuffix('/v1')}/health").status_code == 200
+        assert httpx2.get(f"{server.url}/models", headers=named).status_code == 200
+        assert httpx2.get(f"{server.url.removesuffix('/v1')}/health").status_code == 200
 
 
 def test_a_client_that_leaves_ends_its_chain_and_lets_the_next_begin(tmp_path: Path) -> None:

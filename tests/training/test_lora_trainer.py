@@ -30,7 +30,7 @@ from tests.support.patience import HANGS_S
 from tests.support.runs import solve, write_problems
 from tests.support.trained import TORCHRUN, Training, chosen, draft_config, log_of, train, training
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.long, pytest.mark.torch]
 DRAFT = "bundled:tiny-draft"
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 CASES = [((0,), 2), ((0, 2), 2), ((2,), 2), ((1,), None), ((0, 1, 2), None)]

@@ -56,9 +56,9 @@ def compiled() -> Counter:
     from numba import njit
 
     try:
-        found: Counter = njit(_count, nogil=True, cache=True)
+        found: Counter = njit(nogil=True, cache=True)(_count)
     except RuntimeError:  # neither can be
-        found = njit(_count, nogil=True)
+        found = njit(nogil=True)(_count)
     return found
 
 
