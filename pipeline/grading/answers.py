@@ -157,7 +157,7 @@ def ruling(kind: Kind, answer: str, reference: str) -> Ruling | None:
     if None in values and (kind == "numeric" or (values[1] is not None and _is_sentence(mine.cleaned))):
         values = _figure(answer), _figure(reference)
     if values[0] is not None and values[1] is not None:
-        if abs(values[0] - values[1]) < precision(theirs.compact):
+        if 0 < abs(values[0] - values[1]) < precision(theirs.compact):
             return _told("numbers, as far as the reference is rounded", True)
         return _numbers(values[0], values[1], is_percentage(answer), is_percentage(reference))
     if mine.compact == theirs.compact != "":

@@ -67,21 +67,27 @@ def _array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
         return pa.ListArray.from_arrays(pa.Array.from_buffers(pa.int32(), len(column) + 1, [None, _offsets(column)]), items, type=kind)
     if isinstance(column, array):
         return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(column)])
-    present = None
-    if None in column:
-        nothing, present = _NOTHING[kind], _bits([each is not None for each in column])
-        column = [nothing if each is None else each for each in column]
+    try:
+        return pa.Array.from_buffers(kind, len(column), [None, *_buffers(column, kind)])
+    except TypeError:  # at a None, which is not searched for before: that takes longer than all the rest
+        if column.count(None) == len(column):
+            return pa.nulls(len(column), kind)
+    nothing, present = _NOTHING[kind], _bits([each is not None for each in column])
+    return pa.Array.from_buffers(kind, len(column), [present, *_buffers([nothing if each is None else each for each in column], kind)])
+
+
+def _buffers(column: Sequence[Any], kind: pa.DataType) -> list[pa.Buffer]:
+    """The buffers of the values of a column; raises `TypeError` where one is None."""
     if kind == pa.string():
         text = "".join(column)
         # A lone surrogate, which UTF-8 cannot hold, becomes a question mark: one odd character must not end the run.
         offsets = _offsets(column if text.isascii() else [each.encode(errors="replace") for each in column])
-        return pa.Array.from_buffers(kind, len(column), [present, offsets, pa.py_buffer(text.encode(errors="replace"))])
-    content = _bits(column) if kind == pa.bool_() else pa.py_buffer(array("d" if kind == pa.float64() else "q", column))
-    return pa.Array.from_buffers(kind, len(column), [present, content])
+        return [offsets, pa.py_buffer(text.encode(errors="replace"))]
+    return [_bits(column) if kind == pa.bool_() else pa.py_buffer(array("d" if kind == pa.float64() else "q", column))]
 
 
 def _bits(column: Sequence[bool]) -> pa.Buffer:
-    return pa.py_buffer(np.packbits(np.fromiter(column, np.bool_, len(column)), bitorder="little"))
+    return pa.py_buffer(np.packbits(np.frombuffer(array("b", column), np.bool_), bitorder="little"))
 
 
 def _offsets(parts: Sequence[Any]) -> pa.Buffer:

@@ -61,6 +61,7 @@ KINDS = {
     "truth": (pa.bool_(), (*[True, None, False] * 5,)),
     "lists": (pa.list_(pa.field("item", pa.list_(pa.field("item", pa.int64(), False)), False)), (((1, 2), ()), (), ((3,),))),
     "texts": (pa.list_(pa.field("item", pa.string())), (("a", None), ())),
+    "absent": (pa.float64(), (None, None)),
     "nothing": (pa.string(), ()),
 }
 
