@@ -156,6 +156,60 @@ def chain_id(problem_id: str, sample_index: int) -> str:
     return f"{problem_id}#{sample_index}"
 
 
+class Ending:
+    """Whether a thought is over, and why: what the stop conditions of a loop ask about. `steps` are those after the guidance."""
+
+    __slots__ = ("_agreeing", "_last", "_repeats", "_trial", "_tried_at", "closed", "overflowed", "reason")
+
+    def __init__(self) -> None:
+        self.closed = False
+        """Whether a step closed the thought."""
+        self.overflowed = False
+        """Whether a prompt did not fit into the context of its engine."""
+        self.reason: str | None = None
+        """The stop condition that ended the loop."""
+        self._last, self._repeats = "", 0
+        self._trial = Trial(None, -1.0)
+        """The last one; before it, one that is less sure than any threshold."""
+        self._agreeing = self._tried_at = 0
+        """How many trials in a row gave the same answer, and after how many steps the last was made."""
+
+    def commit(self, span: Span) -> None:
+        """Take note of the text of a step."""
+        self.closed = self.closed or span.closes
+        said = span.text.strip()
+        self._last, self._repeats = said, self._repeats + 1 if said == self._last else 1
+
+    def tried(self, trial: Trial, steps: int) -> None:
+        """Take note of an answer that was given after so many `steps`."""
+        self._agreeing = 0 if trial.answer is None else self._agreeing + 1 if trial.answer == self._trial.answer else 1
+        self._trial, self._tried_at = trial, steps
+
+    def tries(self, until: UntilSpec, steps: int) -> bool:
+        """Whether the answer is to be asked for now, before the next step."""
+        return until.tries and steps - self._tried_at >= until.every
+
+    @property
+    def answer_stands(self) -> bool:
+        """Whether the thought ended because a trial answer was sure or stable."""
+        return self.reason in ("answer_confident", "answer_stable")
+
+    def condition(self, until: UntilSpec, thought: Sequence[Span], steps: int, tokens: int, spent: bool) -> str | None:
+        """The first condition of `until` that holds of a `thought` of so many `steps` and `tokens`; `spent`: no token may follow."""
+        holds = {
+            # An engine that ended its turn and then has nothing to say would go on saying nothing.
+            "thought_closed": self.closed and (until.thought_closed or not thought[-1].ids),
+            "max_tokens": spent,
+            "answer_boxed": until.answer_boxed and has_boxed("".join(span.text for span in thought[-2:])),
+            "answer_confident": until.answer_confident is not None and self._trial.confidence >= until.answer_confident,
+            "answer_stable": until.answer_stable is not None and self._agreeing >= until.answer_stable,
+            "repeated": until.repeated and self._repeats >= until.repeated,
+            "token_budget": until.token_budget and tokens >= until.token_budget,
+            "max_steps": until.max_steps and steps >= until.max_steps,
+        }
+        return next((name for name, held in holds.items() if held), None)
+
+
 class Chain:
     """A problem, its sample, and all that was committed so far.
 
@@ -166,12 +220,10 @@ class Chain:
     __slots__ = (
         "_delimiter",
         "_distinct",
-        "_last",
         "_limits",
         "_roles",
         "_seed_prefix",
         "_translator",
-        "agreeing",
         "answer",
         "begins",
         "budget",
@@ -179,22 +231,17 @@ class Chain:
         "chain_id",
         "content",
         "contexts",
+        "ending",
         "finished",
         "next_index",
         "order",
-        "overflowed",
         "pending_from",
         "problem",
         "readings",
-        "repeats",
         "sample_index",
         "sampling",
-        "stop_reason",
         "thought",
-        "thought_closed",
         "thought_tokens",
-        "trial",
-        "tried_at",
         "verdicts",
         "withheld",
     )  # fmt: skip
@@ -237,16 +284,10 @@ class Chain:
         self.answer: Span | None = None
         self.budget: int | None = None
         self.thought_tokens = 0
-        self.thought_closed = self.overflowed = self.finished = False
+        self.ending = Ending()
+        self.finished = False
         self.withheld = False
         """Whether candidates of this round were not drafted, because a judge could not be shown them."""
-        self.stop_reason: str | None = None
-        self.repeats = 0
-        self.trial: Trial | None = None
-        """The last answer that was asked for before the thought is over."""
-        self.agreeing = self.tried_at = 0
-        """How many such answers in a row were the same, and after how many steps the last one was asked for."""
-        self._last = ""
         self._translator, self._limits = translator, limits
         own = problem.settings.seed
         self._seed_prefix = f"{seed}\0{problem.problem_id}\0{sample_index}\0" if own is None else f"{own}\0\0{sample_index}\0"
@@ -328,38 +369,19 @@ class Chain:
 
     def leave(self, reason: str) -> None:
         """End the loop for `reason`, the name of a stop condition."""
-        self.stop_reason, self.budget = reason, None
+        self.ending.reason, self.budget = reason, None
 
     @property
-    def answer_stands(self) -> bool:
-        """Whether the thought ended because a trial answer was sure or stable."""
-        return self.stop_reason in ("answer_confident", "answer_stable")
-
-    def tries(self, until: UntilSpec) -> bool:
-        """Whether the answer is to be asked for now, before the next step."""
-        return until.tries and self.next_index - 1 - self.tried_at >= until.every
+    def steps(self) -> int:
+        """How many steps follow the guidance."""
+        return self.next_index - 1
 
     def exit(self, until: UntilSpec) -> str | None:
         """The name of the stop condition that holds, or None while the thought continues."""
-        # An engine that ended its turn and then has nothing to say would go on saying nothing.
-        if self.thought_closed and (until.thought_closed or not self.thought[-1].ids):
-            return "thought_closed"
-        if self.is_spent:
-            return "max_tokens"
-        if until.answer_boxed and has_boxed("".join(span.text for span in self.thought[-2:])):
-            return "answer_boxed"
-        if until.answer_confident is not None and self.trial is not None and self.trial.confidence >= until.answer_confident:
-            return "answer_confident"
-        if until.answer_stable is not None and self.agreeing >= until.answer_stable:
-            return "answer_stable"
-        if until.repeated and self.repeats >= until.repeated:
-            return "repeated"
-        if until.token_budget and self.thought_tokens >= until.token_budget:
-            return "token_budget"
-        if until.max_steps and self.next_index > until.max_steps:
-            return "max_steps"
+        if held := self.ending.condition(until, self.thought, self.steps, self.thought_tokens, self.is_spent):
+            return held
         # Drafts were withheld and nobody wrote a step instead: the next round would be the same.
-        return "context_length" if self.overflowed or self.withheld or self._is_full(ANSWER_RESERVE) else None
+        return "context_length" if self.ending.overflowed or self.withheld or self._is_full(ANSWER_RESERVE) else None
 
     def apply(self, stage: str, outcome: Outcome) -> Step | None:
         """Carry out the `outcome` of the stage called `stage`; returns the step that this committed, None where it did not."""
@@ -371,9 +393,7 @@ class Chain:
         if outcome.answer is not None:
             self.answer = outcome.answer
         if outcome.trial is not None:
-            same = self.trial is not None and self.trial.answer == outcome.trial.answer
-            self.agreeing = 0 if outcome.trial.answer is None else self.agreeing + 1 if same else 1
-            self.trial, self.tried_at = outcome.trial, self.next_index - 1
+            self.ending.tried(outcome.trial, self.steps)
         self.finished = outcome.finishes
         self.withheld = self.withheld or outcome.withheld
         if outcome.reading is not None:
@@ -396,9 +416,9 @@ class Chain:
 
     def default_stop_reason(self) -> str:
         """The stop reason of a thought that was written without a loop."""
-        if self.thought_closed:
+        if self.ending.closed:
             return "thought_closed"
-        return "context_length" if self.overflowed or self._is_full(0) else "max_tokens"
+        return "context_length" if self.ending.overflowed or self._is_full(0) else "max_tokens"
 
     def stated_answer(self, form: Form | None = None) -> str | None:
         """What the chain gives as its answer, looked for as a thing of this `form`; None where it gives none."""
@@ -425,10 +445,7 @@ class Chain:
         self.thought.append(span)
         self.next_index = step.index + 1
         self.thought_tokens += len(span.ids)
-        self.thought_closed = self.thought_closed or span.closes
-        said = span.text.strip()
-        self.repeats = self.repeats + 1 if said == self._last else 1
-        self._last = said
+        self.ending.commit(span)
         self.candidates, self._distinct, self.pending_from = (), None, 0
         self.withheld = False
         return step

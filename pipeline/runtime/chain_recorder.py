@@ -184,7 +184,7 @@ class ChainRecorder:
                 error_type=type(error).__name__ if error else None,
                 error_message=with_place(error) if error else None,
                 error_stage=stage,
-                steps=chain.next_index - 1 if chain else 0,
+                steps=chain.steps if chain else 0,
                 accepted_steps=self._accepted,
                 fallback_steps=self._fallbacks,
                 thought_tokens=chain.thought_tokens if chain else 0,

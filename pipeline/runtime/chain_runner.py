@@ -148,7 +148,7 @@ class ChainRunner:
     async def _exit(self, chain: Chain, loop: BoundLoop) -> str | None:
         """The stop condition that holds, or None; where none does and the answer is to be asked for, with that answer."""
         reason = chain.exit(loop.until)
-        if reason is not None or not (loop.trial and chain.tries(loop.until)):
+        if reason is not None or not (loop.trial and chain.ending.tries(loop.until, chain.steps)):
             return reason
         await self._level(chain, loop.trial)
         return chain.exit(loop.until)
@@ -158,7 +158,7 @@ class ChainRunner:
 
         When one of their prompts does not fit, none of the outcomes is applied, and the thought is over unless it was a trial's.
         """
-        if chain.overflowed and not any(stage.answers for stage in stages):
+        if chain.ending.overflowed and not any(stage.answers for stage in stages):
             return
         first = stages[0]
         self.stage = first.label.name
@@ -172,7 +172,7 @@ class ChainRunner:
                 answers = await self._ask(chain, stages, requests, ready)
         except ContextOverflow as overflow:
             if first.label.purpose != "trial":  # without a trial answer the thought goes on
-                chain.overflowed, self.overflow = True, overflow
+                chain.ending.overflowed, self.overflow = True, overflow
             return
         for stage, completions in zip(stages, answers, strict=True):
             self.stage = name = stage.label.name

@@ -139,7 +139,7 @@ class Executor:
             await self._run_block(runner, chain, start)
             if runner.overflow is not None and not chain.thought:
                 raise runner.overflow  # not even the problem fits
-            runner.record.end(chain, chain.stop_reason or chain.default_stop_reason())
+            runner.record.end(chain, chain.ending.reason or chain.default_stop_reason())
         except (anyio.get_cancelled_exc_class(), RunError, MemoryError):  # none of these is the chain's own
             runner.record.end(runner.chain, "cancelled")
             raise

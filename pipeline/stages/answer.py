@@ -52,7 +52,7 @@ class AnswerStage(EngineStage):
         spec = self.spec
         if spec.budget == "thought":
             return spec.max_tokens
-        return (spec.token_budget or 0) - chain.thought_tokens if chain.thought_closed or chain.answer_stands else 0
+        return (spec.token_budget or 0) - chain.thought_tokens if chain.ending.closed or chain.ending.answer_stands else 0
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         if not completions:

@@ -87,13 +87,13 @@ def test_it_is_asked_after_every_so_many_steps_and_once_at_each(world: World) ->
     chain, until, asked = here.chain(), UntilSpec(answer_stable=2, every=2), []
     here.write(chain, "Well", decision="guidance")
     for _ in range(5):
-        asked.append(chain.tries(until))
+        asked.append(chain.ending.tries(until, chain.steps))
         if asked[-1]:
             chain.apply("trial", Outcome(trial=Trial("5", 0.5)))
-            assert not chain.tries(until)
+            assert not chain.ending.tries(until, chain.steps)
         here.write(chain, "So.\n\n")
     assert asked == [False, False, True, False, True]
-    assert not chain.tries(UntilSpec(thought_closed=True)), "nothing needs it"
+    assert not chain.ending.tries(UntilSpec(thought_closed=True), chain.steps), "nothing needs it"
 
 
 def test_a_model_without_a_closing_tag_is_refused(world: World) -> None:
