@@ -1,4 +1,4 @@
-"""How the simulator's three modes of sharing predict what was measured of two processes on one GPU (bench/results/gpu-*.json).
+"""How the simulator's two modes of sharing predict what was measured of two processes on one GPU (bench/results/gpu-*.json).
 
 `bench/calibration.py` writes it on its page.
 """
@@ -6,22 +6,20 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from bench.figures import results_of
-from bench.token_level import H200, QWQ, REACHED_BYTES, REACHED_FLOPS, Weights
 from pipeline.analysis.compare.cells import Table
 from pipeline.analysis.compare.written import markdown_table
-from pipeline.engines.sim.sharing import Use, slowdowns
+from pipeline.engines.sim.sharing import waits
 from pipeline.engines.sim.spec import KERNEL_WAIT
 
-SHAPES = {"target": (QWQ, 64), "draft": (Weights(1.78e9, 28_672), 28)}
-"""Of QwQ-32B and R1-Distill-Qwen-1.5B, whose shapes were measured: weights and layers."""
-MODES = ("time_slices", "kernels", "mps")
-MEASURED = {"time_slices": "interference", "kernels": "interference", "mps": "mps"}
+LAYERS = {"target": 64, "draft": 28}
+"""Of QwQ-32B and R1-Distill-Qwen-1.5B, whose shapes were measured."""
+MODES = ("time_slices", "mps")
+MEASURED = {"time_slices": "interference", "mps": "mps"}
 """What a mode is compared with: processes without MPS, or under it."""
 
 
@@ -35,34 +33,23 @@ class Cell(Struct, frozen=True, kw_only=True):
     simulated: Mapping[str, float]
 
 
-def use_alone(role: str, cell: Mapping[str, Any], context: int) -> Use:
-    """What a process takes of the card while it is alone, as the simulator has it: what its roofline leaves is overhead."""
-    (shape, layers), seconds, sequences = SHAPES[role], cell["alone"]["mean_s"], cell["batch"]
-    traffic = (2 * shape.parameters + sequences * context * shape.kv_bytes_per_token) / (H200.bytes_per_s * REACHED_BYTES)
-    arithmetic = 2 * shape.parameters * sequences * cell["tokens"] / (H200.flops_per_s * REACHED_FLOPS)
-    overhead = max(0.0, 1 - max(traffic, arithmetic) / seconds)
-    return Use(min(traffic / seconds, 1.0), min(arithmetic / seconds, 1.0), overhead, seconds / layers)
-
-
-def simulated(mode: str, uses: Mapping[str, Use], kernel_wait: float = KERNEL_WAIT) -> dict[str, float]:
+def simulated(mode: str, kernels_s: Mapping[str, float], kernel_wait: float = KERNEL_WAIT) -> dict[str, float]:
     """Times as long as alone, by role, in a mode of the simulator."""
     if mode == "time_slices":
-        return dict.fromkeys(uses, float(len(uses)))
-    if mode == "kernels":
-        return dict(zip(uses, slowdowns([use.exclusive() for use in uses.values()]), strict=True))
-    return dict(zip(uses, slowdowns(list(uses.values()), kernel_wait=kernel_wait), strict=True))
+        return dict.fromkeys(kernels_s, float(len(kernels_s)))
+    return dict(zip(kernels_s, waits(list(kernels_s.values()), kernel_wait), strict=True))
 
 
 def cells(mode: str, kernel_wait: float = KERNEL_WAIT) -> Iterator[Cell]:
     """All measurements that a mode is compared with."""
     plain, found = results_of("gpu-interference"), results_of(f"gpu-{MEASURED[mode]}")
     for alone, row in zip(plain["together"], found["together"], strict=True):
-        uses = {role: use_alone(role, each, plain["context"]) for role, each in alone.items()}
+        kernels_s = {role: each["alone"]["mean_s"] / LAYERS[role] for role, each in alone.items()}
         yield Cell(
             title=" / ".join(f"{each['batch']} x {each['tokens']}{'' if each['mode'] == 'graph' else ' eager'}" for each in row.values()),
             engine_like=all(each["mode"] == "graph" for each in row.values()),
             measured={role: each["together"]["mean_s"] / alone[role]["alone"]["mean_s"] for role, each in row.items()},
-            simulated=simulated(mode, uses, kernel_wait),
+            simulated=simulated(mode, kernels_s, kernel_wait),
         )
 
 
@@ -95,9 +82,7 @@ VIEWS = {"sharing": view}
 HEADING = "## Two processes on one card"
 READING = f"""\
 Engines compute iterations as CUDA graphs, and without MPS `time_slices` fits those better: it is the default. It leaves out that
-changing costs a tenth. `kernels` takes what a roofline leaves of an iteration for launches; in a graph most of it is kernels that do not
-reach the bandwidth, and these exclude the other process as well. Where the host launches one by one it is nearer, and so it may be for
-what an engine's host does between two iterations, which is not in these cells.
+changing costs a tenth. Where the host launches kernels one by one, launches overlap with the other process's kernels, and it is wrong.
 
 Under MPS the many short kernels of a small model wait for the long ones of a large one. In `mps` a kernel waits for {KERNEL_WAIT} of a
 kernel of the other process, and an iteration has as many kernels as its model has layers. **The share is fitted to these cells**, of
@@ -111,10 +96,10 @@ def section() -> str:
     """The section of the page."""
     by_mode = {mode: list(cells(mode)) for mode in MODES}
     lines = [
-        (plain.title, *map(_pair, (plain.measured, plain.simulated, kernels.simulated, mps.measured, mps.simulated)))
-        for plain, kernels, mps in zip(*by_mode.values(), strict=True)
+        (plain.title, *map(_pair, (plain.measured, plain.simulated, mps.measured, mps.simulated)))
+        for plain, mps in zip(*by_mode.values(), strict=True)
     ]
-    columns = ("target / draft", "without MPS", "`time_slices`", "`kernels`", "under MPS", "`mps`")
+    columns = ("target / draft", "without MPS", "`time_slices`", "under MPS", "`mps`")
     return "\n\n".join(
         [
             HEADING,

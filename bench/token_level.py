@@ -159,7 +159,7 @@ def speed_up(anchor: Anchor, verification_s: float, overhead_s: float, overlap: 
         overlap=overlap,
     )
     specs = (plain, structs.replace(plain, speculative=inner))
-    before, after = (Roofline(spec).iteration(size, size * anchor.context).iteration_s(0) for spec in specs)
+    before, after = (Roofline(spec).iteration(size, size * anchor.context).duration(1) for spec in specs)
     return anchor.accepted * before / after
 
 
@@ -222,7 +222,7 @@ def verified(values: Sequence[float]) -> Table:
     rows = []
     for size in sorted(size for size, tokens in times if tokens == 4):
         costs = (Roofline(spec).iteration(size, size * results["context"]) for spec in (plain, structs.replace(plain, speculative=inner)))
-        before, after = (cost.iteration_s(0) for cost in costs)
+        before, after = (cost.duration(1) for cost in costs)
         rows.append((str(size), f"{(times[size, 4] - times[size, 1]) * 1e3:.1f}", f"{(after - before) * 1e3:.1f}"))
     return Table(
         "Milliseconds that verifying three more tokens of each sequence takes", ("sequences", "measured", "simulated"), tuple(rows)

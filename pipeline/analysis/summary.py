@@ -197,7 +197,7 @@ def take_turns(run: RunFile, facts: Mapping[str, EngineFacts]) -> tuple[str, ...
     sharing: dict[str, list[str]] = {}
     for role, spec in run.plan.engines.items():
         device = getattr(spec, "device", None)
-        in_turn = run.host.cuda_mps is False if facts[role].accelerators else getattr(device, "sharing", "") in ("time_slices", "kernels")
+        in_turn = run.host.cuda_mps is False if facts[role].accelerators else getattr(device, "sharing", "") == "time_slices"
         for name in devices_of(role, facts[role]) if in_turn else ():
             sharing.setdefault(name, []).append(role)
     return next((tuple(roles) for roles in sharing.values() if len(roles) > 1), ())

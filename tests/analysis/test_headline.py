@@ -206,7 +206,7 @@ def test_engines_on_one_gpu_take_turns_without_mps(mps: bool, devices: tuple[str
     assert bool(take_turns(structs.replace(record, host=Host(cuda_mps=mps)), facts)) is expected
 
 
-@pytest.mark.parametrize(("sharing", "expected"), [("time_slices", True), ("kernels", True), ("mps", False)])
+@pytest.mark.parametrize(("sharing", "expected"), [("time_slices", True), ("mps", False)])
 def test_simulated_engines_take_turns_unless_their_device_is_shared_as_under_mps(sharing: str, expected: bool) -> None:
     plan = load_plan(ROOT / "graphs/speccot.yaml", SIM, (f"engines.*.device.sharing={sharing}", "engines.*.device.name=one"))
     facts = {role: EngineFacts(devices=("one",)) for role in plan.engines}

@@ -207,7 +207,7 @@ def test_points_on_the_same_engines_follow_each_other() -> None:
             "`kernel_wait` is for `sharing: mps`, here it is",
         ),
         (("sim-2xh100",), {"settings": ("engines.draft.device.sharing=mpx",)}, GraphError, "unknown value `mpx`; did you mean `mps`?"),
-        (("sim-2xh100",), {"settings": ("engines.draft.device.sharing_efficiency=2",)}, GraphError, "expected `float` <= 1.0, got 2"),
+        (("sim-2xh100",), {"settings": ("engines.draft.device.kernel_wait=2",)}, GraphError, "expected `float` <= 1.0, got 2"),
     ],
 )
 def test_wrong_engines_are_refused_before_anything_starts(

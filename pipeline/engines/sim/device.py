@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 
 from pipeline.engines.sim.scheduler import Job, Scheduler
-from pipeline.engines.sim.sharing import sharing_of
+from pipeline.engines.sim.sharing import Sharing
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import GraphError
 
@@ -52,7 +52,7 @@ class SimDevice:
     def __init__(self, spec: SimDeviceSpec) -> None:
         self.spec = spec
         self.shares: list[Share] = []
-        self._sharing = sharing_of(spec)
+        self._sharing = Sharing(spec.waits_for)
 
     def join(self, scheduler: Scheduler) -> Share:
         """Add an engine, whose `scheduler` decides what it computes here."""

@@ -98,10 +98,6 @@ class BatchCost(Struct, frozen=True):
     layers: int = 1
     """Into how many kernels, or groups of them, an iteration divides: layers of the model. No seconds."""
 
-    def iteration_s(self, number: int) -> float:
-        """Seconds of iteration `number`, from 0."""
-        return max(self.compute, self.memory + number * self.growth) + self.overhead
-
     def duration(self, iterations: int) -> float:
         """Seconds of the first `iterations` together, without a loop over them.
 
@@ -125,27 +121,8 @@ class Passes(Struct, frozen=True):
     """How often each of them is made in an iteration, and its cost."""
 
     @property
-    def compute(self) -> float:
-        return sum(times * cost.compute for times, cost in self.passes)
-
-    @property
-    def memory(self) -> float:
-        return sum(times * cost.memory for times, cost in self.passes)
-
-    @property
-    def growth(self) -> float:
-        return sum(times * cost.growth for times, cost in self.passes)
-
-    @property
-    def overhead(self) -> float:
-        return sum(times * cost.overhead for times, cost in self.passes)
-
-    @property
     def layers(self) -> int:
         return sum(times * cost.layers for times, cost in self.passes)
-
-    def iteration_s(self, number: int) -> float:
-        return sum(times * cost.iteration_s(number) for times, cost in self.passes)
 
     def duration(self, iterations: int) -> float:
         return sum(times * cost.duration(iterations) for times, cost in self.passes)

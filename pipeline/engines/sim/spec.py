@@ -28,13 +28,10 @@ class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Memory bandwidth reached in practice, bytes/s."""
     overhead_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     """Seconds added to every iteration, for launches, sampling and scheduling."""
-    sharing: Literal["time_slices", "kernels", "mps"] = "time_slices"
+    sharing: Literal["time_slices", "mps"] = "time_slices"
     """How engines that are busy at the same time share it. `time_slices`: whole iterations take turns, `overhead_s` included, so each of k
-    engines runs at 1/k of its rate. `kernels`: only what computes excludes the others, and `overhead_s` overlaps. `mps`, as under CUDA MPS:
-    kernels overlap as well, wait for those of the other engines (`kernel_wait`), and together take no more than all of the bandwidth and
-    compute. bench/calibration.md has the error of each on a measured H200."""
-    sharing_efficiency: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Share of these rates that is reached while two or more engines are busy; to be measured. Under `mps` it makes no wait longer."""
+    engines runs at 1/k of its rate. `mps`, as under CUDA MPS: kernels of different engines overlap and wait for each other (`kernel_wait`).
+    bench/calibration.md has the error of each on a measured H200."""
     kernel_wait: Annotated[float, Meta(ge=0, le=1)] | None = None
     """Under `mps`, for what share of one kernel of each other busy engine a kernel waits, on average; 0: none waits, 1: they alternate.
     An engine's kernels are as long as its iterations over its `layers`. Null: 0.55, fitted to two decoders without fused kernels on
@@ -48,9 +45,9 @@ class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"`kernel_wait` is for `sharing: mps`, here it is `{self.sharing}`; drop it")
 
     @property
-    def waits_for(self) -> float:
-        """The share of a kernel of another engine for which a kernel waits."""
-        return (KERNEL_WAIT if self.kernel_wait is None else self.kernel_wait) if self.sharing == "mps" else 0.0
+    def waits_for(self) -> float | None:
+        """The share of a kernel of another engine for which a kernel waits; None where iterations take turns."""
+        return (KERNEL_WAIT if self.kernel_wait is None else self.kernel_wait) if self.sharing == "mps" else None
 
 
 class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
