@@ -24,7 +24,7 @@ from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.observer import Tell
 from pipeline.session.prepare import RunSettings
-from pipeline.stages.base import EngineStage, Stage
+from pipeline.stages.base import Stage
 from pipeline.stages.build import build_stages, builders_of, cannot_of, flaw_in_contract
 from pipeline.system.tasks import gather
 
@@ -70,11 +70,7 @@ async def suited(settings: RunSettings, engines: Mapping[str, Engine], tell: Tel
     for sentence in said:
         tell(sentence)
     builders = builders_of(plan, {role: engine.tokenizer for role, engine in engines.items()})
-    stages = build_stages(plan, builders, str(settings.options.graph))
-    writing = [stage for stage in stages.values() if isinstance(stage, EngineStage) and stage.sampling]
-    unsupported = {name: stage.role for stage in reversed(writing) for name in stage.sampling if name in cannot[stage.role]}
-    for stage in writing:
-        stage.unsupported = unsupported
+    stages = build_stages(plan, builders, str(settings.options.graph), cannot=cannot)
     return OpenEngines(engines=engines, builders=builders, stages=stages, notices=tuple(said))
 
 

@@ -55,14 +55,31 @@ class ShowingStage(Stage, Protocol):
         """Maximum number of tokens of each of that many candidates, so that the question about them fits; below 1: it does not fit."""
 
 
+class StagePlace(Struct, frozen=True, kw_only=True):
+    """The place of a stage in its plan: what the other stages and the engines mean for it."""
+
+    judges: tuple[ShowingStage, ...] = ()
+    """The judges that are shown what a draft stage drafts."""
+    measured: bool = False
+    """Whether a gate reads the log probabilities of what it drafts."""
+    seeded_as: str | None = None
+    """The stage whose name is part of the seed of its requests, where that is another one."""
+    unsupported: Mapping[str, str] = {}
+    """Sampling parameters that an engine of any writing stage does not support, with its role. A graph that sets one is refused as a
+    whole, a problem by the first stage that writes."""
+
+
+ALONE = StagePlace()
+
+
 class StageKind(Struct, frozen=True, kw_only=True):
     """A kind of stage: its spec and how it is built. An entry point of the group `pipeline.stages` names one of these."""
 
     spec: type[StageSpec]
     """The keys that a graph file may hold for it; its tag is the word under `kind`."""
     build: Any
-    """Makes a stage ready to run: `build(name, spec, builders) -> Stage`, where `builders` has a `PromptBuilder` for each role, and for
-    each stage with its own prompts (`builder_key`)."""
+    """Makes a stage ready to run: `build(name, spec, builders, place) -> Stage`, where `builders` has a `PromptBuilder` for each
+    role, and for each stage with its own prompts (`builder_key`), and `place` is its `StagePlace`."""
 
     @property
     def name(self) -> str:
@@ -73,25 +90,18 @@ class StageKind(Struct, frozen=True, kw_only=True):
 class EngineStage:
     """The common part of the built-in stages, each of which calls one engine."""
 
-    def __init__(self, name: str, spec: Any, builders: Mapping[str, PromptBuilder]) -> None:
-        self.name, self.spec = name, spec
+    def __init__(self, name: str, spec: Any, builders: Mapping[str, PromptBuilder], place: StagePlace = ALONE) -> None:
+        self.name, self.spec, self.place = name, spec, place
         self.role: str = spec.engine
         key = builder_key(self.role, name)
         self.builder = builders.get(key, builders[self.role])
         self.context = key if key in openings(builders) else self.role
         """Under which key of `Chain.contexts` the stage's prompts begin."""
-        self.judges: tuple[ShowingStage, ...] = ()
-        """The judges that are shown what this stage drafts; `build_stages` fills them in."""
-        self.seeded_as = name
-        """The stage whose name is part of the seed of its requests; `build_stages` may set another."""
         self.alone = False
         """Whether each of its prompts is a separate chat, and does not begin with a context."""
         self.close_ids = () if self.builder.think_close_id is None else (self.builder.think_close_id,)
         self.step_stop = (self.builder.prompts.delimiter,)
         self.sampling: Mapping[str, Any] = spec.sampling if isinstance(spec, SamplingSpec) else {}
-        self.unsupported: Mapping[str, str] = {}
-        """Sampling parameters that an engine of a writing stage, this one or another, does not support, with its role. A graph that sets
-        one is refused as a whole, a problem by the first stage that writes; filled in where engines are open."""
 
     def check(self, candidates: int) -> str | None:
         """Most stages suit every tokenizer."""
@@ -103,8 +113,8 @@ class EngineStage:
         if not chain.sampling:
             return self.sampling
         for name, value in chain.sampling.items():
-            if name in self.unsupported and value != self.sampling.get(name):
-                what = f"engine {self.unsupported[name]!r} does not support `{name}`, which this problem sets to {value}; leave it out"
+            if (role := self.place.unsupported.get(name)) is not None and value != self.sampling.get(name):
+                what = f"engine {role!r} does not support `{name}`, which this problem sets to {value}; leave it out"
                 raise RequestRefused(what)
         return {**self.sampling, **chain.sampling}
 
@@ -126,7 +136,7 @@ class EngineStage:
             request_id=f"{chain.chain_id}/{len(chain.thought)}/{self.name}{part}",
             prompt_ids=array("I", prompt_ids),
             max_tokens=max_tokens,
-            seed=chain.seed(self.seeded_as),
+            seed=chain.seed(self.place.seeded_as or self.name),
             adapter=self.spec.adapter,
             affinity=chain.chain_id,
             content=chain.content if judged is None else Content(chain.content.problem, tuple(judged)),

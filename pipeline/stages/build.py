@@ -1,46 +1,49 @@
 """The stages of a plan, ready to run: a plan, engines and their tokenizers enter, prompt builders and a `Stage` for each node leave."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
 
 from pipeline.engine import Engine, Tokenizer
 from pipeline.errors import GraphError, RequestRefused, boundary
-from pipeline.graph.plan import Condition, Plan
+from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import stage_kinds
 from pipeline.graph.prompts import Marks, Prompts
+from pipeline.graph.spec import SamplingSpec
 from pipeline.reasoning.prompts import PromptBuilder, builder_key, role_of
-from pipeline.stages.base import EngineStage, ShowingStage, Stage
-from pipeline.stages.draft import DraftStage
+from pipeline.stages.base import ShowingStage, Stage, StagePlace
 
 
-def build_stages(plan: Plan, builders: Mapping[str, PromptBuilder], where: str, only: str | None = None) -> dict[str, Stage]:
-    """The stages of `plan` by name, or `only` that of one name; `builders` are those of all roles, and of stages with prompts of their own.
+def build_stages(
+    plan: Plan, builders: Mapping[str, PromptBuilder], where: str, *, cannot: Mapping[str, Container[str]] = {}, only: str | None = None
+) -> dict[str, Stage]:
+    """The stages of `plan` by name, or `only` that of one name; `builders` are those of all roles, and of stages with prompts of their own;
+    `cannot`: what the engine of each role cannot do.
 
     Raises `GraphError` at `where` for a stage that its engine's tokenizer does not suit, such as a verdict that has an option
     which is not a single token.
     """
+    nodes = [node for node in plan.stages() if only in (None, node.name)]
     most = sum(node.spec.drafted for node in plan.stages())
+    sampling = [(str(node.spec.role), node.spec.sampling) for node in plan.stages() if isinstance(node.spec, SamplingSpec)]
+    unsupported = {name: role for role, fields in reversed(sampling) for name in fields if name in cannot.get(role, ())}
+    drafts = {gate: draft for draft, gate in plan.measured.items()}
     built: dict[str, Stage] = {}
-    for node in plan.stages():
-        if only is not None and node.name != only:
-            continue
-        stage: Stage = stage_kinds()[node.spec.kind].build(node.name, node.spec, builders)
+    for node in sorted(nodes, key=lambda node: node.spec.drafts):  # judges first: drafts must fit into their questions
+        held = node.condition
+        place = StagePlace(
+            judges=tuple(judge for each in plan.repeated if isinstance(judge := built.get(each.name), ShowingStage)),
+            measured=node.name in plan.measured,
+            # So that the step begins with the tokens that the gate looked at.
+            seeded_as=drafts.get(held.stage) if held is not None and held.gate and held.accepted else None,
+            unsupported=unsupported,
+        )
+        stage: Stage = stage_kinds()[node.spec.kind].build(node.name, node.spec, builders, place)
         if (flaw := stage.check(most)) is not None:
             raise GraphError(f"{where}: stage {node.name}", flaw)
         built[node.name] = stage
-    repeated = (built[node.name] for node in plan.repeated if node.name in built)
-    judges = tuple(stage for stage in repeated if isinstance(stage, ShowingStage))
-    for stage in built.values():
-        if isinstance(stage, DraftStage):
-            stage.judges, stage.logprobs = judges, stage.name in plan.measured
-    for draft, gate in plan.measured.items():
-        for node in plan.stages():
-            writer = built.get(node.name)
-            if node.condition == Condition(gate, accepted=True, gate=True) and isinstance(writer, EngineStage):
-                writer.seeded_as = draft  # so that the step begins with the tokens that the gate looked at
-    return built
+    return {node.name: built[node.name] for node in nodes}
 
 
 def builders_of(plan: Plan, tokenizers: Mapping[str, Tokenizer]) -> dict[str, PromptBuilder]:

@@ -10,7 +10,7 @@ from pipeline.engine import Completion, Request
 from pipeline.graph.spec import Name, StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Span, Verdict
 from pipeline.reasoning.prompts import PromptBuilder
-from pipeline.stages.base import TOO_LONG, EngineStage, StageKind
+from pipeline.stages.base import ALONE, TOO_LONG, EngineStage, StageKind, StagePlace
 from pipeline.stages.draft import DraftSpec
 
 SCALE = Scale("probability of the chosen option", 0.0, 1.0)
@@ -59,8 +59,8 @@ class ChooseStage(EngineStage):
 
     spec: ChooseSpec
 
-    def __init__(self, name: str, spec: ChooseSpec, builders: Mapping[str, PromptBuilder]) -> None:
-        super().__init__(name, spec, builders)
+    def __init__(self, name: str, spec: ChooseSpec, builders: Mapping[str, PromptBuilder], place: StagePlace = ALONE) -> None:
+        super().__init__(name, spec, builders, place)
         self.alone = self.builder.asked_of(spec.unit).form == "alone"
         self._around: dict[int, int] = {}
         """Tokens of the question in addition to the context and that many candidates; of a separate chat, those of the last chain."""

@@ -8,7 +8,6 @@ from msgspec import Meta
 from pipeline.engine import Completion, Request
 from pipeline.graph.spec import Name, SamplingSpec, Tokens
 from pipeline.reasoning.chain import Chain, Outcome
-from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.stages.base import EngineStage, StageKind
 
 
@@ -40,11 +39,6 @@ class DraftStage(EngineStage):
 
     spec: DraftSpec
 
-    def __init__(self, name: str, spec: DraftSpec, builders: Mapping[str, PromptBuilder]) -> None:
-        super().__init__(name, spec, builders)
-        self.logprobs = False
-        """Whether a gate reads the log probabilities of what it drafts; `build_stages` fills it in."""
-
     def requests(self, chain: Chain) -> list[Request]:
         spec, most = self.spec, self._most(chain)
         if most < 1:
@@ -57,7 +51,7 @@ class DraftStage(EngineStage):
                 n=spec.candidates,
                 stop=self.step_stop if spec.unit == "step" else (),
                 stop_ids=self.close_ids,
-                logprobs=self.logprobs,
+                logprobs=self.place.measured,
                 **self.sampled(chain),
             )
         ]
@@ -70,7 +64,7 @@ class DraftStage(EngineStage):
         most = chain.room(self.spec.max_tokens, self.context)
         if self.spec.unit == "thought":
             return most
-        shown = [chain.written(judge.room_for(chain, self.spec.candidates), self.context, judge.context) for judge in self.judges]
+        shown = [chain.written(judge.room_for(chain, self.spec.candidates), self.context, judge.context) for judge in self.place.judges]
         least = min([most, *shown])
         return least if least >= min(most, chain.mean_step) else 0
 

@@ -118,7 +118,7 @@ def judge(
     if not kind:
         raise UsageError(f"judge {function!r}: it has no name; give it one, as in pipeline.judge(..., name='shortest')")
 
-    def build(stage: str, spec: StageSpec, builders: object) -> FunctionJudge:
+    def build(stage: str, spec: StageSpec, *others: object) -> FunctionJudge:
         return FunctionJudge(stage, spec, function, Scale(value, low, high), in_thread)
 
     found = FunctionJudgeKind(name=kind, spec=FunctionJudgeSpec, build=build, function=function)

@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 from pipeline.engine import Completion, Request
 from pipeline.graph.spec import StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Reading, Span
-from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.stages.base import StageKind
 
 Statistic = Literal["mean", "min", "first_entropy", "margin", "repeats"]
@@ -65,7 +64,7 @@ class Gate:
     role = ""
     """It calls no engine."""
 
-    def __init__(self, name: str, spec: GateSpec, builders: Mapping[str, PromptBuilder]) -> None:
+    def __init__(self, name: str, spec: GateSpec, *others: object) -> None:
         self.name, self.spec = name, spec
 
     def check(self, candidates: int) -> str | None:

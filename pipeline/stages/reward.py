@@ -11,7 +11,7 @@ from pipeline.graph.spec import Name, StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
 from pipeline.reasoning.prompts import PromptBuilder, role_of
 from pipeline.reasoning.reward_prompts import RewardPromptBuilder, Thought
-from pipeline.stages.base import EngineStage, StageKind
+from pipeline.stages.base import ALONE, EngineStage, StageKind, StagePlace
 from pipeline.stages.choose import probabilities
 
 SCALE = Scale("reward", 0.0, 1.0)
@@ -57,8 +57,8 @@ class RewardStage(EngineStage):
 
     spec: RewardJudgeSpec
 
-    def __init__(self, name: str, spec: RewardJudgeSpec, builders: Mapping[str, PromptBuilder]) -> None:
-        super().__init__(name, spec, builders)
+    def __init__(self, name: str, spec: RewardJudgeSpec, builders: Mapping[str, PromptBuilder], place: StagePlace = ALONE) -> None:
+        super().__init__(name, spec, builders, place)
         assert spec.prompt is not None, "the loader fills it in"
         self.alone, self._prompt = True, spec.prompt
         self._builder = RewardPromptBuilder(self.builder.tokenizer, spec.prompt, spec.prm)

@@ -1,7 +1,7 @@
 """`vote`: takes a candidate whose answer most candidates give (self-consistency), without a call to any engine."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, ClassVar
 
@@ -12,7 +12,6 @@ from pipeline.grading.answers import Canonical, canonical
 from pipeline.grading.stated import stated
 from pipeline.graph.spec import StageSpec
 from pipeline.reasoning.chain import Scale
-from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.stages.base import StageKind
 from pipeline.stages.function_judge import FunctionJudge
 
@@ -47,7 +46,7 @@ def _answer(text: str) -> Canonical | None:
     return None if said is None else canonical(said)
 
 
-def _build(name: str, spec: VoteSpec, builders: Mapping[str, PromptBuilder]) -> FunctionJudge:
+def _build(name: str, spec: VoteSpec, *others: object) -> FunctionJudge:
     counted = partial(majority_vote, least_votes=spec.least_votes)
     return FunctionJudge(name, spec, counted, Scale("share of votes", 0.0, 1.0), in_thread=False)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipeline.graph.rewards import TextPrompt
-from pipeline.stages.base import TOO_LONG, ShowingStage
+from pipeline.stages.base import TOO_LONG, ShowingStage, StagePlace
 from pipeline.stages.draft import DraftSpec, DraftStage
 from pipeline.stages.reward import RewardJudgeSpec, RewardStage
 
@@ -122,12 +122,12 @@ def test_a_candidate_that_takes_the_room_there_is_still_fits(world: World, draft
 def test_what_its_reward_model_cannot_be_shown_is_not_drafted(world: World) -> None:
     here = world(limit=1000)
     chain, judge = here.chain(), stage(here, TAGGED)
-    drafter = DraftStage("draft", DraftSpec(engine="draft", candidates=2, max_tokens=64), here.builders)
+    spec = DraftSpec(engine="draft", candidates=2, max_tokens=64)
     while judge.room_for(chain, 2) >= chain.mean_step:
         here.write(chain, "Then 23 and 42.\n\n")
-    assert drafter.requests(chain), "its own context has room"
+    assert DraftStage("draft", spec, here.builders).requests(chain), "its own context has room"
     assert isinstance(judge, ShowingStage)
-    drafter.judges = (judge,)
+    drafter = DraftStage("draft", spec, here.builders, StagePlace(judges=(judge,)))
     assert drafter.requests(chain) == []
     chain.apply("draft", drafter.apply(chain, []))
     verdict = judge.apply(chain, []).verdict
