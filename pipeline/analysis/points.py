@@ -27,14 +27,14 @@ from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 
 TARGET, THE_TARGET = "target", "the target alone"
-"""The name of the baseline's graph, and what it is called where it has no variant; another baseline is called by its label."""
+"""The name of the baseline's graph, and what it is called in sentences; another baseline is called by its label."""
 
 
 class Coordinates(Struct, frozen=True, kw_only=True):
     """What tells one point of a sweep from the others: all settings that vary."""
 
     system: str
-    """The graph's name, the variant of the engines file and the params that were varied: `target eagle3`, `speccot candidates=5`."""
+    """The graph's name, the params that were varied and the engines file where there are several: `speccot candidates=5`."""
     graph: str
     params: dict[str, Param] = {}
     """Values of the params that were varied."""
@@ -44,8 +44,6 @@ class Coordinates(Struct, frozen=True, kw_only=True):
     """Number of the repetition, from 0."""
     baseline: bool = False
     """Whether this is a run of the target alone, with which the others are compared."""
-    variant: str = ""
-    """The variant of the engines file, such as token-level speculation; empty: none."""
     engines: str = ""
     """Name of the engines file where the sweep has several, else empty; `system` ends in ` on NAME` then."""
     unlike: tuple[str, ...] = ()
@@ -228,21 +226,19 @@ def curves(points: Iterable[Point]) -> dict[str, dict[int, list[Point]]]:
 
 def baselines(found: Mapping[str, dict[int, list[Point]]]) -> dict[str, str]:
     """For each of the curves `found` by `curves` that is not of the target alone, the name of the one that is, on the same engines file
-    where there are several; the first curve where none is. Variants of the target alone are compared with it as well, unless every
-    baseline of that file is one."""
+    where there are several; the first curve where none is. The target alone on other engines is compared with the first one as well."""
     first = _first_points(found)
-    every = sorted((name for name, point in first.items() if point.baseline), key=lambda name: bool(first[name].variant))
-    beside: dict[str, str] = {}
-    for name in every:
-        beside.setdefault(first[name].engines, name)
-    alone = list(beside.values()) or list(first)[:1]
-    return {name: beside.get(point.engines, alone[0]) for name, point in first.items() if name not in alone}
+    beside = {point.engines: name for name, point in first.items() if point.baseline}
+    default = next(iter(beside.values()), next(iter(first), ""))
+    alone = {default, *(beside.get(point.engines) for point in first.values() if not point.baseline)}
+    others = {name: point for name, point in first.items() if name not in alone}
+    return {name: default if point.baseline else beside.get(point.engines, default) for name, point in others.items()}
 
 
 def called(name: str, found: Mapping[str, dict[int, list[Point]]]) -> str:
     """What a baseline is called in a sentence: the name of its curve where that is another graph or more than the target alone."""
     first = next(iter(found[name].values()))[0]
-    return name if first.variant or not first.baseline or first.graph != TARGET else THE_TARGET
+    return THE_TARGET if first.baseline and first.graph == TARGET else name
 
 
 def _first_points(found: Mapping[str, dict[int, list[Point]]]) -> dict[str, Point]:

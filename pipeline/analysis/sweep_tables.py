@@ -163,8 +163,7 @@ def _placements(found: Curves, against: Mapping[str, str]) -> Iterator[Table]:
             alike.setdefault((system, size), []).append((*cells, *over))
     if len({points[0].engines for name in against for points in found[name].values()}) > 1:
         rows = tuple((system, str(size), *cells) for (system, size), each in sorted(alike.items()) for cells in each)
-        target = "target with the variant" if any(called(alone, found) == alone for alone in against.values()) else "target alone"
-        columns = ("system", "batch size", "engines", "problems/s", f"of {target}", f"of the best {target}")
+        columns = ("system", "batch size", "engines", "problems/s", "of target alone", "of the best target alone")
         yield Table("The same system on different engines", columns, rows)
 
 

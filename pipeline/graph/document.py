@@ -59,10 +59,6 @@ class Document:
         found = read_lines(path)
         return cls(found.values, path, found)
 
-    def copy(self) -> "Document":
-        """The values as they are in a document of the same file, without the flaws."""
-        return Document(self.values, self.file, self.origin(()).lines)
-
     def at(self, keys: Keys) -> Any:
         """The value at `keys`; None where there is none."""
         value: Any = self.values

@@ -37,7 +37,6 @@ from pipeline.graph.spec import (
     StageSpec,
     Undecoded,
 )
-from pipeline.graph.variants import VARIANT, Variants, apply_variant, check_one, take_variants
 from pipeline.graph.yaml_file import Keys
 from pipeline.text import storable
 
@@ -81,22 +80,20 @@ def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engin
     for part in broken:
         document.values[part] = {}
         document.close((part,))
-    roles_file, variants = _bind_engines(document, path, engines, backends)
+    roles_file = _bind_engines(document, path, engines)
     parts = ("stages", "sampling", "prompts", *(["engines"] if roles_file == path else []))  # those that may name params
     if "stages" not in broken:
         _check_params(document, parts)
-    if "variant" not in document.values[PARAMS]:
-        check_one(settings)
     of_engines = [setting for setting in settings if setting.startswith("engines.")]
     for setting in (each for each in settings if each not in of_engines):
         if (PARAMS if "." not in setting.partition("=")[0] else setting.partition(".")[0]) not in broken:
             with document.noted():
-                _apply(setting, document, variants)
+                _apply(setting, document)
     below = [keys for _, keys in _stages_below(document.at(("stages",)), ("stages",))]
     fill_rewards(document, below, kinds, partial(said_file, graph=path, kind="reward model"))
     for setting in of_engines if roles_file is not None else ():
         with document.noted():
-            _apply(setting, document, variants)
+            _apply(setting, document)
     _fill_params(document, parts, known=PARAMS not in broken)
     plan = compile_graph(_decoded(document, path, roles_file, kinds, backends))
     check_needs(plan, {role: spec.cannot for role, spec in plan.engines.items()})
@@ -113,12 +110,12 @@ def _drop_unknown_keys(document: Document) -> None:
             document.values.setdefault(meant, value)
 
 
-def _bind_engines(document: Document, path: Path, override: Engines, backends: Backends) -> tuple[Path | None, Variants]:
+def _bind_engines(document: Document, path: Path, override: Engines) -> Path | None:
     """Put the engines by role into the `document` of the graph at `path`, and their values for its params; the file they are from, None
-    where there is none, and its variants."""
+    where there is none."""
     named = document.at(("engines",))
     if override is None and isinstance(named, dict):
-        return path, {}
+        return path
     document.values["engines"] = {}
     try:
         if isinstance(override, Mapping):
@@ -131,21 +128,19 @@ def _bind_engines(document: Document, path: Path, override: Engines, backends: B
             found = Document.read(_engines_file(path, str(named)))
     except GraphError as error:
         document.add(error)
-        return None, {}
+        return None
     except UsageError as error:
         if override is not None:
             raise
         document.flaw(("engines",), str(error))
-        return None, {}
+        return None
     for name, value in _engines_params(found, document).items():
         document.put((PARAMS, name), value, found.origin((PARAMS, str(document.at(("name",))), name)))
     found.values.pop(PARAMS, None)
-    variants = take_variants(found)
-    _check_variants(found, variants, backends)
     document.put(("engines",), found.values, found.origin(()))
     with document.noted():
         found.check()
-    return Path(found.file), variants
+    return Path(found.file)
 
 
 def _engines_file(graph: Path, name: str) -> Path:
@@ -170,11 +165,8 @@ def _engines_params(engines: Document, graph: Document) -> dict[str, Any]:
     return {param: value for param, value in found.items() if param in known}
 
 
-def _apply(setting: str, document: Document, variants: Variants) -> None:
+def _apply(setting: str, document: Document) -> None:
     """Apply one of the `settings` of `load_graph`."""
-    if setting.startswith(VARIANT) and "variant" not in document.at((PARAMS,)):
-        apply_variant(setting, document, ("engines",), variants)
-        return
     params, stages = document.at((PARAMS,)), dict(_stages_below(document.at(("stages",)), ("stages",)))
     if not setting.startswith(PRESET) or "preset" in params:
         apply_setting(setting, document, ("engines",), params, stages)
@@ -359,47 +351,15 @@ def _fill_sampling(document: Document, kinds: Kinds) -> None:
 
 def load_engines(path: Path, backends: Backends, settings: Sequence[str] = ()) -> dict[str, EngineSpec]:
     """The specs in an engines file, by role; `path` may be the name of one that comes with this package, `settings` are
-    `engines.ROLE.NAME=VALUE` and `variant=NAME`. Raises `GraphError`, or `GraphErrors` for several flaws."""
+    `engines.ROLE.NAME=VALUE`. Raises `GraphError`, or `GraphErrors` for several flaws."""
     path = find_file(path, "engines file")
     document = Document.read(path)
     document.values.pop(PARAMS, None)
-    variants = take_variants(document)
-    _check_variants(document, variants, backends)
     _check_names(document, (), "a role")
-    check_one(settings)
     for setting in settings:
         with document.noted():
-            if setting.startswith(VARIANT):
-                apply_variant(setting, document, (), variants)
-            else:
-                apply_setting(setting, document, ())
+            apply_setting(setting, document, ())
     return decode_engines(document, backends)
-
-
-def variants_of(graph: Path, engines: Path | None) -> dict[str, frozenset[str]]:
-    """The variants of an engines file, or else of the one that a graph names, and the roles that each changes; raises `GraphError`."""
-    if engines is None:
-        path = find_file(graph, "graph")
-        named = Document.read(path).at(("engines",))
-        if not isinstance(named, str):
-            return {}
-        engines = _engines_file(path, named)
-    document = Document.read(find_file(engines, "engines file"))
-    document.values.pop(PARAMS, None)
-    found = take_variants(document)
-    document.check()
-    return {name: frozenset(str(keys[0]) for keys, _, _ in written) for name, written in found.items()}
-
-
-def _check_variants(engines: Document, variants: Variants, backends: Backends) -> None:
-    """Note what is wrong with each variant of an engines file in which nothing else is wrong."""
-    plain = engines.copy()
-    _engines(plain, (), backends, Path(plain.file).parent)
-    for name in () if engines.is_flawed or plain.is_flawed else variants:
-        with engines.noted():
-            varied = engines.copy()
-            apply_variant(f"{VARIANT}{name}", varied, (), variants)
-            decode_engines(varied, backends)
 
 
 def decode_engines(document: Document, backends: Backends) -> dict[str, EngineSpec]:

@@ -16,7 +16,6 @@ from msgspec import Struct, structs
 from pipeline.graph.loader import PARAM_PATTERN, PARAMS
 from pipeline.graph.prompts import Prompts
 from pipeline.graph.spec import EngineSpec, GraphSpec, StageSpec
-from pipeline.graph.variants import VARIANTS
 
 FileName = Literal["graph", "engines", "prompts"]
 """The files that have a schema."""
@@ -34,13 +33,6 @@ GRAPH_PARAMS: dict[str, Any] = {
     "additionalProperties": {"type": "object"},
 }
 
-ENGINES_VARIANTS: dict[str, Any] = {
-    "type": "object",
-    "description": "Other values for keys of roles, by the name of the variant and the role, such as token-level speculation: sweeps run "
-    "the target alone with each, `--set variant=NAME` applies one.",
-    "additionalProperties": {"type": "object", "additionalProperties": {"type": "object"}},
-}
-
 
 def json_schema(file: FileName, stages: Mapping[str, type[StageSpec]], engines: Mapping[str, type[EngineSpec]]) -> dict[str, Any]:
     """The schema of a graph file, an engines file or a prompts file, with these kinds of stages and backends."""
@@ -55,7 +47,7 @@ def json_schema(file: FileName, stages: Mapping[str, type[StageSpec]], engines: 
         "graph": parts["GraphSpec"],
         "engines": {
             "type": "object",
-            "properties": {PARAMS: GRAPH_PARAMS, VARIANTS: ENGINES_VARIANTS},
+            "properties": {PARAMS: GRAPH_PARAMS},
             "additionalProperties": {"$ref": f"{REF}EngineSpec"},
         },
         "prompts": parts["Prompts"],

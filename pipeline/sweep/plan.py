@@ -47,10 +47,8 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
     """Engines files for all graphs; several are compared with each other. By default what the graphs name."""
     planned_engines: dict[str, dict[str, Any]] = {}
     """As in `RunOptions`, for all systems but those on `baseline_engines`."""
-    baseline_engines: Path | None = None
-    """The engines file of the target alone; by default that of the others."""
-    variants: tuple[str, ...] = ()
-    """The variants of its engines file with which the target alone runs as well, such as token-level speculation."""
+    baseline_engines: tuple[Path, ...] = ()
+    """Engines files on which the target alone runs as well, such as one with token-level speculation."""
     settings: tuple[str, ...] = ()
     """Settings for all graphs and all engines files that have such a param, stage or role, as `NAME=VALUE`."""
     columns: Columns = {}
@@ -77,7 +75,7 @@ class SweepOptions(Struct, frozen=True, kw_only=True):
 
     def bound(self, file: Path | None) -> Path | dict[str, dict[str, Any]] | None:
         """The engines of systems on an engines file, None for those that the graphs name; see `RunOptions.bound_engines`."""
-        return file if file is not None and file == self.baseline_engines else self.planned_engines or file
+        return file if file in self.baseline_engines else self.planned_engines or file
 
 
 class SweepSystem(Struct, frozen=True, kw_only=True):
@@ -99,9 +97,6 @@ class SweepSystem(Struct, frozen=True, kw_only=True):
     """Values of the params that vary."""
     baseline: bool
     """True if this is the target alone, with which the others are compared."""
-    variant: str = ""
-    """The variant of the engines file with which it runs, as each variant that is a baseline does, and all systems where `--set` says
-    so; empty: none."""
     unlike: tuple[str, ...] = ()
     """What is not as it is for the target alone, as clauses."""
 
@@ -112,11 +107,9 @@ class SweepSystem(Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """The graph's name, the variant of the engines file, the params that vary, and the engines file where there are several: `target
-        eagle3`, `speccot candidates=5 on sim-2xh100`."""
+        """The graph's name, the params that vary, and the engines file where there are several: `speccot candidates=5 on sim-2xh100`."""
         place = ["on", self.placement] if self.placement else []
-        variant = [self.variant] if self.variant else []
-        return " ".join(filter(None, [self.plan.name, *variant, shown(self.varied), *place]))
+        return " ".join(filter(None, [self.plan.name, shown(self.varied), *place]))
 
 
 class PlannedPoint(Struct, frozen=True, kw_only=True):
@@ -216,7 +209,6 @@ def _round(systems: Sequence[SweepSystem], options: SweepOptions, repeat: int) -
                     batch_size=1 if schedule == "sequential" else batch_size,
                     repeat=repeat,
                     baseline=system.baseline,
-                    variant=system.variant,
                     engines=system.placement,
                     unlike=system.unlike,
                 )

@@ -21,7 +21,6 @@ from pipeline.errors import GraphErrors, RunError, UsageError, did_you_mean
 from pipeline.graph.loader import PRESET, GraphNames, load_preset, outline, own_params
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import Param
-from pipeline.graph.variants import VARIANT
 from pipeline.graph.yaml_file import setting, shown, written
 from pipeline.rewards.score import score_run
 from pipeline.rewards.spec import load_reward_model
@@ -204,7 +203,7 @@ def _options(
         free = {name: values for name, values in vary.items() if name not in fixed}
         found = tuple({**fixed, **choice} for choice in combinations(free, dict.fromkeys(outline(Path(entry.graph)).params)))
         choices[Path(entry.graph)] = (*choices.get(Path(entry.graph), ()), *found)
-    given = [_given(name, value) for values in (part.set, common, engines.set if engines else {}) for name, value in values.items()]
+    given = [setting(name, value) for values in (part.set, common, engines.set if engines else {}) for name, value in values.items()]
     preset = [] if part.preset is None else [f"{PRESET}{part.preset}"]
     samples = part.samples or (load_preset(part.preset).samples if part.preset is not None else None) or 1
     return SweepOptions(
@@ -216,21 +215,16 @@ def _options(
         repeats=part.repeats,
         baseline=Path(part.baseline),
         engines=() if engines is None else (Path(engines.engines),),
-        variants=part.variants,
+        baseline_engines=tuple(map(Path, part.baseline_engines)),
         settings=(*preset, *given),
         samples=samples,
     )
 
 
-def _given(name: str, value: Param) -> str:
-    """A setting as `--set` takes it, where the name of a variant is no value."""
-    return f"{VARIANT}{value}" if f"{name}=" == VARIANT else setting(name, value)
-
-
 def _named(system: SweepSystem, common: Mapping[str, Param], engines: str) -> SweepSystem:
     """`system` with what tells it from those of other parts: values of params that the baseline has as well, and the engines file."""
     varied = {name: system.plan.params[name] for name in common if name in system.plan.params}
-    return structs.replace(system, varied={**varied, **system.varied}, placement=engines)
+    return structs.replace(system, varied={**varied, **system.varied}, placement=system.placement or engines)
 
 
 def _points(part: StudyPart, data: DataEntry, system: SweepSystem, options: SweepOptions) -> Iterator[PlannedPoint]:

@@ -72,8 +72,8 @@ class PartKeys(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The graph that they are compared with, on the same engines; by default `target`."""
     engines: Annotated[tuple[Text | EnginesEntry, ...], Meta(min_length=1)] | UnsetType = UNSET
     """Engines files by name or path; by default those that the graphs name."""
-    variants: tuple[Text, ...] | UnsetType = UNSET
-    """Variants of the engines files with which the baseline runs as well; by default none."""
+    baseline_engines: tuple[Text, ...] | UnsetType = UNSET
+    """Engines files on which the baseline runs as well; by default none."""
     data: Annotated[tuple[Text | DataEntry, ...], Meta(min_length=1)] | UnsetType = UNSET
     """Data sets: the name of a recipe, whose problems are bundled or in `data/NAME.parquet`, or a file of problems."""
     limit: Count | UnsetType | None = UNSET
@@ -130,7 +130,7 @@ class StudyPart(Struct, frozen=True, kw_only=True):
     baseline: str = "target"
     engines: tuple[EnginesEntry | None, ...] = (None,)
     """None: what the graphs name."""
-    variants: tuple[str, ...] = ()
+    baseline_engines: tuple[str, ...] = ()
     data: tuple[DataEntry, ...]
     preset: str | None = None
     set: dict[str, Param] = {}

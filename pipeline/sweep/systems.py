@@ -1,8 +1,7 @@
 """Which systems a sweep compares, and on which engines: options enter, systems leave. Only graphs and engines files are read.
 
 The baseline of all others is the target alone on the same hardware: where the others' engines take memory of its devices it gets that
-memory for its own cache, and a separate engines file may give it their devices as well. Variants of its engines file that the user names,
-such as token-level speculation, are baselines beside it.
+memory for its own cache. On each engines file of `--baseline-engines`, such as one with token-level speculation, it is a further baseline.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,12 +14,11 @@ from pipeline.analysis.points import TARGET, THE_TARGET
 from pipeline.bundled import find_file
 from pipeline.engines.registry import by_backend
 from pipeline.engines.replay.recording import PREFIX, bindings
-from pipeline.errors import GraphError, UsageError, did_you_mean
-from pipeline.graph.loader import load_engines, outline, variants_of
+from pipeline.errors import GraphError, UsageError
+from pipeline.graph.loader import load_engines, outline
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import EngineSpec
-from pipeline.graph.variants import VARIANT
 from pipeline.graph.yaml_file import setting
 from pipeline.session.prepare import load_plan
 from pipeline.sweep.plan import SweepOptions, SweepPlan, SweepSystem, check_varied, combinations, planned_points, together
@@ -37,9 +35,7 @@ def plan_sweep(options: SweepOptions) -> SweepPlan:
 
 def remarks(systems: Sequence[SweepSystem], options: SweepOptions) -> tuple[str, ...]:
     """What a user should know of the baselines, and of what is unlike."""
-    shared = _set_variant(options)
-    said = f"--set {VARIANT}{shared}: every system has that variant of its engines file, the baseline too"
-    return (*baselines(systems), *([] if shared is None else [said]), *unequal_rules(systems))
+    return (*baselines(systems), *unequal_rules(systems))
 
 
 def check_settings(systems: Sequence[SweepSystem], options: SweepOptions) -> None:
@@ -54,20 +50,15 @@ def unknown_setting(systems: Sequence[SweepSystem], options: SweepOptions) -> st
 
 
 def read_systems(options: SweepOptions) -> list[SweepSystem]:
-    """All systems of a sweep: for each engines file the target alone, then each graph with each choice of the params that vary.
+    """All systems of a sweep: for each engines file the target alone, then each graph with each choice of the params that vary; last the
+    target alone on each of `baseline_engines`.
 
-    Raises `GraphError` for a faulty graph or engines file, and `UsageError` for a param that no graph has, systems with equal labels, and
-    variants beside one that all systems are to have.
+    Raises `GraphError` for a faulty graph or engines file, and `UsageError` for a param that no graph has or systems with equal labels.
     """
-    if options.variants and (given := _set_variant(options)) is not None:
-        what = f"--set {VARIANT}{given} already says which variant all systems have"
-        raise UsageError(f"--variants {','.join(options.variants)}: {what}; use one of the two")
     files = options.engines or (None,)
     names = _names(files)
     found = [system for file in files for system in _on(file, names[file], options)]
-    if options.baseline_engines is not None:
-        found = [*_baselines_on(options.baseline_engines, options), *(system for system in found if not system.baseline)]
-    _check_variants(options, found)
+    found += [_baseline_on(file, options) for file in options.baseline_engines]
     labels = [system.label for system in found]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
         raise UsageError(f"two of the graphs are named {twice!r}; give each graph its own name")
@@ -89,13 +80,12 @@ def unequal_rules(systems: Sequence[SweepSystem]) -> list[str]:
 
 
 def _named(alone: SweepSystem) -> str:
-    return alone.label if alone.variant or alone.plan.name != TARGET else THE_TARGET
+    return alone.label if alone.plan.name != TARGET else THE_TARGET
 
 
 def _alone(system: SweepSystem, systems: Sequence[SweepSystem]) -> SweepSystem:
-    """The target alone that a system is compared with: that on the same engines file, else the one for all."""
-    alone = [each for each in systems if each.baseline]  # of each engines file first that without a variant
-    return next((each for each in alone if each.engines_file == system.engines_file), alone[0])
+    """The target alone on the engines file of a system."""
+    return next(each for each in systems if each.baseline and each.engines_file == system.engines_file)
 
 
 def _beside(system: SweepSystem, alone: SweepSystem) -> SweepSystem:
@@ -116,72 +106,26 @@ def _on(file: Path | None, name: str, options: SweepOptions) -> list[SweepSystem
     """The systems on one engines file, whose `name` is empty where there is no other."""
     plain = [(graph, _plan(graph, file, options, ())) for graph in options.graphs]
     check_varied(options.vary, {plan.name: plan.params for _, plan in plain})
-    alone, *variants = _targets(file, name, options)
+    alone = _system(_baseline(options), file, name, options, baseline=True)
     others = [
         _system(graph, file, name, options, choice)
         for graph, plan in plain
         if plan.digest != alone.plan.digest
         for choice in options.choices.get(graph) or combinations(options.vary, plan.params)
     ]
-    engines = _shared(others if options.baseline_engines else [alone, *others])
+    engines = _shared([alone, *others])
     alone = _with_memory(alone, engines, options)
     if all(engines.get(role) == spec for role, spec in alone.plan.engines.items()):
         alone = structs.replace(alone, engines=engines)  # nothing has to be restarted for it
-    beside = (_with_memory(variant, engines, options) for variant in variants)
-    return [alone, *beside, *(structs.replace(system, engines=engines) for system in others)]
+    return [alone, *(structs.replace(system, engines=engines) for system in others)]
 
 
-def _baselines_on(file: Path, options: SweepOptions) -> list[SweepSystem]:
-    """The target alone on a separate engines `file`, with the memory of the other engines in it, and its variants: those of all systems."""
-    found = _targets(file, _name(file), options)
+def _baseline_on(file: Path, options: SweepOptions) -> SweepSystem:
+    """The target alone on an engines `file` of its own, with the memory of the other engines in it."""
+    alone = _system(_baseline(options), file, _name(file), options, baseline=True)
     if str(file).startswith(PREFIX):
-        return found
-    others = load_engines(file, engine_specs(), _of_engines(file, options))
-    return [_with_memory(each, others, options) for each in found]
-
-
-def _targets(file: Path | None, name: str, options: SweepOptions) -> list[SweepSystem]:
-    """The target alone on an engines file, and each of its variants that the sweep asks for and that changes an engine of it."""
-    alone = _system(_baseline(options), file, name, options, baseline=True)
-    chosen = [each for each in _known_variants(alone, options) if each in options.variants]
-    return [alone, *(_varied(alone, each, options) for each in chosen)]
-
-
-def _known_variants(alone: SweepSystem, options: SweepOptions) -> list[str]:
-    """The variants of its engines file that change an engine of the target `alone`."""
-    bound = options.bound(alone.engines_file)
-    if isinstance(bound, dict) or str(bound).startswith(PREFIX):
-        return []
-    return [variant for variant, roles in variants_of(alone.graph, bound).items() if roles & alone.plan.engines.keys()]
-
-
-def _varied(alone: SweepSystem, variant: str, options: SweepOptions) -> SweepSystem:
-    """The target `alone` with a variant of its engines file."""
-    settings = (*alone.settings, f"{VARIANT}{variant}")
-    plan = load_plan(alone.graph, options.bound(alone.engines_file), settings)
-    return structs.replace(alone, settings=settings, variant=variant, plan=plan, engines=plan.engines)
-
-
-def _check_variants(options: SweepOptions, found: Sequence[SweepSystem]) -> None:
-    """Raise `UsageError` for a variant that no engines file has."""
-    missing = min(set(options.variants) - {system.variant for system in found}, default=None)
-    if missing is not None:
-        known = [variant for system in found if system.baseline for variant in _known_variants(system, options)]
-        what = "no engines file has such a variant of the target alone"
-        raise UsageError(f"--variants {missing}: {what}; {did_you_mean(missing, known)}")
-
-
-def _set_variant(options: SweepOptions) -> str | None:
-    """The variant that `--set variant=` gives all systems; None where it gives none."""
-    return next((each.removeprefix(VARIANT) for each in options.settings if each.startswith(VARIANT)), None)
-
-
-def _variant(plan: Plan, graph: Path, file: Path | None, options: SweepOptions) -> str:
-    """That variant where it changes an engine of `plan`, else nothing."""
-    bound, variant = options.bound(file), _set_variant(options)
-    if variant is None or isinstance(bound, dict):
-        return ""
-    return variant if variants_of(graph, bound).get(variant, frozenset()) & plan.engines.keys() else ""
+        return alone
+    return _with_memory(alone, load_engines(file, engine_specs(), _of_engines(file, options)), options)
 
 
 def _baseline(options: SweepOptions) -> Path:
@@ -219,7 +163,6 @@ def _system(
         plan=plan,
         varied={param: plan.params[param] for param in choice},
         baseline=baseline,
-        variant=_variant(plan, graph, file, options),
         engines=plan.engines,
     )
 
@@ -240,13 +183,13 @@ def _settings(plan: Plan, graph: Path, file: Path | None, options: SweepOptions)
 
 def _of_engines(file: Path | None, options: SweepOptions) -> tuple[str, ...]:
     """Those of the user's settings of engines whose role there is in `file`; all of them where the graphs name their engines."""
-    given = [each for each in options.settings if each.startswith(("engines.", VARIANT))]
+    given = [each for each in options.settings if each.startswith("engines.")]
     if file is None and not options.planned_engines:
         return tuple(given)
     named = options.bound(file)
     bound = bindings(named) if isinstance(named, Path) else named
     roles = {"*", *(load_engines(bound, engine_specs()) if isinstance(bound, Path) else bound or ())}
-    return tuple(each for each in given if each.startswith(VARIANT) or each.split(".")[1] in roles)
+    return tuple(each for each in given if each.split(".")[1] in roles)
 
 
 def _shared(systems: Sequence[SweepSystem]) -> dict[str, EngineSpec]:

@@ -180,18 +180,13 @@ def test_one_baseline_may_stand_against_all_engines_files() -> None:
     assert [row[-2:] for row in sweep_tables(points)[-1].rows] == [("0.50", "0.50"), ("0.75", "0.75")]
 
 
-def test_where_every_system_has_a_variant_the_baseline_is_called_so() -> None:
-    eagle = {"variant": "eagle3"}
-    found = [point(4.0, 1, system="speccot eagle3", **eagle), point(8.0, 8, system="speccot eagle3", **eagle)]
-    found += [point(rate, size, system="target eagle3", baseline=True, **eagle) for size, rate in ((1, 2.0), (8, 16.0))]
-    assert baselines(curves(found)) == {"speccot eagle3, pipelined": "target eagle3"}
-    target, ours, table_6 = sweep_tables(found)
-    assert (target.title, ours.title) == ("target eagle3", "speccot eagle3, pipelined")
-    assert ours.columns[2] == "of target eagle3"
-    assert (ours.columns[-1], table_6.columns[-1]) == ("busy", "over target eagle3")
-    assert crossings(found) == [
-        "speccot eagle3, pipelined: faster than target eagle3 at batch size 1, slower than target eagle3 at batch size 8; "
-        "the curves cross near batch size 2.83."
+def test_the_target_alone_on_other_engines_is_compared_with_the_first_one() -> None:
+    here = [point(4.0, 8), point(2.0, 8, system="target", baseline=True)]
+    points = [*here, on("eagle", 3.0, system="target")]
+    assert baselines(curves(points)) == {"speccot, pipelined": "target", "target on eagle": "target"}
+    assert crossings(points)[:2] == [
+        "target on eagle: faster than the target alone at batch size 8.",
+        "speccot, pipelined: faster than the target alone at batch size 8.",
     ]
 
 

@@ -94,7 +94,7 @@ SIM = Path("sim-2xh100")
         ("engines.target.max_model_len=4096", "lengths", "its target reads and writes at most 4,096 tokens, the baseline's 32,768"),
         ("engines.target.model=Qwen/Other", "models", "its target is Other, the baseline's QwQ-32B"),
         ("engines.*.device.name=x", "devices", "its target computes on x, the baseline's on h100-0+1"),
-        ("variant=ngram", "token_level", "the token-level speculation of its target is num_speculative_tokens 3, "),
+        ("engines.target.speculative={acceptance: 0.5}", "token_level", "the token-level speculation of its target is "),
     ],
 )
 def test_what_differs_in_the_engines_is_said(setting: str, kind: str, clause: str) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pipeline.bundled import bundled_files
-from pipeline.engines.sim.spec import SimSpec, SimSpeculativeSpec
+from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.torch.spec import TorchSpec
-from pipeline.errors import GraphError, GraphErrors
-from pipeline.graph.loader import load_engines, load_preset, variants_of
+from pipeline.errors import GraphError
+from pipeline.graph.loader import load_engines, load_preset
 from pipeline.graph.plan import LoopNode, StageNode
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import SamplingSpec
@@ -118,61 +118,6 @@ def test_params_of_an_engines_file_that_are_wrong(tmp_path: Path, params: str, s
     path.write_text(f"params: {params}\n{SIM.read_text()}")
     with pytest.raises(GraphError, match=said):
         load_plan(Path("scot"), path)
-
-
-PLAIN = ROOT / "graphs/engines/sim-2xh100-own.yaml"
-VARIED = """
-variants:
-  ngram: {target: {speculative: {acceptance: 0.4}, kv_cache_tokens: 9}, draft: {kv_cache_tokens: 7}}
-  draft-model: {target: {speculative: {acceptance: 0.7}}}
-"""
-
-
-def test_a_variant_of_an_engines_file_is_what_set_says_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "engines.yaml"
-    path.write_text(PLAIN.read_text() + VARIED)
-    assert variants_of(Path("speccot"), path) == {"ngram": {"target", "draft"}, "draft-model": {"target"}}
-    assert load_plan(Path("speccot"), path).engines == load_plan(Path("speccot"), PLAIN).engines
-    settings = ("variant=ngram", "engines.target.speculative.acceptance=0.5")
-    for found in (load_plan(Path("speccot"), path, settings).engines, load_engines(path, engine_specs(), settings)):
-        target, draft = (found[role] for role in ("target", "draft"))
-        assert isinstance(target, SimSpec)
-        assert isinstance(draft, SimSpec)
-        assert target.speculative == SimSpeculativeSpec(acceptance=0.5)
-        assert (target.kv_cache_tokens, draft.kv_cache_tokens) == (9, 7)
-
-
-@pytest.mark.parametrize(
-    ("variants", "setting", "said"),
-    [
-        ("3", None, r"\$.variants: expected a mapping, got `int`"),
-        ("{ngram: 3}", None, r"\$.variants.ngram: expected values by role, such as target: {speculative_config: {method: ngram}}"),
-        ("{ngram: {traget: {seed: 1}}}", None, r"\$.variants.ngram.traget: there is no such role; did you mean `target`"),
-        ("{ngram: {target: {}}}", None, r"\$.variants.ngram: expected values by role, such as target:"),
-        ("{ngram: {target: {speculativ: 1}}}", "variant=ngram", r"line 1: \$.variants.ngram.target: unknown key `speculativ`"),
-        ("{ngram: {target: {speculativ: 1}}}", None, r"line 1: \$.variants.ngram.target: unknown key `speculativ`"),
-        ("{ngram: {target: {layers: x}}}", "engines.draft.max_num_seqs=8", r"line 1: \$.variants.ngram.target.layers: expected"),
-        ("{ngram: {target: {layers: 1}}}", "variant=ngrams", r"--set variant=ngrams: there is no such variant; did you mean `ngram`"),
-        ("null", "variant=ngram", r"--set variant=ngram: there is no such variant; its engines file has none"),
-    ],
-)
-def test_variants_that_are_wrong(tmp_path: Path, variants: str, setting: str | None, said: str) -> None:
-    path = tmp_path / "engines.yaml"
-    path.write_text(f"variants: {variants}\n{PLAIN.read_text()}")
-    for load in (lambda *given: load_plan(Path("scot"), *given), lambda path, given: load_engines(path, engine_specs(), given)):
-        with pytest.raises(GraphError, match=said) as caught:
-            load(path, () if setting is None else (setting,))
-        assert not isinstance(caught.value, GraphErrors)
-
-
-def test_two_variants_do_not_mix(tmp_path: Path) -> None:
-    path = tmp_path / "engines.yaml"
-    path.write_text(PLAIN.read_text() + VARIED)
-    settings = ("variant=ngram", "variant=draft-model")
-    for load in (lambda: load_plan(Path("speccot"), path, settings), lambda: load_engines(path, engine_specs(), settings)):
-        with pytest.raises(GraphError, match=r"--set variant=draft-model: --set variant=ngram names another variant, and a run has one"):
-            load()
-    assert load_plan(Path("speccot"), path, settings[:1] * 2)
 
 
 def test_names_of_roles_and_what_they_hold_are_checked_in_a_file_alone(tmp_path: Path) -> None:

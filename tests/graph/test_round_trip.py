@@ -72,7 +72,7 @@ def test_params_of_a_bundled_graph_are_the_same_wherever_they_went(name: str, tm
     assert run(replayed).failed == 0
     resumed = load_plan(graph, engines, resume_options(tmp_path / "run").settings)
     swept = read_systems(SweepOptions(graphs=(graph,), input=given.input, batch_sizes=(1,), engines=(engines,), settings=given_params))
-    own = [each for each in swept if not each.variant][-1]
+    own = swept[-1]
     everywhere = [recorded, resumed, own.plan, load_graph(graph, engines, set=plan.params), _at_replica(plan)]
     assert [each.digest for each in everywhere] == [plan.digest] * len(everywhere)
     assert [params_of(each) for each in (*everywhere, RunFile.read(tmp_path / "again").plan)] == [params_of(plan)] * (len(everywhere) + 1)

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 
 from pipeline.cli.main import run_command
 from pipeline.errors import InputError, UsageError
@@ -36,8 +35,6 @@ def test_the_crossing_is_a_ring_where_the_curves_meet() -> None:
 def test_without_repeats_and_verdicts_only_what_is_known_is_drawn() -> None:
     from pipeline.analysis.points import curves
 
-    eagle = [structs.replace(each, variant="eagle3", system=f"{each.system} eagle3") for each in POINTS]
-    assert "Speed-up over target eagle3" in [figure.title for figure in sweep_figures(eagle)]
     titles = [figure.title for figure in sweep_figures(alone((1, 1.0)))]
     assert titles == ["Throughput by batch size", "Utilization of target", "Tail"]
     assert len(throughput(curves(alone((1, 1.0)))).data) == 1

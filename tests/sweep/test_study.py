@@ -73,9 +73,9 @@ def test_every_table_of_a_paper_has_a_study_that_says_how_it_is_run() -> None:
     assert [name for name, path in STUDIES.items() if f"# pipeline study {name}\n" not in path.read_text()] == []
 
 
-def test_a_variant_of_the_engines_file_is_a_setting_of_all_systems(study: Write) -> None:
-    plan = plan_study(study(engines=["sim-2xh100"], set={"variant": "draft-model"}))
-    assert labels(plan) == ["target draft-model", "speccot draft-model"]
+def test_the_baseline_runs_on_further_engines_files(study: Write) -> None:
+    plan = plan_study(study(engines=["sim-2xh100"], baseline_engines=["sim-2xh100-eagle3"]))
+    assert labels(plan) == ["target", "speccot", "target on sim-2xh100-eagle3"]
 
 
 @pytest.mark.slow

@@ -47,39 +47,24 @@ def test_the_target_alone_has_the_memory_of_the_draft_on_the_same_devices() -> N
     assert baselines(list(found.values())) == [sentence]
 
 
-def test_the_target_alone_with_each_variant_is_a_baseline_with_the_memory_that_the_variant_leaves() -> None:
-    found = systems("sim-2xh100", variants=("eagle3", "ngram", "draft-model"))
-    assert list(found) == ["target", "target eagle3", "target ngram", "target draft-model", "speccot"]
-    assert [system.baseline for system in found.values()] == [True] * 4 + [False]
+def test_the_target_alone_on_further_engines_files_has_the_memory_of_the_draft_in_each() -> None:
+    files = ("sim-2xh100-eagle3", "sim-2xh100-decode")
+    found = systems("sim-2xh100", baseline_engines=tuple(map(Path, files)))
+    assert list(found) == ["target", "speccot", "target on sim-2xh100-eagle3", "target on sim-2xh100-decode"]
+    assert [system.baseline for system in found.values()] == [True, False, True, True]
     freed = 1.78e9 * 2 + 430_000 * 28_672
-    assert cache_tokens(found["target ngram"]) == cache_tokens(found["target"])
-    assert cache_tokens(found["target eagle3"]) == int(228_000 + freed / (262_144 + 4096))
-    assert list(found["target eagle3"].engines) == ["target"]
-    target = found["speccot"].engines["target"]
-    assert isinstance(target, SimSpec)
-    assert target.speculative is None
-    assert list(systems("sim-2xh100", variants=("ngram",))) == ["target", "target ngram", "speccot"]
-    set_by_hand = systems("sim-2xh100", settings=("variant=ngram",))
-    assert list(set_by_hand) == ["target ngram", "speccot ngram"]
-    assert set_by_hand["speccot ngram"].engines["target"].speculative is not None  # type: ignore[attr-defined]
-    assert unequal_rules([*set_by_hand.values()])[0].startswith("warning: speccot ngram against target ngram: ")
-    names = ("sim-2xh100", "sim-2xh100-own")
-    assert [label for label in systems(*names, variants=("eagle3",)) if "eagle3" in label] == ["target eagle3 on sim-2xh100"]
-    assert [label for label in systems(*names, variants=("ngram",), baseline_engines=Path("sim-1xh200")) if "ngram" in label] == [
-        "target ngram on sim-1xh200"
-    ]
+    assert cache_tokens(found["target on sim-2xh100-eagle3"]) == int(228_000 + freed / (262_144 + 4096))
+    assert list(found["target on sim-2xh100-eagle3"].engines) == ["target"]
+    assert cache_tokens(found["target"]) == cache_tokens(systems("sim-2xh100")["target"])
+    for name in ("target", "speccot"):
+        spec = found[name].engines["target"]
+        assert isinstance(spec, SimSpec)
+        assert spec.speculative is None
 
 
 def test_a_label_has_values_as_the_user_writes_them() -> None:
     found = systems("sim-2xh100", graphs=(Path("gated"),), vary={"answer_confident": ("null", "0.9"), "method": ("greedy",)})
     assert list(found) == ["target", "gated answer_confident=null method=greedy", "gated answer_confident=0.9 method=greedy"]
-
-
-def test_a_variant_that_no_engines_file_has_is_refused() -> None:
-    with pytest.raises(UsageError, match="--variants ngram: --set variant=eagle3 already says which variant all systems have"):
-        systems("sim-2xh100", variants=("ngram",), settings=("variant=eagle3",))
-    with pytest.raises(UsageError, match=r"--variants nix: no engines file has .*; known are `draft-model`, `eagle3`"):
-        systems("sim-2xh100", "sim-2xh100-own", variants=("ngram", "nix"))
 
 
 def test_systems_that_are_held_to_other_rules_than_the_target_alone_are_named() -> None:
@@ -124,26 +109,24 @@ def test_engines_chosen_for_named_models_are_those_of_all_systems_but_a_baseline
     assert spec.gpu_memory_utilization == sum(engine["gpu_memory_utilization"] for engine in planned.values())
     assert set(found["speccot"].engines) == {"target", "draft"}
     fields = {"planned_engines": planned, "settings": ("engines.*.max_model_len=10240",)}
-    found = systems(**fields, baseline_engines=Path("qwq-r1_1.5b-2x48gb"))
-    alone = next(system for system in found.values() if system.baseline).engines["target"]
+    found = systems(**fields, baseline_engines=(Path("qwq-r1_1.5b-2x48gb"),))
+    alone = found["target on qwq-r1_1.5b-2x48gb"].engines["target"]
     assert isinstance(alone, VllmSpec)
     assert alone.tensor_parallel_size == 2
 
 
 def test_the_baseline_may_have_an_engines_file_of_its_own_with_the_memory_of_all_in_it() -> None:
-    found = systems("sim-2xh100-own", baseline_engines=Path("sim-2xh100"), settings=("engines.target.kv_cache_tokens=9000",))
-    assert list(found) == ["target on sim-2xh100", "speccot"]
+    found = systems("sim-2xh100-own", baseline_engines=(Path("sim-2xh100"),), settings=("engines.target.kv_cache_tokens=9000",))
+    assert list(found) == ["target", "speccot", "target on sim-2xh100"]
     assert cache_tokens(found["target on sim-2xh100"]) == 9000 + 298_611 - 238_000
     assert cache_tokens(found["speccot"]) == 9000
 
 
-def test_each_engines_file_has_a_baseline_of_its_own_unless_there_is_one_for_all() -> None:
+def test_each_engines_file_has_a_baseline_of_its_own() -> None:
     names = ("sim-2xh100", "sim-2xh100-own")
     found = systems(*names)
     assert list(found) == [f"{graph} on {name}" for name in names for graph in ("target", "speccot")]
     assert [system.placement for system in found.values()] == [name for name in names for _ in range(2)]
-    one = systems(*names, baseline_engines=Path("graphs/engines/sim-2xh100.yaml"))
-    assert [label for label, system in one.items() if system.baseline] == ["target on sim-2xh100"]
 
 
 def test_settings_are_of_all_systems_on_every_engines_file_as_far_as_it_has_such_a_role(tmp_path: Path) -> None:
@@ -151,7 +134,7 @@ def test_settings_are_of_all_systems_on_every_engines_file_as_far_as_it_has_such
         (ROOT / "graphs/engines/sim-2xh100.yaml").read_text().partition("\ntarget:")[2].join(["target:", ""])
     )
     names, settings = ("sim-2xh100", "sim-1xh200"), ("engines.*.text.preset=math", "engines.draft.max_num_seqs=7")
-    for baseline in (None, Path("sim-2xh100"), tmp_path / "alone.yaml"):
+    for baseline in ((), (Path("sim-2xa6000"),), (tmp_path / "alone.yaml",)):
         for system in systems(*names, baseline_engines=baseline, settings=settings).values():
             assert {spec.text.preset for spec in system.plan.engines.values() if isinstance(spec, SimSpec)} == {"math"}
             assert [spec.max_num_seqs for role, spec in system.plan.engines.items() if isinstance(spec, SimSpec) and role == "draft"] in (
@@ -166,16 +149,9 @@ def test_settings_are_of_all_systems_on_every_engines_file_as_far_as_it_has_such
     [
         ({"vary": {"token_budget": ("100", "8192")}}, "its thoughts have at most 100 tokens, "),
         ({"settings": ("stages.fallback.temperature=0.1",)}, "its sampling to write has temperature 0.1"),
-        ({"baseline_engines": Path("other.yaml")}, "the simulated text of its target has steps_mean 12.0, "),
     ],
 )
-def test_options_that_give_a_system_other_work_than_the_target_alone_are_said(
-    fields: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    text = (ROOT / "graphs/engines/sim-2xh100.yaml").read_text()
-    assert text.count("  text: {") == 2
-    Path("other.yaml").write_text(text.replace("  text: {", "  text: {preset: math, "))
+def test_options_that_give_a_system_other_work_than_the_target_alone_are_said(fields: dict[str, Any], said: str) -> None:
     found = list(systems("sim-2xh100", **fields).values())
     assert any(clause.startswith(said) for system in found for clause in system.unlike)
     assert any(said in sentence for sentence in unequal_rules(found))
@@ -191,7 +167,7 @@ def test_points_on_the_same_engines_follow_each_other() -> None:
 @pytest.mark.parametrize(
     ("engines", "fields", "error", "message"),
     [
-        (("sim-2xh100",), {"baseline_engines": Path("nothere")}, UsageError, "no engines file is named `nothere`"),
+        (("sim-2xh100",), {"baseline_engines": (Path("nothere"),)}, UsageError, "no engines file is named `nothere`"),
         (("sim-2xh100", "nothere"), {}, UsageError, "no engines file is named `nothere`"),
         (("sim-2xh100", "graphs/engines/sim-2xh100.yaml"), {}, UsageError, "--engines sim-2xh100: two engines files have this name"),
         (
@@ -223,8 +199,6 @@ def test_graphs_that_name_other_engines_are_refused_also_where_one_is_the_baseli
         (tmp_path / f"{name}.yaml").write_text(text)
     with pytest.raises(GraphError, match="engine 'target' differs from that of earlier graphs; give one for all with --engines"):
         systems(graphs=(tmp_path / "speccot.yaml",))
-    found = systems(graphs=(tmp_path / "speccot.yaml",), baseline_engines=Path("sim-2xh100"))
-    assert list(found) == ["target on sim-2xh100", "speccot"]
 
 
 def test_simulated_and_real_engines_are_not_compared() -> None:

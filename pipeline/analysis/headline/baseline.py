@@ -16,7 +16,6 @@ from pipeline.analysis.progress import ACTIVE, state_of
 from pipeline.analysis.summary import summarize, summarize_work
 from pipeline.analysis.time.work import RunTimes
 from pipeline.errors import InputError, UsageError
-from pipeline.graph.variants import VARIANT
 from pipeline.store.folder import FILE
 from pipeline.store.run_file import RunFile
 
@@ -58,7 +57,6 @@ def read_baseline(run: Path, stop_reasons: Collection[str]) -> Baseline | None:
     return Baseline(
         run=folder.name,
         status=state,
-        variant=next((each.removeprefix(VARIANT) for each in file.options.get("settings", ()) if each.startswith(VARIANT)), ""),
         problems_per_s=base_rate,
         accuracy=theirs.accuracy.value,
         times_as_fast=rate / base_rate if rate and base_rate else None,

@@ -55,8 +55,6 @@ class Baseline(Struct, frozen=True, kw_only=True):
     """Name of its folder."""
     status: str
     """Its state; only of a finished run the figures are known."""
-    variant: str = ""
-    """The variant of the engines file that both runs were given, such as token-level speculation; empty: none."""
     problems_per_s: float | None = None
     accuracy: float | None = None
     times_as_fast: float | None = None

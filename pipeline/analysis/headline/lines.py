@@ -235,8 +235,7 @@ def _compared(found: Baseline, rate: float) -> str:
     """How fast the run is compared with the target alone."""
     ratio = found.speed_up
     each = f"; a single problem {ratio.value:.2f} times as fast [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio.value else ""
-    variant = f" with {found.variant}, as in this run" if found.variant else ""
-    return f"as fast as the target alone{variant}: {_number(rate)} against {_number(found.problems_per_s)} problems/s{each}"
+    return f"as fast as the target alone: {_number(rate)} against {_number(found.problems_per_s)} problems/s{each}"
 
 
 def _also_compared(s: Summary, found: Baseline) -> Iterator[str]:

@@ -90,15 +90,9 @@ models_option, scheduling_option = headed("Models"), headed("Scheduling")
 @models_option(
     "--baseline-engines",
     type=click.Path(path_type=Path),
+    multiple=True,
     metavar="NAME|FILE",
-    help="Engines of the target-only baseline; --set applies to them as to the others.  [default: --engines]",
-)
-@models_option(
-    "--variants",
-    type=Listed(click.STRING),
-    default=(),
-    metavar="NAME,...",
-    help="Variants of the engines file with which the target-only baseline runs as well.",
+    help="Engines on which the target-only baseline runs as well; --set applies to them, too. May be repeated.",
 )
 @settings_option
 @preset_option
@@ -146,7 +140,7 @@ def sweep(graphs: tuple[Path, ...], input_: Path, **options: Any) -> None:
     """Solve the same problems with GRAPH... at several batch sizes, with a target-only baseline.
 
     Real engines are started once; the target-only baseline is started again if the other engines' memory is added to it, and for each of
-    --variants. Simulated points run in parallel. Every point is a run folder under DIR/runs and a row of DIR/points.parquet.
+    --baseline-engines. Simulated points run in parallel. Every point is a run folder under DIR/runs and a row of DIR/points.parquet.
     """
     observer = Observer(starting=live.show_starts, tell=print_notice)
     if live.has_panel():

@@ -96,7 +96,7 @@ def over_target(found: dict[str, Curve]) -> go.Figure:
 
 
 def _baseline(found: dict[str, Curve]) -> str:
-    """What the others are compared with: the target alone, where it is not each file's own target with a variant."""
+    """What the others are compared with: the target alone, or that on the same engines file."""
     names = {called(alone, found) for alone in baselines(found).values()}
     return names.pop() if len(names) == 1 else "the target on the same engines"
 
