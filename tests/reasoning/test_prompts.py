@@ -22,7 +22,7 @@ from pipeline.graph.prompts import (
     Prompts,
 )
 from pipeline.reasoning.prompts import PromptBuilder
-from tests.support.chat_models import R1_BOS, R1_EOS, R1_SAYS, R1_USER, chat_model, folder_of, write_config
+from tests.support.chat_models import R1_BOS, R1_EOS, R1_SAYS, R1_USER, chat_model, with_template
 
 R1_STYLE = (
     "{% for m in messages %}{% if m['role'] == 'user' %}<|user|>{{ m['content'] }}{% else %}"
@@ -38,13 +38,12 @@ def tokenizer(root: Path) -> HFTokenizer:
 
 
 @pytest.fixture(params=["own", "drops-thoughts", "no-open-thought"])
-def builder(root: Path, request: pytest.FixtureRequest) -> PromptBuilder:
-    tokenizer = HFTokenizer(str(root / "pipeline/models/tiny-target"))
-    if request.param == "drops-thoughts":
-        tokenizer._hf.chat_template = R1_STYLE
-    if request.param == "no-open-thought":
-        tokenizer._hf.chat_template = R1_STYLE.replace("<|assistant|><think>\n{%", "<|assistant|>{%")
-    return PromptBuilder(tokenizer)
+def builder(tmp_path: Path, tokenizer: HFTokenizer, request: pytest.FixtureRequest) -> PromptBuilder:
+    if request.param == "own":
+        return PromptBuilder(tokenizer)
+    opens = request.param == "drops-thoughts"
+    template = R1_STYLE if opens else R1_STYLE.replace("<|assistant|><think>\n{%", "<|assistant|>{%")
+    return PromptBuilder(with_template(tmp_path, "tiny-target", template))
 
 
 def context_of(builder: PromptBuilder) -> list[int]:
@@ -117,9 +116,8 @@ def test_every_label_and_digit_is_one_token(tokenizer: HFTokenizer) -> None:
     assert builder.flaw(DEFAULT_PROMPTS.score, DEFAULT_PROMPTS.score.labels) is None
 
 
-def test_a_template_without_thoughts_needs_none(tokenizer: HFTokenizer) -> None:
-    plain = HFTokenizer(tokenizer._hf.name_or_path)
-    plain._hf.chat_template = R1_STYLE.replace("<think>\n", "")
+def test_a_template_without_thoughts_needs_none(tmp_path: Path) -> None:
+    plain = with_template(tmp_path, "tiny-target", R1_STYLE.replace("<think>\n", ""))
     del plain.special_ids["<think>"], plain.special_ids["</think>"]
     builder = PromptBuilder(plain)
     assert builder.think_close_id is None
@@ -130,13 +128,6 @@ def test_a_template_without_thoughts_needs_none(tokenizer: HFTokenizer) -> None:
 @pytest.mark.parametrize("text", ["plain", "汉字 and ümläuts", "12345 tokens\n\n\nof \\boxed{7}", "\x00\x7f", "<think>"])
 def test_any_text_is_encoded_and_decoded_back(tokenizer: HFTokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def folder_with(folder: Path, template: str) -> Path:
-    """A model folder whose tokenizer is that of QwQ, with another template."""
-    (folder / "tokenizer.json").write_bytes((folder_of("qwq") / "tokenizer.json").read_bytes())
-    write_config(folder, template, eos_token="<|im_end|>")
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -153,7 +144,7 @@ def folder_with(folder: Path, template: str) -> Path:
 )
 def test_a_template_runs_in_a_sandbox_and_its_failure_is_one_sentence(tmp_path: Path, template: str) -> None:
     with pytest.raises(GraphError, match="its chat template fails: ") as caught:
-        PromptBuilder(HFTokenizer(str(folder_with(tmp_path, template))))
+        PromptBuilder(with_template(tmp_path, "qwq", template))
     assert "\n" not in str(caught.value)
 
 
@@ -168,7 +159,7 @@ def test_a_template_runs_in_a_sandbox_and_its_failure_is_one_sentence(tmp_path: 
 )
 def test_a_template_that_drops_or_doubles_a_problem_is_refused_at_the_start(tmp_path: Path, template: str, what: str) -> None:
     with pytest.raises(GraphError, match=f"engine 'draft': its chat template: {what}"):
-        PromptBuilder(HFTokenizer(str(folder_with(tmp_path, template))), where="engine 'draft': its chat template")
+        PromptBuilder(with_template(tmp_path, "qwq", template), where="engine 'draft': its chat template")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +170,7 @@ def test_a_template_that_drops_or_doubles_a_problem_is_refused_at_the_start(tmp_
     ],
 )
 def test_a_template_without_turns_can_draft_and_cannot_judge(tmp_path: Path, template: str, what: str) -> None:
-    builder = PromptBuilder(HFTokenizer(str(folder_with(tmp_path, template))))
+    builder = PromptBuilder(with_template(tmp_path, "qwq", template))
     assert builder.tokenizer.decode(builder.generation("Hi")) == f"Hi{INSTRUCTION}<think>\n"
     for judge in (
         lambda: builder.flaw(DEFAULT_PROMPTS.score, DEFAULT_PROMPTS.score.labels),
@@ -200,26 +191,23 @@ REFERENCE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REFERENCE)
-def test_a_problem_has_the_ids_that_transformers_would_give_it(tmp_path: Path, name: str) -> None:
+def test_a_problem_has_the_ids_of_the_rendered_chat(tmp_path: Path, name: str) -> None:
     """Also with white space around it, which some templates strip, some keep and some strip in part."""
     template = f"{{% for m in messages %}}<|im_start|>{REFERENCE[name]}<|im_end|>{{% endfor %}}"
-    tokenizer = HFTokenizer(str(folder_with(tmp_path, template)))
+    tokenizer = with_template(tmp_path, "qwq", template)
     builder = PromptBuilder(tokenizer, Prompts(problem="{{problem}}"))
     for margin in ("", " ", "\n", "\n\n", " \n ", "\t", "\xa0", "\u2003\n"):
         for problem in (f"{margin}Tom has  3\npens.", f"Tom has 3{margin}", f"{margin}pens{margin}"):
             chat = [{"role": "user", "content": problem}]
-            text = tokenizer._hf.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) + "<think>\n"
-            assert builder.generation(problem) == tokenizer.encode(text)
+            assert builder.generation(problem) == tokenizer.encode(f"{tokenizer.render(chat)}<think>\n")
 
 
 HISTORY = (Message("system", "Be brief."), Message("user", "1+1?\n"), Message("assistant", "2"))
 
 
-def test_the_chat_before_a_problem_is_said_as_the_template_says_it(root: Path) -> None:
-    tokenizer = HFTokenizer(str(root / "pipeline/models/tiny-target"))
-    tokenizer._hf.chat_template = R1_STYLE.replace(
-        "{% else %}{% set c", "{% elif m['role'] == 'system' %}[{{ m['content'] }}]{% else %}{% set c", 1
-    )
+def test_the_chat_before_a_problem_is_said_as_the_template_says_it(tmp_path: Path) -> None:
+    template = R1_STYLE.replace("{% else %}{% set c", "{% elif m['role'] == 'system' %}[{{ m['content'] }}]{% else %}{% set c", 1)
+    tokenizer = with_template(tmp_path, "tiny-target", template)
     builder = PromptBuilder(tokenizer, Prompts(system="The graph's.", examples=(Example(problem="0?", reply="0"),)))
     text = tokenizer.decode(builder.generation("2+2?", ("3", "4"), HISTORY))
     example = f"<|user|>0?{INSTRUCTION}<|assistant|>0<|end|>"
@@ -228,10 +216,9 @@ def test_the_chat_before_a_problem_is_said_as_the_template_says_it(root: Path) -
     assert tokenizer.decode(builder.generation("2+2?")).startswith("[The graph's.]")
 
 
-def test_a_template_that_knows_no_message_of_the_system_fails_the_chain_alone(root: Path) -> None:
-    tokenizer = HFTokenizer(str(root / "pipeline/models/tiny-target"))
-    tokenizer._hf.chat_template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + R1_STYLE
-    builder = PromptBuilder(tokenizer)
+def test_a_template_that_knows_no_message_of_the_system_fails_the_chain_alone(tmp_path: Path) -> None:
+    refusal = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    builder = PromptBuilder(with_template(tmp_path, "tiny-target", refusal + R1_STYLE))
     assert builder.generation("2+2?", (), HISTORY[1:])
     with pytest.raises(RequestRefused, match=r"cannot render the messages before the problem \(system, user, assistant\): .*no system"):
         builder.generation("2+2?", (), HISTORY)

@@ -99,6 +99,15 @@ def chat_model(name: str) -> HFTokenizer:
     return HFTokenizer(str(ROOT / "pipeline/models" / name) if name in BUNDLED else str(folder_of(name)))
 
 
+def with_template(folder: Path, model: str, template: str) -> HFTokenizer:
+    """The tokenizer of one of `MODELS` or `BUNDLED` with another template, written to `folder`."""
+    source = ROOT / "pipeline/models" / model if model in BUNDLED else folder_of(model)
+    (folder / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
+    config = json.loads((source / "tokenizer_config.json").read_bytes())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+    return HFTokenizer(str(folder))
+
+
 @cache
 def folder_of(name: str) -> Path:
     """A folder with the tokenizer files of one of `MODELS`."""
