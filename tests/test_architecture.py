@@ -70,7 +70,7 @@ DOORS = {
     "yaml": ["graph/yaml_file"],
 }
 """The only places of `pipeline` that may import a package."""
-WORKERS = ("engines/torch/worker.py", "engines/vllm/worker.py", "cluster/replica_process.py")
+WORKERS = ("engines/vllm/worker.py", "cluster/replica_process.py")
 """Programs of their own, which must ignore SIGINT before they spend seconds on importing."""
 
 

@@ -17,7 +17,6 @@ from pipeline.cluster.messages import Orders, ReplicaLink, ReplicaReport, decode
 from pipeline.cluster.replica_process import receive, send
 from pipeline.cluster.replica_worker import ReplicaWorker
 from pipeline.engines.placement.shares import DeviceShare, divided
-from pipeline.engines.process.engine import ROOM_AGAIN_S, ROOM_LOOKS
 from pipeline.errors import ReplicaLost, UsageError, reason
 from pipeline.session.loop import Stop
 from pipeline.session.observer import Attend, Observer
@@ -33,6 +32,8 @@ EXIT_S = 0.5
 """How long a replica that closed its socket has to leave its exit status; then it is killed."""
 FREED = 0.95
 """A replica is started again once this share of the memory that was free before is free again on its GPUs."""
+ROOM_LOOKS, ROOM_AGAIN_S = 120, 0.5
+"""How many times, and how many seconds apart, that memory is looked at."""
 
 
 async def solve_on_this_machine(

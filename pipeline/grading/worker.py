@@ -9,6 +9,7 @@ busy machine nor code that never checks for signals changes that. It ends when t
 
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -22,7 +23,7 @@ from pipeline.grading.answers import BROKEN, Kind, Ruling
 from pipeline.grading.expressions import equal
 from pipeline.grading.forms import Leaf, same_form
 from pipeline.grading.plugins import KINDS, load_grader
-from pipeline.system.worker_process import leave_signals, limit_memory
+from pipeline.system.worker_process import leave_signals
 
 
 def main() -> None:
@@ -37,6 +38,16 @@ def main() -> None:
         os.dup2(nowhere, stream)
     limit_memory(memory)
     serve(equal, limit_s, channel.makefile("r", encoding="utf-8"), lambda said: channel.sendall(f"{said}\n".encode()))
+
+
+def limit_memory(most: int) -> None:
+    """Limit this process to `most` bytes of address space, or to its present limit if that is lower, and write no core file; as far as the
+    system can: macOS refuses a limit on address space."""
+    for limit, size in ((resource.RLIMIT_AS, most), (resource.RLIMIT_CORE, 0)):
+        with suppress(OSError, ValueError):
+            _, hard = resource.getrlimit(limit)
+            size = size if hard == resource.RLIM_INFINITY else min(size, hard)
+            resource.setrlimit(limit, (size, size))
 
 
 def serve(leaf: Leaf, limit_s: float, questions: Iterable[str], say: Callable[[str], Any]) -> None:

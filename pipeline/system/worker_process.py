@@ -1,16 +1,13 @@
 """A worker: a Python program in a process of its own, the socket to it, and why it ended.
 
-Engines and the grader compute in workers. Here they are started, ended together with every process that they started, and
-asked what they died of. Nothing here reads from the socket or writes to it. Every method blocks, and only `wait` and `end` for
-longer than a moment.
-
-A worker's own program begins with `leave_signals`, and with `limit_memory` where it computes what strangers wrote.
+Engines, the grader and replicas compute in workers. They are started here, ended together with all processes that they started, and asked
+what they died of. Nothing here reads from the socket or writes to it. Every method blocks, and only `wait` and `end` for longer than a
+moment. A worker's own program begins with `leave_signals`.
 """
 
 import gc
 import os
 import re
-import resource
 import signal
 import socket
 import subprocess
@@ -23,6 +20,8 @@ from msgspec import Struct
 
 import pipeline
 
+LEFT_TO_MAIN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that a terminal, a batch system or a service manager sends to all processes of a job to let it end in order."""
 _STDERR_BYTES = 1 << 16
 """Bytes kept of the end of a worker's stderr."""
 _REASON_CHARACTERS = 300
@@ -39,26 +38,25 @@ class Program(Struct, frozen=True, kw_only=True):
     arguments: tuple[str, ...] = ()
     """Arguments after the file descriptor."""
     environment: dict[str, str] = {}
-    """Variables that the worker gets with these values, whatever the user has set."""
+    """Variables with these values, whatever the user has set."""
     defaults: dict[str, str] = {}
-    """Variables that the worker gets where the user has not set them."""
+    """Variables with these values where the user has not set them."""
     shutdown_s: float = 0.0
-    """Once its socket is closed it has this long to end by itself; then it is killed, with all processes it started."""
+    """How long it may take to end once its socket is closed; then it is killed, with all processes it started."""
 
 
 class WorkerProcess:
     """One worker, started at once; raises `OSError` where it cannot be. The worker is to end when its socket is closed."""
 
     def __init__(self, program: Program) -> None:
-        self._shutdown_s = program.shutdown_s
+        self._shutdown_s, self._said, self._line = program.shutdown_s, b"", b""
         self.socket, theirs = socket.socketpair()
         """The main process's end of the socket; it blocks unless `setblocking(False)` is called on it."""
         stderr, their_stderr = os.pipe()
+        os.set_blocking(stderr, False)
         self.stderr = open(stderr, "rb", buffering=0)  # noqa: SIM115 - closed with the socket
         """The worker's stdout and stderr; call `read_stderr` whenever this is readable, or a full pipe stops the worker."""
-        os.set_blocking(stderr, False)
         try:
-            # A process group of its own: an interrupt at the terminal reaches only the main process.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", program.module, str(theirs.fileno()), *program.arguments],
                 stdin=subprocess.DEVNULL,
@@ -66,7 +64,7 @@ class WorkerProcess:
                 stderr=their_stderr,
                 env=_environment(program),
                 pass_fds=[theirs.fileno()],
-                process_group=0,
+                process_group=0,  # an interrupt at the terminal reaches only the main process
             )
         except OSError:
             self.close_files()
@@ -74,9 +72,6 @@ class WorkerProcess:
         finally:
             theirs.close()
             os.close(their_stderr)
-        self._said = b""
-        self._line = b""
-        """The beginning of a line that it has not ended."""
 
     @property
     def pid(self) -> int:
@@ -85,7 +80,7 @@ class WorkerProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """The worker's exit status: None while it runs, negative the number of the signal that killed it."""
+        """None while it runs, negative the number of the signal that killed it."""
         return self._process.poll()
 
     def read_stderr(self, output: Callable[[str], object] = lambda line: None) -> bool:
@@ -120,15 +115,20 @@ class WorkerProcess:
         self._process.wait()
 
     def ending(self) -> str:
-        """How it ended, for the user: its exit status or signal."""
+        """How it ended, for the user: `killed by SIGKILL`, `exit status 1`."""
         status = self._process.poll()
-        return "it still runs" if status is None else describe(status)
+        if status is None:
+            return "it still runs"
+        return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
     def last_error(self) -> str:
-        """The error that the worker died of, read from its stderr, or the last line there; empty where it wrote nothing."""
+        """The error that the worker died of: the last one in its stderr that does not only point at another; else the last line."""
         if not self.stderr.closed:
             self.read_stderr()
-        return last_error(self._said.decode(errors="replace"))
+        lines = self._said.decode(errors="replace").strip().splitlines()
+        errors = [f"{found[1]}: {found[2]}" for line in lines if (found := _ERROR.search(line))]
+        causes = [error for error in errors if not any(pointer in error for pointer in _POINTERS)]
+        return (causes or errors or [line.strip() for line in lines[-1:]] or [""])[-1][:_REASON_CHARACTERS]
 
     def exit_reason(self) -> str:
         """Why the worker ended: its last error, and its exit status or signal. Kills it and its processes where they still run."""
@@ -143,36 +143,16 @@ class WorkerProcess:
         self.stderr.close()
 
 
-LEFT_TO_MAIN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that a terminal, a batch system or a service manager sends to all processes of a job to let it end in order."""
-
-
 def leave_signals() -> None:
     """Ignore what asks a run to stop: the main process decides when a worker ends."""
     for number in LEFT_TO_MAIN:
         signal.signal(number, signal.SIG_IGN)
 
 
-def limit_memory(most: int) -> None:
-    """Limit this process to `most` bytes of address space, or to its present limit if that is lower, and write no core file.
-
-    As far as the system can: macOS refuses a limit on address space (`ValueError: current limit exceeds maximum limit`). The limit on
-    computing time, of which workers die themselves, is on all systems.
-    """
-    for limit, size in ((resource.RLIMIT_AS, most), (resource.RLIMIT_CORE, 0)):
-        with suppress(OSError, ValueError):
-            _, hard = resource.getrlimit(limit)
-            size = size if hard == resource.RLIM_INFINITY else min(size, hard)
-            resource.setrlimit(limit, (size, size))
-
-
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Collect no garbage in the block, which imports a large library: its objects stay, and each collection would walk over them again.
-
-    That is about a fifth of the processor time in which torch and transformers are imported, and vLLM. A process that does nothing else
-    yet ends the block with `gc.freeze()`, so that no later collection walks over them, either.
-    """
+    """Collect no garbage in the block, which imports a large library: its objects stay, and walking over them again and again is a fifth of
+    the processor time of importing torch and transformers, or vLLM. A process that does nothing else yet then calls `gc.freeze()`."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -182,23 +162,10 @@ def without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def describe(exit_status: int) -> str:
-    """An exit status for a person: `killed by SIGKILL` for -9, `exit status 1` for 1."""
-    return f"killed by {signal.Signals(-exit_status).name}" if exit_status < 0 else f"exit status {exit_status}"
-
-
-def last_error(stderr: str) -> str:
-    """The error that a process died of: the last one in its `stderr` that does not only point at another; else the last line."""
-    lines = stderr.strip().splitlines()
-    errors = [f"{found[1]}: {found[2]}" for line in lines if (found := _ERROR.search(line))]
-    causes = [error for error in errors if not any(pointer in error for pointer in _POINTERS)]
-    return (causes or errors or [line.strip() for line in lines[-1:]] or [""])[-1][:_REASON_CHARACTERS]
-
-
 def _environment(program: Program) -> dict[str, str]:
-    """The worker's environment: this process's variables, those of `program`, and this package on `PYTHONPATH`.
+    """This process's variables, those of `program`, and this package on `PYTHONPATH`.
 
-    Like `-P` for the worker, `PYTHONSAFEPATH` keeps modules of the working folder out of all Python programs that it starts.
+    `PYTHONSAFEPATH`, like `-P`, keeps modules of the working folder out of all Python programs that the worker starts.
     """
     home, path = str(Path(pipeline.__file__).parent.parent), os.environ.get("PYTHONPATH")
     found = {"PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home, "PYTHONSAFEPATH": "1"}

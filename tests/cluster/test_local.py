@@ -212,7 +212,7 @@ class TestModels:
 
     def all_of(self, process: psutil.Process) -> list[psutil.Process]:
         """The replicas of a run, and their engines."""
-        _until(lambda: sum("pipeline.engines.torch.worker" in each.cmdline() for each in process.children(recursive=True)) == 4)
+        _until(lambda: sum("pipeline.engines.torch.model:load_model" in each.cmdline() for each in process.children(recursive=True)) == 4)
         assert len(replicas_of(process)) == 2
         return process.children(recursive=True)
 

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,12 +13,9 @@ import psutil
 import pytest
 
 from pipeline.engine import Engine, PrefixCacheReset, Request, Restartable
-from pipeline.engines.process import engine as process
-from pipeline.engines.process.engine import WorkerEngine, open_workers
-from pipeline.engines.process.wire import Setup
+from pipeline.engines.process.engine import WorkerEngine
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import ContextOverflow, EngineDead, GraphError, RequestRefused
-from pipeline.system.worker_process import Program
 from tests.support.echo_engine import BACKEND, EchoSpec
 
 pytestmark = pytest.mark.slow  # each test starts an interpreter
@@ -85,27 +81,6 @@ def test_it_is_killed_found_dead_and_started_again() -> None:
     talk_to(talk)
 
 
-@pytest.mark.parametrize("looks", [3, 1 << 30])
-def test_a_restart_waits_for_memory_but_not_for_ever_and_counts_once(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
-    monkeypatch.setattr(process, "ROOM_LOOKS", 5)
-    monkeypatch.setattr(process, "ROOM_AGAIN_S", 0.01)
-    looked: list[bool] = []
-
-    def has_room() -> bool:
-        looked.append(len(looked) >= looks)
-        return looked[-1]
-
-    async def talk(engine: WorkerEngine) -> None:
-        engine._has_room = has_room
-        engine.kill("a test said so")
-        await engine.restart()
-        await engine.generate(asked())
-        assert engine.statistics().restarts == 1
-        assert looked == ([False] * 3 + [True] if looks == 3 else [False] * 5)
-
-    talk_to(talk)
-
-
 def test_a_closed_engine_is_gone_for_good() -> None:
     async def talk(engine: WorkerEngine) -> None:
         pid = engine.pid
@@ -119,47 +94,20 @@ def test_a_closed_engine_is_gone_for_good() -> None:
     talk_to(talk)
 
 
+async def not_started(engine: WorkerEngine) -> None:
+    raise AssertionError("it started")
+
+
 def test_what_cannot_be_loaded_says_why() -> None:
-    async def talk(engine: WorkerEngine) -> None:
-        raise AssertionError("it started")
-
     with pytest.raises(GraphError, match=r"^engine 'echo': cannot load the model 'echo': an echo of 2000 tokens is too long$"):
-        talk_to(talk, max_model_len=2000)
-
-
-def test_an_interrupt_at_the_terminal_does_not_end_a_worker_that_loads() -> None:
-    async def talk(engine: WorkerEngine) -> None:
-        assert (await engine.generate(asked())).candidates
-
-    talk_to(talk, interrupts=True)
+        talk_to(not_started, max_model_len=2000)
 
 
 def test_a_start_that_takes_too_long_is_killed_and_said() -> None:
-    async def talk(engine: WorkerEngine) -> None:
-        raise AssertionError("it started")
-
     before = set(psutil.Process().children(recursive=True))
     with pytest.raises(EngineDead, match=r"^engine 'echo' died: it did not start within startup_timeout_s=0\.5; increase it if"):
-        talk_to(talk, loads="never", startup_timeout_s=0.5)
+        talk_to(not_started, loads="never", startup_timeout_s=0.5)
     assert psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=10)[1] == []
-
-
-def test_a_tokenizer_that_never_loads_is_said() -> None:
-    never = threading.Event()
-
-    def load_tokenizer() -> SimTokenizer:
-        never.wait(20)
-        return SimTokenizer()
-
-    async def main() -> None:
-        spec = EchoSpec(startup_timeout_s=2)
-        engine = WorkerEngine(Setup.of("echo", spec, "echo"), Program(module="tests.support.echo_engine"), load_tokenizer)
-        async with open_workers([[engine]]):
-            raise AssertionError("it started")
-
-    with pytest.raises(EngineDead, match=r"it did not load its tokenizer within startup_timeout_s=2"):
-        anyio.run(main)
-    never.set()
 
 
 LOADING = """

@@ -101,10 +101,10 @@ def test_shared_key_heads_and_sliding_windows_are_computed_rightly(tmp_path: Pat
 
 @pytest.mark.torch
 def test_attention_that_is_not_supported_is_refused(tmp_path: Path) -> None:
-    from pipeline.engines.process.worker import CannotLoad
+    from pipeline.errors import UsageError
 
     small_model(tmp_path, "gemma2", head_dim=16)
-    with pytest.raises(CannotLoad, match="soft caps"):
+    with pytest.raises(UsageError, match="soft caps"):
         Bench(model=str(tmp_path))
 
 
@@ -268,9 +268,9 @@ def test_what_cannot_start_is_said_before_a_worker_is_there(spec: TorchSpec, say
 
 @pytest.mark.torch
 def test_a_context_that_the_model_does_not_have_is_refused() -> None:
-    from pipeline.engines.process.worker import CannotLoad
+    from pipeline.errors import UsageError
 
-    with pytest.raises(CannotLoad, match="max_model_len is 1048576, but the model supports 4096"):
+    with pytest.raises(UsageError, match="max_model_len is 1048576, but the model supports 4096"):
         Bench(max_model_len=1 << 20)
 
 

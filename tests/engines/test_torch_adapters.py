@@ -94,7 +94,7 @@ def test_several_candidates_and_an_abort_beside_an_adapter(folders: dict[str, st
     ],
 )
 def test_an_adapter_that_peft_cannot_put_together_keeps_the_engine_from_opening(tmp_path: Path, config: dict[str, Any], what: str) -> None:
-    from pipeline.engines.process.worker import CannotLoad
+    from pipeline.errors import UsageError
 
-    with pytest.raises(CannotLoad, match=what):
+    with pytest.raises(UsageError, match=what):
         Bench(adapters={"odd": str(write_adapter(tmp_path, noise(0), **config))})

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pipeline.engines.process.wire import Setup
-from pipeline.engines.process.worker import CannotLoad
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.spec import VllmSpec
+from pipeline.errors import UsageError
 from tests.support.checkpoints import rewrite
 from tests.support.paths import MODELS
 
@@ -64,7 +64,7 @@ def test_no_engine_makes_tensors_up(tmp_path: Path, change: Change, says: str) -
     folder = Path(shutil.copytree(MODELS / "tiny-draft", tmp_path / "model"))
     assert flaw(folder) is None
     rewrite(folder, change)
-    with pytest.raises(CannotLoad, match=says):
+    with pytest.raises(UsageError, match=says):
         loaded(folder)
     assert re.search(says, str(flaw(folder)))
 
@@ -83,7 +83,7 @@ def test_tensors_that_belong_to_no_layer_of_the_configuration_are_refused(tmp_pa
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "layer_types": config["layer_types"][:1]}))
     says = r"the model that its config\.json describes has no place for \d+ of its tensors: model\.layers\.1\."
     assert re.search(says, str(flaw(folder)))
-    with pytest.raises(CannotLoad, match=says):
+    with pytest.raises(UsageError, match=says):
         loaded(folder)
 
 
@@ -94,7 +94,7 @@ def test_experts_are_counted_one_by_one(tmp_path: Path) -> None:
     rewrite(folder, without("experts.1.gate_proj"))
     said = "some of the tensors that the model merges into one are not in its files"
     assert said in str(flaw(folder))
-    with pytest.raises(CannotLoad, match=said):
+    with pytest.raises(UsageError, match=said):
         loaded(folder)
 
 
@@ -113,7 +113,7 @@ def test_random_weights_are_made_only_where_they_are_asked_for(tmp_path: Path) -
     (folder / "model.safetensors").unlink()
     spec = TorchSpec(model=str(folder), load_format="dummy")
     assert load_model(Setup.of("target", spec, str(folder))).vocab_size > 0
-    with pytest.raises(CannotLoad):
+    with pytest.raises(UsageError):
         loaded(folder)
 
 
@@ -135,6 +135,6 @@ def test_a_pickle_of_more_than_tensors_is_one_sentence(tmp_path: Path, capfd: py
     loaded(folder)
     torch.save(tensors | {"more": Malicious()}, folder / "pytorch_model.bin")
     said = "its weights are a pickle of more than tensors, which may run code when it is loaded, and so is not (safetensors cannot)"
-    with pytest.raises(CannotLoad, match=f"^{re.escape(said)}; "):
+    with pytest.raises(UsageError, match=f"^{re.escape(said)}; "):
         loaded(folder)
     assert "unpickled" not in capfd.readouterr().out

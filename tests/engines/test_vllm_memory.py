@@ -8,7 +8,7 @@ from msgspec import structs
 
 from pipeline.engines.model_card import ModelCard, ModelShape
 from pipeline.engines.vllm.check import VERSIONS, check, findings
-from pipeline.engines.vllm.memory import MemoryPlan, build, has_room, may_score, memory_plan, need_of, on_cpu, widened
+from pipeline.engines.vllm.memory import MemoryPlan, build, may_score, memory_plan, need_of, on_cpu, widened
 from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
 from pipeline.errors import GraphError
 from pipeline.system.machine import GIB, Gpu, Machine
@@ -183,11 +183,6 @@ def test_scoring_under_the_older_runner_needs_memory_that_no_share_counts(runner
     specs = pair(target={"gpu_memory_utilization": 0.75})
     facts = {"model_runner": runner, "max_num_batched_tokens": tokens}
     assert may_score(plan_of(specs, machine(gpus, total=80)), "target", 152_064, 40_000, facts) is fits
-
-
-def test_a_restart_waits_for_the_memory_of_the_worker_before() -> None:
-    spec = VllmSpec(model="big", gpu_memory_utilization=0.5)
-    assert (has_room(spec, machine(free=21)), has_room(spec, machine(free=19)), has_room(spec, machine(0))) == (True, False, True)
 
 
 def test_the_target_alone_gets_the_share_of_the_draft() -> None:

@@ -12,7 +12,6 @@ from pipeline.engine import Backend, Candidate, Completion, EngineStatistics, Fa
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.process.engine import WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
-from pipeline.engines.process.worker import run_worker
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.graph.spec import RestartableSpec
 from pipeline.system.worker_process import Program
@@ -86,19 +85,17 @@ class ScribeModel:
 
 
 def load(setup: Setup) -> ScribeModel:
-    """What the worker program does first."""
+    """What the worker process does first."""
     return ScribeModel(setup.spec_as(ScribeSpec))
 
 
 @asynccontextmanager
 async def open_scribe(specs: Mapping[str, ScribeSpec]) -> AsyncIterator[Mapping[str, WorkerEngine]]:
     """One worker for each role."""
-    engines = [WorkerEngine(Setup.of(role, spec, spec.model), Program(module="scribe"), SimTokenizer) for role, spec in specs.items()]
+    program = Program(module="pipeline.engines.process.worker", arguments=("scribe:load",))
+    engines = [WorkerEngine(Setup.of(role, spec, spec.model), program, SimTokenizer) for role, spec in specs.items()]
     async with open_workers([[engine] for engine in engines]) as opened:
         yield opened
 
 
 BACKEND = Backend(spec=ScribeSpec, open=open_scribe)
-
-if __name__ == "__main__":
-    run_worker(load)

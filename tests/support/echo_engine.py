@@ -1,6 +1,6 @@
 """An engine as another package would write it: it says its prompt again, in a worker process, with the simulated tokenizer.
 
-Its backend and its worker program stand in one file; nothing of it is known to `pipeline`.
+Its backend and what its worker loads stand in one file; nothing of it is known to `pipeline`.
 """
 
 import os
@@ -16,9 +16,8 @@ from pipeline.engine import Backend, Candidate, Completion, EngineStatistics, Fa
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.process.engine import WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
-from pipeline.engines.process.worker import CannotLoad, run_worker
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
-from pipeline.errors import RequestRefused
+from pipeline.errors import RequestRefused, UsageError
 from pipeline.graph.spec import RestartableSpec
 from pipeline.system.worker_process import Program
 
@@ -28,8 +27,6 @@ class EchoSpec(RestartableSpec, frozen=True, kw_only=True, tag="echo"):
 
     max_model_len: Annotated[int, Meta(ge=1)] = 256
     """More than 1,000 cannot be loaded."""
-    interrupts: bool = False
-    """Its worker interrupts itself while it loads, as somebody at the terminal would."""
     loads: Literal["at once", "never"] = "at once"
     """`never`: its worker starts a process of its own, and waits for that."""
 
@@ -85,27 +82,23 @@ class EchoModel:
 
 
 def load(setup: Setup) -> EchoModel:
-    """What the worker program does first."""
+    """What the worker process does first, and leaves it alone: to be interrupted, as with all processes of a job."""
     spec = setup.spec_as(EchoSpec)
-    if spec.interrupts:
-        os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)
     if spec.loads == "never":
         subprocess.run(["sleep", "600"], check=False)
     if spec.max_model_len > 1000:
-        raise CannotLoad(f"an echo of {spec.max_model_len} tokens is too long")
+        raise UsageError(f"an echo of {spec.max_model_len} tokens is too long")
     return EchoModel(spec)
 
 
 @asynccontextmanager
 async def open_echo(specs: Mapping[str, EchoSpec]) -> AsyncIterator[Mapping[str, WorkerEngine]]:
     """One worker for each role."""
-    program = Program(module="tests.support.echo_engine")
+    program = Program(module="pipeline.engines.process.worker", arguments=("tests.support.echo_engine:load",))
     engines = [WorkerEngine(Setup.of(role, spec, "echo"), program, SimTokenizer) for role, spec in specs.items()]
     async with open_workers([[engine] for engine in engines]) as opened:
         yield opened
 
 
 BACKEND = Backend(spec=EchoSpec, open=open_echo)
-
-if __name__ == "__main__":
-    run_worker(load)

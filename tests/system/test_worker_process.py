@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.system.worker_process import Program, WorkerProcess, describe, last_error
+from pipeline.system.worker_process import Program, WorkerProcess
 
 BEGIN = "import os, socket, subprocess, sys, time\nchannel = socket.socket(fileno=int(sys.argv[1]))\n"
 
@@ -23,25 +23,6 @@ def received(worker: WorkerProcess) -> str:
     return worker.socket.makefile("r").read()
 
 
-@pytest.mark.parametrize(
-    ("stderr", "error"),
-    [
-        ("", ""),
-        ("warming up\nno room left\n", "no room left"),
-        ("Traceback\nValueError: first\nRuntimeError: Engine core initialization failed. See root cause above.\n", "ValueError: first"),
-        ("[worker 3] torch.OutOfMemoryError: no memory\nbye\n", "torch.OutOfMemoryError: no memory"),
-        ("RuntimeError: failed to start\n", "RuntimeError: failed to start"),
-        ("x" * 1000, "x" * 300),
-    ],
-)
-def test_the_last_error_is_the_cause_and_not_what_points_at_it(stderr: str, error: str) -> None:
-    assert last_error(stderr) == error
-
-
-def test_an_exit_status_is_described() -> None:
-    assert (describe(1), describe(-9)) == ("exit status 1", "killed by SIGKILL")
-
-
 def test_it_has_its_arguments_and_variables_and_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_LEVEL", "mine")
     code = "said = [sys.argv[2], *(os.environ.get(name, '-') for name in ('MY_LEVEL', 'MY_OTHER'))]\n"
@@ -54,11 +35,26 @@ def test_it_has_its_arguments_and_variables_and_a_socket(tmp_path: Path, monkeyp
     worker.close_files()
 
 
-def test_why_it_is_gone_is_its_error_and_its_exit_status(tmp_path: Path) -> None:
-    worker = started(tmp_path, "print('on stdout', flush=True)\nraise ValueError('no such thing')\n")
-    assert received(worker) == ""
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("warming up\nno room left\n", "no room left"),
+        ("ValueError: first\nRuntimeError: Engine core initialization failed. See root cause above.\n", "ValueError: first"),
+        ("[worker 3] torch.OutOfMemoryError: no memory\nbye\n", "torch.OutOfMemoryError: no memory"),
+        ("RuntimeError: failed to start\n", "RuntimeError: failed to start"),
+        ("x" * 100_000, "x" * 300),
+    ],
+    ids=range(5),
+)
+def test_why_it_is_gone_is_the_cause_and_its_exit_status(tmp_path: Path, said: str, error: str) -> None:
+    lines: list[str] = []
+    worker = started(tmp_path, f"print('hello', flush=True)\nprint({said!r}, end='', file=sys.stderr, flush=True)\nos._exit(3)\n")
+    os.set_blocking(worker.stderr.fileno(), True)
+    while worker.read_stderr(lines.append):
+        pass
+    assert lines[0] == "hello"
     worker.wait(60)
-    assert worker.exit_reason() == "ValueError: no such thing (exit status 1)"
+    assert worker.exit_reason() == f"{error} (exit status 3)"
     worker.close_files()
 
 

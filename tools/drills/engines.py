@@ -34,8 +34,8 @@ def failing(fault: str, ground: Ground, folder: Path) -> Toll:
     return toll(fault, ground, run, log, faults=faults, wrong_ends=int(code != 0))
 
 
-WORKER = "pipeline.engines.torch.worker"
-"""The module that an engine process of torch runs."""
+WORKER = "pipeline.engines.torch.model:load_model"
+"""What an engine process of torch runs."""
 
 
 def killed_workers(ground: Ground, folder: Path, kills: int) -> Toll:

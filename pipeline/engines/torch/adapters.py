@@ -6,14 +6,14 @@ from typing import Any
 
 from pipeline.engines.model_card import ANEW, listed
 from pipeline.engines.models import adapter_folder
-from pipeline.engines.process.worker import CannotLoad
+from pipeline.errors import UsageError
 
 
 class Adapters:
     """The adapters of a model, of which at most one is in use; without any, PEFT is not even imported."""
 
     def __init__(self, module: Any, paths: Mapping[str, str]) -> None:
-        """Attach the adapters at `paths`, folders or `bundled:NAME`, to the layers of `module`; raises `CannotLoad` if one is damaged."""
+        """Attach the adapters at `paths`, folders or `bundled:NAME`, to the layers of `module`; raises `UsageError` if one is damaged."""
         self._names = {name: f"adapter{number}" for number, name in enumerate(paths)}
         """The names that PEFT has for them: its own names must not have dots."""
         self._layers: list[Any] = []
@@ -45,9 +45,9 @@ def _beside(module: Any, paths: Mapping[str, str]) -> list[Any]:
                 warnings.simplefilter("ignore")  # of tied embeddings, which matter where an adapter is merged into its model
                 wrapped, absent = _loaded(module, wrapped, name, path)
         except (ValueError, RuntimeError, KeyError, TypeError) as error:
-            raise CannotLoad(f"the adapter in {path} does not fit: {str(error).strip().splitlines()[0]}") from error
+            raise UsageError(f"the adapter in {path} does not fit: {str(error).strip().splitlines()[0]}") from error
         if absent:
-            raise CannotLoad(f"{len(absent):,} matrices of the adapter in {path} are not in its file: {listed(sorted(absent))}; {ANEW}")
+            raise UsageError(f"{len(absent):,} matrices of the adapter in {path} are not in its file: {listed(sorted(absent))}; {ANEW}")
     layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
     for layer in layers:
         layer.enable_adapters(False)

@@ -1,7 +1,7 @@
 """The main process's side of engine `torch`: this package's continuous batching, in one worker process for each model.
 
 Engines are opened here, and checked before a worker starts: devices, limits, memory. Neither torch nor transformers is imported:
-the main process shares the machine's cores with the engines. `pipeline.engines.torch.worker` is the other side.
+the main process shares the machine's cores with the engines. `pipeline.engines.torch.model` is the other side.
 """
 
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -53,7 +53,12 @@ def _engine(role: str, spec: TorchSpec, cores: tuple[int, ...]) -> WorkerEngine:
 def _program(spec: TorchSpec) -> Program:
     # Memory that one iteration frees is kept for the next, not given back to the system: some percent faster on a CPU.
     keep_memory = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_TOP_PAD_": str(1 << 26)}
-    return Program(module="pipeline.engines.torch.worker", environment={"OMP_NUM_THREADS": str(spec.threads)}, defaults=keep_memory)
+    return Program(
+        module="pipeline.engines.process.worker",
+        arguments=("pipeline.engines.torch.model:load_model",),
+        environment={"OMP_NUM_THREADS": str(spec.threads)},
+        defaults=keep_memory,
+    )
 
 
 def _needs(spec: TorchSpec) -> tuple[Part, ...]:

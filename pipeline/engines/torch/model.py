@@ -1,4 +1,4 @@
-"""Loads a model: a `Setup` enters, a `BatchRunner` with the model on its device leaves, or `CannotLoad` says why there is none."""
+"""Loads a model: a `Setup` enters, a `BatchRunner` with the model on its device leaves, or `UsageError` says why there is none."""
 
 import os
 from pickle import UnpicklingError
@@ -14,7 +14,6 @@ from pipeline.engines.cores import core_facts
 from pipeline.engines.model_card import ANEW
 from pipeline.engines.models import load_tokenizer
 from pipeline.engines.process.wire import Setup
-from pipeline.engines.process.worker import CannotLoad
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.adapters import Adapters
 from pipeline.engines.torch.cache import AttentionShape, BatchLayout, KVCache, PrefillChunk
@@ -22,7 +21,7 @@ from pipeline.engines.torch.runner import BatchRunner, LoadedModel
 from pipeline.engines.torch.slots import SlotTable
 from pipeline.engines.torch.spec import TorchSpec, float32_on_cpu
 from pipeline.engines.torch.tensors import flaw_in_conversion, flaw_in_loading, flaw_in_pickle
-from pipeline.errors import PipelineError
+from pipeline.errors import UsageError
 
 _FIRST_CAPACITY = 256
 """Tokens that a slot holds at first; the size is doubled whenever the longest sequence needs more."""
@@ -30,7 +29,7 @@ _ATTENTION = "pipeline"
 
 
 def load_model(setup: Setup) -> BatchRunner:
-    """Load the model that `setup` names; raises `CannotLoad` when that is impossible here."""
+    """Load the model that `setup` names; raises `UsageError` when that is impossible here."""
     spec = setup.spec_as(TorchSpec)
     device = _device(spec)
     if device == "cpu":
@@ -42,12 +41,10 @@ def load_model(setup: Setup) -> BatchRunner:
         module = _module(setup.model, spec, device)
         with torch.inference_mode():
             runner = _runner(module, tokenizer, setup, spec)
-    except PipelineError as error:
-        raise CannotLoad(str(error)) from error
     except AttributeError as error:
-        raise CannotLoad(f"it does not look like a decoder with ordinary attention ({_first_line(error)})") from error
+        raise UsageError(f"it does not look like a decoder with ordinary attention ({_first_line(error)})") from error
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise CannotLoad(_first_line(error)) from error
+        raise UsageError(_first_line(error)) from error
     return runner
 
 
@@ -55,7 +52,7 @@ def _device(spec: TorchSpec) -> str:
     if spec.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if spec.device.startswith("cuda") and not torch.cuda.is_available():
-        raise CannotLoad(f"device {spec.device!r} is set, but torch finds no CUDA device")
+        raise UsageError(f"device {spec.device!r} is set, but torch finds no CUDA device")
     return spec.device
 
 
@@ -77,15 +74,15 @@ def _module(name: str, spec: TorchSpec, device: str) -> Any:
 
 
 def _whole(name: str, **options: Any) -> Any:
-    """The model with every one of its weights from its files; raises `CannotLoad` where transformers would make some up."""
+    """The model with every one of its weights from its files; raises `UsageError` where transformers would make some up."""
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     except (RuntimeError, UnpicklingError) as error:
         flaw = flaw_in_pickle(error) or flaw_in_conversion(error)
-        raise CannotLoad(f"{flaw}; {ANEW}" if flaw else _first_line(error)) from error
+        raise UsageError(f"{flaw}; {ANEW}" if flaw else _first_line(error)) from error
     model, report = loaded
     if (flaw := flaw_in_loading(report, model)) is not None:
-        raise CannotLoad(f"{flaw}; {ANEW}")
+        raise UsageError(f"{flaw}; {ANEW}")
     return model
 
 
@@ -93,9 +90,9 @@ def _runner(module: Any, tokenizer: HFTokenizer, setup: Setup, spec: TorchSpec) 
     config = module.config.get_text_config()
     longest = int(config.max_position_embeddings)
     if longest < 1:
-        raise CannotLoad(f"its config.json says max_position_embeddings: {longest}, which is not a number of tokens")
+        raise UsageError(f"its config.json says max_position_embeddings: {longest}, which is not a number of tokens")
     if spec.max_model_len is not None and spec.max_model_len > longest:
-        raise CannotLoad(f"max_model_len is {spec.max_model_len}, but the model supports {longest}")
+        raise UsageError(f"max_model_len is {spec.max_model_len}, but the model supports {longest}")
     max_model_len, slots = spec.max_model_len or longest, spec.kv_cache_slots or 2 * spec.max_num_seqs
     capacity = min(_FIRST_CAPACITY, max_model_len)
     cache = KVCache(_attention(config), slots, capacity, module.dtype, str(module.device))

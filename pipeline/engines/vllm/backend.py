@@ -18,7 +18,7 @@ from pipeline.engines.process.engine import WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.startup import current_listener
 from pipeline.engines.vllm.check import check, examine_vllm, vllm_available
-from pipeline.engines.vllm.memory import build, devices_of, has_room, may_score, on_cpu, widened
+from pipeline.engines.vllm.memory import build, devices_of, may_score, on_cpu, widened
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.system.machine import Machine, cores, look
 from pipeline.system.worker_process import Program
@@ -49,7 +49,7 @@ async def open_vllm(specs: Mapping[str, VllmSpec]) -> AsyncIterator[Mapping[str,
 
 
 def _engine(setup: Setup, spec: VllmSpec, program: Program) -> WorkerEngine:
-    return WorkerEngine(setup, program, partial(load_tokenizer, setup.model, spec), lambda: has_room(spec, look()))
+    return WorkerEngine(setup, program, partial(load_tokenizer, setup.model, spec))
 
 
 def _queues(specs: Mapping[str, VllmSpec], engines: Mapping[str, WorkerEngine], on_cpu: bool) -> list[list[WorkerEngine]]:

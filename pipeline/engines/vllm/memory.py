@@ -157,12 +157,6 @@ def context_of(spec: VllmSpec, card: ModelCard) -> int | None:
     return spec.max_model_len or card.max_model_len
 
 
-def has_room(spec: VllmSpec, machine: Machine) -> bool:
-    """True if the share of `spec` is free on each of its GPUs as `machine` is now, which vLLM wants before it starts."""
-    mine = (gpu for gpu in machine.gpus if gpu.index in devices_of(spec))
-    return all(gpu.memory_bytes is None or gpu.free_bytes is None or gpu.free_bytes >= gpu.memory_bytes * share_of(spec) for gpu in mine)
-
-
 def widened(specs: Mapping[str, VllmSpec], opened: Collection[str]) -> dict[str, dict[str, float]]:
     """The shares of the engines that are not opened go to the opened ones on the same GPUs, in equal parts; as an
     engine has one share of all of its GPUs, the GPU with the least to give decides.

@@ -16,17 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.engine import Completion, EngineStatistics, Fact, Request, Speculation
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.model_card import ANEW
-from pipeline.engines.process.wire import (
-    Abort,
-    CacheReset,
-    Failed,
-    Loading,
-    Ready,
-    Report,
-    ResetPrefixCache,
-    Setup,
-    Submit,
-)
+from pipeline.engines.process.wire import Abort, Failed, Loading, Ready, Report, ResetPrefixCache, Setup, Submit
 from pipeline.engines.process.worker import REPORT_EVERY_S, ParentConnection, end_with_parent
 from pipeline.system.worker_process import without_collections
 
@@ -36,9 +26,9 @@ if TYPE_CHECKING:
     from pipeline.engines.vllm.spec import VllmSpec
 
 
-_RESET_AGAIN_S, _RESETS = 0.02, 500
-"""How soon again, and how many times, vLLM is asked to empty its prefix cache: with asynchronous scheduling the blocks of an answered
-request are freed an iteration later, and until then it keeps all."""
+_RESET_AGAIN_S = 0.02
+"""How soon again vLLM is asked to empty its prefix cache: with asynchronous scheduling the blocks of an answered request are freed an
+iteration later, and until then it keeps all."""
 
 
 class Gauges:
@@ -87,6 +77,8 @@ class VllmServer:
         self.max_model_len = int(engine.model_config.max_model_len)
         self.vocab_size = int(engine.model_config.get_vocab_size())
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._reset: asyncio.Task[None] | None = None
+        """The last reset of the prefix cache, for which later requests wait."""
         self._meter = UsageMeter()
         self._busy_s = self._busy_since = self._reported_s = 0.0
         gauges.on_iteration = self._iterated
@@ -105,7 +97,7 @@ class VllmServer:
                     elif isinstance(message, Abort) and message.number in self._tasks:
                         self._tasks[message.number].cancel()
                     elif isinstance(message, ResetPrefixCache):
-                        tasks.create_task(self._reset_prefix_cache())
+                        self._reset = tasks.create_task(self._reset_prefix_cache())
                 if connection.closed:
                     loop.remove_reader(connection.socket)
                     closed.set()
@@ -119,6 +111,8 @@ class VllmServer:
         """Have a request computed and report what became of it. Only the death of the engine is raised."""
         answer: dict[str, list[tuple[int, Any]]] = {}
         try:
+            if self._reset is not None and not self._reset.done():
+                await asyncio.wait([self._reset])
             outputs = await self._outputs(number, request)
             answer = {"done": [(number, self._completion(request, outputs))]}
         except self._terms.DEAD:
@@ -142,13 +136,8 @@ class VllmServer:
         return completion
 
     async def _reset_prefix_cache(self) -> None:
-        flaw: str | None = f"could not clear its prefix cache: blocks were in use {_RESETS * _RESET_AGAIN_S:g} s after its last answer"
-        for _ in range(_RESETS):
-            if await self._engine.reset_prefix_cache():
-                flaw = None
-                break
+        while not await self._engine.reset_prefix_cache():  # noqa: ASYNC110 - vLLM tells nobody
             await asyncio.sleep(_RESET_AGAIN_S)
-        self._connection.send(CacheReset(flaw))
 
     def _iterated(self) -> None:
         """Send the statistics after an iteration, unless that was done less than `REPORT_EVERY_S` ago."""
@@ -311,7 +300,7 @@ async def work(connection: ParentConnection, setup: Setup) -> None:
 
 def main() -> None:
     """The main function of the worker process."""
-    connection = ParentConnection(exit_on_close=False)
+    connection = ParentConnection()
     # In vLLM's processes the socket would outlive this one, and they would, too.
     os.register_at_fork(after_in_child=connection.socket.close)
     os.register_at_fork(after_in_child=end_with_parent)
